@@ -1,0 +1,54 @@
+//! What a backend demands of the regions that it is given.
+
+use crate::{Alignment, ByteCount};
+
+/// The demands of an allocator, a registrar or a disk, which travel up once, before planning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// What the beginning of every region must be a multiple of.
+    pub alignment: Alignment,
+    /// What the length of every region is rounded up to a multiple of.
+    pub granule: Alignment,
+    /// The largest region that can be had, where there is such a limit.
+    pub largest_region: Option<ByteCount>,
+}
+
+impl Limits {
+    /// Limits that constrain nothing.
+    pub const NONE: Self =
+        Self { alignment: Alignment::BYTE, granule: Alignment::BYTE, largest_region: None };
+
+    /// The limits under which both parties are served.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            alignment: self.alignment.max(other.alignment),
+            granule: self.granule.max(other.granule),
+            largest_region: match (self.largest_region, other.largest_region) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stricter_of_each() {
+        let disk = Limits { alignment: Alignment::PAGE, ..Limits::NONE };
+        let driver = Limits {
+            alignment: Alignment::SECTOR,
+            granule: Alignment::HUGE_PAGE,
+            largest_region: Some(ByteCount::gib(64)),
+        };
+        let both = disk.and(driver);
+        assert_eq!(both, driver.and(disk));
+        assert_eq!(both.alignment, Alignment::PAGE);
+        assert_eq!(both.granule, Alignment::HUGE_PAGE);
+        assert_eq!(both.largest_region, Some(ByteCount::gib(64)));
+        assert_eq!(both.and(Limits::NONE), both);
+    }
+}

@@ -1,0 +1,251 @@
+//! Where bytes lie: host addresses, device addresses and file positions, which are three
+//! different types and never convert into one another.
+
+use std::fmt;
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
+
+use crate::{Alignment, ByteCount, DeviceId, Durability};
+
+/// Where a span of bytes begins.
+///
+/// Holding a location grants no right to touch the bytes; it says where they are for as long as
+/// the [`Memory`](crate::Memory) that it came from lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Location {
+    /// An address of the host.
+    Host(HostAddress),
+    /// An address of one device.
+    Device {
+        /// The device whose memory it is.
+        device: DeviceId,
+        /// The address in that device's address space.
+        address: DeviceAddress,
+    },
+    /// A position in a file.
+    File(FilePosition),
+}
+
+impl Location {
+    /// The location `offset` bytes further on, or `None` if no address is that large.
+    #[must_use]
+    pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
+        Some(match self {
+            Self::Host(address) => Self::Host(address.checked_add(offset)?),
+            Self::Device { device, address } => {
+                Self::Device { device, address: address.checked_add(offset)? }
+            }
+            Self::File(position) => Self::File(position.checked_add(offset)?),
+        })
+    }
+
+    /// The largest power of two that the location is a multiple of.
+    #[must_use]
+    pub fn alignment(self) -> Alignment {
+        Alignment::of(self.position())
+    }
+
+    /// The host address, if it is one.
+    #[must_use]
+    pub const fn as_host(self) -> Option<HostAddress> {
+        match self {
+            Self::Host(address) => Some(address),
+            _ => None,
+        }
+    }
+
+    /// The file position, if it is one.
+    #[must_use]
+    pub const fn as_file(self) -> Option<FilePosition> {
+        match self {
+            Self::File(position) => Some(position),
+            _ => None,
+        }
+    }
+
+    /// The number that orders locations within one address space or file. It has no meaning
+    /// between two of them.
+    pub(crate) fn position(self) -> u64 {
+        match self {
+            Self::Host(address) => address.get(),
+            Self::Device { address, .. } => address.get(),
+            Self::File(position) => position.offset.get(),
+        }
+    }
+
+    /// Whether positions of the two locations can be compared.
+    pub(crate) fn same_space(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Host(_), Self::Host(_)) => true,
+            (Self::Device { device: a, .. }, Self::Device { device: b, .. }) => a == b,
+            (Self::File(a), Self::File(b)) => a.file.identity == b.file.identity,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(address) => write!(f, "host {:#x}", address.get()),
+            Self::Device { device, address } => write!(f, "device {device} {:#x}", address.get()),
+            Self::File(at) => {
+                write!(f, "file descriptor {} @ {}", at.file.descriptor, at.offset.get())
+            }
+        }
+    }
+}
+
+/// An address in the host's address space. It keeps the pointer's provenance.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostAddress(NonNull<u8>);
+
+// SAFETY: an address is a number to all but unsafe code; whoever dereferences it there owes the
+// synchronisation.
+unsafe impl Send for HostAddress {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for HostAddress {}
+
+impl HostAddress {
+    /// The address that a pointer holds.
+    #[must_use]
+    pub const fn new<T>(pointer: NonNull<T>) -> Self {
+        Self(pointer.cast())
+    }
+
+    /// The address as a pointer. Dereferencing it is the caller's risk.
+    #[must_use]
+    pub const fn as_ptr(self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    /// The address as a number.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        ByteCount::from_usize(self.0.addr().get()).get()
+    }
+
+    /// The address `offset` bytes further on, or `None` if it would leave the address space.
+    #[must_use]
+    pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
+        self.0.addr().get().checked_add(offset.to_usize())?;
+        NonNull::new(self.0.as_ptr().wrapping_add(offset.to_usize())).map(Self)
+    }
+}
+
+impl fmt::Debug for HostAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostAddress({:#x})", self.get())
+    }
+}
+
+/// An address in a device's address space. It may differ from the host's address of the same
+/// bytes, and neither may be used as the other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceAddress(u64);
+
+impl DeviceAddress {
+    /// The address of this number.
+    #[must_use]
+    pub const fn new(address: u64) -> Self {
+        Self(address)
+    }
+
+    /// The address as a number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The address `offset` bytes further on, or `None` if it would leave the address space.
+    #[must_use]
+    pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
+        self.0.checked_add(offset.get()).map(Self)
+    }
+}
+
+impl fmt::Debug for DeviceAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceAddress({:#x})", self.0)
+    }
+}
+
+/// A position in an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FilePosition {
+    /// The file.
+    pub file: FileHandle,
+    /// Bytes from the beginning of the file.
+    pub offset: ByteCount,
+}
+
+impl FilePosition {
+    /// The position `offset` bytes further on, or `None` past the largest offset that the
+    /// operating system takes (2^63 − 1).
+    #[must_use]
+    pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
+        let offset = self.offset.checked_add(offset).ok()?;
+        i64::try_from(offset.get()).is_ok().then_some(Self { offset, ..self })
+    }
+}
+
+/// An open file: the descriptors by which to reach it, and its identity.
+///
+/// The descriptors stay open for as long as the [`Memory`](crate::Memory) that handed this out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileHandle {
+    /// A descriptor whose reads and writes go through the page cache.
+    pub descriptor: RawFd,
+    /// The way around the page cache, where the file system offers one.
+    pub direct: Option<DirectFile>,
+    /// Which file it is, however often it was opened.
+    pub identity: FileIdentity,
+    /// What every write to the file has to be before it counts as complete.
+    pub durability: Durability,
+}
+
+/// A descriptor opened for direct I/O, with the alignment that it demands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DirectFile {
+    /// The descriptor, opened with `O_DIRECT`.
+    pub descriptor: RawFd,
+    /// What the address of every buffer must be a multiple of.
+    pub memory_alignment: Alignment,
+    /// What every file offset and length must be a multiple of.
+    pub offset_alignment: Alignment,
+}
+
+/// What tells one file from another on this machine: the file system and the file's number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileIdentity {
+    /// `st_dev`: the file system.
+    pub file_system: u64,
+    /// `st_ino`: the file within it.
+    pub inode: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_addresses_do_not_wrap() {
+        let address = HostAddress::new(NonNull::<u64>::dangling());
+        assert_eq!(address.checked_add(ByteCount::new(u64::MAX)), None);
+        assert_eq!(address.checked_add(ByteCount::new(8)).map(HostAddress::get), Some(16));
+    }
+
+    #[test]
+    fn file_offsets_stay_within_what_the_system_takes() {
+        let file = FileHandle {
+            descriptor: 3,
+            direct: None,
+            identity: FileIdentity { file_system: 1, inode: 2 },
+            durability: Durability::None,
+        };
+        let start = FilePosition { file, offset: ByteCount::new(1 << 62) };
+        assert!(start.checked_add(ByteCount::new(1 << 61)).is_some());
+        assert_eq!(start.checked_add(ByteCount::new(1 << 62)), None);
+    }
+}

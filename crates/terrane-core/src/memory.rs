@@ -1,0 +1,117 @@
+//! The contract of everything that holds bytes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{
+    ByteCount, CapabilityReport, DeviceAddress, Location, RegistrationRecord, StorageKind,
+};
+
+/// A span of bytes that is valid and stays where it is until the value drops.
+///
+/// A `Memory` hands out *where* its bytes are, never the bytes: reading or writing them is the
+/// business of unsafe code that knows what else is in flight (the copy engines), or of typed
+/// views that prove it.
+///
+/// # Safety
+///
+/// Whoever implements this promises that, from the first call until the value drops:
+///
+/// 1. [`kind`](Self::kind), [`location`](Self::location) and [`length`](Self::length) always
+///    answer the same.
+/// 2. The span of `length` bytes from `location` is valid for reads and writes: host addresses
+///    are mapped readable and writable, device addresses belong to a live allocation, and file
+///    descriptors are open for reading and writing, with a file at least that long at that
+///    offset unless someone else truncates it (which readers meet as a typed error).
+/// 3. Moving the value does not move the bytes.
+/// 4. Host bytes are initialised. What the kernel zeroes counts.
+/// 5. Nothing but users of this value's location, synchronised among themselves, accesses the
+///    bytes.
+///
+/// A span of length zero is legal; its location is then only a well-aligned number.
+pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
+    /// The kind of storage.
+    fn kind(&self) -> StorageKind;
+
+    /// Where the first byte lies.
+    fn location(&self) -> Location;
+
+    /// The length of the span in bytes: what may be used, at least what was asked for.
+    fn length(&self) -> ByteCount;
+
+    /// The address by which a device reaches host memory that is mapped into its address space.
+    ///
+    /// It may differ from the host's address even under unified addressing, which is why it is
+    /// asked for and never derived. `None` where there is no such mapping.
+    fn device_alias(&self) -> Option<DeviceAddress> {
+        None
+    }
+
+    /// What was wished for when the memory was made, and what was granted.
+    fn capabilities(&self) -> CapabilityReport {
+        CapabilityReport::default()
+    }
+
+    /// Shows `visit` every registration that this memory holds, the latest first.
+    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
+        let _ = visit;
+    }
+}
+
+/// The methods of [`Memory`] for a wrapper that says of itself what its inner memory says, all of
+/// them: one that is added later, with an answer by default, is handed on here and in no wrapper is
+/// it forgotten.
+///
+/// ```
+/// use terrane_core::{ByteCount, Memory, delegate_memory};
+///
+/// #[derive(Debug)]
+/// struct Labelled<M> {
+///     memory: M,
+///     label: &'static str,
+/// }
+///
+/// // SAFETY: every answer is that of the memory, which is neither moved nor dropped before `self`.
+/// unsafe impl<M: Memory> Memory for Labelled<M> {
+///     delegate_memory!(self, self.memory);
+/// }
+/// ```
+#[macro_export]
+macro_rules! delegate_memory {
+    ($self:ident, $inner:expr) => {
+        fn kind(&$self) -> $crate::StorageKind {
+            $crate::Memory::kind(&$inner)
+        }
+
+        fn location(&$self) -> $crate::Location {
+            $crate::Memory::location(&$inner)
+        }
+
+        fn length(&$self) -> $crate::ByteCount {
+            $crate::Memory::length(&$inner)
+        }
+
+        fn device_alias(&$self) -> ::core::option::Option<$crate::DeviceAddress> {
+            $crate::Memory::device_alias(&$inner)
+        }
+
+        fn capabilities(&$self) -> $crate::CapabilityReport {
+            $crate::Memory::capabilities(&$inner)
+        }
+
+        fn visit_registrations(&$self, visit: &mut dyn FnMut(&$crate::RegistrationRecord)) {
+            $crate::Memory::visit_registrations(&$inner, visit);
+        }
+    };
+}
+
+// SAFETY: every answer is that of the pointee, which lives as long as its last pointer and does not
+// move when a pointer does.
+unsafe impl<M: Memory + ?Sized> Memory for Arc<M> {
+    delegate_memory!(self, **self);
+}
+
+// SAFETY: as for `Arc`.
+unsafe impl<M: Memory + ?Sized> Memory for Box<M> {
+    delegate_memory!(self, **self);
+}

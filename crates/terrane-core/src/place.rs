@@ -1,0 +1,62 @@
+//! Numbers by which places of memory are compared.
+
+use crate::{ByteCount, DeviceId, FileIdentity, Location, Span};
+
+/// An address space, within which places can be compared. Places of different spaces have nothing
+/// to do with one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Space {
+    /// A region of a plan, which lies nowhere yet; counted from 0.
+    Region(u32),
+    /// The host's address space.
+    Host,
+    /// A device's address space.
+    Device(DeviceId),
+    /// A file, however often it is open.
+    File(FileIdentity),
+}
+
+/// A place: so many bytes from the beginning of an address space.
+///
+/// ```
+/// use terrane_core::{DeviceAddress, DeviceId, Location, Place, Space};
+///
+/// let device = DeviceId::new(1);
+/// let location = Location::Device { device, address: DeviceAddress::new(0x1000) };
+/// assert_eq!(location.place(), Place { space: Space::Device(device), start: 0x1000 });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The address space.
+    pub space: Space,
+    /// Where in it, in bytes.
+    pub start: u64,
+}
+
+impl Location {
+    /// Where the location is, as numbers that can be compared.
+    #[must_use]
+    pub fn place(self) -> Place {
+        match self {
+            Self::Host(address) => Place { space: Space::Host, start: address.get() },
+            Self::Device { device, address } => {
+                Place { space: Space::Device(device), start: address.get() }
+            }
+            Self::File(position) => {
+                Place { space: Space::File(position.file.identity), start: position.offset.get() }
+            }
+        }
+    }
+}
+
+impl Span {
+    /// Whether all of `inner` lies within this span.
+    #[must_use]
+    pub fn covers(&self, inner: &Self) -> bool {
+        let (from, to) = (self.location.place(), inner.location.place());
+        let skipped = to.start.checked_sub(from.start).map(ByteCount::new);
+        let left = skipped.and_then(|skipped| self.length.checked_sub(skipped));
+        from.space == to.space && left.is_some_and(|left| inner.length <= left)
+    }
+}

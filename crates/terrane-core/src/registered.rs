@@ -1,0 +1,205 @@
+//! Memory together with its registration.
+
+use std::fmt;
+
+use crate::{
+    ByteCount, CapabilityReport, DeviceAddress, Location, Memory, Register, RegisterError,
+    Registration, RegistrationRecord, StorageKind,
+};
+
+/// Memory that is registered for as long as this value lives.
+///
+/// The registration ends first and the memory is released after it, whichever way the value goes.
+/// There is no mutable access to the memory, so safe code cannot swap it out from under its
+/// registration.
+#[derive(Debug)]
+pub struct Registered<M> {
+    // Fields drop in this order.
+    registration: Registration,
+    memory: M,
+}
+
+impl<M: Memory> Registered<M> {
+    /// Registers `memory` with `registrar`.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistrationFailed`] gives the memory back together with the cause.
+    pub fn new(registrar: &dyn Register, memory: M) -> Result<Self, RegistrationFailed<M>>
+    where
+        M: Sized,
+    {
+        // SAFETY: the registration is held beside the memory, and drops before it: by the order
+        // of the fields, and by `into_memory`.
+        match unsafe { registrar.register_span(&memory) } {
+            Ok(registration) => Ok(Self { registration, memory }),
+            Err(cause) => Err(RegistrationFailed { memory, cause }),
+        }
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// What was registered, with whom.
+    #[must_use]
+    pub fn record(&self) -> &RegistrationRecord {
+        self.registration.record()
+    }
+
+    /// Deregisters, and gives the memory back.
+    #[must_use]
+    pub fn into_memory(self) -> M {
+        let Self { registration, memory } = self;
+        drop(registration);
+        memory
+    }
+}
+
+// SAFETY: every answer is that of the memory, which lives as long as this value and does not move
+// its bytes when it is moved itself.
+unsafe impl<M: Memory> Memory for Registered<M> {
+    fn kind(&self) -> StorageKind {
+        self.memory.kind()
+    }
+
+    fn location(&self) -> Location {
+        self.memory.location()
+    }
+
+    fn length(&self) -> ByteCount {
+        self.memory.length()
+    }
+
+    fn device_alias(&self) -> Option<DeviceAddress> {
+        self.memory.device_alias()
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.memory.capabilities()
+    }
+
+    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
+        visit(self.record());
+        self.memory.visit_registrations(visit);
+    }
+}
+
+/// A registration that failed: the memory, untouched, and the cause.
+#[derive(Debug)]
+pub struct RegistrationFailed<M> {
+    /// The memory, as it was given.
+    pub memory: M,
+    /// Why it could not be registered.
+    pub cause: RegisterError,
+}
+
+impl<M> fmt::Display for RegistrationFailed<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.cause, f)
+    }
+}
+
+impl<M: fmt::Debug> std::error::Error for RegistrationFailed<M> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AgentName, Limits, Span};
+    use std::sync::{Arc, Mutex};
+
+    type Journal = Arc<Mutex<Vec<&'static str>>>;
+
+    #[derive(Debug)]
+    struct Entry(Journal, &'static str);
+
+    impl Drop for Entry {
+        fn drop(&mut self) {
+            self.0.lock().unwrap().push(self.1);
+        }
+    }
+
+    #[derive(Debug)]
+    struct Empty(#[expect(dead_code, reason = "held for its drop")] Entry);
+
+    // SAFETY: a span of no bytes.
+    unsafe impl Memory for Empty {
+        fn kind(&self) -> StorageKind {
+            StorageKind::System
+        }
+        fn location(&self) -> Location {
+            Location::Host(crate::HostAddress::new(std::ptr::NonNull::<u8>::dangling()))
+        }
+        fn length(&self) -> ByteCount {
+            ByteCount::ZERO
+        }
+    }
+
+    struct Registrar(AgentName, Journal, bool);
+
+    impl Register for Registrar {
+        fn agent(&self) -> &AgentName {
+            &self.0
+        }
+        fn limits(&self) -> Limits {
+            Limits::NONE
+        }
+        unsafe fn register_span(&self, memory: &dyn Memory) -> Result<Registration, RegisterError> {
+            if !self.2 {
+                let (agent, kind) = (self.0.clone(), memory.kind());
+                return Err(RegisterError::UnsupportedKind { agent, kind });
+            }
+            let (agent, span) = (self.0.clone(), Span::of(memory));
+            let record = RegistrationRecord { agent, span, backends: Vec::new() };
+            Ok(Registration::new(record, Entry(Arc::clone(&self.1), "deregister")))
+        }
+    }
+
+    fn parts(accepts: bool) -> (Registrar, Empty, Journal) {
+        let journal = Journal::default();
+        let registrar = Registrar("a".into(), Arc::clone(&journal), accepts);
+        let memory = Empty(Entry(Arc::clone(&journal), "release"));
+        (registrar, memory, journal)
+    }
+
+    #[test]
+    fn dropping_deregisters_first_and_releases_after() {
+        let (registrar, memory, journal) = parts(true);
+        drop(registrar.register(memory).unwrap());
+        assert_eq!(*journal.lock().unwrap(), ["deregister", "release"]);
+    }
+
+    #[test]
+    fn taking_the_memory_out_deregisters_it() {
+        let (registrar, memory, journal) = parts(true);
+        let memory = registrar.register(memory).unwrap().into_memory();
+        assert_eq!(*journal.lock().unwrap(), ["deregister"]);
+        drop(memory);
+        assert_eq!(*journal.lock().unwrap(), ["deregister", "release"]);
+    }
+
+    #[test]
+    fn a_failure_gives_back_the_memory_and_the_cause() {
+        let (registrar, memory, journal) = parts(false);
+        let failed = registrar.register(memory).unwrap_err();
+        assert!(matches!(failed.cause, RegisterError::UnsupportedKind { .. }));
+        assert!(journal.lock().unwrap().is_empty());
+        drop(failed.memory);
+        assert_eq!(*journal.lock().unwrap(), ["release"]);
+    }
+
+    #[test]
+    fn nested_registrations_are_all_visible() {
+        let (registrar, memory, _) = parts(true);
+        let twice = registrar.register(registrar.register(memory).unwrap()).unwrap();
+        let mut seen = 0;
+        twice.visit_registrations(&mut |_| seen += 1);
+        assert_eq!(seen, 2);
+    }
+}

@@ -1,0 +1,71 @@
+//! A described span of memory: kind, place and length as plain data.
+
+use crate::{ByteCount, Location, Memory, StorageKind};
+
+/// The description of a contiguous span: what it is, where it begins and how long it is.
+///
+/// Plain data: it keeps nothing alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The kind of storage.
+    pub kind: StorageKind,
+    /// Where the first byte lies.
+    pub location: Location,
+    /// The length in bytes.
+    pub length: ByteCount,
+}
+
+impl Span {
+    /// The whole of `memory`.
+    #[must_use]
+    pub fn of(memory: &(impl Memory + ?Sized)) -> Self {
+        Self { kind: memory.kind(), location: memory.location(), length: memory.length() }
+    }
+
+    /// Whether the two spans share a byte. Files are compared by their identity, so two
+    /// descriptors of one file are recognised; an empty span overlaps nothing.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let (a, b) = (self.location.position(), other.location.position());
+        // Compared as distances, so that a span that ends at the end of the address space is
+        // no special case.
+        let apart =
+            if a <= b { (b - a) >= self.length.get() } else { (a - b) >= other.length.get() };
+        !self.length.is_zero()
+            && !other.length.is_zero()
+            && self.location.same_space(other.location)
+            && !apart
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeviceAddress, DeviceId};
+
+    fn device(id: u32, address: u64, length: u64) -> Span {
+        let id = DeviceId::new(id);
+        Span {
+            kind: StorageKind::Device(id),
+            location: Location::Device { device: id, address: DeviceAddress::new(address) },
+            length: ByteCount::new(length),
+        }
+    }
+
+    #[test]
+    fn overlap_is_symmetric_and_knows_its_space() {
+        let a = device(0, 100, 50);
+        for (other, expected) in [
+            (device(0, 149, 1), true),
+            (device(0, 150, 1), false),
+            (device(0, 50, 50), false),
+            (device(0, 50, 51), true),
+            (device(1, 100, 50), false),
+            (device(0, 120, 0), false),
+            (device(0, u64::MAX, 1), false),
+        ] {
+            assert_eq!(a.overlaps(&other), expected, "{other:?}");
+            assert_eq!(other.overlaps(&a), expected, "{other:?}");
+        }
+    }
+}

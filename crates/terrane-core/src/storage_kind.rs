@@ -1,0 +1,70 @@
+//! The kinds of storage that hold blocks.
+
+use std::fmt;
+
+/// What sort of memory a span is. Where exactly it lies is its [`Location`](crate::Location).
+///
+/// A kind carries nothing of one particular piece of memory, so two disk regions are of equal
+/// kind whatever their files are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum StorageKind {
+    /// Pageable memory of the host.
+    System,
+    /// Host memory locked for the device's direct access.
+    Pinned,
+    /// Memory of one device.
+    Device(DeviceId),
+    /// A file on a block device or a file system.
+    Disk,
+}
+
+impl StorageKind {
+    /// Whether the processor can address the bytes ([`System`](Self::System) and
+    /// [`Pinned`](Self::Pinned)).
+    #[must_use]
+    pub const fn is_host(self) -> bool {
+        matches!(self, Self::System | Self::Pinned)
+    }
+
+    /// Whether this is memory of a device.
+    #[must_use]
+    pub const fn is_device(self) -> bool {
+        matches!(self, Self::Device(_))
+    }
+}
+
+impl fmt::Display for StorageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System => f.pad("system"),
+            Self::Pinned => f.pad("pinned"),
+            Self::Device(id) => f.pad(&format!("device {id}")),
+            Self::Disk => f.pad("disk"),
+        }
+    }
+}
+
+/// The ordinal of a device, as its driver counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(u32);
+
+impl DeviceId {
+    /// The device of this ordinal. Whether it exists is for the driver to say.
+    #[must_use]
+    pub const fn new(ordinal: u32) -> Self {
+        Self(ordinal)
+    }
+
+    /// The ordinal.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
