@@ -1,0 +1,111 @@
+//! What is checked of the caller's regions before they become a layout.
+
+use terrane_core::{AgentName, ByteCount, Memory, Region, Span, StorageKind};
+
+use crate::{
+    LayoutConfig, LayoutError, LayoutKind, LayoutPlan, PaddingReport, Part, PhysicalLayout,
+    RegionRole, RegistrationState,
+};
+
+/// What is known of adopted regions once they have been checked.
+pub(crate) struct Adoptable {
+    storage_kind: StorageKind,
+    padding: PaddingReport,
+}
+
+impl Adoptable {
+    /// Checks count, storage kind, size, alignment and overlap.
+    pub(crate) fn check(
+        config: &LayoutConfig,
+        plan: &LayoutPlan,
+        regions: &[Region],
+    ) -> Result<Self, LayoutError> {
+        let storage_kind = check_regions(plan, regions)?;
+        let held: Result<ByteCount, _> = regions.iter().map(Memory::length).collect();
+        let padding = PaddingReport::new(config, plan.geometry(), held?)?;
+        Ok(Self { storage_kind, padding })
+    }
+
+    /// The layout over the regions that were checked, registered by now or not.
+    pub(crate) fn into_layout(
+        self,
+        config: LayoutConfig,
+        plan: &LayoutPlan,
+        regions: Vec<Region>,
+        registration: RegistrationState,
+    ) -> PhysicalLayout {
+        let Self { storage_kind, padding } = self;
+        PhysicalLayout::new(config, plan, regions, storage_kind, registration, padding)
+    }
+}
+
+fn check_regions(plan: &LayoutPlan, regions: &[Region]) -> Result<StorageKind, LayoutError> {
+    let geometry = plan.geometry();
+    let expected = geometry.region_count();
+    let first = regions.first().filter(|_| u32::try_from(regions.len()) == Ok(expected));
+    let Some(first) = first.map(Memory::kind) else {
+        let role = match geometry.kind() {
+            LayoutKind::FullyContiguous => RegionRole::AllLayers,
+            LayoutKind::LayerSeparate { .. } => RegionRole::Layer,
+        };
+        return Err(LayoutError::RegionCount { expected, actual: regions.len(), role });
+    };
+
+    let alignment = plan.limits().alignment.max(geometry.block_alignment());
+    for (number, region) in numbered(regions) {
+        let actual = region.kind();
+        if actual != first {
+            return Err(LayoutError::MixedStorage { region: number, first, actual });
+        }
+        let part = Part::Region(number);
+        part.check(region, geometry.region_bytes(), alignment)?;
+        plan.check_size(part, region.length())?;
+    }
+
+    // Each with each: a layout has as many regions as a model has layers, some dozens.
+    for (second, region) in numbered(regions) {
+        let span = used(plan, region);
+        let others = numbered(regions).take_while(|&(first, _)| first < second);
+        for (first, other) in others {
+            if span.overlaps(&used(plan, other)) {
+                return Err(LayoutError::RegionsOverlap { first, second });
+            }
+        }
+    }
+    Ok(first)
+}
+
+/// Whether every region lies within a registration of `agent`.
+pub(crate) fn check_registrations(
+    plan: &LayoutPlan,
+    regions: &[Region],
+    agent: &AgentName,
+) -> Result<(), LayoutError> {
+    for (number, region) in numbered(regions) {
+        let (mut found, mut covered) = (Vec::new(), false);
+        region.visit_registrations(&mut |record| {
+            covered |= record.agent == *agent && record.span.covers(&used(plan, region));
+            found.push(record.agent.clone());
+        });
+        if covered {
+            continue;
+        }
+        let agent = agent.clone();
+        return Err(if found.contains(&agent) {
+            LayoutError::NotCovered { region: number, agent }
+        } else {
+            LayoutError::NotRegistered { region: number, agent, found }
+        });
+    }
+    Ok(())
+}
+
+/// The bytes of a region that the layout uses. What an adopted region has beyond them may be
+/// anybody's.
+fn used(plan: &LayoutPlan, region: &Region) -> Span {
+    Span { length: plan.geometry().region_bytes(), ..region.span() }
+}
+
+fn numbered(regions: &[Region]) -> impl Iterator<Item = (u32, &Region)> {
+    (0_u32..).zip(regions)
+}

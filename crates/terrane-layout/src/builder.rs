@@ -1,0 +1,353 @@
+//! The typestate builder: config, kind, memory, registration, build.
+
+use std::fmt;
+use std::sync::Arc;
+
+use terrane_core::{AgentName, Allocate, Limits, Memory, Region, Register, Registered};
+
+use crate::adopt::{Adoptable, check_registrations};
+use crate::state::{
+    Adopted, AdoptedRegistered, FromAllocator, NeedsKind, NeedsMemory, NeedsRegistration, Policy,
+    Ready,
+};
+use crate::{
+    BlockDimension, LayoutConfig, LayoutError, LayoutKind, LayoutPlan, PaddingReport, Part,
+    PhysicalLayout, RegistrationState,
+};
+
+/// Builds a [`PhysicalLayout`] in steps whose order the compiler checks.
+///
+/// 1. [`new`](LayoutBuilder::new) with a config.
+/// 2. The kind: [`fully_contiguous`](LayoutBuilder::fully_contiguous),
+///    [`layer_separate`](LayoutBuilder::layer_separate) or [`kind`](LayoutBuilder::kind).
+/// 3. The memory: [`allocate`](LayoutBuilder::allocate), [`adopt`](LayoutBuilder::adopt),
+///    [`adopt_memory`](LayoutBuilder::adopt_memory) or
+///    [`adopt_registered`](LayoutBuilder::adopt_registered).
+/// 4. The registration (not after `adopt_registered`):
+///    [`unregistered`](LayoutBuilder::unregistered), [`register`](LayoutBuilder::register) or
+///    [`register_if_supported`](LayoutBuilder::register_if_supported).
+/// 5. `build`.
+///
+/// Nothing is acquired before `build`, and `build` plans and checks everything, under the limits
+/// of the allocator and the registrar, before it allocates or registers anything.
+#[derive(Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct LayoutBuilder<S = NeedsKind> {
+    config: LayoutConfig,
+    state: S,
+}
+
+impl LayoutBuilder<NeedsKind> {
+    /// Begins with what is to be laid out.
+    pub fn new(config: LayoutConfig) -> Self {
+        Self { config, state: NeedsKind(()) }
+    }
+
+    /// One region, in which each block is contiguous.
+    pub fn fully_contiguous(self) -> LayoutBuilder<NeedsMemory> {
+        self.kind(LayoutKind::FullyContiguous)
+    }
+
+    /// One region a layer.
+    pub fn layer_separate(self, block_dimension: BlockDimension) -> LayoutBuilder<NeedsMemory> {
+        self.kind(LayoutKind::LayerSeparate { block_dimension })
+    }
+
+    /// A kind that is known at run time only.
+    pub fn kind(self, kind: LayoutKind) -> LayoutBuilder<NeedsMemory> {
+        LayoutBuilder { config: self.config, state: NeedsMemory { kind } }
+    }
+}
+
+impl LayoutBuilder<NeedsMemory> {
+    /// One base allocation of `allocator`, cut into the regions at the plan's alignment.
+    pub fn allocate<A: Allocate>(
+        self,
+        allocator: &A,
+    ) -> LayoutBuilder<NeedsRegistration<FromAllocator<'_, A>>> {
+        self.with_memory(FromAllocator(allocator))
+    }
+
+    /// The caller's regions: one, or one a layer in the order of the layers.
+    ///
+    /// `build` checks the count, every size, one storage kind, that none overlap, and that each
+    /// begins at a multiple of the block alignment and of what the registrar demands. Foreign
+    /// memory comes with the alignment that it has, so the 512 bytes of a planned region are not
+    /// asked of it; [`PhysicalLayout::alignment_class`] says what it has.
+    pub fn adopt(
+        self,
+        regions: impl IntoIterator<Item = Region>,
+    ) -> LayoutBuilder<NeedsRegistration<Adopted>> {
+        self.with_memory(Adopted { regions: regions.into_iter().collect() })
+    }
+
+    /// As [`adopt`](Self::adopt), with memory that is no region yet.
+    pub fn adopt_memory(
+        self,
+        memory: impl IntoIterator<Item = impl Memory>,
+    ) -> LayoutBuilder<NeedsRegistration<Adopted>> {
+        self.adopt(memory.into_iter().map(Region::new))
+    }
+
+    /// The caller's regions, which the caller has registered with `agent`. Nothing is left to
+    /// choose.
+    ///
+    /// Besides what [`adopt`](Self::adopt) has checked, every region has to lie within a
+    /// registration of that agent.
+    pub fn adopt_registered(
+        self,
+        agent: AgentName,
+        regions: impl IntoIterator<Item = Region>,
+    ) -> LayoutBuilder<Ready<'static, AdoptedRegistered>> {
+        let regions = regions.into_iter().collect();
+        let memory = AdoptedRegistered { regions, agent };
+        self.with_memory(memory).with_policy(Policy::Unregistered)
+    }
+
+    fn with_memory<M>(self, memory: M) -> LayoutBuilder<NeedsRegistration<M>> {
+        let kind = self.state.kind;
+        LayoutBuilder { config: self.config, state: NeedsRegistration { kind, memory } }
+    }
+}
+
+impl<M> LayoutBuilder<NeedsRegistration<M>> {
+    /// Registers nothing.
+    pub fn unregistered(self) -> LayoutBuilder<Ready<'static, M>> {
+        self.with_policy(Policy::Unregistered)
+    }
+
+    /// Registers the base allocation, or each adopted region; if that fails, so does `build`.
+    pub fn register(self, registrar: &dyn Register) -> LayoutBuilder<Ready<'_, M>> {
+        self.with_policy(Policy::Required(registrar))
+    }
+
+    /// Registers the base allocation, or all adopted regions, if the registrar takes them.
+    /// Otherwise nothing stays registered, and [`PhysicalLayout::registration_state`] says why.
+    pub fn register_if_supported(self, registrar: &dyn Register) -> LayoutBuilder<Ready<'_, M>> {
+        self.with_policy(Policy::IfSupported(registrar))
+    }
+
+    fn with_policy(self, policy: Policy<'_>) -> LayoutBuilder<Ready<'_, M>> {
+        let NeedsRegistration { kind, memory } = self.state;
+        LayoutBuilder { config: self.config, state: Ready { kind, memory, policy } }
+    }
+}
+
+impl<A: Allocate> LayoutBuilder<Ready<'_, FromAllocator<'_, A>>> {
+    /// Plans, allocates, registers and cuts.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError`]; then nothing stays allocated or registered. Before anything is allocated:
+    /// sizes that overflow or exceed the limits. After it: the allocator's and the registrar's
+    /// refusals, and memory that is not what was asked for.
+    pub fn build(self) -> Result<PhysicalLayout, LayoutError> {
+        let Ready { kind, memory: FromAllocator(allocator), policy } = self.state;
+        let planned =
+            Planned::new(&self.config, kind, allocator.limits(), policy, |plan| plan.check_base())?;
+        let plan = planned.plan;
+        let memory = allocator
+            .allocate(&plan.base_request())
+            .map_err(|source| LayoutError::Allocate { source: Box::new(source) })?;
+        // A source that breaks its contract shows before a peer can reach the memory.
+        Part::Base.check(&memory, plan.base_bytes(), plan.alignment())?;
+        let (storage_kind, held) = (memory.kind(), memory.length());
+        let (base, registration) = planned.policy.register_base(memory)?;
+        let padding = PaddingReport::new(&self.config, plan.geometry(), held)?;
+        let regions = plan.cut(&base)?;
+        Ok(PhysicalLayout::new(self.config, &plan, regions, storage_kind, registration, padding))
+    }
+}
+
+impl LayoutBuilder<Ready<'_, Adopted>> {
+    /// Plans, checks and registers.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildFailed`] gives the regions back, registered as they came, with the cause.
+    pub fn build(self) -> Result<PhysicalLayout, BuildFailed> {
+        let Ready { kind, memory: Adopted { regions }, policy } = self.state;
+        let planned = Planned::new(&self.config, kind, Limits::NONE, policy, |plan| {
+            Adoptable::check(&self.config, plan, &regions)
+        });
+        match planned {
+            Ok(Planned { plan, checked, policy }) => {
+                let (regions, registration) = policy.register_each(regions)?;
+                Ok(checked.into_layout(self.config, &plan, regions, registration))
+            }
+            Err(cause) => Err(BuildFailed { regions, cause }),
+        }
+    }
+}
+
+impl LayoutBuilder<Ready<'_, AdoptedRegistered>> {
+    /// Plans and checks.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildFailed`] gives the regions back, still registered, with the cause.
+    pub fn build(self) -> Result<PhysicalLayout, BuildFailed> {
+        let Ready { kind, memory: AdoptedRegistered { regions, agent }, policy } = self.state;
+        let planned = Planned::new(&self.config, kind, Limits::NONE, policy, |plan| {
+            let checked = Adoptable::check(&self.config, plan, &regions)?;
+            check_registrations(plan, &regions, &agent)?;
+            Ok(checked)
+        });
+        match planned {
+            Ok(Planned { plan, checked, .. }) => {
+                let registration = RegistrationState::Adopted { agent };
+                Ok(checked.into_layout(self.config, &plan, regions, registration))
+            }
+            Err(cause) => Err(BuildFailed { regions, cause }),
+        }
+    }
+}
+
+/// A build over adopted regions that failed: the regions, as they were given, and the cause.
+#[derive(Debug)]
+pub struct BuildFailed {
+    /// The regions, in the order in which they were given.
+    pub regions: Vec<Region>,
+    /// Why no layout could be built over them.
+    pub cause: LayoutError,
+}
+
+impl fmt::Display for BuildFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.cause, f)
+    }
+}
+
+impl std::error::Error for BuildFailed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.cause)
+    }
+}
+
+/// Drops the regions and keeps the cause.
+impl From<BuildFailed> for LayoutError {
+    fn from(failed: BuildFailed) -> Self {
+        failed.cause
+    }
+}
+
+/// A plan, and what is left of the registration policy under it.
+struct Planned<'r, T> {
+    plan: LayoutPlan,
+    /// What the check of the plan found out.
+    checked: T,
+    policy: Effective<'r>,
+}
+
+/// What is to be done about registration, once the registrar's limits have been heard.
+enum Effective<'r> {
+    Unregistered,
+    Required(&'r dyn Register),
+    IfSupported(&'r dyn Register),
+    /// The registrar cannot take this layout, and need not.
+    Refused {
+        agent: AgentName,
+        cause: LayoutError,
+    },
+}
+
+impl<'r, T> Planned<'r, T> {
+    /// Plans under the limits of the memory and of the registrar; where the registrar is
+    /// dispensable and only its limits stand in the way, without them.
+    fn new(
+        config: &LayoutConfig,
+        kind: LayoutKind,
+        limits: Limits,
+        policy: Policy<'r>,
+        check: impl Fn(&LayoutPlan) -> Result<T, LayoutError>,
+    ) -> Result<Self, LayoutError> {
+        let plan_under = |limits| {
+            let plan = LayoutPlan::new(config, kind, limits)?;
+            let checked = check(&plan)?;
+            Ok::<_, LayoutError>((plan, checked))
+        };
+        let ((plan, checked), policy) = match policy {
+            Policy::Unregistered => (plan_under(limits)?, Effective::Unregistered),
+            Policy::Required(registrar) => {
+                (plan_under(limits.and(registrar.limits()))?, Effective::Required(registrar))
+            }
+            Policy::IfSupported(registrar) => match plan_under(limits.and(registrar.limits())) {
+                Ok(plan) => (plan, Effective::IfSupported(registrar)),
+                Err(cause) => {
+                    let agent = registrar.agent().clone();
+                    (plan_under(limits)?, Effective::Refused { agent, cause })
+                }
+            },
+        };
+        Ok(Self { plan, checked, policy })
+    }
+}
+
+impl Effective<'_> {
+    fn register_base<M: Memory>(
+        self,
+        memory: M,
+    ) -> Result<(Region, RegistrationState), LayoutError> {
+        let (registrar, required) = match self {
+            Self::Unregistered => {
+                return Ok((Region::new(memory), RegistrationState::Unregistered));
+            }
+            Self::Refused { agent, cause } => {
+                return Ok((Region::new(memory), refused(agent, cause)));
+            }
+            Self::Required(registrar) => (registrar, true),
+            Self::IfSupported(registrar) => (registrar, false),
+        };
+        let agent = registrar.agent().clone();
+        match Registered::new(registrar, memory) {
+            Ok(registered) => {
+                Ok((Region::new(registered), RegistrationState::Registered { agent }))
+            }
+            Err(failed) => {
+                let source = Box::new(failed.cause);
+                let cause = LayoutError::Register { part: Part::Base, source };
+                if required {
+                    Err(cause)
+                } else {
+                    Ok((Region::new(failed.memory), refused(agent, cause)))
+                }
+            }
+        }
+    }
+
+    fn register_each(
+        self,
+        regions: Vec<Region>,
+    ) -> Result<(Vec<Region>, RegistrationState), BuildFailed> {
+        let (registrar, required) = match self {
+            Self::Unregistered => return Ok((regions, RegistrationState::Unregistered)),
+            Self::Refused { agent, cause } => return Ok((regions, refused(agent, cause))),
+            Self::Required(registrar) => (registrar, true),
+            Self::IfSupported(registrar) => (registrar, false),
+        };
+        let agent = registrar.agent().clone();
+        // Clones of the regions are registered; the originals are what is given back.
+        let mut registered = Vec::with_capacity(regions.len());
+        for (number, region) in (0_u32..).zip(&regions) {
+            match Registered::new(registrar, region.clone()) {
+                Ok(region) => registered.push(Region::new(region)),
+                Err(failed) => {
+                    // The latest first, as if each had been undone by hand.
+                    while registered.pop().is_some() {}
+                    let source = Box::new(failed.cause);
+                    let cause = LayoutError::Register { part: Part::Region(number), source };
+                    return if required {
+                        Err(BuildFailed { regions, cause })
+                    } else {
+                        Ok((regions, refused(agent, cause)))
+                    };
+                }
+            }
+        }
+        Ok((registered, RegistrationState::Registered { agent }))
+    }
+}
+
+fn refused(agent: AgentName, cause: LayoutError) -> RegistrationState {
+    RegistrationState::Refused { agent, cause: Arc::new(cause) }
+}

@@ -1,0 +1,386 @@
+//! What is laid out: the dimensions of a KV cache, validated once.
+
+use std::fmt;
+
+use terrane_core::{Alignment, ByteCount};
+
+use crate::{ElementFormat, LayoutError};
+
+/// The largest layout, 2^63 − 1 bytes: no larger offset exists in a file, nor distance in memory.
+pub const LARGEST_LAYOUT: ByteCount = ByteCount::new(u64::MAX >> 1);
+
+/// The dimensions of the KV blocks of one cache, in the field's terms.
+///
+/// The cache has `num_blocks` blocks; a block holds `page_size` tokens; for each layer and each
+/// outer (K and V, or one latent) it has one *piece* of `page_size · inner_dim` elements, which
+/// is contiguous in every layout. A value of this type has been validated: no dimension is zero,
+/// and all the bytes together are at most [`LARGEST_LAYOUT`].
+///
+/// ```
+/// use terrane_core::ByteCount;
+/// use terrane_layout::{ElementFormat, LayoutConfig};
+///
+/// # fn main() -> Result<(), terrane_layout::LayoutError> {
+/// // Llama 3.1 8B: 32 layers, K and V, 8 heads of 128 elements in bfloat16.
+/// let config = LayoutConfig::builder()
+///     .num_blocks(1024)
+///     .num_layers(32)
+///     .outer_dim(2)
+///     .page_size(16)
+///     .inner_dim(8 * 128)
+///     .element(ElementFormat::Width(2))
+///     .build()?;
+/// assert_eq!(config.piece_bytes(), ByteCount::kib(32));
+/// assert_eq!(config.block_bytes(), ByteCount::mib(2));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayoutConfig {
+    num_blocks: u32,
+    num_layers: u32,
+    outer_dim: u32,
+    page_size: u32,
+    inner_dim: u32,
+    element: ElementFormat,
+    block_alignment: Alignment,
+    piece_bytes: ByteCount,
+    block_bytes: ByteCount,
+    total_bytes: ByteCount,
+}
+
+impl LayoutConfig {
+    /// A builder with nothing set but a block alignment of one byte.
+    #[must_use]
+    pub fn builder() -> LayoutConfigBuilder {
+        LayoutConfigBuilder::default()
+    }
+
+    /// The number of blocks, B.
+    #[must_use]
+    pub const fn num_blocks(&self) -> u32 {
+        self.num_blocks
+    }
+
+    /// The number of layers, L.
+    #[must_use]
+    pub const fn num_layers(&self) -> u32 {
+        self.num_layers
+    }
+
+    /// The number of outers, O: 2 for K and V, 1 for a latent.
+    #[must_use]
+    pub const fn outer_dim(&self) -> u32 {
+        self.outer_dim
+    }
+
+    /// Tokens a block.
+    #[must_use]
+    pub const fn page_size(&self) -> u32 {
+        self.page_size
+    }
+
+    /// Elements for each token, layer and outer.
+    #[must_use]
+    pub const fn inner_dim(&self) -> u32 {
+        self.inner_dim
+    }
+
+    /// How elements are stored.
+    #[must_use]
+    pub const fn element(&self) -> ElementFormat {
+        self.element
+    }
+
+    /// What block strides are rounded up to a multiple of.
+    #[must_use]
+    pub const fn block_alignment(&self) -> Alignment {
+        self.block_alignment
+    }
+
+    /// R: the bytes of one piece, which is one (block, layer, outer).
+    #[must_use]
+    pub const fn piece_bytes(&self) -> ByteCount {
+        self.piece_bytes
+    }
+
+    /// L·O·R: the bytes of one block over all layers and outers, without padding.
+    #[must_use]
+    pub const fn block_bytes(&self) -> ByteCount {
+        self.block_bytes
+    }
+
+    /// B·L·O·R: the bytes of all blocks, without padding.
+    #[must_use]
+    pub const fn total_bytes(&self) -> ByteCount {
+        self.total_bytes
+    }
+
+    /// The same cache with another number of blocks, as on another tier.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError`] as from [`LayoutConfigBuilder::build`].
+    pub fn with_num_blocks(&self, num_blocks: u32) -> Result<Self, LayoutError> {
+        LayoutConfigBuilder::from(*self).num_blocks(num_blocks).build()
+    }
+
+    /// The same cache with another block alignment, as on another tier.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError`] as from [`LayoutConfigBuilder::build`].
+    pub fn with_block_alignment(&self, alignment: Alignment) -> Result<Self, LayoutError> {
+        LayoutConfigBuilder::from(*self).block_alignment(alignment).build()
+    }
+}
+
+/// Sets the dimensions of a [`LayoutConfig`], in any order; [`build`](Self::build) checks them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LayoutConfigBuilder {
+    num_blocks: Option<u32>,
+    num_layers: Option<u32>,
+    outer_dim: Option<u32>,
+    page_size: Option<u32>,
+    inner_dim: Option<u32>,
+    element: Option<ElementFormat>,
+    block_alignment: Alignment,
+}
+
+impl LayoutConfigBuilder {
+    /// The number of blocks; at least 1.
+    #[must_use]
+    pub fn num_blocks(self, num_blocks: u32) -> Self {
+        Self { num_blocks: Some(num_blocks), ..self }
+    }
+
+    /// The number of layers; at least 1.
+    #[must_use]
+    pub fn num_layers(self, num_layers: u32) -> Self {
+        Self { num_layers: Some(num_layers), ..self }
+    }
+
+    /// The number of outers: 2 for K and V, 1 for a latent that serves as both. Nothing else is
+    /// in use, so that any other number is taken for a mistake, such as a swapped dimension.
+    #[must_use]
+    pub fn outer_dim(self, outer_dim: u32) -> Self {
+        Self { outer_dim: Some(outer_dim), ..self }
+    }
+
+    /// Tokens a block; at least 1, and no power of two needed.
+    #[must_use]
+    pub fn page_size(self, page_size: u32) -> Self {
+        Self { page_size: Some(page_size), ..self }
+    }
+
+    /// Elements for each token, layer and outer (heads on this rank · head dimension); at least 1.
+    #[must_use]
+    pub fn inner_dim(self, inner_dim: u32) -> Self {
+        Self { inner_dim: Some(inner_dim), ..self }
+    }
+
+    /// How elements are stored.
+    #[must_use]
+    pub fn element(self, element: ElementFormat) -> Self {
+        Self { element: Some(element), ..self }
+    }
+
+    /// What block strides are rounded up to a multiple of; one byte, so no padding, if not set.
+    #[must_use]
+    pub fn block_alignment(self, block_alignment: Alignment) -> Self {
+        Self { block_alignment, ..self }
+    }
+
+    /// Checks every dimension and every product of them.
+    ///
+    /// # Errors
+    ///
+    /// - [`LayoutError::MissingField`] and [`LayoutError::FieldOutOfRange`] name the field, and
+    ///   the value with its bounds.
+    /// - [`LayoutError::InnerDimNotGrouped`] if groups of block-scaled elements do not fit evenly
+    ///   into a row.
+    /// - [`LayoutError::Overflow`] and [`LayoutError::TooLarge`] if all the bytes together exceed
+    ///   [`LARGEST_LAYOUT`]; the former names every factor.
+    pub fn build(self) -> Result<LayoutConfig, LayoutError> {
+        let num_blocks = in_range(Field::NumBlocks, self.num_blocks, 1, u32::MAX)?;
+        let num_layers = in_range(Field::NumLayers, self.num_layers, 1, u32::MAX)?;
+        let outer_dim = in_range(Field::OuterDim, self.outer_dim, 1, 2)?;
+        let page_size = in_range(Field::PageSize, self.page_size, 1, u32::MAX)?;
+        let inner_dim = in_range(Field::InnerDim, self.inner_dim, 1, u32::MAX)?;
+        let element = self.element.ok_or(LayoutError::MissingField { field: Field::Element })?;
+        let row_bytes = element.row_bytes(inner_dim)?;
+
+        let factors = [
+            ("num_blocks", u64::from(num_blocks)),
+            ("num_layers", u64::from(num_layers)),
+            ("outer_dim", u64::from(outer_dim)),
+            ("page_size", u64::from(page_size)),
+            ("bytes a token row", row_bytes.get()),
+        ];
+        let total_bytes = ByteCount::product(&factors)?;
+        if total_bytes > LARGEST_LAYOUT {
+            return Err(LayoutError::TooLarge { bytes: total_bytes });
+        }
+        let (_, of_block) = factors.split_at(1);
+        let (_, of_piece) = factors.split_at(3);
+        Ok(LayoutConfig {
+            num_blocks,
+            num_layers,
+            outer_dim,
+            page_size,
+            inner_dim,
+            element,
+            block_alignment: self.block_alignment,
+            piece_bytes: ByteCount::product(of_piece)?,
+            block_bytes: ByteCount::product(of_block)?,
+            total_bytes,
+        })
+    }
+}
+
+impl From<LayoutConfig> for LayoutConfigBuilder {
+    fn from(config: LayoutConfig) -> Self {
+        Self {
+            num_blocks: Some(config.num_blocks),
+            num_layers: Some(config.num_layers),
+            outer_dim: Some(config.outer_dim),
+            page_size: Some(config.page_size),
+            inner_dim: Some(config.inner_dim),
+            element: Some(config.element),
+            block_alignment: config.block_alignment,
+        }
+    }
+}
+
+/// A field of a [`LayoutConfig`], as errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Field {
+    /// `num_blocks`.
+    NumBlocks,
+    /// `num_layers`.
+    NumLayers,
+    /// `outer_dim`.
+    OuterDim,
+    /// `page_size`.
+    PageSize,
+    /// `inner_dim`.
+    InnerDim,
+    /// `element`.
+    Element,
+    /// The width of an element.
+    ElementWidth,
+    /// The number of elements that share a scale.
+    GroupElements,
+    /// The bytes of a group of elements that share a scale.
+    GroupBytes,
+    /// The bytes of a token's row.
+    RowBytes,
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::NumBlocks => "num_blocks",
+            Self::NumLayers => "num_layers",
+            Self::OuterDim => "outer_dim",
+            Self::PageSize => "page_size",
+            Self::InnerDim => "inner_dim",
+            Self::Element => "element",
+            Self::ElementWidth => "element (width in bytes)",
+            Self::GroupElements => "element (elements a group)",
+            Self::GroupBytes => "element (bytes a group)",
+            Self::RowBytes => "element (bytes a token row)",
+        })
+    }
+}
+
+pub(crate) fn in_range(
+    field: Field,
+    value: Option<u32>,
+    least: u32,
+    largest: u32,
+) -> Result<u32, LayoutError> {
+    let value = value.ok_or(LayoutError::MissingField { field })?;
+    if (least..=largest).contains(&value) {
+        Ok(value)
+    } else {
+        Err(LayoutError::FieldOutOfRange { field, value, least, largest })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn builder() -> LayoutConfigBuilder {
+        LayoutConfig::builder()
+            .num_blocks(4)
+            .num_layers(3)
+            .outer_dim(2)
+            .page_size(5)
+            .inner_dim(7)
+            .element(ElementFormat::Width(3))
+    }
+
+    #[test]
+    fn products() {
+        let config = builder().build().unwrap();
+        assert_eq!(config.piece_bytes(), ByteCount::new(5 * 7 * 3));
+        assert_eq!(config.block_bytes(), ByteCount::new(3 * 2 * 5 * 7 * 3));
+        assert_eq!(config.total_bytes(), ByteCount::new(4 * 3 * 2 * 5 * 7 * 3));
+    }
+
+    #[test]
+    fn every_zero_is_refused_by_name_and_value() {
+        for (broken, name) in [
+            (builder().num_blocks(0), "num_blocks"),
+            (builder().num_layers(0), "num_layers"),
+            (builder().outer_dim(0), "outer_dim"),
+            (builder().page_size(0), "page_size"),
+            (builder().inner_dim(0), "inner_dim"),
+        ] {
+            let text = broken.build().unwrap_err().to_string();
+            assert!(text.contains(name) && text.contains('0'), "{text}");
+        }
+        let text = builder().outer_dim(3).build().unwrap_err().to_string();
+        assert!(text.contains("outer_dim is 3"), "{text}");
+    }
+
+    #[test]
+    fn a_missing_field_is_named() {
+        let error = LayoutConfig::builder().num_blocks(1).build().unwrap_err();
+        assert!(matches!(error, LayoutError::MissingField { field: Field::NumLayers }));
+    }
+
+    #[test]
+    fn overflow_names_the_factors() {
+        let huge = builder().num_blocks(u32::MAX).num_layers(u32::MAX).page_size(u32::MAX);
+        let LayoutError::Overflow(overflow) = huge.build().unwrap_err() else {
+            panic!("no overflow")
+        };
+        assert!(overflow.terms().contains(&("num_layers", u64::from(u32::MAX))));
+    }
+
+    #[test]
+    fn more_than_an_offset_can_hold_is_refused() {
+        // 2^31 · 2^31 · 2 · 1 bytes: fits in 64 bits, but not in 63.
+        let config = LayoutConfig::builder()
+            .num_blocks(1 << 31)
+            .num_layers(1 << 31)
+            .outer_dim(2)
+            .page_size(1)
+            .inner_dim(1)
+            .element(ElementFormat::Width(1));
+        assert!(matches!(config.build(), Err(LayoutError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn the_same_cache_on_another_tier() {
+        let config = builder().build().unwrap();
+        let other = config.with_num_blocks(9).unwrap();
+        assert_eq!(other.num_blocks(), 9);
+        assert_eq!(other.block_bytes(), config.block_bytes());
+        assert!(config.with_num_blocks(0).is_err());
+    }
+}

@@ -1,0 +1,114 @@
+//! Where every byte of every KV-cache block lies.
+//!
+//! A serving engine's KV cache is blocks of tokens; a block has a piece for each layer and each
+//! outer (K and V, or one latent). This crate says what memory such a cache needs
+//! ([`LayoutConfig`] → [`LayoutPlan`]), where each piece lies in it ([`Geometry`],
+//! [`PhysicalLayout`]), proves that the answer is right ([`verify()`]), and names it, so that two
+//! parties know that they agree ([`Fingerprint`]).
+//!
+//! # Should I be using this crate?
+//!
+//! Use it directly to describe or address KV blocks in memory that you have already, or to plan
+//! memory that you will allocate. To get that memory, or to move blocks between two layouts, use
+//! the crates beside and above it, or all of them through the facade `terrane`.
+//!
+//! # What it does not do
+//!
+//! It does no I/O, names no driver, starts no thread, reads and writes no byte of a block, and
+//! has no unsafe code. Memory comes from an [`Allocate`] or from the caller, registration from a
+//! [`Register`]; the caller synchronises whatever touches the blocks.
+//!
+//! # From config to address
+//!
+//! | step | type | what has been checked by then |
+//! |---|---|---|
+//! | dimensions | [`LayoutConfig`] | every field and every product |
+//! | order | [`LayoutKind`] | – |
+//! | plan, under [`Limits`] | [`LayoutPlan`] | padding, alignment, the largest region |
+//! | memory and registration | [`LayoutBuilder`] | count, sizes, alignment, kind and overlap of regions |
+//! | address | [`PhysicalLayout`] | – ([`verify`](PhysicalLayout::verify) checks all of it again, on the addresses) |
+//!
+//! Nothing is allocated or registered before all checks that need no memory have passed.
+//!
+//! ```
+//! use std::ptr::NonNull;
+//!
+//! use terrane_core::{ForeignMemory, HostAddress, Limits, Location, Span, StorageKind};
+//! use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, LayoutPlan};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = LayoutConfig::builder()
+//!     .num_blocks(8)
+//!     .num_layers(4)
+//!     .outer_dim(2)
+//!     .page_size(16)
+//!     .inner_dim(64)
+//!     .element(ElementFormat::Width(2))
+//!     .build()?;
+//! let plan = LayoutPlan::new(&config, LayoutKind::FullyContiguous, Limits::NONE)?;
+//!
+//! // Memory that exists already, here a boxed slice, is adopted with its owner.
+//! let mut bytes = vec![0_u8; plan.base_bytes().to_usize()].into_boxed_slice();
+//! let address = NonNull::from(&mut bytes[..]).cast::<u8>();
+//! let span = Span {
+//!     kind: StorageKind::System,
+//!     location: Location::Host(HostAddress::new(address)),
+//!     length: plan.base_bytes(),
+//! };
+//! // SAFETY: the box owns the bytes, does not move them, and is used by nobody else.
+//! let memory = unsafe { ForeignMemory::new(span, bytes) };
+//!
+//! let layout = LayoutBuilder::new(config)
+//!     .fully_contiguous()
+//!     .adopt_memory([memory])
+//!     .unregistered()
+//!     .build()?;
+//! let v_of_layer_3 = layout.host_address(7, 3, 1).ok_or("no such block")?;
+//! assert_eq!(v_of_layer_3.get(), HostAddress::new(address).get() + ((7 * 4 + 3) * 2 + 1) * 2048);
+//! assert_eq!(layout.verify()?.pieces, 8 * 4 * 2);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Features
+//!
+//! - `model-config` (off by default): reads a model hub's `config.json`
+#![cfg_attr(feature = "model-config", doc = "  ([`model`]).")]
+#![cfg_attr(not(feature = "model-config"), doc = "  (module `model`).")]
+//!
+//! [`Allocate`]: terrane_core::Allocate
+//! [`Register`]: terrane_core::Register
+//! [`Limits`]: terrane_core::Limits
+
+#![forbid(unsafe_code)]
+
+mod adopt;
+mod builder;
+mod config;
+mod element;
+mod error;
+mod fingerprint;
+mod geometry;
+mod kind;
+#[cfg(feature = "model-config")]
+pub mod model;
+mod physical;
+mod plan;
+pub mod state;
+mod verify;
+
+pub use builder::{BuildFailed, LayoutBuilder};
+pub use config::{Field, LARGEST_LAYOUT, LayoutConfig, LayoutConfigBuilder};
+pub use element::ElementFormat;
+pub use error::{LayoutError, Part, RegionRole};
+pub use fingerprint::{Fingerprint, InvalidFingerprint};
+pub use geometry::{ContiguousUnit, Geometry, Index, IndexOutOfRange, RegionOffset};
+pub use kind::{BlockDimension, LayoutKind};
+pub use physical::{PhysicalLayout, RegionRegistration, RegistrationState};
+pub use plan::{LEAST_REGION_ALIGNMENT, LayoutPlan, PaddingReport};
+pub use verify::{Extent, Piece, VerifyReport, Violation, verify, verify_map};
+
+/// The README's example is compiled and run with the documentation's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

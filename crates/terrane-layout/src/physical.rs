@@ -1,0 +1,336 @@
+//! A layout over memory: (block, layer, outer) to address.
+
+use std::sync::Arc;
+
+use terrane_core::{
+    AgentName, Alignment, ByteCount, CapabilityReport, DeviceAddress, DeviceId, FilePosition,
+    HostAddress, Location, Memory, Region, RegistrationRecord, Span, StorageKind,
+};
+
+use crate::{
+    Geometry, LayoutConfig, LayoutError, LayoutKind, LayoutPlan, PaddingReport, Part, RegionOffset,
+};
+
+/// KV blocks in memory: a geometry, and the regions that it is laid out in.
+///
+/// It keeps its memory alive, hands out where every piece is, and never touches a byte. It is not
+/// `Clone`: whoever tracks which blocks are being read or written tracks them in one place.
+#[derive(Debug)]
+pub struct PhysicalLayout {
+    config: LayoutConfig,
+    geometry: Geometry,
+    regions: Box<[Region]>,
+    bases: Bases,
+    storage_kind: StorageKind,
+    registration: RegistrationState,
+    padding: PaddingReport,
+}
+
+impl PhysicalLayout {
+    /// Joins what the builder has checked: one region or more, all of one kind, each large
+    /// enough.
+    pub(crate) fn new(
+        config: LayoutConfig,
+        plan: &LayoutPlan,
+        regions: Vec<Region>,
+        storage_kind: StorageKind,
+        registration: RegistrationState,
+        padding: PaddingReport,
+    ) -> Self {
+        let bases = Bases::of(&regions);
+        Self {
+            config,
+            geometry: *plan.geometry(),
+            regions: regions.into_boxed_slice(),
+            bases,
+            storage_kind,
+            registration,
+            padding,
+        }
+    }
+
+    /// The dimensions.
+    #[must_use]
+    pub const fn config(&self) -> &LayoutConfig {
+        &self.config
+    }
+
+    /// The order in which they are laid out.
+    #[must_use]
+    pub const fn kind(&self) -> LayoutKind {
+        self.geometry.kind()
+    }
+
+    /// The strides.
+    #[inline]
+    #[must_use]
+    pub const fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The regions, one or one a layer. Their beginnings, with [`Geometry::offset`], are all that
+    /// a planner of many spans needs.
+    #[inline]
+    #[must_use]
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The storage kind of every region.
+    #[must_use]
+    pub const fn storage_kind(&self) -> StorageKind {
+        self.storage_kind
+    }
+
+    /// Where the piece of (`block`, `layer`, `outer`) begins.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError::IndexOutOfRange`] names the index, its value and its bound.
+    #[inline]
+    pub fn location(&self, block: u32, layer: u32, outer: u32) -> Result<Location, LayoutError> {
+        let at = self.geometry.try_offset(block, layer, outer)?;
+        let offset = ByteCount::new(at.offset);
+        self.bases.location(at.region, offset).ok_or_else(|| overflow(at))
+    }
+
+    /// The piece of (`block`, `layer`, `outer`) as a span.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError::IndexOutOfRange`] names the index, its value and its bound.
+    #[inline]
+    pub fn span(&self, block: u32, layer: u32, outer: u32) -> Result<Span, LayoutError> {
+        let location = self.location(block, layer, outer)?;
+        Ok(Span { kind: self.storage_kind, location, length: self.geometry.piece_bytes() })
+    }
+
+    /// The host address of the piece of (`block`, `layer`, `outer`), in about a nanosecond.
+    /// `None` if an index is out of range, or the layout is not in host memory.
+    #[inline]
+    #[must_use]
+    pub fn host_address(&self, block: u32, layer: u32, outer: u32) -> Option<HostAddress> {
+        let at = self.geometry.try_offset(block, layer, outer).ok()?;
+        match &self.bases {
+            Bases::Host(bases) => {
+                bases.get(at_index(at.region))?.checked_add(ByteCount::new(at.offset))
+            }
+            _ => None,
+        }
+    }
+
+    /// The device address of the piece of (`block`, `layer`, `outer`), in about a nanosecond.
+    /// `None` if an index is out of range, or the layout is not in device memory: the
+    /// [alias](Memory::device_alias) of host memory is the region's to say.
+    #[inline]
+    #[must_use]
+    pub fn device_address(&self, block: u32, layer: u32, outer: u32) -> Option<DeviceAddress> {
+        let at = self.geometry.try_offset(block, layer, outer).ok()?;
+        match &self.bases {
+            Bases::Device(_, bases) => {
+                bases.get(at_index(at.region))?.checked_add(ByteCount::new(at.offset))
+            }
+            _ => None,
+        }
+    }
+
+    /// The file position of the piece of (`block`, `layer`, `outer`). `None` if an index is out
+    /// of range, or the layout is not on disk.
+    #[inline]
+    #[must_use]
+    pub fn file_position(&self, block: u32, layer: u32, outer: u32) -> Option<FilePosition> {
+        let at = self.geometry.try_offset(block, layer, outer).ok()?;
+        match &self.bases {
+            Bases::File(bases) => {
+                bases.get(at_index(at.region))?.checked_add(ByteCount::new(at.offset))
+            }
+            _ => None,
+        }
+    }
+
+    /// The largest power of two that divides the beginning and the length of every piece, where
+    /// the memory is now.
+    #[must_use]
+    pub fn alignment_class(&self) -> Alignment {
+        self.regions
+            .iter()
+            .map(|region| region.location().alignment())
+            .fold(self.geometry.alignment_class(), Ord::min)
+    }
+
+    /// What padding costs. Of adopted regions, all bytes beyond what the geometry needs count as
+    /// region padding.
+    #[must_use]
+    pub const fn padding(&self) -> PaddingReport {
+        self.padding
+    }
+
+    /// What became of the registration policy.
+    #[must_use]
+    pub const fn registration_state(&self) -> &RegistrationState {
+        &self.registration
+    }
+
+    /// Every registration that is in force, with the regions that it covers: one for the base
+    /// allocation, or one and more for each adopted region.
+    #[must_use]
+    pub fn registrations(&self) -> Vec<RegionRegistration> {
+        let mut found: Vec<RegionRegistration> = Vec::new();
+        let mut previous: Option<&Region> = None;
+        for (number, region) in (0_u32..).zip(&self.regions) {
+            if previous.is_some_and(|previous| previous.same_memory(region)) {
+                // The same registrations reach one region further.
+                let (last, first) = (number, found.last().map(|entry| entry.first_region));
+                found
+                    .iter_mut()
+                    .rev()
+                    .take_while(|entry| Some(entry.first_region) == first)
+                    .for_each(|entry| entry.last_region = last);
+            } else {
+                region.visit_registrations(&mut |record| {
+                    found.push(RegionRegistration {
+                        first_region: number,
+                        last_region: number,
+                        record: record.clone(),
+                    });
+                });
+            }
+            previous = Some(region);
+        }
+        found
+    }
+
+    /// What was wished for and granted when the memory was made. Of adopted regions in several
+    /// memories, the outcomes of each that says something new.
+    #[must_use]
+    pub fn capabilities(&self) -> CapabilityReport {
+        let mut report = CapabilityReport::default();
+        let mut previous: Option<&Region> = None;
+        for region in &self.regions {
+            if !previous.is_some_and(|previous| previous.same_memory(region)) {
+                for outcome in region.capabilities().outcomes() {
+                    if !report.outcomes().contains(outcome) {
+                        report.extend([outcome.clone()]);
+                    }
+                }
+            }
+            previous = Some(region);
+        }
+        report
+    }
+
+    /// Gives the regions back, with whatever registrations they hold.
+    #[must_use]
+    pub fn into_regions(self) -> Vec<Region> {
+        self.regions.into_vec()
+    }
+}
+
+/// What became of the registration policy of a layout.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum RegistrationState {
+    /// The caller chose to register nothing.
+    Unregistered,
+    /// The builder registered the memory, and it stays registered for as long as it lives.
+    Registered {
+        /// The agent that owns the registration.
+        agent: AgentName,
+    },
+    /// The memory was registered when it was adopted.
+    Adopted {
+        /// The agent that owns the registration.
+        agent: AgentName,
+    },
+    /// Registration was wished for if supported, and was refused.
+    Refused {
+        /// The agent that refused, or whose limits the layout does not meet.
+        agent: AgentName,
+        /// Why.
+        cause: Arc<LayoutError>,
+    },
+}
+
+impl RegistrationState {
+    /// The agent with which all the memory is registered, if it is.
+    #[must_use]
+    pub const fn agent(&self) -> Option<&AgentName> {
+        match self {
+            Self::Registered { agent } | Self::Adopted { agent } => Some(agent),
+            Self::Unregistered | Self::Refused { .. } => None,
+        }
+    }
+}
+
+/// One registration, and which regions lie in the memory that holds it.
+#[derive(Clone, Debug)]
+pub struct RegionRegistration {
+    /// The first of the regions.
+    pub first_region: u32,
+    /// The last of the regions.
+    pub last_region: u32,
+    /// What is registered, with whom.
+    pub record: RegistrationRecord,
+}
+
+/// The builder checked that every region ends within its address space, so that only memory that
+/// breaks its contract comes here.
+#[cold]
+fn overflow(at: RegionOffset) -> LayoutError {
+    LayoutError::AddressOverflow {
+        part: Part::Region(at.region),
+        offset: ByteCount::new(at.offset),
+    }
+}
+
+/// Where the regions begin, by their kind of address, so that a look-up touches nothing else.
+#[derive(Debug)]
+enum Bases {
+    Host(Box<[HostAddress]>),
+    Device(DeviceId, Box<[DeviceAddress]>),
+    File(Box<[FilePosition]>),
+    /// Kinds that are newer than this crate, or several of them.
+    Other(Box<[Location]>),
+}
+
+impl Bases {
+    fn of(regions: &[Region]) -> Self {
+        let locations: Box<[Location]> = regions.iter().map(Memory::location).collect();
+        let host = locations.iter().map(|location| location.as_host()).collect();
+        let file = locations.iter().map(|location| location.as_file()).collect();
+        match (host, file, locations.first()) {
+            (Some(bases), _, _) => Self::Host(bases),
+            (_, Some(bases), _) => Self::File(bases),
+            (_, _, Some(&Location::Device { device: first, .. })) => locations
+                .iter()
+                .map(|location| match location {
+                    Location::Device { device, address } if *device == first => Some(*address),
+                    _ => None,
+                })
+                .collect::<Option<_>>()
+                .map_or_else(|| Self::Other(locations.clone()), |bases| Self::Device(first, bases)),
+            _ => Self::Other(locations),
+        }
+    }
+
+    #[inline]
+    fn location(&self, region: u32, offset: ByteCount) -> Option<Location> {
+        let region = at_index(region);
+        match self {
+            Self::Host(bases) => bases.get(region)?.checked_add(offset).map(Location::Host),
+            Self::Device(device, bases) => {
+                let address = bases.get(region)?.checked_add(offset)?;
+                Some(Location::Device { device: *device, address })
+            }
+            Self::File(bases) => bases.get(region)?.checked_add(offset).map(Location::File),
+            Self::Other(bases) => bases.get(region)?.checked_add(offset),
+        }
+    }
+}
+
+/// A region's number as an index.
+#[inline]
+fn at_index(region: u32) -> usize {
+    // `usize::from` a number of 32 bits does not exist; terrane-core builds for 64 bits only.
+    ByteCount::new(u64::from(region)).to_usize()
+}

@@ -1,0 +1,73 @@
+//! The states of a [`LayoutBuilder`](crate::LayoutBuilder), each of which holds what has been
+//! chosen so far.
+
+use std::fmt;
+
+use terrane_core::{AgentName, Region, Register};
+
+use crate::LayoutKind;
+
+/// A config is there; the kind is to be chosen.
+#[derive(Debug)]
+pub struct NeedsKind(pub(crate) ());
+
+/// The kind is there; the memory is to be chosen.
+#[derive(Debug)]
+pub struct NeedsMemory {
+    pub(crate) kind: LayoutKind,
+}
+
+/// The memory is there; whether to register it is to be chosen.
+#[derive(Debug)]
+pub struct NeedsRegistration<M> {
+    pub(crate) kind: LayoutKind,
+    pub(crate) memory: M,
+}
+
+/// Everything has been chosen.
+#[derive(Debug)]
+pub struct Ready<'r, M> {
+    pub(crate) kind: LayoutKind,
+    pub(crate) memory: M,
+    pub(crate) policy: Policy<'r>,
+}
+
+/// Memory that is still to be allocated.
+pub struct FromAllocator<'a, A>(pub(crate) &'a A);
+
+impl<A> fmt::Debug for FromAllocator<'_, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FromAllocator").finish_non_exhaustive()
+    }
+}
+
+/// The caller's regions.
+#[derive(Debug)]
+pub struct Adopted {
+    pub(crate) regions: Vec<Region>,
+}
+
+/// The caller's regions, registered by the caller.
+#[derive(Debug)]
+pub struct AdoptedRegistered {
+    pub(crate) regions: Vec<Region>,
+    pub(crate) agent: AgentName,
+}
+
+/// Whether to register.
+#[derive(Clone, Copy)]
+pub(crate) enum Policy<'r> {
+    Unregistered,
+    Required(&'r dyn Register),
+    IfSupported(&'r dyn Register),
+}
+
+impl fmt::Debug for Policy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unregistered => f.write_str("Unregistered"),
+            Self::Required(with) => f.debug_tuple("Required").field(with.agent()).finish(),
+            Self::IfSupported(with) => f.debug_tuple("IfSupported").field(with.agent()).finish(),
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! What must not compile: the builder in the wrong order, and layouts that have two owners.
+
+#[test]
+fn wrong_orders_do_not_compile() {
+    trybuild::TestCases::new().compile_fail("tests/compile_fail/*.rs");
+}
