@@ -1,0 +1,363 @@
+//! Files as memory: scratch and named ones, with direct I/O where the file system has it.
+
+mod direct;
+mod open;
+mod options;
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, DirectFile,
+    Durability, FileHandle, FilePosition, Grant, Limits, Location, Memory, OsError, Reason,
+    RegionRequest, StorageKind, Wish,
+};
+
+pub use options::DiskOptions;
+
+use crate::error::StorageError;
+use crate::sys;
+use direct::DirectAlignments;
+use open::{Opened, failure};
+
+/// A file whose bytes are a [`Memory`]: all of them, from offset 0 on.
+///
+/// It is open twice where the file system takes direct I/O: once through the page cache and once
+/// around it ([`FileHandle`]). Both descriptors close on `exec` and when this value drops. Only a
+/// scratch file goes away with it; a named file stays. Local file systems keep the two ways
+/// coherent, at the price of writing back and dropping what the cache holds; use one at a time.
+///
+/// A file is lengthened to whole [granules](DiskAllocator::limits) when it is made, so that every
+/// part of it can be reached by direct I/O. Making a file longer than `RLIMIT_FSIZE` makes the
+/// kernel send `SIGXFSZ`, which ends a process that does not handle or ignore it; one that ignores
+/// it gets [`StorageError::NoSpace`].
+///
+/// ```
+/// use terrane_core::{ByteCount, Memory};
+/// use terrane_storage::{DiskFile, DiskOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let directory = tempfile::tempdir()?;
+/// let path = directory.path().join("blocks");
+/// let file = DiskFile::create_new(&path, ByteCount::mib(1), &DiskOptions::default())?;
+/// assert_eq!(file.length(), ByteCount::mib(1));
+/// drop(file);
+/// let again = DiskFile::open_existing(&path, ByteCount::mib(1), &DiskOptions::default())?;
+/// println!("{}", again.capabilities());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct DiskFile {
+    handle: FileHandle,
+    length: ByteCount,
+    path: PathBuf,
+    is_scratch: bool,
+    report: CapabilityReport,
+    buffered: File,
+    /// Kept open for the descriptor in the handle.
+    _direct: Option<File>,
+}
+
+impl DiskFile {
+    /// A file in `directory` without a name, which vanishes when it is closed, however the
+    /// process ends. For zero bytes it is an empty one, which takes no block of the disk.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::PathContainsNul`], [`StorageError::NotFound`],
+    /// [`StorageError::NotWritable`] or [`StorageError::File`] for a directory that cannot be
+    /// used, [`StorageError::NoSpace`] if the blocks cannot be had, [`StorageError::Capability`]
+    /// if something required was not granted. Nothing is left behind.
+    pub fn scratch(
+        directory: &Path,
+        bytes: ByteCount,
+        options: &DiskOptions,
+    ) -> Result<Self, StorageError> {
+        let mut report = CapabilityReport::default();
+        let opened = open::scratch(directory, options.unnamed, &mut report)?;
+        Self::make(opened, bytes, options, report, true)
+    }
+
+    /// A new file at `path`, readable by its owner only. It stays when this value drops.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::AlreadyExists`] if the path names anything, which is then untouched;
+    /// otherwise as [`scratch`](Self::scratch). A file that was created in a call that fails is
+    /// removed again.
+    pub fn create_new(
+        path: &Path,
+        bytes: ByteCount,
+        options: &DiskOptions,
+    ) -> Result<Self, StorageError> {
+        let opened = open::create_new(path)?;
+        Self::make(opened, bytes, options, CapabilityReport::default(), false)
+    }
+
+    /// The file at `path`, which holds at least `bytes` bytes. It is never truncated, lengthened
+    /// or deleted, and the memory is all of it. Where its length is no multiple of what direct I/O
+    /// demands, its end can be reached through the page cache only.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::NotFound`], [`StorageError::NotWritable`], [`StorageError::NotAFile`],
+    /// [`StorageError::FileTooShort`], [`StorageError::PathContainsNul`],
+    /// [`StorageError::File`], and [`StorageError::Capability`] if direct I/O is required and
+    /// refused.
+    pub fn open_existing(
+        path: &Path,
+        bytes: ByteCount,
+        options: &DiskOptions,
+    ) -> Result<Self, StorageError> {
+        let opened = open::existing(path)?;
+        let length = ByteCount::new(opened.metadata.len());
+        if length < bytes {
+            return Err(StorageError::FileTooShort {
+                path: path.to_owned(),
+                length,
+                needed: bytes,
+            });
+        }
+        let alignments = (options.direct != Wish::Off).then(|| direct::alignments(&opened.file));
+        Self::finish(opened, length, alignments, options, CapabilityReport::default(), false)
+    }
+
+    /// The path: of a scratch file, that of its directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the file vanishes with this value.
+    #[must_use]
+    pub const fn is_scratch(&self) -> bool {
+        self.is_scratch
+    }
+
+    /// The descriptors and the identity.
+    #[must_use]
+    pub const fn handle(&self) -> FileHandle {
+        self.handle
+    }
+
+    /// Brings to the device what the file's [durability](FileHandle::durability) demands, of the
+    /// writes that have completed. Blocks; a queue does the same with
+    /// [`IoRequest::sync_data`](crate::IoRequest::sync_data), and transfers do it by themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::NoSpace`] or [`StorageError::File`] if the device or file system failed.
+    /// What was written since the last sync may then be lost, and syncing again does not tell.
+    pub fn sync(&self) -> Result<(), StorageError> {
+        let (call, result) = match self.handle.durability {
+            Durability::None => return Ok(()),
+            Durability::Data => ("fdatasync", self.buffered.sync_data()),
+            Durability::Full => ("fsync", self.buffered.sync_all()),
+        };
+        result.map_err(|error| failure(&self.path, self.length, OsError::from_io(call, &error)))
+    }
+
+    /// Gives a new file its length and blocks.
+    fn make(
+        opened: Opened,
+        bytes: ByteCount,
+        options: &DiskOptions,
+        mut report: CapabilityReport,
+        is_scratch: bool,
+    ) -> Result<Self, StorageError> {
+        let alignments = (options.direct != Wish::Off).then(|| direct::alignments(&opened.file));
+        let length = bytes.align_up(granule(alignments))?;
+        lengthen(&opened, length, options.preallocate, &mut report)?;
+        if options.durability == Durability::Full && !is_scratch {
+            sync_creation(&opened).map_err(|error| failure(&opened.path, length, error))?;
+        }
+        Self::finish(opened, length, alignments, options, report, is_scratch)
+    }
+
+    /// Opens the way around the page cache, and puts everything together.
+    fn finish(
+        opened: Opened,
+        length: ByteCount,
+        alignments: Option<Result<DirectAlignments, Reason>>,
+        options: &DiskOptions,
+        mut report: CapabilityReport,
+        is_scratch: bool,
+    ) -> Result<Self, StorageError> {
+        let direct = match alignments {
+            None => None,
+            Some(Err(reason)) => Some(Err(reason)),
+            Some(Ok(alignments)) => {
+                Some(direct::open(&opened, alignments).map(|file| (file, alignments)))
+            }
+        };
+        let grant = match &direct {
+            None => Grant::NotTried,
+            Some(Err(reason)) => Grant::Refused(*reason),
+            Some(Ok(_)) => Grant::Granted,
+        };
+        report.record(Capability::DirectIo, options.direct, grant);
+        report.check()?;
+        let (direct, alignments) = direct.and_then(Result::ok).unzip();
+        let identity = opened.identity();
+        let (buffered, path) = opened.keep();
+        let handle = FileHandle {
+            descriptor: buffered.as_raw_fd(),
+            direct: direct.as_ref().zip(alignments).map(|(file, alignments)| DirectFile {
+                descriptor: file.as_raw_fd(),
+                memory_alignment: alignments.memory,
+                offset_alignment: alignments.offset,
+            }),
+            identity,
+            durability: options.durability,
+        };
+        tracing::debug!(?path, %length, %report, "file is open");
+        Ok(Self { handle, length, path, is_scratch, report, buffered, _direct: direct })
+    }
+}
+
+// SAFETY: the descriptors are open for reading and writing until the value drops, and the file
+// was as long as it says when it was opened. A scratch file has no name by which others could
+// reach it; the owner of a named one keeps others away.
+unsafe impl Memory for DiskFile {
+    fn kind(&self) -> StorageKind {
+        StorageKind::Disk
+    }
+
+    fn location(&self) -> Location {
+        Location::File(FilePosition { file: self.handle, offset: ByteCount::ZERO })
+    }
+
+    fn length(&self) -> ByteCount {
+        self.length
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.report.clone()
+    }
+}
+
+/// Hands out disk memory, each region as a scratch file of its own in one directory.
+///
+/// ```
+/// use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
+/// use terrane_storage::{DiskAllocator, DiskOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let directory = tempfile::tempdir()?;
+/// let allocator = DiskAllocator::new(directory.path(), DiskOptions::default())?;
+/// let region = allocator.allocate(&RegionRequest::new(ByteCount::mib(1)).labelled("blocks"))?;
+/// assert_eq!(region.length(), ByteCount::mib(1));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct DiskAllocator {
+    directory: PathBuf,
+    options: DiskOptions,
+    granule: Alignment,
+    report: CapabilityReport,
+}
+
+impl DiskAllocator {
+    /// An allocator of scratch files in `directory`. It makes a small one to find out what the
+    /// file system offers.
+    ///
+    /// # Errors
+    ///
+    /// As [`DiskFile::scratch`].
+    pub fn new(directory: &Path, options: DiskOptions) -> Result<Self, StorageError> {
+        let probe = DiskFile::scratch(directory, ByteCount::new(1), &options)?;
+        let offset = probe.handle.direct.map(|direct| direct.offset_alignment);
+        Ok(Self {
+            directory: directory.to_owned(),
+            options,
+            granule: offset.unwrap_or_default().max(Alignment::PAGE),
+            report: probe.report,
+        })
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What the file system granted to the file that tried it out.
+    #[must_use]
+    pub const fn capabilities(&self) -> &CapabilityReport {
+        &self.report
+    }
+}
+
+// SAFETY: each region is a file of its own, without a name by which others could open it.
+unsafe impl Allocate for DiskAllocator {
+    type Memory = DiskFile;
+
+    fn kind(&self) -> StorageKind {
+        StorageKind::Disk
+    }
+
+    /// Pages of 4 KiB, or what direct I/O demands of offsets, if that is more.
+    fn limits(&self) -> Limits {
+        Limits { alignment: self.granule, granule: self.granule, largest_region: None }
+    }
+
+    /// A region begins at offset 0 of its file, which is a multiple of every alignment.
+    fn allocate(&self, request: &RegionRequest) -> Result<DiskFile, AllocateError> {
+        DiskFile::scratch(&self.directory, request.bytes, &self.options).map_err(|error| {
+            error.into_allocate_error(StorageKind::Disk, request.bytes, request.label.clone())
+        })
+    }
+}
+
+fn granule(alignments: Option<Result<DirectAlignments, Reason>>) -> Alignment {
+    match alignments {
+        Some(Ok(alignments)) => alignments.offset.max(Alignment::PAGE),
+        _ => Alignment::PAGE,
+    }
+}
+
+/// Makes a new file `length` bytes long, with blocks reserved if that is wished for.
+fn lengthen(
+    opened: &Opened,
+    length: ByteCount,
+    preallocate: Wish,
+    report: &mut CapabilityReport,
+) -> Result<(), StorageError> {
+    let fail = |error| failure(&opened.path, length, error);
+    let mut grant = Grant::NotTried;
+    if preallocate != Wish::Off && !length.is_zero() {
+        grant = match sys::file::reserve(opened.file.as_fd(), length.get()) {
+            Ok(()) => Grant::Granted,
+            Err(OsError { code: libc::EOPNOTSUPP | libc::ENOSYS, .. }) => {
+                Grant::Refused(Reason::Unsupported { by: "the file system" })
+            }
+            Err(error) => return Err(fail(error)),
+        };
+    }
+    let is_long_enough = grant == Grant::Granted;
+    report.record(Capability::Preallocation, preallocate, grant);
+    report.check()?;
+    if !is_long_enough {
+        let result = opened.file.set_len(length.get());
+        result.map_err(|error| match error.raw_os_error() {
+            Some(_) => fail(OsError::from_io("ftruncate", &error)),
+            // The standard library refuses what no file offset can be.
+            None => fail(OsError::new("ftruncate", libc::EFBIG)),
+        })?;
+    }
+    Ok(())
+}
+
+/// Brings a new file, and its name in the directory, to the device.
+fn sync_creation(opened: &Opened) -> Result<(), OsError> {
+    opened.file.sync_all().map_err(|error| OsError::from_io("fsync", &error))?;
+    let parent = match opened.path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let directory = File::open(parent).map_err(|error| OsError::from_io("open", &error))?;
+    directory.sync_all().map_err(|error| OsError::from_io("fsync", &error))
+}

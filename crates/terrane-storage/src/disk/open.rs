@@ -1,0 +1,202 @@
+//! Opening files: scratch, new and existing ones.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use terrane_core::{
+    ByteCount, Capability, CapabilityReport, FileIdentity, Grant, OsError, Reason, Wish,
+};
+
+use crate::error::{FileType, StorageError};
+
+/// Only the owner reads what was cached of its prompts.
+const MODE: u32 = 0o600;
+
+/// How many names are tried for a scratch file; each is taken only by a great accident.
+const ATTEMPTS: u32 = 16;
+
+/// An open file in the making. One that was created under a name loses it again when this
+/// drops, unless [`keep`](Self::keep) says that all went well.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) file: File,
+    pub(super) path: PathBuf,
+    pub(super) metadata: Metadata,
+    created: Option<CreatedName>,
+}
+
+impl Opened {
+    fn new(file: File, path: &Path) -> Result<Self, StorageError> {
+        let metadata = file
+            .metadata()
+            .map_err(|error| failure(path, ByteCount::ZERO, OsError::from_io("fstat", &error)))?;
+        Ok(Self { file, path: path.to_owned(), metadata, created: None })
+    }
+
+    pub(super) fn identity(&self) -> FileIdentity {
+        identity(&self.metadata)
+    }
+
+    /// The file and its path, whose name stays.
+    pub(super) fn keep(self) -> (File, PathBuf) {
+        if let Some(mut created) = self.created {
+            created.is_kept = true;
+        }
+        (self.file, self.path)
+    }
+}
+
+/// A name that this process has given to a file, and takes away again unless it is to be kept.
+#[derive(Debug)]
+struct CreatedName {
+    path: PathBuf,
+    file: FileIdentity,
+    is_kept: bool,
+}
+
+impl Drop for CreatedName {
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        // Somebody may have put another file under the name meanwhile.
+        let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|m| identity(&m) == self.file);
+        if is_ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = ?self.path, %error, "a file whose creation failed stays");
+        }
+    }
+}
+
+/// A file without a name in `directory`.
+pub(super) fn scratch(
+    directory: &Path,
+    unnamed: Wish,
+    report: &mut CapabilityReport,
+) -> Result<Opened, StorageError> {
+    check_path(directory)?;
+    if unnamed == Wish::Off {
+        report.record(Capability::UnnamedFile, unnamed, Grant::NotTried);
+        return unlinked(directory);
+    }
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .mode(MODE)
+        // Exclusive: it can never be given a name.
+        .custom_flags(libc::O_TMPFILE | libc::O_EXCL)
+        .open(directory);
+    match opened {
+        Ok(file) => {
+            report.record(Capability::UnnamedFile, unnamed, Grant::Granted);
+            Opened::new(file, directory)
+        }
+        Err(error) => {
+            let error = OsError::from_io("open", &error);
+            if !matches!(error.code, libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL) {
+                return Err(failure(directory, ByteCount::ZERO, error));
+            }
+            let reason = Reason::Unsupported { by: "the file system" };
+            report.record(Capability::UnnamedFile, unnamed, Grant::Refused(reason));
+            report.check()?;
+            unlinked(directory)
+        }
+    }
+}
+
+/// A file that loses its name as soon as it has one.
+fn unlinked(directory: &Path) -> Result<Opened, StorageError> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mut last = OsError::new("open", libc::EEXIST);
+    for _ in 0..ATTEMPTS {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let time = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |d| d.subsec_nanos());
+        let name = format!(".terrane-{}-{number}-{time:08x}", std::process::id());
+        let path = directory.join(name);
+        match create(&path) {
+            Ok(file) => {
+                fs::remove_file(&path).map_err(|error| {
+                    failure(&path, ByteCount::ZERO, OsError::from_io("unlink", &error))
+                })?;
+                return Opened::new(file, directory);
+            }
+            Err(error) => last = OsError::from_io("open", &error),
+        }
+        if last.code != libc::EEXIST {
+            break;
+        }
+    }
+    Err(failure(directory, ByteCount::ZERO, last))
+}
+
+/// A new file at `path`, which is not there yet.
+pub(super) fn create_new(path: &Path) -> Result<Opened, StorageError> {
+    check_path(path)?;
+    let file = create(path)
+        .map_err(|error| failure(path, ByteCount::ZERO, OsError::from_io("open", &error)))?;
+    let mut opened = Opened::new(file, path)?;
+    let (path, file) = (path.to_owned(), opened.identity());
+    opened.created = Some(CreatedName { path, file, is_kept: false });
+    Ok(opened)
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(path)
+}
+
+/// The regular file at `path`, as it is.
+pub(super) fn existing(path: &Path) -> Result<Opened, StorageError> {
+    check_path(path)?;
+    let call =
+        |name, error: io::Error| failure(path, ByteCount::ZERO, OsError::from_io(name, &error));
+    // Opening anything else could wait, or act.
+    check_type(path, &fs::metadata(path).map_err(|error| call("stat", error))?)?;
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    let opened = Opened::new(opened.map_err(|error| call("open", error))?, path)?;
+    check_type(path, &opened.metadata)?;
+    Ok(opened)
+}
+
+fn check_path(path: &Path) -> Result<(), StorageError> {
+    if path.as_os_str().as_bytes().contains(&0) {
+        return Err(StorageError::PathContainsNul { path: path.to_owned() });
+    }
+    Ok(())
+}
+
+fn check_type(path: &Path, metadata: &Metadata) -> Result<(), StorageError> {
+    let kind = metadata.file_type();
+    let found = match () {
+        () if kind.is_file() => return Ok(()),
+        () if kind.is_dir() => FileType::Directory,
+        () if kind.is_fifo() => FileType::Fifo,
+        () if kind.is_socket() => FileType::Socket,
+        () if kind.is_block_device() || kind.is_char_device() => FileType::Device,
+        () => FileType::Other,
+    };
+    Err(StorageError::NotAFile { path: path.to_owned(), found })
+}
+
+pub(super) fn identity(metadata: &Metadata) -> FileIdentity {
+    FileIdentity { file_system: metadata.dev(), inode: metadata.ino() }
+}
+
+/// The error for a call on `path` that failed, where `requested` bytes were at stake.
+pub(super) fn failure(path: &Path, requested: ByteCount, source: OsError) -> StorageError {
+    let path = path.to_owned();
+    match source.code {
+        libc::EEXIST => StorageError::AlreadyExists { path },
+        libc::ENOENT => StorageError::NotFound { path },
+        libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY => {
+            StorageError::NotWritable { path, source }
+        }
+        libc::EISDIR => StorageError::NotAFile { path, found: FileType::Directory },
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => {
+            StorageError::NoSpace { path, requested, source }
+        }
+        _ => StorageError::File { path, source },
+    }
+}

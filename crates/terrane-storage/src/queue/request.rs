@@ -1,0 +1,258 @@
+//! What is asked of the queue, and what it answers.
+
+use std::fmt;
+use std::os::fd::RawFd;
+use std::time::Instant;
+
+use terrane_core::{ByteCount, FileHandle, FileIdentity, HostAddress, OsError};
+
+/// One contiguous piece of host memory to read into or to write from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoBuffer {
+    /// Where it begins.
+    pub address: HostAddress,
+    /// Its length in bytes. Zero is legal.
+    pub length: ByteCount,
+}
+
+/// An open file as the queue sees it: one descriptor, and the identity that errors carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoFile {
+    /// The descriptor that requests go through.
+    pub descriptor: RawFd,
+    /// Which file it is.
+    pub identity: FileIdentity,
+}
+
+impl IoFile {
+    /// The file by the descriptor whose reads and writes go through the page cache.
+    #[must_use]
+    pub const fn buffered(handle: &FileHandle) -> Self {
+        Self { descriptor: handle.descriptor, identity: handle.identity }
+    }
+
+    /// The file by its direct-I/O descriptor, where it has one. Offsets, lengths and buffer
+    /// addresses must then be multiples of the alignments in
+    /// [`DirectFile`](terrane_core::DirectFile).
+    #[must_use]
+    pub fn direct(handle: &FileHandle) -> Option<Self> {
+        handle
+            .direct
+            .map(|direct| Self { descriptor: direct.descriptor, identity: handle.identity })
+    }
+}
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IoOperation {
+    /// Fills the buffers from the file.
+    Read,
+    /// Writes the buffers to the file.
+    Write,
+    /// `fdatasync`: the data, and what is needed to find it again, reach the device.
+    SyncData,
+    /// `fsync`: as above, with all metadata.
+    SyncAll,
+}
+
+impl IoOperation {
+    /// The system call that does this, for errors.
+    pub(crate) const fn call(self) -> &'static str {
+        match self {
+            Self::Read => "preadv",
+            Self::Write => "pwritev",
+            Self::SyncData => "fdatasync",
+            Self::SyncAll => "fsync",
+        }
+    }
+}
+
+impl fmt::Display for IoOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Read => "reading",
+            Self::Write => "writing",
+            Self::SyncData | Self::SyncAll => "syncing",
+        })
+    }
+}
+
+/// One request to [`IoQueue::submit`](crate::IoQueue::submit).
+///
+/// The list of buffers is copied; the bytes behind it are not.
+#[derive(Clone, Copy, Debug)]
+pub struct IoRequest<'a> {
+    /// Comes back in the completion; the queue gives it no meaning.
+    pub token: u64,
+    /// The file.
+    pub file: IoFile,
+    /// What to do.
+    pub operation: IoOperation,
+    /// Where in the file the first byte lies. Ignored by a sync.
+    pub offset: ByteCount,
+    /// The buffers, filled or written in order: any number, of any size. Ignored by a sync.
+    pub buffers: &'a [IoBuffer],
+    /// When to give up, if ever.
+    pub deadline: Option<Instant>,
+}
+
+impl<'a> IoRequest<'a> {
+    /// A request to fill `buffers` with the bytes from `offset` on.
+    #[must_use]
+    pub const fn read(
+        token: u64,
+        file: IoFile,
+        offset: ByteCount,
+        buffers: &'a [IoBuffer],
+    ) -> Self {
+        Self { token, file, operation: IoOperation::Read, offset, buffers, deadline: None }
+    }
+
+    /// A request to write `buffers` from `offset` on.
+    #[must_use]
+    pub const fn write(
+        token: u64,
+        file: IoFile,
+        offset: ByteCount,
+        buffers: &'a [IoBuffer],
+    ) -> Self {
+        Self { token, file, operation: IoOperation::Write, offset, buffers, deadline: None }
+    }
+
+    /// A request to bring the file's data to the device (`fdatasync`). It covers the writes
+    /// whose completions were handed out before it was submitted.
+    #[must_use]
+    pub const fn sync_data(token: u64, file: IoFile) -> Self {
+        Self {
+            token,
+            file,
+            operation: IoOperation::SyncData,
+            offset: ByteCount::ZERO,
+            buffers: &[],
+            deadline: None,
+        }
+    }
+
+    /// A request to bring the file's data and metadata to the device (`fsync`), with the same
+    /// coverage as [`sync_data`](Self::sync_data).
+    #[must_use]
+    pub const fn sync_all(token: u64, file: IoFile) -> Self {
+        Self { operation: IoOperation::SyncAll, ..Self::sync_data(token, file) }
+    }
+
+    /// The same request, given up at `deadline`.
+    #[must_use]
+    pub const fn by(self, deadline: Instant) -> Self {
+        Self { deadline: Some(deadline), ..self }
+    }
+}
+
+/// The end of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoCompletion {
+    /// The token of the request.
+    pub token: u64,
+    /// Whether every byte was transferred. Either way neither the queue nor the kernel touches
+    /// the buffers any more.
+    pub outcome: Result<(), IoFailure>,
+}
+
+/// A request that did not transfer all its bytes, with the place where it stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{operation} inode {} of file system {:#x} stopped at offset {} with {} of {} bytes done: \
+     {reason}",
+    .file.inode, .file.file_system, .offset.get(), .transferred.get(), .length.get()
+)]
+pub struct IoFailure {
+    /// The file.
+    pub file: FileIdentity,
+    /// What was being done.
+    pub operation: IoOperation,
+    /// The offset in the file of the first byte that was not transferred.
+    pub offset: ByteCount,
+    /// The bytes that the request was for.
+    pub length: ByteCount,
+    /// The bytes transferred before it stopped; those are in place.
+    pub transferred: ByteCount,
+    /// Why it stopped.
+    #[source]
+    pub reason: IoFailureReason,
+}
+
+impl IoFailure {
+    /// The bytes that were not transferred.
+    #[must_use]
+    pub fn missing(&self) -> ByteCount {
+        self.length.checked_sub(self.transferred).unwrap_or(ByteCount::ZERO)
+    }
+
+    /// Whether the disk, a quota or a limit on file sizes ran out.
+    #[must_use]
+    pub fn is_exhaustion(&self) -> bool {
+        matches!(self.reason, IoFailureReason::Os(error)
+            if matches!(error.code, libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
+    }
+}
+
+/// Why a request stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IoFailureReason {
+    /// The kernel refused or the device failed.
+    #[error("{error}{advice}", error = .0, advice = advice(.0.code))]
+    Os(OsError),
+    /// The file ends there.
+    #[error("the file ends there; it was truncated, or never written that far")]
+    EndOfFile,
+    /// The kernel took no byte and gave no reason.
+    #[error("the kernel accepted no byte and gave no reason; check the device and its quota")]
+    NoProgress,
+    /// The request's deadline passed.
+    #[error("its deadline passed; allow more time, or look for what keeps the device busy")]
+    DeadlineExceeded,
+    /// The caller cancelled it, or the queue was dropped.
+    #[error("it was cancelled")]
+    Cancelled,
+}
+
+/// What to do about the codes that have a usual cure.
+const fn advice(code: i32) -> &'static str {
+    match code {
+        libc::ENOSPC => "; free space on the file system or choose another directory",
+        libc::EDQUOT => "; raise the quota or choose another directory",
+        libc::EFBIG => "; raise RLIMIT_FSIZE or use smaller files",
+        libc::EINVAL => {
+            "; under direct I/O, offset, lengths and buffer addresses must be multiples of the \
+             file's direct alignments"
+        }
+        libc::EBADF => "; keep the file open, readable and writable, until its requests completed",
+        libc::EFAULT => "; keep the buffers mapped until their requests completed",
+        libc::EIO => "; the device failed: see the kernel log",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_where_it_stopped_and_what_to_do() {
+        let failure = IoFailure {
+            file: FileIdentity { file_system: 0xfe00, inode: 17 },
+            operation: IoOperation::Write,
+            offset: ByteCount::new(5000),
+            length: ByteCount::new(4000),
+            transferred: ByteCount::new(1000),
+            reason: IoFailureReason::Os(OsError::new("pwritev", libc::ENOSPC)),
+        };
+        let text = failure.to_string();
+        for part in ["writing", "inode 17", "offset 5000", "1000 of 4000", "free space"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert_eq!(failure.missing(), ByteCount::new(3000));
+        assert!(failure.is_exhaustion());
+    }
+}

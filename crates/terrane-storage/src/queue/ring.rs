@@ -1,0 +1,357 @@
+//! The queue on io_uring.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use terrane_core::{OsError, Reason};
+
+use super::Waited;
+use super::request::{IoCompletion, IoFailureReason, IoOperation};
+use super::transfer::{MAX_STEP, Next, Step, Stop, Transfer, Vectors};
+use crate::error::StorageError;
+use crate::sys;
+
+/// The user data of the poll on the waker's event.
+const WAKE: u64 = u64::MAX;
+/// The user data of cancellations, whose answers say nothing that the request's own does not.
+const CANCEL: u64 = u64::MAX - 1;
+
+/// What keeps a request's state while the kernel works on it.
+#[derive(Debug, Default)]
+struct Slot {
+    transfer: Option<Transfer>,
+    /// Told apart in the user data, so that a late cancellation never hits the slot's next user.
+    generation: u32,
+}
+
+pub(super) struct Ring {
+    ring: IoUring,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    spare_vectors: Vec<Vectors>,
+    /// How many of the requests in flight have a deadline.
+    timed: usize,
+    wake_event: Arc<File>,
+    wake_is_armed: bool,
+}
+
+impl Ring {
+    /// A ring for `depth` requests, or the reason why the kernel gives none.
+    pub(super) fn new(depth: u32) -> Result<Self, Reason> {
+        // Every request can have a cancellation beside it; one entry is the waker's. The depth is
+        // `IoQueueOptions::MAX_DEPTH` at most.
+        let entries = (2 * depth + 1).next_power_of_two();
+        let ring = IoUring::builder()
+            .dontfork()
+            .build(entries)
+            .map_err(|error| refusal(OsError::from_io("io_uring_setup", &error)))?;
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            return Err(Reason::Unsupported { by: "the kernel (before Linux 5.11)" });
+        }
+        let wake_event = sys::event::new().map_err(Reason::Os)?;
+        Ok(Self {
+            ring,
+            slots: (0..depth).map(|_| Slot::default()).collect(),
+            free: (0..depth).rev().collect(),
+            spare_vectors: Vec::new(),
+            timed: 0,
+            wake_event: Arc::new(wake_event),
+            wake_is_armed: false,
+        })
+    }
+
+    pub(super) fn wake_event(&self) -> Arc<File> {
+        Arc::clone(&self.wake_event)
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn spare_vectors(&mut self) -> Vectors {
+        self.spare_vectors.pop().unwrap_or_default()
+    }
+
+    /// Takes a transfer that is not empty. The caller has seen a free slot.
+    pub(super) fn submit(&mut self, transfer: Transfer) -> Result<(), StorageError> {
+        let full = StorageError::QueueFull { depth: self.slots.len() };
+        let Some(index) = self.free.pop() else { return Err(full) };
+        let Some(slot) = self.slots.get_mut(as_index(index)) else { return Err(full) };
+        let is_timed = transfer.deadline.is_some();
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.transfer = Some(transfer);
+        match self.push_step(index) {
+            Ok(()) => {
+                self.timed += usize::from(is_timed);
+                Ok(())
+            }
+            Err(error) => {
+                self.release(index);
+                Err(StorageError::Queue { source: error })
+            }
+        }
+    }
+
+    /// Hands everything submitted to the kernel, in one call.
+    pub(super) fn flush(&mut self) -> Result<(), StorageError> {
+        if self.ring.submission().is_empty() {
+            return Ok(());
+        }
+        self.enter(0, None).map_err(|source| StorageError::Queue { source })
+    }
+
+    /// Asks the kernel to let go of the requests that `select` picks.
+    pub(super) fn stop(
+        &mut self,
+        stop: Stop,
+        mut select: impl FnMut(&Transfer) -> bool,
+    ) -> Result<(), StorageError> {
+        for index in 0..self.slots.len() {
+            let Some(slot) = self.slots.get(index) else { continue };
+            let Some(transfer) = &slot.transfer else { continue };
+            let Ok(number) = u32::try_from(index) else { continue };
+            if transfer.stop.is_some() || !select(transfer) {
+                continue;
+            }
+            let target = user_data(number, slot.generation);
+            let entry = opcode::AsyncCancel::new(target).build().user_data(CANCEL);
+            self.push(&entry).map_err(|source| StorageError::Queue { source })?;
+            // Only what the kernel has been asked for counts as asked.
+            if let Some(transfer) = self.slots.get_mut(index).and_then(|s| s.transfer.as_mut()) {
+                transfer.stop = Some(stop);
+            }
+        }
+        self.flush()
+    }
+
+    /// Waits as [`IoQueue::wait`](super::IoQueue::wait) says.
+    pub(super) fn wait(
+        &mut self,
+        until: Option<Instant>,
+        completions: &mut Vec<IoCompletion>,
+    ) -> Result<Waited, StorageError> {
+        let before = completions.len();
+        loop {
+            let woken = self.reap(completions);
+            if completions.len() > before || woken || self.in_flight() == 0 {
+                // Whatever continues must not wait for the caller's next call.
+                self.flush()?;
+                return Ok(if woken { Waited::Woken } else { Waited::Done });
+            }
+            let deadline = self.next_deadline();
+            let next = deadline.into_iter().chain(until).min();
+            let now = next.map(|_| Instant::now());
+            if deadline.zip(now).is_some_and(|(deadline, now)| deadline <= now) {
+                self.stop(Stop::Deadline, |t| t.deadline.is_some_and(|d| Some(d) <= now))?;
+                continue;
+            }
+            if until.zip(now).is_some_and(|(until, now)| until <= now) {
+                self.flush()?;
+                self.reap(completions);
+                return Ok(Waited::Done);
+            }
+            let timeout = next.zip(now).map(|(next, now)| next.saturating_duration_since(now));
+            self.arm_wake()?;
+            self.enter(1, timeout).map_err(|source| StorageError::Queue { source })?;
+        }
+    }
+
+    /// The earliest deadline of a request that has not been told to stop yet.
+    fn next_deadline(&self) -> Option<Instant> {
+        if self.timed == 0 {
+            return None;
+        }
+        let running = self.slots.iter().filter_map(|slot| slot.transfer.as_ref());
+        running.filter(|t| t.stop.is_none()).filter_map(|t| t.deadline).min()
+    }
+
+    /// Takes in what the kernel has completed; says whether the waker was used.
+    fn reap(&mut self, completions: &mut Vec<IoCompletion>) -> bool {
+        let mut woken = false;
+        while let Some(entry) = self.next_entry() {
+            match entry.user_data() {
+                WAKE => {
+                    self.wake_is_armed = false;
+                    woken = true;
+                    sys::event::drain(&self.wake_event);
+                }
+                CANCEL => {}
+                data => completions.extend(self.take_answer(data, entry.result())),
+            }
+        }
+        woken
+    }
+
+    fn next_entry(&mut self) -> Option<cqueue::Entry> {
+        self.ring.completion().next()
+    }
+
+    /// Brings the request behind `data` forward; its completion, if that was the end of it.
+    fn take_answer(&mut self, data: u64, result: i32) -> Option<IoCompletion> {
+        let index = slot_of(data);
+        let transfer = self.slots.get_mut(as_index(index))?.transfer.as_mut()?;
+        let answer = usize::try_from(result).map_err(|_| result.wrapping_neg());
+        let outcome = match transfer.advance(answer) {
+            Next::Finished(outcome) => outcome,
+            Next::Again => match self.push_step(index) {
+                Ok(()) => return None,
+                Err(error) => {
+                    let transfer = self.slots.get(as_index(index))?.transfer.as_ref()?;
+                    Err(transfer.failure(IoFailureReason::Os(error)))
+                }
+            },
+        };
+        let transfer = self.release(index)?;
+        self.timed -= usize::from(transfer.deadline.is_some());
+        let completion = IoCompletion { token: transfer.token, outcome };
+        self.spare_vectors.push(transfer.into_vectors());
+        Some(completion)
+    }
+
+    /// Empties a slot whose request the kernel does not know (any more).
+    fn release(&mut self, index: u32) -> Option<Transfer> {
+        let transfer = self.slots.get_mut(as_index(index))?.transfer.take();
+        self.free.push(index);
+        transfer
+    }
+
+    /// Queues the next step of the request in slot `index`.
+    fn push_step(&mut self, index: u32) -> Result<(), OsError> {
+        let Some(slot) = self.slots.get(as_index(index)) else { return Ok(()) };
+        let Some(transfer) = &slot.transfer else { return Ok(()) };
+        let entry = entry_of(transfer).user_data(user_data(index, slot.generation));
+        self.push(&entry)
+    }
+
+    /// Puts an entry into the submission queue, making room first if it is full.
+    fn push(&mut self, entry: &squeue::Entry) -> Result<(), OsError> {
+        loop {
+            // SAFETY: the entry's buffers and descriptor stay valid until its completion is
+            // reaped: those of requests as `IoQueue::submit` demands, and the list of vectors
+            // and the event because the ring keeps them; dropping the ring waits for all.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return Ok(());
+            }
+            self.enter(0, None)?;
+        }
+    }
+
+    /// Lets the waker's event end the next wait.
+    fn arm_wake(&mut self) -> Result<(), StorageError> {
+        if self.wake_is_armed {
+            return Ok(());
+        }
+        let descriptor = types::Fd(sys::event::descriptor(&self.wake_event));
+        let readable = u32::from(libc::POLLIN.unsigned_abs());
+        let entry = opcode::PollAdd::new(descriptor, readable).build().user_data(WAKE);
+        self.push(&entry).map_err(|source| StorageError::Queue { source })?;
+        self.wake_is_armed = true;
+        Ok(())
+    }
+
+    /// Submits what is queued, and waits for `wanted` completions or for `timeout`.
+    fn enter(&mut self, wanted: usize, timeout: Option<Duration>) -> Result<(), OsError> {
+        let submitter = self.ring.submitter();
+        let result = match timeout {
+            Some(timeout) => {
+                let timeout = types::Timespec::from(timeout);
+                let arguments = types::SubmitArgs::new().timespec(&timeout);
+                submitter.submit_with_args(wanted, &arguments)
+            }
+            None => submitter.submit_and_wait(wanted),
+        };
+        let Err(error) = result else { return Ok(()) };
+        let error = OsError::from_io("io_uring_enter", &error);
+        match error.code {
+            // The caller looks at the clock and at the completion queue, and comes back.
+            libc::ETIME | libc::EINTR => Ok(()),
+            // The kernel is short of memory, or of room for completions that wait to be reaped.
+            libc::EAGAIN | libc::EBUSY => {
+                std::thread::yield_now();
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+}
+
+impl Drop for Ring {
+    /// Cancels what is in flight and returns when the kernel has let go of every buffer.
+    fn drop(&mut self) {
+        let mut completions = Vec::new();
+        loop {
+            let has_asked = self.stop(Stop::Caller, |_| true).is_ok();
+            self.reap(&mut completions);
+            if self.in_flight() == 0 {
+                return;
+            }
+            if !has_asked || self.enter(1, None).is_err() {
+                // Without a way into the kernel the completions still appear in the shared
+                // queue; returning before they did would leave buffers under a running write.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+/// The entry for the next step of `transfer`.
+fn entry_of(transfer: &Transfer) -> squeue::Entry {
+    let file = types::Fd(transfer.file.descriptor);
+    let is_read = transfer.operation == IoOperation::Read;
+    match transfer.step(MAX_STEP) {
+        Step::Single(vector, offset) => {
+            let address = vector.iov_base.cast::<u8>();
+            // At most `MAX_STEP`, so it fits.
+            let length = u32::try_from(vector.iov_len).unwrap_or(u32::MAX);
+            if is_read {
+                opcode::Read::new(file, address, length).offset(offset).build()
+            } else {
+                opcode::Write::new(file, address, length).offset(offset).build()
+            }
+        }
+        Step::Vectored(vectors, offset) => {
+            // At most `MAX_VECTORS`, so it fits.
+            let count = u32::try_from(vectors.len()).unwrap_or(0);
+            if is_read {
+                opcode::Readv::new(file, vectors.as_ptr(), count).offset(offset).build()
+            } else {
+                opcode::Writev::new(file, vectors.as_ptr(), count).offset(offset).build()
+            }
+        }
+        Step::Sync => {
+            let flags = match transfer.operation {
+                IoOperation::SyncData => types::FsyncFlags::DATASYNC,
+                _ => types::FsyncFlags::empty(),
+            };
+            opcode::Fsync::new(file).flags(flags).build()
+        }
+    }
+}
+
+/// What a failed `io_uring_setup` says about the machine.
+fn refusal(error: OsError) -> Reason {
+    const SWITCH: &str = "/proc/sys/kernel/io_uring_disabled";
+    let is_disabled =
+        || std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim().parse() != Ok(0_u32));
+    match error.code {
+        libc::ENOSYS => Reason::Unsupported { by: "the kernel, or its seccomp filter," },
+        libc::EPERM if is_disabled() => Reason::Disabled { by: SWITCH },
+        _ => Reason::Os(error),
+    }
+}
+
+fn user_data(index: u32, generation: u32) -> u64 {
+    // Indices stay far below 2^32 − 1, so this is never `WAKE` or `CANCEL`.
+    u64::from(generation) << 32 | u64::from(index)
+}
+
+/// The slot's index: the lower half of the user data.
+fn slot_of(data: u64) -> u32 {
+    u32::try_from(data & u64::from(u32::MAX)).unwrap_or(u32::MAX)
+}
+
+fn as_index(index: u32) -> usize {
+    usize::try_from(index).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,331 @@
+//! The state of one request between submission and completion: what is left to transfer, and
+//! what the result of each system call means. Both backends share it.
+
+use std::time::Instant;
+
+use terrane_core::{ByteCount, OsError};
+
+use super::request::{IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest};
+use crate::error::StorageError;
+use crate::sys;
+
+/// The most bytes of one system call: below the kernel's own 2 GiB − 4 KiB, and a power of two,
+/// so that what is left of an aligned request is as aligned as the whole.
+pub(super) const MAX_STEP: usize = 1 << 30;
+
+/// The most buffers of one system call: the kernel's `UIO_MAXIOV`.
+pub(super) const MAX_VECTORS: usize = 1024;
+
+/// How often in a row a call may answer `EAGAIN` before that is the answer.
+const MAX_RETRIES: u32 = 64;
+
+/// Why a request is to end early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    Deadline,
+    Caller,
+}
+
+impl Stop {
+    const fn reason(self) -> IoFailureReason {
+        match self {
+            Self::Deadline => IoFailureReason::DeadlineExceeded,
+            Self::Caller => IoFailureReason::Cancelled,
+        }
+    }
+}
+
+/// One system call's worth of a transfer.
+#[derive(Debug)]
+pub(super) enum Step<'a> {
+    /// One buffer: address and length, at most [`MAX_STEP`].
+    Single(libc::iovec, u64),
+    /// Several buffers, at most [`MAX_VECTORS`] and, but for the last call of a huge request,
+    /// at most [`MAX_STEP`] bytes.
+    Vectored(&'a [libc::iovec], u64),
+    /// No buffers: a sync.
+    Sync,
+}
+
+/// What follows from the result of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    Again,
+    Finished(Result<(), IoFailure>),
+}
+
+/// A request in the course of being served.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    pub(super) token: u64,
+    pub(super) file: IoFile,
+    pub(super) operation: IoOperation,
+    pub(super) deadline: Option<Instant>,
+    /// Set once the request is to end early. It is not over before the kernel says so.
+    pub(super) stop: Option<Stop>,
+    offset: u64,
+    total: u64,
+    done: u64,
+    retries: u32,
+    vectors: Vectors,
+    /// The first vector with bytes left; the vectors before it are done.
+    first: usize,
+}
+
+/// The buffers of a request, as system calls take them.
+#[derive(Debug, Default)]
+pub(super) struct Vectors(Vec<libc::iovec>);
+
+// SAFETY: these are addresses that only the kernel dereferences; whoever submitted the request
+// promised that they stay valid, on whichever thread the call is made.
+unsafe impl Send for Vectors {}
+
+impl Transfer {
+    /// Takes `request` over; the capacity of `vectors` is reused.
+    pub(super) fn new(request: &IoRequest<'_>, mut vectors: Vectors) -> Result<Self, StorageError> {
+        let is_sync = matches!(request.operation, IoOperation::SyncData | IoOperation::SyncAll);
+        let buffers = if is_sync { &[][..] } else { request.buffers };
+        let total = buffers.iter().map(|b| b.length).collect::<Result<ByteCount, _>>()?;
+        let end = request.offset.checked_add(total)?;
+        if i64::try_from(end.get()).is_err() {
+            return Err(StorageError::OffsetOutOfRange { offset: request.offset, length: total });
+        }
+        vectors.0.clear();
+        vectors.0.extend(buffers.iter().filter(|b| !b.length.is_zero()).map(|b| libc::iovec {
+            iov_base: b.address.as_ptr().cast(),
+            iov_len: b.length.to_usize(),
+        }));
+        Ok(Self {
+            token: request.token,
+            file: request.file,
+            operation: request.operation,
+            deadline: request.deadline,
+            stop: None,
+            offset: request.offset.get(),
+            total: total.get(),
+            done: 0,
+            retries: 0,
+            vectors,
+            first: 0,
+        })
+    }
+
+    /// Whether there is nothing to ask the kernel for.
+    pub(super) fn is_empty(&self) -> bool {
+        self.total == 0 && matches!(self.operation, IoOperation::Read | IoOperation::Write)
+    }
+
+    /// Gives the list of vectors back for reuse.
+    pub(super) fn into_vectors(self) -> Vectors {
+        self.vectors
+    }
+
+    /// The next system call to make, of at most `max_bytes` bytes ([`MAX_STEP`] or less).
+    pub(super) fn step(&self, max_bytes: usize) -> Step<'_> {
+        let left = self.vectors.0.get(self.first..).unwrap_or(&[]);
+        let position = self.offset + self.done;
+        let Some(&head) = left.first() else { return Step::Sync };
+        let mut room = max_bytes;
+        let fits = |vector: &&libc::iovec| match room.checked_sub(vector.iov_len) {
+            Some(rest) => {
+                room = rest;
+                true
+            }
+            None => false,
+        };
+        let fitting = left.iter().take(MAX_VECTORS).take_while(fits).count();
+        match left.get(..fitting) {
+            Some(several @ [_, _, ..]) => Step::Vectored(several, position),
+            _ => {
+                Step::Single(libc::iovec { iov_len: head.iov_len.min(max_bytes), ..head }, position)
+            }
+        }
+    }
+
+    /// Takes in what a system call answered: the bytes that it transferred, or its `errno`.
+    pub(super) fn advance(&mut self, answer: Result<usize, i32>) -> Next {
+        match answer {
+            Ok(0) if self.done < self.total => {
+                Next::Finished(Err(self.failure(match self.operation {
+                    IoOperation::Read => IoFailureReason::EndOfFile,
+                    _ => IoFailureReason::NoProgress,
+                })))
+            }
+            Ok(bytes) => {
+                self.retries = 0;
+                self.consume(bytes);
+                if self.done >= self.total { Next::Finished(Ok(())) } else { self.go_on() }
+            }
+            Err(libc::EINTR) => self.go_on(),
+            Err(libc::EAGAIN) if self.retries < MAX_RETRIES => {
+                self.retries += 1;
+                self.go_on()
+            }
+            Err(code) => Next::Finished(Err(self.failure(self.reason(code)))),
+        }
+    }
+
+    /// The failure of a request that ends here.
+    pub(super) fn failure(&self, reason: IoFailureReason) -> IoFailure {
+        IoFailure {
+            file: self.file.identity,
+            operation: self.operation,
+            offset: ByteCount::new(self.offset + self.done),
+            length: ByteCount::new(self.total),
+            transferred: ByteCount::new(self.done),
+            reason,
+        }
+    }
+
+    /// The failure of a request that was told to stop.
+    pub(super) fn stopped(&self, stop: Stop) -> IoFailure {
+        self.failure(stop.reason())
+    }
+
+    /// Another step, unless the request is to stop.
+    fn go_on(&self) -> Next {
+        match self.stop {
+            Some(stop) => Next::Finished(Err(self.stopped(stop))),
+            None => Next::Again,
+        }
+    }
+
+    fn reason(&self, code: i32) -> IoFailureReason {
+        match (code, self.stop) {
+            (libc::ECANCELED, Some(stop)) => stop.reason(),
+            // A direct read that met an unaligned end of file stops there with the bytes that
+            // there are; asking for the rest from that unaligned position is then refused.
+            (libc::EINVAL, _) if self.done > 0 && self.is_read_past_end() => {
+                IoFailureReason::EndOfFile
+            }
+            _ => IoFailureReason::Os(OsError::new(self.operation.call(), code)),
+        }
+    }
+
+    fn is_read_past_end(&self) -> bool {
+        self.operation == IoOperation::Read
+            && sys::file::length(self.file.descriptor)
+                .is_ok_and(|length| length <= self.offset + self.done)
+    }
+
+    /// Moves `bytes` bytes forward.
+    fn consume(&mut self, bytes: usize) {
+        let mut left = bytes;
+        while left > 0 {
+            let Some(vector) = self.vectors.0.get_mut(self.first) else { break };
+            let taken = left.min(vector.iov_len);
+            vector.iov_base = vector.iov_base.cast::<u8>().wrapping_add(taken).cast();
+            vector.iov_len -= taken;
+            left -= taken;
+            self.done += ByteCount::from_usize(taken).get();
+            if vector.iov_len == 0 {
+                self.first += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::NonNull;
+    use terrane_core::{FileIdentity, HostAddress};
+
+    use crate::queue::IoBuffer;
+
+    const FILE: IoFile =
+        IoFile { descriptor: -1, identity: FileIdentity { file_system: 1, inode: 2 } };
+
+    fn buffers(lengths: &[u64]) -> Vec<IoBuffer> {
+        let address = HostAddress::new(NonNull::<u64>::dangling());
+        lengths.iter().map(|&l| IoBuffer { address, length: ByteCount::new(l) }).collect()
+    }
+
+    fn transfer(operation: IoOperation, lengths: &[u64]) -> Transfer {
+        let buffers = buffers(lengths);
+        let request =
+            IoRequest { operation, ..IoRequest::read(7, FILE, ByteCount::new(100), &buffers) };
+        Transfer::new(&request, Vectors::default()).unwrap()
+    }
+
+    fn shape(step: &Step<'_>) -> (Vec<usize>, u64) {
+        match step {
+            Step::Single(vector, at) => (vec![vector.iov_len], *at),
+            Step::Vectored(vectors, at) => (vectors.iter().map(|v| v.iov_len).collect(), *at),
+            Step::Sync => (Vec::new(), 0),
+        }
+    }
+
+    #[test]
+    fn short_answers_are_continued_where_they_stopped() {
+        let mut transfer = transfer(IoOperation::Read, &[10, 0, 20, 30]);
+        assert_eq!(shape(&transfer.step(MAX_STEP)), (vec![10, 20, 30], 100));
+        assert_eq!(transfer.advance(Ok(15)), Next::Again);
+        assert_eq!(shape(&transfer.step(MAX_STEP)), (vec![15, 30], 115));
+        assert_eq!(transfer.advance(Err(libc::EINTR)), Next::Again);
+        assert_eq!(transfer.advance(Ok(15)), Next::Again);
+        assert_eq!(shape(&transfer.step(MAX_STEP)), (vec![30], 130));
+        assert_eq!(transfer.advance(Ok(30)), Next::Finished(Ok(())));
+    }
+
+    #[test]
+    fn long_lists_and_large_buffers_are_split() {
+        let many = transfer(IoOperation::Write, &vec![512; MAX_VECTORS + 3]);
+        assert_eq!(shape(&many.step(MAX_STEP)).0.len(), MAX_VECTORS);
+        let large = transfer(IoOperation::Write, &[5 << 30, 512]);
+        assert_eq!(shape(&large.step(MAX_STEP)), (vec![MAX_STEP], 100));
+        let mixed = transfer(IoOperation::Write, &[512, 512, 5 << 30]);
+        assert_eq!(shape(&mixed.step(MAX_STEP)), (vec![512, 512], 100));
+    }
+
+    #[test]
+    fn no_progress_is_an_error_with_its_place() {
+        let mut read = transfer(IoOperation::Read, &[64]);
+        assert_eq!(read.advance(Ok(24)), Next::Again);
+        let Next::Finished(Err(failure)) = read.advance(Ok(0)) else { panic!("not an end") };
+        assert_eq!(failure.reason, IoFailureReason::EndOfFile);
+        assert_eq!(failure.offset, ByteCount::new(124));
+        assert_eq!(failure.missing(), ByteCount::new(40));
+
+        let mut write = transfer(IoOperation::Write, &[64]);
+        let Next::Finished(Err(failure)) = write.advance(Ok(0)) else { panic!("not an end") };
+        assert_eq!(failure.reason, IoFailureReason::NoProgress);
+    }
+
+    #[test]
+    fn endless_eagain_is_an_error_in_the_end() {
+        let mut read = transfer(IoOperation::Read, &[64]);
+        let answers = (0..=MAX_RETRIES).map(|_| read.advance(Err(libc::EAGAIN)));
+        let last = answers.last().unwrap();
+        assert!(matches!(
+            last,
+            Next::Finished(Err(IoFailure {
+                reason: IoFailureReason::Os(OsError { code: libc::EAGAIN, .. }),
+                ..
+            }))
+        ));
+    }
+
+    #[test]
+    fn a_stop_is_reported_as_its_cause_and_only_if_bytes_are_missing() {
+        let mut read = transfer(IoOperation::Read, &[64]);
+        read.stop = Some(Stop::Deadline);
+        let Next::Finished(Err(failure)) = read.advance(Err(libc::ECANCELED)) else {
+            panic!("not an end")
+        };
+        assert_eq!(failure.reason, IoFailureReason::DeadlineExceeded);
+        assert_eq!(read.advance(Ok(64)), Next::Finished(Ok(())));
+    }
+
+    #[test]
+    fn offsets_beyond_the_kernels_are_refused() {
+        let buffers = buffers(&[u64::MAX, 1]);
+        let request = IoRequest::read(1, FILE, ByteCount::ZERO, &buffers);
+        assert!(Transfer::new(&request, Vectors::default()).is_err());
+        let request = IoRequest::read(1, FILE, ByteCount::new(i64::MAX as u64), &buffers[1..]);
+        assert!(matches!(
+            Transfer::new(&request, Vectors::default()),
+            Err(StorageError::OffsetOutOfRange { .. })
+        ));
+    }
+}

@@ -1,0 +1,259 @@
+//! The queue on threads, for systems where io_uring is forbidden.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use terrane_core::OsError;
+
+use super::Waited;
+use super::request::{IoCompletion, IoFailure, IoOperation};
+use super::transfer::{Next, Step, Stop, Transfer, Vectors};
+use crate::error::StorageError;
+use crate::sys;
+
+/// The most bytes of one system call here: between calls a worker looks at the deadline.
+const STEP: usize = 16 << 20;
+
+const RUNNING: u8 = 0;
+const STOP_DEADLINE: u8 = 1;
+const STOP_CALLER: u8 = 2;
+
+struct Job {
+    slot: usize,
+    transfer: Transfer,
+}
+
+enum Message {
+    Finished { slot: usize, transfer: Transfer, outcome: Result<(), IoFailure> },
+    Wake,
+}
+
+/// What the queue remembers of a request that a worker has.
+#[derive(Clone, Copy)]
+struct Entry {
+    token: u64,
+    deadline: Option<Instant>,
+}
+
+pub(super) struct Workers {
+    /// Dropped first of all, so that the workers come to an end.
+    jobs: Option<Sender<Job>>,
+    messages: Receiver<Message>,
+    waker: WakeSender,
+    entries: Vec<Option<Entry>>,
+    free: Vec<usize>,
+    stops: Arc<[AtomicU8]>,
+    spare_vectors: Vec<Vectors>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Ends a wait from another thread. Wakes that nobody has seen yet become one.
+#[derive(Clone)]
+pub(super) struct WakeSender {
+    messages: Sender<Message>,
+    is_pending: Arc<AtomicBool>,
+}
+
+impl WakeSender {
+    pub(super) fn wake(&self) {
+        if !self.is_pending.swap(true, Ordering::AcqRel) {
+            // The receiver is gone with the queue: nobody waits.
+            let _ = self.messages.send(Message::Wake);
+        }
+    }
+}
+
+impl Workers {
+    pub(super) fn new(depth: usize, count: usize) -> Result<Self, StorageError> {
+        let (jobs, job_receiver) = crossbeam_channel::bounded(depth);
+        let (sender, messages) = crossbeam_channel::unbounded();
+        let mut workers = Self {
+            jobs: Some(jobs),
+            messages,
+            waker: WakeSender { messages: sender, is_pending: Arc::default() },
+            entries: vec![None; depth],
+            free: (0..depth).rev().collect(),
+            stops: (0..depth).map(|_| AtomicU8::new(RUNNING)).collect(),
+            spare_vectors: Vec::new(),
+            threads: Vec::with_capacity(count),
+        };
+        for number in 0..count {
+            let jobs: Receiver<Job> = job_receiver.clone();
+            let messages = workers.waker.messages.clone();
+            let stops = Arc::clone(&workers.stops);
+            let thread = std::thread::Builder::new()
+                .name(format!("terrane-io-{number}"))
+                .spawn(move || work(&jobs, &messages, &stops))
+                .map_err(|error| StorageError::Thread {
+                    source: OsError::from_io("pthread_create", &error),
+                })?;
+            workers.threads.push(thread);
+        }
+        Ok(workers)
+    }
+
+    pub(super) fn waker(&self) -> WakeSender {
+        self.waker.clone()
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    pub(super) fn spare_vectors(&mut self) -> Vectors {
+        self.spare_vectors.pop().unwrap_or_default()
+    }
+
+    pub(super) fn submit(&mut self, transfer: Transfer) -> Result<(), StorageError> {
+        let full = StorageError::QueueFull { depth: self.entries.len() };
+        let (Some(jobs), Some(slot)) = (&self.jobs, self.free.pop()) else { return Err(full) };
+        let entry = Entry { token: transfer.token, deadline: transfer.deadline };
+        if let Some(stop) = self.stops.get(slot) {
+            stop.store(RUNNING, Ordering::Relaxed);
+        }
+        // The channel has room for every slot, and its receivers live as long as the workers.
+        if jobs.send(Job { slot, transfer }).is_err() {
+            self.free.push(slot);
+            return Err(full);
+        }
+        if let Some(place) = self.entries.get_mut(slot) {
+            *place = Some(entry);
+        }
+        Ok(())
+    }
+
+    /// Asks the workers to end the requests that `select` picks at their next step.
+    pub(super) fn stop(&self, stop: Stop, mut select: impl FnMut(u64, Option<Instant>) -> bool) {
+        let code = match stop {
+            Stop::Deadline => STOP_DEADLINE,
+            Stop::Caller => STOP_CALLER,
+        };
+        for (entry, flag) in self.entries.iter().zip(self.stops.iter()) {
+            if entry.is_some_and(|entry| select(entry.token, entry.deadline)) {
+                // The first cause counts.
+                let _ = flag.compare_exchange(RUNNING, code, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Waits as [`IoQueue::wait`](super::IoQueue::wait) says. The workers watch the deadlines
+    /// between their steps, so there is nothing to do here when one passes.
+    pub(super) fn wait(
+        &mut self,
+        until: Option<Instant>,
+        completions: &mut Vec<IoCompletion>,
+    ) -> Result<Waited, StorageError> {
+        let before = completions.len();
+        let mut woken = false;
+        loop {
+            while let Ok(message) = self.messages.try_recv() {
+                woken |= self.take(message, completions);
+            }
+            if completions.len() > before || woken || self.in_flight() == 0 {
+                return Ok(if woken { Waited::Woken } else { Waited::Done });
+            }
+            let message = match until {
+                Some(until) => match self.messages.recv_deadline(until) {
+                    Ok(message) => message,
+                    Err(RecvTimeoutError::Timeout) => return Ok(Waited::Done),
+                    Err(RecvTimeoutError::Disconnected) => return Ok(Waited::Done),
+                },
+                None => match self.messages.recv() {
+                    Ok(message) => message,
+                    Err(_) => return Ok(Waited::Done),
+                },
+            };
+            woken |= self.take(message, completions);
+        }
+    }
+
+    /// Takes a message in; says whether it was a wake.
+    fn take(&mut self, message: Message, completions: &mut Vec<IoCompletion>) -> bool {
+        match message {
+            Message::Finished { slot, transfer, outcome } => {
+                if let Some(entry) = self.entries.get_mut(slot) {
+                    *entry = None;
+                }
+                self.free.push(slot);
+                completions.push(IoCompletion { token: transfer.token, outcome });
+                self.spare_vectors.push(transfer.into_vectors());
+                false
+            }
+            Message::Wake => {
+                // Not just a store: whoever still finds the flag set, and so sends nothing, has to
+                // be seen here with all that it did before, as the caller looks for that next.
+                self.waker.is_pending.swap(false, Ordering::AcqRel);
+                true
+            }
+        }
+    }
+}
+
+impl Drop for Workers {
+    /// Stops what is in flight and joins the workers, who then touch no buffer any more.
+    fn drop(&mut self) {
+        self.stop(Stop::Caller, |_, _| true);
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            // A worker that panicked has ended all the same.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The life of a worker.
+fn work(jobs: &Receiver<Job>, messages: &Sender<Message>, stops: &[AtomicU8]) {
+    while let Ok(Job { slot, mut transfer }) = jobs.recv() {
+        let outcome = loop {
+            if let Some(stop) = stop_of(&transfer, stops.get(slot)) {
+                break Err(transfer.stopped(stop));
+            }
+            if let Next::Finished(outcome) = transfer.advance(make_call(&transfer)) {
+                break outcome;
+            }
+        };
+        if messages.send(Message::Finished { slot, transfer, outcome }).is_err() {
+            return;
+        }
+    }
+}
+
+fn stop_of(transfer: &Transfer, flag: Option<&AtomicU8>) -> Option<Stop> {
+    match flag.map(|flag| flag.load(Ordering::Relaxed)) {
+        Some(STOP_DEADLINE) => return Some(Stop::Deadline),
+        Some(STOP_CALLER) => return Some(Stop::Caller),
+        _ => {}
+    }
+    transfer.deadline.is_some_and(|deadline| deadline <= Instant::now()).then_some(Stop::Deadline)
+}
+
+/// Makes the system call of the next step.
+fn make_call(transfer: &Transfer) -> Result<usize, i32> {
+    let descriptor = transfer.file.descriptor;
+    let single;
+    let (vectors, offset) = match transfer.step(STEP) {
+        Step::Single(vector, offset) => {
+            single = [vector];
+            (&single[..], offset)
+        }
+        Step::Vectored(vectors, offset) => (vectors, offset),
+        Step::Sync => {
+            let data_only = transfer.operation == IoOperation::SyncData;
+            // SAFETY: whoever submitted the request keeps the descriptor open until it is done.
+            let result = unsafe { sys::file::sync(descriptor, data_only) };
+            return result.map(|()| 0).map_err(|error| error.code);
+        }
+    };
+    let result = if transfer.operation == IoOperation::Read {
+        // SAFETY: whoever submitted the request keeps the buffers writable and the descriptor
+        // open until it is done, which is after this call.
+        unsafe { sys::file::read_vectored(descriptor, vectors, offset) }
+    } else {
+        // SAFETY: as above, with buffers that are readable.
+        unsafe { sys::file::write_vectored(descriptor, vectors, offset) }
+    };
+    result.map_err(|error| error.code)
+}

@@ -1,0 +1,130 @@
+//! System calls on files.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use terrane_core::OsError;
+
+use super::check;
+
+/// Fills `vectors` from `offset` on; the bytes that were read.
+///
+/// # Safety
+///
+/// Each vector is valid for writes and accessed by nobody else during the call; the descriptor
+/// is open, and not closed meanwhile.
+pub(crate) unsafe fn read_vectored(
+    descriptor: RawFd,
+    vectors: &[libc::iovec],
+    offset: u64,
+) -> Result<usize, OsError> {
+    let (count, offset) = arguments(vectors, offset)?;
+    // SAFETY: the caller vouches for the vectors, and their list is a slice.
+    let result = unsafe { libc::preadv(descriptor, vectors.as_ptr(), count, offset) };
+    check("preadv", result)
+}
+
+/// Writes `vectors` from `offset` on; the bytes that were written.
+///
+/// # Safety
+///
+/// Each vector is valid for reads and written by nobody during the call; the descriptor is open,
+/// and not closed meanwhile.
+pub(crate) unsafe fn write_vectored(
+    descriptor: RawFd,
+    vectors: &[libc::iovec],
+    offset: u64,
+) -> Result<usize, OsError> {
+    let (count, offset) = arguments(vectors, offset)?;
+    // SAFETY: the caller vouches for the vectors, and their list is a slice.
+    let result = unsafe { libc::pwritev(descriptor, vectors.as_ptr(), count, offset) };
+    check("pwritev", result)
+}
+
+fn arguments(vectors: &[libc::iovec], offset: u64) -> Result<(libc::c_int, i64), OsError> {
+    let invalid = OsError::new("preadv", libc::EINVAL);
+    let count = libc::c_int::try_from(vectors.len()).map_err(|_| invalid)?;
+    Ok((count, i64::try_from(offset).map_err(|_| invalid)?))
+}
+
+/// Brings the file's data, and all its metadata unless `data_only`, to the device.
+///
+/// # Safety
+///
+/// The descriptor is open, and not closed meanwhile.
+pub(crate) unsafe fn sync(descriptor: RawFd, data_only: bool) -> Result<(), OsError> {
+    if data_only {
+        // SAFETY: the call takes a plain number.
+        check("fdatasync", unsafe { libc::fdatasync(descriptor) })?;
+    } else {
+        // SAFETY: the call takes a plain number.
+        check("fsync", unsafe { libc::fsync(descriptor) })?;
+    }
+    Ok(())
+}
+
+/// The length of the file behind a descriptor.
+pub(crate) fn length(descriptor: RawFd) -> Result<u64, OsError> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the kernel writes a `stat` to where one has room, or fails.
+    check("fstat", unsafe { libc::fstat(descriptor, status.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded, so it has been written.
+    let status = unsafe { status.assume_init() };
+    u64::try_from(status.st_size).map_err(|_| OsError::new("fstat", libc::EOVERFLOW))
+}
+
+/// Reserves blocks for the first `length` bytes, and makes the file that long.
+pub(crate) fn reserve(file: BorrowedFd<'_>, length: u64) -> Result<(), OsError> {
+    let length = i64::try_from(length).map_err(|_| OsError::new("fallocate", libc::EFBIG))?;
+    loop {
+        // SAFETY: the call takes plain numbers.
+        let result = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) };
+        match check("fallocate", result) {
+            Err(error) if error.code == libc::EINTR => {}
+            other => return other.map(|_| ()),
+        }
+    }
+}
+
+/// The alignments that direct I/O demands, as the file system says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DirectAlignment {
+    pub(crate) memory: u64,
+    pub(crate) offset: u64,
+}
+
+/// What `statx` with `STATX_DIOALIGN` (Linux 6.1) says: `None` where kernel or file system do
+/// not answer; zeros where the file takes no direct I/O.
+pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Result<Option<DirectAlignment>, OsError> {
+    let mut status = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the path is a NUL-terminated literal, and the kernel writes a `statx` to where one
+    // has room, or fails.
+    let result = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            status.as_mut_ptr(),
+        )
+    };
+    check("statx", result)?;
+    // SAFETY: all zeros is a valid `statx`, and the kernel has written over it.
+    let status = unsafe { status.assume_init() };
+    Ok((status.stx_mask & libc::STATX_DIOALIGN != 0).then(|| DirectAlignment {
+        memory: u64::from(status.stx_dio_mem_align),
+        offset: u64::from(status.stx_dio_offset_align),
+    }))
+}
+
+/// Whether the file is on a file system that has no device behind it (tmpfs, ramfs, hugetlbfs).
+pub(crate) fn is_in_memory(file: BorrowedFd<'_>) -> Result<bool, OsError> {
+    /// `RAMFS_MAGIC` of the kernel's `linux/magic.h`.
+    const RAMFS_MAGIC: libc::__fsword_t = 0x8584_58f6;
+    let mut status = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the kernel writes a `statfs` to where one has room, or fails.
+    check("fstatfs", unsafe { libc::fstatfs(file.as_raw_fd(), status.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded, so it has been written.
+    let status = unsafe { status.assume_init() };
+    Ok(matches!(status.f_type, libc::TMPFS_MAGIC | libc::HUGETLBFS_MAGIC | RAMFS_MAGIC))
+}

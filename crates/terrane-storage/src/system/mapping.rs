@@ -1,0 +1,141 @@
+//! A mapping of anonymous memory, owned.
+
+use std::ptr::NonNull;
+
+use terrane_core::{Alignment, ByteCount, OsError};
+
+use crate::sys;
+
+/// Mapped, zeroed memory, unmapped when it drops.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    /// The aligned part, within what is mapped.
+    address: NonNull<u8>,
+    length: usize,
+    /// All that is mapped: the same, unless trimming was refused.
+    mapped: NonNull<u8>,
+    mapped_length: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone, and no thread owns a mapping.
+unsafe impl Send for Mapping {}
+// SAFETY: shared references give out the address only.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` bytes, rounded up to whole pages, at a multiple of `alignment`; with
+    /// `huge`, of explicit huge pages of that size.
+    ///
+    /// The kernel aligns to its pages only. For more, a longer range is mapped and trimmed at
+    /// both ends; explicit huge pages then have to be there for the longer range, for a moment.
+    pub(crate) fn new(
+        length: ByteCount,
+        alignment: Alignment,
+        huge: Option<Alignment>,
+    ) -> Result<Self, OsError> {
+        let no_memory = OsError::new("mmap", libc::ENOMEM);
+        let page = huge.unwrap_or_else(sys::memory::page_size);
+        let length = length.align_up(page).map_err(|_| no_memory)?;
+        let slack = alignment.max(page).get() - page.get();
+        let mapped_length = length.checked_add(ByteCount::new(slack)).map_err(|_| no_memory)?;
+        let mapped = sys::memory::map(mapped_length.to_usize(), huge.map(Alignment::log2))?;
+        let mut mapping = Self {
+            address: mapped,
+            length: length.to_usize(),
+            mapped,
+            mapped_length: mapped_length.to_usize(),
+        };
+        if slack > 0 {
+            mapping.trim(ByteCount::new(alignment.get()).to_usize());
+        }
+        Ok(mapping)
+    }
+
+    /// Moves the beginning to a multiple of `alignment` and gives back what lies around it. Where
+    /// the kernel refuses (a process can have only so many mappings), the surplus stays mapped,
+    /// untouched and without pages.
+    fn trim(&mut self, alignment: usize) {
+        let head = self.mapped.as_ptr().align_offset(alignment);
+        // `head` is less than the slack, so the aligned part ends within what is mapped.
+        if let Some(address) = NonNull::new(self.mapped.as_ptr().wrapping_add(head)) {
+            self.address = address;
+        }
+        if head > 0 {
+            // SAFETY: the range is the beginning of what was mapped, up to a page boundary, and
+            // nobody has its address yet.
+            if unsafe { sys::memory::unmap(self.mapped, head) }.is_ok() {
+                self.mapped = self.address;
+                self.mapped_length -= head;
+            }
+        }
+        let before = self.address.as_ptr().addr() - self.mapped.as_ptr().addr();
+        let kept = before + self.length;
+        let tail = self.mapped_length - kept;
+        if let Some(end) = NonNull::new(self.mapped.as_ptr().wrapping_add(kept))
+            && tail > 0
+        {
+            // SAFETY: the range is the end of what was mapped, from a page boundary on, and
+            // nobody has its address yet.
+            if unsafe { sys::memory::unmap(end, tail) }.is_ok() {
+                self.mapped_length = kept;
+            }
+        }
+    }
+
+    pub(crate) const fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    pub(super) const fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The `length` bytes from `offset` on, cut at the end of the mapping.
+    pub(super) fn part(&self, offset: usize, length: usize) -> (NonNull<u8>, usize) {
+        let offset = offset.min(self.length);
+        let address = self.address.as_ptr().wrapping_add(offset);
+        (NonNull::new(address).unwrap_or(self.address), length.min(self.length - offset))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new` less what was trimmed; as its owner drops, so do
+        // all rights to its addresses.
+        let result = unsafe { sys::memory::unmap(self.mapped, self.mapped_length) };
+        if let Err(error) = result {
+            tracing::warn!(%error, bytes = self.mapped_length, "memory stays mapped");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignment_beyond_the_page_is_reached_by_trimming() {
+        for log2 in [0, 9, 12, 16, 21, 30] {
+            let alignment = Alignment::new(1 << log2).unwrap();
+            let mapping = Mapping::new(ByteCount::new(5000), alignment, None).unwrap();
+            assert_eq!(mapping.length(), 8192);
+            assert_eq!(mapping.address().as_ptr().align_offset(1 << log2), 0);
+            assert_eq!((mapping.mapped, mapping.mapped_length), (mapping.address, 8192));
+        }
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused() {
+        for length in [1 << 50, u64::MAX - 4095, u64::MAX] {
+            let error = Mapping::new(ByteCount::new(length), Alignment::PAGE, None).unwrap_err();
+            assert_eq!(error.code, libc::ENOMEM);
+        }
+    }
+
+    #[test]
+    fn parts_end_with_the_mapping() {
+        let mapping = Mapping::new(ByteCount::new(10_000), Alignment::PAGE, None).unwrap();
+        assert_eq!(mapping.part(8192, 8192).1, 4096);
+        assert_eq!(mapping.part(1 << 20, 1).1, 0);
+    }
+}

@@ -1,0 +1,409 @@
+//! System memory: mapped, zeroed by the kernel, on the pages and nodes that a policy asks for.
+
+mod available;
+mod first_touch;
+mod huge;
+mod mapping;
+mod options;
+mod progress;
+
+use std::ptr::NonNull;
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, Grant,
+    HostAddress, Limits, Location, Memory, OsError, Reason, RegionRequest, StorageKind, Wish,
+};
+
+pub use options::{FirstTouch, HugePageSize, HugePages, NumaPolicy, SystemOptions};
+pub use progress::Progress;
+
+use crate::error::StorageError;
+use crate::numa::{NodeId, NumaTopology};
+use crate::sys;
+use first_touch::{Crew, touch};
+pub(crate) use mapping::Mapping;
+
+/// 1 GiB, the largest huge page, and the strictest alignment that can be asked for.
+const GIB: Alignment = match Alignment::new(1 << 30) {
+    Ok(alignment) => alignment,
+    Err(_) => Alignment::HUGE_PAGE,
+};
+
+/// Hands out system memory, each region as a mapping of its own.
+///
+/// ```
+/// use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
+/// use terrane_storage::{HugePages, SystemAllocator, SystemOptions};
+///
+/// # fn main() -> Result<(), terrane_core::AllocateError> {
+/// let options = SystemOptions { huge_pages: HugePages::None, ..SystemOptions::default() };
+/// let allocator = SystemAllocator::new(options);
+/// let memory = allocator.allocate(&RegionRequest::new(ByteCount::mib(4)).labelled("blocks"))?;
+/// assert_eq!(memory.length(), ByteCount::mib(4));
+/// println!("{}", memory.capabilities());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct SystemAllocator {
+    options: SystemOptions,
+    progress: Progress,
+    topology: NumaTopology,
+}
+
+impl SystemAllocator {
+    /// An allocator with these options. Reads the NUMA topology.
+    #[must_use]
+    pub fn new(options: SystemOptions) -> Self {
+        Self::with_topology(options, NumaTopology::read())
+    }
+
+    /// An allocator with these options on a topology that was read before.
+    #[must_use]
+    pub fn with_topology(options: SystemOptions, topology: NumaTopology) -> Self {
+        Self { options, progress: Progress::default(), topology }
+    }
+
+    /// The same allocator, whose bring-ups can be watched and cancelled through `progress`.
+    #[must_use]
+    pub fn reporting_to(self, progress: Progress) -> Self {
+        Self { progress, ..self }
+    }
+
+    /// The options.
+    #[must_use]
+    pub const fn options(&self) -> &SystemOptions {
+        &self.options
+    }
+
+    /// Brings one region up; what [`allocate`](Allocate::allocate) does, with this crate's error.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::TooStrictlyAligned`] for an alignment above 1 GiB,
+    /// [`StorageError::OutOfMemory`] if the machine or a control group has no such amount left,
+    /// [`StorageError::Capability`] if something required was not granted,
+    /// [`StorageError::Cancelled`] if the progress was cancelled,
+    /// [`StorageError::Memory`] if the kernel refuses otherwise. Nothing stays mapped.
+    pub fn bring_up(&self, request: &RegionRequest) -> Result<SystemMemory, StorageError> {
+        if request.alignment > GIB {
+            return Err(StorageError::TooStrictlyAligned {
+                requested: request.alignment,
+                largest: GIB,
+            });
+        }
+        let mut report = CapabilityReport::default();
+        if request.bytes.is_zero() {
+            return Ok(SystemMemory::empty(request.alignment, report));
+        }
+        let mapping = match self.options.huge_pages {
+            HugePages::Explicit(size, wish) if wish != Wish::Off => {
+                match self.try_explicit(request, size, wish, &mut report)? {
+                    Some(mapping) => mapping,
+                    None => {
+                        self.bring_up_on(request, Pages::Transparent(Wish::Preferred), &mut report)?
+                    }
+                }
+            }
+            HugePages::Transparent(wish) if wish != Wish::Off => {
+                self.bring_up_on(request, Pages::Transparent(wish), &mut report)?
+            }
+            _ => self.bring_up_on(request, Pages::Base, &mut report)?,
+        };
+        report.check()?;
+        tracing::debug!(label = %request.label, bytes = mapping.length(), %report, "memory is up");
+        Ok(SystemMemory {
+            address: HostAddress::new(mapping.address()),
+            length: ByteCount::from_usize(mapping.length()),
+            mapping: Some(mapping),
+            report,
+        })
+    }
+
+    /// Explicit huge pages, or `None` with the reason in the report.
+    fn try_explicit(
+        &self,
+        request: &RegionRequest,
+        size: HugePageSize,
+        wish: Wish,
+        report: &mut CapabilityReport,
+    ) -> Result<Option<Mapping>, StorageError> {
+        if self.options.numa != NumaPolicy::Local && !sys::memory::can_populate() {
+            // Reserved pages are not reserved on a node; without this advice, to find none there
+            // is a signal that ends the process.
+            let reason = Reason::Needs("MADV_POPULATE_WRITE (Linux 5.14) to be bound to a node");
+            report.record(Capability::ExplicitHugePages, wish, Grant::Refused(reason));
+            report.check()?;
+            return Ok(None);
+        }
+        let mut own_report = CapabilityReport::default();
+        let error = match self.bring_up_on(request, Pages::Explicit(size), &mut own_report) {
+            Ok(mapping) => {
+                report.record(Capability::ExplicitHugePages, wish, Grant::Granted);
+                report.extend(own_report.outcomes().iter().cloned());
+                return Ok(Some(mapping));
+            }
+            Err(StorageError::OutOfMemory { source: Some(error), .. }) => error,
+            Err(StorageError::Memory { source, .. }) => source,
+            Err(other) => return Err(other),
+        };
+        let reason = huge::explicit_refusal(size, request.bytes, error);
+        report.record(Capability::ExplicitHugePages, wish, Grant::Refused(reason));
+        report.check()?;
+        Ok(None)
+    }
+
+    /// Maps, binds and touches a region of one sort of pages.
+    fn bring_up_on(
+        &self,
+        request: &RegionRequest,
+        pages: Pages,
+        report: &mut CapabilityReport,
+    ) -> Result<Mapping, StorageError> {
+        let bytes = request.bytes;
+        let is_touched = self.options.first_touch != FirstTouch::None;
+        if is_touched && !matches!(pages, Pages::Explicit(_)) {
+            // Running out while touching would be met by the kernel's killer, not by an error.
+            let available = available::available_memory();
+            if available.is_some_and(|available| available < bytes) {
+                return Err(StorageError::OutOfMemory {
+                    requested: bytes,
+                    available,
+                    source: None,
+                });
+            }
+        }
+        let map = |alignment, huge| {
+            Mapping::new(bytes, alignment, huge).map_err(|error| refusal(bytes, error))
+        };
+        let mapping = match pages {
+            Pages::Base => map(request.alignment, None)?,
+            Pages::Transparent(_) if bytes.get() >= Alignment::HUGE_PAGE.get() => {
+                map(request.alignment.max(Alignment::HUGE_PAGE), None)?
+            }
+            Pages::Transparent(_) => map(request.alignment, None)?,
+            Pages::Explicit(size) => map(request.alignment, Some(size.alignment()))?,
+        };
+        let refused = match pages {
+            Pages::Explicit(_) => None,
+            Pages::Base => {
+                // Without transparent huge pages in the kernel there are none to turn off.
+                let _ = advise_huge(&mapping, false);
+                None
+            }
+            Pages::Transparent(_) => transparent_refusal(&mapping),
+        };
+        let is_bound = self.bind(&mapping, report)?;
+        if is_touched {
+            self.touch(&mapping, pages, is_bound, report)?;
+        }
+        if let Pages::Transparent(wish) = pages {
+            let grant = match refused {
+                Some(reason) => Grant::Refused(reason),
+                None if is_touched => huge_grant(&mapping),
+                None => Grant::Granted,
+            };
+            report.record(Capability::TransparentHugePages, wish, grant);
+        }
+        Ok(mapping)
+    }
+
+    /// Says where the pages are to be. `true` if they are bound to one node.
+    fn bind(&self, mapping: &Mapping, report: &mut CapabilityReport) -> Result<bool, StorageError> {
+        let (placement, nodes, wish) = match &self.options.numa {
+            NumaPolicy::Local => return Ok(false),
+            NumaPolicy::Bind(node, wish) => (sys::memory::Placement::Bind, vec![node.get()], *wish),
+            NumaPolicy::Interleave(nodes, wish) => {
+                let nodes = nodes.iter().copied().map(NodeId::get).collect();
+                (sys::memory::Placement::Interleave, nodes, *wish)
+            }
+        };
+        if wish == Wish::Off {
+            report.record(Capability::NumaBinding, wish, Grant::NotTried);
+            return Ok(false);
+        }
+        // SAFETY: the range is the mapping's.
+        let result =
+            unsafe { sys::memory::bind(mapping.address(), mapping.length(), placement, &nodes) };
+        let grant = result.map_or_else(|e| Grant::Refused(Reason::Os(e)), |()| Grant::Granted);
+        report.record(Capability::NumaBinding, wish, grant);
+        report.check()?;
+        Ok(result.is_ok() && placement == sys::memory::Placement::Bind)
+    }
+
+    /// Touches the pages and enters in the report how that was done.
+    fn touch(
+        &self,
+        mapping: &Mapping,
+        pages: Pages,
+        is_bound: bool,
+        report: &mut CapabilityReport,
+    ) -> Result<(), StorageError> {
+        let cpus = match self.options.numa {
+            NumaPolicy::Bind(node, _) if is_bound => {
+                self.topology.nearest_with_cpus(node).first().map(|node| node.cpus.as_slice())
+            }
+            _ => None,
+        };
+        let threads = match self.options.first_touch {
+            FirstTouch::Threads(threads) => threads.get(),
+            // A container may have fewer CPUs than the node.
+            _ => std::thread::available_parallelism()
+                .map_or(1, usize::from)
+                .min(cpus.map_or(usize::MAX, <[u32]>::len)),
+        };
+        let page = match pages {
+            Pages::Explicit(size) => size.alignment(),
+            _ => sys::memory::page_size(),
+        };
+        let length = ByteCount::from_usize(mapping.length());
+        self.progress.begin(length);
+        let touched = touch(mapping, page, Crew { threads, cpus }, &self.progress);
+        if touched.bytes < length {
+            self.progress.take_back(touched.bytes, length);
+            return Err(match touched.failure {
+                Some(error) => refusal(length, error),
+                None => StorageError::Cancelled { ready: touched.bytes, of: length },
+            });
+        }
+        let entry = |refusal: Option<OsError>| {
+            refusal.map_or(Grant::Granted, |error| Grant::Refused(Reason::Os(error)))
+        };
+        if threads > 1 {
+            let grant = entry(touched.thread_refusal);
+            report.record(Capability::ParallelFirstTouch, Wish::Preferred, grant);
+        }
+        if cpus.is_some() {
+            let grant = entry(touched.affinity_refusal);
+            report.record(Capability::ThreadAffinity, Wish::Preferred, grant);
+        }
+        Ok(())
+    }
+}
+
+// SAFETY: each region is a mapping of its own, and nothing else refers to it.
+unsafe impl Allocate for SystemAllocator {
+    type Memory = SystemMemory;
+
+    fn kind(&self) -> StorageKind {
+        StorageKind::System
+    }
+
+    /// Whole pages: explicit huge ones where those are required, base pages otherwise. Where
+    /// explicit huge pages are preferred and granted, a region is longer than that.
+    fn limits(&self) -> Limits {
+        let page = match self.options.huge_pages {
+            HugePages::Explicit(size, Wish::Required) => size.alignment(),
+            _ => sys::memory::page_size(),
+        };
+        Limits { alignment: page, granule: page, largest_region: None }
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<SystemMemory, AllocateError> {
+        self.bring_up(request).map_err(|error| {
+            let label = request.label.clone();
+            error.into_allocate_error(StorageKind::System, request.bytes, label)
+        })
+    }
+}
+
+/// A region of system memory, unmapped when it drops.
+#[derive(Debug)]
+pub struct SystemMemory {
+    address: HostAddress,
+    length: ByteCount,
+    /// `None` for no bytes.
+    mapping: Option<Mapping>,
+    report: CapabilityReport,
+}
+
+impl SystemMemory {
+    fn empty(alignment: Alignment, report: CapabilityReport) -> Self {
+        let alignment = ByteCount::new(alignment.get()).to_usize();
+        let address = std::ptr::without_provenance_mut::<u8>(alignment);
+        Self {
+            address: HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling())),
+            length: ByteCount::ZERO,
+            mapping: None,
+            report,
+        }
+    }
+
+    /// How many of the bytes are in huge pages at this moment, as `/proc/self/smaps` tells; too
+    /// low rather than too high where the kernel has merged the mapping with a neighbour.
+    ///
+    /// The kernel walks all memory of the process for this, so it is no call for a hot path.
+    ///
+    /// # Errors
+    ///
+    /// The code with which reading `/proc/self/smaps` failed.
+    pub fn huge_bytes(&self) -> Result<ByteCount, OsError> {
+        self.mapping.as_ref().map_or(Ok(ByteCount::ZERO), huge_bytes)
+    }
+}
+
+// SAFETY: the bytes are a private mapping of this value's, readable, writable and zeroed by the
+// kernel, which stays until the value drops, wherever that moves.
+unsafe impl Memory for SystemMemory {
+    fn kind(&self) -> StorageKind {
+        StorageKind::System
+    }
+
+    fn location(&self) -> Location {
+        Location::Host(self.address)
+    }
+
+    fn length(&self) -> ByteCount {
+        self.length
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.report.clone()
+    }
+}
+
+/// A sort of pages.
+#[derive(Clone, Copy, Debug)]
+enum Pages {
+    Base,
+    Transparent(Wish),
+    Explicit(HugePageSize),
+}
+
+fn refusal(requested: ByteCount, error: OsError) -> StorageError {
+    match error.code {
+        libc::ENOMEM | libc::EFAULT | libc::EAGAIN => StorageError::OutOfMemory {
+            requested,
+            available: available::available_memory(),
+            source: Some(error),
+        },
+        _ => StorageError::Memory { requested, source: error },
+    }
+}
+
+fn advise_huge(mapping: &Mapping, wanted: bool) -> Result<(), OsError> {
+    // SAFETY: the range is the mapping's.
+    unsafe { sys::memory::advise_huge(mapping.address(), mapping.length(), wanted) }
+}
+
+fn transparent_refusal(mapping: &Mapping) -> Option<Reason> {
+    if huge::largest_huge_part(ByteCount::from_usize(mapping.length())).is_zero() {
+        return Some(Reason::Needs("a region of 2 MiB or more"));
+    }
+    huge::transparent_refusal().or_else(|| advise_huge(mapping, true).err().map(Reason::Os))
+}
+
+/// For how much of a touched mapping the kernel assembled huge pages.
+fn huge_grant(mapping: &Mapping) -> Grant {
+    let of = huge::largest_huge_part(ByteCount::from_usize(mapping.length()));
+    match huge_bytes(mapping) {
+        Ok(granted) if granted >= of => Grant::Granted,
+        Ok(granted) => Grant::Partial { granted, of },
+        Err(error) => Grant::Refused(Reason::Os(error)),
+    }
+}
+
+fn huge_bytes(mapping: &Mapping) -> Result<ByteCount, OsError> {
+    let begin = HostAddress::new(mapping.address()).get();
+    huge::huge_bytes(begin..begin + ByteCount::from_usize(mapping.length()).get())
+}

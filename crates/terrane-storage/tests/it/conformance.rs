@@ -1,0 +1,79 @@
+//! Both allocators keep the rules that hold for all.
+
+use terrane_core::{Alignment, Wish};
+use terrane_storage::{
+    DiskAllocator, DiskOptions, FirstTouch, HugePageSize, HugePages, SystemAllocator, SystemOptions,
+};
+use terrane_testkit::conformance::{AllocatorFixture, check_allocator};
+
+struct System(SystemOptions);
+
+impl AllocatorFixture for System {
+    type Allocator = SystemAllocator;
+
+    fn allocator(&self) -> SystemAllocator {
+        SystemAllocator::new(self.0.clone())
+    }
+
+    fn strictest_alignment(&self) -> Alignment {
+        Alignment::new(1 << 30).unwrap()
+    }
+}
+
+#[test]
+fn system_memory() {
+    for huge_pages in [HugePages::None, HugePages::default()] {
+        for first_touch in [FirstTouch::None, FirstTouch::AllCpus] {
+            let options = SystemOptions { huge_pages, first_touch, ..SystemOptions::default() };
+            check_allocator(&System(options));
+        }
+    }
+}
+
+/// Where there are no explicit huge pages, this is what takes their place.
+#[test]
+fn explicit_huge_pages() {
+    let huge_pages = HugePages::Explicit(HugePageSize::Mib2, Wish::Preferred);
+    check_allocator(&System(SystemOptions { huge_pages, ..SystemOptions::default() }));
+}
+
+struct Disk {
+    directory: tempfile::TempDir,
+    options: DiskOptions,
+}
+
+impl AllocatorFixture for Disk {
+    type Allocator = DiskAllocator;
+
+    fn allocator(&self) -> DiskAllocator {
+        DiskAllocator::new(self.directory.path(), self.options).unwrap()
+    }
+
+    fn strictest_alignment(&self) -> Alignment {
+        Alignment::new(1 << 30).unwrap()
+    }
+
+    /// The descriptors of files in the directory, unlinked or not, and the names there.
+    fn live(&self, _: &DiskAllocator) -> Option<u64> {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| {
+            // Other tests close theirs meanwhile.
+            std::fs::read_link(entry.unwrap().path()).ok()
+        });
+        let open = open.filter(|target| target.starts_with(self.directory.path())).count();
+        let names = std::fs::read_dir(self.directory.path()).unwrap().count();
+        Some(u64::try_from(open + names).unwrap())
+    }
+}
+
+#[test]
+fn disk_files() {
+    for wish in [Wish::Preferred, Wish::Off] {
+        let options = DiskOptions {
+            direct: wish,
+            preallocate: wish,
+            unnamed: wish,
+            ..DiskOptions::default()
+        };
+        check_allocator(&Disk { directory: tempfile::tempdir().unwrap(), options });
+    }
+}

@@ -1,0 +1,182 @@
+//! What files promise.
+
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+
+use terrane_core::{
+    Alignment, Allocate, ByteCount, Capability, Durability, Grant, Memory, Region, RegionRequest,
+    StorageKind, Wish,
+};
+use terrane_storage::{DiskAllocator, DiskFile, DiskOptions, IoFile, IoRequest};
+use terrane_storage::{SystemAllocator, SystemOptions};
+
+use crate::support::{count, drain, entries, queues, skipped};
+
+const OPTIONS: DiskOptions = DiskOptions {
+    direct: Wish::Preferred,
+    preallocate: Wish::Preferred,
+    unnamed: Wish::Preferred,
+    durability: Durability::None,
+};
+
+#[test]
+fn scratch_files_have_no_name() {
+    let directory = tempfile::tempdir().unwrap();
+    for unnamed in [Wish::Preferred, Wish::Off] {
+        let options = DiskOptions { unnamed, ..OPTIONS };
+        let file = DiskFile::scratch(directory.path(), count(5000), &options).unwrap();
+        assert_eq!(entries(directory.path()), 0);
+        assert!(file.is_scratch());
+        assert_eq!(file.kind(), StorageKind::Disk);
+        assert_eq!(file.length(), count(8192), "whole granules");
+        let other = DiskFile::scratch(directory.path(), count(5000), &options).unwrap();
+        assert_ne!(file.handle().identity, other.handle().identity);
+    }
+}
+
+#[test]
+fn zero_bytes_take_no_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let allocator = DiskAllocator::new(directory.path(), OPTIONS).unwrap();
+    let file = allocator.allocate(&RegionRequest::new(ByteCount::ZERO)).unwrap();
+    assert_eq!(file.length(), ByteCount::ZERO);
+    // SAFETY: the file keeps the descriptor open.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(file.handle().descriptor) };
+    let metadata = std::fs::File::from(descriptor.try_clone_to_owned().unwrap()).metadata();
+    assert_eq!(metadata.unwrap().blocks(), 0);
+    file.sync().unwrap();
+}
+
+#[test]
+fn named_files_stay_and_are_the_owners() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let options = DiskOptions { durability: Durability::Full, ..OPTIONS };
+    let file = DiskFile::create_new(&path, count(4096), &options).unwrap();
+    assert_eq!(file.path(), path);
+    file.sync().unwrap();
+    drop(file);
+    let metadata = std::fs::metadata(&path).unwrap();
+    assert_eq!((metadata.len(), metadata.permissions().mode() & 0o777), (4096, 0o600));
+
+    let again = DiskFile::open_existing(&path, count(4096), &OPTIONS).unwrap();
+    assert_eq!(again.handle().identity.inode, metadata.ino());
+    drop(again);
+    assert!(path.exists());
+}
+
+#[test]
+fn an_existing_file_keeps_its_bytes_and_its_length() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("odd");
+    std::fs::write(&path, [3; 5001]).unwrap();
+    let file = DiskFile::open_existing(&path, count(5000), &OPTIONS).unwrap();
+    assert_eq!(file.length(), count(5001));
+    drop(file);
+    assert_eq!(std::fs::read(&path).unwrap(), [3; 5001]);
+}
+
+#[test]
+fn both_descriptors_close_on_exec() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = DiskFile::scratch(directory.path(), count(4096), &OPTIONS).unwrap();
+    let handle = file.handle();
+    let descriptors = [Some(handle.descriptor), handle.direct.map(|d| d.descriptor)];
+    for descriptor in descriptors.into_iter().flatten() {
+        // SAFETY: the call takes plain numbers.
+        let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFD) };
+        assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+    }
+}
+
+#[test]
+fn blocks_are_reserved_where_that_is_wished_for() {
+    let directory = tempfile::tempdir().unwrap();
+    for (preallocate, wanted) in [(Wish::Preferred, true), (Wish::Off, false)] {
+        let options = DiskOptions { preallocate, ..OPTIONS };
+        let path = directory.path().join(format!("{preallocate:?}"));
+        let file = DiskFile::create_new(&path, ByteCount::mib(1), &options).unwrap();
+        let report = file.capabilities();
+        let grant = report.grant(&Capability::Preallocation).unwrap();
+        let metadata = std::fs::metadata(&path).unwrap();
+        assert_eq!(metadata.len(), 1 << 20);
+        if wanted && *grant != Grant::Granted {
+            skipped("blocks_are_reserved_where_that_is_wished_for", format!("{grant:?}"));
+        } else {
+            assert_eq!(metadata.blocks() * 512 >= 1 << 20, wanted, "{grant:?}");
+        }
+    }
+}
+
+/// Whatever the file system grants, the report and the handle agree; and what the handle says of
+/// direct I/O works with exactly that alignment.
+#[test]
+fn direct_io_works_as_the_handle_says() {
+    let test = "direct_io_works_as_the_handle_says";
+    let directory = tempfile::tempdir_in(".").unwrap();
+    let file = DiskFile::scratch(directory.path(), ByteCount::mib(1), &OPTIONS).unwrap();
+    let report = file.capabilities();
+    let Some(direct) = file.handle().direct else {
+        assert!(matches!(report.grant(&Capability::DirectIo), Some(Grant::Refused(_))));
+        return skipped(test, report);
+    };
+    assert_eq!(report.grant(&Capability::DirectIo), Some(&Grant::Granted));
+    let system = SystemAllocator::new(SystemOptions::default());
+    let memory = system.bring_up(&RegionRequest::new(ByteCount::mib(1))).unwrap();
+    let at = |offset| terrane_storage::IoBuffer {
+        address: memory.location().as_host().unwrap().checked_add(count(offset)).unwrap(),
+        length: count(direct.offset_alignment.get()),
+    };
+    for mut queue in queues(test, 4) {
+        let target = IoFile::direct(&file.handle()).unwrap();
+        let block = direct.offset_alignment.get();
+        let pieces = [at(direct.memory_alignment.get()), at(64 << 10)];
+        // SAFETY: memory and file outlive the drain.
+        unsafe { queue.submit(&IoRequest::write(1, target, count(block), &pieces)) }.unwrap();
+        assert_eq!(drain(&mut queue)[0].outcome, Ok(()));
+        // SAFETY: memory and file outlive the drain.
+        unsafe { queue.submit(&IoRequest::read(2, target, count(1), &pieces)) }.unwrap();
+        let failure = drain(&mut queue)[0].outcome.unwrap_err();
+        assert!(failure.to_string().contains("multiples"), "{failure}");
+    }
+}
+
+#[test]
+fn memory_file_systems_have_no_direct_io() {
+    let directory = std::path::Path::new("/dev/shm");
+    if !directory.is_dir() {
+        return skipped("memory_file_systems_have_no_direct_io", "no /dev/shm");
+    }
+    let file = DiskFile::scratch(directory, count(4096), &OPTIONS).unwrap();
+    assert_eq!(file.handle().direct, None);
+    let report = file.capabilities();
+    assert!(matches!(report.grant(&Capability::DirectIo), Some(Grant::Refused(_))), "{report}");
+
+    let options = DiskOptions { direct: Wish::Off, ..OPTIONS };
+    let file = DiskFile::scratch(directory, count(4096), &options).unwrap();
+    assert_eq!(file.capabilities().grant(&Capability::DirectIo), Some(&Grant::NotTried));
+}
+
+#[test]
+fn the_allocators_regions_are_disjoint_and_outlive_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let allocator = DiskAllocator::new(directory.path(), OPTIONS).unwrap();
+    assert!(allocator.limits().alignment >= Alignment::PAGE);
+    assert_eq!(allocator.limits().alignment, allocator.limits().granule);
+    let request = RegionRequest::new(count(10_000)).aligned_to(Alignment::HUGE_PAGE);
+    let regions: Vec<Region> =
+        (0..3).map(|_| Region::new(allocator.allocate(&request).unwrap())).collect();
+    drop(allocator);
+    for (index, region) in regions.iter().enumerate() {
+        assert_eq!(region.length(), count(12_288));
+        assert!(regions[..index].iter().all(|other| !other.span().overlaps(&region.span())));
+        let position = region.location().as_file().unwrap();
+        // SAFETY: the region keeps the descriptor open.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(position.file.descriptor) };
+        let file = std::fs::File::from(descriptor.try_clone_to_owned().unwrap());
+        file.write_all_at(b"terrane", position.offset.get()).unwrap();
+        let mut back = [1; 8];
+        file.read_exact_at(&mut back, position.offset.get()).unwrap();
+        assert_eq!(back, *b"terrane\0", "fresh bytes are zero");
+    }
+}

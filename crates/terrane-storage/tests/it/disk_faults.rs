@@ -1,0 +1,235 @@
+//! Files that cannot be had, and what is left behind then: nothing.
+
+use std::ffi::{CString, OsStr};
+use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use terrane_core::{Allocate, ByteCount, RegionRequest, Wish};
+use terrane_storage::{
+    DiskAllocator, DiskFile, DiskOptions, FileType, IoBuffer, IoFile, IoQueue, IoQueueOptions,
+    IoRequest, StorageError,
+};
+
+use crate::support::{
+    Holdings, buffer, count, entries, in_child, limit_file_size, mount_tiny, skipped,
+};
+
+const SPARSE: DiskOptions = DiskOptions {
+    direct: Wish::Preferred,
+    preallocate: Wish::Off,
+    unnamed: Wish::Preferred,
+    durability: terrane_core::Durability::None,
+};
+
+/// Every way of making a file, with each way of making it long.
+fn every_creation(directory: &Path, bytes: ByteCount) -> Vec<StorageError> {
+    let mut errors = Vec::new();
+    for preallocate in [Wish::Preferred, Wish::Off] {
+        for unnamed in [Wish::Preferred, Wish::Off] {
+            let options = DiskOptions { preallocate, unnamed, ..SPARSE };
+            errors.extend(DiskFile::scratch(directory, bytes, &options).err());
+        }
+        let options = DiskOptions { preallocate, ..SPARSE };
+        errors.extend(DiskFile::create_new(&directory.join("new"), bytes, &options).err());
+    }
+    errors
+}
+
+#[test]
+fn paths_that_name_no_usable_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let join = |name: &str| directory.path().join(name);
+    let open = |path: &Path, bytes| DiskFile::open_existing(path, count(bytes), &SPARSE);
+
+    let nul = directory.path().join(OsStr::from_bytes(b"a\0b"));
+    for error in [
+        open(&nul, 1).unwrap_err(),
+        DiskFile::create_new(&nul, count(1), &SPARSE).unwrap_err(),
+        DiskFile::scratch(&nul, count(1), &SPARSE).unwrap_err(),
+    ] {
+        assert!(matches!(error, StorageError::PathContainsNul { .. }), "{error:?}");
+    }
+    for error in [
+        open(&join("missing"), 0).unwrap_err(),
+        DiskFile::create_new(&join("missing/new"), count(1), &SPARSE).unwrap_err(),
+        DiskFile::scratch(&join("missing"), count(1), &SPARSE).unwrap_err(),
+    ] {
+        assert!(matches!(error, StorageError::NotFound { .. }), "{error:?}");
+    }
+
+    let fifo = join("fifo");
+    let path = CString::new(fifo.as_os_str().as_bytes()).unwrap();
+    // SAFETY: the string is NUL-terminated and outlives the call.
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+    for (path, expected) in [
+        (fifo.as_path(), FileType::Fifo),
+        (directory.path(), FileType::Directory),
+        (Path::new("/dev/null"), FileType::Device),
+    ] {
+        let error = open(path, 0).unwrap_err();
+        assert!(
+            matches!(error, StorageError::NotAFile { found, .. } if found == expected),
+            "{error:?}"
+        );
+    }
+    // Readable by all and writable by nobody, not even by root.
+    let error = open(Path::new("/proc/sys/kernel/osrelease"), 0).unwrap_err();
+    assert!(matches!(error, StorageError::NotWritable { .. }), "{error:?}");
+}
+
+#[test]
+fn what_existed_is_never_touched() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("old");
+    std::fs::write(&path, b"precious").unwrap();
+    let error = DiskFile::create_new(&path, count(1), &SPARSE).unwrap_err();
+    assert!(matches!(error, StorageError::AlreadyExists { .. }));
+    let error = DiskFile::open_existing(&path, count(9), &SPARSE).unwrap_err();
+    assert!(matches!(
+        error,
+        StorageError::FileTooShort { length, needed, .. }
+            if length == count(8) && needed == count(9)
+    ));
+    let options = DiskOptions { direct: Wish::Required, ..SPARSE };
+    let _ = DiskFile::open_existing(&path, count(8), &options);
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn a_directory_that_must_not_be_written() {
+    // No file can be made there, not even by root.
+    let error = DiskFile::scratch(Path::new("/proc"), count(1), &SPARSE).unwrap_err();
+    assert!(
+        matches!(error, StorageError::NotFound { .. } | StorageError::NotWritable { .. }),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn no_space_leaves_nothing_behind() {
+    in_child("disk_faults::no_space_leaves_nothing_behind", || {
+        let directory = tempfile::tempdir().unwrap();
+        if let Err(error) = mount_tiny(directory.path(), 256 << 10) {
+            return skipped("no_space_leaves_nothing_behind", error);
+        }
+        let before = Holdings::now().descriptors;
+        let errors = every_creation(directory.path(), ByteCount::mib(1));
+        // The three that reserve their blocks; the others are sparse.
+        assert_eq!(errors.len(), 3, "{errors:?}");
+        for error in &errors {
+            assert!(matches!(error, StorageError::NoSpace { .. }), "{error:?}");
+        }
+        std::fs::remove_file(directory.path().join("new")).unwrap();
+        assert_eq!(entries(directory.path()), 0);
+        assert_eq!(Holdings::now().descriptors, before);
+
+        let allocator = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+        let error = allocator.allocate(&RegionRequest::new(ByteCount::mib(1))).unwrap_err();
+        assert!(error.is_exhaustion(), "{error:?}");
+        allocator.allocate(&RegionRequest::new(ByteCount::kib(64))).unwrap();
+    });
+}
+
+#[test]
+fn a_limit_on_file_sizes_leaves_nothing_behind() {
+    in_child("disk_faults::a_limit_on_file_sizes_leaves_nothing_behind", || {
+        let directory = tempfile::tempdir().unwrap();
+        limit_file_size(1 << 20);
+        let before = Holdings::now().descriptors;
+        let errors = every_creation(directory.path(), ByteCount::mib(2));
+        assert_eq!(errors.len(), 6);
+        for error in &errors {
+            assert!(error.is_exhaustion(), "{error:?}");
+        }
+        assert_eq!(entries(directory.path()), 0);
+        assert_eq!(Holdings::now().descriptors, before);
+    });
+}
+
+#[test]
+fn impossible_lengths_leave_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    for bytes in [u64::MAX, u64::MAX - 8192, 1 << 63, i64::MAX as u64 - 4096] {
+        let errors = every_creation(directory.path(), count(bytes));
+        assert_eq!(errors.len(), 6, "{bytes}");
+        assert_eq!(entries(directory.path()), 0);
+    }
+}
+
+#[test]
+fn a_requirement_that_is_not_met_leaves_nothing_behind() {
+    let shm = Path::new("/dev/shm");
+    let Ok(directory) = tempfile::tempdir_in(shm) else {
+        return skipped("a_requirement_that_is_not_met_leaves_nothing_behind", "no /dev/shm");
+    };
+    let options = DiskOptions { direct: Wish::Required, ..SPARSE };
+    let path = directory.path().join("new");
+    for error in [
+        DiskFile::create_new(&path, count(4096), &options).unwrap_err(),
+        DiskFile::scratch(directory.path(), count(4096), &options).unwrap_err(),
+        DiskAllocator::new(directory.path(), options).unwrap_err(),
+    ] {
+        assert!(matches!(error, StorageError::Capability(_)), "{error:?}");
+    }
+    assert_eq!(entries(directory.path()), 0);
+
+    // One that existed stays.
+    std::fs::write(&path, [0; 4096]).unwrap();
+    DiskFile::open_existing(&path, count(4096), &options).unwrap_err();
+    assert!(path.exists());
+}
+
+/// The child writes to a scratch file and to none other until it is killed.
+#[test]
+fn a_killed_process_leaves_no_scratch_file() {
+    const DIRECTORY: &str = "TERRANE_STORAGE_KILLED_IN";
+    #[expect(clippy::disallowed_methods, reason = "the child is told where to write")]
+    if let Some(directory) = std::env::var_os(DIRECTORY) {
+        write_until_killed(Path::new(&directory));
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["disk_faults::a_killed_process_leaves_no_scratch_file", "--exact", "--nocapture"])
+        .env(DIRECTORY, directory.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("writing")), "the child did not start");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(entries(directory.path()), 0);
+}
+
+fn write_until_killed(directory: &Path) -> ! {
+    let files: Vec<DiskFile> = [Wish::Preferred, Wish::Off]
+        .map(|unnamed| {
+            let options = DiskOptions { unnamed, ..SPARSE };
+            DiskFile::scratch(directory, ByteCount::mib(8), &options).unwrap()
+        })
+        .into();
+    let mut queue = IoQueue::new(&IoQueueOptions::default()).unwrap();
+    let mut bytes = vec![1_u8; 1 << 20];
+    let pieces: [IoBuffer; 1] = [buffer(&mut bytes)];
+    let mut announced = false;
+    loop {
+        for file in &files {
+            for token in 0..8 {
+                let target = IoFile::buffered(&file.handle());
+                let request = IoRequest::write(token, target, count(token << 20), &pieces);
+                // SAFETY: this function, which holds all of it, never returns.
+                unsafe { queue.submit(&request) }.unwrap();
+            }
+        }
+        queue.flush().unwrap();
+        if !announced {
+            println!("writing");
+            announced = true;
+        }
+        while queue.in_flight() > 0 {
+            queue.wait(None, &mut Vec::new()).unwrap();
+        }
+    }
+}

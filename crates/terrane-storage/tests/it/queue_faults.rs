@@ -1,0 +1,162 @@
+//! The queue where the kernel says no.
+
+use std::os::unix::fs::FileExt;
+
+use terrane_core::{Capability, Grant, OsError, Reason};
+use terrane_storage::{
+    ActiveBackend, IoBackend, IoBuffer, IoFailure, IoFailureReason, IoFile, IoQueue,
+    IoQueueOptions, IoRequest, StorageError,
+};
+
+use crate::support::{
+    assert_holds_nothing, buffer, count, drain, in_child, limit_file_size, mount_tiny, queues,
+    skipped, target,
+};
+
+#[test]
+fn a_file_that_is_truncated_under_us() {
+    for mut queue in queues("a_file_that_is_truncated_under_us", 4) {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[1; 8192], 0).unwrap();
+        file.set_len(5000).unwrap();
+        let mut bytes = vec![0_u8; 8192];
+        let pieces = [buffer(&mut bytes)];
+        // SAFETY: the buffer and the file outlive the drain.
+        unsafe { queue.submit(&IoRequest::read(1, target(&file), count(0), &pieces)) }.unwrap();
+        let failure = drain(&mut queue)[0].outcome.unwrap_err();
+        assert_eq!(failure.reason, IoFailureReason::EndOfFile);
+        assert_eq!((failure.offset, failure.missing()), (count(5000), count(3192)));
+    }
+}
+
+#[test]
+fn a_bad_descriptor_is_a_typed_failure() {
+    for mut queue in queues("a_bad_descriptor_is_a_typed_failure", 4) {
+        let mut bytes = [0_u8; 64];
+        let pieces = [buffer(&mut bytes)];
+        let file = IoFile { descriptor: -1, ..target(&tempfile::tempfile().unwrap()) };
+        // SAFETY: the buffer outlives the drain; no file has this descriptor, now or later.
+        unsafe { queue.submit(&IoRequest::write(1, file, count(0), &pieces)) }.unwrap();
+        let failure = drain(&mut queue)[0].outcome.unwrap_err();
+        let IoFailureReason::Os(error) = failure.reason else { panic!("{failure:?}") };
+        assert_eq!(error.code, libc::EBADF);
+    }
+}
+
+/// Writes 1 MiB to a file that has room for less; what came of it.
+fn write_too_much(queue: &mut IoQueue, file: &std::fs::File) -> IoFailure {
+    let mut bytes = vec![6_u8; 1 << 20];
+    let pieces: Vec<IoBuffer> = bytes.chunks_mut(10_000).map(buffer).collect();
+    // SAFETY: the buffers and the file outlive the drain.
+    unsafe { queue.submit(&IoRequest::write(1, target(file), count(0), &pieces)) }.unwrap();
+    drain(queue)[0].outcome.unwrap_err()
+}
+
+#[test]
+fn a_limit_on_file_sizes() {
+    in_child("queue_faults::a_limit_on_file_sizes", || {
+        limit_file_size(100_000);
+        for mut queue in queues("a_limit_on_file_sizes", 4) {
+            let file = tempfile::tempfile().unwrap();
+            let failure = write_too_much(&mut queue, &file);
+            let IoFailureReason::Os(error) = failure.reason else { panic!("{failure:?}") };
+            assert_eq!(error.code, libc::EFBIG);
+            assert_eq!((failure.offset, failure.transferred), (count(100_000), count(100_000)));
+            assert!(failure.is_exhaustion());
+        }
+    });
+}
+
+#[test]
+fn a_full_disk() {
+    in_child("queue_faults::a_full_disk", || {
+        let directory = tempfile::tempdir().unwrap();
+        if let Err(error) = mount_tiny(directory.path(), 256 << 10) {
+            return skipped("a_full_disk", error);
+        }
+        for mut queue in queues("a_full_disk", 4) {
+            let file = tempfile::tempfile_in(directory.path()).unwrap();
+            let failure = write_too_much(&mut queue, &file);
+            let IoFailureReason::Os(error) = failure.reason else { panic!("{failure:?}") };
+            assert_eq!(error.code, libc::ENOSPC);
+            assert!(failure.transferred > count(100_000), "{failure:?}");
+            assert!(failure.transferred <= count(256 << 10), "{failure:?}");
+            assert_eq!(failure.offset, failure.transferred);
+        }
+    });
+}
+
+#[test]
+fn queues_hold_nothing_when_they_are_gone() {
+    in_child("queue_faults::queues_hold_nothing_when_they_are_gone", || {
+        // Not in each round: AddressSanitizer keeps what is freed for a while.
+        let mut bytes = vec![6_u8; 1 << 20];
+        let pieces = [buffer(&mut bytes)];
+        assert_holds_nothing("a queue", || {
+            for mut queue in queues("queues_hold_nothing_when_they_are_gone", 8) {
+                let file = tempfile::tempfile().unwrap();
+                for token in 0..8 {
+                    let request = IoRequest::write(token, target(&file), count(0), &pieces);
+                    // SAFETY: buffers and file outlive the drop of the queue below.
+                    unsafe { queue.submit(&request) }.unwrap();
+                }
+                queue.wait(None, &mut Vec::new()).unwrap();
+                drop(queue);
+            }
+        });
+    });
+}
+
+/// Lets `io_uring_setup` fail with `EPERM` in this process, as the profiles of containers do.
+fn forbid_io_uring() -> Result<(), std::io::Error> {
+    let statement = |code: u32, k: u32, jt, jf| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt,
+        jf,
+        k,
+    };
+    let number = u32::try_from(libc::SYS_io_uring_setup).unwrap();
+    let refuse = libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).unwrap();
+    let mut filter = [
+        // The number of the system call is the first word of what the filter sees.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, refuse, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program =
+        libc::sock_fprog { len: u16::try_from(filter.len()).unwrap(), filter: filter.as_mut_ptr() };
+    let check = |result| if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
+    // SAFETY: the call takes plain numbers.
+    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    // SAFETY: program and filter outlive the call, which copies them.
+    check(unsafe {
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    })
+}
+
+#[test]
+fn where_io_uring_is_forbidden_threads_serve() {
+    in_child("queue_faults::where_io_uring_is_forbidden_threads_serve", || {
+        if let Err(error) = forbid_io_uring() {
+            return skipped("where_io_uring_is_forbidden_threads_serve", error);
+        }
+        let mut queue = IoQueue::new(&IoQueueOptions::default()).unwrap();
+        assert_eq!(queue.backend(), ActiveBackend::Threads);
+        let refused = OsError::new("io_uring_setup", libc::EPERM);
+        assert_eq!(
+            queue.capabilities().grant(&Capability::IoUring),
+            Some(&Grant::Refused(Reason::Os(refused)))
+        );
+        let file = tempfile::tempfile().unwrap();
+        let mut bytes = [8_u8; 4096];
+        let pieces = [buffer(&mut bytes)];
+        // SAFETY: the buffer and the file outlive the drain.
+        unsafe { queue.submit(&IoRequest::write(1, target(&file), count(0), &pieces)) }.unwrap();
+        assert_eq!(drain(&mut queue)[0].outcome, Ok(()));
+
+        let options = IoQueueOptions { backend: IoBackend::IoUring, ..IoQueueOptions::default() };
+        let error = IoQueue::new(&options).unwrap_err();
+        assert!(matches!(error, StorageError::Capability(_)), "{error:?}");
+    });
+}

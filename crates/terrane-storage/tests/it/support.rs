@@ -1,0 +1,160 @@
+//! What several tests share.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use terrane_core::{ByteCount, FileIdentity, HostAddress};
+use terrane_storage::{IoBackend, IoBuffer, IoCompletion, IoFile, IoQueue, IoQueueOptions};
+
+/// Says, by name and reason, that a test could not run.
+pub fn skipped(test: &str, reason: impl std::fmt::Display) {
+    eprintln!("skipped: {test}: {reason}");
+}
+
+/// A queue of `depth` on each backend that the machine has, io_uring first.
+pub fn queues(test: &str, depth: u32) -> Vec<IoQueue> {
+    let options = |backend| IoQueueOptions { depth, backend, ..IoQueueOptions::default() };
+    let mut queues = Vec::new();
+    match IoQueue::new(&options(IoBackend::IoUring)) {
+        Ok(queue) => queues.push(queue),
+        Err(error) => skipped(&format!("{test} on io_uring"), error),
+    }
+    queues.push(IoQueue::new(&options(IoBackend::Threads)).unwrap());
+    queues
+}
+
+pub fn target(file: &File) -> IoFile {
+    let metadata = file.metadata().unwrap();
+    let identity = FileIdentity { file_system: metadata.dev(), inode: metadata.ino() };
+    IoFile { descriptor: file.as_raw_fd(), identity }
+}
+
+pub fn buffer(bytes: &mut [u8]) -> IoBuffer {
+    IoBuffer {
+        address: HostAddress::new(NonNull::from(&mut *bytes).cast::<u8>()),
+        length: ByteCount::from_usize(bytes.len()),
+    }
+}
+
+/// Waits until nothing is in flight.
+pub fn drain(queue: &mut IoQueue) -> Vec<IoCompletion> {
+    let mut completions = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.wait(None, &mut completions).unwrap();
+    }
+    completions
+}
+
+pub fn count(bytes: u64) -> ByteCount {
+    ByteCount::new(bytes)
+}
+
+/// Runs `body` in a process of its own, so that it can count what the process holds, set limits
+/// and ignore signals. `test` is the test's path, `module::name`.
+pub fn in_child(test: &str, body: impl FnOnce()) {
+    const VARIABLE: &str = "TERRANE_STORAGE_CHILD";
+    #[expect(clippy::disallowed_methods, reason = "tests find out in which process they run")]
+    if std::env::var_os(VARIABLE).is_some_and(|value| value == *test) {
+        return body();
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(VARIABLE, test)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    // What the child skipped is said here too.
+    eprint!("{text}");
+    assert!(output.status.success(), "{test} in a child: {}\n{text}", output.status);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains("1 passed"), "{test} is not the path of a test: {stdout}");
+}
+
+/// What a process holds: open descriptors, mappings, and threads.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Holdings {
+    pub descriptors: usize,
+    pub mapped_kib: usize,
+    pub threads: usize,
+}
+
+impl Holdings {
+    pub fn now() -> Self {
+        let entries = |path| std::fs::read_dir(path).unwrap().count();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        // What cannot be accessed is address space that the C library keeps for its threads.
+        let ours = |line: &&str| !line.contains("[heap]") && !line.contains(" ---p ");
+        let sizes = maps.lines().filter(ours).map(|line| {
+            let (begin, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+            let address = |digits| usize::from_str_radix(digits, 16).unwrap();
+            (address(end) - address(begin)) >> 10
+        });
+        let mapped_kib = sizes.sum();
+        Self {
+            descriptors: entries("/proc/self/fd"),
+            mapped_kib,
+            threads: entries("/proc/self/task"),
+        }
+    }
+}
+
+/// Asserts that `body`, when it has been run once, holds nothing more after each further run.
+pub fn assert_holds_nothing(what: &str, mut body: impl FnMut()) {
+    // The first run fills caches: of the allocator, of the stacks of threads.
+    body();
+    body();
+    let before = Holdings::now();
+    for _ in 0..8 {
+        body();
+    }
+    // Eight leaks of the smallest region that is mapped here, 1 MiB, would show.
+    let is_as_before = |after: &Holdings| {
+        after.descriptors <= before.descriptors
+            && after.threads <= before.threads
+            && after.mapped_kib <= before.mapped_kib + 4096
+    };
+    // A thread that has been joined can be seen for a moment.
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while !is_as_before(&Holdings::now()) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let after = Holdings::now();
+    assert!(is_as_before(&after), "{what} leaks: {before:?} became {after:?}");
+}
+
+/// The number of entries of a directory.
+pub fn entries(directory: &Path) -> usize {
+    std::fs::read_dir(directory).unwrap().count()
+}
+
+/// Limits the size of the files that this process writes, and ignores the signal of that limit.
+pub fn limit_file_size(bytes: u64) {
+    // SAFETY: ignoring a signal touches no memory.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the structure outlives the call.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+}
+
+/// Mounts a tmpfs of `bytes` bytes on `directory`, seen by this process alone, or says why not.
+pub fn mount_tiny(directory: &Path, bytes: u64) -> Result<(), std::io::Error> {
+    let path = CString::new(directory.as_os_str().as_bytes()).unwrap();
+    let options = CString::new(format!("size={bytes}")).unwrap();
+    let check = |result| if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
+    // SAFETY: the call takes a plain number.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
+    let private = libc::MS_REC | libc::MS_PRIVATE;
+    let null = std::ptr::null();
+    // SAFETY: the strings are NUL-terminated and outlive the call.
+    check(unsafe { libc::mount(null, c"/".as_ptr(), null, private, null.cast()) })?;
+    let tmpfs = c"tmpfs".as_ptr();
+    // SAFETY: as above.
+    check(unsafe { libc::mount(tmpfs, path.as_ptr(), tmpfs, 0, options.as_ptr().cast()) })
+}

@@ -1,0 +1,214 @@
+//! What system memory promises.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, Capability, Grant, HostAddress, Memory,
+    RegionRequest, StorageKind, Wish,
+};
+use terrane_storage::{
+    FirstTouch, HugePageSize, HugePages, NodeId, NumaPolicy, Progress, StorageError,
+    SystemAllocator, SystemMemory, SystemOptions,
+};
+
+use crate::support::{assert_holds_nothing, count, in_child};
+
+fn allocator(huge_pages: HugePages) -> SystemAllocator {
+    SystemAllocator::new(SystemOptions { huge_pages, ..SystemOptions::default() })
+}
+
+fn address(memory: &SystemMemory) -> HostAddress {
+    memory.location().as_host().unwrap()
+}
+
+#[test]
+fn memory_is_zeroed_writable_and_aligned() {
+    for huge_pages in [
+        HugePages::None,
+        HugePages::Transparent(Wish::Preferred),
+        HugePages::Explicit(HugePageSize::Mib2, Wish::Preferred),
+    ] {
+        for (bytes, alignment) in [(1, 0), (5000, 12), (3 << 20, 9), (3 << 20, 25), (70_000, 30)] {
+            let alignment = Alignment::new(1 << alignment).unwrap();
+            let request = RegionRequest::new(count(bytes)).aligned_to(alignment);
+            let memory = allocator(huge_pages).allocate(&request).unwrap();
+            assert_eq!(memory.kind(), StorageKind::System);
+            assert!(memory.length() >= count(bytes));
+            assert!(memory.location().alignment() >= alignment);
+            let length = memory.length().to_usize();
+            // SAFETY: the memory is live, initialised, and nobody else's.
+            let all = unsafe { std::slice::from_raw_parts_mut(address(&memory).as_ptr(), length) };
+            assert!(all.iter().all(|&byte| byte == 0));
+            all.fill(0xff);
+        }
+    }
+}
+
+#[test]
+fn zero_bytes_map_nothing() {
+    let request = RegionRequest::new(ByteCount::ZERO).aligned_to(Alignment::HUGE_PAGE);
+    let memory = allocator(HugePages::default()).allocate(&request).unwrap();
+    assert_eq!(memory.length(), ByteCount::ZERO);
+    assert!(memory.location().alignment() >= Alignment::HUGE_PAGE);
+    assert_eq!(memory.huge_bytes(), Ok(ByteCount::ZERO));
+}
+
+#[test]
+fn impossible_requests_are_typed() {
+    let allocator = allocator(HugePages::default());
+    let strict = RegionRequest::new(count(1)).aligned_to(Alignment::new(1 << 31).unwrap());
+    assert!(matches!(allocator.allocate(&strict), Err(AllocateError::TooStrictlyAligned { .. })));
+    for bytes in [1 << 50, u64::MAX] {
+        let error = allocator.allocate(&RegionRequest::new(count(bytes))).unwrap_err();
+        assert!(error.is_exhaustion(), "{error:?}");
+        let AllocateError::OutOfMemory { available, .. } = error else { panic!("{error:?}") };
+        assert!(available.is_some_and(|available| available < count(bytes)));
+    }
+    // Without first touch only the kernel can say no.
+    let options = SystemOptions { first_touch: FirstTouch::None, ..SystemOptions::default() };
+    let error = SystemAllocator::new(options).bring_up(&RegionRequest::new(count(1 << 50)));
+    assert!(matches!(error, Err(StorageError::OutOfMemory { source: Some(_), .. })));
+}
+
+/// Whatever the machine grants, the report agrees with what `smaps` says.
+#[test]
+fn the_report_says_what_is_huge() {
+    let request = RegionRequest::new(ByteCount::mib(16));
+    let memory = allocator(HugePages::Transparent(Wish::Preferred)).allocate(&request).unwrap();
+    let report = memory.capabilities();
+    let huge = memory.huge_bytes().unwrap();
+    match report.grant(&Capability::TransparentHugePages).unwrap() {
+        Grant::Granted => assert_eq!(huge, ByteCount::mib(16)),
+        Grant::Partial { granted, of } => assert!(granted < of),
+        Grant::Refused(_) => assert_eq!(huge, ByteCount::ZERO),
+        other => panic!("{other:?}"),
+    }
+
+    let memory = allocator(HugePages::None).allocate(&request).unwrap();
+    assert_eq!(memory.huge_bytes(), Ok(ByteCount::ZERO));
+    assert_eq!(memory.capabilities().grant(&Capability::TransparentHugePages), None);
+
+    let small = RegionRequest::new(ByteCount::mib(1));
+    let error = allocator(HugePages::Transparent(Wish::Required)).allocate(&small).unwrap_err();
+    assert!(matches!(error, AllocateError::Capability { .. }), "{error:?}");
+}
+
+#[test]
+fn explicit_pages_are_had_replaced_or_refused() {
+    for size in [HugePageSize::Mib2, HugePageSize::Gib1] {
+        let request = RegionRequest::new(ByteCount::mib(4));
+        let memory = allocator(HugePages::Explicit(size, Wish::Preferred)).allocate(&request);
+        let memory = memory.unwrap();
+        let report = memory.capabilities();
+        let is_granted = report.grant(&Capability::ExplicitHugePages) == Some(&Grant::Granted);
+        if is_granted {
+            assert_eq!(memory.huge_bytes(), Ok(memory.length()));
+        } else {
+            assert_eq!(memory.length(), ByteCount::mib(4));
+            assert!(report.grant(&Capability::TransparentHugePages).is_some());
+        }
+        drop(memory);
+        let required = allocator(HugePages::Explicit(size, Wish::Required)).allocate(&request);
+        match required {
+            Ok(_) => assert!(is_granted),
+            Err(error) => assert!(matches!(error, AllocateError::Capability { .. }), "{error:?}"),
+        }
+    }
+}
+
+#[test]
+fn binding_is_granted_refused_or_an_error() {
+    let bring_up = |numa| {
+        let options = SystemOptions { numa, ..SystemOptions::default() };
+        SystemAllocator::new(options).bring_up(&RegionRequest::new(ByteCount::mib(40)))
+    };
+    let node = NodeId::new(0);
+    for numa in [
+        NumaPolicy::Bind(node, Wish::Preferred),
+        NumaPolicy::Interleave(vec![node], Wish::Preferred),
+    ] {
+        let memory = bring_up(numa).unwrap();
+        let report = memory.capabilities();
+        assert!(report.grant(&Capability::NumaBinding).is_some(), "{report}");
+    }
+    let nowhere = NodeId::new(1000);
+    let memory = bring_up(NumaPolicy::Bind(nowhere, Wish::Preferred)).unwrap();
+    let report = memory.capabilities();
+    assert!(matches!(report.grant(&Capability::NumaBinding), Some(Grant::Refused(_))));
+    let error = bring_up(NumaPolicy::Bind(nowhere, Wish::Required)).unwrap_err();
+    assert!(matches!(error, StorageError::Capability(_)), "{error:?}");
+    let error = bring_up(NumaPolicy::Bind(NodeId::new(u32::MAX), Wish::Required)).unwrap_err();
+    assert!(matches!(error, StorageError::Capability(_)), "{error:?}");
+}
+
+#[test]
+fn progress_is_seen_and_can_be_cancelled() {
+    let progress = Progress::default();
+    let options = SystemOptions { huge_pages: HugePages::None, ..SystemOptions::default() };
+    let allocator = SystemAllocator::new(options).reporting_to(progress.clone());
+    let memory = allocator.bring_up(&RegionRequest::new(ByteCount::mib(64))).unwrap();
+    assert_eq!((progress.ready(), progress.total()), (memory.length(), memory.length()));
+
+    progress.cancel();
+    let error = allocator.bring_up(&RegionRequest::new(ByteCount::mib(64))).unwrap_err();
+    assert!(matches!(error, StorageError::Cancelled { .. }), "{error:?}");
+    assert_eq!(progress.ready(), memory.length(), "the failed attempt is taken back");
+}
+
+#[test]
+fn cancelling_in_the_middle_ends_it() {
+    // On a busy machine the attempt can be over before the other thread gets to cancel it.
+    let attempts = (0..20).map(|_| cancel_in_the_middle());
+    let cancelled = attempts.filter_map(Result::err).next();
+    let Some(StorageError::Cancelled { ready, of }) = cancelled else { panic!("{cancelled:?}") };
+    assert!(!ready.is_zero() && ready < of);
+}
+
+fn cancel_in_the_middle() -> Result<SystemMemory, StorageError> {
+    let progress = Progress::default();
+    let options = SystemOptions {
+        huge_pages: HugePages::None,
+        first_touch: FirstTouch::Threads(NonZeroUsize::MIN),
+        ..SystemOptions::default()
+    };
+    let allocator = SystemAllocator::new(options).reporting_to(progress.clone());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while progress.ready().is_zero() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            progress.cancel();
+        });
+        allocator.bring_up(&RegionRequest::new(ByteCount::mib(512)))
+    })
+}
+
+#[test]
+fn nothing_stays_mapped_on_any_path() {
+    in_child("system::nothing_stays_mapped_on_any_path", || {
+        let request = RegionRequest::new(ByteCount::mib(32)).aligned_to(Alignment::HUGE_PAGE);
+        assert_holds_nothing("an allocation", || {
+            drop(allocator(HugePages::default()).allocate(&request).unwrap());
+        });
+        assert_holds_nothing("an allocation whose alignment is trimmed", || {
+            let strict = request.clone().aligned_to(Alignment::new(1 << 30).unwrap());
+            drop(allocator(HugePages::None).allocate(&strict).unwrap());
+        });
+        let cancelled = Progress::default();
+        cancelled.cancel();
+        assert_holds_nothing("a cancelled bring-up", || {
+            let allocator = allocator(HugePages::None).reporting_to(cancelled.clone());
+            allocator.allocate(&request).unwrap_err();
+        });
+        assert_holds_nothing("a binding that is refused", || {
+            let numa = NumaPolicy::Bind(NodeId::new(1000), Wish::Required);
+            let options = SystemOptions { numa, ..SystemOptions::default() };
+            SystemAllocator::new(options).allocate(&request).unwrap_err();
+        });
+        assert_holds_nothing("explicit pages that there are not", || {
+            let pages = HugePages::Explicit(HugePageSize::Gib1, Wish::Required);
+            let _ = allocator(pages).allocate(&request);
+        });
+    });
+}
