@@ -1,0 +1,207 @@
+//! The caller's end of a transfer in flight.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+#[cfg(not(loom))]
+use std::time::Instant;
+
+use terrane_core::ByteCount;
+
+use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::{Progress, Report, Ticket, TransferError};
+
+/// A transfer in flight.
+///
+/// Wait for it ([`wait`](Self::wait), [`wait_until`](Self::wait_until)), look at it
+/// ([`has_ended`](Self::has_ended)), or `.await` it on any runtime. What the copy needs — both
+/// ends and the caller's guard — belongs to the transfer itself until the copy has ended, so a
+/// completion that is dropped, leaked or cancelled half-way frees nothing under a running copy:
+/// the copy goes on, and the guard drops after it.
+#[must_use = "a dropped completion lets the transfer go on, and loses its result"]
+pub struct Completion<G> {
+    shared: Arc<Shared<G>>,
+    ticket: Ticket,
+    progress: Arc<Progress>,
+}
+
+/// How a transfer ended: the caller's guard, whichever way, and the result.
+#[must_use = "the result may be an error"]
+pub struct Outcome<G> {
+    /// What the caller lent to the transfer.
+    pub guard: G,
+    /// What was done, or why it was not.
+    pub result: Result<Report, TransferError>,
+}
+
+/// Of any guard: what became of the transfer is the result.
+impl<G> fmt::Debug for Outcome<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outcome").field("result", &self.result).finish_non_exhaustive()
+    }
+}
+
+impl<G> Completion<G> {
+    /// Whether the transfer has ended, well or not.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        matches!(*lock(&self.shared.state), State::Ended(_))
+    }
+
+    /// A name of the transfer, to run others after it.
+    #[must_use]
+    pub fn ticket(&self) -> Ticket {
+        self.ticket.clone()
+    }
+
+    /// The bytes copied so far. It grows in steps of the engine's own size.
+    #[must_use]
+    pub fn copied(&self) -> ByteCount {
+        self.progress.copied()
+    }
+
+    /// Blocks the thread until the transfer has ended.
+    pub fn wait(self) -> Outcome<G> {
+        let mut state = lock(&self.shared.state);
+        loop {
+            match state.take_outcome() {
+                Some(outcome) => return outcome,
+                None => state = wait(&self.shared.ended, state),
+            }
+        }
+    }
+
+    /// Blocks the thread until the transfer has ended or `deadline` has passed.
+    ///
+    /// # Errors
+    ///
+    /// Gives the completion back if the deadline passed first. The transfer goes on; to end it
+    /// with an error by some time, set [`Transfer::deadline`](crate::Transfer::deadline).
+    #[cfg(not(loom))]
+    pub fn wait_until(self, deadline: Instant) -> Result<Outcome<G>, Self> {
+        let mut state = lock(&self.shared.state);
+        loop {
+            if let Some(outcome) = state.take_outcome() {
+                return Ok(outcome);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(state);
+                return Err(self);
+            }
+            let waited = self.shared.ended.wait_timeout(state, left);
+            state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl<G> fmt::Debug for Completion<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Completion").field(&self.ticket).finish()
+    }
+}
+
+impl<G> IntoFuture for Completion<G> {
+    type Output = Outcome<G>;
+    type IntoFuture = CompletionFuture<G>;
+
+    fn into_future(self) -> CompletionFuture<G> {
+        CompletionFuture { shared: self.shared }
+    }
+}
+
+/// A [`Completion`] as a future, for any runtime.
+///
+/// A type of its own, so that a transfer whose outcome has been taken cannot be waited for again.
+/// Dropping it before it is ready cancels nothing but the interest in the outcome.
+#[must_use = "a future does nothing unless it is polled; the transfer goes on without it"]
+pub struct CompletionFuture<G> {
+    shared: Arc<Shared<G>>,
+}
+
+impl<G> Future for CompletionFuture<G> {
+    type Output = Outcome<G>;
+
+    /// Ready once; polled again after that, it stays pending.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<G>> {
+        let mut state = lock(&self.shared.state);
+        if let Some(outcome) = state.take_outcome() {
+            return Poll::Ready(outcome);
+        }
+        if let State::InFlight { waker, .. } = &mut *state {
+            match waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                None => *waker = Some(context.waker().clone()),
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl<G> fmt::Debug for CompletionFuture<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionFuture").finish_non_exhaustive()
+    }
+}
+
+/// What the caller's end and the engine's end of a transfer share.
+struct Shared<G> {
+    state: Mutex<State<G>>,
+    ended: Condvar,
+}
+
+enum State<G> {
+    InFlight { guard: G, waker: Option<Waker> },
+    Ended(Outcome<G>),
+    Taken,
+}
+
+impl<G> State<G> {
+    /// The outcome, if there is one and nobody has taken it.
+    fn take_outcome(&mut self) -> Option<Outcome<G>> {
+        match std::mem::replace(self, Self::Taken) {
+            Self::Ended(outcome) => Some(outcome),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+/// The engine's end of a transfer, whatever the guard's type is.
+pub(crate) trait Settle: Send + Sync {
+    /// Publishes the result and wakes whoever waits. A second call changes nothing.
+    fn settle(&self, result: Result<Report, TransferError>);
+}
+
+impl<G: Send> Settle for Shared<G> {
+    fn settle(&self, result: Result<Report, TransferError>) {
+        let mut state = lock(&self.state);
+        match std::mem::replace(&mut *state, State::Taken) {
+            State::InFlight { guard, waker } => {
+                *state = State::Ended(Outcome { guard, result });
+                drop(state);
+                self.ended.notify_all();
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+            other => *state = other,
+        }
+    }
+}
+
+/// The two ends of a new transfer.
+pub(crate) fn pair<G: Send + 'static>(
+    ticket: Ticket,
+    progress: Arc<Progress>,
+    guard: G,
+) -> (Completion<G>, Arc<dyn Settle>) {
+    let state = Mutex::new(State::InFlight { guard, waker: None });
+    let shared = Arc::new(Shared { state, ended: Condvar::new() });
+    let settle = Arc::clone(&shared);
+    (Completion { shared, ticket, progress }, settle)
+}

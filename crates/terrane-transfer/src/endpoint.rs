@@ -1,0 +1,266 @@
+//! One end of a transfer: a layout, and what is in flight on its blocks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use smallvec::SmallVec;
+use terrane_core::{Alignment, ByteCount, Location, Memory, Span, StorageKind};
+use terrane_layout::PhysicalLayout;
+
+use crate::exclusive::ExclusiveBytes;
+use crate::hazard::{Claim, HazardTable, LockedHazards, Use};
+use crate::job::tell;
+use crate::{Access, Side, Ticket, TransferError};
+
+/// A layout whose blocks can be transferred.
+///
+/// Cloning it costs a reference count. The layout, and the memory under it, live until the last
+/// clone and the last transfer have gone.
+#[derive(Clone)]
+pub struct Endpoint(Arc<Inner>);
+
+struct Inner {
+    /// Released before the layout lets go of the memory, which may come back as another's.
+    _bytes: ExclusiveBytes,
+    layout: PhysicalLayout,
+    hazards: HazardTable,
+    /// Two tables are locked in the order of this number.
+    number: u64,
+    /// Where each region begins.
+    bases: Box<[Location]>,
+    /// What blocks have of the regions, joined where it touches: nearly always one span.
+    extents: SmallVec<[Span; 1]>,
+    alignment: Alignment,
+}
+
+impl Endpoint {
+    /// Takes a layout, to track what is in flight on its blocks. Their bytes are this endpoint's
+    /// alone, for as long as it, a clone or a transfer of it lives.
+    ///
+    /// # Errors
+    ///
+    /// [`BytesInUse`] gives the layout back if another endpoint of this process has some of its
+    /// bytes, or of a file, has some of its pages of 4 KiB. As each of the two would track its own
+    /// transfers only, those could then read what is being written.
+    pub fn new(layout: PhysicalLayout) -> Result<Self, BytesInUse> {
+        let extents = extents(&layout);
+        match ExclusiveBytes::claim(&extents) {
+            Ok(bytes) => Ok(Self::build(bytes, extents, layout)),
+            Err(span) => Err(BytesInUse { layout: Box::new(layout), span }),
+        }
+    }
+
+    /// Takes a layout whose bytes other endpoints may have as well, such as another view of the
+    /// same memory. Within one transfer, reading what it writes is refused all the same.
+    ///
+    /// # Safety
+    ///
+    /// For as long as this endpoint, a clone or a transfer of it lives, the caller sees to it that
+    /// no transfer of another endpoint writes bytes that one of this endpoint reads or writes at
+    /// the same time, or the other way round; and that no page of 4 KiB of a file is reached
+    /// around the page cache by one and through it by the other.
+    #[must_use]
+    pub unsafe fn sharing(layout: PhysicalLayout) -> Self {
+        let extents = extents(&layout);
+        Self::build(ExclusiveBytes::default(), extents, layout)
+    }
+
+    fn build(bytes: ExclusiveBytes, extents: SmallVec<[Span; 1]>, layout: PhysicalLayout) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let hazards = HazardTable::new(layout.config().num_blocks());
+        let bases = layout.regions().iter().map(Memory::location).collect();
+        let alignment = layout.alignment_class();
+        // Relaxed: only uniqueness is asked for.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let inner = Inner { _bytes: bytes, layout, hazards, number, bases, extents, alignment };
+        Self(Arc::new(inner))
+    }
+
+    /// The layout.
+    #[must_use]
+    pub fn layout(&self) -> &PhysicalLayout {
+        &self.0.layout
+    }
+
+    /// The kind of storage that the blocks are in.
+    #[must_use]
+    pub fn kind(&self) -> StorageKind {
+        self.0.layout.storage_kind()
+    }
+
+    /// Where a region begins; `None` if there is no such region.
+    #[inline]
+    #[must_use]
+    pub fn base(&self, region: u32) -> Option<Location> {
+        self.0.bases.get(ByteCount::new(region.into()).to_usize()).copied()
+    }
+
+    /// Where every region begins, by number.
+    #[must_use]
+    pub fn bases(&self) -> &[Location] {
+        &self.0.bases
+    }
+
+    /// The largest power of two that every piece begins and ends at a multiple of.
+    #[must_use]
+    pub fn alignment(&self) -> Alignment {
+        self.0.alignment
+    }
+
+    /// Keeps transfers from writing these blocks, while the caller reads them by other means.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NoSuchBlock`], and [`TransferError::Conflict`] if a transfer in flight
+    /// writes one of them.
+    pub fn hold_for_read(&self, blocks: &[u32]) -> Result<Hold, TransferError> {
+        self.hold(blocks, Access::Read)
+    }
+
+    /// Keeps transfers off these blocks, while the caller writes them by other means: the compute
+    /// that fills a block, say.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NoSuchBlock`], and [`TransferError::Conflict`] if a transfer in flight
+    /// reads or writes one of them.
+    pub fn hold_for_write(&self, blocks: &[u32]) -> Result<Hold, TransferError> {
+        self.hold(blocks, Access::Write)
+    }
+
+    fn hold(&self, blocks: &[u32], access: Access) -> Result<Hold, TransferError> {
+        let side = match access {
+            Access::Read => Side::Source,
+            Access::Write => Side::Destination,
+        };
+        self.check_blocks(blocks, side)?;
+        let wanted = Use { access, blocks, layers: 0..self.0.layout.config().num_layers() };
+        let mut hazards = self.0.hazards.lock();
+        let conflicts = hazards.conflicts(&wanted, &|_| false);
+        if !conflicts.is_empty() {
+            return Err(TransferError::Conflict { conflicts });
+        }
+        let ticket = Ticket::new([]);
+        let claim = hazards.claim(&ticket, &wanted);
+        Ok(Hold { _claim: claim, end: EndOfHold { ticket, access } })
+    }
+
+    pub(crate) fn check_blocks(&self, blocks: &[u32], side: Side) -> Result<(), TransferError> {
+        let num_blocks = self.0.layout.config().num_blocks();
+        match blocks.iter().find(|&&block| block >= num_blocks) {
+            Some(&block) => Err(TransferError::NoSuchBlock { side, block, num_blocks }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether any byte belongs to both.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.0.extents.iter().any(|a| other.0.extents.iter().any(|b| a.overlaps(b)))
+    }
+
+    /// Locks the hazards of both ends in the one order that excludes a deadlock. Of two ends that
+    /// are one there is only the first.
+    pub(crate) fn lock_both<'a>(
+        source: &'a Self,
+        destination: &'a Self,
+    ) -> (LockedHazards<'a>, Option<LockedHazards<'a>>) {
+        let (a, b) = (&source.0, &destination.0);
+        match a.number.cmp(&b.number) {
+            std::cmp::Ordering::Equal => (a.hazards.lock(), None),
+            std::cmp::Ordering::Less => {
+                let first = a.hazards.lock();
+                (first, Some(b.hazards.lock()))
+            }
+            std::cmp::Ordering::Greater => {
+                let first = b.hazards.lock();
+                (a.hazards.lock(), Some(first))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Endpoint").field(&self.0.layout).finish()
+    }
+}
+
+/// A layout whose bytes are another endpoint's: the layout, and where they meet.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{} at {} of {} memory are in use by another endpoint; transfer through that one, drop it \
+     first, or, to keep the two apart yourself, use Endpoint::sharing",
+    .span.length, .span.location, .span.kind
+)]
+pub struct BytesInUse {
+    /// The layout, as it was given.
+    pub layout: Box<PhysicalLayout>,
+    /// The span of which bytes are in use.
+    pub span: Span,
+}
+
+/// Blocks that transfers are kept from, until it drops.
+///
+/// Transfers that run after it then start. If it was held for writing and drops as its thread
+/// unwinds from a panic, the blocks may be half-written: those transfers fail instead, as after a
+/// transfer that failed.
+#[must_use = "dropping the hold lets transfers at the blocks"]
+pub struct Hold {
+    // The blocks are free before those who wait for it are told: fields drop in this order.
+    _claim: Claim,
+    end: EndOfHold,
+}
+
+impl Hold {
+    /// A name of the hold, to run transfers after it has dropped.
+    #[must_use]
+    pub fn ticket(&self) -> Ticket {
+        self.end.ticket.clone()
+    }
+}
+
+struct EndOfHold {
+    ticket: Ticket,
+    access: Access,
+}
+
+impl Drop for EndOfHold {
+    fn drop(&mut self) {
+        let succeeded = self.access == Access::Read || !std::thread::panicking();
+        tell(self.ticket.end(succeeded), self.ticket.id(), succeeded);
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Hold").field(&self.end.ticket).finish()
+    }
+}
+
+/// What the blocks of a layout have of its regions. What an adopted region has beyond that may be
+/// anybody's.
+fn extents(layout: &PhysicalLayout) -> SmallVec<[Span; 1]> {
+    let length = layout.geometry().region_bytes();
+    join(layout.regions().iter().map(|region| Span { length, ..Span::of(region) }))
+}
+
+/// Joins spans that follow one another, as the regions of one allocation do.
+fn join(spans: impl Iterator<Item = Span>) -> SmallVec<[Span; 1]> {
+    let mut joined: SmallVec<[Span; 1]> = SmallVec::new();
+    for span in spans {
+        let follows = |last: &Span| last.location.checked_add(last.length) == Some(span.location);
+        match joined.last_mut().filter(|last| follows(last)) {
+            Some(last) => match last.length.checked_add(span.length) {
+                Ok(length) => last.length = length,
+                Err(_) => joined.push(span),
+            },
+            None => joined.push(span),
+        }
+    }
+    joined
+}

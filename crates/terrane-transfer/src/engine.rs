@@ -1,0 +1,79 @@
+//! The contract of everything that copies.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use terrane_core::CapabilityReport;
+
+use crate::{CopyJob, Terms, TransferPlan};
+
+/// Something that executes copy runs between some kinds of storage.
+///
+/// # Who owes what
+///
+/// The transfer manager has validated every plan that an engine sees, in release builds too:
+/// all runs lie within their regions, no two destination runs overlap, no destination overlaps a
+/// source, and nothing else in flight conflicts with them. An engine need not look again.
+///
+/// An engine owes four things in return:
+///
+/// - [`quote`](Self::quote) looks at a plan and touches nothing.
+/// - [`submit`](Self::submit) returns at once. It neither copies nor waits on the caller's thread.
+/// - The job is [finished](CopyJob::finish) exactly once, whatever happens. A job that is dropped
+///   unfinished ends with [`TransferError::EngineStopped`](crate::TransferError::EngineStopped).
+/// - Its drop waits for no thread if it runs on a thread that finishes jobs, its own or another
+///   engine's: the last reference to an engine may go with a job that waited for one of another,
+///   and two engines that wait for each other's threads would wait for ever.
+///
+/// # Safety
+///
+/// Finishing or dropping a job lets go of the memory at both ends and of the caller's guard, and
+/// clears its blocks for others. So an implementor promises that it touches only the bytes of the
+/// plan's runs, and none of them after it has finished or dropped the job.
+pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
+    /// The engine's name in explanations and errors.
+    fn name(&self) -> &'static str;
+
+    /// Says how the engine would execute the plan, and how long that should take.
+    ///
+    /// # Errors
+    ///
+    /// [`Declined`] if it cannot.
+    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined>;
+
+    /// Executes the job by the path of its [quote](Self::quote), in the background.
+    fn submit(&self, job: CopyJob);
+
+    /// What the engine wished for when it was made, and what became of that. Empty for one that
+    /// wishes for nothing that a machine can refuse.
+    fn capabilities(&self) -> CapabilityReport {
+        CapabilityReport::default()
+    }
+}
+
+/// How an engine would execute a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quote {
+    /// The path: `"streaming copy"`, `"direct vectored"`.
+    pub path: &'static str,
+    /// Why this one and no other of the engine's paths.
+    pub reason: Cow<'static, str>,
+    /// How long it should take once started.
+    pub predicted: Duration,
+}
+
+/// Why an engine does not take a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Declined {
+    /// It does not copy between these kinds of storage.
+    #[error("does not copy between these kinds")]
+    Kinds,
+    /// It knows nothing of the device order that the transfer states.
+    #[error("cannot run after a device's stream or event")]
+    DeviceOrder,
+    /// It cannot make writes durable as the transfer demands.
+    #[error("cannot make writes durable")]
+    Durability,
+}

@@ -1,0 +1,10 @@
+//! The engines that need no driver: between host memory, and between host memory and files.
+
+mod copy;
+mod disk;
+mod host;
+mod rate;
+mod threads;
+
+pub use disk::{DiskEngine, DiskEngineOptions};
+pub use host::{HostEngine, HostEngineOptions};

@@ -1,0 +1,68 @@
+//! Aligned buffers that bytes pass through on their way.
+
+use terrane_core::{
+    Allocate, AllocateError, ByteCount, HostAddress, Location, Memory, RegionRequest,
+};
+use terrane_storage::{SystemAllocator, SystemMemory, SystemOptions};
+
+/// A few buffers of one size, allocated when the first is asked for.
+#[derive(Debug)]
+pub(super) struct BounceBuffers {
+    size: ByteCount,
+    count: usize,
+    memory: Option<SystemMemory>,
+    free: Vec<BounceBuffer>,
+}
+
+/// One of the buffers, until it is given back.
+#[derive(Debug)]
+pub(super) struct BounceBuffer(HostAddress);
+
+impl BounceBuffer {
+    /// The address `offset` bytes into the buffer.
+    pub(super) fn at(&self, offset: u64) -> Option<HostAddress> {
+        self.0.checked_add(ByteCount::new(offset))
+    }
+}
+
+impl BounceBuffers {
+    pub(super) fn new(size: ByteCount, count: usize) -> Self {
+        Self { size, count: count.max(1), memory: None, free: Vec::new() }
+    }
+
+    /// A buffer, or `None` if all are in use.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocateError`] if the memory for them cannot be had; asking again tries again.
+    pub(super) fn take(&mut self) -> Result<Option<BounceBuffer>, AllocateError> {
+        if self.memory.is_none() {
+            self.allocate()?;
+        }
+        Ok(self.free.pop())
+    }
+
+    pub(super) fn give_back(&mut self, buffer: BounceBuffer) {
+        self.free.push(buffer);
+    }
+
+    fn allocate(&mut self) -> Result<(), AllocateError> {
+        let count = ByteCount::from_usize(self.count).get();
+        let too_large = |error| AllocateError::Backend {
+            kind: terrane_core::StorageKind::System,
+            requested: self.size,
+            label: "bounce buffers".into(),
+            source: Box::new(error),
+        };
+        let bytes = self.size.checked_mul("bounce buffers", count).map_err(too_large)?;
+        let request =
+            RegionRequest::new(bytes).aligned_to(super::route::REQUESTS).labelled("bounce buffers");
+        let memory = SystemAllocator::new(SystemOptions::default()).allocate(&request)?;
+        if let Location::Host(base) = memory.location() {
+            let offsets = (0..count).map(|index| ByteCount::new(self.size.get() * index));
+            self.free.extend(offsets.filter_map(|at| base.checked_add(at)).map(BounceBuffer));
+        }
+        self.memory = Some(memory);
+        Ok(())
+    }
+}

@@ -1,0 +1,96 @@
+//! Runs that follow one another in a file, gathered into requests.
+
+use terrane_core::{ByteCount, FilePosition, Location};
+
+use crate::{CopyRun, Side, TransferPlan};
+
+/// A part of a run: all of it, but for runs that are longer than a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// The run's index in the plan.
+    pub(super) run: usize,
+    /// Where in the run it begins.
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+impl Part {
+    /// Where the part begins at one end.
+    pub(super) fn location(&self, plan: &TransferPlan, side: Side) -> Option<Location> {
+        let run = plan.runs().get(self.run)?;
+        plan.location(run, side)?.checked_add(ByteCount::new(self.offset))
+    }
+}
+
+/// The parts of a plan that are left to do, in the order of the file.
+#[derive(Debug)]
+pub(super) struct Extents {
+    side: Side,
+    /// The runs in the order of the file; `None` if that is their own.
+    order: Option<Vec<usize>>,
+    next: usize,
+    offset: u64,
+}
+
+impl Extents {
+    /// All of `plan`, in the order of the file at `side`.
+    pub(super) fn new(plan: &TransferPlan, side: Side) -> Self {
+        let key = |run: &CopyRun| run.at(side);
+        let order = (!plan.runs().is_sorted_by_key(key)).then(|| {
+            let mut order: Vec<usize> = (0..plan.runs().len()).collect();
+            order.sort_unstable_by_key(|&run| plan.runs().get(run).map(key));
+            order
+        });
+        Self { side, order, next: 0, offset: 0 }
+    }
+
+    pub(super) fn is_empty(&self, plan: &TransferPlan) -> bool {
+        self.next >= plan.runs().len()
+    }
+
+    /// Gathers the parts of the next request into `parts`: contiguous in the file, and of `most`
+    /// bytes at most. Says where in the file they begin.
+    pub(super) fn take(
+        &mut self,
+        plan: &TransferPlan,
+        most: u64,
+        parts: &mut Vec<Part>,
+    ) -> Option<FilePosition> {
+        parts.clear();
+        let mut first: Option<FilePosition> = None;
+        let mut taken = 0;
+        while taken < most {
+            let index = match &self.order {
+                Some(order) => order.get(self.next).copied(),
+                None => Some(self.next),
+            };
+            let Some((index, run)) = index.and_then(|index| Some((index, plan.runs().get(index)?)))
+            else {
+                break;
+            };
+            let left = run.bytes().get() - self.offset;
+            let part = Part { run: index, offset: self.offset, bytes: left.min(most - taken) };
+            let at = part.location(plan, self.side).and_then(Location::as_file)?;
+            match first {
+                None => first = Some(at),
+                Some(first) if follows(first, taken, at) => {}
+                Some(_) => break,
+            }
+            parts.push(part);
+            taken += part.bytes;
+            if part.bytes == left {
+                self.next += 1;
+                self.offset = 0;
+            } else {
+                self.offset += part.bytes;
+            }
+        }
+        first
+    }
+}
+
+/// Whether `at` is where `bytes` bytes from `first` on end.
+pub(super) fn follows(first: FilePosition, bytes: u64, at: FilePosition) -> bool {
+    first.file.identity == at.file.identity
+        && first.checked_add(ByteCount::new(bytes)).is_some_and(|end| end.offset == at.offset)
+}

@@ -1,0 +1,137 @@
+//! The pieces that requests are made of, and what their failures mean.
+
+use std::sync::Arc;
+
+use terrane_core::{ByteCount, Durability, FileHandle, FilePosition, HostAddress, Location};
+use terrane_storage::{
+    IoBuffer, IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest, StorageError,
+};
+
+use super::bounce::BounceBuffer;
+use super::extents::Part;
+use crate::engines::copy::{self, Caching};
+use crate::{CopyFailure, CopyJob, Side, TransferPlan};
+
+/// Memory whose kind says that it is on disk or the host's, and whose location says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("memory's location does not fit its kind; its implementation of Memory is wrong")]
+pub(super) struct NotForFiles;
+
+/// The engine's queue failed for good.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the queue of the disk engine failed and serves nothing any more; make another engine")]
+pub(super) struct QueueFailed(#[source] pub(super) Arc<StorageError>);
+
+/// A failure of the engine as a whole.
+pub(super) fn engine_failure(
+    source: impl std::error::Error + Send + Sync + 'static,
+) -> CopyFailure {
+    CopyFailure::Engine { source: Box::new(source) }
+}
+
+/// What a failed request means for the job: where in which run it stopped, and why.
+///
+/// It is found by its place in the file, as one operation between files makes several requests.
+pub(super) fn describe(failure: IoFailure, parts: &[Part], plan: &TransferPlan) -> CopyFailure {
+    if failure.reason == IoFailureReason::DeadlineExceeded {
+        return CopyFailure::DeadlineExceeded;
+    }
+    let side = match failure.operation {
+        IoOperation::Read => Side::Source,
+        _ => Side::Destination,
+    };
+    let stopped_in = |part: &Part| {
+        let begin = part.location(plan, side)?.as_file()?;
+        let done = failure.offset.get().checked_sub(begin.offset.get())?;
+        let is_within = begin.file.identity == failure.file && done < part.bytes;
+        is_within.then(|| (part.run, ByteCount::new(part.offset + done)))
+    };
+    match parts.iter().find_map(stopped_in) {
+        Some((index, offset)) => CopyFailure::Run { index, offset, source: Box::new(failure) },
+        None => engine_failure(failure),
+    }
+}
+
+/// The token of the operation at an index of the table.
+pub(super) fn token(index: usize) -> u64 {
+    ByteCount::from_usize(index).get()
+}
+
+pub(super) fn io_buffer(address: Option<HostAddress>, bytes: u64) -> Result<IoBuffer, CopyFailure> {
+    let address = address.ok_or_else(|| engine_failure(NotForFiles))?;
+    Ok(IoBuffer { address, length: ByteCount::new(bytes) })
+}
+
+/// The file by the descriptor that the route goes through.
+pub(super) fn io_file(file: &FileHandle, direct: bool) -> Result<IoFile, CopyFailure> {
+    if direct {
+        IoFile::direct(file).ok_or_else(|| engine_failure(NotForFiles))
+    } else {
+        Ok(IoFile::buffered(file))
+    }
+}
+
+/// The request, to be given up at the job's deadline.
+pub(super) fn by_deadline<'a>(request: IoRequest<'a>, job: &CopyJob) -> IoRequest<'a> {
+    match job.terms().deadline {
+        Some(deadline) => request.by(deadline),
+        None => request,
+    }
+}
+
+/// The different files that a job writes and that have to be made durable, with how much so.
+pub(super) fn files_to_sync(job: &CopyJob) -> Vec<(FileHandle, Durability)> {
+    let mut files: Vec<(FileHandle, Durability)> = Vec::new();
+    for base in job.plan().destination().bases() {
+        let Location::File(FilePosition { file, .. }) = base else { continue };
+        let durability = file.durability.max(job.terms().durability);
+        match files.iter_mut().find(|(other, _)| other.identity == file.identity) {
+            Some((_, known)) => *known = durability.max(*known),
+            None if durability > Durability::None => files.push((*file, durability)),
+            None => {}
+        }
+    }
+    files
+}
+
+/// Which way bytes go between a bounce buffer and the runs in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// From the source of the runs.
+    IntoBuffer,
+    /// To the destination of the runs.
+    OutOfBuffer,
+}
+
+/// Copies all parts of an operation between memory and the bounce buffer, where they follow one
+/// another.
+pub(super) fn copy_parts(
+    job: &CopyJob,
+    parts: &[Part],
+    buffer: &BounceBuffer,
+    direction: Direction,
+) -> Result<(), CopyFailure> {
+    let side = match direction {
+        Direction::IntoBuffer => Side::Source,
+        Direction::OutOfBuffer => Side::Destination,
+    };
+    let mut begin = 0;
+    for part in parts {
+        let memory = part.location(job.plan(), side).and_then(Location::as_host);
+        let memory = memory.ok_or_else(|| engine_failure(NotForFiles))?;
+        let staged = buffer.at(begin).ok_or_else(|| engine_failure(NotForFiles))?;
+        let (from, to) = match direction {
+            Direction::IntoBuffer => (memory, staged),
+            Direction::OutOfBuffer => (staged, memory),
+        };
+        // SAFETY: the memory is that of a run, which lies within its region, which the job keeps
+        // alive and claims; the buffer is as large as all parts together and belongs to this
+        // operation, of which no request is in flight now.
+        unsafe {
+            let length = ByteCount::new(part.bytes).to_usize();
+            copy::copy(from.as_ptr(), to.as_ptr(), length, Caching::Through);
+        }
+        begin += part.bytes;
+    }
+    Ok(())
+}

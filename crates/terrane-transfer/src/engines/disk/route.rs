@@ -1,0 +1,190 @@
+//! Which way a plan's bytes go to and from files.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use terrane_core::{Alignment, Location, StorageKind};
+
+use crate::{Endpoint, Side, TransferPlan};
+
+/// What requests begin and end at multiples of, where a run is longer than one, and bounce buffers
+/// begin at. Disks want 512 bytes or 4 KiB.
+pub(super) const REQUESTS: Alignment = Alignment::PAGE;
+
+/// From what to what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flow {
+    Read,
+    Write,
+    BetweenFiles,
+}
+
+/// How a plan is executed. A pure function of the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    pub(super) flow: Flow,
+    /// How the file of the source, and that of the destination, is reached.
+    reach: [Reach; 2],
+    /// Whether bytes pass through a buffer of the engine.
+    pub(super) staged: bool,
+    pub(super) selection: Selection,
+}
+
+/// Why bytes pass through a buffer or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Selection {
+    /// Alignment decides.
+    Alignment,
+    /// Either would do, and this way has not been measured yet.
+    ToBeMeasured,
+    /// Either would do, and this way was measured to be faster.
+    Faster,
+}
+
+/// How the files of one end are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// Around the page cache, from and to buffers of this alignment.
+    Direct(Alignment),
+    /// Through the page cache: a file has no direct I/O, or what is there is no file.
+    NotOffered,
+    /// Through the page cache: pieces do not begin and end where direct I/O can.
+    Misaligned { pieces: Alignment, needed: Alignment },
+    /// Through the page cache: direct I/O wants more than the engine's requests and buffers are
+    /// aligned to.
+    TooStrict { needed: Alignment },
+}
+
+impl Route {
+    /// The route, or `None` where no file takes part, or something that is neither file nor host
+    /// memory.
+    pub(super) fn of(plan: &TransferPlan) -> Option<Self> {
+        let (source, destination) = (plan.source(), plan.destination());
+        let is_disk = |end: &Endpoint| end.kind() == StorageKind::Disk;
+        let flow = match (is_disk(source), is_disk(destination)) {
+            (true, true) => Flow::BetweenFiles,
+            (true, false) if destination.kind().is_host() => Flow::Read,
+            (false, true) if source.kind().is_host() => Flow::Write,
+            _ => return None,
+        };
+        let reach = [source, destination].map(reach);
+        let is_too_loose = |end: &Endpoint, reach| match reach {
+            Reach::Direct(memory_alignment) => end.alignment() < memory_alignment,
+            Reach::NotOffered | Reach::Misaligned { .. } | Reach::TooStrict { .. } => false,
+        };
+        let staged = match flow {
+            Flow::Read => is_too_loose(destination, reach[0]),
+            Flow::Write => is_too_loose(source, reach[1]),
+            Flow::BetweenFiles => true,
+        };
+        Some(Self { flow, reach, staged, selection: Selection::Alignment })
+    }
+
+    fn reach(&self, side: Side) -> Reach {
+        match side {
+            Side::Source => self.reach[0],
+            Side::Destination => self.reach[1],
+        }
+    }
+
+    /// Whether the file at `side` is reached around the page cache.
+    pub(super) fn is_direct(&self, side: Side) -> bool {
+        matches!(self.reach(side), Reach::Direct(_))
+    }
+
+    /// The end whose order in its file the requests follow.
+    pub(super) fn file_side(&self) -> Side {
+        match self.flow {
+            Flow::Read | Flow::BetweenFiles => Side::Source,
+            Flow::Write => Side::Destination,
+        }
+    }
+
+    /// Whether bytes that need no buffer could pass through one.
+    pub(super) fn could_be_staged(&self) -> bool {
+        self.flow != Flow::BetweenFiles && self.is_direct(self.file_side()) && !self.staged
+    }
+
+    /// The same route, with or without a buffer, for this reason.
+    pub(super) fn selected(self, staged: bool, selection: Selection) -> Self {
+        Self { staged, selection, ..self }
+    }
+
+    /// The route by the path that was quoted for it.
+    pub(super) fn quoted(self, path: &str) -> Self {
+        let staged = self.selected(true, self.selection);
+        if self.could_be_staged() && staged.path() == path { staged } else { self }
+    }
+
+    pub(super) fn path(&self) -> &'static str {
+        let file_is_direct = self.is_direct(self.file_side());
+        match (self.flow, file_is_direct, self.staged) {
+            (Flow::BetweenFiles, ..) => match (file_is_direct, self.is_direct(Side::Destination)) {
+                (true, true) => "direct read and write",
+                (true, false) => "direct read, buffered write",
+                (false, true) => "buffered read, direct write",
+                (false, false) => "buffered read and write",
+            },
+            (_, true, false) => "direct vectored",
+            (_, true, true) => "direct staged",
+            (_, false, _) => "buffered",
+        }
+    }
+
+    pub(super) fn reason(&self) -> Cow<'static, str> {
+        if self.flow == Flow::BetweenFiles {
+            let why = |side, name| match self.reach(side) {
+                Reach::Direct(_) => String::new(),
+                buffered => format!("; in the {name}, {buffered}"),
+            };
+            let (source, destination) =
+                (why(Side::Source, "source"), why(Side::Destination, "destination"));
+            return format!("by way of the engine's buffers{source}{destination}").into();
+        }
+        match self.selection {
+            Selection::Alignment => {}
+            Selection::ToBeMeasured => return "pieces are short, and this way is measured".into(),
+            Selection::Faster => return "pieces are short, and this way was faster here".into(),
+        }
+        match (self.reach(self.file_side()), self.staged) {
+            (Reach::Direct(_), false) => "pieces are aligned in file and memory".into(),
+            (Reach::Direct(_), true) => "pieces are aligned in the file, but not in memory".into(),
+            (buffered, _) => buffered.to_string().into(),
+        }
+    }
+}
+
+impl fmt::Display for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct(_) => f.pad("the file has direct I/O"),
+            Self::NotOffered => f.pad("the file has no direct I/O"),
+            Self::Misaligned { pieces, needed } => {
+                write!(f, "pieces are aligned to {pieces}, and direct I/O needs {needed}")
+            }
+            Self::TooStrict { needed } => {
+                write!(f, "direct I/O needs {needed}, and requests are aligned to {REQUESTS}")
+            }
+        }
+    }
+}
+
+/// How the files of `end` are reached: directly if all of them have direct I/O and every piece
+/// begins and ends where it can.
+fn reach(end: &Endpoint) -> Reach {
+    let mut strictest = Alignment::BYTE;
+    for base in end.bases() {
+        let Location::File(position) = base else { return Reach::NotOffered };
+        let Some(direct) = position.file.direct else { return Reach::NotOffered };
+        let needed = direct.offset_alignment.max(direct.memory_alignment);
+        if needed > REQUESTS {
+            return Reach::TooStrict { needed };
+        }
+        if end.alignment() < direct.offset_alignment {
+            let (pieces, needed) = (end.alignment(), direct.offset_alignment);
+            return Reach::Misaligned { pieces, needed };
+        }
+        strictest = strictest.max(direct.memory_alignment);
+    }
+    Reach::Direct(strictest)
+}

@@ -1,0 +1,474 @@
+//! The thread that drives the queue.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, TryRecvError};
+use slab::Slab;
+use terrane_core::{ByteCount, FileHandle, Location};
+use terrane_storage::{IoBuffer, IoCompletion, IoFile, IoQueue, IoRequest, StorageError};
+
+use super::DiskEngineOptions;
+use super::bounce::{BounceBuffer, BounceBuffers};
+use super::choice::Rates;
+use super::extents::{Extents, Part, follows};
+use super::request::{
+    Direction, NotForFiles, QueueFailed, by_deadline, copy_parts, describe, engine_failure,
+    files_to_sync, io_buffer, io_file, token,
+};
+use super::route::{Flow, REQUESTS, Route};
+use crate::{CopyFailure, CopyJob, Durability, Side};
+
+/// The thread's state.
+///
+/// The queue is the first field, so it drops first, and waits for what is in flight before the
+/// jobs let go of their memory and the buffers of theirs.
+pub(super) struct Worker {
+    queue: IoQueue,
+    jobs: Slab<Active>,
+    /// The jobs that have requests left to make, in turn.
+    turns: VecDeque<usize>,
+    operations: Slab<Operation>,
+    /// Operations between files whose bytes have been read and are to be written.
+    to_write: VecDeque<usize>,
+    bounce: BounceBuffers,
+    request_bytes: u64,
+    rates: Arc<Rates>,
+    inbox: Receiver<CopyJob>,
+    /// Used again from request to request.
+    buffers: Vec<IoBuffer>,
+    spare_parts: Vec<Vec<Part>>,
+}
+
+/// A job in work.
+struct Active {
+    job: CopyJob,
+    route: Route,
+    extents: Extents,
+    operations: usize,
+    failure: Option<CopyFailure>,
+    /// The files that have to be made durable, once all is written.
+    to_sync: Vec<(FileHandle, Durability)>,
+}
+
+impl Active {
+    fn has_extents_left(&self) -> bool {
+        !self.extents.is_empty(self.job.plan())
+    }
+}
+
+/// What is done with the parts of one extent: one request, or a read and one or more writes.
+struct Operation {
+    job: usize,
+    parts: Vec<Part>,
+    buffer: Option<BounceBuffer>,
+    stage: Stage,
+}
+
+enum Stage {
+    Reading,
+    /// `next` is the first part that no request writes yet.
+    Writing {
+        next: usize,
+        requests: usize,
+    },
+    Syncing,
+}
+
+/// Whether a job could make a request.
+enum Step {
+    Made,
+    /// All its extents are requested, the last of them now or before.
+    NothingLeft,
+    /// Every bounce buffer is in use; a completion changes that.
+    Blocked,
+}
+
+impl Worker {
+    pub(super) fn new(
+        queue: IoQueue,
+        inbox: Receiver<CopyJob>,
+        options: &DiskEngineOptions,
+        rates: Arc<Rates>,
+    ) -> Self {
+        let asked = options.request.max(ByteCount::new(REQUESTS.get()));
+        let request = asked.align_up(REQUESTS).unwrap_or(asked);
+        Self {
+            queue,
+            jobs: Slab::new(),
+            turns: VecDeque::new(),
+            operations: Slab::new(),
+            to_write: VecDeque::new(),
+            bounce: BounceBuffers::new(request, options.bounce_buffers),
+            request_bytes: request.get(),
+            rates,
+            inbox,
+            buffers: Vec::new(),
+            spare_parts: Vec::new(),
+        }
+    }
+
+    /// Serves jobs until the engine has dropped and all of them have ended.
+    pub(super) fn serve(mut self) {
+        let mut completions = Vec::new();
+        while self.accept() {
+            self.fill_queue();
+            if let Err(error) = self.queue.wait(None, &mut completions) {
+                return self.give_up(error);
+            }
+            for completion in completions.drain(..) {
+                self.complete(&completion);
+            }
+        }
+    }
+
+    /// Takes in new jobs, and waits for one if there is nothing else to do. Says whether there is
+    /// anything to do at all.
+    fn accept(&mut self) -> bool {
+        if self.jobs.is_empty() {
+            match self.inbox.recv() {
+                Ok(job) => self.begin(job),
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match self.inbox.try_recv() {
+                Ok(job) => self.begin(job),
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
+            }
+        }
+    }
+
+    fn begin(&mut self, job: CopyJob) {
+        let Some(route) = Route::of(job.plan()) else {
+            return job.finish(Err(engine_failure(NotForFiles)));
+        };
+        let route = route.quoted(job.path());
+        let extents = Extents::new(job.plan(), route.file_side());
+        let to_sync = files_to_sync(&job);
+        let active = Active { job, route, extents, operations: 0, failure: None, to_sync };
+        let key = self.jobs.insert(active);
+        self.turns.push_back(key);
+    }
+
+    /// Makes requests, of one job after the other, until the queue is full or nothing is left to
+    /// request.
+    fn fill_queue(&mut self) {
+        let mut blocked = 0;
+        while self.queue.has_room() {
+            if let Some(token) = self.to_write.pop_front() {
+                self.write_on(token);
+                continue;
+            }
+            if blocked == self.turns.len() {
+                return;
+            }
+            let Some(key) = self.turns.pop_front() else { return };
+            match self.advance(key) {
+                Ok(Step::Made) => {
+                    blocked = 0;
+                    self.turns.push_back(key);
+                }
+                Ok(Step::Blocked) => {
+                    blocked += 1;
+                    self.turns.push_back(key);
+                }
+                Ok(Step::NothingLeft) => {
+                    blocked = 0;
+                    self.settle(key);
+                }
+                Err(failure) => {
+                    self.fail(key, failure);
+                    self.settle(key);
+                }
+            }
+        }
+    }
+
+    /// Requests the next extent of a job.
+    fn advance(&mut self, key: usize) -> Result<Step, CopyFailure> {
+        let Some(active) = self.jobs.get_mut(key) else { return Ok(Step::NothingLeft) };
+        if active.failure.is_some() || !active.has_extents_left() {
+            return Ok(Step::NothingLeft);
+        }
+        if active.job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Err(CopyFailure::DeadlineExceeded);
+        }
+        let mut buffer = None;
+        if active.route.staged {
+            buffer = self.bounce.take().map_err(engine_failure)?;
+            if buffer.is_none() {
+                return Ok(Step::Blocked);
+            }
+        }
+        let requested = self.request_extent(key, &mut buffer);
+        // Still here only if there is no request: a lost buffer would block staged jobs for ever.
+        if let Some(buffer) = buffer {
+            self.bounce.give_back(buffer);
+        }
+        requested?;
+        let has_more = self.jobs.get(key).is_some_and(Active::has_extents_left);
+        Ok(if has_more { Step::Made } else { Step::NothingLeft })
+    }
+
+    /// Requests the next extent of a job, through `buffer` if the route is staged. A request takes
+    /// the buffer.
+    fn request_extent(
+        &mut self,
+        key: usize,
+        buffer: &mut Option<BounceBuffer>,
+    ) -> Result<(), CopyFailure> {
+        let Some(active) = self.jobs.get_mut(key) else { return Ok(()) };
+        active.job.start();
+        let mut parts = self.spare_parts.pop().unwrap_or_default();
+        let plan = active.job.plan();
+        let Some(position) = active.extents.take(plan, self.request_bytes, &mut parts) else {
+            return Err(engine_failure(NotForFiles));
+        };
+        let route = active.route;
+        let memory_side = if route.flow == Flow::Read { Side::Destination } else { Side::Source };
+        self.buffers.clear();
+        match &*buffer {
+            Some(buffer) => {
+                let bytes = parts.iter().map(|part| part.bytes).sum();
+                if route.flow == Flow::Write {
+                    copy_parts(&active.job, &parts, buffer, Direction::IntoBuffer)?;
+                }
+                self.buffers.push(io_buffer(buffer.at(0), bytes)?);
+            }
+            None => {
+                for part in &parts {
+                    let address = part.location(plan, memory_side).and_then(Location::as_host);
+                    self.buffers.push(io_buffer(address, part.bytes)?);
+                }
+            }
+        }
+        let stage = match route.flow {
+            Flow::Read | Flow::BetweenFiles => Stage::Reading,
+            Flow::Write => Stage::Writing { next: parts.len(), requests: 1 },
+        };
+        let file = io_file(&position.file, route.is_direct(route.file_side()))?;
+        let token = token(self.operations.vacant_key());
+        let offset = position.offset;
+        let request = match stage {
+            Stage::Reading => IoRequest::read(token, file, offset, &self.buffers),
+            _ => IoRequest::write(token, file, offset, &self.buffers),
+        };
+        let request = by_deadline(request, &active.job);
+        // SAFETY: the buffers are those of the job's runs, which the job keeps alive and claims,
+        // or one of the engine's; both are held until the completion has been handled, and the
+        // queue drops before either. The descriptors are open for as long as the memory is.
+        unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
+        active.operations += 1;
+        self.operations.insert(Operation { job: key, parts, buffer: buffer.take(), stage });
+        Ok(())
+    }
+
+    /// Requests the next write of an operation between files.
+    fn write_on(&mut self, index: usize) {
+        let Some(operation) = self.operations.get(index) else { return };
+        let key = operation.job;
+        match self.write_next(index) {
+            Ok(true) => self.to_write.push_front(index),
+            Ok(false) => {}
+            Err(failure) => self.fail(key, failure),
+        }
+        self.end_if_done(index, false);
+        self.settle(key);
+    }
+
+    /// Requests a write of the parts, from the next one on, that are contiguous in the
+    /// destination. Says whether parts are left.
+    fn write_next(&mut self, index: usize) -> Result<bool, CopyFailure> {
+        let Some(operation) = self.operations.get_mut(index) else { return Ok(false) };
+        let Operation { job: key, parts, buffer, stage: Stage::Writing { next, requests } } =
+            operation
+        else {
+            return Ok(false);
+        };
+        let Some(active) = self.jobs.get(*key) else { return Ok(false) };
+        if active.failure.is_some() {
+            return Ok(false);
+        }
+        let plan = active.job.plan();
+        let begin: u64 = parts.iter().take(*next).map(|part| part.bytes).sum();
+        let (mut bytes, mut first) = (0, None);
+        for part in parts.iter().skip(*next) {
+            let place = part.location(plan, Side::Destination).and_then(Location::as_file);
+            let Some(place) = place else { return Err(engine_failure(NotForFiles)) };
+            match first {
+                None => first = Some(place),
+                Some(first) if follows(first, bytes, place) => {}
+                Some(_) => break,
+            }
+            bytes += part.bytes;
+            *next += 1;
+        }
+        let (Some(position), Some(buffer)) = (first, buffer) else { return Ok(false) };
+        let file = io_file(&position.file, active.route.is_direct(Side::Destination))?;
+        let source = [io_buffer(buffer.at(begin), bytes)?];
+        let request = IoRequest::write(token(index), file, position.offset, &source);
+        let request = by_deadline(request, &active.job);
+        // SAFETY: the buffer is held by the operation until its last completion has been handled,
+        // and the queue drops before it. The descriptor is open for as long as the job is held.
+        unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
+        *requests += 1;
+        Ok(*next < parts.len())
+    }
+
+    fn sync(
+        &mut self,
+        key: usize,
+        file: &FileHandle,
+        durability: Durability,
+    ) -> Result<(), CopyFailure> {
+        let Some(active) = self.jobs.get_mut(key) else { return Ok(()) };
+        let token = token(self.operations.vacant_key());
+        let file = IoFile::buffered(file);
+        let request = match durability {
+            Durability::Full => IoRequest::sync_all(token, file),
+            Durability::None | Durability::Data => IoRequest::sync_data(token, file),
+        };
+        let request = by_deadline(request, &active.job);
+        // SAFETY: there are no buffers, and the descriptor is open for as long as the job is held.
+        unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
+        active.operations += 1;
+        let parts = self.spare_parts.pop().unwrap_or_default();
+        self.operations.insert(Operation { job: key, parts, buffer: None, stage: Stage::Syncing });
+        Ok(())
+    }
+
+    fn complete(&mut self, completion: &IoCompletion) {
+        let index = ByteCount::new(completion.token).to_usize();
+        let Some(operation) = self.operations.get_mut(index) else { return };
+        let key = operation.job;
+        if let Stage::Writing { requests, .. } = &mut operation.stage {
+            *requests -= 1;
+        }
+        let outcome = match (completion.outcome, self.jobs.get(key)) {
+            (Ok(()), _) => self.carry_on(index),
+            (Err(failure), Some(active)) => {
+                Err(describe(failure, &operation.parts, active.job.plan()))
+            }
+            (Err(_), None) => Ok(()),
+        };
+        if let Err(failure) = outcome {
+            self.fail(key, failure);
+        }
+        self.end_if_done(index, completion.outcome.is_ok());
+        self.settle(key);
+    }
+
+    /// After a request that went well: copies out of the buffer, or goes on to write from it.
+    fn carry_on(&mut self, index: usize) -> Result<(), CopyFailure> {
+        let Some(operation) = self.operations.get_mut(index) else { return Ok(()) };
+        let Some(active) = self.jobs.get(operation.job) else { return Ok(()) };
+        if !matches!(operation.stage, Stage::Reading) || active.failure.is_some() {
+            return Ok(());
+        }
+        match (active.route.flow, &operation.buffer) {
+            (Flow::Read, Some(buffer)) => {
+                copy_parts(&active.job, &operation.parts, buffer, Direction::OutOfBuffer)?;
+            }
+            (Flow::BetweenFiles, Some(_)) => {
+                operation.stage = Stage::Writing { next: 0, requests: 0 };
+                self.to_write.push_back(index);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Ends an operation of which nothing is in flight and nothing is left to do.
+    fn end_if_done(&mut self, index: usize, succeeded: bool) {
+        let Some(operation) = self.operations.get(index) else { return };
+        let failed = self.jobs.get(operation.job).is_none_or(|active| active.failure.is_some());
+        let done = match operation.stage {
+            Stage::Writing { next, requests } => {
+                requests == 0 && (next == operation.parts.len() || failed)
+            }
+            Stage::Reading | Stage::Syncing => true,
+        };
+        if done {
+            if succeeded && !failed {
+                self.count(index);
+            }
+            self.end_operation(index);
+        }
+    }
+
+    fn count(&self, index: usize) {
+        let Some(operation) = self.operations.get(index) else { return };
+        if let Some(active) = self.jobs.get(operation.job) {
+            let bytes = operation.parts.iter().map(|part| part.bytes).sum();
+            active.job.progress().add(ByteCount::new(bytes));
+        }
+    }
+
+    fn end_operation(&mut self, index: usize) {
+        let Some(mut operation) = self.operations.try_remove(index) else { return };
+        self.to_write.retain(|&waiting| waiting != index);
+        if let Some(buffer) = operation.buffer.take() {
+            self.bounce.give_back(buffer);
+        }
+        operation.parts.clear();
+        self.spare_parts.push(operation.parts);
+        if let Some(active) = self.jobs.get_mut(operation.job) {
+            active.operations -= 1;
+        }
+    }
+
+    fn fail(&mut self, key: usize, failure: CopyFailure) {
+        if let Some(active) = self.jobs.get_mut(key) {
+            active.failure.get_or_insert(failure);
+        }
+    }
+
+    /// Makes a job's files durable when all is written, and finishes it when that is done too, or
+    /// when it has failed and nothing of it is in flight any more.
+    fn settle(&mut self, key: usize) {
+        let Some(active) = self.jobs.get_mut(key) else { return };
+        if active.operations > 0 {
+            return;
+        }
+        if active.failure.is_none() {
+            if active.has_extents_left() {
+                return;
+            }
+            if let Some((file, durability)) = active.to_sync.pop() {
+                match self.sync(key, &file, durability) {
+                    Ok(()) => return,
+                    Err(failure) => self.fail(key, failure),
+                }
+            }
+        }
+        // Only a job that failed half-way can have a turn to come. There can be many others.
+        if self.jobs.get(key).is_some_and(Active::has_extents_left) {
+            self.turns.retain(|&waiting| waiting != key);
+        }
+        let Some(Active { job, route, failure, .. }) = self.jobs.try_remove(key) else { return };
+        match failure {
+            Some(failure) => job.finish(Err(failure)),
+            None => {
+                self.rates.of(&route).learn(job.plan().bytes(), job.running_for());
+                job.finish(Ok(()));
+            }
+        }
+    }
+
+    /// The kernel refuses to be entered: ends every job, and every job to come, with that.
+    fn give_up(self, error: StorageError) {
+        let Self { queue, mut jobs, inbox, .. } = self;
+        tracing::error!(%error, "the disk engine's queue failed");
+        let error = Arc::new(error);
+        // Waits for what is in flight, so that jobs can let go of their memory.
+        drop(queue);
+        for active in jobs.drain() {
+            active.job.finish(Err(engine_failure(QueueFailed(Arc::clone(&error)))));
+        }
+        for job in inbox {
+            job.finish(Err(engine_failure(QueueFailed(Arc::clone(&error)))));
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! How fast a path is, learned from what it did.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use terrane_core::ByteCount;
+
+/// The rate of one path of an engine: a guess at first, then a moving average of what was
+/// measured.
+#[derive(Debug)]
+pub(crate) struct Rate {
+    /// Bytes a second, as the bits of a float.
+    bytes_per_second: AtomicU64,
+    /// What each job costs besides its bytes.
+    per_job: Duration,
+    /// What each run costs besides its bytes.
+    per_run: Duration,
+    /// How many copies it was learned from.
+    learned: AtomicU32,
+}
+
+/// The weight of the latest measurement. Rates drift with what else the machine does; a quarter
+/// follows them within a few transfers and forgives one outlier.
+const WEIGHT: f64 = 0.25;
+
+/// Copies of less say more about latency than about the rate.
+const LEAST_TELLING: ByteCount = ByteCount::mib(1);
+
+impl Rate {
+    pub(crate) fn new(bytes_per_second: f64, per_job: Duration, per_run: Duration) -> Self {
+        let bytes_per_second = AtomicU64::new(bytes_per_second.to_bits());
+        Self { bytes_per_second, per_job, per_run, learned: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn predict(&self, bytes: ByteCount, runs: usize) -> Duration {
+        // Relaxed here and below: an estimate, which orders nothing.
+        let rate = f64::from_bits(self.bytes_per_second.load(Ordering::Relaxed));
+        let seconds = bytes.get() as f64 / rate + self.per_run.as_secs_f64() * runs as f64;
+        self.per_job + Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 2)
+    }
+
+    /// Whether it rests on more than one measurement, which might have been an outlier.
+    pub(crate) fn is_known(&self) -> bool {
+        self.learned.load(Ordering::Relaxed) > 1
+    }
+
+    pub(crate) fn learn(&self, bytes: ByteCount, took: Duration) {
+        if bytes < LEAST_TELLING || took.is_zero() {
+            return;
+        }
+        let latest = bytes.get() as f64 / took.as_secs_f64();
+        let old = f64::from_bits(self.bytes_per_second.load(Ordering::Relaxed));
+        // The first measurement replaces the guess.
+        let weight = if self.learned.fetch_add(1, Ordering::Relaxed) == 0 { 1.0 } else { WEIGHT };
+        let new = old + (latest - old) * weight;
+        // Of two threads that learn at once one is forgotten, which does no harm.
+        self.bytes_per_second.store(new.to_bits(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn predictions_follow_what_was_measured() {
+        let rate = Rate::new(1e9, Duration::ZERO, Duration::ZERO);
+        let bytes = ByteCount::mib(64);
+        let before = rate.predict(bytes, 1);
+        for _ in 0..32 {
+            rate.learn(bytes, before * 4);
+        }
+        let after = rate.predict(bytes, 1).as_secs_f64() / before.as_secs_f64();
+        assert!((3.9..4.1).contains(&after), "{after}");
+    }
+
+    #[test]
+    fn small_copies_teach_nothing() {
+        let rate = Rate::new(1e9, Duration::ZERO, Duration::ZERO);
+        let before = rate.predict(ByteCount::mib(1), 1);
+        rate.learn(ByteCount::kib(4), Duration::from_secs(1));
+        assert_eq!(rate.predict(ByteCount::mib(1), 1), before);
+    }
+}

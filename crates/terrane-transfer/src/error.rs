@@ -1,0 +1,272 @@
+//! Why a transfer was refused, or why it failed.
+
+use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+use terrane_core::{BoxedCause, ByteCount, SizeOverflow, StorageKind};
+use terrane_layout::LayoutError;
+
+use crate::{BlockConflict, Declined, TransferId};
+
+/// Which end of a transfer is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// Where the bytes come from.
+    Source,
+    /// Where they go.
+    Destination,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        })
+    }
+}
+
+/// Why a transfer was refused before it started, or why it failed afterwards.
+///
+/// [`is_refusal`](Self::is_refusal) tells the two apart: a refused transfer has touched nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransferError {
+    /// The two layouts hold blocks of different shapes.
+    #[error(
+        "the blocks differ in {field}: {from} in the source, {to} in the destination; \
+         a transfer needs blocks of equal shape"
+    )]
+    ShapeMismatch {
+        /// The first field of the layouts' configs that differs.
+        field: &'static str,
+        /// Its value in the source.
+        from: u64,
+        /// Its value in the destination.
+        to: u64,
+    },
+    /// As many blocks have to be named in the source as in the destination.
+    #[error("{from} source blocks for {to} destination blocks; name as many of each")]
+    UnequalBlockCounts {
+        /// Blocks named in the source.
+        from: usize,
+        /// Blocks named in the destination.
+        to: usize,
+    },
+    /// A block does not exist.
+    #[error("{side} block {block} does not exist; the layout has {num_blocks}, from 0 on")]
+    NoSuchBlock {
+        /// The side.
+        side: Side,
+        /// The block that was named.
+        block: u32,
+        /// The blocks that there are.
+        num_blocks: u32,
+    },
+    /// A block would be written twice.
+    #[error(
+        "destination block {block} is named twice; which of its sources would win is not defined"
+    )]
+    DuplicateDestination {
+        /// The block.
+        block: u32,
+    },
+    /// The layers do not exist, or are none.
+    #[error(
+        "layers {}..{} are not a range within the {num_layers} layers of the blocks",
+        .layers.start, .layers.end
+    )]
+    NoSuchLayers {
+        /// The layers that were asked for.
+        layers: Range<u32>,
+        /// The layers that there are.
+        num_layers: u32,
+    },
+    /// The transfer would write bytes that it also reads.
+    #[error(
+        "destination block {destination} overlaps source block {source_block}; \
+         copy by way of other blocks"
+    )]
+    Overlap {
+        /// The block that is read.
+        source_block: u32,
+        /// The block that is written.
+        destination: u32,
+    },
+    /// A device takes part, and it was not said when its bytes are ready.
+    #[error(
+        "the {side} is memory of {kind}, and the transfer does not say what it runs after there; \
+         state a device order"
+    )]
+    OrderNotStated {
+        /// The side that is a device's.
+        side: Side,
+        /// Its kind.
+        kind: StorageKind,
+    },
+    /// A device order was stated, and no device takes part.
+    #[error("a device order is stated, but neither end is a device's memory; leave it out")]
+    OrderWithoutDevice,
+    /// Durability was asked for, and no file is written.
+    #[error(
+        "durability is asked for, but the destination is {kind} memory and no file; leave it out"
+    )]
+    DurabilityWithoutFile {
+        /// The kind of the destination.
+        kind: StorageKind,
+    },
+    /// No engine takes this transfer.
+    #[error("no engine copies from {from} to {to}{}", declined_text(.declined))]
+    NoEngine {
+        /// The kind of the source.
+        from: StorageKind,
+        /// The kind of the destination.
+        to: StorageKind,
+        /// What each engine said.
+        declined: Vec<(&'static str, Declined)>,
+    },
+    /// Something in flight uses the same blocks.
+    #[error("{}", conflict_text(.conflicts))]
+    Conflict {
+        /// Every conflict that was found; at least one.
+        conflicts: Vec<BlockConflict>,
+    },
+    /// The position of a piece could not be computed.
+    #[error("the layout cannot say where a piece lies")]
+    Layout(#[from] LayoutError),
+    /// A size does not fit in 64 bits.
+    #[error("the transfer is too large to be described")]
+    Size(#[from] SizeOverflow),
+    /// A transfer that this one runs after failed, so this one was not started.
+    #[error("not started, as transfer {predecessor}, which it runs after, failed")]
+    PredecessorFailed {
+        /// The transfer that failed.
+        predecessor: TransferId,
+    },
+    /// An engine could not be started, so there is no manager to transfer anything.
+    #[error(
+        "the {engine} engine could not be started; see the cause, or start it with options \
+             that ask for less"
+    )]
+    EngineNotStarted {
+        /// The engine.
+        engine: &'static str,
+        /// Why not.
+        #[source]
+        source: BoxedCause,
+    },
+    /// A run could not be copied. Other runs may have been.
+    #[error(
+        "copying source block {source_block} to destination block {destination_block} failed, in a \
+         run of {bytes}; see the cause, and copy the blocks again"
+    )]
+    Copy {
+        /// The block that was read: where it stopped, or where the run begins if the engine does
+        /// not know.
+        source_block: u32,
+        /// The block that was written, likewise.
+        destination_block: u32,
+        /// The length of the run, which may be of many blocks.
+        bytes: ByteCount,
+        /// What the engine said.
+        #[source]
+        source: BoxedCause,
+    },
+    /// The engine failed as a whole. Any of the runs may have been copied.
+    #[error("engine {engine} failed")]
+    Engine {
+        /// The engine.
+        engine: &'static str,
+        /// What it said.
+        #[source]
+        source: BoxedCause,
+    },
+    /// The transfer's deadline passed. Any of the runs may have been copied; none will be.
+    #[error("the deadline passed after {}; {done} of {total} had been copied", seconds(.after))]
+    DeadlineExceeded {
+        /// The time from submission.
+        after: Duration,
+        /// The bytes copied by then.
+        done: ByteCount,
+        /// The bytes to copy.
+        total: ByteCount,
+    },
+    /// The engine gave the transfer up without a word.
+    #[error(
+        "the engine stopped before the transfer had ended; any of its runs may have been copied"
+    )]
+    EngineStopped,
+}
+
+impl TransferError {
+    /// Whether the transfer was refused before it started: nothing was copied.
+    #[must_use]
+    pub const fn is_refusal(&self) -> bool {
+        !matches!(
+            self,
+            Self::Copy { .. }
+                | Self::Engine { .. }
+                | Self::DeadlineExceeded { .. }
+                | Self::EngineStopped
+        )
+    }
+
+    /// Whether the same transfer could succeed once others have ended.
+    #[must_use]
+    pub const fn is_conflict(&self) -> bool {
+        matches!(self, Self::Conflict { .. })
+    }
+}
+
+/// A transfer that was refused: the caller's guard, and the cause. Nothing was copied.
+pub struct Rejected<G> {
+    /// What the caller lent to the transfer.
+    pub guard: G,
+    /// Why it was refused.
+    pub cause: TransferError,
+}
+
+/// Of any guard: an error is reported, and the guard is not part of the report.
+impl<G> fmt::Debug for Rejected<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rejected").field("cause", &self.cause).finish_non_exhaustive()
+    }
+}
+
+impl<G> fmt::Display for Rejected<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.cause, f)
+    }
+}
+
+impl<G> std::error::Error for Rejected<G> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.source()
+    }
+}
+
+fn seconds(duration: &Duration) -> String {
+    format!("{:.3} s", duration.as_secs_f64())
+}
+
+fn declined_text(declined: &[(&'static str, Declined)]) -> String {
+    if declined.is_empty() {
+        return "; the manager has no engine at all".to_owned();
+    }
+    let reasons: Vec<_> = declined.iter().map(|(engine, why)| format!("{engine}: {why}")).collect();
+    format!(" ({})", reasons.join("; "))
+}
+
+fn conflict_text(conflicts: &[BlockConflict]) -> String {
+    const SHOWN: usize = 4;
+    let mut blocks: Vec<_> = conflicts
+        .iter()
+        .take(SHOWN)
+        .map(|c| format!("block {} is being {} by transfer {}", c.block, c.held, c.holder))
+        .collect();
+    if conflicts.len() > SHOWN {
+        blocks.push(format!("and {} more", conflicts.len() - SHOWN));
+    }
+    format!("{}; wait for those transfers, or run after their tickets", blocks.join(", "))
+}

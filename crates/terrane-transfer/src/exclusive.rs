@@ -1,0 +1,139 @@
+//! Which bytes are some endpoint's, so that no two endpoints have the same ones.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+use terrane_core::{Alignment, Place, Space, Span};
+
+/// Where each claimed stretch begins and ends. Stretches do not overlap.
+static CLAIMED: Mutex<BTreeMap<Place, u64>> = Mutex::new(BTreeMap::new());
+
+/// The bytes of one endpoint, which are no other's until this drops.
+#[derive(Debug, Default)]
+pub(crate) struct ExclusiveBytes {
+    begins: SmallVec<[Place; 1]>,
+}
+
+impl ExclusiveBytes {
+    /// Claims all of `spans`, or none of them if one of their bytes is claimed already: then it
+    /// gives the span back.
+    pub(crate) fn claim(spans: &[Span]) -> Result<Self, Span> {
+        let mut claimed = claimed();
+        for span in spans {
+            let Some((begin, end)) = stretch(span) else { continue };
+            // As stretches do not overlap, the last to begin before our end is the one to reach
+            // furthest.
+            let before_end = Place { start: end, ..begin };
+            let last = claimed.range(..before_end).next_back();
+            if last.is_some_and(|(other, &ends)| other.space == begin.space && ends > begin.start) {
+                return Err(*span);
+            }
+        }
+        let stretches = joined(spans);
+        claimed.extend(stretches.iter().copied());
+        Ok(Self { begins: stretches.into_iter().map(|(begin, _)| begin).collect() })
+    }
+}
+
+impl Drop for ExclusiveBytes {
+    fn drop(&mut self) {
+        let mut claimed = claimed();
+        for begin in &self.begins {
+            claimed.remove(begin);
+        }
+    }
+}
+
+fn claimed() -> MutexGuard<'static, BTreeMap<Place, u64>> {
+    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The stretches of one endpoint's spans, of which two may share a page.
+fn joined(spans: &[Span]) -> SmallVec<[(Place, u64); 1]> {
+    let mut stretches: SmallVec<[_; 1]> = spans.iter().filter_map(stretch).collect();
+    stretches.sort_unstable();
+    stretches.dedup_by(|(begin, end), (before, ends)| {
+        let meet = before.space == begin.space && *ends >= begin.start;
+        if meet {
+            *ends = (*ends).max(*end);
+        }
+        meet
+    });
+    stretches
+}
+
+/// Where a span begins and ends; `None` if it has no bytes.
+///
+/// Of a file, whole pages: the page cache deals in them, and two layouts that share one could
+/// reach it both through the cache and around it, which loses writes.
+fn stretch(span: &Span) -> Option<(Place, u64)> {
+    if span.length.is_zero() {
+        return None;
+    }
+    let place = span.location.place();
+    let end = place.start.checked_add(span.length.get())?;
+    let page = match place.space {
+        Space::File(_) => Alignment::PAGE.get(),
+        _ => Alignment::BYTE.get(),
+    };
+    let begin = Place { start: place.start - place.start % page, ..place };
+    Some((begin, end.checked_next_multiple_of(page)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use terrane_core::{
+        ByteCount, DeviceAddress, DeviceId, FileHandle, FileIdentity, FilePosition, Location,
+        StorageKind,
+    };
+
+    /// A device that no other test has.
+    fn span(address: u64, length: u64) -> Span {
+        let device = DeviceId::new(0xE5C1);
+        Span {
+            kind: StorageKind::Device(device),
+            location: Location::Device { device, address: DeviceAddress::new(address) },
+            length: ByteCount::new(length),
+        }
+    }
+
+    fn in_file(offset: u64, length: u64) -> Span {
+        let identity = FileIdentity { file_system: u64::MAX, inode: 0xE5C1 };
+        let file =
+            FileHandle { descriptor: -1, direct: None, identity, durability: Default::default() };
+        let offset = ByteCount::new(offset);
+        let location = Location::File(FilePosition { file, offset });
+        Span { kind: StorageKind::Disk, location, length: ByteCount::new(length) }
+    }
+
+    #[test]
+    fn bytes_are_claimed_once_and_can_be_claimed_again() {
+        let held = ExclusiveBytes::claim(&[span(100, 50), span(200, 50)]).unwrap();
+        for refused in [span(100, 50), span(149, 1), span(50, 51), span(0, 1000), span(249, 9)] {
+            assert_eq!(ExclusiveBytes::claim(&[refused]).unwrap_err(), refused);
+        }
+        for granted in [span(150, 50), span(99, 1), span(250, 1), span(120, 0)] {
+            drop(ExclusiveBytes::claim(&[granted]).unwrap());
+        }
+        drop(held);
+        drop(ExclusiveBytes::claim(&[span(0, 1000)]).unwrap());
+    }
+
+    #[test]
+    fn a_refused_claim_leaves_nothing_claimed() {
+        let _held = ExclusiveBytes::claim(&[span(5000, 10)]).unwrap();
+        assert!(ExclusiveBytes::claim(&[span(4000, 10), span(5000, 10)]).is_err());
+        drop(ExclusiveBytes::claim(&[span(4000, 10)]).unwrap());
+    }
+
+    #[test]
+    fn pages_of_a_file_are_not_shared() {
+        let _held = ExclusiveBytes::claim(&[in_file(0, 5000)]).unwrap();
+        assert!(ExclusiveBytes::claim(&[in_file(5000, 5000)]).is_err());
+        // But within one endpoint.
+        drop(ExclusiveBytes::claim(&[in_file(18_432, 100), in_file(18_000, 432)]).unwrap());
+        drop(ExclusiveBytes::claim(&[in_file(8192, 5000)]).unwrap());
+    }
+}

@@ -1,0 +1,96 @@
+//! What a transfer does, and why that way.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use terrane_core::{Alignment, ByteCount, StorageKind};
+
+/// How a transfer is executed: what it was broken into, the path, the reason and the prediction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explanation {
+    /// The kind of storage that is read.
+    pub source: StorageKind,
+    /// The kind of storage that is written.
+    pub destination: StorageKind,
+    /// All the bytes to copy.
+    pub bytes: ByteCount,
+    /// Spans before coalescing: one for each block, layer and outer.
+    pub pieces: u64,
+    /// Spans after coalescing.
+    pub runs: u64,
+    /// The largest power of two that every piece's place and length in the source is a multiple of.
+    pub source_alignment: Alignment,
+    /// Likewise in the destination.
+    pub destination_alignment: Alignment,
+    /// The engine that copies.
+    pub engine: &'static str,
+    /// The engine's path.
+    pub path: &'static str,
+    /// Why that path.
+    pub reason: Cow<'static, str>,
+    /// How long the copy should take once started.
+    pub predicted: Duration,
+}
+
+impl Explanation {
+    /// The mean length of a run.
+    #[must_use]
+    pub fn mean_run(&self) -> ByteCount {
+        ByteCount::new(self.bytes.get().checked_div(self.runs).unwrap_or(0))
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} from {} to {}: {} pieces in {} runs of {} on average, aligned to {} and {}; \
+             {} by {} ({}), {:.3} ms predicted",
+            self.bytes,
+            self.source,
+            self.destination,
+            self.pieces,
+            self.runs,
+            self.mean_run(),
+            self.source_alignment,
+            self.destination_alignment,
+            self.path,
+            self.engine,
+            self.reason,
+            self.predicted.as_secs_f64() * 1e3,
+        )
+    }
+}
+
+/// What a transfer did: the explanation, and what came of the prediction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// What was done, and why that way.
+    pub explanation: Explanation,
+    /// From submission to the start of the copy: queueing, and waiting for predecessors.
+    pub queued: Duration,
+    /// From the start of the copy to its end.
+    pub copied: Duration,
+}
+
+impl Report {
+    /// The rate of the copy in bytes a second, queueing not counted.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> f64 {
+        self.explanation.bytes.get() as f64 / self.copied.as_secs_f64()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}; took {:.3} ms ({:.2} GB/s) after {:.3} ms in the queue",
+            self.explanation,
+            self.copied.as_secs_f64() * 1e3,
+            self.bytes_per_second() / 1e9,
+            self.queued.as_secs_f64() * 1e3,
+        )
+    }
+}

@@ -1,0 +1,250 @@
+//! Which blocks of a layout are being read and written right now.
+//!
+//! Every transfer claims the blocks that it reads and those that it writes before it starts, and
+//! releases them when it has ended. A claim that conflicts with another one in flight is granted
+//! only if its transfer runs after that one; otherwise it is refused with the blocks concerned.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use slab::Slab;
+
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::{Ticket, TransferId};
+
+/// What a transfer does with a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// It reads it.
+    Read,
+    /// It writes it.
+    Write,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Read => "read",
+            Self::Write => "written",
+        })
+    }
+}
+
+/// A block that something else in flight reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockConflict {
+    /// The block.
+    pub block: u32,
+    /// What the refused transfer would do with it.
+    pub wanted: Access,
+    /// What the other one does with it.
+    pub held: Access,
+    /// The other one. Run [after](crate::Transfer::after) its ticket, or wait for it.
+    pub holder: TransferId,
+}
+
+/// The blocks and layers that a transfer is about to use on one side.
+#[derive(Clone, Debug)]
+pub(crate) struct Use<'a> {
+    pub(crate) access: Access,
+    pub(crate) blocks: &'a [u32],
+    pub(crate) layers: Range<u32>,
+}
+
+/// The claims in flight on the blocks of one layout.
+pub(crate) struct HazardTable {
+    inner: Arc<Mutex<Claims>>,
+}
+
+struct Claims {
+    /// Per block, how many claims in flight read and write it: tells in one look that there is
+    /// no conflict, which is nearly always so.
+    counts: Box<[Counts]>,
+    in_flight: Slab<Entry>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    readers: u32,
+    writers: u32,
+}
+
+struct Entry {
+    holder: TransferId,
+    access: Access,
+    layers: Range<u32>,
+    /// Ascending, so that a block is found by bisection.
+    blocks: Box<[u32]>,
+}
+
+impl HazardTable {
+    pub(crate) fn new(num_blocks: u32) -> Self {
+        let counts = (0..num_blocks).map(|_| Counts::default()).collect();
+        let claims = Claims { counts, in_flight: Slab::new() };
+        Self { inner: Arc::new(Mutex::new(claims)) }
+    }
+
+    /// Locks the table, to look and to claim in one step.
+    pub(crate) fn lock(&self) -> LockedHazards<'_> {
+        LockedHazards { table: &self.inner, claims: lock(&self.inner) }
+    }
+}
+
+/// A locked table.
+///
+/// Two of them are locked in the order of their endpoints' numbers, and tickets, one at a time,
+/// inside of them. In no other case does this crate hold two locks.
+pub(crate) struct LockedHazards<'a> {
+    table: &'a Arc<Mutex<Claims>>,
+    claims: MutexGuard<'a, Claims>,
+}
+
+impl LockedHazards<'_> {
+    /// The conflicts of `wanted` with claims in flight, but for those of `predecessors`.
+    pub(crate) fn conflicts(
+        &self,
+        wanted: &Use<'_>,
+        predecessors: &dyn Fn(TransferId) -> bool,
+    ) -> Vec<BlockConflict> {
+        let mut conflicts = Vec::new();
+        for &block in wanted.blocks {
+            if self.claims.is_free_for(block, wanted.access) {
+                continue;
+            }
+            let held = self.claims.in_flight.iter().map(|(_, entry)| entry).filter(|entry| {
+                entry.excludes(wanted.access)
+                    && entry.layers.start < wanted.layers.end
+                    && wanted.layers.start < entry.layers.end
+                    && entry.blocks.binary_search(&block).is_ok()
+                    && !predecessors(entry.holder)
+            });
+            conflicts.extend(held.map(|entry| BlockConflict {
+                block,
+                wanted: wanted.access,
+                held: entry.access,
+                holder: entry.holder,
+            }));
+        }
+        conflicts
+    }
+
+    /// Claims the blocks for `holder`. The caller has looked for conflicts under the same lock,
+    /// and has checked that every block exists.
+    pub(crate) fn claim(&mut self, holder: &Ticket, used: &Use<'_>) -> Claim {
+        let claims = &mut *self.claims;
+        let mut blocks: Box<[u32]> = used.blocks.into();
+        if !blocks.is_sorted() {
+            blocks.sort_unstable();
+        }
+        claims.count(&blocks, used.access, |count| *count += 1);
+        let (holder, access, layers) = (holder.id(), used.access, used.layers.clone());
+        let key = claims.in_flight.insert(Entry { holder, access, layers, blocks });
+        Claim { table: Arc::clone(self.table), key }
+    }
+}
+
+impl Claims {
+    fn is_free_for(&self, block: u32, access: Access) -> bool {
+        let counts = self.counts.get(widen(block)).copied().unwrap_or_default();
+        counts.writers == 0 && (access == Access::Read || counts.readers == 0)
+    }
+
+    fn count(&mut self, blocks: &[u32], access: Access, change: impl Fn(&mut u32)) {
+        for &block in blocks {
+            if let Some(counts) = self.counts.get_mut(widen(block)) {
+                change(match access {
+                    Access::Read => &mut counts.readers,
+                    Access::Write => &mut counts.writers,
+                });
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn excludes(&self, wanted: Access) -> bool {
+        self.access == Access::Write || wanted == Access::Write
+    }
+}
+
+/// A granted claim. Dropping it releases the blocks.
+pub(crate) struct Claim {
+    table: Arc<Mutex<Claims>>,
+    key: usize,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claims = lock(&self.table);
+        if let Some(entry) = claims.in_flight.try_remove(self.key) {
+            claims.count(&entry.blocks, entry.access, |count| *count -= 1);
+        }
+    }
+}
+
+/// A block number as an index.
+fn widen(block: u32) -> usize {
+    terrane_core::ByteCount::new(block.into()).to_usize()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn used<'a>(access: Access, blocks: &'a [u32], layers: Range<u32>) -> Use<'a> {
+        Use { access, blocks, layers }
+    }
+
+    fn nobody(_: TransferId) -> bool {
+        false
+    }
+
+    #[test]
+    fn readers_share_and_writers_do_not() {
+        let table = HazardTable::new(8);
+        let ticket = Ticket::new([]);
+        let reading = table.lock().claim(&ticket, &used(Access::Read, &[3, 1], 0..4));
+        let locked = table.lock();
+        assert!(locked.conflicts(&used(Access::Read, &[1, 2, 3], 0..4), &nobody).is_empty());
+        let conflicts = locked.conflicts(&used(Access::Write, &[1, 2], 0..4), &nobody);
+        let expected = BlockConflict {
+            block: 1,
+            wanted: Access::Write,
+            held: Access::Read,
+            holder: ticket.id(),
+        };
+        assert_eq!(conflicts, [expected]);
+        drop(locked);
+        drop(reading);
+        assert!(table.lock().conflicts(&used(Access::Write, &[1], 0..4), &nobody).is_empty());
+    }
+
+    #[test]
+    fn other_layers_of_a_block_do_not_conflict() {
+        let table = HazardTable::new(2);
+        let _writing = table.lock().claim(&Ticket::new([]), &used(Access::Write, &[0], 0..2));
+        let locked = table.lock();
+        assert!(locked.conflicts(&used(Access::Write, &[0], 2..4), &nobody).is_empty());
+        assert_eq!(locked.conflicts(&used(Access::Read, &[0], 1..3), &nobody).len(), 1);
+    }
+
+    #[test]
+    fn what_runs_after_the_holder_may_claim() {
+        let table = HazardTable::new(1);
+        let first = Ticket::new([]);
+        let _claim = table.lock().claim(&first, &used(Access::Write, &[0], 0..1));
+        let after_first = |id| id == first.id();
+        let wanted = used(Access::Write, &[0], 0..1);
+        assert!(table.lock().conflicts(&wanted, &after_first).is_empty());
+        assert_eq!(table.lock().conflicts(&wanted, &nobody).len(), 1);
+    }
+
+    #[test]
+    fn a_block_read_twice_by_one_claim_is_released_once_for_each() {
+        let table = HazardTable::new(1);
+        let claim = table.lock().claim(&Ticket::new([]), &used(Access::Read, &[0, 0], 0..1));
+        drop(claim);
+        assert!(table.lock().conflicts(&used(Access::Write, &[0], 0..1), &nobody).is_empty());
+    }
+}

@@ -1,0 +1,279 @@
+//! The engine's end of a transfer.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use terrane_core::{BoxedCause, ByteCount};
+
+use crate::completion::Settle;
+use crate::hazard::Claim;
+use crate::sync::per_thread;
+use crate::ticket::Dependent;
+use crate::{
+    DeviceOrder, Durability, Explanation, Report, Ticket, TransferError, TransferId, TransferPlan,
+};
+
+/// A validated transfer that an engine executes: the plan, and the duty to say how it ended.
+///
+/// It owns both ends of the transfer and the caller's guard, through however many threads of the
+/// engine it goes. [`finish`](Self::finish) lets go of them; so does dropping it, which tells the
+/// caller that the engine stopped.
+pub struct CopyJob {
+    // Fields drop in this order, so that when the outcome is published the memory at both ends
+    // is no longer held and the blocks are free for others.
+    plan: TransferPlan,
+    _claims: Claims,
+    terms: Terms,
+    progress: Arc<Progress>,
+    ending: Ending,
+}
+
+/// The claims of a transfer on the blocks of its two ends.
+pub(crate) type Claims = [Claim; 2];
+
+/// What a transfer asks for besides the copy itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Terms {
+    /// What the copy has to run after on the device's side.
+    pub device_order: Option<DeviceOrder>,
+    /// What has to be true of written files before the job is finished, besides what each file
+    /// [states](terrane_core::FileHandle::durability) itself.
+    pub durability: Durability,
+    /// When the job has to be finished, done or not.
+    pub deadline: Option<Instant>,
+}
+
+impl CopyJob {
+    pub(crate) fn new(
+        plan: TransferPlan,
+        claims: Claims,
+        terms: Terms,
+        progress: Arc<Progress>,
+        ending: Ending,
+    ) -> Self {
+        Self { plan, _claims: claims, terms, progress, ending }
+    }
+
+    /// What to copy.
+    #[must_use]
+    pub fn plan(&self) -> &TransferPlan {
+        &self.plan
+    }
+
+    /// The path that the engine quoted.
+    #[must_use]
+    pub fn path(&self) -> &'static str {
+        self.ending.explanation.path
+    }
+
+    /// What the transfer asks for besides the copy itself.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Where to count the bytes that have been copied.
+    #[must_use]
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    /// Says that the copy begins now, as opposed to waiting in a queue. Later calls change
+    /// nothing.
+    pub fn start(&self) {
+        self.ending.started.get_or_init(Instant::now);
+    }
+
+    /// How long ago the copy began.
+    #[must_use]
+    pub fn running_for(&self) -> Duration {
+        self.ending.started.get().map_or(Duration::ZERO, Instant::elapsed)
+    }
+
+    /// Says how the copy ended, and lets go of everything.
+    ///
+    /// That runs foreign code: the drop of the caller's guard and of adopted memory, and wakers.
+    /// Should it panic, the panic ends here, as the engine has other jobs to serve.
+    pub fn finish(mut self, result: Result<(), CopyFailure>) {
+        let result = result.map_err(|failure| self.describe(failure));
+        self.ending.result = Some(result);
+        shielded(|| drop(self));
+    }
+
+    /// Ends a job that was never handed to an engine.
+    pub(crate) fn abandon(mut self, cause: TransferError) {
+        self.ending.result = Some(Err(cause));
+        shielded(|| drop(self));
+    }
+
+    fn describe(&self, failure: CopyFailure) -> TransferError {
+        match failure {
+            CopyFailure::Run { index, offset, source } => match self.plan.runs().get(index) {
+                Some(run) => {
+                    let rest = run.rest(offset);
+                    TransferError::Copy {
+                        source_block: self.plan.source_block(&rest),
+                        destination_block: self.plan.destination_block(&rest),
+                        bytes: run.bytes(),
+                        source,
+                    }
+                }
+                None => TransferError::Engine { engine: self.ending.explanation.engine, source },
+            },
+            CopyFailure::Engine { source } => {
+                TransferError::Engine { engine: self.ending.explanation.engine, source }
+            }
+            CopyFailure::DeadlineExceeded => TransferError::DeadlineExceeded {
+                after: self.ending.submitted.elapsed(),
+                done: self.progress.copied(),
+                total: self.plan.bytes(),
+            },
+        }
+    }
+}
+
+impl fmt::Debug for CopyJob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CopyJob")
+            .field("transfer", &self.ending.ticket.id())
+            .field("explanation", &self.ending.explanation)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How an engine failed to execute a job.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CopyFailure {
+    /// One run could not be copied.
+    Run {
+        /// Its index in the plan's runs.
+        index: usize,
+        /// How many of its bytes, from its beginning on, are not concerned: those of the blocks
+        /// before the one that errors then name. Zero where the engine does not know.
+        offset: ByteCount,
+        /// Why.
+        source: BoxedCause,
+    },
+    /// The engine failed as a whole.
+    Engine {
+        /// Why.
+        source: BoxedCause,
+    },
+    /// The job's deadline passed.
+    DeadlineExceeded,
+}
+
+/// How far a transfer has come.
+#[derive(Debug, Default)]
+pub struct Progress {
+    copied: AtomicU64,
+}
+
+impl Progress {
+    /// The bytes copied so far. Engines add to it in steps of their own size.
+    #[must_use]
+    pub fn copied(&self) -> ByteCount {
+        // Relaxed: a figure to show, which orders nothing.
+        ByteCount::new(self.copied.load(Ordering::Relaxed))
+    }
+
+    /// Counts bytes as copied.
+    pub fn add(&self, bytes: ByteCount) {
+        self.copied.fetch_add(bytes.get(), Ordering::Relaxed);
+    }
+}
+
+/// What is left to do when a job has let go of the memory: to publish the outcome and to start
+/// whatever runs after it. Dropping it does so.
+pub(crate) struct Ending {
+    ticket: Ticket,
+    /// `None` while it drops.
+    settle: Option<Arc<dyn Settle>>,
+    explanation: Explanation,
+    submitted: Instant,
+    started: OnceLock<Instant>,
+    result: Option<Result<(), TransferError>>,
+}
+
+impl Ending {
+    pub(crate) fn new(ticket: Ticket, settle: Arc<dyn Settle>, explanation: Explanation) -> Self {
+        Self {
+            ticket,
+            settle: Some(settle),
+            explanation,
+            submitted: Instant::now(),
+            started: OnceLock::new(),
+            result: None,
+        }
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let result = self.result.take().unwrap_or(Err(TransferError::EngineStopped)).map(|()| {
+            let started = self.started.get().copied().unwrap_or(self.submitted);
+            Report {
+                explanation: self.explanation.clone(),
+                queued: started.saturating_duration_since(self.submitted),
+                copied: started.elapsed().max(Duration::from_nanos(1)),
+            }
+        });
+        let succeeded = result.is_ok();
+        // The ticket first: whoever has the outcome finds the ticket ended.
+        let dependents = self.ticket.end(succeeded);
+        let settle = self.settle.take();
+        if let Some(settle) = &settle {
+            shielded(|| settle.settle(result));
+        }
+        // With the outcome, if nobody is interested in it any more, goes the caller's guard: what
+        // it guards is the caller's again before anything that runs after this transfer starts.
+        shielded(|| drop(settle));
+        tell(dependents, self.ticket.id(), succeeded);
+    }
+}
+
+/// Runs what may run foreign code. One transfer's guard or waker that panics must not keep
+/// others from being told of an end, nor stop the engine that serves them.
+fn shielded(run: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+        tracing::error!("foreign code, such as a guard or a waker, panicked as a transfer ended");
+    }
+}
+
+type Notice = (Arc<dyn Dependent>, TransferId, bool);
+
+per_thread! {
+    static NOTICES: RefCell<VecDeque<Notice>> = const { RefCell::new(VecDeque::new()) };
+    static TELLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Tells `dependents` of an end, in their order.
+///
+/// Telling one of them may end it in turn (its predecessor failed) and so come here again. Such a
+/// chain can be as long as its users make it, so it goes through a list and not through the
+/// stack.
+pub(crate) fn tell(dependents: Vec<Arc<dyn Dependent>>, ended: TransferId, succeeded: bool) {
+    let mut notices = dependents.into_iter().map(|dependent| (dependent, ended, succeeded));
+    if NOTICES.try_with(|list| list.borrow_mut().extend(&mut notices)).is_err() {
+        // The thread is about to end, and its list has gone: the stack has to do.
+        return notices.for_each(deliver);
+    }
+    if TELLING.with(|telling| telling.replace(true)) {
+        return;
+    }
+    while let Some(notice) = NOTICES.with(|list| list.borrow_mut().pop_front()) {
+        deliver(notice);
+    }
+    TELLING.with(|telling| telling.set(false));
+}
+
+fn deliver((dependent, ended, succeeded): Notice) {
+    shielded(|| dependent.predecessor_ended(ended, succeeded));
+}

@@ -1,0 +1,108 @@
+//! Block transfers between KV-cache layouts.
+//!
+//! A transfer moves blocks between any two layouts of equal shape, whatever order they are laid
+//! out in and whatever memory they are in. On its way it is
+//!
+//! 1. **validated**, in every build: equal shapes, ids and layers in range, no destination named
+//!    twice, no byte both read and written ([`Planner`]);
+//! 2. **planned**: broken into as few contiguous runs as there can be, without an allocation in
+//!    the steady state ([`TransferPlan`]);
+//! 3. **explained**: what runs, by which engine and path, why, and how long that should take
+//!    ([`TransferManager::explain`]);
+//! 4. **checked against what is in flight**: a transfer that would write what another one reads
+//!    or writes, or read what another one writes, declares that it runs after that one
+//!    ([`Transfer::after`]) or is refused with the blocks in conflict;
+//! 5. **executed** by an engine ([`CopyEngine`]), of which this crate has those that need no
+//!    driver ([`engines`]); others plug in from other crates;
+//! 6. **completed**: waited for, polled or awaited on any runtime ([`Completion`]). What the copy
+//!    needs belongs to it until it has ended, so that nothing the caller does, forgetting it
+//!    included, frees memory under a running copy.
+//!
+//! # Should I be using this crate?
+//!
+//! Yes, to move blocks between layouts of [`terrane_layout`], or to write an engine. For the
+//! usual set-up in fewer lines there is the facade `terrane`.
+//!
+//! # What it does not do
+//!
+//! It never decides *which* blocks to move: no eviction, no prefix matching, no cache of what is
+//! where. It knows nothing of accesses that do not go through it, unless they are declared
+//! ([`Endpoint::hold_for_write`]). It forces no runtime on its users, and starts no threads but
+//! those of engines, which are named and joined.
+//!
+//! # Example
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig};
+//! use terrane_storage::{SystemAllocator, SystemOptions};
+//! use terrane_transfer::engines::{HostEngine, HostEngineOptions};
+//! use terrane_transfer::{Endpoint, Transfer, TransferManager};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = LayoutConfig::builder()
+//!     .num_blocks(16)
+//!     .num_layers(4)
+//!     .outer_dim(2)
+//!     .page_size(16)
+//!     .inner_dim(128)
+//!     .element(ElementFormat::Width(2))
+//!     .build()?;
+//! let system = SystemAllocator::new(SystemOptions::default());
+//! let compute = LayoutBuilder::new(config)
+//!     .layer_separate(BlockDimension::Second)
+//!     .allocate(&system)
+//!     .unregistered()
+//!     .build()?;
+//! let host =
+//!     LayoutBuilder::new(config).fully_contiguous().allocate(&system).unregistered().build()?;
+//! let (compute, host) = (Endpoint::new(compute)?, Endpoint::new(host)?);
+//!
+//! let engine = HostEngine::new(HostEngineOptions::default())?;
+//! let manager = TransferManager::new([Arc::new(engine) as _]);
+//! let offload = Transfer::new(&compute, &host).blocks(&[3, 7], &[0, 1]);
+//! println!("{}", manager.explain(&offload)?);
+//!
+//! let lock_on_my_tables = vec![3, 7];
+//! let completion = manager.submit(offload, lock_on_my_tables)?;
+//! let outcome = completion.wait();
+//! println!("{}", outcome.result?);
+//! assert_eq!(outcome.guard, [3, 7]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod completion;
+mod endpoint;
+mod engine;
+pub mod engines;
+mod error;
+mod exclusive;
+mod explain;
+mod hazard;
+mod job;
+mod manager;
+mod order;
+mod overlap;
+mod plan;
+mod planner;
+mod request;
+mod sync;
+mod ticket;
+mod waiting;
+
+pub use completion::{Completion, CompletionFuture, Outcome};
+pub use endpoint::{BytesInUse, Endpoint, Hold};
+pub use engine::{CopyEngine, Declined, Quote};
+pub use error::{Rejected, Side, TransferError};
+pub use explain::{Explanation, Report};
+pub use hazard::{Access, BlockConflict};
+pub use job::{CopyFailure, CopyJob, Progress, Terms};
+pub use manager::TransferManager;
+pub use order::{DeviceOrder, EventHandle, StreamHandle};
+pub use plan::{CopyRun, TransferPlan};
+pub use planner::Planner;
+pub use request::Transfer;
+pub use terrane_core::Durability;
+pub use ticket::{Ticket, TransferId};

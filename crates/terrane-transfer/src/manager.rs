@@ -1,0 +1,205 @@
+//! Takes transfers, chooses engines, and keeps transfers in order.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+
+use terrane_core::StorageKind;
+
+use crate::completion::pair;
+use crate::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
+use crate::hazard::Use;
+use crate::job::{Claims, Ending};
+use crate::waiting::submit_after;
+use crate::{
+    Access, Completion, CopyEngine, CopyJob, Declined, Durability, Endpoint, Explanation, Planner,
+    Progress, Quote, Rejected, Side, Ticket, Transfer, TransferError, TransferPlan,
+};
+
+/// Plans, explains and submits transfers over a set of engines.
+///
+/// Cloning it shares everything. When the last clone drops, transfers in flight go on to their
+/// end, those that wait for others included.
+///
+/// # What happens to a transfer
+///
+/// It is validated and [planned](Planner::plan); every engine is asked for a [`Quote`], and the
+/// one that predicts the shortest time gets it; the blocks are claimed at both ends, or the
+/// transfer is refused with those in conflict; it waits for its predecessors, and then goes to
+/// its engine. Submitting takes microseconds, never blocks on a copy, and runs no copy itself.
+#[derive(Clone, Debug)]
+pub struct TransferManager {
+    engines: Arc<[Arc<dyn CopyEngine>]>,
+    planner: Planner,
+}
+
+impl TransferManager {
+    /// A manager over these engines. Of engines that quote the same time the first one is taken.
+    #[must_use]
+    pub fn new(engines: impl IntoIterator<Item = Arc<dyn CopyEngine>>) -> Self {
+        Self { engines: engines.into_iter().collect(), planner: Planner::new() }
+    }
+
+    /// A manager over the engines that every machine has: between host memory and host memory, and
+    /// between host memory and files, both with their default options.
+    ///
+    /// Their threads are joined when the last clone has dropped and the last transfer has ended. If
+    /// that happens on one of them, they end by themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::EngineNotStarted`] if a thread or the I/O queue cannot be had.
+    pub fn with_default_engines() -> Result<Self, TransferError> {
+        let host = HostEngine::new(HostEngineOptions::default()).map_err(|source| {
+            TransferError::EngineNotStarted { engine: "host", source: Box::new(source) }
+        })?;
+        let disk = DiskEngine::new(&DiskEngineOptions::default()).map_err(|source| {
+            TransferError::EngineNotStarted { engine: "disk", source: Box::new(source) }
+        })?;
+        let engines: [Arc<dyn CopyEngine>; 2] = [Arc::new(host), Arc::new(disk)];
+        Ok(Self::new(engines))
+    }
+
+    /// The engines, in the order in which they are asked.
+    #[must_use]
+    pub fn engines(&self) -> &[Arc<dyn CopyEngine>] {
+        &self.engines
+    }
+
+    /// Says what submitting the transfer would do, and why that way. Nothing is claimed.
+    ///
+    /// # Errors
+    ///
+    /// The refusals of [`TransferError`], but for conflicts.
+    pub fn explain(&self, transfer: &Transfer) -> Result<Explanation, TransferError> {
+        let plan = self.planner.plan(transfer)?;
+        let (engine, quote) = self.choose(transfer, &plan)?;
+        Ok(explanation(&plan, &**engine, quote))
+    }
+
+    /// Starts a transfer, and lends it `guard`: whatever the caller must not lose before the copy
+    /// has ended, such as a lock on its own tables. It comes back with the outcome, or at once
+    /// with the refusal.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`] with a refusal of [`TransferError`]; then nothing has been copied or claimed.
+    pub fn submit<G: Send + 'static>(
+        &self,
+        transfer: Transfer,
+        guard: G,
+    ) -> Result<Completion<G>, Rejected<G>> {
+        match self.prepare(transfer) {
+            Ok(prepared) => Ok(prepared.start(guard)),
+            Err(cause) => Err(Rejected { guard, cause }),
+        }
+    }
+
+    fn prepare(&self, transfer: Transfer) -> Result<Prepared, TransferError> {
+        let plan = self.planner.plan(&transfer)?;
+        let (engine, quote) = self.choose(&transfer, &plan)?;
+        let explanation = explanation(&plan, &**engine, quote);
+        let engine = Arc::clone(engine);
+        let (ticket, claims) = claim(&transfer, &plan)?;
+        Ok(Prepared { transfer, plan, engine, explanation, ticket, claims })
+    }
+
+    fn choose(
+        &self,
+        transfer: &Transfer,
+        plan: &TransferPlan,
+    ) -> Result<(&Arc<dyn CopyEngine>, Quote), TransferError> {
+        check_terms(transfer)?;
+        let mut best: Option<(&Arc<dyn CopyEngine>, Quote)> = None;
+        let mut declined: Vec<(&'static str, Declined)> = Vec::new();
+        for engine in self.engines.iter() {
+            match engine.quote(plan, &transfer.terms) {
+                Ok(quote) => {
+                    if best.as_ref().is_none_or(|(_, b)| quote.predicted < b.predicted) {
+                        best = Some((engine, quote));
+                    }
+                }
+                Err(why) => declined.push((engine.name(), why)),
+            }
+        }
+        best.ok_or_else(|| {
+            let (from, to) = (transfer.source.kind(), transfer.destination.kind());
+            TransferError::NoEngine { from, to, declined }
+        })
+    }
+}
+
+/// A transfer that nothing speaks against any more.
+struct Prepared {
+    transfer: Transfer,
+    plan: TransferPlan,
+    engine: Arc<dyn CopyEngine>,
+    explanation: Explanation,
+    ticket: Ticket,
+    claims: Claims,
+}
+
+impl Prepared {
+    fn start<G: Send + 'static>(self, guard: G) -> Completion<G> {
+        let Self { transfer, plan, engine, explanation, ticket, claims } = self;
+        let progress = Arc::<Progress>::default();
+        let (completion, settle) = pair(ticket.clone(), Arc::clone(&progress), guard);
+        let ending = Ending::new(ticket, settle, explanation);
+        let job = CopyJob::new(plan, claims, transfer.terms, progress, ending);
+        submit_after(&transfer.after, job, engine);
+        completion
+    }
+}
+
+/// What a transfer says has to fit what it is between.
+fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
+    let ends = [(Side::Source, &transfer.source), (Side::Destination, &transfer.destination)];
+    let device = ends.into_iter().find(|(_, end)| matches!(end.kind(), StorageKind::Device(_)));
+    match (device, transfer.terms.device_order) {
+        (Some((side, end)), None) => Err(TransferError::OrderNotStated { side, kind: end.kind() }),
+        (None, Some(_)) => Err(TransferError::OrderWithoutDevice),
+        _ if transfer.terms.durability != Durability::None
+            && transfer.destination.kind() != StorageKind::Disk =>
+        {
+            Err(TransferError::DurabilityWithoutFile { kind: transfer.destination.kind() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Looks for conflicts at both ends and claims the blocks, in one step.
+fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), TransferError> {
+    let layers = plan.layers();
+    let read = Use { access: Access::Read, blocks: plan.source_blocks(), layers: layers.clone() };
+    let write = Use { access: Access::Write, blocks: plan.destination_blocks(), layers };
+    // A chain can be long, so it is walked only if something is in the way.
+    let predecessors = OnceCell::new();
+    let precedes = |id| predecessors.get_or_init(|| Ticket::closure(&transfer.after)).contains(&id);
+
+    let (mut source, mut destination) =
+        Endpoint::lock_both(&transfer.source, &transfer.destination);
+    let mut conflicts = source.conflicts(&read, &precedes);
+    conflicts.extend(destination.as_ref().unwrap_or(&source).conflicts(&write, &precedes));
+    if !conflicts.is_empty() {
+        return Err(TransferError::Conflict { conflicts });
+    }
+    let ticket = Ticket::new(transfer.after.iter().cloned());
+    let reading = source.claim(&ticket, &read);
+    let writing = destination.as_mut().unwrap_or(&mut source).claim(&ticket, &write);
+    Ok((ticket, [reading, writing]))
+}
+
+fn explanation(plan: &TransferPlan, engine: &dyn CopyEngine, quote: Quote) -> Explanation {
+    Explanation {
+        source: plan.source().kind(),
+        destination: plan.destination().kind(),
+        bytes: plan.bytes(),
+        pieces: plan.pieces(),
+        runs: terrane_core::ByteCount::from_usize(plan.runs().len()).get(),
+        source_alignment: plan.source().alignment(),
+        destination_alignment: plan.destination().alignment(),
+        engine: engine.name(),
+        path: quote.path,
+        reason: quote.reason,
+        predicted: quote.predicted,
+    }
+}

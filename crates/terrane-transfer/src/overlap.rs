@@ -1,0 +1,68 @@
+//! Finds bytes that one transfer would both read and write.
+
+use terrane_core::{Place, Space};
+
+use crate::{CopyRun, Side, TransferError, TransferPlan};
+
+/// Within one layout: different blocks never overlap, so it is enough that no block is named on
+/// both sides.
+pub(crate) fn check_within_layout(plan: &TransferPlan) -> Result<(), TransferError> {
+    let destinations = plan.destination_blocks();
+    match plan.source_blocks().iter().find(|block| destinations.binary_search(block).is_ok()) {
+        Some(&block) => Err(TransferError::Overlap { source_block: block, destination: block }),
+        None => Ok(()),
+    }
+}
+
+/// Between two layouts that share memory: a sweep over all runs of both sides by address.
+pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferError> {
+    let mut stretches: Vec<Stretch<'_>> = Vec::with_capacity(2 * plan.runs().len());
+    for run in plan.runs() {
+        for side in [Side::Source, Side::Destination] {
+            if let Some(location) = plan.location(run, side) {
+                let Place { space, start } = location.place();
+                stretches.push(Stretch { space, start, end: start + run.bytes, side, run });
+            }
+        }
+    }
+    stretches.sort_unstable_by_key(|stretch| (stretch.space, stretch.start));
+    // Sources may overlap each other, so the furthest end seen so far is kept for each side.
+    let mut furthest: [Option<Stretch<'_>>; 2] = [None, None];
+    for stretch in stretches {
+        let (own, other) = match stretch.side {
+            Side::Source => (0, 1),
+            Side::Destination => (1, 0),
+        };
+        if let Some(met) = furthest[other].filter(|met| met.reaches_into(&stretch)) {
+            let (read, written) = match stretch.side {
+                Side::Source => (stretch.run, met.run),
+                Side::Destination => (met.run, stretch.run),
+            };
+            return Err(TransferError::Overlap {
+                source_block: plan.source_block(read),
+                destination: plan.destination_block(written),
+            });
+        }
+        let further =
+            furthest[own].is_none_or(|last| last.space != stretch.space || last.end < stretch.end);
+        if further {
+            furthest[own] = Some(stretch);
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+struct Stretch<'a> {
+    space: Space,
+    start: u64,
+    end: u64,
+    side: Side,
+    run: &'a CopyRun,
+}
+
+impl Stretch<'_> {
+    fn reaches_into(&self, later: &Self) -> bool {
+        self.space == later.space && self.end > later.start
+    }
+}

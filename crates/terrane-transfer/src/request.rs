@@ -1,0 +1,94 @@
+//! What is asked for: which blocks go from where to where, and under which terms.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use crate::job::Terms;
+use crate::{DeviceOrder, Durability, Endpoint, Ticket};
+
+/// A transfer of blocks from one layout to another of equal shape.
+///
+/// Nothing is checked, and nothing happens, before it is submitted.
+///
+/// ```compile_fail,E0382
+/// # use terrane_transfer::{Transfer, TransferManager};
+/// # fn example(manager: &TransferManager, transfer: Transfer, guard: Vec<u8>) {
+/// let completion = manager.submit(transfer, guard);
+/// drop(guard); // The transfer owns it now, and gives it back with the outcome.
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a transfer does nothing until it is submitted"]
+pub struct Transfer {
+    pub(crate) source: Endpoint,
+    pub(crate) destination: Endpoint,
+    pub(crate) source_blocks: Vec<u32>,
+    pub(crate) destination_blocks: Vec<u32>,
+    /// `None` for all layers.
+    pub(crate) layers: Option<Range<u32>>,
+    pub(crate) after: Vec<Ticket>,
+    pub(crate) terms: Terms,
+}
+
+impl Transfer {
+    /// A transfer of no blocks yet, of all layers.
+    pub fn new(source: &Endpoint, destination: &Endpoint) -> Self {
+        Self {
+            source: source.clone(),
+            destination: destination.clone(),
+            source_blocks: Vec::new(),
+            destination_blocks: Vec::new(),
+            layers: None,
+            after: Vec::new(),
+            terms: Terms::default(),
+        }
+    }
+
+    /// Which blocks go where: the n-th of `source` to the n-th of `destination`. Added to those
+    /// named before. The order of the pairs does not matter; no destination may be named twice.
+    pub fn blocks(mut self, source: &[u32], destination: &[u32]) -> Self {
+        self.source_blocks.extend_from_slice(source);
+        self.destination_blocks.extend_from_slice(destination);
+        self
+    }
+
+    /// Only these layers of the blocks.
+    pub fn layers(self, layers: Range<u32>) -> Self {
+        Self { layers: Some(layers), ..self }
+    }
+
+    /// Starts only when the ticket's transfer has ended. If that fails, this one fails without
+    /// having started. May be called several times.
+    ///
+    /// Blocks that the other one uses do not conflict then.
+    pub fn after(mut self, ticket: &Ticket) -> Self {
+        self.after.push(ticket.clone());
+        self
+    }
+
+    /// What the copy runs after on the device. It has to be said of a transfer that a device
+    /// takes part in, and of no other.
+    pub fn device_order(mut self, order: DeviceOrder) -> Self {
+        self.terms.device_order = Some(order);
+        self
+    }
+
+    /// What is true of written files when the transfer has ended well, where that is more than
+    /// the files state themselves. Of a transfer that writes no file only [`Durability::None`] can
+    /// be asked.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.terms.durability = durability;
+        self
+    }
+
+    /// Ends the transfer with an error if it has not ended by then. Bytes may have been copied.
+    ///
+    /// Time spent waiting for predecessors counts, though a transfer that waits is ended only
+    /// once they have ended, and one that is queued behind others in its engine when its turn
+    /// comes. Of what they have begun, engines look at the clock between pieces of work of some
+    /// milliseconds at most; a request that a device is already working on is waited for.
+    pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.terms.deadline = Some(deadline);
+        self
+    }
+}

@@ -1,0 +1,134 @@
+//! What planning and submitting allocate, counted: never anything for each span.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use terrane_layout::{LayoutConfig, LayoutKind};
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_transfer::engines::{HostEngine, HostEngineOptions};
+use terrane_transfer::{Endpoint, Planner, Transfer, TransferManager};
+
+use crate::support::*;
+
+thread_local! {
+    /// What this thread has allocated. It has no destructor, so that it outlives all that has one.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, with a count per thread, so that tests do not disturb one another.
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn count() {
+    ALLOCATIONS.with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: every call goes to the system's allocator as it came, and counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise is that of this call.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise is that of this call.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise is that of this call.
+        unsafe { System.realloc(block, layout, bytes) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is that of this call.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// What `body` allocates on this thread.
+fn allocations<T>(body: impl FnOnce() -> T) -> (u64, T) {
+    let before = ALLOCATIONS.get();
+    let result = body();
+    (ALLOCATIONS.get() - before, result)
+}
+
+const LAYERS: u32 = 32;
+
+fn wide(blocks: u32) -> LayoutConfig {
+    shape().num_blocks(2 * blocks).num_layers(LAYERS).build().unwrap()
+}
+
+/// Every other block, in an order in which no two can be joined.
+fn scattered(source: &Endpoint, destination: &Endpoint, blocks: u32) -> Transfer {
+    let from: Vec<_> = (0..blocks).map(|n| (n * 7 + 3) % blocks * 2).collect();
+    let to: Vec<_> = (0..blocks).map(|n| (n * 5 + 1) % blocks * 2 + 1).collect();
+    Transfer::new(source, destination).blocks(&from, &to)
+}
+
+fn every_pair_of_kinds(mut body: impl FnMut(LayoutKind, LayoutKind)) {
+    for from in LayoutKind::ALL {
+        for to in LayoutKind::ALL {
+            body(from, to);
+        }
+    }
+}
+
+#[test]
+fn the_counter_counts() {
+    let (counted, lists) = allocations(|| [vec![1_u8], vec![2]]);
+    assert_eq!((counted, lists.len()), (2, 2));
+}
+
+#[test]
+fn a_plan_in_the_steady_state_allocates_nothing() {
+    every_pair_of_kinds(|from, to| {
+        for blocks in [16, 512] {
+            let [source, destination] = [from, to].map(|kind| endpoint(wide(blocks), kind));
+            let transfer = scattered(&source, &destination, blocks);
+            let planner = Planner::new();
+            drop(planner.plan(&transfer).unwrap());
+            let (counted, runs) = allocations(|| planner.plan(&transfer).unwrap().runs().len());
+            assert_eq!(counted, 0, "{blocks} blocks in {runs} runs, {from} to {to}");
+        }
+    });
+}
+
+/// The first plan makes its lists, which grow by doubling, or at once.
+#[test]
+fn the_first_plan_allocates_a_few_lists_and_nothing_for_each_span() {
+    every_pair_of_kinds(|from, to| {
+        let blocks = 512;
+        let [source, destination] = [from, to].map(|kind| endpoint(wide(blocks), kind));
+        let transfer = scattered(&source, &destination, blocks);
+        let planner = Planner::new();
+        let (counted, runs) = allocations(|| planner.plan(&transfer).unwrap().runs().len());
+        assert!(counted <= 16, "{counted} allocations for {runs} runs, {from} to {to}");
+    });
+}
+
+#[test]
+fn submitting_allocates_as_much_for_many_spans_as_for_few() {
+    let engine = HostEngine::new(HostEngineOptions::default()).unwrap();
+    let manager = TransferManager::new([std::sync::Arc::new(engine) as _]);
+    every_pair_of_kinds(|from, to| {
+        let [few, many] = [16, 512].map(|blocks| {
+            let [source, destination] = [from, to].map(|kind| endpoint(wide(blocks), kind));
+            let transfer = scattered(&source, &destination, blocks);
+            for _ in 0..2 {
+                end_of(manager.submit(transfer.clone(), ()).unwrap()).result.unwrap();
+            }
+            let (counted, completion) = allocations(|| manager.submit(transfer, ()).unwrap());
+            end_of(completion).result.unwrap();
+            counted
+        });
+        // The channel to the engine's threads grows now and then, by a block at a time.
+        assert!(many <= few + 2, "{few} for 16 blocks, {many} for 512, {from} to {to}");
+        assert!(few <= 24, "{few} allocations to submit a small transfer");
+    });
+}

@@ -1,0 +1,335 @@
+//! The disk engine says which way it goes and why, before and after; and goes that way.
+
+use std::error::Error;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrane_core::{
+    Alignment, Allocate, ByteCount, Capability, Durability, FileHandle, FileIdentity, FilePosition,
+    ForeignMemory, Grant, Location, Memory, Region, RegionRequest, Span, StorageKind, Wish,
+};
+use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane_storage::{
+    DiskAllocator, DiskOptions, IoBackend, IoQueueOptions, SystemAllocator, SystemOptions,
+};
+use terrane_testkit::conformance::copy_engine::{check_transfer, end_of};
+use terrane_testkit::model::Image;
+use terrane_testkit::pattern::{InProcess, Pattern};
+use terrane_transfer::engines::{DiskEngine, DiskEngineOptions};
+use terrane_transfer::{Endpoint, Explanation, Transfer, TransferManager};
+
+use crate::support::*;
+
+/// Pieces of 4 KiB: 16 tokens of 128 elements of 2 bytes.
+fn even() -> LayoutConfig {
+    shape().page_size(16).inner_dim(128).build().unwrap()
+}
+
+/// Pieces of 60 bytes, where no direct I/O can begin.
+fn odd() -> LayoutConfig {
+    config(8)
+}
+
+fn manager(options: &DiskEngineOptions) -> TransferManager {
+    TransferManager::new([Arc::new(DiskEngine::new(options).unwrap()) as _])
+}
+
+fn file(directory: &Path, config: LayoutConfig, kind: LayoutKind, direct: Wish) -> Endpoint {
+    let options = DiskOptions { direct, ..DiskOptions::default() };
+    endpoint_in(&DiskAllocator::new(directory, options).unwrap(), config, kind)
+}
+
+fn mapped(config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+    endpoint_in(&SystemAllocator::new(SystemOptions::default()), config, kind)
+}
+
+/// Host memory that begins one byte after a page.
+fn askew(config: LayoutConfig) -> Endpoint {
+    let bytes = config.total_bytes();
+    let one = ByteCount::new(1);
+    let request = RegionRequest::new(bytes.checked_add(one).unwrap());
+    let memory = SystemAllocator::new(SystemOptions::default()).allocate(&request).unwrap();
+    let region = Region::new(memory).view(one, bytes).unwrap();
+    let builder = LayoutBuilder::new(config).fully_contiguous().adopt([region]);
+    Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
+}
+
+fn has_direct_io(end: &Endpoint) -> bool {
+    end.layout().capabilities().grant(&Capability::DirectIo) == Some(&Grant::Granted)
+}
+
+/// Explains a transfer of all blocks in reverse, carries it out and compares every byte.
+#[track_caller]
+fn carried_out(manager: &TransferManager, from: &Endpoint, to: &Endpoint) -> Explanation {
+    let all: Vec<u32> = (0..8).collect();
+    let reversed: Vec<u32> = all.iter().rev().copied().collect();
+    let transfer = Transfer::new(from, to).blocks(&all, &reversed);
+    let explained = manager.explain(&transfer).unwrap();
+    assert_eq!((explained.source, explained.destination), (from.kind(), to.kind()));
+    assert_eq!(explained.pieces, 8 * 4 * 2);
+    assert_eq!(explained.bytes, from.layout().config().total_bytes());
+    assert!(explained.predicted > Duration::ZERO);
+
+    Image::scribble(from, &InProcess, 1);
+    Image::scribble(to, &InProcess, 2);
+    let report = check_transfer(manager, &InProcess, (from, &all), (to, &reversed), 0..4);
+    // Nothing was learned in between that changes the prediction.
+    assert_eq!(report.explanation, explained);
+    assert!(report.copied > Duration::ZERO && report.bytes_per_second() > 0.0);
+    let text = report.to_string();
+    for part in [explained.path, &explained.reason, "by disk", "predicted", "took"] {
+        assert!(text.contains(part), "{part:?} is not in {text:?}");
+    }
+    explained
+}
+
+#[test]
+fn the_path_follows_from_the_file_and_the_alignment_of_both_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let manager = manager(&DiskEngineOptions::default());
+    let direct = file(directory, even(), CONTIGUOUS, Wish::Preferred);
+    if !has_direct_io(&direct) {
+        return eprintln!(
+            "skipped: the_path_follows_from_the_file_and_the_alignment_of_both_ends: no direct I/O \
+             in {directory:?}"
+        );
+    }
+    let buffered = file(directory, even(), BLOCK_FIRST, Wish::Off);
+    let odd_file = file(directory, odd(), CONTIGUOUS, Wish::Preferred);
+    let pages = mapped(even(), OUTER_FIRST);
+    let cases: [(Endpoint, Endpoint, &str, &str); 11] = [
+        (pages.clone(), direct.clone(), "direct vectored", "aligned in file and memory"),
+        (direct.clone(), pages.clone(), "direct vectored", "aligned in file and memory"),
+        (askew(even()), direct.clone(), "direct staged", "not in memory"),
+        (direct.clone(), askew(even()), "direct staged", "not in memory"),
+        (pages.clone(), buffered.clone(), "buffered", "the file has no direct I/O"),
+        (buffered.clone(), askew(even()), "buffered", "the file has no direct I/O"),
+        (mapped(odd(), BLOCK_FIRST), odd_file.clone(), "buffered", "pieces are aligned to 4 B"),
+        (odd_file, mapped(odd(), CONTIGUOUS), "buffered", "and direct I/O needs"),
+        (direct.clone(), buffered.clone(), "direct read, buffered write", "in the destination"),
+        (buffered, direct.clone(), "buffered read, direct write", "in the source, the file has no"),
+        (
+            file(directory, even(), OUTER_FIRST, Wish::Preferred),
+            direct,
+            "direct read and write",
+            "by way of the engine's buffers",
+        ),
+    ];
+    for (from, to, path, reason) in &cases {
+        let explained = carried_out(&manager, from, to);
+        assert_eq!(explained.path, *path, "{explained}");
+        assert!(explained.reason.contains(reason), "{explained}");
+    }
+}
+
+/// A file a layer, on several file systems if there are several, as on several disks.
+#[test]
+fn a_layout_may_be_in_several_files() {
+    let here = tempfile::tempdir().unwrap();
+    let manager = manager(&DiskEngineOptions::default());
+    let in_files = |directories: [&Path; 4]| {
+        let files = directories.map(|directory| {
+            let bytes = ByteCount::new(even().total_bytes().get() / 4);
+            let files = DiskAllocator::new(directory, DiskOptions::default()).unwrap();
+            files.allocate(&RegionRequest::new(bytes)).unwrap()
+        });
+        let builder = LayoutBuilder::new(even()).kind(BLOCK_FIRST).adopt_memory(files);
+        Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
+    };
+    let pages = mapped(even(), OUTER_FIRST);
+    let one = file(here.path(), even(), CONTIGUOUS, Wish::Preferred);
+    let mut cases = vec![(in_files([here.path(); 4]), has_direct_io(&one))];
+    match tempfile::tempdir_in("/dev/shm") {
+        // No file in memory has direct I/O, and one that has none decides for the layout.
+        Ok(there) => {
+            let directories = [here.path(), there.path(), here.path(), there.path()];
+            cases.push((in_files(directories), false));
+        }
+        Err(error) => eprintln!("skipped: a_layout_may_be_in_several_files: /dev/shm: {error}"),
+    }
+    for (files, is_direct) in &cases {
+        for (from, to) in [(&pages, files), (files, &pages), (&one, files), (files, &one)] {
+            let explained = carried_out(&manager, from, to);
+            let is_buffered = explained.path.contains("buffered");
+            assert_eq!(is_buffered, !is_direct, "{explained}");
+        }
+        let all: Vec<u32> = (0..8).collect();
+        run(&manager, Transfer::new(&pages, files).blocks(&all, &all).durability(Durability::Full));
+    }
+}
+
+#[test]
+fn the_alignment_class_is_that_of_each_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = manager(&DiskEngineOptions::default());
+    let explained = |from: &Endpoint, to: &Endpoint| {
+        let transfer = Transfer::new(from, to).blocks(&[1], &[2]);
+        let explained = manager.explain(&transfer).unwrap();
+        (explained.source_alignment, explained.destination_alignment)
+    };
+    let file = |config| file(directory.path(), config, CONTIGUOUS, Wish::Preferred);
+    let four = Alignment::new(4).unwrap();
+    assert_eq!(
+        explained(&mapped(even(), OUTER_FIRST), &file(even())),
+        (Alignment::PAGE, Alignment::PAGE)
+    );
+    assert_eq!(explained(&askew(even()), &file(even())), (Alignment::BYTE, Alignment::PAGE));
+    assert_eq!(explained(&file(odd()), &mapped(odd(), BLOCK_FIRST)), (four, four));
+    // Blocks can begin at pages and still have pieces that do not.
+    let padded = odd().with_block_alignment(Alignment::PAGE).unwrap();
+    assert_eq!(explained(&file(padded), &file(odd())), (four, four));
+}
+
+#[test]
+fn spans_before_and_after_coalescing_are_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = manager(&DiskEngineOptions::default());
+    let all: Vec<u32> = (0..8).collect();
+    let runs = |from: &Endpoint, to: &Endpoint| {
+        let transfer = Transfer::new(from, to).blocks(&all, &all);
+        let explained = manager.explain(&transfer).unwrap();
+        assert_eq!(explained.mean_run().get() * explained.runs, explained.bytes.get());
+        (explained.pieces, explained.runs)
+    };
+    let file = file(directory.path(), even(), CONTIGUOUS, Wish::Preferred);
+    assert_eq!(runs(&mapped(even(), CONTIGUOUS), &file), (64, 1));
+    assert_eq!(runs(&mapped(even(), BLOCK_FIRST), &file), (64, 32));
+    assert_eq!(runs(&mapped(even(), OUTER_FIRST), &file), (64, 64));
+}
+
+/// What a file states itself about durability, and what a transfer asks for, are both in force;
+/// `/dev/null` takes every write and no sync, so that a sync that is asked of it fails.
+#[test]
+fn files_are_synced_when_that_is_asked_for_and_not_otherwise() {
+    let sink = |durability| {
+        let file = File::options().write(true).open("/dev/null").unwrap();
+        let metadata = file.metadata().unwrap();
+        let identity = FileIdentity { file_system: metadata.dev(), inode: metadata.ino() };
+        let handle =
+            FileHandle { descriptor: file.as_raw_fd(), direct: None, identity, durability };
+        let position = FilePosition { file: handle, offset: ByteCount::ZERO };
+        let span = Span {
+            kind: StorageKind::Disk,
+            location: Location::File(position),
+            length: even().total_bytes(),
+        };
+        // SAFETY: the file is the owner and stays open; nothing here reads what it writes.
+        let memory = unsafe { ForeignMemory::new(span, file) };
+        let builder = LayoutBuilder::new(even()).fully_contiguous().adopt_memory([memory]);
+        Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
+    };
+    let source = mapped(even(), CONTIGUOUS);
+    for backend in [IoBackend::Auto, IoBackend::Threads] {
+        let options = DiskEngineOptions {
+            queue: IoQueueOptions { backend, ..IoQueueOptions::default() },
+            ..DiskEngineOptions::default()
+        };
+        let manager = manager(&options);
+        for (stated, asked) in [
+            (Durability::None, Durability::None),
+            (Durability::None, Durability::Data),
+            (Durability::None, Durability::Full),
+            (Durability::Data, Durability::None),
+            (Durability::Full, Durability::Data),
+        ] {
+            let sink = sink(stated);
+            let transfer = Transfer::new(&source, &sink).blocks(&[0, 1], &[4, 5]);
+            let outcome = end_of(manager.submit(transfer.durability(asked), "guard").unwrap());
+            assert_eq!(outcome.guard, "guard");
+            let syncs = stated.max(asked) != Durability::None;
+            assert_eq!(outcome.result.is_err(), syncs, "{stated:?}, {asked:?}");
+            if let Err(error) = outcome.result {
+                let cause = error.source().unwrap().to_string();
+                assert!(cause.contains("sync"), "{cause}");
+            }
+            assert_unclaimed(&sink);
+        }
+    }
+}
+
+#[test]
+fn what_an_engine_was_refused_is_seen_through_the_manager() {
+    let options = DiskEngineOptions {
+        queue: IoQueueOptions { backend: IoBackend::Threads, ..IoQueueOptions::default() },
+        ..DiskEngineOptions::default()
+    };
+    let manager = manager(&options);
+    let report = manager.engines()[0].capabilities();
+    assert_eq!(report.grant(&Capability::IoUring), Some(&Grant::NotTried));
+    let default = TransferManager::with_default_engines().unwrap();
+    let reports: Vec<_> =
+        default.engines().iter().map(|engine| engine.capabilities().outcomes().len()).collect();
+    assert_eq!(reports, [0, 1]);
+}
+
+/// A file whose direct I/O wants more than the engine's requests are aligned to.
+#[test]
+fn what_direct_io_wants_beyond_pages_is_left_to_the_page_cache() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = manager(&DiskEngineOptions::default());
+    let strict = Alignment::new(64 << 10).unwrap();
+    let config = even().with_block_alignment(strict).unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let bytes = ByteCount::new(8 * strict.get());
+    let file = files.allocate(&RegionRequest::new(bytes)).unwrap();
+    let mut position = file.location().as_file().unwrap();
+    let Some(direct) = &mut position.file.direct else {
+        eprintln!("skipped: what_direct_io_wants_beyond_pages: the file system has no direct I/O");
+        return;
+    };
+    direct.memory_alignment = strict;
+    let location = Location::File(position);
+    let span = Span { kind: StorageKind::Disk, location, length: bytes };
+    // SAFETY: the file is the owner.
+    let memory = unsafe { ForeignMemory::new(span, file) };
+    let builder = LayoutBuilder::new(config).fully_contiguous().adopt_memory([memory]);
+    let strict = Endpoint::new(builder.unregistered().build().unwrap()).unwrap();
+    let explained = carried_out(&manager, &mapped(even(), CONTIGUOUS), &strict);
+    assert_eq!(explained.path, "buffered");
+    assert!(explained.reason.contains("needs 64 KiB"), "{explained}");
+}
+
+/// 18 MiB in pieces of 18 KiB, in memory apart and in the file together.
+#[test]
+fn short_pieces_go_the_way_that_was_faster_once_both_were_measured() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = manager(&DiskEngineOptions::default());
+    let config = LayoutConfig::builder()
+        .num_blocks(16)
+        .num_layers(64)
+        .outer_dim(1)
+        .page_size(16)
+        .inner_dim(576)
+        .element(ElementFormat::Width(2))
+        .build()
+        .unwrap();
+    let (memory, disk) =
+        (mapped(config, BLOCK_FIRST), file(directory.path(), config, CONTIGUOUS, Wish::Preferred));
+    if !has_direct_io(&disk) {
+        eprintln!("skipped: short_pieces_go_the_way_that_was_faster: there is no direct I/O");
+        return;
+    }
+    let blocks: Vec<u32> = (0..16).collect();
+    for (round, expected) in ["vectored", "vectored", "staged", "staged", "", ""].iter().enumerate()
+    {
+        let pattern = Pattern::new(u64::try_from(round).unwrap());
+        pattern.fill(&memory).unwrap();
+        for (from, to) in [(&memory, &disk), (&disk, &memory)] {
+            let transfer = Transfer::new(from, to).blocks(&blocks, &blocks);
+            let report = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
+            let Explanation { path, reason, .. } = &report.explanation;
+            assert!(path.starts_with("direct") && path.contains(expected), "{report}");
+            let why = if expected.is_empty() { "faster here" } else { "is measured" };
+            assert!(reason.contains(why), "{report}");
+            pattern.verify(to).unwrap().assert_clean("what came there");
+            if from.kind() == StorageKind::System {
+                Pattern::new(99).fill(&memory).unwrap();
+            }
+        }
+    }
+}

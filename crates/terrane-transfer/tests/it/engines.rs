@@ -1,0 +1,179 @@
+//! The engines pass the suite that every engine has to pass.
+
+use std::sync::Arc;
+
+use terrane_core::{Alignment, ByteCount, Wish};
+use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
+use terrane_storage::{
+    DiskAllocator, DiskOptions, IoBackend, IoQueueOptions, SystemAllocator, SystemOptions,
+};
+use terrane_testkit::conformance::copy_engine::{EngineFixture, check_copy_engine};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::recorder::Journal;
+use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
+use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
+
+use crate::support::*;
+
+fn layout(
+    config: LayoutConfig,
+    kind: LayoutKind,
+    allocator: &impl terrane_core::Allocate,
+) -> PhysicalLayout {
+    LayoutBuilder::new(config).kind(kind).allocate(allocator).unregistered().build().unwrap()
+}
+
+struct Host(HostEngineOptions);
+
+impl EngineFixture for Host {
+    fn engine(&self) -> Arc<dyn CopyEngine> {
+        Arc::new(HostEngine::new(self.0.clone()).unwrap())
+    }
+
+    fn ends(&self) -> &[&'static str] {
+        &["heap", "pinned", "mapped"]
+    }
+
+    fn endpoint(&self, end: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+        Endpoint::new(match end {
+            "heap" => layout(config, kind, &HeapAllocator::system()),
+            "pinned" => layout(config, kind, &HeapAllocator::pinned()),
+            _ => layout(config, kind, &SystemAllocator::new(SystemOptions::default())),
+        })
+        .unwrap()
+    }
+
+    fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
+        let device = HeapAllocator::simulated_device(0);
+        Some(Endpoint::new(layout(config, LayoutKind::FullyContiguous, &device)).unwrap())
+    }
+}
+
+#[test]
+fn the_host_engine_conforms() {
+    check_copy_engine(&Host(HostEngineOptions::default()));
+}
+
+/// Chunks that end within runs, and streaming from the first byte on.
+#[test]
+fn the_host_engine_conforms_with_odd_options() {
+    let options = HostEngineOptions {
+        threads: 3.try_into().unwrap(),
+        chunk: ByteCount::new(1000),
+        streaming_from: ByteCount::ZERO,
+    };
+    check_copy_engine(&Host(options));
+}
+
+struct Disk {
+    engine: DiskEngineOptions,
+    files: DiskOptions,
+    directory: tempfile::TempDir,
+}
+
+impl Disk {
+    fn new(engine: DiskEngineOptions, files: DiskOptions) -> Self {
+        Self { engine, files, directory: tempfile::tempdir().unwrap() }
+    }
+}
+
+impl EngineFixture for Disk {
+    fn engine(&self) -> Arc<dyn CopyEngine> {
+        Arc::new(DiskEngine::new(&self.engine).unwrap())
+    }
+
+    /// Memory that is aligned to pages, memory that is aligned to nothing much, files, and files
+    /// in which blocks are aligned for direct I/O.
+    fn ends(&self) -> &[&'static str] {
+        &["mapped", "heap", "file", "aligned file"]
+    }
+
+    fn endpoint(&self, end: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+        let files = || DiskAllocator::new(self.directory.path(), self.files).unwrap();
+        Endpoint::new(match end {
+            "mapped" => layout(config, kind, &SystemAllocator::new(SystemOptions::default())),
+            "heap" => layout(config, kind, &HeapAllocator::system()),
+            "file" => layout(config, kind, &files()),
+            _ => {
+                let aligned = config.with_block_alignment(Alignment::PAGE).unwrap();
+                layout(aligned, kind, &files())
+            }
+        })
+        .unwrap()
+    }
+
+    fn serves(&self, source: &str, destination: &str) -> bool {
+        source.contains("file") || destination.contains("file")
+    }
+
+    fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
+        let device = HeapAllocator::simulated_device(0);
+        Some(Endpoint::new(layout(config, LayoutKind::FullyContiguous, &device)).unwrap())
+    }
+}
+
+#[test]
+fn the_disk_engine_conforms() {
+    check_copy_engine(&Disk::new(DiskEngineOptions::default(), DiskOptions::default()));
+}
+
+#[test]
+fn the_disk_engine_conforms_on_threads() {
+    let queue = IoQueueOptions { backend: IoBackend::Threads, ..IoQueueOptions::default() };
+    let options = DiskEngineOptions { queue, ..DiskEngineOptions::default() };
+    check_copy_engine(&Disk::new(options, DiskOptions::default()));
+}
+
+#[test]
+fn the_disk_engine_conforms_without_direct_io() {
+    let files = DiskOptions { direct: Wish::Off, ..DiskOptions::default() };
+    check_copy_engine(&Disk::new(DiskEngineOptions::default(), files));
+}
+
+/// A queue of two, requests of a page, and one buffer for all that has to be staged.
+#[test]
+fn the_disk_engine_conforms_when_everything_is_scarce() {
+    let options = DiskEngineOptions {
+        queue: IoQueueOptions { depth: 2, ..IoQueueOptions::default() },
+        request: ByteCount::new(1),
+        bounce_buffers: 1,
+    };
+    check_copy_engine(&Disk::new(options, DiskOptions::default()));
+}
+
+/// With one thread, which a third transfer's guard keeps until both are in its queue.
+#[test]
+fn a_small_transfer_does_not_wait_for_the_end_of_a_large_one() {
+    let options = HostEngineOptions {
+        threads: std::num::NonZeroUsize::MIN,
+        chunk: ByteCount::kib(1),
+        ..HostEngineOptions::default()
+    };
+    let manager = TransferManager::new([Arc::new(HostEngine::new(options).unwrap()) as _]);
+    let ends = || endpoint(config(65), CONTIGUOUS);
+    let (source, destination, gate) = (ends(), ends(), ends());
+    let journal = Journal::new();
+    let (release, released) = std::sync::mpsc::channel();
+    let hold = gate.hold_for_read(&[0]).unwrap();
+    let first = Transfer::new(&source, &destination).blocks(&[64], &[64]).after(&hold.ticket());
+    // Nobody waits for it when the gate opens, so its guard drops on the engine's thread.
+    drop(manager.submit(first, Keeper(released)).unwrap());
+    drop(hold);
+    let large: Vec<u32> = (1..64).collect();
+    for (name, blocks) in [("large", &large[..]), ("small", &[0])] {
+        let transfer = Transfer::new(&source, &destination).blocks(blocks, blocks);
+        drop(manager.submit(transfer, journal.note_on_drop(name)).unwrap());
+    }
+    release.send(()).unwrap();
+    drop(manager);
+    assert_eq!(journal.lines(), ["small", "large"]);
+}
+
+/// Keeps the thread on which it drops until it is told to go on.
+struct Keeper(std::sync::mpsc::Receiver<()>);
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let _ = self.0.recv();
+    }
+}

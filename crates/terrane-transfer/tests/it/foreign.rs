@@ -1,0 +1,232 @@
+//! What foreign code does on the threads of engines: guards and wakers that panic, engines
+//! that drop there, and memory that is not what it says.
+
+use std::cell::RefCell;
+use std::future::IntoFuture;
+use std::pin::Pin;
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_core::{
+    Allocate, AllocateError, ForeignMemory, Limits, RegionRequest, Span, StorageKind,
+};
+use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_testkit::engine::Fault;
+use terrane_testkit::memory::{HeapAllocator, HeapMemory};
+use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
+use terrane_transfer::{
+    Completion, CompletionFuture, CopyEngine, Endpoint, Hold, Outcome, Transfer, TransferError,
+    TransferManager,
+};
+
+use crate::support::*;
+
+/// Waits, but not for ever: what these tests are afraid of is a transfer that never ends.
+#[track_caller]
+fn end_soon<G>(completion: Completion<G>) -> Outcome<G> {
+    match completion.wait_until(Instant::now() + Duration::from_secs(10)) {
+        Ok(outcome) => outcome,
+        Err(completion) => panic!("{completion:?} does not end"),
+    }
+}
+
+fn poll_with<G>(completion: Completion<G>, waker: impl Wake + Send + Sync + 'static) {
+    let mut future: CompletionFuture<G> = completion.into_future();
+    let waker = Waker::from(Arc::new(waker));
+    assert!(
+        Future::poll(Pin::new(&mut future), &mut Context::from_waker(&waker)).is_pending(),
+        "it has to be in flight still"
+    );
+}
+
+#[derive(Debug)]
+struct PanicsOnDrop;
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        panic!("expected: a guard that panics");
+    }
+}
+
+struct PanicsOnWake;
+
+impl Wake for PanicsOnWake {
+    fn wake(self: Arc<Self>) {
+        panic!("expected: a waker that panics");
+    }
+}
+
+/// An engine of each kind, and two ends for each.
+fn engines() -> Vec<(Arc<dyn CopyEngine>, Endpoint, Endpoint)> {
+    let options =
+        HostEngineOptions { threads: std::num::NonZeroUsize::MIN, ..HostEngineOptions::default() };
+    let host = HostEngine::new(options).unwrap();
+    let disk = DiskEngine::new(&DiskEngineOptions::default()).unwrap();
+    let memory = || endpoint(config(8), CONTIGUOUS);
+    vec![(Arc::new(host), memory(), memory()), (Arc::new(disk), memory(), file())]
+}
+
+fn file() -> Endpoint {
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    endpoint_in(&files, config(8), CONTIGUOUS)
+}
+
+#[test]
+fn engines_survive_guards_that_panic() {
+    for (engine, source, destination) in engines() {
+        let manager = TransferManager::new([engine]);
+        let transfer = Transfer::new(&source, &destination).blocks(&[0, 1], &[0, 1]);
+        let gate = destination.hold_for_write(&[0]).unwrap();
+        drop(manager.submit(transfer.after(&gate.ticket()), PanicsOnDrop).unwrap());
+        drop(gate);
+        for block in 2..8 {
+            let transfer = Transfer::new(&source, &destination).blocks(&[block], &[block]);
+            end_soon(manager.submit(transfer, ()).unwrap()).result.unwrap();
+        }
+    }
+}
+
+#[test]
+fn transfers_run_after_one_whose_waker_panics() {
+    for (engine, source, destination) in engines() {
+        let manager = TransferManager::new([engine]);
+        let transfer = |block| Transfer::new(&source, &destination).blocks(&[block], &[block]);
+        let gate = destination.hold_for_write(&[0]).unwrap();
+        let first = manager.submit(transfer(0).after(&gate.ticket()), ()).unwrap();
+        let second = manager.submit(transfer(1).after(&first.ticket()), ()).unwrap();
+        poll_with(first, PanicsOnWake);
+        drop(gate);
+        end_soon(second).result.unwrap();
+    }
+}
+
+#[test]
+fn all_dependents_hear_of_an_end_though_one_of_them_panics() {
+    let rig = Rig::new(8);
+    rig.engine.hold();
+    rig.engine.fail_next(Fault::Engine);
+    let first = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();
+    let after_first = |block| rig.transfer(&[block], &[block]).after(&first.ticket());
+    // On both sides of it, whichever way round they are told.
+    let before = rig.manager.submit(after_first(1), ()).unwrap();
+    drop(rig.manager.submit(after_first(2), PanicsOnDrop).unwrap());
+    let behind = rig.manager.submit(after_first(3), ()).unwrap();
+    rig.engine.release_all();
+    for dependent in [before, behind] {
+        let error = end_soon(dependent).result.unwrap_err();
+        assert!(matches!(error, TransferError::PredecessorFailed { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn dependents_start_in_the_order_in_which_they_were_submitted() {
+    let rig = Rig::new(8);
+    rig.engine.hold();
+    let gate = rig.source.hold_for_read(&[0]).unwrap();
+    let submit = |block| {
+        let transfer = rig.transfer(&[block], &[block]).after(&gate.ticket());
+        rig.manager.submit(transfer, ()).unwrap()
+    };
+    let all: Vec<_> = (0..8).map(submit).collect();
+    drop(gate);
+    for (number, completion) in all.into_iter().enumerate() {
+        assert_eq!(rig.engine.ended(), number);
+        rig.engine.release(1);
+        end_soon(completion).result.unwrap();
+        rig.engine.wait_until_idle();
+    }
+}
+
+#[test]
+fn a_hold_may_go_with_its_thread() {
+    thread_local! {
+        static KEPT: RefCell<Option<Hold>> = const { RefCell::new(None) };
+    }
+    let rig = Rig::new(8);
+    let holds = [0, 1].map(|block| rig.source.hold_for_read(&[block]).unwrap());
+    let submit = |number: usize, block: u32| {
+        let transfer = rig.transfer(&[block], &[block]).after(&holds[number].ticket());
+        rig.manager.submit(transfer, ()).unwrap()
+    };
+    let (first, second) = (submit(0, 2), submit(1, 3));
+    let thread = thread::Builder::new().name("holder".to_owned()).spawn(move || {
+        let [kept, dropped] = holds;
+        // In this order the kept one outlives all that this library has on the thread.
+        KEPT.set(Some(kept));
+        drop(dropped);
+    });
+    thread.unwrap().join().unwrap();
+    end_soon(first).result.unwrap();
+    end_soon(second).result.unwrap();
+}
+
+/// Holds an engine's thread at the end of a transfer until others are there, too.
+struct Meets(Arc<Barrier>);
+
+impl Wake for Meets {
+    fn wake(self: Arc<Self>) {
+        self.0.wait();
+    }
+}
+
+#[test]
+fn two_engines_that_drop_on_each_others_threads_do_not_wait_for_each_other() {
+    let ends = engines();
+    let manager = TransferManager::new(ends.iter().map(|(engine, ..)| Arc::clone(engine)));
+    let ends: Vec<_> = ends.into_iter().map(|(_, from, to)| (from, to)).collect();
+    let transfer = |end: usize, block: u32| {
+        Transfer::new(&ends[end].0, &ends[end].1).blocks(&[block], &[block])
+    };
+    let gate = ends[0].0.hold_for_read(&[7]).unwrap();
+    let meeting = Arc::new(Barrier::new(2));
+    let [first, second] =
+        [0, 1].map(|end| manager.submit(transfer(end, 0).after(&gate.ticket()), ()).unwrap());
+    // Each engine is held, in the end, by a transfer alone that waits for the other engine.
+    let on_host = manager.submit(transfer(0, 1).after(&second.ticket()), ()).unwrap();
+    let on_disk = manager.submit(transfer(1, 1).after(&first.ticket()), ()).unwrap();
+    poll_with(first, Meets(Arc::clone(&meeting)));
+    poll_with(second, Meets(meeting));
+    drop(manager);
+    drop(gate);
+    end_soon(on_host).result.unwrap();
+    end_soon(on_disk).result.unwrap();
+}
+
+/// Memory that breaks its contract: on disk, as it says, at an address of the host.
+struct Lies(HeapAllocator);
+
+// SAFETY: what is handed out is the test's alone.
+unsafe impl Allocate for Lies {
+    type Memory = ForeignMemory<HeapMemory>;
+
+    fn kind(&self) -> StorageKind {
+        StorageKind::Disk
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+        let memory = self.0.allocate(request)?;
+        let span = Span { kind: StorageKind::Disk, ..Span::of(&memory) };
+        // SAFETY: the kind is wrong, which an engine has to find out before it touches a byte.
+        Ok(unsafe { ForeignMemory::new(span, memory) })
+    }
+}
+
+#[test]
+fn the_disk_engine_gets_its_buffers_back_from_transfers_that_fail() {
+    let options = DiskEngineOptions { bounce_buffers: 1, ..DiskEngineOptions::default() };
+    let manager = TransferManager::new([Arc::new(DiskEngine::new(&options).unwrap()) as _]);
+    let (wrong, from, to) =
+        (endpoint_in(&Lies(HeapAllocator::system()), config(8), CONTIGUOUS), file(), file());
+    let transfer = Transfer::new(&wrong, &to).blocks(&[0], &[0]);
+    let error = end_soon(manager.submit(transfer, ()).unwrap()).result.unwrap_err();
+    assert_says(&error, &["engine disk failed"]);
+    let transfer = Transfer::new(&from, &to).blocks(&[1], &[1]);
+    end_soon(manager.submit(transfer, ()).unwrap()).result.unwrap();
+}

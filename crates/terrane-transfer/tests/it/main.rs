@@ -1,0 +1,28 @@
+//! Transfers as users see them, over simulated devices and engines.
+#![cfg(not(loom))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    missing_docs,
+    reason = "tests say what they expect by unwrapping it, and what they skip"
+)]
+
+mod allocations;
+mod compile_fail;
+mod completion;
+mod disk_faults;
+mod disk_paths;
+mod engines;
+mod failures;
+mod foreign;
+mod hazards;
+mod limits;
+mod model;
+mod overlaps;
+mod ownership;
+mod plans;
+mod queues;
+mod refusals;
+mod support;

@@ -1,0 +1,190 @@
+//! Random transfers against a model of bytes.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use terrane_core::{Alignment, StorageKind};
+use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind};
+use terrane_testkit::conformance::copy_engine::check_transfer;
+use terrane_testkit::conformance::{EngineFixture, check_copy_engine};
+use terrane_testkit::engine::{SimulatedEngine, SimulatedEngineOptions};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::model::Image;
+use terrane_testkit::pattern::InProcess;
+use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
+
+use crate::support::*;
+
+/// One end of a random transfer.
+#[derive(Clone, Debug)]
+pub struct End {
+    pub kind: LayoutKind,
+    pub storage: StorageKind,
+    pub num_blocks: u32,
+    pub alignment: Alignment,
+}
+
+/// A random transfer.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub shape: LayoutConfig,
+    pub ends: [End; 2],
+    pub from: Vec<u32>,
+    pub to: Vec<u32>,
+    pub layers: Range<u32>,
+    pub seed: u64,
+}
+
+impl Case {
+    pub fn endpoints(&self) -> [Endpoint; 2] {
+        self.ends.clone().map(|End { kind, storage, num_blocks, alignment }| {
+            let config = self.shape.with_num_blocks(num_blocks).unwrap();
+            let config = config.with_block_alignment(alignment).unwrap();
+            endpoint_in(&HeapAllocator::new(storage), config, kind)
+        })
+    }
+}
+
+fn end() -> impl Strategy<Value = End> {
+    let kind = proptest::sample::select(&LayoutKind::ALL);
+    let storage = proptest::sample::select(&[StorageKind::System, StorageKind::Pinned, DEVICE]);
+    // Mostly without padding, so that blocks join.
+    let exponent = prop_oneof![3 => Just(0), 1 => 0..10_u32];
+    (kind, storage, 1..12_u32, exponent).prop_map(|(kind, storage, num_blocks, exponent)| End {
+        kind,
+        storage,
+        num_blocks,
+        alignment: Alignment::new(1 << exponent).unwrap(),
+    })
+}
+
+fn shapes() -> impl Strategy<Value = LayoutConfig> {
+    let element = prop_oneof![
+        (1..=8_u8).prop_map(ElementFormat::Width),
+        Just(ElementFormat::MXFP4),
+        (1..100_u32).prop_map(ElementFormat::RowBytes),
+    ];
+    (1..5_u32, 1..=2_u32, 1..6_u32, 1..3_u32, element).prop_map(
+        |(layers, outers, page, inner, element)| {
+            LayoutConfig::builder()
+                .num_blocks(1)
+                .num_layers(layers)
+                .outer_dim(outers)
+                .page_size(page)
+                .inner_dim(inner * 32)
+                .element(element)
+                .build()
+                .unwrap()
+        },
+    )
+}
+
+/// Pairs of blocks: scattered with repeated sources, or a run of neighbours, or all of them.
+fn pairs(sources: u32, destinations: u32) -> impl Strategy<Value = (Vec<u32>, Vec<u32>)> {
+    let most = usize::try_from(destinations).unwrap();
+    let all: Vec<u32> = (0..destinations).collect();
+    let scattered = proptest::sample::subsequence(all, 0..=most).prop_shuffle();
+    let scattered = scattered
+        .prop_flat_map(move |to| (proptest::collection::vec(0..sources, to.len()), Just(to)));
+    let neighbours = (0..sources, 0..destinations, 1..=sources.min(destinations));
+    let neighbours = neighbours.prop_map(move |(from, to, count)| {
+        let count = count.min(sources - from).min(destinations - to);
+        ((from..from + count).collect(), (to..to + count).collect())
+    });
+    prop_oneof![scattered, neighbours]
+}
+
+pub fn cases() -> impl Strategy<Value = Case> {
+    let layers = |all: u32| (0..all).prop_flat_map(move |start| (Just(start), start + 1..=all));
+    (shapes(), [end(), end()], any::<u64>()).prop_flat_map(move |(shape, ends, seed)| {
+        let pairs = pairs(ends[0].num_blocks, ends[1].num_blocks);
+        let all = shape.num_layers();
+        let layers = prop_oneof![Just((0, all)), layers(all)];
+        (Just(shape), Just(ends), pairs, layers, Just(seed)).prop_map(
+            |(shape, ends, (from, to), (start, end), seed)| Case {
+                shape,
+                ends,
+                from,
+                to,
+                layers: start..end,
+                seed,
+            },
+        )
+    })
+}
+
+fn manager(seed: u64) -> TransferManager {
+    let options = SimulatedEngineOptions::default().reordering(seed);
+    let options = options.threads(NonZeroUsize::new(2).unwrap());
+    TransferManager::new([Arc::new(SimulatedEngine::new(options)) as Arc<dyn CopyEngine>])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn transfers_move_the_bytes_that_the_model_moves(case in cases()) {
+        let [source, destination] = case.endpoints();
+        Image::scribble(&source, &InProcess, case.seed);
+        Image::scribble(&destination, &InProcess, !case.seed);
+        let (from, to) = ((&source, &case.from[..]), (&destination, &case.to[..]));
+        check_transfer(&manager(case.seed), &InProcess, from, to, case.layers);
+    }
+
+    #[test]
+    fn transfers_within_a_layout_move_the_bytes_that_the_model_moves(
+        case in cases(),
+        half in 1..6_u32,
+    ) {
+        let end = case.ends[0].clone();
+        let config = case.shape.with_num_blocks(2 * half).unwrap();
+        let config = config.with_block_alignment(end.alignment).unwrap();
+        let both = endpoint_in(&HeapAllocator::new(end.storage), config, end.kind);
+        Image::scribble(&both, &InProcess, case.seed);
+        // Even blocks to odd ones, in reverse.
+        let from: Vec<_> = (0..half).map(|block| 2 * block).collect();
+        let to: Vec<_> = from.iter().rev().map(|block| block + 1).collect();
+        let manager = manager(case.seed);
+        check_transfer(&manager, &InProcess, (&both, &from), (&both, &to), case.layers);
+    }
+
+    #[test]
+    fn there_and_back_again_changes_nothing(case in cases()) {
+        let [source, destination] = case.endpoints();
+        let before = Image::scribble(&source, &InProcess, case.seed);
+        let manager = manager(case.seed);
+        // Every block that went somewhere comes back from there, from one place only.
+        let mut seen = std::collections::BTreeSet::new();
+        let pairs = case.from.iter().zip(&case.to).filter(|(from, _)| seen.insert(**from));
+        let (from, to): (Vec<u32>, Vec<u32>) = pairs.unzip();
+        let (there, back) = ((&source, &from[..]), (&destination, &to[..]));
+        check_transfer(&manager, &InProcess, there, back, case.layers.clone());
+        check_transfer(&manager, &InProcess, back, there, case.layers);
+        Image::of(&source, &InProcess).assert_equals(&before, "there and back again");
+    }
+}
+
+/// The engine that the other tests rely on keeps the rules.
+struct Simulated;
+
+impl EngineFixture for Simulated {
+    fn engine(&self) -> Arc<dyn CopyEngine> {
+        Arc::new(SimulatedEngine::default())
+    }
+
+    fn ends(&self) -> &[&'static str] {
+        &["pinned", "device"]
+    }
+
+    fn endpoint(&self, end: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+        let storage = if end == "pinned" { StorageKind::Pinned } else { DEVICE };
+        endpoint_in(&HeapAllocator::new(storage), config, kind)
+    }
+}
+
+#[test]
+fn the_simulated_engine_conforms() {
+    check_copy_engine(&Simulated);
+}

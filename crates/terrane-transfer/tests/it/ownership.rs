@@ -1,0 +1,171 @@
+//! Nothing that a copy needs goes before the copy has ended, whatever becomes of its completion.
+
+use std::future::{Future, IntoFuture};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use terrane_testkit::engine::{Fault, SimulatedEngine};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::recorder::{Journal, NoteOnDrop, RecordingAllocator};
+use terrane_transfer::{Completion, Transfer, TransferManager};
+
+use crate::support::*;
+
+struct Recorded {
+    journal: Journal,
+    heap: HeapAllocator,
+    engine: Arc<SimulatedEngine>,
+    completion: Completion<NoteOnDrop>,
+}
+
+/// A transfer in flight that nobody but itself holds on to: memory 0 is the source, memory 1 the
+/// destination.
+fn in_flight(fault: Option<Fault>) -> Recorded {
+    let journal = Journal::new();
+    let heap = HeapAllocator::system().with_quarantine();
+    let allocator = RecordingAllocator::new(heap.clone(), &journal);
+    let engine = Arc::new(SimulatedEngine::default());
+    engine.hold();
+    fault.into_iter().for_each(|fault| engine.fail_next(fault));
+    let manager = TransferManager::new([engine.clone() as _]);
+    let source = endpoint_in(&allocator, config(8), CONTIGUOUS);
+    let destination = endpoint_in(&allocator, config(8), OUTER_FIRST);
+    let transfer = Transfer::new(&source, &destination).blocks(&[0, 1], &[3, 4]);
+    let guard = journal.note_on_drop("guard dropped");
+    let completion = manager.submit(transfer, guard).unwrap();
+    drop((source, destination, manager));
+    Recorded { journal, heap, engine, completion }
+}
+
+impl Recorded {
+    /// Lets the copy end, after `lose` has done away with its completion: all that the transfer
+    /// held was there until then, and went afterwards, the memory before the guard.
+    #[track_caller]
+    fn nothing_goes_before_the_end(
+        self,
+        lose: impl FnOnce(Completion<NoteOnDrop>),
+    ) -> HeapAllocator {
+        let Self { journal, heap, engine, completion } = self;
+        lose(completion);
+        assert_eq!(journal.lines(), ["allocate 0", "allocate 1"], "something went too early");
+        journal.note("copy ends");
+        engine.release_all();
+        engine.wait_until_idle();
+        for released in ["release 0", "release 1"] {
+            journal.assert_before("copy ends", released);
+            if journal.contains("guard dropped") {
+                journal.assert_before(released, "guard dropped");
+            }
+        }
+        heap.assert_all_freed();
+        heap.assert_quarantine_untouched();
+        heap
+    }
+}
+
+const ENDS: [Option<Fault>; 4] =
+    [None, Some(Fault::ShortCopy { after_runs: 2 }), Some(Fault::Engine), Some(Fault::DropJob)];
+
+#[test]
+fn a_dropped_completion_frees_nothing_early() {
+    for end in ENDS {
+        let recorded = in_flight(end);
+        let journal = recorded.journal.clone();
+        recorded.nothing_goes_before_the_end(drop);
+        assert!(journal.contains("guard dropped"), "{end:?}: {:?}", journal.lines());
+    }
+}
+
+#[test]
+fn a_cancelled_future_frees_nothing_early() {
+    for end in ENDS {
+        let recorded = in_flight(end);
+        let journal = recorded.journal.clone();
+        recorded.nothing_goes_before_the_end(|completion| {
+            let mut future = completion.into_future();
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(std::pin::Pin::new(&mut future).poll(&mut context).is_pending());
+        });
+        assert!(journal.contains("guard dropped"), "{end:?}: {:?}", journal.lines());
+    }
+}
+
+#[test]
+fn a_leaked_completion_leaks_the_outcome_and_no_memory() {
+    for end in ENDS {
+        let recorded = in_flight(end);
+        let journal = recorded.journal.clone();
+        recorded.nothing_goes_before_the_end(|completion| {
+            let _ = ManuallyDrop::new(completion);
+        });
+        assert!(!journal.contains("guard dropped"), "the guard is with the outcome, leaked");
+    }
+}
+
+#[test]
+fn an_outcome_that_nobody_takes_drops_with_its_completion() {
+    let Recorded { journal, heap, engine, completion } = in_flight(None);
+    engine.release_all();
+    engine.wait_until_idle();
+    assert!(completion.has_ended());
+    assert!(!journal.contains("guard dropped"), "the guard waits to be taken");
+    heap.assert_all_freed();
+    drop(completion);
+    journal.assert_before("release 1", "guard dropped");
+}
+
+#[test]
+fn the_guard_comes_back_on_success_and_on_failure() {
+    for end in ENDS {
+        let Recorded { journal, engine, completion, .. } = in_flight(end);
+        engine.release_all();
+        let outcome = completion.wait();
+        assert_eq!(outcome.result.is_ok(), end.is_none());
+        assert!(!journal.contains("guard dropped"));
+        // The memory went before the outcome was there.
+        assert!(journal.contains("release 0") && journal.contains("release 1"));
+        drop(outcome);
+        assert!(journal.contains("guard dropped"));
+    }
+}
+
+#[test]
+fn a_transfer_that_never_started_gives_up_what_it_held() {
+    let Recorded { journal, engine, completion, .. } = in_flight(Some(Fault::Engine));
+    let heap = HeapAllocator::system();
+    let manager = TransferManager::new([engine.clone() as _]);
+    let [source, destination] = [CONTIGUOUS, BLOCK_FIRST].map(|k| endpoint_in(&heap, config(2), k));
+    let transfer = Transfer::new(&source, &destination).blocks(&[0], &[1]);
+    let guard = journal.note_on_drop("dependent's guard dropped");
+    drop(manager.submit(transfer.after(&completion.ticket()), guard).unwrap());
+    drop((source, destination));
+    assert_eq!(heap.live(), 2, "it waits, and its memory with it");
+    engine.release_all();
+    drop(completion);
+    engine.wait_until_idle();
+    heap.assert_all_freed();
+    for guard in ["guard dropped", "dependent's guard dropped"] {
+        journal.assert_before("release 1", guard);
+    }
+}
+
+#[test]
+fn an_engine_that_drops_with_jobs_lets_go_of_everything() {
+    let Recorded { journal, heap, engine, completion } = in_flight(None);
+    drop(completion);
+    assert_eq!(heap.live(), 2);
+    drop(engine);
+    heap.assert_all_freed();
+    journal.assert_before("release 1", "guard dropped");
+}
+
+#[test]
+fn an_endpoint_is_kept_by_its_holds_of_nothing_but_blocks() {
+    let heap = HeapAllocator::system();
+    let end = endpoint_in(&heap, config(2), CONTIGUOUS);
+    let hold = end.hold_for_write(&[0]).unwrap();
+    drop(end);
+    // A hold is about blocks, not about memory.
+    heap.assert_all_freed();
+    drop(hold);
+}

@@ -1,0 +1,197 @@
+//! Plans cover exactly the pieces asked for, in as few runs as there can be.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use terrane_core::Alignment;
+use terrane_layout::{LayoutConfig, LayoutKind};
+use terrane_testkit::model::place;
+use terrane_transfer::{Endpoint, Planner, Side, Transfer, TransferPlan};
+
+use crate::model::{Case, cases};
+use crate::support::*;
+
+/// A place in a layout: region and offset.
+type At = (u32, u64);
+
+/// A piece, or several that are joined: where it is written, where it is read, how long it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stretch {
+    to: At,
+    from: At,
+    bytes: u64,
+}
+
+/// The pieces, one by one from the documented formulas, in the order of the destination.
+fn expected_pieces(plan: &TransferPlan, from: &[u32], to: &[u32]) -> Vec<Stretch> {
+    let at = |end: &Endpoint, piece| {
+        let (region, bytes) = place(end.layout().config(), end.layout().kind(), piece);
+        (u32::try_from(region).unwrap(), u64::try_from(bytes.start).unwrap())
+    };
+    let bytes = plan.source().layout().config().piece_bytes().get();
+    let mut pieces = Vec::new();
+    for (&from, &to) in from.iter().zip(to) {
+        for layer in plan.layers() {
+            for outer in 0..plan.source().layout().config().outer_dim() {
+                pieces.push(Stretch {
+                    to: at(plan.destination(), [to, layer, outer]),
+                    from: at(plan.source(), [from, layer, outer]),
+                    bytes,
+                });
+            }
+        }
+    }
+    pieces.sort_by_key(|piece| piece.to);
+    pieces
+}
+
+/// Joins whatever follows one another at both ends.
+fn joined(stretches: &[Stretch]) -> Vec<Stretch> {
+    let mut joined: Vec<Stretch> = Vec::new();
+    for stretch in stretches {
+        let follows = |last: &Stretch| {
+            (last.to.0, last.to.1 + last.bytes) == stretch.to
+                && (last.from.0, last.from.1 + last.bytes) == stretch.from
+        };
+        match joined.last_mut().filter(|last| follows(last)) {
+            Some(last) => last.bytes += stretch.bytes,
+            None => joined.push(*stretch),
+        }
+    }
+    joined
+}
+
+/// How many runs a planner may leave beyond the fewest.
+///
+/// Where outers are outermost, K of the last block lies before V of the first. Both may be copies
+/// of one and the same block, whose K and V are adjacent in the source. That is one coincidence a
+/// layer, which the planner need not look for.
+fn coincidences(plan: &TransferPlan) -> usize {
+    plan.layers().len()
+}
+
+/// The plan's runs, in the order of the destination.
+fn runs(plan: &TransferPlan) -> Vec<Stretch> {
+    let at = |at: terrane_layout::RegionOffset| (at.region, at.offset);
+    let runs = plan.runs().iter();
+    let mut runs: Vec<_> = runs
+        .map(|run| Stretch {
+            to: at(run.destination()),
+            from: at(run.source()),
+            bytes: run.bytes().get(),
+        })
+        .collect();
+    runs.sort_by_key(|run| run.to);
+    runs
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn runs_are_the_pieces_joined_as_far_as_they_join(case in cases()) {
+        let Case { from, to, layers, .. } = &case;
+        let [source, destination] = case.endpoints();
+        let transfer = Transfer::new(&source, &destination).blocks(from, to).layers(layers.clone());
+        let plan = Planner::new().plan(&transfer).unwrap();
+        let fewest = joined(&expected_pieces(&plan, from, to));
+        let runs = runs(&plan);
+        prop_assert_eq!(&joined(&runs), &fewest);
+        prop_assert!(runs.len() <= fewest.len() + coincidences(&plan), "{:?}", runs);
+        let bytes: u64 = fewest.iter().map(|run| run.bytes).sum();
+        prop_assert_eq!(plan.bytes().get(), bytes);
+        prop_assert_eq!(plan.pieces(), bytes / source.layout().config().piece_bytes().get());
+        prop_assert_eq!(plan.layers(), layers.clone());
+
+        // The blocks that a run is said to begin in, as errors name them.
+        let begins = |end: &Endpoint, piece: [u32; 3]| {
+            let (region, bytes) = place(end.layout().config(), end.layout().kind(), piece);
+            (u32::try_from(region).unwrap(), u64::try_from(bytes.start).unwrap())
+        };
+        let mut blocks = BTreeMap::new();
+        for (&from, &to) in from.iter().zip(to) {
+            for layer in layers.clone() {
+                for outer in 0..source.layout().config().outer_dim() {
+                    blocks.insert(begins(&destination, [to, layer, outer]), (from, to));
+                }
+            }
+        }
+        for run in plan.runs() {
+            let at = run.destination();
+            let named = (plan.source_block(run), plan.destination_block(run));
+            prop_assert_eq!(named, blocks[&(at.region, at.offset)]);
+        }
+    }
+}
+
+/// How many runs it takes from one kind to the other.
+#[track_caller]
+fn count(from: (LayoutKind, &[u32]), to: (LayoutKind, &[u32]), config: LayoutConfig) -> usize {
+    let [source, destination] = [from.0, to.0].map(|kind| endpoint(config, kind));
+    let transfer = Transfer::new(&source, &destination).blocks(from.1, to.1);
+    Planner::new().plan(&transfer).unwrap().runs().len()
+}
+
+#[test]
+fn known_transfers_take_as_few_runs_as_can_be() {
+    let all: Vec<_> = (0..8).collect();
+    let every = |kind| (kind, &all[..]);
+    // 8 blocks, 4 layers, K and V.
+    assert_eq!(count(every(CONTIGUOUS), every(CONTIGUOUS), config(8)), 1);
+    assert_eq!(count(every(BLOCK_FIRST), every(BLOCK_FIRST), config(8)), 4);
+    assert_eq!(count(every(OUTER_FIRST), every(OUTER_FIRST), config(8)), 4);
+    assert_eq!(count(every(CONTIGUOUS), every(BLOCK_FIRST), config(8)), 8 * 4);
+    assert_eq!(count(every(CONTIGUOUS), every(OUTER_FIRST), config(8)), 8 * 4 * 2);
+    assert_eq!(count(every(BLOCK_FIRST), every(OUTER_FIRST), config(8)), 8 * 4 * 2);
+}
+
+#[test]
+fn neighbouring_ids_join_in_whatever_order_they_are_named() {
+    let pairs = |from: &[u32], to: &[u32]| count((CONTIGUOUS, from), (CONTIGUOUS, to), config(8));
+    assert_eq!(pairs(&[0, 1, 2], &[5, 6, 7]), 1);
+    assert_eq!(pairs(&[2, 0, 1], &[7, 5, 6]), 1);
+    assert_eq!(pairs(&[2, 1, 0], &[5, 6, 7]), 3);
+    assert_eq!(pairs(&[0, 1, 3], &[5, 6, 7]), 2);
+    assert_eq!(pairs(&[0, 1, 2], &[4, 5, 7]), 2);
+    assert_eq!(pairs(&[1, 1, 2], &[4, 5, 6]), 2);
+    // K and V of the last pairs are apart.
+    let outer_first =
+        |from: &[u32], to: &[u32]| count((OUTER_FIRST, from), (OUTER_FIRST, to), config(8));
+    assert_eq!(outer_first(&[6, 7], &[6, 7]), 4 * 2);
+    assert_eq!(outer_first(&[1, 2, 3], &[4, 5, 6]), 4 * 2);
+}
+
+#[test]
+fn padding_between_blocks_is_not_copied() {
+    let padded = config(8).with_block_alignment(Alignment::SECTOR).unwrap();
+    let all: Vec<_> = (0..8).collect();
+    assert_eq!(count((CONTIGUOUS, &all), (CONTIGUOUS, &all), padded), 8);
+    // Blocks of 512 bytes need none.
+    let even = shape().page_size(8).inner_dim(4).block_alignment(Alignment::SECTOR).build();
+    assert_eq!(count((CONTIGUOUS, &all), (CONTIGUOUS, &all), even.unwrap()), 1);
+}
+
+#[test]
+fn a_range_of_layers_takes_what_it_needs() {
+    let [source, destination] = [CONTIGUOUS; 2].map(|kind| endpoint(config(8), kind));
+    let transfer = Transfer::new(&source, &destination).blocks(&[0, 1], &[2, 3]);
+    let planner = Planner::new();
+    let plan = planner.plan(&transfer.clone().layers(1..3)).unwrap();
+    assert_eq!(plan.runs().len(), 2);
+    assert_eq!(plan.runs()[0].bytes().get(), 2 * 2 * PIECE);
+    assert_eq!(planner.plan(&transfer.layers(0..4)).unwrap().runs().len(), 1);
+}
+
+#[test]
+fn locations_are_those_of_the_layouts() {
+    let [source, destination] = [CONTIGUOUS, OUTER_FIRST].map(|kind| endpoint(config(8), kind));
+    let transfer = Transfer::new(&source, &destination).blocks(&[5], &[2]);
+    let plan = Planner::new().plan(&transfer).unwrap();
+    for (index, run) in (0_u32..).zip(plan.runs()) {
+        let (layer, outer) = (index / 2, index % 2);
+        let expected = source.layout().location(5, layer, outer).unwrap();
+        assert_eq!(plan.location(run, Side::Source), Some(expected));
+        let expected = destination.layout().location(2, layer, outer).unwrap();
+        assert_eq!(plan.location(run, Side::Destination), Some(expected));
+    }
+}

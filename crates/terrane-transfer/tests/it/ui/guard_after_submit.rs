@@ -1,0 +1,11 @@
+//! The guard belongs to the transfer until it comes back with the outcome.
+
+use terrane_transfer::{Transfer, TransferManager};
+
+fn example(manager: &TransferManager, transfer: Transfer, guard: Vec<u8>) {
+    let completion = manager.submit(transfer, guard);
+    drop(guard);
+    drop(completion);
+}
+
+fn main() {}
