@@ -1,0 +1,144 @@
+//! A pool between two stacks of adaptors over real memory, with faults below and a budget above.
+
+use std::num::NonZeroU32;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
+use terrane_pool::adaptors::{
+    Adapt, Budget, Counters, FaultPlan, FillHost, LiveBlocks, PoisonBytes, Snapshot, TraceSink,
+    Verdict,
+};
+use terrane_pool::replay::Program;
+use terrane_pool::{Pool, PoolOptions, SizeClasses, StreamId};
+
+use crate::Random;
+use crate::heap::Heap;
+
+const LABELS: [&str; 3] = ["kv", "scratch", "staging"];
+
+/// One stack with threads on it for `duration`; answers how many blocks were handed out. Panics
+/// if the accounts are not exact afterwards, or if anybody found another's bytes in its block.
+pub fn soak(seed: u64, threads: u64, duration: Duration) -> u64 {
+    let heap = Heap::new(ByteCount::mib(48));
+    let node = Budget::new("node", ByteCount::mib(40));
+    let (held, live) = (LiveBlocks::new(), LiveBlocks::new());
+    let (obtained, handed_out) = (Counters::new(), Counters::new());
+    let sink = TraceSink::new(Vec::new());
+
+    let below = heap
+        .clone()
+        .failing(FaultPlan::new().fail_randomly(20_000, seed))
+        .delayed(3)
+        .guarded()
+        .poisoned(FillHost, PoisonBytes::default(), StreamId::new(0))
+        .limited(node.child("held", ByteCount::mib(32)))
+        .counted(obtained.clone())
+        .traced(sink.clone())
+        .tagged(held.clone());
+    let options = PoolOptions {
+        classes: SizeClasses::Steps4,
+        cached_bytes: ByteCount::mib(8),
+        largest_class: ByteCount::mib(1),
+        ..PoolOptions::default()
+    };
+    let pool = Pool::new(below, options).expect("the options are good");
+    let guard = pool.guarded();
+    let found = guard.log().clone();
+    let stack = guard
+        .limited(Budget::new("asked", ByteCount::mib(24)))
+        .counted(handed_out.clone())
+        .tagged(live.clone())
+        .on_failure(NonZeroU32::MIN, |_| Verdict::Retry);
+
+    let (ended, served) = (AtomicBool::new(false), AtomicU64::new(0));
+    let passed = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        let start = |worker: u64| {
+            let random = Random(seed.wrapping_mul(0x1_0000).wrapping_add(worker));
+            let (stack, passed, ended, served) = (&stack, &passed, &ended, &served);
+            scope.spawn(move || {
+                served.fetch_add(work(stack, passed, ended, random), Ordering::Relaxed);
+            })
+        };
+        let workers: Vec<_> = (0..threads).map(start).collect();
+        thread::sleep(duration);
+        ended.store(true, Ordering::Relaxed);
+        // The end of a scope does not wait for what threads give back as they end, a join does.
+        workers.into_iter().for_each(|worker| worker.join().expect("a worker panicked"));
+    });
+    let served = served.into_inner();
+    let blocks = passed.into_inner().unwrap();
+    assert_eq!(handed_out.totals().current.count, live_blocks(&live));
+    assert_eq!(handed_out.totals().total.count, served);
+    assert_eq!(obtained.totals().current.count, live_blocks(&held));
+    drop(blocks);
+    drop(stack);
+    for (what, counters) in [("obtained", obtained), ("handed out", handed_out)] {
+        assert_eq!(counters.totals().current.bytes, 0, "{what}");
+    }
+    assert_eq!((live_blocks(&held), live_blocks(&live)), (0, 0));
+    assert_eq!(node.live(), ByteCount::ZERO);
+    assert_eq!((found.found(), heap.live_blocks()), (0, 0), "{:?}", found.violations());
+    let log = sink.finish().expect("memory can be written").expect("it was not taken before");
+    let events = terrane_pool::adaptors::TraceReader::new(&*log).expect("the log has its columns");
+    // Every block of the log begins and ends.
+    let steps = Program::from_events(events).expect("the log can have happened").steps().len();
+    assert!(steps.is_multiple_of(2), "{steps} steps");
+    served
+}
+
+fn live_blocks(table: &LiveBlocks) -> u64 {
+    Snapshot::of(&[table]).blocks.len().try_into().expect("a count")
+}
+
+/// Keeps a byte of its own in each block, and looks whether it is still there at the end.
+fn work<A: Allocate>(
+    stack: &A,
+    passed: &Mutex<Vec<(u8, A::Memory)>>,
+    ended: &AtomicBool,
+    mut random: Random,
+) -> u64 {
+    let (mut own, mut served) = (Vec::new(), 0);
+    while !ended.load(Ordering::Relaxed) {
+        let magnitude = random.below(19);
+        let bytes = ByteCount::new(random.below(1 << magnitude));
+        let label = LABELS[usize::try_from(random.below(3)).expect("one of three")];
+        if let Ok(memory) = stack.allocate(&RegionRequest::new(bytes).labelled(label)) {
+            served += 1;
+            let byte = u8::try_from(random.below(256)).expect("a byte");
+            ends(&memory, |end| *end = byte);
+            own.push((byte, memory));
+        }
+        match random.below(32) {
+            0 => own.drain(..).for_each(check),
+            1 => passed.lock().unwrap().append(&mut own),
+            2 => {
+                let taken = std::mem::take(&mut *passed.lock().unwrap());
+                taken.into_iter().for_each(check);
+            }
+            3..10 => {}
+            _ => own.pop().into_iter().for_each(check),
+        }
+    }
+    passed.lock().unwrap().append(&mut own);
+    served
+}
+
+fn check((byte, memory): (u8, impl Memory)) {
+    ends(&memory, |end| assert_eq!(*end, byte, "somebody else wrote to {memory:?}"));
+}
+
+/// Shows the first and the last byte.
+fn ends(memory: &(impl Memory + ?Sized), mut show: impl FnMut(&mut u8)) {
+    let length = memory.length().to_usize();
+    let Location::Host(address) = memory.location() else { unreachable!("it is the host's") };
+    for offset in [0, length.saturating_sub(1)].into_iter().filter(|&offset| offset < length) {
+        // SAFETY: the block is the caller's own, and as long as it says.
+        let byte = unsafe { address.as_ptr().add(offset) };
+        // SAFETY: it is valid and initialised, and this is the only reference to it.
+        show(unsafe { &mut *byte });
+    }
+}

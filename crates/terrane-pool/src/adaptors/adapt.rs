@@ -1,0 +1,80 @@
+//! Stacks of adaptors, written in the order in which a request's memory passes them.
+
+use std::io::Write;
+use std::num::NonZeroU32;
+
+use terrane_core::Allocate;
+
+use super::{
+    Budget, Counters, Delayed, Erased, Fallback, FaultPlan, Faulty, Fill, Guard, Limit, LiveBlocks,
+    MixedKinds, OnFailure, Poison, PoisonBytes, RefusedRequest, Statistics, Tags, Trace, TraceSink,
+    Verdict,
+};
+use crate::StreamId;
+
+/// Puts adaptors around any upstream. Each method wraps what it is called on.
+pub trait Adapt: Allocate + Sized {
+    /// Refuses what `budget` refuses.
+    fn limited(self, budget: Budget) -> Limit<Self> {
+        Limit::new(self, budget)
+    }
+
+    /// Counts in `counters`.
+    fn counted(self, counters: Counters) -> Statistics<Self> {
+        Statistics::new(self, counters)
+    }
+
+    /// Logs to `sink`.
+    fn traced<W: Write + Send + 'static>(self, sink: TraceSink<W>) -> Trace<Self, W> {
+        Trace::new(self, sink)
+    }
+
+    /// Watches for overlaps, writes out of bounds and stale references.
+    fn guarded(self) -> Guard<Self> {
+        Guard::new(self)
+    }
+
+    /// Fills memory by means of `fill`, in the order of `stream`.
+    fn poisoned(self, fill: impl Fill, bytes: PoisonBytes, stream: StreamId) -> Poison<Self> {
+        Poison::new(self, fill, bytes, stream)
+    }
+
+    /// Enters what is live in `blocks`.
+    fn tagged(self, blocks: LiveBlocks) -> Tags<Self> {
+        Tags::new(self, blocks)
+    }
+
+    /// Calls `callback` on exhaustion, up to `retries` times a request.
+    fn on_failure<F>(self, retries: NonZeroU32, callback: F) -> OnFailure<Self, F>
+    where
+        F: Fn(&RefusedRequest<'_>) -> Verdict,
+    {
+        OnFailure::new(self, retries, callback)
+    }
+
+    /// Asks `second` where this has nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`MixedKinds`] if the two are not of one kind of memory.
+    fn or_else<B: Allocate>(self, second: B) -> Result<Fallback<Self, B>, MixedKinds> {
+        Fallback::new(self, second)
+    }
+
+    /// Fails as `plan` says.
+    fn failing(self, plan: FaultPlan) -> Faulty<Self> {
+        Faulty::new(self, plan)
+    }
+
+    /// Takes memory back only when `delay` later blocks have been freed too.
+    fn delayed(self, delay: usize) -> Delayed<Self> {
+        Delayed::new(self, delay)
+    }
+
+    /// Hides the type of the memory.
+    fn erased(self) -> Erased<Self> {
+        Erased(self)
+    }
+}
+
+impl<A: Allocate> Adapt for A {}

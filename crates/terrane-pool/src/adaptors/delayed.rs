@@ -1,0 +1,148 @@
+//! Makes an upstream take its memory back late.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use terrane_core::{
+    Allocate, AllocateError, ByteCount, CapabilityReport, DeviceAddress, Limits, Location, Memory,
+    RegionRequest, RegistrationRecord, StorageKind,
+};
+
+use crate::sync::Mutex;
+
+/// An upstream to which memory returns only when a number of later blocks have been freed too,
+/// like that of a device which is still busy.
+///
+/// Whoever reads memory that it has freed, or counts on it being back at once, is found out here.
+/// What is still held goes back when the adaptor and the last of its blocks have gone.
+#[derive(Debug)]
+pub struct Delayed<A: Allocate> {
+    upstream: A,
+    held: Arc<Held<A::Memory>>,
+}
+
+struct Held<M> {
+    delay: usize,
+    queue: Mutex<VecDeque<M>>,
+}
+
+impl<A: Allocate> Delayed<A> {
+    /// Holds each freed block of `upstream` until `delay` more have been freed.
+    #[must_use]
+    pub fn new(upstream: A, delay: usize) -> Self {
+        let queue = Mutex::new(VecDeque::new());
+        Self { upstream, held: Arc::new(Held { delay, queue }) }
+    }
+
+    /// Lets everything go back that is held, and says how many blocks that were.
+    pub fn release(&self) -> usize {
+        let released = std::mem::take(&mut *self.held.queue.lock());
+        released.len()
+    }
+}
+
+// SAFETY: the memory is the upstream's, which hands it to nobody else.
+unsafe impl<A: Allocate> Allocate for Delayed<A> {
+    type Memory = DelayedMemory<A::Memory>;
+
+    fn kind(&self) -> StorageKind {
+        self.upstream.kind()
+    }
+
+    fn limits(&self) -> Limits {
+        self.upstream.limits()
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+        let memory = self.upstream.allocate(request)?;
+        let held = Arc::clone(&self.held);
+        let length = memory.length();
+        let (kind, location) = (memory.kind(), memory.location());
+        Ok(DelayedMemory { memory: Some(memory), kind, location, length, held })
+    }
+}
+
+/// What [`Delayed`] hands out.
+pub struct DelayedMemory<M: Memory> {
+    /// Taken out on drop, and nowhere else.
+    memory: Option<M>,
+    kind: StorageKind,
+    location: Location,
+    length: ByteCount,
+    held: Arc<Held<M>>,
+}
+
+impl<M: Memory> Drop for DelayedMemory<M> {
+    fn drop(&mut self) {
+        let mut queue = self.held.queue.lock();
+        queue.extend(self.memory.take());
+        let due = if queue.len() > self.held.delay { queue.pop_front() } else { None };
+        // Freeing may take long, or come back here.
+        drop(queue);
+        drop(due);
+    }
+}
+
+// SAFETY: the answers are those that the memory gave when it was made, and gives always; it is
+// kept at least as long as `self`.
+unsafe impl<M: Memory> Memory for DelayedMemory<M> {
+    fn kind(&self) -> StorageKind {
+        self.kind
+    }
+
+    fn location(&self) -> Location {
+        self.location
+    }
+
+    fn length(&self) -> ByteCount {
+        self.length
+    }
+
+    fn device_alias(&self) -> Option<DeviceAddress> {
+        self.memory.as_ref().and_then(Memory::device_alias)
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.memory.as_ref().map(Memory::capabilities).unwrap_or_default()
+    }
+
+    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
+        if let Some(memory) = &self.memory {
+            memory.visit_registrations(visit);
+        }
+    }
+}
+
+impl<M: Memory> fmt::Debug for DelayedMemory<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.memory.fmt(f)
+    }
+}
+
+impl<M> fmt::Debug for Held<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("delay", &self.delay).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Simulated, SimulatedOptions};
+    use super::*;
+
+    #[test]
+    fn memory_goes_back_late_and_all_of_it() {
+        let device = Arc::new(Simulated::new(SimulatedOptions::default()));
+        let source = Delayed::new(Arc::clone(&device), 2);
+        let request = RegionRequest::new(ByteCount::new(8));
+        let blocks = [(); 4].map(|()| source.allocate(&request).unwrap());
+        drop(blocks);
+        assert_eq!(device.usage().live_blocks, 2);
+        assert_eq!(source.release(), 2);
+        let last = source.allocate(&request).unwrap();
+        drop(source);
+        drop(last);
+        assert_eq!(device.usage().live_blocks, 0);
+    }
+}

@@ -1,0 +1,88 @@
+//! Memory from one of two upstreams.
+
+use terrane_core::{
+    Allocate, ByteCount, CapabilityReport, DeviceAddress, Limits, Location, Memory,
+    RegistrationRecord, StorageKind,
+};
+
+/// Memory from one of two upstreams, which says from which.
+#[derive(Debug)]
+pub enum Either<A, B> {
+    /// From the first.
+    First(A),
+    /// From the second.
+    Second(B),
+}
+
+impl<A: Memory, B: Memory> Either<A, B> {
+    /// Whether the second upstream served it.
+    #[must_use]
+    pub fn is_second(&self) -> bool {
+        matches!(self, Self::Second(_))
+    }
+
+    fn inner(&self) -> &dyn Memory {
+        match self {
+            Self::First(memory) => memory,
+            Self::Second(memory) => memory,
+        }
+    }
+}
+
+// SAFETY: every answer is that of the memory inside, which stays the same one, is kept for as
+// long as `self`, and does not move its bytes when `self` moves.
+unsafe impl<A: Memory, B: Memory> Memory for Either<A, B> {
+    fn kind(&self) -> StorageKind {
+        self.inner().kind()
+    }
+
+    fn location(&self) -> Location {
+        self.inner().location()
+    }
+
+    fn length(&self) -> ByteCount {
+        self.inner().length()
+    }
+
+    fn device_alias(&self) -> Option<DeviceAddress> {
+        self.inner().device_alias()
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.inner().capabilities()
+    }
+
+    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
+        self.inner().visit_registrations(visit);
+    }
+}
+
+/// Upstreams of different kinds where one kind is promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "upstreams of {first} and of {second} memory cannot stand for one another, as a source has \
+     one kind; keep one source for each kind"
+)]
+pub struct MixedKinds {
+    /// The kind of the first upstream.
+    pub first: StorageKind,
+    /// The kind that differs from it.
+    pub second: StorageKind,
+}
+
+impl MixedKinds {
+    pub(super) fn check(first: &impl Allocate, second: &impl Allocate) -> Result<(), Self> {
+        let (first, second) = (first.kind(), second.kind());
+        if first == second { Ok(()) } else { Err(Self { first, second }) }
+    }
+}
+
+/// The limits within which every request is served by one upstream or the other: the stricter of
+/// each, but the larger of the largest regions.
+pub(super) fn limits_of_either(first: Limits, second: Limits) -> Limits {
+    let largest_region = match (first.largest_region, second.largest_region) {
+        (Some(a), Some(b)) => Some(a.max(b)),
+        _ => None,
+    };
+    Limits { largest_region, ..first.and(second) }
+}

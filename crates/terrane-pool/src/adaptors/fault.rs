@@ -1,0 +1,208 @@
+//! Makes an upstream fail, on purpose and repeatably.
+
+use terrane_core::{Allocate, AllocateError, ByteCount, Label, Limits, RegionRequest, StorageKind};
+
+use super::random::SplitMix64;
+use crate::sync::{AtomicU64, Ordering};
+
+/// An upstream that fails as a [`FaultPlan`] says. A call that is to fail does not reach the
+/// upstream.
+#[derive(Debug)]
+pub struct Faulty<A> {
+    upstream: A,
+    plan: FaultPlan,
+    calls: AtomicU64,
+    injected: AtomicU64,
+}
+
+/// Which calls fail: those that at least one of the rules names. Calls count from 0.
+///
+/// The plan depends on nothing but the number of the call and the request, so a run repeats; with
+/// several threads, which of them makes which call does not.
+#[derive(Clone, Debug, Default)]
+pub struct FaultPlan {
+    rules: Vec<Rule>,
+    is_backend_failure: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Rule {
+    Call(u64),
+    From(u64),
+    Every(u64),
+    Random { parts_per_million: u32, seed: u64 },
+    Larger(ByteCount),
+    Labelled(Label),
+}
+
+impl FaultPlan {
+    /// No call fails.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Call number `call` fails.
+    #[must_use]
+    pub fn fail_call(self, call: u64) -> Self {
+        self.with(Rule::Call(call))
+    }
+
+    /// Call number `call` and all after it fail.
+    #[must_use]
+    pub fn fail_from(self, call: u64) -> Self {
+        self.with(Rule::From(call))
+    }
+
+    /// Each call whose number, counted from 1, is a multiple of `period` fails. With a period of
+    /// 0, none.
+    #[must_use]
+    pub fn fail_every(self, period: u64) -> Self {
+        self.with(Rule::Every(period))
+    }
+
+    /// So many calls of a million fail, chosen by the seed and the number of the call.
+    #[must_use]
+    pub fn fail_randomly(self, parts_per_million: u32, seed: u64) -> Self {
+        self.with(Rule::Random { parts_per_million, seed })
+    }
+
+    /// Requests of more than `bytes` fail.
+    #[must_use]
+    pub fn fail_larger_than(self, bytes: ByteCount) -> Self {
+        self.with(Rule::Larger(bytes))
+    }
+
+    /// Requests with this label fail.
+    #[must_use]
+    pub fn fail_labelled(self, label: impl Into<Label>) -> Self {
+        self.with(Rule::Labelled(label.into()))
+    }
+
+    /// What fails does so as a broken backend, not as one that is out of memory.
+    #[must_use]
+    pub fn as_backend_failure(self) -> Self {
+        Self { is_backend_failure: true, ..self }
+    }
+
+    fn with(mut self, rule: Rule) -> Self {
+        self.rules.push(rule);
+        self
+    }
+
+    fn fails(&self, call: u64, request: &RegionRequest) -> bool {
+        self.rules.iter().any(|rule| match rule {
+            Rule::Call(number) => call == *number,
+            Rule::From(first) => call >= *first,
+            Rule::Every(period) => *period > 0 && (call + 1).is_multiple_of(*period),
+            Rule::Random { parts_per_million, seed } => {
+                // A generator of its own for each call: the answer is the same in any order.
+                let seed = SplitMix64::new(*seed).next() ^ call;
+                SplitMix64::new(seed).chance(*parts_per_million)
+            }
+            Rule::Larger(bytes) => request.bytes > *bytes,
+            Rule::Labelled(label) => request.label == *label,
+        })
+    }
+}
+
+impl<A: Allocate> Faulty<A> {
+    /// Makes `upstream` fail as `plan` says.
+    #[must_use]
+    pub fn new(upstream: A, plan: FaultPlan) -> Self {
+        Self { upstream, plan, calls: AtomicU64::new(0), injected: AtomicU64::new(0) }
+    }
+
+    /// How often it was asked.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// How often it failed on purpose.
+    #[must_use]
+    pub fn injected(&self) -> u64 {
+        self.injected.load(Ordering::Relaxed)
+    }
+}
+
+// SAFETY: the memory is the upstream's, which hands it to nobody else.
+unsafe impl<A: Allocate> Allocate for Faulty<A> {
+    type Memory = A::Memory;
+
+    fn kind(&self) -> StorageKind {
+        self.upstream.kind()
+    }
+
+    fn limits(&self) -> Limits {
+        self.upstream.limits()
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        if !self.plan.fails(call, request) {
+            return self.upstream.allocate(request);
+        }
+        self.injected.fetch_add(1, Ordering::Relaxed);
+        let (kind, requested) = (self.kind(), request.bytes);
+        let (label, source) = (request.label.clone(), Box::new(InjectedFault { call }));
+        Err(if self.plan.is_backend_failure {
+            AllocateError::Backend { kind, requested, label, source }
+        } else {
+            let source = Some(source as _);
+            AllocateError::OutOfMemory { kind, requested, available: None, label, source }
+        })
+    }
+}
+
+/// The cause of an error that was made on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("call {call} was made to fail")]
+pub struct InjectedFault {
+    /// The number of the call, from 0.
+    pub call: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Simulated, SimulatedOptions};
+    use super::*;
+
+    fn failures(plan: FaultPlan, requests: &[RegionRequest]) -> Vec<usize> {
+        let source = Faulty::new(Simulated::new(SimulatedOptions::default()), plan);
+        let failed: Vec<_> = requests
+            .iter()
+            .enumerate()
+            .filter_map(|(index, request)| source.allocate(request).err().map(|_| index))
+            .collect();
+        assert_eq!(source.injected(), failed.len() as u64);
+        assert_eq!(source.calls(), requests.len() as u64);
+        failed
+    }
+
+    #[test]
+    fn each_rule_names_its_calls() {
+        let requests: Vec<_> = (0..8_u64)
+            .map(|i| {
+                let label = if i == 3 { "odd one" } else { "" };
+                RegionRequest::new(ByteCount::new(i)).labelled(label)
+            })
+            .collect();
+        let plan = FaultPlan::new;
+        assert_eq!(failures(plan(), &requests), [0; 0]);
+        assert_eq!(failures(plan().fail_call(2), &requests), [2]);
+        assert_eq!(failures(plan().fail_from(6), &requests), [6, 7]);
+        assert_eq!(failures(plan().fail_every(3), &requests), [2, 5]);
+        assert_eq!(failures(plan().fail_larger_than(ByteCount::new(6)), &requests), [7]);
+        assert_eq!(failures(plan().fail_labelled("odd one").fail_call(0), &requests), [0, 3]);
+    }
+
+    #[test]
+    fn randomness_repeats_and_keeps_its_rate() {
+        let requests = vec![RegionRequest::new(ByteCount::new(1)); 10_000];
+        let first = failures(FaultPlan::new().fail_randomly(100_000, 1), &requests);
+        assert_eq!(first, failures(FaultPlan::new().fail_randomly(100_000, 1), &requests));
+        assert_ne!(first, failures(FaultPlan::new().fail_randomly(100_000, 2), &requests));
+        assert!((800..1200).contains(&first.len()), "{}", first.len());
+    }
+}

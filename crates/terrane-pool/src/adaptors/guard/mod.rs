@@ -1,0 +1,444 @@
+//! Watches over what an upstream hands out: overlaps, writes out of bounds, stale references.
+//!
+//! A debugging aid: every allocation and every free takes one lock and searches an ordered map.
+
+mod canary;
+mod violation;
+
+use std::fmt;
+use std::sync::Arc;
+
+use terrane_core::{
+    Allocate, AllocateError, ByteCount, CapabilityReport, DeviceAddress, Label, Limits, Location,
+    Memory, RegionRequest, RegistrationRecord, Span, StorageKind,
+};
+
+use super::limit::size_overflow;
+use super::live_ranges::LiveRanges;
+use crate::sync::Mutex;
+pub use canary::Side;
+use canary::{Canaries, Frame};
+pub use violation::{GuardViolation, StaleReference};
+
+/// An upstream that is watched.
+///
+/// - A block that overlaps a live one is not handed out. The request fails, and the block is kept
+///   until the guard drops, as giving it back might free the other.
+/// - Blocks of host memory lie between canaries of 64 bytes, which are checked when the block
+///   goes and on [`verify`](Self::verify). Such a block is exactly as long as was asked for,
+///   rounded up to the upstream's granule, so that its first byte too many is a violation.
+/// - Each block has a generation, by which [`check`](Self::check) tells a reference to it from a
+///   stale one to an earlier block at the same place.
+///
+/// Violations are entered in a [`GuardLog`] and traced as errors.
+pub struct Guard<A: Allocate> {
+    upstream: A,
+    log: GuardLog,
+    /// Blocks that the upstream should not have handed out.
+    quarantine: Mutex<Vec<A::Memory>>,
+}
+
+/// What a [`Guard`] has found. Cloning gives another handle to the same log.
+#[derive(Clone, Debug)]
+pub struct GuardLog(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    live: LiveRanges<Watched>,
+    next_generation: u64,
+    violations: Vec<GuardViolation>,
+    found: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Watched {
+    /// What was handed out of the span that was granted: all, or what lies between the canaries.
+    block: Span,
+    generation: u64,
+    label: Label,
+    canaries: Option<Canaries>,
+}
+
+/// So many violations are kept; more are only counted.
+const KEPT_VIOLATIONS: usize = 1024;
+
+impl<A: Allocate> Guard<A> {
+    /// Watches over what `upstream` hands out.
+    #[must_use]
+    pub fn new(upstream: A) -> Self {
+        let log = GuardLog(Arc::new(Mutex::new(State {
+            live: LiveRanges::new(),
+            next_generation: 1,
+            violations: Vec::new(),
+            found: 0,
+        })));
+        Self { upstream, log, quarantine: Mutex::new(Vec::new()) }
+    }
+
+    /// What has been found.
+    #[must_use]
+    pub fn log(&self) -> &GuardLog {
+        &self.log
+    }
+
+    /// Checks the canaries of every live block, and says how many violations there were.
+    pub fn verify(&self) -> usize {
+        let mut state = self.log.0.lock();
+        let found: Vec<_> = state
+            .live
+            .iter()
+            .flat_map(|(_, watched)| {
+                // SAFETY: an entry leaves the table, under the lock that is held here, before its
+                // memory drops.
+                unsafe { watched.violations() }
+            })
+            .collect();
+        let count = found.len();
+        found.into_iter().for_each(|violation| state.report(violation));
+        count
+    }
+
+    /// Checks that `length` bytes at `location` lie within the live block of this generation.
+    ///
+    /// # Errors
+    ///
+    /// [`StaleReference`] if the block is gone, has been replaced, or is shorter.
+    pub fn check(
+        &self,
+        location: Location,
+        length: ByteCount,
+        generation: u64,
+    ) -> Result<(), StaleReference> {
+        let state = self.log.0.lock();
+        let (_, watched) =
+            state.live.containing(location).ok_or(StaleReference::NotLive { location })?;
+        if watched.generation != generation {
+            return Err(StaleReference::Generation {
+                location,
+                presented: generation,
+                live: watched.generation,
+                label: watched.label.clone(),
+            });
+        }
+        let block = watched.block;
+        let ends = (location.checked_add(length), block.location.checked_add(block.length));
+        match ends {
+            (Some(end), Some(block_end))
+                if block.location.place() <= location.place()
+                    && end.place() <= block_end.place() =>
+            {
+                Ok(())
+            }
+            _ => Err(StaleReference::OutOfBounds { location, length, block_length: block.length }),
+        }
+    }
+
+    /// How the block is framed, and the request to the upstream that this comes to.
+    fn frame(&self, request: &RegionRequest) -> Result<Option<Frame>, AllocateError> {
+        if request.bytes.is_zero() || !self.kind().is_host() {
+            return Ok(None);
+        }
+        let limits = self.upstream.limits();
+        request
+            .bytes
+            .align_up(limits.granule)
+            .and_then(|length| Frame::new(length, limits.alignment.max(request.alignment)))
+            .map(Some)
+            .map_err(|overflow| size_overflow(self.kind(), request, overflow))
+    }
+}
+
+// SAFETY: the memory is the upstream's, which hands it to nobody else.
+unsafe impl<A: Allocate> Allocate for Guard<A> {
+    type Memory = Guarded<A::Memory>;
+
+    fn kind(&self) -> StorageKind {
+        self.upstream.kind()
+    }
+
+    /// The upstream's; of the largest region, the canaries take their part.
+    fn limits(&self) -> Limits {
+        let limits = self.upstream.limits();
+        let canaries =
+            Frame::new(ByteCount::ZERO, limits.alignment).ok().filter(|_| self.kind().is_host());
+        let largest_region = limits.largest_region.map(|largest| match canaries {
+            Some(frame) => largest.checked_sub(frame.whole).unwrap_or(ByteCount::ZERO),
+            None => largest,
+        });
+        Limits { largest_region, ..limits }
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+        let frame = self.frame(request)?;
+        let asked = RegionRequest {
+            bytes: frame.map_or(request.bytes, |frame| frame.whole),
+            ..request.clone()
+        };
+        let memory = self.upstream.allocate(&asked)?;
+        let broken_promise = |violation: Box<GuardViolation>| AllocateError::Backend {
+            kind: self.kind(),
+            requested: request.bytes,
+            label: request.label.clone(),
+            source: violation,
+        };
+        let granted = Span::of(&memory);
+        let block = match &frame {
+            None => Some(granted),
+            Some(frame) => frame.cut(&granted),
+        };
+        let is_fit = granted.length >= asked.bytes
+            && granted.location.alignment() >= asked.alignment
+            && granted.kind == self.kind();
+        let Some(block) = block.filter(|_| is_fit) else {
+            let violation = GuardViolation::Unfit { granted, asked };
+            self.log.0.lock().report(violation.clone());
+            return Err(broken_promise(Box::new(violation)));
+        };
+        match self.log.enter(&memory, block, frame.as_ref(), &request.label) {
+            Ok(entry) => {
+                let offset = frame.map_or(ByteCount::ZERO, |frame| frame.offset);
+                Ok(Guarded { entry, memory, offset })
+            }
+            Err(violation) => {
+                self.quarantine.lock().push(memory);
+                Err(broken_promise(violation))
+            }
+        }
+    }
+}
+
+impl<A: Allocate + fmt::Debug> fmt::Debug for Guard<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("upstream", &self.upstream)
+            .field("violations", &self.log.found())
+            .finish_non_exhaustive()
+    }
+}
+
+impl GuardLog {
+    /// The violations found so far, the first 1,024 of them.
+    #[must_use]
+    pub fn violations(&self) -> Vec<GuardViolation> {
+        self.0.lock().violations.clone()
+    }
+
+    /// How many violations were found.
+    #[must_use]
+    pub fn found(&self) -> u64 {
+        self.0.lock().found
+    }
+
+    /// How many blocks are live.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.0.lock().live.len()
+    }
+
+    /// Enters what was granted, canaries included, unless a part of it is live.
+    fn enter(
+        &self,
+        memory: &impl Memory,
+        block: Span,
+        frame: Option<&Frame>,
+        label: &Label,
+    ) -> Result<Entry, Box<GuardViolation>> {
+        let granted = Span::of(memory);
+        let mut state = self.0.lock();
+        if let Some((_, watched)) = state.live.overlapping(&granted) {
+            let violation = GuardViolation::Overlap {
+                new: granted,
+                label: label.clone(),
+                existing: watched.block,
+                existing_label: watched.label.clone(),
+            };
+            state.report(violation.clone());
+            return Err(Box::new(violation));
+        }
+        let generation = state.next_generation;
+        state.next_generation += 1;
+        let canaries = frame.and_then(|frame| {
+            // SAFETY: the memory has not been handed out, overlaps nothing that is live, and what
+            // will be handed out of it is the block between the canaries.
+            unsafe { Canaries::write(memory, frame, generation) }
+        });
+        state.live.insert(granted, Watched { block, generation, label: label.clone(), canaries });
+        Ok(Entry { log: self.clone(), granted, block, generation })
+    }
+}
+
+impl State {
+    fn report(&mut self, violation: GuardViolation) {
+        tracing::error!(%violation, "guarded memory was violated");
+        self.found += 1;
+        if self.violations.len() < KEPT_VIOLATIONS {
+            self.violations.push(violation);
+        }
+    }
+}
+
+impl Watched {
+    /// # Safety
+    ///
+    /// The memory is alive.
+    unsafe fn violations(&self) -> impl Iterator<Item = GuardViolation> + use<'_> {
+        let overwritten = self.canaries.map(|canaries| {
+            // SAFETY: by the caller's promise.
+            unsafe { canaries.overwritten() }
+        });
+        overwritten.into_iter().flatten().map(move |(side, distance)| {
+            let (block, label) = (self.block, self.label.clone());
+            GuardViolation::Overwritten { block, label, side, distance }
+        })
+    }
+}
+
+/// What [`Guard`] hands out.
+pub struct Guarded<M> {
+    // Fields drop in this order: the canaries are read while the memory is still there.
+    entry: Entry,
+    memory: M,
+    /// Where the block begins within the upstream's memory.
+    offset: ByteCount,
+}
+
+impl<M> Guarded<M> {
+    /// The block's generation, which no other block of this guard has.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.entry.generation
+    }
+}
+
+// SAFETY: the block is the memory, or the part of it between its canaries, which `allocate` has
+// checked to lie within it; everything else is the memory's answer.
+unsafe impl<M: Memory> Memory for Guarded<M> {
+    fn kind(&self) -> StorageKind {
+        self.memory.kind()
+    }
+
+    fn location(&self) -> Location {
+        self.entry.block.location
+    }
+
+    fn length(&self) -> ByteCount {
+        self.entry.block.length
+    }
+
+    fn device_alias(&self) -> Option<DeviceAddress> {
+        self.memory.device_alias()?.checked_add(self.offset)
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.memory.capabilities()
+    }
+
+    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
+        self.memory.visit_registrations(visit);
+    }
+}
+
+impl<M: fmt::Debug> fmt::Debug for Guarded<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.memory.fmt(f)
+    }
+}
+
+/// The entry of a live block; on drop, its canaries are checked and it leaves the table.
+struct Entry {
+    log: GuardLog,
+    granted: Span,
+    block: Span,
+    generation: u64,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut state = self.log.0.lock();
+        if let Some(watched) = state.live.remove(&self.granted) {
+            // SAFETY: the memory drops after its entry.
+            let found = unsafe { watched.violations() };
+            found.for_each(|violation| state.report(violation));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adaptors::{Simulated, SimulatedOptions};
+    use terrane_core::DeviceAddress;
+
+    /// Hands out the same address again and again.
+    #[derive(Debug)]
+    struct Confused(Simulated);
+
+    #[derive(Debug)]
+    struct Same(StorageKind, ByteCount);
+
+    // SAFETY: a span of a simulated device, which has no bytes.
+    unsafe impl Memory for Same {
+        fn kind(&self) -> StorageKind {
+            self.0
+        }
+        fn location(&self) -> Location {
+            let StorageKind::Device(device) = self.0 else { panic!("{} is no device", self.0) };
+            Location::Device { device, address: DeviceAddress::new(0x1000) }
+        }
+        fn length(&self) -> ByteCount {
+            self.1
+        }
+    }
+
+    // SAFETY: what is handed out is the test's alone.
+    unsafe impl Allocate for Confused {
+        type Memory = Same;
+
+        fn kind(&self) -> StorageKind {
+            self.0.kind()
+        }
+        fn limits(&self) -> Limits {
+            self.0.limits()
+        }
+        fn allocate(&self, request: &RegionRequest) -> Result<Same, AllocateError> {
+            Ok(Same(self.kind(), request.bytes.min(ByteCount::new(64))))
+        }
+    }
+
+    fn request(bytes: u64) -> RegionRequest {
+        RegionRequest::new(ByteCount::new(bytes)).labelled("test")
+    }
+
+    #[test]
+    fn an_upstream_that_breaks_its_contract_is_caught() {
+        let guard = Guard::new(Confused(Simulated::new(SimulatedOptions::default())));
+        let held = guard.allocate(&request(64)).unwrap();
+        assert!(matches!(guard.allocate(&request(1)), Err(AllocateError::Backend { .. })));
+        assert!(matches!(guard.log().violations()[0], GuardViolation::Overlap { .. }));
+        drop(held);
+        guard.allocate(&request(65)).unwrap_err();
+        assert!(matches!(guard.log().violations()[1], GuardViolation::Unfit { .. }));
+        assert!(guard.allocate(&request(64)).is_ok());
+        assert_eq!((guard.log().found(), guard.log().live()), (2, 0));
+    }
+
+    #[test]
+    fn stale_references_are_told_from_live_ones() {
+        let guard = Guard::new(Confused(Simulated::new(SimulatedOptions::default())));
+        let first = guard.allocate(&request(64)).unwrap();
+        let (location, generation) = (first.location(), first.generation());
+        let bytes = ByteCount::new;
+        guard.check(location, bytes(64), generation).unwrap();
+        let inside = location.checked_add(bytes(60)).unwrap();
+        let beyond = guard.check(inside, bytes(5), generation).unwrap_err();
+        assert!(matches!(beyond, StaleReference::OutOfBounds { .. }), "{beyond}");
+        drop(first);
+        let gone = guard.check(location, bytes(1), generation).unwrap_err();
+        assert_eq!(gone, StaleReference::NotLive { location });
+        let second = guard.allocate(&request(64)).unwrap();
+        let stale = guard.check(location, bytes(1), generation).unwrap_err();
+        assert!(
+            matches!(stale, StaleReference::Generation { live, .. } if live == second.generation())
+        );
+    }
+}

@@ -1,0 +1,176 @@
+//! Keeps a table of what is live, with the label that it was asked for under.
+
+use std::sync::Arc;
+
+use terrane_core::{
+    Allocate, AllocateError, ByteCount, Label, Limits, RegionRequest, Span, StorageKind,
+};
+
+use super::attached::Attached;
+use super::snapshot::{BlockRecord, BlockState, Inspect};
+use crate::sync::Mutex;
+
+/// An upstream whose live blocks are entered in a [`LiveBlocks`], by the labels of their requests.
+#[derive(Debug)]
+pub struct Tags<A> {
+    upstream: A,
+    table: LiveBlocks,
+}
+
+/// What [`Tags`] hands out.
+pub type Tagged<M> = Attached<M, TagEntry>;
+
+/// The live blocks of one or several upstreams. Cloning gives another handle to the same table.
+#[derive(Clone, Debug)]
+pub struct LiveBlocks(Arc<Mutex<Table>>);
+
+#[derive(Debug)]
+struct Table {
+    /// Freed entries are `None` until their place is taken again.
+    blocks: Vec<Option<BlockRecord>>,
+    free: Vec<usize>,
+    sequence: u64,
+}
+
+impl<A: Allocate> Tags<A> {
+    /// Enters what `upstream` hands out in `table`.
+    #[must_use]
+    pub fn new(upstream: A, table: LiveBlocks) -> Self {
+        Self { upstream, table }
+    }
+
+    /// The table.
+    #[must_use]
+    pub fn table(&self) -> &LiveBlocks {
+        &self.table
+    }
+}
+
+// SAFETY: the memory is the upstream's, which hands it to nobody else.
+unsafe impl<A: Allocate> Allocate for Tags<A> {
+    type Memory = Tagged<A::Memory>;
+
+    fn kind(&self) -> StorageKind {
+        self.upstream.kind()
+    }
+
+    fn limits(&self) -> Limits {
+        self.upstream.limits()
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+        let memory = self.upstream.allocate(request)?;
+        let entry = self.table.enter(Span::of(&memory), request.bytes, &request.label);
+        Ok(Attached::before(entry, memory))
+    }
+}
+
+impl LiveBlocks {
+    /// An empty table.
+    #[must_use]
+    pub fn new() -> Self {
+        let table = Table { blocks: Vec::new(), free: Vec::new(), sequence: 0 };
+        Self(Arc::new(Mutex::new(table)))
+    }
+
+    /// How many blocks are live.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        let table = self.0.lock();
+        table.blocks.len() - table.free.len()
+    }
+
+    fn enter(&self, span: Span, asked: ByteCount, tag: &Label) -> TagEntry {
+        let mut table = self.0.lock();
+        table.sequence += 1;
+        let (state, sequence) = (BlockState::Live, table.sequence);
+        let record = BlockRecord { span, asked, tag: tag.clone(), state, sequence };
+        let slot = table.free.pop().unwrap_or(table.blocks.len());
+        match table.blocks.get_mut(slot) {
+            Some(free) => *free = Some(record),
+            None => table.blocks.push(Some(record)),
+        }
+        TagEntry { table: self.clone(), slot }
+    }
+}
+
+impl Default for LiveBlocks {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Inspect for LiveBlocks {
+    fn inspect(&self, visit: &mut dyn FnMut(BlockRecord)) {
+        self.0.lock().blocks.iter().flatten().cloned().for_each(visit);
+    }
+}
+
+/// The entry of a live block; it leaves the table on drop.
+#[derive(Debug)]
+pub struct TagEntry {
+    table: LiveBlocks,
+    slot: usize,
+}
+
+impl Drop for TagEntry {
+    fn drop(&mut self) {
+        let mut table = self.table.0.lock();
+        if let Some(record) = table.blocks.get_mut(self.slot) {
+            *record = None;
+            table.free.push(self.slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Simulated, SimulatedOptions, Snapshot, TagTotal};
+    use super::*;
+    use terrane_core::Alignment;
+
+    fn source() -> Tags<Simulated> {
+        let limits = Limits { granule: Alignment::SECTOR, ..Limits::NONE };
+        let options = SimulatedOptions { limits, ..SimulatedOptions::default() };
+        Tags::new(Simulated::new(options), LiveBlocks::new())
+    }
+
+    #[test]
+    fn a_snapshot_shows_what_is_live_and_whose() {
+        let source = source();
+        let obtain = |bytes, label: &'static str| {
+            source.allocate(&RegionRequest::new(ByteCount::new(bytes)).labelled(label)).unwrap()
+        };
+        let gone = obtain(100, "scratch");
+        let held = [obtain(100, "kv"), obtain(600, "kv"), obtain(1, "scratch")];
+        drop(gone);
+        let snapshot = Snapshot::of(&[source.table()]);
+        assert_eq!(
+            snapshot.by_tag(BlockState::Live),
+            [
+                (Label::from("kv"), TagTotal { blocks: 2, bytes: 1536, asked: 700 }),
+                (Label::from("scratch"), TagTotal { blocks: 1, bytes: 512, asked: 1 }),
+            ]
+        );
+        assert_eq!(snapshot.by_tag(BlockState::Cached), []);
+        drop(held);
+        assert_eq!(Snapshot::of(&[source.table()]), Snapshot::default());
+        let _reuses_a_slot = obtain(1, "");
+        assert_eq!(source.table().live(), 1);
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn a_snapshot_serialises() {
+        let source = source();
+        let request = RegionRequest::new(ByteCount::new(3)).labelled("weights \"a\"");
+        let _held = source.allocate(&request).unwrap();
+        let json = Snapshot::of(&[source.table()]).to_json().unwrap();
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let block = &value["blocks"][0];
+        assert_eq!(value["version"], 1);
+        assert_eq!((&block["bytes"], &block["asked"]), (&512.into(), &3.into()));
+        assert_eq!((&block["tag"], &block["state"]), (&"weights \"a\"".into(), &"live".into()));
+        assert_eq!(block["address"], "0x1000000000000000");
+    }
+}

@@ -1,0 +1,76 @@
+//! Every free block of a pool, one by one.
+
+use terrane_core::{Allocate, ByteCount, Label, Memory, Span};
+
+use crate::Pool;
+use crate::adaptors::{BlockRecord, BlockState, Inspect};
+use crate::record::Record;
+use crate::sweep::Frozen;
+
+/// Lists what is free: cached blocks, and pending ones, which streams may still be using.
+///
+/// What is in use, the pool does not list, as that would cost every hit a table; a
+/// [`Tags`](crate::adaptors::Tags) around the pool does, and the two make a whole snapshot:
+///
+/// ```
+/// use terrane_core::{Allocate, ByteCount, RegionRequest};
+/// use terrane_pool::adaptors::{Adapt, BlockState, LiveBlocks, Simulated, SimulatedOptions, Snapshot};
+/// use terrane_pool::{Pool, PoolOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Simulated::new(SimulatedOptions::default());
+/// let pool = std::sync::Arc::new(Pool::new(device, PoolOptions::default())?);
+/// let live = LiveBlocks::new();
+/// let tagged = std::sync::Arc::clone(&pool).tagged(live.clone());
+/// let kept = tagged.allocate(&RegionRequest::new(ByteCount::kib(4)).labelled("kv"))?;
+/// drop(tagged.allocate(&RegionRequest::new(ByteCount::kib(8)))?);
+/// let snapshot = Snapshot::of(&[&live, &*pool]);
+/// let states: Vec<_> = snapshot.blocks.iter().map(|block| block.state).collect();
+/// assert_eq!(states, [BlockState::Live, BlockState::Cached]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Each source is as of one instant of its own: a block that comes or goes between the two may be
+/// in both or in neither.
+impl<A: Allocate> Inspect for Pool<A> {
+    fn inspect(&self, show: &mut dyn FnMut(BlockRecord)) {
+        let stock = &self.stock;
+        // Shown when other threads can go on: `show` may take long, use the pool, or panic.
+        let mut found = Vec::new();
+        let mut visit = |block| found.push(block);
+        let mut frozen = Frozen::new(stock);
+        frozen.for_each(|shelf| {
+            let cached = shelf.magazines.iter().flat_map(|magazine| magazine.blocks.iter());
+            cached.for_each(|record| visit(shown(record, BlockState::Cached)));
+            let lane = shelf.lane.magazines.iter().flat_map(|magazine| magazine.blocks.iter());
+            lane.for_each(|record| visit(shown(record, BlockState::Pending)));
+        });
+        for depot in &stock.depots {
+            // A queue shows only what is taken out. Nothing is put in meanwhile but by this, in
+            // the same order, so that there is room for it.
+            let batches: Vec<_> = std::iter::from_fn(|| depot.pop(0)).collect();
+            for batch in batches {
+                batch.iter().for_each(|record| visit(shown(record, BlockState::Cached)));
+                let over = depot.push(batch, 0);
+                debug_assert!(over.is_none(), "what was in the queue has room in it");
+            }
+        }
+        if let Some(parking) = &stock.parking {
+            parking.for_each(|record| visit(shown(record, BlockState::Pending)));
+        }
+        drop(frozen);
+        found.into_iter().for_each(show);
+    }
+}
+
+fn shown<M: Memory>(record: &Record<M>, state: BlockState) -> BlockRecord {
+    let (kind, location) = (record.memory().kind(), record.location);
+    BlockRecord {
+        span: Span { kind, location, length: ByteCount::new(record.granted) },
+        asked: ByteCount::ZERO,
+        tag: Label::default(),
+        state,
+        sequence: 0,
+    }
+}

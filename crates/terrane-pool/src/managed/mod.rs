@@ -1,0 +1,39 @@
+//! Managed memory: typed and raw allocations under a budget, each with an identity.
+//!
+//! A [`MemoryManager`] stands over any upstream: system memory, a pool, a device. It hands out
+//! [`TrackedSlice`]s of plain data and raw [`TrackedBlock`]s, which return their bytes when they
+//! drop; if streams other than the upstream's own order may still use them, only after those
+//! streams have come past the drop.
+//!
+//! ```
+//! use terrane_core::ByteCount;
+//! use terrane_pool::adaptors::{Budget, Simulated, SimulatedOptions};
+//! use terrane_pool::managed::{ManagerOptions, MemoryManager};
+//!
+//! let budget = Budget::new("device", ByteCount::kib(4));
+//! let device = Simulated::new(SimulatedOptions::default());
+//! let manager = MemoryManager::new(device, budget, ManagerOptions::default());
+//! let scores = manager.alloc::<f32>(256)?;
+//! assert_eq!(manager.allocated(), ByteCount::kib(1));
+//! assert_eq!(scores.as_bytes().len(), 1024);
+//! assert!(manager.alloc::<f64>(1024).unwrap_err().is_exhaustion());
+//!
+//! // What crosses an FFI boundary is a number with a generation, which cannot be used twice.
+//! let handle = scores.into_block().export();
+//! drop(manager.import(handle)?);
+//! assert!(manager.import(handle).is_err());
+//! # Ok::<(), terrane_pool::managed::ManagedError>(())
+//! ```
+
+mod block;
+mod error;
+mod identity;
+mod manager;
+mod registry;
+mod slice;
+
+pub use block::TrackedBlock;
+pub use error::{CastFailed, ManagedError};
+pub use identity::{BlockHandle, BlockIdentity, Lifecycle};
+pub use manager::{ManagedMemory, ManagerOptions, MemoryManager};
+pub use slice::{TrackedSlice, TypedView};

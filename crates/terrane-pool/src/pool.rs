@@ -1,0 +1,463 @@
+//! The pool: size classes over an upstream.
+//!
+//! # Why it is built this way
+//!
+//! Acquiring and releasing a cached block has to cost less than everything that it saves: at most
+//! 10 ns a pair on each thread, whatever other threads do. Measured on two cores of an AMD EPYC
+//! (family 26), ns per pair, the bookkeeping of one magazine alone:
+//!
+//! | how the owner of a magazine keeps a sweeper out | ns |
+//! |---|---|
+//! | plain stores, and `membarrier` on the sweeper's side | 1.2 |
+//! | one locked exchange a pair (a Chase–Lev deque) | 5.0 |
+//! | a locked exchange at each operation | 10.0 |
+//! | compare and swap at each operation | 10.4 |
+//! | `std::sync::Mutex` | 19.7 |
+//!
+//! So the magazines are the pool's, not the thread's (they can be taken under pressure), and
+//! their owners enter them with plain stores. The decisions, with the figures of the whole:
+//! `docs/decisions/0020-magazines-behind-an-asymmetric-gate.md` and the two after it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, Label, Limits, Memory, RegionRequest,
+    StorageKind,
+};
+
+use crate::ladder::{Callback, TrimUpstream};
+use crate::options::PoolOptions;
+use crate::parking::{self, Parking};
+use crate::record::{Held, Record, UNPOOLED};
+use crate::seat::Home as _;
+use crate::size_class::{ClassTable, SizeClasses};
+use crate::snapshot::LadderCounts;
+use crate::stock::Stock;
+use crate::tags::Tag;
+use crate::{Exhausted, FenceSource, PoolBlock, PoolError, PoolSnapshot, Retry, StreamId, barrier};
+
+/// A pool of blocks over the memory of `A`.
+///
+/// Acquiring gives an owned [`PoolBlock`], dropping that gives the block back; neither takes a
+/// lock, or writes memory that another thread writes, when the thread's magazine has a block or
+/// room for one. Dropping the pool [closes](Self::close) it; blocks may outlive it.
+///
+/// ```
+/// use terrane_core::ByteCount;
+/// use terrane_pool::{Pool, PoolOptions, SizeClasses};
+/// use terrane_pool::adaptors::{Simulated, SimulatedOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let options = PoolOptions { classes: SizeClasses::Steps8, ..PoolOptions::default() };
+/// let pool = Pool::new(Simulated::new(SimulatedOptions::default()), options)?;
+/// let block = pool.acquire(ByteCount::new(5000))?;
+/// assert_eq!(block.granted(), ByteCount::new(5120));
+/// drop(block);
+/// assert_eq!(pool.snapshot().cached, ByteCount::new(5120));
+/// # Ok(())
+/// # }
+/// ```
+pub struct Pool<A: Allocate> {
+    pub(crate) stock: Arc<Stock<A::Memory>>,
+    pub(crate) upstream: A,
+    pub(crate) options: PoolOptions,
+    pub(crate) trim_upstream: Option<Box<dyn TrimUpstream>>,
+    pub(crate) callback: Option<Callback>,
+    pub(crate) ladder: LadderCounts,
+}
+
+impl<A: Allocate> Pool<A> {
+    /// A pool of blocks that no stream uses.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`], if the options contradict themselves or the upstream.
+    pub fn new(upstream: A, options: PoolOptions) -> Result<Self, PoolError> {
+        Self::make(upstream, options, None)
+    }
+
+    /// A pool whose blocks are used on the streams of `fences`.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError`], if the options contradict themselves or the upstream.
+    pub fn with_fences(
+        upstream: A,
+        options: PoolOptions,
+        fences: Arc<dyn FenceSource>,
+    ) -> Result<Self, PoolError> {
+        Self::make(upstream, options, Some(fences))
+    }
+
+    fn make(
+        upstream: A,
+        mut options: PoolOptions,
+        fences: Option<Arc<dyn FenceSource>>,
+    ) -> Result<Self, PoolError> {
+        barrier::prepare();
+        if !matches!(options.classes, SizeClasses::ExactSlab { .. }) {
+            // Each block is a region of the upstream's, so it is aligned like one.
+            options.alignment = options.alignment.max(upstream.limits().alignment);
+        }
+        let table = ClassTable::new(
+            options.classes,
+            options.smallest_class,
+            options.largest_class,
+            options.alignment,
+        )?;
+        let blocks = u64::from(table.blocks_per_slab().unwrap_or(1));
+        let required = ByteCount::new(table.size(table.len() - 1) * blocks);
+        if let Some(largest) = upstream.limits().largest_region
+            && largest < required
+        {
+            return Err(PoolError::UpstreamTooSmall { kind: upstream.kind(), required, largest });
+        }
+        let parking = fences.map(|fences| Parking::new(fences, options.pending_wait));
+        Ok(Self {
+            stock: Stock::new(table, &options, parking),
+            upstream,
+            options,
+            trim_upstream: None,
+            callback: None,
+            ladder: LadderCounts::default(),
+        })
+    }
+
+    /// Has the upstream give its own reserves back when the pool is exhausted, before the
+    /// [callback](Self::on_exhaustion) is asked.
+    #[must_use]
+    pub fn with_upstream_trim(mut self, trim: impl TrimUpstream + 'static) -> Self {
+        self.trim_upstream = Some(Box::new(trim));
+        self
+    }
+
+    /// Asks `callback` when the pool is exhausted, at most
+    /// [`callback_attempts`](PoolOptions::callback_attempts) times a request. No lock is held
+    /// meanwhile, so it may release blocks of this pool.
+    #[must_use]
+    pub fn on_exhaustion(
+        mut self,
+        callback: impl Fn(&Exhausted, ByteCount) -> Retry + Send + Sync + 'static,
+    ) -> Self {
+        self.callback = Some(Box::new(callback));
+        self
+    }
+
+    /// A block of at least `bytes` bytes, for the host.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocateError`]: that of the upstream, after the ladder if it was exhausted, or
+    /// [`Closed`](AllocateError::Closed).
+    #[inline]
+    pub fn acquire(&self, bytes: ByteCount) -> Result<PoolBlock<A::Memory>, AllocateError> {
+        self.acquire_tagged(bytes, Tag::NONE)
+    }
+
+    /// A block under a label that was looked up [before](Self::tag).
+    ///
+    /// # Errors
+    ///
+    /// As for [`acquire`](Self::acquire).
+    #[inline]
+    pub fn acquire_tagged(
+        &self,
+        bytes: ByteCount,
+        tag: Tag,
+    ) -> Result<PoolBlock<A::Memory>, AllocateError> {
+        if let Some(class) = self.stock.table.class_of(bytes.get())
+            && let Some(record) = self.stock.take(class, tag)
+        {
+            return Ok(hand_out(record, bytes, tag));
+        }
+        self.acquire_slowly(&RegionRequest::new(bytes), tag, None)
+    }
+
+    /// A block that work on `stream` uses: one that was released on that stream is ready at once,
+    /// whatever the stream is doing. It is released on the same stream when dropped.
+    ///
+    /// # Errors
+    ///
+    /// As for [`acquire`](Self::acquire).
+    pub fn acquire_on(
+        &self,
+        stream: StreamId,
+        request: &RegionRequest,
+    ) -> Result<PoolBlock<A::Memory>, AllocateError> {
+        let tag = self.stock.tag(&request.label);
+        let Some(parking) = &self.stock.parking else {
+            let source = Some(Box::new(PoolError::NoFences) as _);
+            return Err(self.backend_error(request, source));
+        };
+        let class = self.class_of(request);
+        if let Some(class) = class
+            && let Some(record) = self.stock.take_on(class, tag, stream)
+        {
+            return Ok(hand_out(record, request.bytes, tag));
+        }
+        // What is taken here is free for this stream alone: it is handed out, whatever happens to
+        // the pool meanwhile, and never dropped.
+        let open = class.filter(|_| !self.stock.is_closed());
+        let block = match open.and_then(|class| parking.take_on(class, stream)) {
+            Some(record) => {
+                self.stock.count(tag, record.granted, true);
+                Ok(hand_out(record, request.bytes, tag))
+            }
+            None => match class.and_then(|class| self.stock.take(class, tag)) {
+                Some(record) => Ok(hand_out(record, request.bytes, tag)),
+                None => self.acquire_slowly(request, tag, Some(stream)),
+            },
+        };
+        block.map(|block| block.at_home_on(stream))
+    }
+
+    /// The tag of a label, to acquire under it without a look-up. The pool tells 62 labels apart;
+    /// later ones share [`Tag::OTHER`].
+    pub fn tag(&self, label: &Label) -> Tag {
+        self.stock.tag(label)
+    }
+
+    /// Gives cached blocks back to the upstream until at most `to` bytes are cached, and answers
+    /// how many bytes went. Blocks that are released meanwhile may be kept.
+    pub fn trim(&self, to: ByteCount) -> ByteCount {
+        self.stock.park_lanes();
+        self.reap();
+        let freed = ByteCount::new(self.stock.trim(to.get()));
+        tracing::debug!(%freed, %to, "trimmed a pool");
+        freed
+    }
+
+    /// Gives every cached block back to the upstream: whatever was released before the call, and
+    /// not acquired again, is gone after it. Blocks that streams still use stay pending.
+    pub fn clear(&self) -> ByteCount {
+        self.trim(ByteCount::ZERO)
+    }
+
+    /// Refuses requests from now on, and gives every free block back to the upstream; blocks in
+    /// use go there when they are released. Waits, for
+    /// [`pending_wait`](PoolOptions::pending_wait) at most, for blocks that streams still use.
+    pub fn close(&self) {
+        self.stock.close();
+    }
+
+    /// Looks which streams have come far enough, and makes the blocks they have finished with
+    /// free for all. Never waits. A miss does the same. What threads keep of a stream for
+    /// themselves stays with them; [`trim`](Self::trim) and exhaustion reach that, too.
+    pub fn reap(&self) {
+        let Some(parking) = &self.stock.parking else { return };
+        if parking.bytes() == 0 {
+            return;
+        }
+        for record in parking.reap() {
+            self.stock.keep_freed(record);
+        }
+    }
+
+    /// The state of the pool, and what it has done so far.
+    pub fn snapshot(&self) -> PoolSnapshot {
+        PoolSnapshot::new(&self.stock, &self.ladder)
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &A {
+        &self.upstream
+    }
+
+    /// The choices that the pool was made with. The alignment is that of the upstream's regions if
+    /// they are aligned more strictly, but for slabs.
+    pub fn options(&self) -> &PoolOptions {
+        &self.options
+    }
+
+    /// The class that serves a request; `None` if it has to go to the upstream.
+    fn class_of(&self, request: &RegionRequest) -> Option<usize> {
+        if request.alignment > self.options.alignment {
+            return None;
+        }
+        self.stock.table.class_of(request.bytes.get())
+    }
+
+    #[cold]
+    fn acquire_slowly(
+        &self,
+        request: &RegionRequest,
+        tag: Tag,
+        stream: Option<StreamId>,
+    ) -> Result<PoolBlock<A::Memory>, AllocateError> {
+        if self.stock.is_closed() {
+            return Err(AllocateError::Closed { kind: self.kind(), label: request.label.clone() });
+        }
+        let Some(class) = self.class_of(request) else {
+            let record = self.or_climb(request, tag, None, stream, || self.fetch_one(request))?;
+            return Ok(hand_out(record, request.bytes, tag));
+        };
+        if let Some(record) = self.stock.take_shared(class, tag) {
+            return Ok(hand_out(record, request.bytes, tag));
+        }
+        self.stock.note_miss(class);
+        if let Some(record) = self.take_pending(class, tag, stream) {
+            return Ok(hand_out(record, request.bytes, tag));
+        }
+        let record =
+            self.or_climb(request, tag, Some(class), stream, || self.fetch(class, &request.label))?;
+        Ok(hand_out(record, request.bytes, tag))
+    }
+
+    /// A freed block that can be had without waiting.
+    pub(crate) fn take_pending(
+        &self,
+        class: usize,
+        tag: Tag,
+        stream: Option<StreamId>,
+    ) -> Option<Box<Record<A::Memory>>> {
+        let parking = self.stock.parking.as_ref()?;
+        if parking.bytes() == 0 {
+            return None;
+        }
+        self.reap();
+        if let Some(record) = self.stock.take_shared(class, tag) {
+            return Some(record);
+        }
+        let free = parking.take_free(class, stream).or_else(|| {
+            let stream = stream.filter(|_| self.options.order_streams)?;
+            parking.take_after(class, stream).unwrap_or_else(|error| {
+                tracing::warn!(%error, %stream, "one stream could not be ordered after another");
+                None
+            })
+        })?;
+        self.stock.count(tag, free.granted, true);
+        Some(free)
+    }
+
+    /// A block of `class` from the upstream, not yet counted as live.
+    pub(crate) fn fetch(
+        &self,
+        class: usize,
+        label: &Label,
+    ) -> Result<Box<Record<A::Memory>>, AllocateError> {
+        let size = self.stock.table.size(class);
+        self.stock.shed(self.options.cached_percent);
+        let Some(count) = self.stock.table.blocks_per_slab() else {
+            let held = self.obtain(ByteCount::new(size), label)?;
+            return Ok(Record::whole(&self.stock, held, class, size));
+        };
+        // Checked when the table was made.
+        let slab = Arc::new(self.obtain(ByteCount::new(size * u64::from(count)), label)?);
+        let mut parts = (0..u64::from(count)).filter_map(|number| {
+            Record::part(&self.stock, &slab, ByteCount::new(number * size), class, size)
+        });
+        let first = parts.next();
+        self.stock.restock(class, parts);
+        first.ok_or_else(|| {
+            let request =
+                RegionRequest::new(ByteCount::new(size)).labelled(label.as_str().to_owned());
+            self.backend_error(&request, None)
+        })
+    }
+
+    fn obtain(&self, bytes: ByteCount, label: &Label) -> Result<Held<A::Memory>, AllocateError> {
+        let alignment = self.options.alignment;
+        let request = RegionRequest { bytes, alignment, label: label.clone() };
+        Ok(Held::new(self.allocate_fitting(&request)?, &self.stock.account))
+    }
+
+    /// A block that is not pooled.
+    fn fetch_one(&self, request: &RegionRequest) -> Result<Box<Record<A::Memory>>, AllocateError> {
+        let memory = self.allocate_fitting(request)?;
+        let length = memory.length().get();
+        let held = Held::new(memory, &self.stock.account);
+        Ok(Record::whole(&self.stock, held, UNPOOLED, length))
+    }
+
+    /// Memory of the upstream that holds what is asked for. `Allocate` is a trait that safe code
+    /// implements, and a block answers for its length: so this is checked.
+    fn allocate_fitting(&self, request: &RegionRequest) -> Result<A::Memory, AllocateError> {
+        let memory = self.upstream.allocate(request)?;
+        let (asked, granted) = (request.bytes, memory.length());
+        let (alignment, available) = (request.alignment, memory.location().alignment());
+        if asked.is_zero() || (granted >= asked && available >= alignment) {
+            return Ok(memory);
+        }
+        let unfit = PoolError::UnfitUpstream { asked, granted, alignment, available };
+        Err(self.backend_error(request, Some(Box::new(unfit))))
+    }
+
+    fn backend_error(
+        &self,
+        request: &RegionRequest,
+        source: Option<terrane_core::BoxedCause>,
+    ) -> AllocateError {
+        let (kind, requested, label) = (self.kind(), request.bytes, request.label.clone());
+        match source {
+            Some(source) => AllocateError::Backend { kind, requested, label, source },
+            None => {
+                AllocateError::OutOfMemory { kind, requested, available: None, label, source: None }
+            }
+        }
+    }
+}
+
+#[inline]
+fn hand_out<M: Memory>(mut record: Box<Record<M>>, bytes: ByteCount, tag: Tag) -> PoolBlock<M> {
+    // Written only where it changes: a record that is only read stays in the caches of all
+    // threads that the block goes to and fro between.
+    if record.asked != bytes.get() {
+        record.asked = bytes.get();
+    }
+    if record.tag != tag {
+        record.tag = tag;
+    }
+    PoolBlock::new(record)
+}
+
+// SAFETY: a block is the upstream's, and has one owner at a time: it is out, cached or parked.
+unsafe impl<A: Allocate> Allocate for Pool<A> {
+    type Memory = PoolBlock<A::Memory>;
+
+    fn kind(&self) -> StorageKind {
+        self.upstream.kind()
+    }
+
+    /// The upstream's limits: what is not pooled goes there.
+    /// Any length is served, and every block is aligned like a pooled one.
+    fn limits(&self) -> Limits {
+        let largest_region = self.upstream.limits().largest_region;
+        Limits { alignment: self.options.alignment, granule: Alignment::BYTE, largest_region }
+    }
+
+    #[inline]
+    fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+        let tag = self.stock.tag(&request.label);
+        if let Some(class) = self.class_of(request)
+            && let Some(record) = self.stock.take(class, tag)
+        {
+            return Ok(hand_out(record, request.bytes, tag));
+        }
+        self.acquire_slowly(request, tag, None)
+    }
+}
+
+impl<A: Allocate> Drop for Pool<A> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<A: Allocate + fmt::Debug> fmt::Debug for Pool<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("upstream", &self.upstream)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: Memory> Stock<M> {
+    /// Keeps a block that its streams have finished with, if it is of a class and there is room.
+    pub(crate) fn keep_freed(self: &Arc<Self>, record: Box<Record<M>>) {
+        if parking::is_kept(record.class) {
+            self.give_back_shared(record);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Random programs.
+
+use terrane_core::ByteCount;
+
+use super::{Program, Recorder};
+use crate::adaptors::SplitMix64;
+
+/// The rules of a random [`Program`]; by default those of RMM's `random_allocations` benchmark
+/// (`cpp/benchmarks/random_allocations/random_allocations.cpp`).
+///
+/// Each step is, with the probability of an allocation and within the cap, one of a size that is
+/// uniform between one byte and the largest; otherwise a free of a random live block. With
+/// nothing live, it allocates.
+#[derive(Clone, Copy, Debug)]
+pub struct RandomRules {
+    /// How many steps; RMM makes two for each of its "allocations".
+    pub steps: usize,
+    /// How often a step allocates, in percent.
+    pub allocation_percent: u32,
+    /// The largest block.
+    pub largest: ByteCount,
+    /// The most bytes that are live at once.
+    pub cap: ByteCount,
+    /// Equal seeds give equal programs.
+    pub seed: u64,
+}
+
+impl Default for RandomRules {
+    fn default() -> Self {
+        Self {
+            steps: 2000,
+            allocation_percent: 73,
+            largest: ByteCount::mib(4),
+            // RMM's "16 GB" is 16,000 MiB.
+            cap: ByteCount::mib(16_000),
+            seed: 0,
+        }
+    }
+}
+
+impl RandomRules {
+    pub(super) fn program(&self) -> Program {
+        let mut random = SplitMix64::new(self.seed);
+        let mut program = Recorder::default();
+        let mut live: Vec<(usize, u64)> = Vec::new();
+        let mut live_bytes = 0_u64;
+        for _ in 0..self.steps {
+            let bytes = 1 + random.below(self.largest.get());
+            let fits = live_bytes.checked_add(bytes).is_some_and(|sum| sum <= self.cap.get());
+            let wants = random.below(100) < u64::from(self.allocation_percent);
+            if (wants && fits) || live.is_empty() {
+                live.push((program.allocate(ByteCount::new(bytes)), bytes));
+                live_bytes = live_bytes.wrapping_add(bytes);
+            } else {
+                let count = ByteCount::from_usize(live.len()).get();
+                let index = ByteCount::new(random.below(count)).to_usize();
+                let (slot, bytes) = live.swap_remove(index);
+                live_bytes = live_bytes.wrapping_sub(bytes);
+                program.free(slot);
+            }
+        }
+        program.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Step;
+    use super::*;
+
+    #[test]
+    fn the_rules_are_kept() {
+        let cap = ByteCount::mib(40);
+        let rules = RandomRules { cap, ..RandomRules::default() };
+        let program = Program::random(&rules);
+        assert_eq!(program.steps().len(), 2000);
+        assert_eq!(program, Program::random(&rules));
+        assert_ne!(program, Program::random(&RandomRules { seed: 1, ..rules }));
+
+        let (mut slots, mut live, mut peak) = (vec![None; program.slots()], 0, 0);
+        for step in program.steps() {
+            match *step {
+                Step::Allocate { slot, bytes } => {
+                    assert!((1..=ByteCount::mib(4).get()).contains(&bytes.get()));
+                    assert!(slots[slot].replace(bytes.get()).is_none());
+                    live += bytes.get();
+                }
+                Step::Free { slot } => live -= slots[slot].take().unwrap(),
+            }
+            peak = peak.max(live);
+        }
+        assert!(peak <= cap.get() && peak > cap.get() / 2, "{peak}");
+    }
+}

@@ -1,0 +1,388 @@
+//! What is kept until the streams that use it have come past it.
+
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use terrane_core::AllocateError;
+
+use crate::fence::deadline_after;
+use crate::sync::{AtomicUsize, Mutex, Ordering};
+use crate::{Fence, FenceError, FenceSource, StreamId};
+
+/// Fences that are made once and recorded over and over.
+#[derive(Debug)]
+pub(crate) struct Fences {
+    source: Arc<dyn FenceSource>,
+    idle: Mutex<Vec<Arc<dyn Fence>>>,
+}
+
+impl Fences {
+    pub(crate) fn new(source: Arc<dyn FenceSource>) -> Self {
+        Self { source, idle: Mutex::new(Vec::new()) }
+    }
+
+    fn mark(&self, stream: StreamId) -> Result<Arc<dyn Fence>, FenceError> {
+        let idle = self.idle.lock().pop();
+        let fence = match idle {
+            Some(fence) => fence,
+            None => self.source.create()?,
+        };
+        fence.record(stream)?;
+        Ok(fence)
+    }
+}
+
+/// Marks in streams: what must have run before something is free.
+#[derive(Debug, Default)]
+pub(crate) struct Marks {
+    fences: SmallVec<[Arc<dyn Fence>; 2]>,
+    /// Streams in which no mark could be made yet. One that is made later proves the same and
+    /// more.
+    unmarked: SmallVec<[StreamId; 2]>,
+}
+
+impl Marks {
+    /// Marks where each of `streams` stands now.
+    pub(crate) fn new(fences: &Fences, streams: impl IntoIterator<Item = StreamId>) -> Self {
+        let mut marks = Self { fences: SmallVec::new(), unmarked: streams.into_iter().collect() };
+        // A mark that fails is tried again by whoever asks.
+        let _ = marks.make(fences);
+        marks
+    }
+
+    /// Whether all the marked work has run. Never blocks.
+    pub(crate) fn are_passed(&mut self, fences: &Fences) -> Result<bool, FenceError> {
+        self.make(fences)?;
+        while let Some(fence) = self.fences.last() {
+            if !fence.is_complete()? {
+                return Ok(false);
+            }
+            fences.idle.lock().extend(self.fences.pop());
+        }
+        Ok(true)
+    }
+
+    /// Waits until all the marked work has run, or until `deadline`; says whether it has.
+    pub(crate) fn wait(&mut self, fences: &Fences, deadline: Instant) -> Result<bool, FenceError> {
+        self.make(fences)?;
+        while let Some(fence) = self.fences.last() {
+            if !fence.wait(deadline.saturating_duration_since(Instant::now()))? {
+                return Ok(false);
+            }
+            fences.idle.lock().extend(self.fences.pop());
+        }
+        Ok(true)
+    }
+
+    fn make(&mut self, fences: &Fences) -> Result<(), FenceError> {
+        while let Some(&stream) = self.unmarked.last() {
+            self.fences.push(fences.mark(stream)?);
+            self.unmarked.pop();
+        }
+        Ok(())
+    }
+}
+
+/// Things that some stream may still use.
+///
+/// No lock is held while a fence is asked or waited for. What is left when this drops is waited
+/// for; what a stream still uses after that is leaked, as freeing it would pull it from under the
+/// stream's work.
+#[derive(Debug)]
+pub(crate) struct Retired<T> {
+    fences: Fences,
+    waiting: Mutex<VecDeque<Kept<T>>>,
+    /// How many somebody has taken out to look at, to wait for or to free. Goes up, and down for
+    /// what is put back, under the lock.
+    in_hand: AtomicUsize,
+    /// How many have been freed so far.
+    freed: AtomicUsize,
+    patience: Duration,
+}
+
+/// One of the things in hand, until it has been put back or freed.
+#[derive(Debug)]
+struct Hand<'retired>(&'retired AtomicUsize);
+
+impl Drop for Hand<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A thing with its marks. Only what has passed them is taken out, and dropped; should a fence
+/// panic, the thing is leaked.
+type Kept<T> = (Marks, ManuallyDrop<T>);
+
+impl<T> Retired<T> {
+    /// Nothing yet; `patience` is how long a drop waits in all.
+    pub(crate) fn new(source: Arc<dyn FenceSource>, patience: Duration) -> Self {
+        let waiting = Mutex::new(VecDeque::new());
+        let (in_hand, freed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { fences: Fences::new(source), waiting, in_hand, freed, patience }
+    }
+
+    pub(crate) fn fences(&self) -> &Fences {
+        &self.fences
+    }
+
+    /// Keeps `item` until its marks have been passed.
+    pub(crate) fn keep(&self, marks: Marks, item: T) {
+        self.waiting.lock().push_back((marks, ManuallyDrop::new(item)));
+    }
+
+    fn put_back(&self, hand: Hand<'_>, kept: Kept<T>) {
+        let mut waiting = self.waiting.lock();
+        waiting.push_back(kept);
+        drop(hand);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        let waiting = self.waiting.lock();
+        waiting.len() + self.in_hand.load(Ordering::SeqCst)
+    }
+
+    /// Frees what no stream uses any more, and says how much that was.
+    pub(crate) fn reap(&self, free: impl FnMut(T)) -> usize {
+        self.reap_of(self.len(), free)
+    }
+
+    /// The same of so many items only, the oldest if none has been looked at before.
+    fn reap_of(&self, count: usize, mut free: impl FnMut(T)) -> usize {
+        let mut passed = Vec::new();
+        for _ in 0..count {
+            let Some((hand, (mut marks, item))) = self.pop() else { break };
+            match marks.are_passed(&self.fences) {
+                Ok(true) => passed.push((hand, ManuallyDrop::into_inner(item))),
+                Ok(false) | Err(_) => self.put_back(hand, (marks, item)),
+            }
+        }
+        let count = passed.len();
+        passed.into_iter().for_each(|passed| self.free(passed, &mut free));
+        count
+    }
+
+    fn free(&self, (hand, item): (Hand<'_>, T), free: impl FnOnce(T)) {
+        free(item);
+        // In this order, others never see that nothing is left and nothing was freed.
+        self.freed.fetch_add(1, Ordering::SeqCst);
+        drop(hand);
+    }
+
+    /// Waits for the oldest item until `deadline`, and takes it out.
+    fn wait_for_one(&self, deadline: Instant) -> Option<(Hand<'_>, T)> {
+        let (hand, (mut marks, item)) = self.pop()?;
+        match marks.wait(&self.fences, deadline) {
+            Ok(true) => Some((hand, ManuallyDrop::into_inner(item))),
+            Ok(false) | Err(_) => {
+                self.put_back(hand, (marks, item));
+                None
+            }
+        }
+    }
+
+    /// Allocates, after a look at a few items, so that they do not pile up where nothing is ever
+    /// exhausted. If it is refused for want of memory, again once items have been freed, first
+    /// those that nobody has to wait for, then one after the other until patience has run out.
+    pub(crate) fn allocate_or_reclaim<M>(
+        &self,
+        mut allocate: impl FnMut() -> Result<M, AllocateError>,
+        mut free: impl FnMut(T),
+    ) -> Result<M, AllocateError> {
+        // More than the one that each allocation can leave behind.
+        const LOOKS: usize = 2;
+        /// Between two looks at what others have in hand.
+        const SLICE: Duration = Duration::from_micros(100);
+        // Looked at before the request: what others free meanwhile calls for another one.
+        let is_hopeful = self.len() > 0;
+        if is_hopeful {
+            self.reap_of(LOOKS, &mut free);
+        }
+        let mut freed = self.freed.load(Ordering::SeqCst);
+        let mut refusal = match allocate() {
+            Err(error) if error.is_exhaustion() && is_hopeful => error,
+            outcome => return outcome,
+        };
+        let deadline = deadline_after(self.patience);
+        self.reap(&mut free);
+        loop {
+            // Until this thread or another has freed something.
+            while self.freed.load(Ordering::SeqCst) == freed {
+                match self.wait_for_one(deadline) {
+                    Some(passed) => self.free(passed, &mut free),
+                    None if self.in_hand.load(Ordering::SeqCst) > 0
+                        && Instant::now() < deadline =>
+                    {
+                        std::thread::sleep(SLICE);
+                    }
+                    None if self.freed.load(Ordering::SeqCst) == freed => return Err(refusal),
+                    None => {}
+                }
+            }
+            freed = self.freed.load(Ordering::SeqCst);
+            refusal = match allocate() {
+                Err(error) if error.is_exhaustion() => error,
+                outcome => return outcome,
+            };
+        }
+    }
+
+    fn pop(&self) -> Option<(Hand<'_>, Kept<T>)> {
+        let mut waiting = self.waiting.lock();
+        let kept = waiting.pop_front()?;
+        self.in_hand.fetch_add(1, Ordering::SeqCst);
+        Some((Hand(&self.in_hand), kept))
+    }
+}
+
+impl<T> Drop for Retired<T> {
+    fn drop(&mut self) {
+        let deadline = deadline_after(self.patience);
+        while let Some((_hand, (mut marks, item))) = self.pop() {
+            match marks.wait(&self.fences, deadline) {
+                Ok(true) => drop(ManuallyDrop::into_inner(item)),
+                outcome => {
+                    tracing::error!(?outcome, "memory is leaked, as a stream may still use it");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::SimulatedStreams;
+    use terrane_core::{ByteCount, Label, StorageKind};
+
+    const STREAM: StreamId = StreamId::new(1);
+
+    fn retired(patience: Duration) -> (Retired<Arc<()>>, SimulatedStreams) {
+        let streams = SimulatedStreams::new(0);
+        (Retired::new(Arc::new(streams.clone()), patience), streams)
+    }
+
+    #[test]
+    fn items_come_back_when_their_stream_has_passed_and_fences_are_reused() {
+        let (retired, streams) = retired(Duration::ZERO);
+        for _ in 0..5 {
+            streams.submit(STREAM, || {});
+            retired.keep(Marks::new(retired.fences(), [STREAM]), Arc::new(()));
+            assert_eq!(retired.reap(drop), 0);
+            streams.run_all();
+            assert_eq!(retired.reap(drop), 1);
+        }
+        assert_eq!(streams.fences_created(), 1);
+    }
+
+    #[test]
+    fn a_mark_that_fails_is_made_later_and_nothing_is_freed_before() {
+        let (retired, streams) = retired(Duration::ZERO);
+        streams.submit(STREAM, || {});
+        streams.fail_next(1);
+        retired.keep(Marks::new(retired.fences(), [STREAM]), Arc::new(()));
+        streams.fail_next(1);
+        assert_eq!(retired.reap(drop), 0);
+        streams.run_all();
+        assert_eq!(retired.reap(drop), 1);
+    }
+
+    #[test]
+    fn whoever_comes_second_waits_too() {
+        let (retired, streams) = retired(Duration::from_secs(60));
+        let free = AtomicUsize::new(0);
+        let exhausted = || AllocateError::OutOfMemory {
+            kind: StorageKind::System,
+            requested: ByteCount::ZERO,
+            available: None,
+            label: Label::default(),
+            source: None,
+        };
+        streams.submit(STREAM, || {});
+        retired.keep(Marks::new(retired.fences(), [STREAM]), Arc::new(()));
+        // The one thing makes room for two.
+        let allocate = || match free.load(Ordering::SeqCst) {
+            0 => Err(exhausted()),
+            _ => Ok(()),
+        };
+        let free_item = |_| free.store(2, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| retired.allocate_or_reclaim(allocate, free_item));
+            while !retired.waiting.lock().is_empty() {
+                std::thread::yield_now();
+            }
+            let second = scope.spawn(|| retired.allocate_or_reclaim(allocate, free_item));
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(retired.len(), 1, "it is still in use");
+            streams.run_all();
+            assert!(first.join().unwrap().is_ok());
+            assert!(second.join().unwrap().is_ok());
+        });
+    }
+
+    #[test]
+    fn patience_may_be_endless() {
+        let (retired, streams) = retired(Duration::MAX);
+        streams.set_runs_on_wait(true);
+        streams.submit(STREAM, || {});
+        let used = Arc::new(());
+        retired.keep(Marks::new(retired.fences(), [STREAM]), Arc::clone(&used));
+        drop(retired);
+        assert_eq!(Arc::strong_count(&used), 1);
+    }
+
+    /// A fence that panics when it is asked or waited for.
+    #[derive(Debug)]
+    struct Broken;
+
+    impl FenceSource for Broken {
+        fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
+            Ok(Arc::new(Self))
+        }
+    }
+
+    impl Fence for Broken {
+        fn record(&self, _: StreamId) -> Result<(), FenceError> {
+            Ok(())
+        }
+
+        fn is_complete(&self) -> Result<bool, FenceError> {
+            std::panic::resume_unwind(Box::new("the driver is gone"))
+        }
+
+        fn wait(&self, _: Duration) -> Result<bool, FenceError> {
+            self.is_complete()
+        }
+    }
+
+    #[test]
+    fn a_fence_that_panics_frees_nothing() {
+        let panics = |work: &mut dyn FnMut()| {
+            let work = std::panic::AssertUnwindSafe(work);
+            assert!(std::panic::catch_unwind(|| { work }.0()).is_err());
+        };
+        let mut retired = Some(Retired::new(Arc::new(Broken), Duration::ZERO));
+        let used = [(); 3].map(|()| Arc::new(()));
+        for item in &used {
+            let retired = retired.as_ref().unwrap();
+            retired.keep(Marks::new(retired.fences(), [STREAM]), Arc::clone(item));
+        }
+        panics(&mut || assert_eq!(retired.as_ref().unwrap().reap(drop), 0));
+        panics(&mut || drop(retired.take()));
+        assert!(used.iter().all(|item| Arc::strong_count(item) == 2));
+    }
+
+    #[test]
+    fn what_a_stream_still_uses_at_the_end_is_leaked_and_the_rest_is_not() {
+        let (retired, streams) = retired(Duration::from_millis(1));
+        let (used, free) = (Arc::new(()), Arc::new(()));
+        retired.keep(Marks::default(), Arc::clone(&free));
+        streams.submit(STREAM, || {});
+        retired.keep(Marks::new(retired.fences(), [STREAM]), Arc::clone(&used));
+        drop(retired);
+        assert_eq!((Arc::strong_count(&free), Arc::strong_count(&used)), (1, 2));
+    }
+}

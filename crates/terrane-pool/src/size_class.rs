@@ -1,0 +1,216 @@
+//! Size classes: which lengths a pool keeps, and which of them serves a request.
+
+use terrane_core::{Alignment, ByteCount};
+
+use crate::PoolError;
+
+/// How a pool rounds the sizes of its blocks.
+///
+/// The finer the classes, the less memory rounding wastes, and the less often a freed block fits
+/// the next request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SizeClasses {
+    /// Powers of two: up to 100 % waste, for scratch and staging.
+    #[default]
+    PowerOfTwo,
+    /// Four steps per doubling: up to 25 % waste.
+    Steps4,
+    /// Eight steps per doubling: up to 12.5 % waste.
+    Steps8,
+    /// One class of blocks of exactly `stride` bytes, obtained `count` at a time in one region.
+    ///
+    /// A slab goes back to the upstream as a whole, when all of its blocks are cached. Larger
+    /// requests go straight to the upstream.
+    ExactSlab {
+        /// The length of a block; a multiple of the pool's alignment.
+        stride: ByteCount,
+        /// How many blocks make a slab.
+        count: u32,
+    },
+}
+
+/// The classes of one pool, as a table.
+#[derive(Debug)]
+pub(crate) struct ClassTable {
+    rounding: Rounding,
+    sizes: Box<[u64]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Rounding {
+    /// 2^`step_bits` classes per doubling; `first` is the number of the smallest class among all
+    /// that the arithmetic can name.
+    Geometric {
+        step_bits: u32,
+        smallest: u64,
+        largest: u64,
+        first: usize,
+    },
+    Slab {
+        stride: u64,
+        count: u32,
+    },
+}
+
+impl ClassTable {
+    pub(crate) fn new(
+        classes: SizeClasses,
+        smallest: ByteCount,
+        largest: ByteCount,
+        alignment: Alignment,
+    ) -> Result<Self, PoolError> {
+        let step_bits = match classes {
+            SizeClasses::PowerOfTwo => 0,
+            SizeClasses::Steps4 => 2,
+            SizeClasses::Steps8 => 3,
+            SizeClasses::ExactSlab { stride, count } => {
+                return Self::slab(stride, count, alignment);
+            }
+        };
+        let (least, most) = (smallest.get(), largest.get());
+        // Eight steps lead up to 16 bytes in whole bytes, and to nothing less.
+        if !least.is_power_of_two() || least < 16 || least > most || most > 1 << 48 {
+            return Err(PoolError::InvalidClassRange { smallest, largest });
+        }
+        let first = raw_class(least, step_bits);
+        let last = raw_class(most, step_bits);
+        let sizes: Box<[u64]> = (first..=last).map(|raw| raw_size(raw, step_bits)).collect();
+        let largest = sizes.last().copied().unwrap_or(most);
+        let rounding = Rounding::Geometric { step_bits, smallest: least, largest, first };
+        Ok(Self { rounding, sizes })
+    }
+
+    fn slab(stride: ByteCount, count: u32, alignment: Alignment) -> Result<Self, PoolError> {
+        let region = stride.checked_mul("count", u64::from(count));
+        if stride.is_zero() || count == 0 || !stride.is_aligned_to(alignment) || region.is_err() {
+            return Err(PoolError::InvalidSlab { stride, count, alignment });
+        }
+        let rounding = Rounding::Slab { stride: stride.get(), count };
+        Ok(Self { rounding, sizes: Box::new([stride.get()]) })
+    }
+
+    /// The class that serves `bytes`; `None` for nothing and for what is larger than the largest
+    /// class.
+    #[inline]
+    pub(crate) fn class_of(&self, bytes: u64) -> Option<usize> {
+        match self.rounding {
+            Rounding::Geometric { step_bits, smallest, largest, first } => {
+                if bytes > largest || bytes == 0 {
+                    return None;
+                }
+                Some(raw_class(bytes.max(smallest), step_bits) - first)
+            }
+            Rounding::Slab { stride, .. } => (bytes <= stride && bytes != 0).then_some(0),
+        }
+    }
+
+    /// The length of the blocks of a class.
+    #[inline]
+    pub(crate) fn size(&self, class: usize) -> u64 {
+        self.sizes[class]
+    }
+
+    /// How many classes there are.
+    pub(crate) fn len(&self) -> usize {
+        self.sizes.len()
+    }
+
+    /// How many blocks come at once from the upstream.
+    pub(crate) fn blocks_per_slab(&self) -> Option<u32> {
+        match self.rounding {
+            Rounding::Geometric { .. } => None,
+            Rounding::Slab { count, .. } => Some(count),
+        }
+    }
+}
+
+/// The number of the class of `bytes` (more than 2^`step_bits`) among all
+/// classes of 2^`step_bits` steps per doubling: the exponent, then the step within the doubling.
+///
+/// The lengths of one class share the exponent and the leading bits of `bytes - 1`.
+#[inline]
+fn raw_class(bytes: u64, step_bits: u32) -> usize {
+    let below = bytes - 1;
+    let exponent = below.ilog2();
+    let step = (below >> (exponent - step_bits)) ^ (1 << step_bits);
+    ByteCount::new((u64::from(exponent) << step_bits) | step).to_usize()
+}
+
+/// The largest length of a class: the inverse of [`raw_class`].
+fn raw_size(raw: usize, step_bits: u32) -> u64 {
+    let raw = ByteCount::from_usize(raw).get();
+    let (exponent, step) = (raw >> step_bits, raw & ((1 << step_bits) - 1));
+    let unit = 1 << (exponent - u64::from(step_bits));
+    ((1 << step_bits) + step + 1) * unit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn table(classes: SizeClasses) -> ClassTable {
+        ClassTable::new(classes, ByteCount::new(256), ByteCount::gib(16), Alignment::SECTOR)
+            .unwrap()
+    }
+
+    #[test]
+    fn powers_of_two() {
+        let table = table(SizeClasses::PowerOfTwo);
+        for (bytes, size) in [(1, 256), (256, 256), (257, 512), (1 << 20, 1 << 20), (1025, 2048)] {
+            assert_eq!(table.size(table.class_of(bytes).unwrap()), size, "{bytes}");
+        }
+        assert_eq!(table.class_of(0), None);
+        assert_eq!(table.class_of((16 << 30) + 1), None);
+        assert_eq!(table.len(), 27);
+    }
+
+    #[test]
+    fn steps_divide_a_doubling_evenly() {
+        let table = table(SizeClasses::Steps4);
+        let sizes: Vec<_> = (0..6).map(|class| table.size(class)).collect();
+        assert_eq!(sizes, [256, 320, 384, 448, 512, 640]);
+    }
+
+    #[test]
+    fn the_smallest_class_has_room_for_its_steps() {
+        for classes in [SizeClasses::PowerOfTwo, SizeClasses::Steps4, SizeClasses::Steps8] {
+            let new = |least| {
+                let (least, most) = (ByteCount::new(least), ByteCount::kib(1));
+                ClassTable::new(classes, least, most, Alignment::BYTE)
+            };
+            assert!(matches!(new(8), Err(PoolError::InvalidClassRange { .. })));
+            let table = new(16).unwrap();
+            assert_eq!(table.size(table.class_of(1).unwrap()), 16);
+            assert_eq!(table.size(table.len() - 1), 1024);
+        }
+    }
+
+    #[test]
+    fn a_slab_serves_up_to_its_stride() {
+        let slab = SizeClasses::ExactSlab { stride: ByteCount::kib(36), count: 10 };
+        let table = table(slab);
+        assert_eq!(table.class_of(36 << 10), Some(0));
+        assert_eq!(table.class_of((36 << 10) + 1), None);
+        let odd = SizeClasses::ExactSlab { stride: ByteCount::new(1000), count: 10 };
+        let error = ClassTable::new(odd, ByteCount::new(256), ByteCount::gib(1), Alignment::SECTOR);
+        assert!(matches!(error, Err(PoolError::InvalidSlab { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn the_class_fits_and_no_smaller_one_does(bytes in 1_u64..=16 << 30) {
+            for (classes, steps) in
+                [(SizeClasses::PowerOfTwo, 1), (SizeClasses::Steps4, 4), (SizeClasses::Steps8, 8)]
+            {
+                let table = table(classes);
+                let class = table.class_of(bytes).unwrap();
+                prop_assert!(table.size(class) >= bytes);
+                prop_assert!(class == 0 || table.size(class - 1) < bytes);
+                // The waste is what the documentation says.
+                prop_assert!(bytes <= 256 || (table.size(class) - bytes) * steps < bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! What one thread keeps of one pool: a magazine of free blocks for every class, and a lane of
+//! such for one stream.
+//!
+//! The owner enters its slot with plain stores and loads; a sweeper, which may be any thread,
+//! shuts the gate first and then waits until the owner is out:
+//!
+//! | owner | sweeper |
+//! |---|---|
+//! | `inside = true` | `gate = SHUT` |
+//! | [`barrier::light`] | [`barrier::heavy`] |
+//! | unless the gate is `OPEN`: out again, and around the magazines | until not `inside`: wait |
+//! | magazines | magazines |
+//! | `inside = false` (release) | `gate = OPEN` (release) |
+//!
+//! By the barriers at least one of the two sees the other's store (Dekker), so they are never in
+//! the magazines at once.
+
+use terrane_core::{ByteCount, Label, Memory};
+
+use crate::StreamId;
+use crate::barrier;
+use crate::record::Record;
+use crate::stack::Stack;
+use crate::sync::{AtomicBool, AtomicUsize, Cell, Ordering, yield_now};
+use crate::tags::{TAGS, Tag};
+
+/// The most blocks in a magazine: with its counters it fills four cache lines.
+pub(crate) const MAGAZINE: usize = 28;
+/// The most blocks that move between a magazine and the shared queue at a time: about half a
+/// magazine, so that neither a run of acquires nor one of releases goes to the queue each time.
+/// With its length it fills two cache lines, which the prefetcher fetches together.
+pub(crate) const BATCH: usize = 15;
+
+/// Blocks on their way between a magazine and a shared queue.
+pub(crate) type Batch<M> = Stack<Box<Record<M>>, BATCH>;
+
+/// The magazines of one thread behind their gate.
+#[derive(Debug)]
+pub(crate) struct Slot<M: Memory> {
+    inside: AtomicBool,
+    gate: AtomicUsize,
+    shelf: Cell<Shelf<M>>,
+}
+
+/// The owner may enter.
+const OPEN: usize = 0;
+/// A sweeper is at work, or the pool is closed.
+const SHUT: usize = 1;
+/// The owner has ended, and nobody has its seat, or its heir has not settled yet.
+const VACANT: usize = 2;
+
+// SAFETY: the shelf is reached by the owner inside the gate and by a sweeper behind it, never at
+// once; everything on it is `Send`.
+unsafe impl<M: Memory> Sync for Slot<M> {}
+
+impl<M: Memory> Slot<M> {
+    /// Empty magazines of these depths, vacant.
+    pub(crate) fn new(depths: impl Iterator<Item = usize> + Clone, lane: bool) -> Self {
+        Self {
+            inside: AtomicBool::new(false),
+            gate: AtomicUsize::new(VACANT),
+            shelf: Cell::new(Shelf::new(depths, lane)),
+        }
+    }
+
+    /// Runs `work` on the shelf; `None`, without running it, unless the gate is open.
+    ///
+    /// # Safety
+    ///
+    /// Only the thread whose seat this is may call it, and not from within `work`, which runs no
+    /// code of the pool's user and does not panic.
+    #[inline]
+    pub(crate) unsafe fn enter<R>(&self, work: impl FnOnce(&mut Shelf<M>) -> R) -> Option<R> {
+        self.inside.store(true, Ordering::Relaxed);
+        barrier::light();
+        if self.gate.load(Ordering::Acquire) != OPEN {
+            self.inside.store(false, Ordering::Release);
+            return None;
+        }
+        let result = self.shelf.with_mut(|shelf| {
+            // SAFETY: the gate was open after `inside` was set, so no sweeper goes on before it
+            // is cleared; of owners there is one.
+            work(unsafe { &mut *shelf })
+        });
+        self.inside.store(false, Ordering::Release);
+        Some(result)
+    }
+
+    /// Lets a new owner in. The caller holds the pool's sweeping lock.
+    pub(crate) fn settle(&self) {
+        if self.gate.load(Ordering::Relaxed) == VACANT {
+            self.gate.store(OPEN, Ordering::Release);
+        }
+    }
+
+    /// Whether nobody has settled here.
+    pub(crate) fn is_vacant(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) == VACANT
+    }
+
+    /// Marks that the owner has ended. The caller is the owner and holds the sweeping lock.
+    pub(crate) fn vacate(&self) {
+        self.gate.store(VACANT, Ordering::Release);
+    }
+
+    /// Shuts the gate, if it is open. The caller holds the sweeping lock; a [`barrier::heavy`]
+    /// has to follow.
+    pub(crate) fn shut(&self) {
+        if self.gate.load(Ordering::Relaxed) == OPEN {
+            self.gate.store(SHUT, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until the owner is out.
+    pub(crate) fn wait(&self) {
+        while self.inside.load(Ordering::Acquire) {
+            yield_now();
+        }
+    }
+
+    /// Opens the gate again, if it was shut. The caller holds the sweeping lock.
+    pub(crate) fn open(&self) {
+        if self.gate.load(Ordering::Relaxed) == SHUT {
+            self.gate.store(OPEN, Ordering::Release);
+        }
+    }
+
+    /// Runs `work` on the shelf behind the gate.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the pool's sweeping lock, and [`shut`](Self::shut) the gate;
+    /// [`barrier::heavy`] and [`wait`](Self::wait) followed.
+    pub(crate) unsafe fn sweep<R>(&self, work: impl FnOnce(&mut Shelf<M>) -> R) -> R {
+        self.shelf.with_mut(|shelf| {
+            // SAFETY: by the caller's promise the owner is out and stays out.
+            work(unsafe { &mut *shelf })
+        })
+    }
+}
+
+/// A thread's magazines and counters.
+#[derive(Debug)]
+pub(crate) struct Shelf<M: Memory> {
+    /// Bytes that may be cached here beyond those that are: reserved of the pool's cap, unused.
+    pub(crate) credit: u64,
+    /// Live bytes by tag: acquired here less released here, so any one may be negative.
+    pub(crate) tags: Box<[i64; TAGS]>,
+    /// The last label that this thread asked with, to save a look-up.
+    pub(crate) label: Option<(Label, Tag)>,
+    pub(crate) magazines: Box<[Magazine<M>]>,
+    pub(crate) lane: Lane<M>,
+}
+
+/// What a thread keeps of one stream: blocks that it released there and that nobody else uses, so
+/// that they can be reused there at once. To everyone else they are pending.
+#[derive(Debug)]
+pub(crate) struct Lane<M: Memory> {
+    stream: Option<StreamId>,
+    /// How many blocks of other streams came by since one of this stream did.
+    strangers: u32,
+    /// None, if the pool knows no streams.
+    pub(crate) magazines: Box<[Magazine<M>]>,
+}
+
+/// After how many blocks of other streams a lane goes over to one of them.
+const STRANGERS: u32 = 16;
+
+/// The free blocks of one class in one thread.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Magazine<M: Memory> {
+    pub(crate) blocks: Stack<Box<Record<M>>, MAGAZINE>,
+    pub(crate) depth: usize,
+    pub(crate) hits: u64,
+    /// How often the magazine was filled from the shared queue, with a block for the asker.
+    pub(crate) shared_hits: u64,
+}
+
+/// Why a block could not go into a magazine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Full,
+    NoCredit,
+}
+
+impl<M: Memory> Magazine<M> {
+    /// Puts the block in, at the expense of the credit.
+    #[inline]
+    fn keep(
+        &mut self,
+        credit: &mut u64,
+        weight: u64,
+        block: Box<Record<M>>,
+    ) -> Result<(), (Box<Record<M>>, Refusal)> {
+        if self.blocks.len() >= self.depth {
+            return Err((block, Refusal::Full));
+        }
+        let Some(rest) = credit.checked_sub(weight) else {
+            return Err((block, Refusal::NoCredit));
+        };
+        self.blocks.push(block).map_err(|block| (block, Refusal::Full))?;
+        *credit = rest;
+        Ok(())
+    }
+}
+
+impl<M: Memory> Shelf<M> {
+    fn new(depths: impl Iterator<Item = usize> + Clone, lane: bool) -> Self {
+        let magazine = |depth| Magazine { blocks: Stack::new(), depth, hits: 0, shared_hits: 0 };
+        let lane = depths.clone().filter(|_| lane).map(magazine).collect();
+        Self {
+            credit: 0,
+            tags: Box::new([0; TAGS]),
+            label: None,
+            magazines: depths.map(magazine).collect(),
+            lane: Lane { stream: None, strangers: 0, magazines: lane },
+        }
+    }
+
+    /// Takes a block of `class`, whose blocks weigh `weight` of the cap.
+    #[inline]
+    pub(crate) fn take(&mut self, class: usize, weight: u64, tag: Tag) -> Option<Box<Record<M>>> {
+        let magazine = self.magazines.get_mut(class)?;
+        let record = magazine.blocks.pop()?;
+        magazine.hits += 1;
+        self.credit += weight;
+        self.count(tag, record.granted, true);
+        Some(record)
+    }
+
+    /// Puts the block in its magazine, if there is room and credit.
+    #[inline]
+    pub(crate) fn put(
+        &mut self,
+        weight: u64,
+        record: &mut Option<Box<Record<M>>>,
+    ) -> Result<(), Refusal> {
+        let Some(block) = record.take() else { return Ok(()) };
+        let (tag, granted) = (block.tag, block.granted);
+        let kept = match self.magazines.get_mut(block.class) {
+            Some(magazine) => magazine.keep(&mut self.credit, weight, block),
+            None => Err((block, Refusal::Full)),
+        };
+        match kept {
+            Ok(()) => {
+                self.count(tag, granted, false);
+                Ok(())
+            }
+            Err((block, refusal)) => {
+                *record = Some(block);
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Takes a block of `class` that was released on `stream`.
+    #[inline]
+    pub(crate) fn take_on(
+        &mut self,
+        stream: StreamId,
+        class: usize,
+        weight: u64,
+        tag: Tag,
+    ) -> Option<Box<Record<M>>> {
+        if self.lane.stream != Some(stream) {
+            return None;
+        }
+        let magazine = self.lane.magazines.get_mut(class)?;
+        let record = magazine.blocks.pop()?;
+        magazine.hits += 1;
+        self.credit += weight;
+        self.count(tag, record.granted, true);
+        Some(record)
+    }
+
+    /// Puts a block that was released on `stream`, and that no other stream uses, in the lane, if
+    /// it is that stream's and there is room and credit.
+    #[inline]
+    pub(crate) fn put_on(
+        &mut self,
+        stream: StreamId,
+        weight: u64,
+        record: &mut Option<Box<Record<M>>>,
+    ) {
+        if self.lane.stream != Some(stream) {
+            self.lane.strangers += 1;
+            return;
+        }
+        self.lane.strangers = 0;
+        let Some(block) = record.take() else { return };
+        let (tag, granted) = (block.tag, block.granted);
+        let kept = match self.lane.magazines.get_mut(block.class) {
+            Some(magazine) => magazine.keep(&mut self.credit, weight, block),
+            None => Err((block, Refusal::Full)),
+        };
+        match kept {
+            Ok(()) => self.count(tag, granted, false),
+            Err((block, _)) => *record = Some(block),
+        }
+    }
+
+    /// Gives the lane to `stream`, if it has none, or its own has not come by for long; its
+    /// blocks go into `flushed`, and what they weigh is answered.
+    pub(crate) fn bind_lane(
+        &mut self,
+        stream: StreamId,
+        flushed: &mut Vec<Box<Record<M>>>,
+        weight: impl Fn(usize) -> u64,
+    ) -> u64 {
+        let bound = self.lane.stream.is_some();
+        if self.lane.stream == Some(stream) || (bound && self.lane.strangers < STRANGERS) {
+            return 0;
+        }
+        let credit = self.empty_lane_into(flushed, weight);
+        self.lane.stream = Some(stream);
+        self.lane.strangers = 0;
+        credit
+    }
+
+    /// Takes all blocks out of the lane, and answers what they weigh.
+    pub(crate) fn empty_lane_into(
+        &mut self,
+        records: &mut Vec<Box<Record<M>>>,
+        weight: impl Fn(usize) -> u64,
+    ) -> u64 {
+        let mut credit = 0;
+        for (class, magazine) in self.lane.magazines.iter_mut().enumerate() {
+            credit += weight(class) * ByteCount::from_usize(magazine.blocks.len()).get();
+            records.extend(&mut magazine.blocks);
+        }
+        credit
+    }
+
+    /// Takes about half of a full magazine, the oldest blocks or not, for the shared queue.
+    pub(crate) fn spill(&mut self, class: usize) -> Option<Batch<M>> {
+        let magazine = self.magazines.get_mut(class)?;
+        if magazine.depth == 0 || magazine.blocks.len() < magazine.depth {
+            return None;
+        }
+        let count = magazine.depth.div_ceil(2).min(BATCH);
+        let mut batch = Batch::new();
+        for block in magazine.blocks.by_ref().take(count) {
+            // A batch has room for its own length.
+            let _ = batch.push(block);
+        }
+        Some(batch)
+    }
+
+    /// Fills the magazine of `class` from a batch whose blocks weigh on the cap already.
+    pub(crate) fn refill(&mut self, class: usize, batch: &mut Batch<M>) {
+        let Some(magazine) = self.magazines.get_mut(class) else { return };
+        magazine.shared_hits += 1;
+        while magazine.blocks.len() < magazine.depth
+            && let Some(block) = batch.pop()
+        {
+            // There is room, as was just seen.
+            let _ = magazine.blocks.push(block);
+        }
+    }
+
+    /// Takes the credit beyond what a magazine of `class` may need.
+    pub(crate) fn surplus(&mut self, class: usize, weight: u64) -> u64 {
+        let depth = self.magazines.get(class).map_or(0, |magazine| magazine.depth);
+        let room = weight.checked_mul(ByteCount::from_usize(depth).get()).unwrap_or(0);
+        let surplus = self.credit.saturating_sub(room);
+        self.credit -= surplus;
+        surplus
+    }
+
+    /// Takes all blocks, in batches with their classes, and answers the credit.
+    pub(crate) fn empty_into(&mut self, batches: &mut Vec<(usize, Batch<M>)>) -> u64 {
+        for (class, magazine) in self.magazines.iter_mut().enumerate() {
+            while magazine.blocks.len() > 0 {
+                let mut batch = Batch::new();
+                for block in magazine.blocks.by_ref().take(BATCH) {
+                    let _ = batch.push(block);
+                }
+                batches.push((class, batch));
+            }
+        }
+        std::mem::take(&mut self.credit)
+    }
+
+    /// Counts bytes of `tag` that became live here, or ceased to be.
+    #[inline]
+    pub(crate) fn count(&mut self, tag: Tag, bytes: u64, live: bool) {
+        if tag != Tag::NONE
+            && let Some(count) = self.tags.get_mut(tag.index())
+        {
+            // Two's complement: the sum over all threads is right whatever wraps in between.
+            *count = if live {
+                count.wrapping_add_unsigned(bytes)
+            } else {
+                count.wrapping_sub_unsigned(bytes)
+            };
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! A stack of a few values in place.
+
+/// At most `N` values, the last pushed the first popped.
+#[derive(Debug)]
+pub(crate) struct Stack<T, const N: usize> {
+    length: usize,
+    values: [Option<T>; N],
+}
+
+impl<T, const N: usize> Stack<T, N> {
+    pub(crate) fn new() -> Self {
+        Self { length: 0, values: [const { None }; N] }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// The values, the first pushed first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.values.iter().take(self.length).flatten()
+    }
+
+    /// Pushes `value`, or gives it back if the stack is full.
+    #[inline]
+    pub(crate) fn push(&mut self, value: T) -> Result<(), T> {
+        let Some(place) = self.values.get_mut(self.length) else { return Err(value) };
+        *place = Some(value);
+        self.length += 1;
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        let top = self.length.checked_sub(1)?;
+        self.length = top;
+        self.values.get_mut(top)?.take()
+    }
+}
+
+impl<T, const N: usize> Iterator for Stack<T, N> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        self.pop()
+    }
+}

@@ -1,0 +1,118 @@
+//! Where staging buffers come from, and wait until they can go back.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrane_core::{Allocate, AllocateError, RegionRequest};
+
+use super::dispatch::DispatchSet;
+use super::error::StagingError;
+use super::transfer::TransferTable;
+use crate::retired::Retired;
+use crate::{Fence, FenceError, FenceSource};
+
+/// A source of staging tables over an upstream, and the keeper of buffers that streams still use.
+///
+/// Cloning gives another handle to the same area. When the last handle and the last table have
+/// gone, what streams still use is waited for, and leaked if they are not done in time.
+pub struct StagingArea<A: Allocate>(Arc<Area<A>>);
+
+struct Area<A: Allocate> {
+    // Fields drop in this order: buffers go back before their upstream goes.
+    retired: Retired<Vec<A::Memory>>,
+    upstream: A,
+    knows_streams: bool,
+}
+
+impl<A: Allocate> StagingArea<A> {
+    /// An area over `upstream`, whose buffers are used on the streams of `fences`. An exhausted
+    /// area waits for them, and so does its end, for `patience`.
+    #[must_use]
+    pub fn new(upstream: A, fences: Arc<dyn FenceSource>, patience: Duration) -> Self {
+        let retired = Retired::new(fences, patience);
+        Self(Arc::new(Area { retired, upstream, knows_streams: true }))
+    }
+
+    /// An area whose buffers no stream uses: copies are done when they are submitted.
+    #[must_use]
+    pub fn without_streams(upstream: A) -> Self {
+        let retired = Retired::new(Arc::new(NoStreams), Duration::ZERO);
+        Self(Arc::new(Area { retired, upstream, knows_streams: false }))
+    }
+
+    /// An empty table of transfers.
+    ///
+    /// # Errors
+    ///
+    /// [`StagingError::NotHost`] if the upstream's memory is not the host's.
+    pub fn transfer_table(&self) -> Result<TransferTable<A>, StagingError> {
+        let kind = self.0.upstream.kind();
+        if kind.is_host() {
+            Ok(TransferTable::new(self.clone()))
+        } else {
+            Err(StagingError::NotHost { kind })
+        }
+    }
+
+    /// An empty dispatch set.
+    #[must_use]
+    pub fn dispatch_set(&self) -> DispatchSet<A> {
+        DispatchSet::new(self.clone())
+    }
+
+    /// Gives back the buffers that no stream uses any more, and says of how many tables they
+    /// were. It never waits. An exhausted area does so before it refuses anything.
+    pub fn reap(&self) -> usize {
+        self.0.retired.reap(drop)
+    }
+
+    /// How many tables there are whose owners have gone and whose buffers are still in use.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.0.retired.len()
+    }
+
+    /// The upstream.
+    #[must_use]
+    pub fn upstream(&self) -> &A {
+        &self.0.upstream
+    }
+
+    pub(super) fn retired(&self) -> &Retired<Vec<A::Memory>> {
+        &self.0.retired
+    }
+
+    pub(super) fn knows_streams(&self) -> bool {
+        self.0.knows_streams
+    }
+
+    pub(super) fn acquire(&self, request: &RegionRequest) -> Result<A::Memory, AllocateError> {
+        self.retired().allocate_or_reclaim(|| self.0.upstream.allocate(request), drop)
+    }
+}
+
+impl<A: Allocate> Clone for StagingArea<A> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<A: Allocate> fmt::Debug for StagingArea<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StagingArea")
+            .field("kind", &self.0.upstream.kind())
+            .field("pending", &self.pending())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The streams of an area without streams. It is never asked for a fence.
+#[derive(Debug)]
+struct NoStreams;
+
+impl FenceSource for NoStreams {
+    fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
+        Err(FenceError { operation: "create", source: Box::new(StagingError::NoFences) })
+    }
+}

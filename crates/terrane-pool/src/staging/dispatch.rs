@@ -1,0 +1,185 @@
+//! Dispatch sets: the allocations and the parameter buffer of one dispatch.
+
+use std::fmt;
+use std::time::Duration;
+
+use terrane_core::{Allocate, ByteCount, Location, RegionRequest};
+
+use super::area::StagingArea;
+use super::error::{NotFinished, StagingError};
+use super::lease::{Lease, try_reserve};
+use crate::StreamId;
+
+/// The allocations of a dispatch that is being prepared.
+pub struct DispatchSet<A: Allocate> {
+    lease: Lease<A>,
+    /// The buffer of each allocation; `None` for one of no bytes.
+    allocations: Vec<Option<usize>>,
+    parameters: Parameters,
+}
+
+/// Which of a set's allocations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AllocationId(usize);
+
+#[derive(Clone, Copy, Debug)]
+enum Parameters {
+    None,
+    /// `None` for a buffer of no bytes.
+    Buffer(Option<usize>),
+}
+
+impl<A: Allocate> DispatchSet<A> {
+    pub(super) fn new(area: StagingArea<A>) -> Self {
+        let (lease, parameters) = (Lease::new(area), Parameters::None);
+        Self { lease, allocations: Vec::new(), parameters }
+    }
+
+    /// Makes room for `additional` allocations and the parameter buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`StagingError::Reserve`].
+    pub fn try_reserve(&mut self, additional: usize) -> Result<(), StagingError> {
+        let buffers = additional.checked_add(1).unwrap_or(additional);
+        self.lease.try_reserve(buffers)?;
+        try_reserve(&mut self.allocations, additional)
+    }
+
+    /// Acquires one more allocation. Nothing is acquired for no bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`StagingError::Allocate`] or [`StagingError::Reserve`]; the set is as it was.
+    pub fn allocate(&mut self, request: &RegionRequest) -> Result<AllocationId, StagingError> {
+        try_reserve(&mut self.allocations, 1)?;
+        let buffer = self.lease.acquire(request)?;
+        self.allocations.push(buffer);
+        Ok(AllocationId(self.allocations.len() - 1))
+    }
+
+    /// Acquires the parameter buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`StagingError::ParametersTaken`] if there is one; otherwise as for
+    /// [`allocate`](Self::allocate).
+    pub fn parameters(&mut self, bytes: ByteCount) -> Result<(), StagingError> {
+        if matches!(self.parameters, Parameters::Buffer(_)) {
+            return Err(StagingError::ParametersTaken);
+        }
+        let request = RegionRequest::new(bytes).labelled("dispatch parameters");
+        self.parameters = Parameters::Buffer(self.lease.acquire(&request)?);
+        Ok(())
+    }
+
+    /// How many allocations there are, without the parameter buffer.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.allocations.len()
+    }
+
+    /// Whether there is no allocation.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.allocations.is_empty()
+    }
+
+    /// Shows where the allocations are, for work that is submitted to `streams` and to no other.
+    ///
+    /// # Errors
+    ///
+    /// [`StagingError::NoFences`], with the set as it was, if there are streams and the area
+    /// knows none.
+    #[expect(clippy::result_large_err, reason = "the error gives the set back")]
+    pub fn begin(mut self, streams: &[StreamId]) -> Result<Launched<A>, (Self, StagingError)> {
+        match self.lease.begin(streams) {
+            Ok(()) => Ok(Launched { set: self }),
+            Err(error) => Err((self, error)),
+        }
+    }
+}
+
+/// A dispatch whose work is being submitted.
+#[derive(Debug)]
+pub struct Launched<A: Allocate> {
+    set: DispatchSet<A>,
+}
+
+impl<A: Allocate> Launched<A> {
+    /// Where an allocation is; `None` for one of no bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`StagingError::NoSuchAllocation`] for one of another set.
+    pub fn location(&self, allocation: AllocationId) -> Result<Option<Location>, StagingError> {
+        let allocations = &self.set.allocations;
+        let buffer = allocations.get(allocation.0).ok_or(StagingError::NoSuchAllocation {
+            index: allocation.0,
+            allocations: allocations.len(),
+        })?;
+        Ok(buffer.and_then(|index| self.set.lease.location(index)))
+    }
+
+    /// Where every allocation is, in the order in which they were acquired.
+    pub fn locations(&self) -> impl Iterator<Item = Option<Location>> {
+        self.set
+            .allocations
+            .iter()
+            .map(|buffer| buffer.and_then(|index| self.set.lease.location(index)))
+    }
+
+    /// Where the parameter buffer is, if there is one that is not empty.
+    #[must_use]
+    pub fn parameters(&self) -> Option<Location> {
+        match self.set.parameters {
+            Parameters::Buffer(Some(index)) => self.set.lease.location(index),
+            Parameters::Buffer(None) | Parameters::None => None,
+        }
+    }
+
+    /// All the work has been submitted. To drop a launched set says the same.
+    #[must_use]
+    pub fn submitted(mut self) -> PendingDispatch<A> {
+        self.set.lease.submitted();
+        PendingDispatch { lease: self.set.lease }
+    }
+}
+
+/// A dispatch whose work has been submitted. Dropping it leaves the allocations to the area,
+/// which gives them back when the streams are done.
+#[derive(Debug)]
+pub struct PendingDispatch<A: Allocate> {
+    lease: Lease<A>,
+}
+
+impl<A: Allocate> PendingDispatch<A> {
+    /// Whether the streams are done with it. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`StagingError::Fence`] if that cannot be told.
+    pub fn is_complete(&mut self) -> Result<bool, StagingError> {
+        self.lease.is_complete()
+    }
+
+    /// Waits until the streams are done with it, and gives the allocations back.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFinished`], with the dispatch, after `timeout`, or if it cannot be told.
+    #[expect(clippy::result_large_err, reason = "the error gives the dispatch back")]
+    pub fn wait(mut self, timeout: Duration) -> Result<(), NotFinished<Self>> {
+        self.lease.wait(timeout).map_err(|cause| NotFinished { pending: self, cause })
+    }
+}
+
+impl<A: Allocate> fmt::Debug for DispatchSet<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DispatchSet")
+            .field("allocations", &self.allocations.len())
+            .field("parameters", &self.parameters)
+            .field("lease", &self.lease)
+            .finish()
+    }
+}

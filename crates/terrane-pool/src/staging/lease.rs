@@ -1,0 +1,138 @@
+//! Buffers that go back together, when the streams that use them are done.
+
+use std::fmt;
+use std::mem::{self, ManuallyDrop};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
+
+use super::area::StagingArea;
+use super::error::StagingError;
+use crate::StreamId;
+use crate::fence::deadline_after;
+use crate::retired::Marks;
+
+/// The buffers of one table.
+pub(super) struct Lease<A: Allocate> {
+    area: StagingArea<A>,
+    buffers: Vec<A::Memory>,
+    hold: Hold,
+}
+
+/// What keeps buffers from going back.
+enum Hold {
+    Nothing,
+    /// Work on these streams may be being submitted.
+    Streams(SmallVec<[StreamId; 2]>),
+    /// All work has been submitted before these marks.
+    Marks(Marks),
+}
+
+impl<A: Allocate> Lease<A> {
+    pub(super) fn new(area: StagingArea<A>) -> Self {
+        Self { area, buffers: Vec::new(), hold: Hold::Nothing }
+    }
+
+    pub(super) fn try_reserve(&mut self, additional: usize) -> Result<(), StagingError> {
+        try_reserve(&mut self.buffers, additional)
+    }
+
+    /// Acquires one more buffer, and says which it is. Nothing is acquired for no bytes.
+    pub(super) fn acquire(
+        &mut self,
+        request: &RegionRequest,
+    ) -> Result<Option<usize>, StagingError> {
+        if request.bytes.is_zero() {
+            return Ok(None);
+        }
+        self.try_reserve(1)?;
+        let buffer = self.area.acquire(request)?;
+        let (asked, granted) = (request.bytes, buffer.length());
+        if granted < asked {
+            return Err(StagingError::Short { asked, granted });
+        }
+        self.buffers.push(buffer);
+        Ok(Some(self.buffers.len() - 1))
+    }
+
+    pub(super) fn buffer(&self, index: usize) -> Option<&A::Memory> {
+        self.buffers.get(index)
+    }
+
+    pub(super) fn location(&self, index: usize) -> Option<Location> {
+        self.buffer(index).map(Memory::location)
+    }
+
+    /// From here on, work on `streams` may use the buffers.
+    pub(super) fn begin(&mut self, streams: &[StreamId]) -> Result<(), StagingError> {
+        if !streams.is_empty() && !self.area.knows_streams() {
+            return Err(StagingError::NoFences);
+        }
+        self.hold = Hold::Streams(streams.iter().copied().collect());
+        Ok(())
+    }
+
+    /// All the work that uses the buffers has been submitted.
+    pub(super) fn submitted(&mut self) {
+        if let Hold::Streams(streams) = &self.hold {
+            let marks = Marks::new(self.area.retired().fences(), streams.iter().copied());
+            self.hold = Hold::Marks(marks);
+        }
+    }
+
+    /// Whether no stream uses the buffers any more.
+    pub(super) fn is_complete(&mut self) -> Result<bool, StagingError> {
+        match &mut self.hold {
+            Hold::Nothing => Ok(true),
+            Hold::Streams(streams) => Ok(streams.is_empty()),
+            Hold::Marks(marks) => Ok(marks.are_passed(self.area.retired().fences())?),
+        }
+    }
+
+    /// Waits until no stream uses the buffers any more.
+    pub(super) fn wait(&mut self, timeout: Duration) -> Result<(), StagingError> {
+        let is_complete = match &mut self.hold {
+            Hold::Nothing => true,
+            Hold::Streams(streams) => streams.is_empty(),
+            Hold::Marks(marks) => {
+                marks.wait(self.area.retired().fences(), deadline_after(timeout))?
+            }
+        };
+        if is_complete { Ok(()) } else { Err(StagingError::TimedOut { waited: timeout }) }
+    }
+}
+
+impl<A: Allocate> Drop for Lease<A> {
+    fn drop(&mut self) {
+        // Should a fence panic, they are leaked.
+        let buffers = ManuallyDrop::new(mem::take(&mut self.buffers));
+        self.submitted();
+        let mut marks = match mem::replace(&mut self.hold, Hold::Nothing) {
+            Hold::Marks(marks) => marks,
+            Hold::Nothing | Hold::Streams(_) => Marks::default(),
+        };
+        let retired = self.area.retired();
+        let is_passed = marks.are_passed(retired.fences());
+        let buffers = ManuallyDrop::into_inner(buffers);
+        if !buffers.is_empty() && !matches!(is_passed, Ok(true)) {
+            retired.keep(marks, buffers);
+        }
+    }
+}
+
+impl<A: Allocate> fmt::Debug for Lease<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes: Result<ByteCount, _> = self.buffers.iter().map(Memory::length).collect();
+        f.debug_struct("Lease")
+            .field("buffers", &self.buffers.len())
+            .field("bytes", &bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(super) fn try_reserve<T>(entries: &mut Vec<T>, additional: usize) -> Result<(), StagingError> {
+    entries
+        .try_reserve(additional)
+        .map_err(|source| StagingError::Reserve { entries: additional, source })
+}

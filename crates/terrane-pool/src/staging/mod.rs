@@ -1,0 +1,68 @@
+//! Staging: buffers that go out together and come back together, when the device is done.
+//!
+//! A [`StagingArea`] stands over any upstream, a pool as a rule. From it come
+//!
+//! - [`TransferTable`]s over host memory: what is to be uploaded and what is to be read back, and
+//!   afterwards the outputs;
+//! - [`DispatchSet`]s over a device's memory: the allocations and the parameter buffer of one
+//!   dispatch.
+//!
+//! Both pass through the same states. While being *filled*, nobody else knows the buffers.
+//! [`begin`](TransferTable::begin) names the streams that will use them and shows where they are.
+//! [`submitted`](Copying::submitted) says that all work is on its way, and only when the streams
+//! have come past that point are outputs readable, and do buffers go back. A table that is
+//! dropped at any time behaves the same: no buffer goes back under a running copy.
+//!
+//! ```
+//! use std::time::Duration;
+//! use terrane_core::ByteCount;
+//! # use terrane_core::*;
+//! # struct Heap;
+//! # // SAFETY: each region is an allocation of its own.
+//! # unsafe impl Allocate for Heap {
+//! #     type Memory = ForeignMemory<Box<[u8]>>;
+//! #     fn kind(&self) -> StorageKind { StorageKind::System }
+//! #     fn limits(&self) -> Limits { Limits::NONE }
+//! #     fn allocate(&self, r: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+//! #         let mut bytes = vec![0_u8; r.bytes.to_usize()].into_boxed_slice();
+//! #         let address = std::ptr::NonNull::new(bytes.as_mut_ptr()).unwrap();
+//! #         let location = Location::Host(HostAddress::new(address));
+//! #         let span = Span { kind: self.kind(), location, length: r.bytes };
+//! #         Ok(unsafe { ForeignMemory::new(span, bytes) })
+//! #     }
+//! # }
+//! # let host_memory = Heap;
+//! use terrane_pool::staging::{Direction, StagingArea};
+//! use terrane_pool::{SimulatedStreams, StreamId};
+//!
+//! let streams = SimulatedStreams::new(0);
+//! streams.set_runs_on_wait(true);
+//! let area = StagingArea::new(host_memory, std::sync::Arc::new(streams), Duration::from_secs(1));
+//!
+//! let mut table = area.transfer_table()?;
+//! table.upload_padded(&[1, 2, 3], ByteCount::new(16))?;
+//! let scores = table.output(ByteCount::new(64))?;
+//! let copying = table.begin(&[StreamId::new(1)]).map_err(|(_, error)| error)?;
+//! for copy in copying.copies() {
+//!     match copy.direction {
+//!         Direction::ToDevice => { /* enqueue a copy of `copy.length` bytes from `copy.host` */ }
+//!         Direction::FromDevice => { /* enqueue one to `copy.host` */ }
+//!     }
+//! }
+//! let finished = copying.submitted().wait(Duration::from_secs(1)).map_err(|e| e.cause)?;
+//! assert_eq!(finished.output(scores)?, [0; 64]);
+//! # Ok::<(), terrane_pool::staging::StagingError>(())
+//! ```
+
+mod area;
+mod dispatch;
+mod error;
+mod finished;
+mod lease;
+mod transfer;
+
+pub use area::StagingArea;
+pub use dispatch::{AllocationId, DispatchSet, Launched, PendingDispatch};
+pub use error::{NotFinished, StagingError};
+pub use finished::FinishedTransfer;
+pub use transfer::{Copying, Direction, EntryId, HostCopy, PendingTransfer, TransferTable};

@@ -1,0 +1,506 @@
+//! The shared part of a pool: everything that blocks come back to, and nothing of the upstream.
+//!
+//! A free block is in one of three places: a thread's magazine ([`Slot`]), the shared queue of
+//! its class ([`Depot`]), or, while streams may still use it, the [`Parking`]. Blocks in use hold
+//! the stock alive, so it outlives its pool for as long as they do; free ones would, too, which is
+//! why a pool closes its stock when it is dropped.
+
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_utils::CachePadded;
+use terrane_core::{ByteCount, Label, Memory};
+
+use crate::StreamId;
+use crate::barrier;
+use crate::depot::{Budget, Depot};
+use crate::options::PoolOptions;
+use crate::parking::Parking;
+use crate::record::{Account, Record, UNPOOLED};
+use crate::seat::{self, Home};
+use crate::size_class::ClassTable;
+use crate::slot::{BATCH, Batch, MAGAZINE, Refusal, Shelf, Slot};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::tags::{TAGS, Tag, TagTable};
+
+pub(crate) struct Stock<M: Memory> {
+    pub(crate) table: ClassTable,
+    pub(crate) tags: TagTable,
+    pub(crate) account: Arc<Account>,
+    pub(crate) parking: Option<Parking<M>>,
+    pub(crate) depots: Box<[CachePadded<Depot<M>>]>,
+    pub(crate) budget: Budget,
+    pub(crate) slots: Box<[Seat<M>]>,
+    /// Held while gates are shut and while a slot is made.
+    pub(crate) sweeping: Mutex<()>,
+    pub(crate) closed: AtomicBool,
+    /// Live bytes by tag, where no slot could count them.
+    pub(crate) stray_tags: Mutex<Box<[i64; TAGS]>>,
+    /// What each class's magazines may hold.
+    depths: Box<[usize]>,
+    /// The clock by which classes are idle; see [`now`](Self::now).
+    clock: CachePadded<AtomicU64>,
+    /// When unused credit was last collected.
+    pub(crate) settled: CachePadded<AtomicU64>,
+}
+
+/// The place of one thread, whose slot is made when the thread settles in.
+type Seat<M> = OnceLock<Box<CachePadded<Slot<M>>>>;
+
+impl<M: Memory> Stock<M> {
+    pub(crate) fn new(
+        table: ClassTable,
+        options: &PoolOptions,
+        parking: Option<Parking<M>>,
+    ) -> Arc<Self> {
+        let slabs = table.blocks_per_slab().is_some();
+        let most = if slabs { usize::MAX } else { options.blocks_per_class };
+        let depth = |class| {
+            let fitting = options.magazine_bytes.get() / table.size(class);
+            let fitting = usize::try_from(fitting).unwrap_or(MAGAZINE);
+            fitting.min(options.magazine_depth).min(MAGAZINE)
+        };
+        Arc::new(Self {
+            depths: (0..table.len()).map(depth).collect(),
+            depots: (0..table.len()).map(|_| CachePadded::new(Depot::new(most))).collect(),
+            budget: Budget::new(if slabs { None } else { Some(options.cached_bytes.get()) }),
+            table,
+            tags: TagTable::new(),
+            account: Arc::new(Account::new()),
+            parking,
+            slots: (0..options.threads).map(|_| OnceLock::new()).collect(),
+            sweeping: Mutex::new(()),
+            closed: AtomicBool::new(false),
+            stray_tags: Mutex::new(Box::new([0; TAGS])),
+            clock: CachePadded::new(AtomicU64::new(0)),
+            settled: CachePadded::new(AtomicU64::new(0)),
+        })
+    }
+
+    /// What a block of the class weighs of the cap on cached bytes.
+    #[inline]
+    pub(crate) fn weight(&self, class: usize) -> u64 {
+        if self.budget.is_limited() { self.table.size(class) } else { 0 }
+    }
+
+    pub(crate) fn knows_streams(&self) -> bool {
+        self.parking.is_some()
+    }
+
+    fn depth(&self, class: usize) -> usize {
+        self.depths.get(class).copied().unwrap_or(0)
+    }
+
+    fn has_magazine(&self, class: usize) -> bool {
+        self.depth(class) > 0
+    }
+
+    /// The time: how often the pool has come to the upstream, or to its cap.
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Lets the time go on, and answers it.
+    pub(crate) fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    // ---- acquiring
+
+    /// A free block from the thread's magazine.
+    #[inline]
+    pub(crate) fn take(&self, class: usize, tag: Tag) -> Option<Box<Record<M>>> {
+        let weight = self.weight(class);
+        self.enter(|shelf| shelf.take(class, weight, tag))?
+    }
+
+    /// A block that was released on `stream` by this thread.
+    #[inline]
+    pub(crate) fn take_on(
+        &self,
+        class: usize,
+        tag: Tag,
+        stream: StreamId,
+    ) -> Option<Box<Record<M>>> {
+        let weight = self.weight(class);
+        self.enter(|shelf| shelf.take_on(stream, class, weight, tag))?
+    }
+
+    /// A free block from the shared queue, with company for the magazine.
+    pub(crate) fn take_shared(self: &Arc<Self>, class: usize, tag: Tag) -> Option<Box<Record<M>>> {
+        self.settle_in();
+        let depot = self.depots.get(class)?;
+        let weight = self.weight(class);
+        let (record, surplus, counted, over) = self.undisturbed(|shelf| {
+            let mut batch = depot.pop(self.now())?;
+            let record = batch.pop()?;
+            let counted = shelf.is_some();
+            let surplus = shelf.map_or(weight, |shelf| {
+                shelf.count(tag, record.granted, true);
+                shelf.credit += weight;
+                shelf.refill(class, &mut batch);
+                shelf.surplus(class, weight)
+            });
+            Some((record, surplus, counted, self.shelve(class, batch)))
+        })??;
+        drop(over);
+        self.budget.give_back(surplus);
+        if !counted {
+            depot.shared_hits.fetch_add(1, Ordering::Relaxed);
+            self.count(tag, record.granted, true);
+        }
+        Some(record)
+    }
+
+    /// The tag of `label`.
+    #[inline]
+    pub(crate) fn tag(&self, label: &Label) -> Tag {
+        if label.as_str().is_empty() {
+            return Tag::NONE;
+        }
+        let known = self.enter(|shelf| {
+            shelf.label.as_ref().filter(|(last, _)| last == label).map(|&(_, tag)| tag)
+        });
+        known.flatten().unwrap_or_else(|| {
+            let tag = self.tags.tag(label);
+            let mut last = Some((label.clone(), tag));
+            // The label that was last drops here, outside.
+            self.enter(|shelf| std::mem::swap(&mut shelf.label, &mut last));
+            tag
+        })
+    }
+
+    // ---- releasing
+
+    /// Takes a block back from its user.
+    #[inline]
+    pub(crate) fn give_back(record: Box<Record<M>>) {
+        let class = record.class;
+        if class == UNPOOLED || !record.order.is_free() {
+            return Self::give_back_apart(record);
+        }
+        let stock = Arc::as_ptr(&record.stock);
+        let mut record = Some(record);
+        // SAFETY: as long as the block is ours it keeps its stock alive; when it has gone into a
+        // magazine of this thread, this thread does, as it has settled there (`settle_in`).
+        let stock = unsafe { &*stock };
+        let weight = stock.weight(class);
+        let done = stock.enter(|shelf| shelf.put(weight, &mut record));
+        if let Some(record) = record {
+            Self::give_back_slowly(record, done.and_then(Result::err));
+        }
+    }
+
+    /// Takes back a block that is not pooled, or that streams use.
+    fn give_back_apart(record: Box<Record<M>>) {
+        let class = record.class;
+        let mut record = Some(record);
+        if class != UNPOOLED
+            && let Some(block) = record.as_ref()
+            && let Some(stream) = block.order.only_home()
+        {
+            let stock = Arc::as_ptr(&block.stock);
+            // SAFETY: as in `give_back`.
+            let stock = unsafe { &*stock };
+            let weight = stock.weight(class);
+            stock.enter(|shelf| shelf.put_on(stream, weight, &mut record));
+        }
+        if let Some(record) = record {
+            Self::give_back_to_parking(record);
+        }
+    }
+
+    #[cold]
+    fn give_back_to_parking(record: Box<Record<M>>) {
+        let stock = Arc::clone(&record.stock);
+        stock.settle_in();
+        stock.count(record.tag, record.granted, false);
+        if record.order.is_free() {
+            return drop(record);
+        }
+        stock.extend_lane(&record);
+        stock.park([record]);
+    }
+
+    /// Sees to it that the next block like this may go into the thread's lane, which has no
+    /// credit yet, or serves another stream.
+    fn extend_lane(&self, record: &Record<M>) {
+        let Some(stream) = record.order.only_home() else { return };
+        if record.class == UNPOOLED || self.is_closed() {
+            return;
+        }
+        let weight = self.weight(record.class);
+        let credit = self.reserve_credit(record.class, weight).unwrap_or(0);
+        let mut flushed = Vec::new();
+        let entered = self.enter(|shelf| {
+            shelf.credit += credit;
+            shelf.credit += shelf.bind_lane(stream, &mut flushed, |class| self.weight(class));
+            shelf.surplus(record.class, weight)
+        });
+        self.budget.give_back(entered.unwrap_or(credit));
+        self.park(flushed);
+    }
+
+    /// Parks blocks that streams use.
+    pub(crate) fn park(&self, records: impl IntoIterator<Item = Box<Record<M>>>) {
+        let Some(parking) = &self.parking else { return };
+        records.into_iter().for_each(|record| parking.park(record));
+        self.evacuate_if_closed();
+    }
+
+    /// What was parked after the pool was closed has to leave by itself.
+    fn evacuate_if_closed(&self) {
+        // Close shuts the door, has a heavy barrier, and then empties the parking.
+        barrier::light();
+        if let Some(parking) = &self.parking
+            && self.is_closed()
+        {
+            parking.evacuate();
+        }
+    }
+
+    #[cold]
+    fn give_back_slowly(record: Box<Record<M>>, refusal: Option<Refusal>) {
+        let stock = Arc::clone(&record.stock);
+        let class = record.class;
+        let (weight, tag, granted) = (stock.weight(class), record.tag, record.granted);
+        if stock.is_closed() {
+            stock.count(tag, granted, false);
+            return drop(record);
+        }
+        stock.settle_in();
+        if !stock.has_magazine(class) {
+            return stock.give_back_shared(record);
+        }
+        // What a full magazine spills takes its reservation along.
+        let reserved = if refusal == Some(Refusal::Full) {
+            let spilled = stock.depth(class).div_ceil(2);
+            let weight = weight * ByteCount::from_usize(spilled).get();
+            stock.budget.reserve(weight).then_some(weight).or(Some(0))
+        } else {
+            stock.reserve_credit(class, weight)
+        };
+        let Some(credit) = reserved else {
+            stock.count(tag, granted, false);
+            stock.note_eviction(class, 1);
+            return drop(record);
+        };
+        let mut record = Some(record);
+        let done = stock.undisturbed(|shelf| {
+            let Some(shelf) = shelf else { return (None, credit) };
+            shelf.credit += credit;
+            let over = shelf.spill(class).and_then(|batch| stock.shelve(class, batch));
+            // Where credit is short, the shared queue is next.
+            let _ = shelf.put(weight, &mut record);
+            (over, 0)
+        });
+        if let Some((over, unused)) = done {
+            drop(over);
+            stock.budget.give_back(unused);
+        }
+        if let Some(record) = record {
+            stock.give_back_shared(record);
+        }
+    }
+
+    /// Reserves credit for a block at least; for a magazine's worth, to save the next trips, if
+    /// there is as much.
+    fn reserve_credit(&self, class: usize, weight: u64) -> Option<u64> {
+        let most = weight * ByteCount::from_usize(self.depth(class).max(1)).get();
+        if self.budget.reserve(most) {
+            Some(most)
+        } else {
+            (self.budget.reserve(weight) || self.make_room(class, weight)).then_some(weight)
+        }
+    }
+
+    /// Takes a block back without a magazine.
+    pub(crate) fn give_back_shared(&self, record: Box<Record<M>>) {
+        let class = record.class;
+        let weight = self.weight(class);
+        self.count(record.tag, record.granted, false);
+        if !(self.budget.reserve(weight) || self.make_room(class, weight)) {
+            self.note_eviction(class, 1);
+            return drop(record);
+        }
+        self.restock(class, [record]);
+    }
+
+    /// Puts free blocks, which weigh on the cap already, into the shared queue; if the pool is
+    /// closed, they are dropped.
+    pub(crate) fn restock(&self, class: usize, records: impl IntoIterator<Item = Box<Record<M>>>) {
+        for batch in batches(records) {
+            let over = self.undisturbed(|_| {
+                if self.is_closed() {
+                    self.lighten(class, batch.len());
+                    return Some(batch);
+                }
+                self.shelve(class, batch)
+            });
+            drop(over);
+        }
+    }
+
+    /// Puts free blocks, which weigh on the cap already, into the shared queue, and answers those
+    /// that are beyond the cap of their class. They weigh nothing any more.
+    ///
+    /// No sweep may be under way, or it would miss them: callers are [`undisturbed`].
+    ///
+    /// [`undisturbed`]: Self::undisturbed
+    pub(crate) fn shelve(&self, class: usize, batch: Batch<M>) -> Option<Batch<M>> {
+        if batch.len() == 0 {
+            return None;
+        }
+        let over = self.depots.get(class)?.push(batch, self.now())?;
+        self.lighten(class, over.len());
+        self.note_eviction(class, over.len());
+        Some(over)
+    }
+
+    /// Runs `work` while no sweep is under way: inside the thread's gate, with its shelf, or
+    /// behind the sweepers' lock. What moves between a magazine and a shared queue does so here,
+    /// so that a sweep never finds it in neither. `work` runs no code of the pool's user.
+    fn undisturbed<R>(&self, work: impl FnOnce(Option<&mut Shelf<M>>) -> R) -> Option<R> {
+        let mut work = Some(work);
+        let inside = self.enter(|shelf| Some(work.take()?(Some(shelf))));
+        inside.flatten().or_else(|| {
+            let work = work?;
+            let _sweeping = self.sweeping.lock();
+            Some(work(None))
+        })
+    }
+
+    /// Takes `count` blocks of the class off the cap.
+    pub(crate) fn lighten(&self, class: usize, count: usize) {
+        let count = ByteCount::from_usize(count).get();
+        self.budget.give_back(self.weight(class) * count);
+    }
+
+    pub(crate) fn note_miss(&self, class: usize) {
+        self.tick();
+        if let Some(depot) = self.depots.get(class) {
+            depot.misses.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn note_eviction(&self, class: usize, count: usize) {
+        if let Some(depot) = self.depots.get(class) {
+            depot.evictions.fetch_add(ByteCount::from_usize(count).get(), Ordering::Relaxed);
+        }
+    }
+
+    // ---- the thread's slot
+
+    /// Runs `work` on the calling thread's shelf; `None`, without running it, if it has none or
+    /// a sweeper is at it.
+    #[inline]
+    pub(crate) fn enter<R>(&self, work: impl FnOnce(&mut Shelf<M>) -> R) -> Option<R> {
+        let slot = self.slots.get(seat::current())?.get()?;
+        // SAFETY: the seat is this thread's own, and no `work` enters again: the closures of this
+        // module and of its siblings move blocks and count.
+        unsafe { slot.enter(work) }
+    }
+
+    /// Gives the calling thread a slot, if it has none and there is a seat for it. What runs into
+    /// a sweeper goes without, for now.
+    fn settle_in(self: &Arc<Self>) {
+        let seat = seat::current();
+        match self.slots.get(seat).map(OnceLock::get) {
+            Some(Some(slot)) if !slot.is_vacant() => return,
+            // More threads than seats.
+            None if seat != seat::UNSEATED => return,
+            _ => {}
+        }
+        // A sweeper must not find more slots at the end than it shut at the beginning.
+        let Some(sweeping) = self.sweeping.try_lock() else { return };
+        if self.is_closed() {
+            return;
+        }
+        let Some(seat) = seat::settle(Arc::clone(self) as _) else { return };
+        if let Some(place) = self.slots.get(seat) {
+            let lanes = self.knows_streams();
+            let slot = || Box::new(CachePadded::new(Slot::new(self.depths.iter().copied(), lanes)));
+            place.get_or_init(slot).settle();
+        }
+        drop(sweeping);
+    }
+
+    /// Counts bytes of `tag` that became live, or ceased to be.
+    pub(crate) fn count(&self, tag: Tag, bytes: u64, live: bool) {
+        if tag == Tag::NONE || self.enter(|shelf| shelf.count(tag, bytes, live)).is_some() {
+            return;
+        }
+        if let Some(count) = self.stray_tags.lock().get_mut(tag.index()) {
+            *count = if live {
+                count.wrapping_add_unsigned(bytes)
+            } else {
+                count.wrapping_sub_unsigned(bytes)
+            };
+        }
+    }
+}
+
+impl<M: Memory> Home for Stock<M> {
+    fn vacate(&self, seat: usize) {
+        let Some(slot) = self.slots.get(seat).and_then(OnceLock::get) else { return };
+        let (mut batches, mut lane, mut over) = (Vec::new(), Vec::new(), Vec::new());
+        let credit = {
+            let _sweeping = self.sweeping.lock();
+            let work = |shelf: &mut Shelf<M>| {
+                shelf.empty_into(&mut batches)
+                    + shelf.empty_lane_into(&mut lane, |class| self.weight(class))
+            };
+            // SAFETY: the seat is that of the calling thread, which is ending; see `enter`.
+            let credit = unsafe { slot.enter(work) };
+            slot.vacate();
+            if let Some(parking) = &self.parking {
+                lane.into_iter().for_each(|record| parking.park(record));
+            }
+            over.extend(batches.into_iter().map(|(class, batch)| self.shelve(class, batch)));
+            credit
+        };
+        self.budget.give_back(credit.unwrap_or(0));
+        self.evacuate_if_closed();
+        drop(over);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+}
+
+/// Packs blocks into batches.
+pub(crate) fn batches<M: Memory>(
+    records: impl IntoIterator<Item = Box<Record<M>>>,
+) -> impl Iterator<Item = Batch<M>> {
+    let mut records = records.into_iter();
+    std::iter::from_fn(move || {
+        let mut batch = Batch::new();
+        for record in records.by_ref().take(BATCH) {
+            // A batch has room for its own length.
+            let _ = batch.push(record);
+        }
+        (batch.len() > 0).then_some(batch)
+    })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Pool;
+    use crate::adaptors::{Simulated, SimulatedOptions};
+
+    #[test]
+    fn a_thread_without_a_seat_leaves_nothing_behind() {
+        let options = PoolOptions { threads: 0, ..PoolOptions::default() };
+        let pool = Pool::new(Simulated::new(SimulatedOptions::default()), options).unwrap();
+        let holders = || {
+            drop(pool.acquire(ByteCount::kib(4)).unwrap());
+            Arc::strong_count(&pool.stock)
+        };
+        // This thread may hold the stock once; its block, which is cached, does too.
+        let first = holders();
+        for _ in 0..100 {
+            assert_eq!(holders(), first);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The synchronisation primitives, which `--cfg loom` swaps for the model checker's.
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+#[cfg(not(loom))]
+pub(crate) use crossbeam_queue::SegQueue as Queue;
+
+#[cfg(not(loom))]
+use std::sync::Mutex as RawMutex;
+#[cfg(not(loom))]
+pub(crate) use std::sync::MutexGuard;
+
+#[cfg(loom)]
+use loom::sync::Mutex as RawMutex;
+#[cfg(loom)]
+pub(crate) use loom::sync::MutexGuard;
+
+/// A mutex whose data stays consistent when a holder panics, so that poison says nothing.
+#[derive(Debug)]
+pub(crate) struct Mutex<T>(RawMutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(RawMutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(crate) fn into_inner(self) -> T {
+        self.0.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// Interior mutability whose accesses the model checker sees.
+#[derive(Debug)]
+pub(crate) struct Cell<T>(
+    #[cfg(not(loom))] std::cell::UnsafeCell<T>,
+    #[cfg(loom)] loom::cell::UnsafeCell<T>,
+);
+
+impl<T> Cell<T> {
+    #[cfg(not(loom))]
+    pub(crate) fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn new(value: T) -> Self {
+        Self(loom::cell::UnsafeCell::new(value))
+    }
+
+    /// Hands the pointer to `access`, which promises that nobody else accesses the value
+    /// meanwhile.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
+        access(self.0.get())
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
+        self.0.with_mut(access)
+    }
+}
+
+/// A queue that the model checker can see into: a mutex stands in for the lock-free one, whose
+/// own authors have checked it.
+#[cfg(loom)]
+#[derive(Debug)]
+pub(crate) struct Queue<T>(Mutex<std::collections::VecDeque<T>>);
+
+#[cfg(loom)]
+impl<T> Queue<T> {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(std::collections::VecDeque::new()))
+    }
+
+    pub(crate) fn push(&self, value: T) {
+        self.0.lock().push_back(value);
+    }
+
+    pub(crate) fn pop(&self) -> Option<T> {
+        self.0.lock().pop_front()
+    }
+}
+
+/// Lets another thread run.
+pub(crate) fn yield_now() {
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}

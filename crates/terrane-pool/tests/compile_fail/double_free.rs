@@ -1,0 +1,13 @@
+//! A block is released once.
+
+use terrane_core::{Allocate, ByteCount};
+use terrane_pool::Pool;
+
+fn release_twice<A: Allocate>(pool: &Pool<A>) {
+    if let Ok(block) = pool.acquire(ByteCount::kib(4)) {
+        drop(block);
+        drop(block);
+    }
+}
+
+fn main() {}

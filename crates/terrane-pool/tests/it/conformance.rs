@@ -1,0 +1,156 @@
+//! The testkit's conformance suite over every upstream and every stack of adaptors, and what this
+//! crate's owe beyond it: typed exhaustion that leaves nothing behind, use by several threads, and
+//! a leak count after each rule.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use terrane_core::{Allocate, BoxedCause, ByteCount, Location, Memory, RegionRequest, StorageKind};
+use terrane_testkit::conformance::{AllocatorFixture, check_allocator};
+use terrane_testkit::pattern::{InProcess, PieceAccess};
+
+/// A source under test, and what the suite may know of it.
+pub struct Fixture<A> {
+    pub source: A,
+    /// How many blocks the backend has given and not got back.
+    pub live_blocks: Box<dyn Fn() -> u64 + Send + Sync>,
+    /// Whether a request of 2^40 bytes is more than it has.
+    pub is_bounded: bool,
+}
+
+/// Applies every rule to fresh fixtures.
+pub fn check<A>(name: &str, fixture: impl Fn() -> Fixture<A>)
+where
+    A: Allocate + Send + Sync,
+{
+    let suite =
+        Suite { fixture: &fixture, backends: Mutex::default(), imagined: Imagined::default() };
+    check_allocator(&suite);
+    let backends = suite.backends.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let live: u64 = backends.iter().map(|live_blocks| live_blocks()).sum();
+    assert_eq!(live, 0, "{name}: leak");
+    refusals_leave_nothing_behind(name, fixture());
+    threads_share_a_source(name, fixture());
+}
+
+/// The fixture as the testkit wants it.
+struct Suite<'fixture, F> {
+    fixture: &'fixture F,
+    /// What the backends of all sources have live.
+    backends: Mutex<Vec<Box<dyn Fn() -> u64 + Send + Sync>>>,
+    imagined: Imagined,
+}
+
+impl<A: Allocate, F: Fn() -> Fixture<A>> AllocatorFixture for Suite<'_, F> {
+    type Allocator = A;
+
+    fn allocator(&self) -> A {
+        let Fixture { source, live_blocks, .. } = (self.fixture)();
+        self.backends.lock().unwrap_or_else(PoisonError::into_inner).push(live_blocks);
+        source
+    }
+
+    fn access(&self) -> &dyn PieceAccess {
+        &self.imagined
+    }
+}
+
+/// Host memory as it is, and bytes for a simulated device, which has addresses and no memory.
+#[derive(Default)]
+struct Imagined(Mutex<HashMap<u64, u8>>);
+
+impl PieceAccess for Imagined {
+    unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause> {
+        let Location::Device { address, .. } = at else {
+            // SAFETY: by the caller's promise.
+            return unsafe { InProcess.read(at, bytes) };
+        };
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (byte, address) in bytes.iter_mut().zip(address.get()..) {
+            *byte = known.get(&address).copied().unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    unsafe fn write(&self, at: Location, bytes: &[u8]) -> Result<(), BoxedCause> {
+        let Location::Device { address, .. } = at else {
+            // SAFETY: by the caller's promise.
+            return unsafe { InProcess.write(at, bytes) };
+        };
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.extend((address.get()..).zip(bytes.iter().copied()));
+        Ok(())
+    }
+}
+
+fn request(bytes: u64) -> RegionRequest {
+    RegionRequest::new(ByteCount::new(bytes)).labelled("conformance")
+}
+
+fn refusals_leave_nothing_behind<A: Allocate>(name: &str, fixture: Fixture<A>) {
+    let Fixture { source, live_blocks, is_bounded } = fixture;
+    if !is_bounded {
+        drop(source);
+        assert_eq!(live_blocks(), 0, "{name}: leak");
+        return;
+    }
+    let held = source.allocate(&request(64)).unwrap();
+    let before = live_blocks();
+    for _ in 0..100 {
+        let error = source.allocate(&request(1 << 40)).map(drop).unwrap_err();
+        assert!(error.is_exhaustion(), "{name}: {error}");
+        assert!(!error.to_string().is_empty());
+    }
+    assert_eq!(live_blocks(), before, "{name}: a refusal left something behind");
+    assert!(source.allocate(&request(64)).is_ok(), "{name}: exhausted by refusals");
+    drop(held);
+    assert!(source.allocate(&request(64)).is_ok(), "{name}");
+    drop(source);
+    assert_eq!(live_blocks(), 0, "{name}: leak");
+}
+
+fn threads_share_a_source<A: Allocate + Send + Sync>(name: &str, fixture: Fixture<A>) {
+    let Fixture { source, live_blocks, .. } = fixture;
+    thread::scope(|scope| {
+        let threads = [0, 1, 2_u8].map(|thread| {
+            let source = &source;
+            scope.spawn(move || {
+                let mut live = Vec::new();
+                for round in 0..100_u64 {
+                    let memory = source.allocate(&request(1 + round * 13 % 500)).unwrap();
+                    fill(&memory, thread);
+                    live.push(memory);
+                    if live.len() > 4 {
+                        assert!(holds(&live.swap_remove(0), thread), "{name}: shared bytes");
+                    }
+                }
+            })
+        });
+        // The end of a scope does not wait for what threads do as they end, a join does.
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+    drop(source);
+    assert_eq!(live_blocks(), 0, "{name}: leak");
+}
+
+#[expect(clippy::mut_from_ref, reason = "the suite makes one slice at a time")]
+fn host_bytes(memory: &impl Memory) -> Option<&mut [u8]> {
+    let Location::Host(address) = memory.location() else { return None };
+    assert!(matches!(memory.kind(), StorageKind::System | StorageKind::Pinned));
+    // SAFETY: the suite owns the memory, which is valid for its length and initialised, and makes
+    // one slice at a time.
+    Some(unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), memory.length().to_usize()) })
+}
+
+fn fill(memory: &impl Memory, byte: u8) {
+    if let Some(bytes) = host_bytes(memory) {
+        bytes.fill(byte);
+    }
+}
+
+fn holds(memory: &impl Memory, byte: u8) -> bool {
+    host_bytes(memory).is_none_or(|bytes| bytes.iter().all(|&b| b == byte))
+}

@@ -1,0 +1,27 @@
+//! Pools from the outside: against a model, with threads, streams, faults and exhaustion.
+#![cfg(not(loom))]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::missing_errors_doc,
+    reason = "a test says what it expects by panicking"
+)]
+
+mod basics;
+mod budgets;
+mod compile_fail;
+mod conformance;
+mod guarded;
+mod heap;
+mod hits;
+mod ladder;
+mod managed;
+mod model;
+mod snapshots;
+mod stacks;
+mod staging;
+mod streams;
+mod support;
+mod threads;
