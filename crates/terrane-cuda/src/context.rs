@@ -1,0 +1,287 @@
+//! A device's primary context, bound for each call.
+
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUpointer_attribute};
+use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, Span, StorageKind};
+
+use crate::device::{self, Device};
+use crate::driver::{Driver, DriverCode, Functions};
+use crate::error::{CudaError, check};
+use crate::event::IdleEvents;
+
+/// The primary context of one device: the one that the CUDA runtime, `cudarc` and PyTorch use as
+/// well, so that their pointers and streams are valid here.
+///
+/// It is bound for each call, on whatever thread the call is made, and what was current there
+/// before is current again afterwards. Cloning costs a reference count; streams, events and memory
+/// hold one each, and the context is let go of with the last.
+///
+/// A call that the driver answers with a code after which [nothing works any
+/// more](DriverCode::loses_context) returns [`CudaError::DeviceLost`], and the context remembers
+/// the first such code ([`lost`](Self::lost)). A drop has nobody to tell: its failure is counted
+/// ([`failed_drops`](Self::failed_drops)) and traced, and never handed to a later caller.
+#[derive(Clone)]
+pub struct Context(Arc<Shared>);
+
+struct Shared {
+    driver: Driver,
+    device: Device,
+    handle: CUdevice,
+    raw: CUcontext,
+    idle_events: IdleEvents,
+    /// The first code that lost the context, or zero.
+    lost: AtomicU32,
+    failed_drops: AtomicU64,
+}
+
+// SAFETY: the handle is a number to everyone but the driver, which takes it on any thread.
+unsafe impl Send for Shared {}
+// SAFETY: as for `Send`; everything else in it is synchronised.
+unsafe impl Sync for Shared {}
+
+impl Context {
+    /// The primary context of a device. Loads the driver if need be.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`probe`](crate::probe), [`CudaError::UnknownDevice`], and [`CudaError::Driver`]
+    /// if the device refuses (in exclusive mode, say, because another process has it).
+    pub fn primary(device: DeviceId) -> Result<Self, CudaError> {
+        let driver = Driver::load()?;
+        let device = driver.device(device)?;
+        let handle = device::handle(driver, device.id)?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the function writes one handle, and checks the device.
+        let code = unsafe { (driver.functions().cuDevicePrimaryCtxRetain)(&raw mut raw, handle) };
+        check("cuDevicePrimaryCtxRetain", code)?;
+        Ok(Self(Arc::new(Shared {
+            driver,
+            device,
+            handle,
+            raw,
+            idle_events: IdleEvents::default(),
+            lost: AtomicU32::new(0),
+            failed_drops: AtomicU64::new(0),
+        })))
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// The driver.
+    #[must_use]
+    pub fn driver(&self) -> Driver {
+        self.0.driver
+    }
+
+    /// The kind of memory that the device has.
+    #[must_use]
+    pub fn kind(&self) -> StorageKind {
+        StorageKind::Device(self.0.device.id)
+    }
+
+    /// The memory of the device that is free, and all of it.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn memory(&self) -> Result<(ByteCount, ByteCount), CudaError> {
+        let (mut free, mut total) = (0, 0);
+        self.bound(|functions| {
+            // SAFETY: the function writes two numbers.
+            let code = unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+            check("cuMemGetInfo_v2", code)
+        })?;
+        Ok((ByteCount::from_usize(free), ByteCount::from_usize(total)))
+    }
+
+    /// The code that lost the context, once one has.
+    #[must_use]
+    pub fn lost(&self) -> Option<DriverCode> {
+        match self.0.lost.load(Ordering::Relaxed) {
+            0 => None,
+            code => Some(DriverCode::new(code)),
+        }
+    }
+
+    /// How many drops of streams, events and memory the driver has answered with an error so far.
+    #[must_use]
+    pub fn failed_drops(&self) -> u64 {
+        self.0.failed_drops.load(Ordering::Relaxed)
+    }
+
+    /// Checks that `length` bytes from `address` on lie within one live allocation of this
+    /// device's memory, whoever made it: the first half of adopting it as
+    /// [`ForeignMemory`](terrane_core::ForeignMemory).
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NotDeviceMemory`] if they do not, [`CudaError::DeviceLost`].
+    pub fn device_span(
+        &self,
+        address: DeviceAddress,
+        length: ByteCount,
+    ) -> Result<Span, CudaError> {
+        let refused = || CudaError::NotDeviceMemory {
+            address: address.get(),
+            length,
+            device: self.0.device.id,
+        };
+        let answer = |result: Result<u64, CudaError>| match result {
+            Err(error) if error.is_device_lost() => Err(error),
+            // The driver answers "invalid value" for an address that it does not know.
+            Err(_) => Err(refused()),
+            Ok(value) => Ok(value),
+        };
+        let ask = |attribute| answer(self.pointer_attribute(address, attribute));
+        // CU_MEMORYTYPE_DEVICE
+        let is_device = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? == 2;
+        let ordinal = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+        let is_managed = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED)? != 0;
+        let start = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?;
+        let size = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE)?;
+        let is_inside = match (start.checked_add(size), address.checked_add(length)) {
+            (Some(end), Some(asked_end)) => address.get() >= start && asked_end.get() <= end,
+            _ => false,
+        };
+        if is_device && !is_managed && is_inside && ordinal == u64::from(self.0.device.id.get()) {
+            let location = Location::Device { device: self.0.device.id, address };
+            return Ok(Span { kind: self.kind(), location, length });
+        }
+        Err(refused())
+    }
+
+    fn pointer_attribute(
+        &self,
+        address: DeviceAddress,
+        attribute: CUpointer_attribute,
+    ) -> Result<u64, CudaError> {
+        // The attributes that are asked for have at most eight bytes, and the host is
+        // little-endian, so that a shorter one is the same number.
+        let mut value = 0_u64;
+        self.bound(|functions| {
+            let to = (&raw mut value).cast();
+            // SAFETY: the function writes at most eight bytes, and checks the address.
+            let code = unsafe { (functions.cuPointerGetAttribute)(to, attribute, address.get()) };
+            check("cuPointerGetAttribute", code)
+        })?;
+        Ok(value)
+    }
+
+    /// Runs `call` with this context current, and then makes current again what was so before.
+    pub(crate) fn bound<T>(
+        &self,
+        call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
+    ) -> Result<T, CudaError> {
+        let result = self.0.bound(call);
+        if let Err(CudaError::DeviceLost { code, .. }) = &result {
+            // The first one stays: it is the nearest to the cause.
+            let _ =
+                self.0.lost.compare_exchange(0, code.get(), Ordering::Relaxed, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// As [`bound`](Self::bound), for what a drop does.
+    pub(crate) fn bound_in_drop(
+        &self,
+        call: impl FnOnce(&'static Functions) -> Result<(), CudaError>,
+    ) {
+        if let Err(error) = self.bound(call) {
+            note_failed_drop(&self.0, &error);
+        }
+    }
+
+    pub(crate) fn idle_events(&self) -> &IdleEvents {
+        &self.0.idle_events
+    }
+
+    /// Whether the handle is that of this context.
+    pub(crate) fn is(&self, raw: CUcontext) -> bool {
+        self.0.raw == raw
+    }
+
+    /// Whether both are one context.
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        self.0.raw == other.0.raw
+    }
+}
+
+impl Shared {
+    fn bound<T>(
+        &self,
+        call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
+    ) -> Result<T, CudaError> {
+        let functions = self.driver.functions();
+        let mut current = ptr::null_mut();
+        // SAFETY: the function writes one handle.
+        check("cuCtxGetCurrent", unsafe { (functions.cuCtxGetCurrent)(&raw mut current) })?;
+        if current == self.raw {
+            return call(functions);
+        }
+        // SAFETY: the context is retained for as long as this value lives.
+        check("cuCtxPushCurrent_v2", unsafe { (functions.cuCtxPushCurrent_v2)(self.raw) })?;
+        let _pushed = Pushed(functions);
+        call(functions)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let events = self.idle_events.take_all();
+        let destroyed = self.bound(|functions| {
+            for event in events {
+                event.destroy(functions)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = destroyed {
+            note_failed_drop(self, &error);
+        }
+        // SAFETY: it was retained once, when this value was made.
+        let code = unsafe { (self.driver.functions().cuDevicePrimaryCtxRelease_v2)(self.handle) };
+        if let Err(error) = check("cuDevicePrimaryCtxRelease_v2", code) {
+            note_failed_drop(self, &error);
+        }
+    }
+}
+
+fn note_failed_drop(shared: &Shared, error: &CudaError) {
+    shared.failed_drops.fetch_add(1, Ordering::Relaxed);
+    if error.code() == Some(DriverCode::DEINITIALIZED) {
+        // The process is ending; the driver has freed everything.
+        return;
+    }
+    tracing::warn!(device = %shared.device.id, %error, "the driver refused to take something back");
+}
+
+/// A context on this thread's stack, taken off it again at the end.
+struct Pushed(&'static Functions);
+
+impl Drop for Pushed {
+    fn drop(&mut self) {
+        let mut popped = ptr::null_mut();
+        // SAFETY: the function writes one handle; what is popped is what was pushed, as everything
+        // between was balanced.
+        let code = unsafe { (self.0.cuCtxPopCurrent_v2)(&raw mut popped) };
+        if let Err(error) = check("cuCtxPopCurrent_v2", code) {
+            tracing::warn!(%error, "the thread's current CUDA context could not be restored");
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("device", &self.0.device.id)
+            .field("lost", &self.lost())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,118 @@
+//! What the driver says of a device, read once.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute};
+use terrane_core::{ByteCount, DeviceId};
+use terrane_storage::{NodeId, NumaTopology, PciAddress};
+
+use crate::driver::{Driver, Functions};
+use crate::error::{CudaError, check};
+
+/// A device, as plain data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Device {
+    /// Its ordinal, as the driver counts in this process.
+    pub id: DeviceId,
+    /// Its name: `"NVIDIA H200"`.
+    pub name: String,
+    /// Where it sits; `None` if the driver gives no address that is one.
+    pub pci_address: Option<PciAddress>,
+    /// All its memory.
+    pub memory: ByteCount,
+    /// The major and the minor number of its compute capability: `(9, 0)`.
+    pub compute_capability: (u32, u32),
+    /// How many multiprocessors it has.
+    pub multiprocessors: u32,
+    /// How many copies it runs beside kernels: 1, or 2 and more for both directions at once.
+    pub copy_engines: u32,
+    /// Whether it has stream-ordered memory pools.
+    pub has_memory_pools: bool,
+    /// Whether it reaches registered host memory at the host's own addresses.
+    pub uses_host_addresses: bool,
+}
+
+impl Device {
+    /// The NUMA node that the device is attached to, where the system says so.
+    #[must_use]
+    pub fn numa_node(&self, topology: &NumaTopology) -> Option<NodeId> {
+        topology.node_of_pci_device(self.pci_address?)
+    }
+
+    /// Reads one device of the driver's.
+    pub(crate) fn read(driver: Driver, id: DeviceId) -> Result<Self, CudaError> {
+        let functions = driver.functions();
+        let device = handle(driver, id)?;
+        let attribute = |which| attribute(functions, device, which);
+        Ok(Self {
+            id,
+            name: text("cuDeviceGetName", |text, length| {
+                // SAFETY: the buffer has that length.
+                unsafe { (functions.cuDeviceGetName)(text, length, device) }
+            })?,
+            pci_address: text("cuDeviceGetPCIBusId", |text, length| {
+                // SAFETY: the buffer has that length.
+                unsafe { (functions.cuDeviceGetPCIBusId)(text, length, device) }
+            })?
+            .parse()
+            .ok(),
+            memory: total_memory(functions, device)?,
+            compute_capability: (
+                attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: attribute(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            )?,
+            copy_engines: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?,
+            has_memory_pools: attribute(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+            )? != 0,
+            uses_host_addresses: attribute(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+            )? != 0,
+        })
+    }
+}
+
+/// The driver's handle of a device that exists.
+pub(crate) fn handle(driver: Driver, id: DeviceId) -> Result<CUdevice, CudaError> {
+    let mut device = 0;
+    let ordinal = c_int::try_from(id.get()).unwrap_or(c_int::MAX);
+    // SAFETY: the function writes one number, and checks the ordinal.
+    check("cuDeviceGet", unsafe { (driver.functions().cuDeviceGet)(&raw mut device, ordinal) })?;
+    Ok(device)
+}
+
+fn attribute(
+    functions: &Functions,
+    device: CUdevice,
+    which: CUdevice_attribute,
+) -> Result<u32, CudaError> {
+    let mut value = 0;
+    // SAFETY: the function writes one number, and checks the attribute and the device.
+    let code = unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, which, device) };
+    check("cuDeviceGetAttribute", code)?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+fn total_memory(functions: &Functions, device: CUdevice) -> Result<ByteCount, CudaError> {
+    let mut bytes = 0;
+    // SAFETY: the function writes one number, and checks the device.
+    let code = unsafe { (functions.cuDeviceTotalMem_v2)(&raw mut bytes, device) };
+    check("cuDeviceTotalMem_v2", code)?;
+    Ok(ByteCount::from_usize(bytes))
+}
+
+/// A text that the driver writes into a buffer; what is no UTF-8 is replaced.
+fn text(
+    operation: &'static str,
+    write: impl FnOnce(*mut c_char, c_int) -> u32,
+) -> Result<String, CudaError> {
+    let mut buffer = [0_u8; 256];
+    // One byte less than there is: the last stays zero.
+    check(operation, write(buffer.as_mut_ptr().cast(), 255))?;
+    let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}

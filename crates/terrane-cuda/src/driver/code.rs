@@ -1,0 +1,107 @@
+//! The driver's codes, as numbers that anyone can print.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr;
+
+use super::Driver;
+
+/// A code of the CUDA driver. Zero is success.
+///
+/// Showing one never needs the driver: its own name for the code is looked up where the driver is
+/// loaded already; elsewhere, and for codes that it does not know, the number stands alone.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DriverCode(u32);
+
+impl DriverCode {
+    /// `CUDA_SUCCESS`.
+    pub const SUCCESS: Self = Self(0);
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub const OUT_OF_MEMORY: Self = Self(2);
+    /// `CUDA_ERROR_DEINITIALIZED`: the process is ending, and the driver has ended before it.
+    pub const DEINITIALIZED: Self = Self(4);
+    /// `CUDA_ERROR_NO_DEVICE`.
+    pub const NO_DEVICE: Self = Self(100);
+    /// `CUDA_ERROR_NOT_READY`: not an error, but the answer "not yet".
+    pub const NOT_READY: Self = Self(600);
+
+    /// The code of this number.
+    #[must_use]
+    pub const fn new(code: u32) -> Self {
+        Self(code)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// Whether the code means that the context is of no more use, so that every later call on it
+    /// fails as well: the driver's documentation says of each of these that the process must be
+    /// terminated and relaunched, or that the device is gone.
+    #[must_use]
+    pub const fn loses_context(self) -> bool {
+        matches!(
+            self.0,
+            // DEINITIALIZED, DEVICE_UNAVAILABLE, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED
+            4 | 46 | 214 | 220 | 226
+            // ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, CONTEXT_IS_DESTROYED, ASSERT
+            | 700 | 702 | 709 | 710
+            // HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK, EXTERNAL_DEVICE
+            | 714..=719 | 721 | 911
+        )
+    }
+
+    /// The driver's name for the code, where the driver is loaded and knows it.
+    #[must_use]
+    pub fn name(self) -> Option<&'static str> {
+        let look_up = Driver::if_loaded()?.functions().cuGetErrorName?;
+        let mut name = ptr::null();
+        // SAFETY: the function only writes a pointer to a constant of the driver, or null.
+        let code = unsafe { look_up(self.0, &raw mut name) };
+        if code != 0 || name.is_null() {
+            return None;
+        }
+        // SAFETY: it is a string of the driver's, and the driver is never unloaded.
+        unsafe { CStr::from_ptr(name) }.to_str().ok()
+    }
+}
+
+impl fmt::Display for DriverCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => write!(f, "{name} ({})", self.0),
+            None => write!(f, "CUDA driver code {}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for DriverCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DriverCode({})", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_shown_with_their_number_whether_the_driver_is_there_or_not() {
+        for code in [0, 2, 700, 999, u32::MAX] {
+            let code = DriverCode::new(code);
+            assert!(code.to_string().contains(&code.get().to_string()), "{code}");
+            assert_eq!(format!("{code:?}"), format!("DriverCode({})", code.get()));
+        }
+    }
+
+    #[test]
+    fn what_can_be_tried_again_loses_no_context() {
+        for code in [DriverCode::SUCCESS, DriverCode::OUT_OF_MEMORY, DriverCode::NOT_READY] {
+            assert!(!code.loses_context(), "{code}");
+        }
+        assert!(DriverCode::new(700).loses_context());
+        assert!(DriverCode::new(719).loses_context());
+    }
+}

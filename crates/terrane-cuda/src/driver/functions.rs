@@ -1,0 +1,149 @@
+//! The functions of the driver's library, found by name when it is loaded.
+//!
+//! Two things speak against calling the bindings of `cudarc` directly: where the library or a
+//! symbol is missing they panic, and they return codes as a Rust `enum`, which a newer driver can
+//! leave. So the library is opened here, codes are plain numbers, and the bindings serve as what
+//! each declaration is checked against when this file compiles: a wrong argument is no build.
+
+#![allow(non_snake_case, reason = "the names are the driver's, as its documentation has them")]
+
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+
+use cudarc::driver::sys;
+use libloading::Library;
+use sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUmemPool_attribute,
+    CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
+};
+
+/// What the dynamic linker is asked for, in this order.
+pub(crate) const LIBRARY_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+/// `CUmemPoolProps`, whose fields `cudarc` names differently for different versions of CUDA.
+#[repr(C)]
+pub(crate) struct PoolProperties {
+    pub(crate) allocation_type: c_uint,
+    pub(crate) handle_types: c_uint,
+    pub(crate) location_type: c_uint,
+    pub(crate) location_id: c_int,
+    pub(crate) security_attributes: *mut c_void,
+    pub(crate) rest: [u8; 64],
+}
+
+const _: () = assert!(size_of::<PoolProperties>() == size_of::<sys::CUmemPoolProps>());
+const _: () = assert!(align_of::<PoolProperties>() == align_of::<sys::CUmemPoolProps>());
+
+macro_rules! functions {
+    (
+        bound { $(fn $bound:ident($($bound_argument:ty),*);)* }
+        unbound { $(fn $unbound:ident($($unbound_argument:ty),*);)* }
+        optional { $(fn $optional:ident($($optional_argument:ty),*);)* }
+    ) => {
+        /// The driver's functions. Calling one is unsafe as its documentation says.
+        pub(crate) struct Functions {
+            $(pub(crate) $bound: unsafe extern "C" fn($($bound_argument),*) -> u32,)*
+            $(pub(crate) $unbound: unsafe extern "C" fn($($unbound_argument),*) -> u32,)*
+            $(pub(crate) $optional:
+                Option<unsafe extern "C" fn($($optional_argument),*) -> u32>,)*
+            /// What the functions are code of.
+            _library: Library,
+        }
+
+        $(const _: unsafe fn($($bound_argument),*) -> CUresult = sys::$bound;)*
+
+        impl Functions {
+            /// Finds the functions in a library.
+            ///
+            /// # Errors
+            ///
+            /// The library, and the first symbol that it lacks.
+            ///
+            /// # Safety
+            ///
+            /// Functions of these names in the library are those of the CUDA driver.
+            pub(crate) unsafe fn find(library: Library) -> Result<Self, (Library, &'static str)> {
+                $(
+                    // SAFETY: the caller promised that it is the driver's, whose declaration
+                    // this is, and the library is kept beside it.
+                    let $bound = match unsafe { library.get(stringify!($bound)) } {
+                        Ok(symbol) => *symbol,
+                        Err(_) => return Err((library, stringify!($bound))),
+                    };
+                )*
+                $(
+                    // SAFETY: as above.
+                    let $unbound = match unsafe { library.get(stringify!($unbound)) } {
+                        Ok(symbol) => *symbol,
+                        Err(_) => return Err((library, stringify!($unbound))),
+                    };
+                )*
+                $(
+                    // SAFETY: as above.
+                    let $optional = unsafe { library.get(stringify!($optional)) };
+                    let $optional = $optional.ok().map(|symbol| *symbol);
+                )*
+                Ok(Self {
+                    $($bound,)* $($unbound,)* $($optional,)*
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    // Of every driver that is supported, and of every version of the bindings.
+    bound {
+        fn cuInit(c_uint);
+        fn cuDriverGetVersion(*mut c_int);
+        fn cuDeviceGetCount(*mut c_int);
+        fn cuDeviceGet(*mut CUdevice, c_int);
+        fn cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        fn cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        fn cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        fn cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice);
+        fn cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        fn cuDevicePrimaryCtxRelease_v2(CUdevice);
+        fn cuCtxGetCurrent(*mut CUcontext);
+        fn cuCtxPushCurrent_v2(CUcontext);
+        fn cuCtxPopCurrent_v2(*mut CUcontext);
+        fn cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
+        fn cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
+        fn cuStreamDestroy_v2(CUstream);
+        fn cuStreamSynchronize(CUstream);
+        fn cuStreamQuery(CUstream);
+        fn cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        fn cuStreamGetCtx(CUstream, *mut CUcontext);
+        fn cuEventCreate(*mut CUevent, c_uint);
+        fn cuEventDestroy_v2(CUevent);
+        fn cuEventRecord(CUevent, CUstream);
+        fn cuEventQuery(CUevent);
+        fn cuEventSynchronize(CUevent);
+        fn cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        fn cuMemFree_v2(CUdeviceptr);
+        fn cuMemGetInfo_v2(*mut usize, *mut usize);
+        fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        fn cuMemFreeHost(*mut c_void);
+        fn cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+        fn cuMemHostUnregister(*mut c_void);
+        fn cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);
+        fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        fn cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+        fn cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
+    }
+    // Of every driver, but not of every version of the bindings.
+    unbound {
+        fn cuEventElapsedTime(*mut f32, CUevent, CUevent);
+    }
+    // Not of every driver; what needs one is refused with its name.
+    optional {
+        fn cuGetErrorName(u32, *mut *const c_char);
+        fn cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
+        fn cuMemFreeAsync(CUdeviceptr, CUstream);
+        fn cuMemPoolCreate(*mut CUmemoryPool, *const PoolProperties);
+        fn cuMemPoolDestroy(CUmemoryPool);
+        fn cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
+        fn cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
+        fn cuMemPoolTrimTo(CUmemoryPool, usize);
+    }
+}

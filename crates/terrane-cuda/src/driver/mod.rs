@@ -1,0 +1,252 @@
+//! The driver: loaded at run time, once, and never unloaded.
+
+mod code;
+mod functions;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use libloading::Library;
+use terrane_core::DeviceId;
+
+pub use code::DriverCode;
+pub(crate) use functions::{Functions, PoolProperties};
+
+use crate::device::Device;
+use crate::error::{CudaError, check};
+
+/// The functions, once they have been found. The library is not unloaded: its threads and the
+/// memory that it handed out would be left behind.
+static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
+
+/// Asks whether CUDA can be used here, and with which devices.
+///
+/// Never panics and never aborts, whatever is missing, and leaves nothing behind but the loaded
+/// library. It can be asked again: a failure is not remembered.
+///
+/// ```
+/// match terrane_cuda::probe() {
+///     Ok(found) => println!("CUDA {}: {} devices", found.version, found.devices.len()),
+///     Err(reason) => println!("no CUDA: {reason}"),
+/// }
+/// ```
+///
+/// # Errors
+///
+/// [`CudaError::LibraryMissing`], [`CudaError::DriverTooOld`] with the function that is missing,
+/// [`CudaError::NoDevice`], [`CudaError::DeviceLost`], or [`CudaError::Driver`] with the driver's
+/// code.
+pub fn probe() -> Result<Availability, CudaError> {
+    let driver = Driver::load()?;
+    let devices = driver.devices()?;
+    Ok(Availability { version: driver.version()?, devices })
+}
+
+/// What a [`probe`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Availability {
+    /// The newest version of CUDA that the driver serves.
+    pub version: DriverVersion,
+    /// Every device, by its ordinal; one at least.
+    pub devices: Vec<Device>,
+}
+
+/// A version of CUDA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DriverVersion {
+    /// The first number.
+    pub major: u32,
+    /// The second number.
+    pub minor: u32,
+}
+
+impl DriverVersion {
+    /// From the driver's number: 13000 is 13.0, 12080 is 12.8.
+    fn from_number(number: u32) -> Self {
+        Self { major: number / 1000, minor: number % 1000 / 10 }
+    }
+}
+
+impl fmt::Display for DriverVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The driver of this process, loaded and initialised. Copying it costs nothing.
+#[derive(Clone, Copy)]
+pub struct Driver(&'static Functions);
+
+impl Driver {
+    /// Loads and initialises the driver, or answers with the one that is loaded.
+    ///
+    /// # Errors
+    ///
+    /// As for [`probe`]. A failure is not remembered.
+    pub fn load() -> Result<Self, CudaError> {
+        static LOADING: Mutex<()> = Mutex::new(());
+        let functions = match FUNCTIONS.get() {
+            Some(functions) => functions,
+            None => {
+                // Nothing is left half-done by a thread that panicked here.
+                let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+                match FUNCTIONS.get() {
+                    Some(functions) => functions,
+                    None => {
+                        let found = find(&functions::LIBRARY_NAMES.map(Path::new))?;
+                        FUNCTIONS.get_or_init(|| found)
+                    }
+                }
+            }
+        };
+        // SAFETY: it takes no pointer, and may be called any number of times.
+        check("cuInit", unsafe { (functions.cuInit)(0) })?;
+        Ok(Self(functions))
+    }
+
+    /// The driver, if it has been loaded already.
+    pub(crate) fn if_loaded() -> Option<Self> {
+        FUNCTIONS.get().map(Self)
+    }
+
+    pub(crate) const fn functions(self) -> &'static Functions {
+        self.0
+    }
+
+    /// The newest version of CUDA that the driver serves.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`].
+    pub fn version(self) -> Result<DriverVersion, CudaError> {
+        version(self.0.cuDriverGetVersion)
+    }
+
+    /// How many devices there are; one at least.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NoDevice`], [`CudaError::Driver`].
+    pub fn device_count(self) -> Result<u32, CudaError> {
+        let mut count = 0;
+        // SAFETY: the function writes one number.
+        check("cuDeviceGetCount", unsafe { (self.0.cuDeviceGetCount)(&raw mut count) })?;
+        match u32::try_from(count) {
+            Ok(0) | Err(_) => Err(CudaError::NoDevice),
+            Ok(count) => Ok(count),
+        }
+    }
+
+    /// Every device, by its ordinal.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NoDevice`], [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn devices(self) -> Result<Vec<Device>, CudaError> {
+        (0..self.device_count()?).map(|ordinal| self.device(DeviceId::new(ordinal))).collect()
+    }
+
+    /// One device.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::UnknownDevice`], and as for [`devices`](Self::devices).
+    pub fn device(self, id: DeviceId) -> Result<Device, CudaError> {
+        let count = self.device_count()?;
+        if id.get() >= count {
+            return Err(CudaError::UnknownDevice { device: id, count });
+        }
+        Device::read(self, id)
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Driver")
+    }
+}
+
+/// Finds the driver's functions in the first of the libraries that can be loaded.
+fn find(names: &[&Path]) -> Result<Functions, CudaError> {
+    let mut refusal = None;
+    for name in names {
+        // SAFETY: the initialisers are those of NVIDIA's driver, whose library alone has the name.
+        match unsafe { Library::new(*name) } {
+            Ok(library) => {
+                // SAFETY: the library is the driver's.
+                let found = unsafe { Functions::find(library) };
+                return found.map_err(|(library, symbol)| CudaError::DriverTooOld {
+                    symbol,
+                    version: version_of(&library),
+                });
+            }
+            // The first name is the one that a driver installs.
+            Err(error) => refusal = refusal.or(Some((name, error))),
+        }
+    }
+    let (library, source): (String, Arc<dyn std::error::Error + Send + Sync>) = match refusal {
+        Some((name, error)) => (name.display().to_string(), Arc::new(error)),
+        None => (String::new(), Arc::new(std::io::Error::from(std::io::ErrorKind::NotFound))),
+    };
+    Err(CudaError::LibraryMissing { library, source })
+}
+
+type GetVersion = unsafe extern "C" fn(*mut std::ffi::c_int) -> u32;
+
+/// The version that a library says, if it can say one.
+fn version_of(library: &Library) -> Option<DriverVersion> {
+    // SAFETY: a function of this name has this type.
+    let get: libloading::Symbol<'_, GetVersion> =
+        unsafe { library.get("cuDriverGetVersion") }.ok()?;
+    version(*get).ok()
+}
+
+fn version(get: GetVersion) -> Result<DriverVersion, CudaError> {
+    let mut number = 0;
+    // SAFETY: the function writes one number, and needs no initialised driver.
+    check("cuDriverGetVersion", unsafe { get(&raw mut number) })?;
+    Ok(DriverVersion::from_number(u32::try_from(number).unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    #[test]
+    fn a_library_that_is_not_there_is_missing() {
+        let error = find(&[Path::new("libterrane-none.so.1"), Path::new("/nonexistent.so")]).err();
+        let Some(CudaError::LibraryMissing { library, .. }) = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(library, "libterrane-none.so.1");
+        let error = error.unwrap();
+        assert!(error.is_unavailable());
+        let mut causes = String::new();
+        let mut next = error.source();
+        while let Some(cause) = next {
+            causes.push_str(&cause.to_string());
+            next = cause.source();
+        }
+        assert!(causes.contains("libterrane-none"), "{causes}");
+    }
+
+    #[test]
+    fn a_library_without_the_functions_is_too_old_and_says_which_is_missing() {
+        // A library that every Linux program with the C library has loaded.
+        let error = find(&[Path::new("libc.so.6")]).err();
+        let Some(CudaError::DriverTooOld { symbol, version }) = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!((symbol, version), ("cuInit", None));
+    }
+
+    #[test]
+    fn versions_are_read_from_the_drivers_number() {
+        assert_eq!(DriverVersion::from_number(13000).to_string(), "13.0");
+        assert_eq!(DriverVersion::from_number(12080).to_string(), "12.8");
+        assert_eq!(DriverVersion::from_number(11040).to_string(), "11.4");
+    }
+}

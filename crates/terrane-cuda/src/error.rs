@@ -1,0 +1,280 @@
+//! The one error type of this crate.
+
+use std::sync::Arc;
+
+use terrane_core::{
+    Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, SizeOverflow,
+    StorageKind,
+};
+use terrane_storage::StorageError;
+
+use crate::driver::{DriverCode, DriverVersion};
+
+/// Why something could not be had of CUDA.
+///
+/// No variant needs the driver to be shown, and none holds a type of the bindings.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// There is no driver library on this machine, or it cannot be loaded.
+    #[error(
+        "the CUDA driver library {library} cannot be loaded; install NVIDIA's driver, or work \
+         without a device"
+    )]
+    LibraryMissing {
+        /// What was looked for.
+        library: String,
+        /// What the dynamic linker said.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// The driver lacks a function.
+    #[error(
+        "the CUDA driver{} has no `{symbol}`; install a newer driver",
+        .version.map(|version| format!(" (CUDA {version})")).unwrap_or_default()
+    )]
+    DriverTooOld {
+        /// The function that it lacks.
+        symbol: &'static str,
+        /// The version of CUDA that the driver serves, where it says so.
+        version: Option<DriverVersion>,
+    },
+    /// The driver works, and counts no device.
+    #[error(
+        "the CUDA driver finds no device; check that one is fitted, that the process may use it, \
+         and CUDA_VISIBLE_DEVICES"
+    )]
+    NoDevice,
+    /// There is no device of this ordinal.
+    #[error("there is no CUDA device {device}; the driver counts {count}, from 0")]
+    UnknownDevice {
+        /// The ordinal.
+        device: DeviceId,
+        /// How many devices there are.
+        count: u32,
+    },
+    /// The device, or the process's context on it, is of no more use.
+    #[error("the CUDA context is lost ({operation}: {code}); end the process and start another")]
+    DeviceLost {
+        /// The call that met it, which need not be the one that caused it.
+        operation: &'static str,
+        /// The driver's code.
+        code: DriverCode,
+    },
+    /// A call of the driver failed.
+    #[error("{operation} failed: {code}")]
+    Driver {
+        /// The call.
+        operation: &'static str,
+        /// The driver's code.
+        code: DriverCode,
+    },
+    /// Two things that were to work together belong to different contexts.
+    #[error(
+        "the {what} belongs to another CUDA context; use one of device {device}'s primary context"
+    )]
+    WrongContext {
+        /// What belongs elsewhere.
+        what: &'static str,
+        /// The device whose context was expected.
+        device: DeviceId,
+    },
+    /// A number that names no stream of this source, or one that has been destroyed.
+    #[error("no stream has the number {number}; it was destroyed, or belongs to another source")]
+    UnknownStream {
+        /// The number.
+        number: u64,
+    },
+    /// An event's last record failed, so that it proves nothing.
+    #[error("the event was not recorded; record it again before asking it")]
+    NotRecorded,
+    /// An event without timing was asked for a time.
+    #[error("the event keeps no time; take it with `Timing::On`, and record both events")]
+    NoTiming,
+    /// A span that is not, or not wholly, memory of the device.
+    #[error("the {length} at {address:#x} are not one allocation of memory of device {device}")]
+    NotDeviceMemory {
+        /// The address.
+        address: u64,
+        /// The length of the span.
+        length: ByteCount,
+        /// The device.
+        device: DeviceId,
+    },
+    /// A place that this operation cannot reach.
+    #[error("a stream copies between host and device addresses, not {location}")]
+    Unreachable {
+        /// The place, as it is shown.
+        location: terrane_core::Location,
+    },
+    /// More than can be asked for at once.
+    #[error("{requested} exceed the largest region, {largest}; split it")]
+    TooLarge {
+        /// The bytes asked for.
+        requested: ByteCount,
+        /// The most.
+        largest: ByteCount,
+    },
+    /// No such alignment can be had.
+    #[error("memory at multiples of {requested} cannot be had; {largest} is the strictest")]
+    TooStrictlyAligned {
+        /// The alignment asked for.
+        requested: Alignment,
+        /// The strictest.
+        largest: Alignment,
+    },
+    /// A unit that no registration can hold whole.
+    #[error(
+        "a registration of at most {largest} cannot hold whole pages and whole units of {unit}; \
+         choose a smaller unit, or a multiple of the page"
+    )]
+    UnitTooLarge {
+        /// The unit that is not to be split.
+        unit: ByteCount,
+        /// The most bytes that are registered at once.
+        largest: ByteCount,
+    },
+    /// Something that a policy requires was not granted.
+    #[error(transparent)]
+    Capability(#[from] CapabilityMissing),
+    /// A size left the range of 64 bits.
+    #[error(transparent)]
+    Overflow(#[from] SizeOverflow),
+    /// Host memory could not be brought up.
+    #[error("the host memory that was to be pinned could not be brought up")]
+    HostMemory {
+        /// Why.
+        #[source]
+        source: Arc<StorageError>,
+    },
+}
+
+impl CudaError {
+    /// Whether CUDA cannot be used on this machine at all, so that the answer is to work without.
+    #[must_use]
+    pub const fn is_unavailable(&self) -> bool {
+        matches!(self, Self::LibraryMissing { .. } | Self::DriverTooOld { .. } | Self::NoDevice)
+    }
+
+    /// Whether the context is of no more use.
+    #[must_use]
+    pub const fn is_device_lost(&self) -> bool {
+        matches!(self, Self::DeviceLost { .. })
+    }
+
+    /// The driver's code, where a call of the driver failed.
+    #[must_use]
+    pub const fn code(&self) -> Option<DriverCode> {
+        match self {
+            Self::NoDevice => Some(DriverCode::NO_DEVICE),
+            Self::DeviceLost { code, .. } | Self::Driver { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// The error as every allocator reports it: of `kind`, for `requested` bytes for `label`.
+    /// `available` is what is left of the memory, where that is known.
+    #[must_use]
+    pub fn into_allocate_error(
+        self,
+        kind: StorageKind,
+        requested: ByteCount,
+        available: Option<ByteCount>,
+        label: Label,
+    ) -> AllocateError {
+        match self {
+            Self::Capability(source) => AllocateError::Capability { kind, label, source },
+            Self::TooLarge { requested, largest } => {
+                AllocateError::TooLarge { kind, requested, largest, label }
+            }
+            Self::TooStrictlyAligned { requested, largest } => {
+                AllocateError::TooStrictlyAligned { kind, requested, largest, label }
+            }
+            Self::HostMemory { source } => match Arc::try_unwrap(source) {
+                Ok(source) => source.into_allocate_error(kind, requested, label),
+                Err(source) => AllocateError::Backend {
+                    kind,
+                    requested,
+                    label,
+                    source: Box::new(Self::HostMemory { source }),
+                },
+            },
+            error if error.code() == Some(DriverCode::OUT_OF_MEMORY) => {
+                AllocateError::OutOfMemory {
+                    kind,
+                    requested,
+                    available,
+                    label,
+                    source: Some(Box::new(error)),
+                }
+            }
+            error => AllocateError::Backend { kind, requested, label, source: Box::new(error) },
+        }
+    }
+}
+
+/// The result of a call of the driver, from its code.
+///
+/// # Errors
+///
+/// The error of the code, unless it is zero.
+pub(crate) const fn check(operation: &'static str, code: u32) -> Result<(), CudaError> {
+    let code = DriverCode::new(code);
+    if code.get() == DriverCode::SUCCESS.get() {
+        Ok(())
+    } else if code.get() == DriverCode::NO_DEVICE.get() {
+        Err(CudaError::NoDevice)
+    } else if code.loses_context() {
+        Err(CudaError::DeviceLost { operation, code })
+    } else {
+        Err(CudaError::Driver { operation, code })
+    }
+}
+
+/// The result of a call that asks whether work has ended.
+///
+/// # Errors
+///
+/// The error of the code, unless it says yes or no.
+pub(crate) fn check_ready(operation: &'static str, code: u32) -> Result<bool, CudaError> {
+    if DriverCode::new(code) == DriverCode::NOT_READY {
+        return Ok(false);
+    }
+    check(operation, code).map(|()| true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_become_the_errors_that_they_are() {
+        assert!(check("cuInit", 0).is_ok());
+        assert!(matches!(check("cuInit", 100), Err(CudaError::NoDevice)));
+        assert!(check("cuStreamQuery", 700).unwrap_err().is_device_lost());
+        let error = check("cuMemAlloc_v2", 2).unwrap_err();
+        assert_eq!(error.code(), Some(DriverCode::OUT_OF_MEMORY));
+        assert!(error.to_string().contains("cuMemAlloc_v2"), "{error}");
+        // A code of a driver from the future.
+        let error = check("cuInit", 4_000_000_000).unwrap_err();
+        assert!(error.to_string().contains("4000000000"), "{error}");
+        assert!(format!("{error:?}").contains("4000000000"));
+    }
+
+    #[test]
+    fn not_ready_is_an_answer() {
+        assert_eq!(check_ready("cuEventQuery", 0).ok(), Some(true));
+        assert_eq!(check_ready("cuEventQuery", 600).ok(), Some(false));
+        assert!(check_ready("cuEventQuery", 719).is_err());
+    }
+
+    #[test]
+    fn only_exhaustion_is_reported_as_exhaustion() {
+        let kind = StorageKind::Device(DeviceId::new(0));
+        for (code, exhausted) in [(2, true), (1, false), (719, false)] {
+            let error = check("cuMemAlloc_v2", code).unwrap_err();
+            let error = error.into_allocate_error(kind, ByteCount::mib(1), None, "x".into());
+            assert_eq!(error.is_exhaustion(), exhausted, "{code}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Events: marks in streams, which cost more to make than to use, and so are kept.
+
+use std::fmt;
+use std::ptr;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::CUevent;
+
+use crate::context::Context;
+use crate::driver::Functions;
+use crate::error::{CudaError, check, check_ready};
+use crate::stream::Stream;
+
+/// `CU_EVENT_BLOCKING_SYNC`: a thread that waits sleeps.
+const BLOCKING_SYNC: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`: cheaper to record.
+const DISABLE_TIMING: u32 = 2;
+
+/// How many events a context keeps of each sort. Making and destroying one costs some 2 µs, and an
+/// idle one some hundred bytes.
+const MOST_IDLE: usize = 1024;
+
+/// Whether an event keeps the time at which the stream came to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Timing {
+    /// It does not, which makes it cheaper.
+    #[default]
+    Off,
+    /// It does.
+    On,
+}
+
+/// A mark in a stream, on loan from its context, which keeps it for the next user afterwards.
+pub struct Event {
+    raw: RawEvent,
+    context: Context,
+    timing: Timing,
+    state: AtomicU8,
+}
+
+/// The mark is nowhere yet, and counts as passed.
+const NEW: u8 = 0;
+/// The mark is in a stream.
+const RECORDED: u8 = 1;
+/// Recording failed, and the mark proves nothing.
+const BROKEN: u8 = 2;
+
+impl Event {
+    /// An event that has not been recorded, and so counts as passed.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn new(context: &Context, timing: Timing) -> Result<Self, CudaError> {
+        let raw = match context.idle_events().take(timing) {
+            Some(raw) => raw,
+            None => RawEvent::create(context, timing)?,
+        };
+        Ok(Self { raw, context: context.clone(), timing, state: AtomicU8::new(NEW) })
+    }
+
+    /// Moves the mark behind everything that has been submitted to `stream` so far.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::WrongContext`] if the stream is of another device, [`CudaError::Driver`],
+    /// [`CudaError::DeviceLost`]. The event proves nothing then until it is recorded again.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // Before the call: who asks meanwhile must not be told that all has run.
+        self.state.store(BROKEN, Ordering::SeqCst);
+        if !self.context.same(stream.context()) {
+            let device = self.context.device().id;
+            return Err(CudaError::WrongContext { what: "stream", device });
+        }
+        self.context.bound(|functions| {
+            // SAFETY: event and stream are alive, and of one context.
+            let code = unsafe { (functions.cuEventRecord)(self.raw.0, stream.raw()) };
+            check("cuEventRecord", code)
+        })?;
+        self.state.store(RECORDED, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Whether everything before the mark has run. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NotRecorded`] if the last record failed, [`CudaError::Driver`],
+    /// [`CudaError::DeviceLost`].
+    pub fn is_complete(&self) -> Result<bool, CudaError> {
+        if !self.marks_something()? {
+            return Ok(true);
+        }
+        self.context.bound(|functions| {
+            // SAFETY: the event is alive.
+            check_ready("cuEventQuery", unsafe { (functions.cuEventQuery)(self.raw.0) })
+        })
+    }
+
+    /// Blocks, asleep, until everything before the mark has run.
+    ///
+    /// # Errors
+    ///
+    /// As for [`is_complete`](Self::is_complete).
+    pub fn wait(&self) -> Result<(), CudaError> {
+        if !self.marks_something()? {
+            return Ok(());
+        }
+        self.context.bound(|functions| {
+            // SAFETY: the event is alive.
+            check("cuEventSynchronize", unsafe { (functions.cuEventSynchronize)(self.raw.0) })
+        })
+    }
+
+    /// Blocks until everything before the mark has run, or `timeout` has passed; answers whether
+    /// it has run.
+    ///
+    /// The driver knows no wait that ends, so the event is asked again and again: at once for some
+    /// microseconds, then between naps that grow with the time waited, to a tenth of a millisecond
+    /// at most.
+    ///
+    /// # Errors
+    ///
+    /// As for [`is_complete`](Self::is_complete).
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, CudaError> {
+        const SPIN: Duration = Duration::from_micros(20);
+        const LONGEST_NAP: Duration = Duration::from_micros(100);
+        let started = Instant::now();
+        if started.checked_add(timeout).is_none() {
+            return self.wait().map(|()| true);
+        }
+        loop {
+            if self.is_complete()? {
+                return Ok(true);
+            }
+            let waited = started.elapsed();
+            let Some(left) = timeout.checked_sub(waited).filter(|left| !left.is_zero()) else {
+                return Ok(false);
+            };
+            if waited < SPIN {
+                std::hint::spin_loop();
+            } else {
+                thread::sleep((waited / 4).min(LONGEST_NAP).min(left));
+            }
+        }
+    }
+
+    /// How long the device took from `earlier` to this event, to about half a microsecond.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NoTiming`] if either was made without timing or was not recorded,
+    /// [`CudaError::Driver`] if the device has not come to both yet.
+    pub fn elapsed_since(&self, earlier: &Self) -> Result<Duration, CudaError> {
+        for event in [self, earlier] {
+            if event.timing == Timing::Off || !event.marks_something()? {
+                return Err(CudaError::NoTiming);
+            }
+        }
+        let mut milliseconds = 0_f32;
+        self.context.bound(|functions| {
+            // SAFETY: both events are alive; one number is written.
+            let code = unsafe {
+                (functions.cuEventElapsedTime)(&raw mut milliseconds, earlier.raw.0, self.raw.0)
+            };
+            check("cuEventElapsedTime", code)
+        })?;
+        Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
+    }
+
+    /// Whether the event is in a stream.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NotRecorded`] if its last record failed.
+    pub(crate) fn marks_something(&self) -> Result<bool, CudaError> {
+        match self.state.load(Ordering::SeqCst) {
+            NEW => Ok(false),
+            RECORDED => Ok(true),
+            _ => Err(CudaError::NotRecorded),
+        }
+    }
+
+    /// After a record that could not even be tried: the event proves nothing.
+    pub(crate) fn forget_mark(&self) {
+        self.state.store(BROKEN, Ordering::SeqCst);
+    }
+
+    pub(crate) const fn raw(&self) -> CUevent {
+        self.raw.0
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // Streams that wait for it have taken note of what it marks, so that it can be recorded
+        // elsewhere at once.
+        if let Some(surplus) = self.context.idle_events().keep(self.raw, self.timing) {
+            self.context.bound_in_drop(|functions| surplus.destroy(functions));
+        }
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event")
+            .field("handle", &self.raw.0)
+            .field("device", &self.context.device().id)
+            .field("timing", &self.timing)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An event of the driver's, that somebody has to destroy.
+#[derive(Clone, Copy)]
+pub(crate) struct RawEvent(CUevent);
+
+// SAFETY: the driver takes an event's handle on any thread, and synchronises.
+unsafe impl Send for RawEvent {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for RawEvent {}
+
+impl RawEvent {
+    fn create(context: &Context, timing: Timing) -> Result<Self, CudaError> {
+        let flags = match timing {
+            Timing::Off => BLOCKING_SYNC | DISABLE_TIMING,
+            Timing::On => BLOCKING_SYNC,
+        };
+        let mut raw = ptr::null_mut();
+        context.bound(|functions| {
+            // SAFETY: the function writes one handle.
+            check("cuEventCreate", unsafe { (functions.cuEventCreate)(&raw mut raw, flags) })
+        })?;
+        Ok(Self(raw))
+    }
+
+    /// Destroys the event, which nobody uses any more.
+    pub(crate) fn destroy(self, functions: &Functions) -> Result<(), CudaError> {
+        // SAFETY: an event is destroyed only by the context's end, or where none is kept; both
+        // took it from its last user.
+        check("cuEventDestroy_v2", unsafe { (functions.cuEventDestroy_v2)(self.0) })
+    }
+}
+
+/// The events of a context that nobody uses just now.
+#[derive(Default)]
+pub(crate) struct IdleEvents {
+    untimed: Mutex<Vec<RawEvent>>,
+    timed: Mutex<Vec<RawEvent>>,
+}
+
+impl IdleEvents {
+    fn of(&self, timing: Timing) -> &Mutex<Vec<RawEvent>> {
+        match timing {
+            Timing::Off => &self.untimed,
+            Timing::On => &self.timed,
+        }
+    }
+
+    fn take(&self, timing: Timing) -> Option<RawEvent> {
+        self.of(timing).lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    /// Keeps an event, or gives it back if there are enough.
+    fn keep(&self, event: RawEvent, timing: Timing) -> Option<RawEvent> {
+        let mut idle = self.of(timing).lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() >= MOST_IDLE {
+            return Some(event);
+        }
+        idle.push(event);
+        None
+    }
+
+    /// All of them, for the context's end.
+    pub(crate) fn take_all(&mut self) -> Vec<RawEvent> {
+        let mut all =
+            std::mem::take(self.untimed.get_mut().unwrap_or_else(PoisonError::into_inner));
+        all.append(self.timed.get_mut().unwrap_or_else(PoisonError::into_inner));
+        all
+    }
+}

@@ -1,0 +1,85 @@
+//! CUDA devices as Terrane backends: whether there are any, contexts, streams, events, device
+//! memory and pinned host memory.
+//!
+//! # Should I be using this crate?
+//!
+//! Use it directly to find out at run time whether CUDA can be used, to put device or pinned
+//! memory under a layout or a pool, or to let a pool follow the order of CUDA streams. It stands
+//! beside `cudarc`, candle or PyTorch in one process: it works on each device's primary context,
+//! which all of them share, leaves every thread's current context as it found it, and takes their
+//! streams and pointers.
+//!
+//! # What it does not do
+//!
+//! It moves no blocks between layouts: a [`Stream`] copies one contiguous span at a time. It has
+//! no kernels, and does not use managed (unified) memory. It needs no CUDA to build, and links
+//! none: without a driver every entry point answers with a typed [`CudaError`].
+//!
+//! # What there is
+//!
+//! - [`probe`] says what is missing, or which [`Device`]s there are; [`Driver`] is the library.
+//! - [`Context`] is a device's primary context, bound for each call on whatever thread it comes
+//!   from.
+//! - [`Stream`]s are owned or borrowed; [`Event`]s are pooled, with timing where asked for.
+//!   [`CudaStreams`] is both as a pool's [`FenceSource`](terrane_pool::FenceSource) and
+//!   [`StreamSource`](terrane_pool::StreamSource).
+//! - [`DeviceAllocator`] and [`DevicePool`] hand out device memory, [`PinnedAllocator`] pinned
+//!   host memory. Somebody else's device memory is checked by [`Context::device_span`] and
+//!   adopted as [`ForeignMemory`](terrane_core::ForeignMemory).
+//!
+//! # Example
+//!
+//! ```
+//! use terrane_core::{Allocate, ByteCount, DeviceId, Memory, RegionRequest};
+//! use terrane_cuda::{Context, CudaError, DeviceAllocator, PinnedAllocator, PinnedOptions, Stream};
+//!
+//! fn there_and_back() -> Result<(), Box<dyn std::error::Error>> {
+//!     let context = Context::primary(DeviceId::new(0))?;
+//!     let request = RegionRequest::new(ByteCount::mib(4)).labelled("blocks");
+//!     let pinned = PinnedAllocator::new(&context, PinnedOptions::default())?.allocate(&request)?;
+//!     let device = DeviceAllocator::new(&context).allocate(&request)?;
+//!     println!("{}", pinned.capabilities());
+//!
+//!     let stream = Stream::new(&context)?;
+//!     for (from, to) in [(pinned.location(), device.location()), (device.location(), pinned.location())] {
+//!         // SAFETY: both live until the stream has been waited for, and nobody else uses them.
+//!         unsafe { stream.copy(from, to, request.bytes) }?;
+//!     }
+//!     stream.synchronize()?;
+//!     Ok(())
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! match terrane_cuda::probe() {
+//!     Ok(_) => there_and_back()?,
+//!     Err(reason) => println!("without a device: {reason}"),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+/// The code of the README, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+mod context;
+mod device;
+mod driver;
+mod error;
+mod event;
+mod memory;
+mod stream;
+mod streams;
+
+pub use context::Context;
+pub use device::Device;
+pub use driver::{Availability, Driver, DriverCode, DriverVersion, probe};
+pub use error::CudaError;
+pub use event::{Event, Timing};
+pub use memory::{
+    DeviceAllocator, DeviceMemory, DevicePool, DevicePoolMemory, PinnedAllocator, PinnedMemory,
+    PinnedNuma, PinnedOptions,
+};
+pub use stream::{Stream, StreamPriority};
+pub use streams::CudaStreams;

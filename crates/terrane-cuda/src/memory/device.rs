@@ -1,0 +1,134 @@
+//! Device memory, each region an allocation of the driver's.
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, Limits, Location, Memory,
+    RegionRequest, StorageKind,
+};
+
+use super::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
+use crate::context::Context;
+use crate::error::{CudaError, check};
+
+/// Hands out device memory, each region an allocation of the driver's (`cuMemAlloc`).
+///
+/// An allocation takes tens of microseconds and is mapped in steps of 2 MiB, and a free waits for
+/// the device: this is for memory that stays. For memory that comes and goes there is
+/// [`DevicePool`](crate::DevicePool), or a pool of `terrane-pool` over either.
+#[derive(Clone, Debug)]
+pub struct DeviceAllocator {
+    context: Context,
+}
+
+impl DeviceAllocator {
+    /// An allocator of the context's device.
+    #[must_use]
+    pub fn new(context: &Context) -> Self {
+        Self { context: context.clone() }
+    }
+
+    /// Allocates one region; what [`allocate`](Allocate::allocate) does, with this crate's error.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::TooStrictlyAligned`] above 2 MiB, [`CudaError::TooLarge`] for more than the
+    /// device has, [`CudaError::Driver`] with `CUDA_ERROR_OUT_OF_MEMORY` if as much is not left,
+    /// [`CudaError::DeviceLost`].
+    pub fn bring_up(&self, request: &RegionRequest) -> Result<DeviceMemory, CudaError> {
+        check_request(&self.context, request)?;
+        let context = self.context.clone();
+        let length = request.bytes;
+        if length.is_zero() {
+            let first = DeviceAddress::new(request.alignment.max(DRIVER_ALIGNMENT).get());
+            return Ok(DeviceMemory { context, base: None, first, length });
+        }
+        let allocate = |bytes: ByteCount| {
+            let mut address = 0;
+            context.bound(|functions| {
+                // SAFETY: the function writes one address.
+                let code = unsafe { (functions.cuMemAlloc_v2)(&raw mut address, bytes.to_usize()) };
+                check("cuMemAlloc_v2", code)
+            })?;
+            Ok(address)
+        };
+        let (base, first) = aligned(request, allocate, |base| free(&context, base))?;
+        let first = DeviceAddress::new(first);
+        Ok(DeviceMemory { context, base: Some(base), first, length })
+    }
+}
+
+// SAFETY: each region is an allocation of the driver's, made for this call.
+unsafe impl Allocate for DeviceAllocator {
+    type Memory = DeviceMemory;
+
+    fn kind(&self) -> StorageKind {
+        self.context.kind()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            alignment: DRIVER_ALIGNMENT,
+            granule: Alignment::BYTE,
+            largest_region: Some(self.context.device().memory),
+        }
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<DeviceMemory, AllocateError> {
+        self.bring_up(request).map_err(|error| refusal(&self.context, error, request))
+    }
+}
+
+/// A region of device memory, freed when it drops. What it holds at first is arbitrary.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    context: Context,
+    /// What the driver allocated; `None` for no bytes.
+    base: Option<u64>,
+    /// The first byte that is aligned as was asked for.
+    first: DeviceAddress,
+    length: ByteCount,
+}
+
+impl DeviceMemory {
+    /// The address of the first byte.
+    #[must_use]
+    pub const fn address(&self) -> DeviceAddress {
+        self.first
+    }
+
+    /// The context that it was allocated in.
+    #[must_use]
+    pub const fn context(&self) -> &Context {
+        &self.context
+    }
+}
+
+// SAFETY: the span lies within an allocation of the driver's that is this value's alone and is
+// freed when it drops, wherever it moves.
+unsafe impl Memory for DeviceMemory {
+    fn kind(&self) -> StorageKind {
+        self.context.kind()
+    }
+
+    fn location(&self) -> Location {
+        Location::Device { device: self.context.device().id, address: self.first }
+    }
+
+    fn length(&self) -> ByteCount {
+        self.length
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if let Some(base) = self.base {
+            free(&self.context, base);
+        }
+    }
+}
+
+fn free(context: &Context, base: u64) {
+    context.bound_in_drop(|functions| {
+        // SAFETY: it was allocated here, and nobody uses it any more.
+        check("cuMemFree_v2", unsafe { (functions.cuMemFree_v2)(base) })
+    });
+}

@@ -1,0 +1,113 @@
+//! The kinds of memory that CUDA has: the device's, and the host's pinned for it.
+
+mod device;
+mod device_pool;
+mod pinned;
+
+use std::ptr::NonNull;
+
+use terrane_core::{Alignment, AllocateError, ByteCount, HostAddress, RegionRequest, StorageKind};
+
+pub use device::{DeviceAllocator, DeviceMemory};
+pub use device_pool::{DevicePool, DevicePoolMemory};
+pub use pinned::{PinnedAllocator, PinnedMemory, PinnedNuma, PinnedOptions};
+
+use crate::context::Context;
+use crate::error::CudaError;
+
+/// What every allocation of the driver's is a multiple of at least ("Device Memory Accesses" in
+/// the CUDA C++ programming guide: 256 bytes).
+const DRIVER_ALIGNMENT: Alignment = match Alignment::new(256) {
+    Ok(alignment) => alignment,
+    Err(_) => Alignment::BYTE,
+};
+
+/// The strictest alignment that is served: that of the driver's large pages.
+const STRICTEST: Alignment = Alignment::HUGE_PAGE;
+
+/// Checks a request for device memory.
+///
+/// # Errors
+///
+/// [`CudaError::TooStrictlyAligned`], [`CudaError::TooLarge`].
+fn check_request(context: &Context, request: &RegionRequest) -> Result<(), CudaError> {
+    if request.alignment > STRICTEST {
+        return Err(CudaError::TooStrictlyAligned {
+            requested: request.alignment,
+            largest: STRICTEST,
+        });
+    }
+    let largest = context.device().memory;
+    if request.bytes > largest {
+        return Err(CudaError::TooLarge { requested: request.bytes, largest });
+    }
+    Ok(())
+}
+
+/// The error of a request for device memory, with what is left where memory ran out.
+fn refusal(context: &Context, error: CudaError, request: &RegionRequest) -> AllocateError {
+    let available = context.memory().ok().map(|(free, _)| free);
+    let kind = context.kind();
+    error.into_allocate_error(kind, request.bytes, available, request.label.clone())
+}
+
+/// Device memory that begins at a multiple of the alignment: `allocate` is asked for the bytes
+/// alone first, which are aligned by luck more often than not, and for enough to cut the beginning
+/// off otherwise. Answers the address of the allocation, and that of the first aligned byte.
+///
+/// # Errors
+///
+/// Those of `allocate`.
+fn aligned(
+    request: &RegionRequest,
+    mut allocate: impl FnMut(ByteCount) -> Result<u64, CudaError>,
+    free: impl FnOnce(u64),
+) -> Result<(u64, u64), CudaError> {
+    let base = allocate(request.bytes)?;
+    if ByteCount::new(base).is_aligned_to(request.alignment) {
+        return Ok((base, base));
+    }
+    free(base);
+    let slack = ByteCount::new(request.alignment.get());
+    let base = allocate(request.bytes.checked_add(slack)?)?;
+    let first = ByteCount::new(base).align_up(request.alignment)?;
+    Ok((base, first.get()))
+}
+
+/// Where a span of no bytes is: an aligned number, at which nothing is.
+fn nowhere(alignment: Alignment) -> HostAddress {
+    let address = ByteCount::new(alignment.get()).to_usize();
+    let address = std::ptr::without_provenance_mut::<u8>(address);
+    HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling()))
+}
+
+/// What a pinned allocation is.
+const PINNED: StorageKind = StorageKind::Pinned;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_aligned_span_lies_within_its_allocation() {
+        let request = RegionRequest::new(ByteCount::new(1000)).aligned_to(Alignment::PAGE);
+        let mut asked = Vec::new();
+        let mut freed = Vec::new();
+        let allocate = |bytes: ByteCount| {
+            asked.push(bytes.get());
+            Ok(0x1_0000_0100)
+        };
+        let (base, first) = aligned(&request, allocate, |base| freed.push(base)).unwrap();
+        assert_eq!((base, first), (0x1_0000_0100, 0x1_0000_1000));
+        assert_eq!(asked, [1000, 1000 + 4096]);
+        assert_eq!(freed, [0x1_0000_0100]);
+        assert!(first + 1000 <= base + 1000 + 4096);
+    }
+
+    #[test]
+    fn luck_costs_nothing() {
+        let request = RegionRequest::new(ByteCount::new(7)).aligned_to(Alignment::PAGE);
+        let luck = aligned(&request, |_| Ok(0x7000), |_| panic!("freed what was kept"));
+        assert_eq!(luck.unwrap(), (0x7000, 0x7000));
+    }
+}

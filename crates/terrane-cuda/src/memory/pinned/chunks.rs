@@ -1,0 +1,189 @@
+//! Registering mapped memory with the driver, chunk by chunk.
+
+use terrane_core::{Alignment, ByteCount, DeviceAddress, HostAddress};
+
+use super::options::LARGEST_REGISTRATION;
+use crate::context::Context;
+use crate::error::{CudaError, check};
+
+/// `CU_MEMHOSTREGISTER_PORTABLE`: for every context; `CU_MEMHOSTREGISTER_DEVICEMAP`: in the
+/// device's address space.
+const PORTABLE_AND_MAPPED: u32 = 1 | 2;
+
+/// Mapped memory that is locked for the device, until it drops.
+#[derive(Debug)]
+pub(super) struct Registrations {
+    context: Context,
+    /// The beginning of each chunk, in order.
+    chunks: Vec<HostAddress>,
+    chunk_length: ByteCount,
+}
+
+impl Registrations {
+    /// Registers `length` bytes from `address` on, in chunks of `chunk_length`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's refusal of the first chunk that it refuses; those before it are no longer
+    /// registered.
+    ///
+    /// # Safety
+    ///
+    /// The span is mapped, and stays so until the value drops.
+    pub(super) unsafe fn new(
+        context: &Context,
+        address: HostAddress,
+        length: ByteCount,
+        chunk_length: ByteCount,
+    ) -> Result<Self, CudaError> {
+        // Dropped on the way out, it unregisters what had been registered.
+        let mut registrations = Self { context: context.clone(), chunks: Vec::new(), chunk_length };
+        for (offset, bytes) in chunks(length, chunk_length) {
+            let Some(chunk) = address.checked_add(offset) else { break };
+            context.bound(|functions| {
+                let (start, bytes) = (chunk.as_ptr().cast(), bytes.to_usize());
+                // SAFETY: the span is mapped until it is unregistered, as the caller promised.
+                let code =
+                    unsafe { (functions.cuMemHostRegister_v2)(start, bytes, PORTABLE_AND_MAPPED) };
+                check("cuMemHostRegister_v2", code)
+            })?;
+            registrations.chunks.push(chunk);
+        }
+        Ok(registrations)
+    }
+
+    /// How many bytes each chunk has but the last, which may have fewer.
+    pub(super) const fn chunk_length(&self) -> ByteCount {
+        self.chunk_length
+    }
+
+    /// Where the device reaches the first byte, if it reaches all of them from there on.
+    pub(super) fn device_alias(&self) -> Option<DeviceAddress> {
+        let mut expected = None;
+        let mut first = None;
+        for chunk in &self.chunks {
+            let alias = device_pointer(&self.context, *chunk).ok()?;
+            if expected.is_some_and(|expected| alias != expected) {
+                return None;
+            }
+            first = first.or(Some(alias));
+            expected = alias.checked_add(self.chunk_length);
+        }
+        first
+    }
+}
+
+impl Drop for Registrations {
+    fn drop(&mut self) {
+        for chunk in self.chunks.iter().rev() {
+            self.context.bound_in_drop(|functions| {
+                // SAFETY: it was registered here, and no copy uses it any more.
+                let code = unsafe { (functions.cuMemHostUnregister)(chunk.as_ptr().cast()) };
+                check("cuMemHostUnregister", code)
+            });
+        }
+    }
+}
+
+/// Where the device reaches a byte of locked host memory.
+///
+/// # Errors
+///
+/// [`CudaError::Driver`] if it does not reach it.
+pub(super) fn device_pointer(
+    context: &Context,
+    address: HostAddress,
+) -> Result<DeviceAddress, CudaError> {
+    let mut pointer = 0;
+    context.bound(|functions| {
+        let host = address.as_ptr().cast();
+        // SAFETY: one address is written, and the host's is checked.
+        let code = unsafe { (functions.cuMemHostGetDevicePointer_v2)(&raw mut pointer, host, 0) };
+        check("cuMemHostGetDevicePointer_v2", code)
+    })?;
+    Ok(DeviceAddress::new(pointer))
+}
+
+/// The most bytes that one chunk may have: whole pages and whole units, no more than `largest`.
+///
+/// # Errors
+///
+/// [`CudaError::UnitTooLarge`] if not even one unit fits.
+pub(super) fn chunk_length(
+    unit: ByteCount,
+    page: Alignment,
+    largest: ByteCount,
+) -> Result<ByteCount, CudaError> {
+    let refused = CudaError::UnitTooLarge { unit, largest };
+    let largest = largest.min(LARGEST_REGISTRATION);
+    // The least common multiple: the page is a power of two.
+    let step = match unit.get() {
+        0 => page.get(),
+        unit => {
+            let common = Alignment::of(unit).get().min(page.get());
+            match unit.checked_mul(page.get() / common) {
+                Some(step) => step,
+                None => return Err(refused),
+            }
+        }
+    };
+    let length = ByteCount::new(largest.get() - largest.get() % step);
+    if length.is_zero() { Err(refused) } else { Ok(length) }
+}
+
+/// The offset and the length of each chunk of `length` bytes.
+fn chunks(
+    length: ByteCount,
+    chunk_length: ByteCount,
+) -> impl Iterator<Item = (ByteCount, ByteCount)> {
+    let step = usize::try_from(chunk_length.get().max(1)).unwrap_or(usize::MAX);
+    (0..length.get()).step_by(step).map(move |offset| {
+        let left = ByteCount::new(length.get() - offset);
+        (ByteCount::new(offset), left.min(chunk_length))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_everything_once() {
+        for (length, chunk) in [(1, 1), (10, 3), (9, 3), (8, 64), (0, 4)] {
+            let mut end = 0;
+            for (offset, bytes) in chunks(ByteCount::new(length), ByteCount::new(chunk)) {
+                assert_eq!(offset.get(), end);
+                assert!(!bytes.is_zero() && bytes.get() <= chunk);
+                end += bytes.get();
+            }
+            assert_eq!(end, length);
+        }
+    }
+
+    #[test]
+    fn no_chunk_splits_a_unit_or_a_page() {
+        let page = Alignment::PAGE;
+        for unit in [0, 1, 512, 4096, 36_864, 2 << 20, 3 * 4096 + 512] {
+            let unit = ByteCount::new(unit);
+            let length = chunk_length(unit, page, ByteCount::gib(64)).unwrap();
+            assert!(length.is_aligned_to(page), "{unit:?}");
+            assert_eq!(length.get() % unit.get().max(1), 0, "{unit:?}");
+            assert!(length <= ByteCount::gib(64) && length > ByteCount::gib(63), "{unit:?}");
+        }
+    }
+
+    #[test]
+    fn a_unit_that_fits_no_chunk_is_refused() {
+        for (unit, largest) in [(8192, 4096), (4097, 4 << 20), (u64::MAX, 64 << 30)] {
+            let unit = ByteCount::new(unit);
+            let error = chunk_length(unit, Alignment::PAGE, ByteCount::new(largest)).unwrap_err();
+            assert!(matches!(error, CudaError::UnitTooLarge { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_more_than_64_gib_whatever_is_asked_for() {
+        let length = chunk_length(ByteCount::mib(2), Alignment::PAGE, ByteCount::new(u64::MAX));
+        assert_eq!(length.unwrap(), ByteCount::gib(64));
+    }
+}

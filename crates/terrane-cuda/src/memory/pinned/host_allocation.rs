@@ -1,0 +1,72 @@
+//! Pinned memory that the driver itself allocates.
+
+use std::ptr;
+use std::ptr::NonNull;
+
+use terrane_core::{Alignment, ByteCount, HostAddress};
+
+use crate::context::Context;
+use crate::error::{CudaError, check};
+
+/// `CU_MEMHOSTALLOC_PORTABLE`: for every context; `CU_MEMHOSTALLOC_DEVICEMAP`: in the device's
+/// address space.
+const PORTABLE_AND_MAPPED: u32 = 1 | 2;
+/// `CU_MEMHOSTALLOC_WRITECOMBINED`.
+const WRITE_COMBINED: u32 = 4;
+
+/// An allocation of `cuMemHostAlloc`, zeroed, freed when it drops.
+#[derive(Debug)]
+pub(super) struct HostAllocation {
+    context: Context,
+    base: HostAddress,
+    first: HostAddress,
+}
+
+impl HostAllocation {
+    /// `length` bytes at a multiple of `alignment`.
+    ///
+    /// # Errors
+    ///
+    /// The driver's refusal.
+    pub(super) fn new(
+        context: &Context,
+        length: ByteCount,
+        alignment: Alignment,
+        is_write_combined: bool,
+    ) -> Result<Self, CudaError> {
+        // The driver's allocations begin with a page.
+        let slack = if alignment > Alignment::PAGE { alignment.get() } else { 0 };
+        let bytes = length.checked_add(ByteCount::new(slack))?;
+        let flags = PORTABLE_AND_MAPPED | if is_write_combined { WRITE_COMBINED } else { 0 };
+        let mut address = ptr::null_mut();
+        context.bound(|functions| {
+            // SAFETY: the function writes one address.
+            let code =
+                unsafe { (functions.cuMemHostAlloc)(&raw mut address, bytes.to_usize(), flags) };
+            check("cuMemHostAlloc", code)
+        })?;
+        let base = HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling()));
+        // Dropped from here on, it is freed.
+        let mut allocation = Self { context: context.clone(), base, first: base };
+        let first = ByteCount::new(base.get()).align_up(alignment)?;
+        let skipped = first.checked_sub(ByteCount::new(base.get())).unwrap_or(ByteCount::ZERO);
+        allocation.first = base.checked_add(skipped).unwrap_or(base);
+        // SAFETY: the span lies within the allocation, which nobody else knows yet.
+        unsafe { allocation.first.as_ptr().write_bytes(0, length.to_usize()) };
+        Ok(allocation)
+    }
+
+    pub(super) const fn first(&self) -> HostAddress {
+        self.first
+    }
+}
+
+impl Drop for HostAllocation {
+    fn drop(&mut self) {
+        self.context.bound_in_drop(|functions| {
+            // SAFETY: it was allocated here, and nobody uses it any more.
+            let code = unsafe { (functions.cuMemFreeHost)(self.base.as_ptr().cast()) };
+            check("cuMemFreeHost", code)
+        });
+    }
+}

@@ -1,0 +1,274 @@
+//! Pinned memory: the host's, locked so that the device's copy engines reach it by themselves.
+
+mod chunks;
+mod host_allocation;
+mod options;
+
+use std::sync::Arc;
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, DeviceAddress,
+    Grant, HostAddress, Limits, Location, Memory, Reason, RegionRequest, StorageKind, Wish,
+};
+use terrane_storage::{NodeId, NumaPolicy, NumaTopology, Progress, SystemAllocator, SystemMemory};
+
+pub use options::{PinnedNuma, PinnedOptions};
+
+use super::{PINNED, nowhere};
+use crate::context::Context;
+use crate::error::CudaError;
+use chunks::{Registrations, chunk_length, device_pointer};
+use host_allocation::HostAllocation;
+
+/// Hands out pinned memory.
+///
+/// Each region is mapped, placed near the device, touched by several threads and then registered
+/// with the driver; where the driver does not take that, it allocates itself, and the report of
+/// the memory ([`Capability::HostRegistration`]) says why.
+#[derive(Clone, Debug)]
+pub struct PinnedAllocator {
+    context: Context,
+    options: PinnedOptions,
+    system: SystemAllocator,
+    chunk_length: ByteCount,
+    /// What became of the wish to be near the device, where sysfs decided it.
+    near_device: Option<(Wish, Grant)>,
+}
+
+impl PinnedAllocator {
+    /// An allocator for the context's device, with these options. Reads the NUMA topology.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::UnitTooLarge`] if no registration could hold a whole unit.
+    pub fn new(context: &Context, options: PinnedOptions) -> Result<Self, CudaError> {
+        let topology = NumaTopology::read();
+        let mut system = options.system.clone();
+        let mut near_device = None;
+        match &options.numa {
+            PinnedNuma::Policy(policy) => system.numa = policy.clone(),
+            PinnedNuma::NearDevice(Wish::Off) => {
+                system.numa = NumaPolicy::Local;
+                near_device = Some((Wish::Off, Grant::NotTried));
+            }
+            PinnedNuma::NearDevice(wish) => match node_of(context, &topology) {
+                Some(node) => system.numa = NumaPolicy::Bind(node, *wish),
+                None => {
+                    system.numa = NumaPolicy::Local;
+                    let reason = Reason::Needs("sysfs to name the device's node");
+                    near_device = Some((*wish, Grant::Refused(reason)));
+                }
+            },
+        }
+        let system = SystemAllocator::with_topology(system, topology);
+        let page = system.limits().alignment;
+        let chunk_length = chunk_length(options.unit, page, options.largest_registration)?;
+        Ok(Self { context: context.clone(), options, system, chunk_length, near_device })
+    }
+
+    /// The same allocator, whose mapping and touching can be watched and cancelled through
+    /// `progress`. Registering comes after it.
+    #[must_use]
+    pub fn reporting_to(self, progress: Progress) -> Self {
+        Self { system: self.system.reporting_to(progress), ..self }
+    }
+
+    /// The options.
+    #[must_use]
+    pub const fn options(&self) -> &PinnedOptions {
+        &self.options
+    }
+
+    /// Brings one region up; what [`allocate`](Allocate::allocate) does, with this crate's error.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::HostMemory`] if the memory cannot be mapped or was cancelled,
+    /// [`CudaError::Capability`] if something required was not granted, [`CudaError::Driver`] if
+    /// the driver allocates no memory either, [`CudaError::DeviceLost`]. Nothing stays mapped or
+    /// registered.
+    pub fn bring_up(&self, request: &RegionRequest) -> Result<PinnedMemory, CudaError> {
+        let mut report = CapabilityReport::default();
+        if let Some((wish, grant)) = &self.near_device {
+            report.record(Capability::NumaBinding, *wish, grant.clone());
+            report.check()?;
+        }
+        if request.bytes.is_zero() {
+            return Ok(PinnedMemory {
+                backing: Backing::Nothing,
+                address: nowhere(request.alignment.max(Alignment::PAGE)),
+                length: ByteCount::ZERO,
+                alias: None,
+                report,
+            });
+        }
+        let wish = self.options.registration;
+        if self.options.is_write_combined {
+            let reason = Reason::Unsupported { by: "write-combined memory" };
+            report.record(Capability::HostRegistration, wish, Grant::Refused(reason));
+        } else if wish == Wish::Off {
+            report.record(Capability::HostRegistration, wish, Grant::NotTried);
+        } else {
+            match self.register(request, &mut report)? {
+                Ok(memory) => return Ok(memory),
+                Err(reason) => {
+                    report.record(Capability::HostRegistration, wish, Grant::Refused(reason));
+                }
+            }
+        }
+        report.check()?;
+        self.let_the_driver_allocate(request, report)
+    }
+
+    /// Maps and registers, or answers why the driver refused to register.
+    fn register(
+        &self,
+        request: &RegionRequest,
+        report: &mut CapabilityReport,
+    ) -> Result<Result<PinnedMemory, Reason>, CudaError> {
+        let memory = self
+            .system
+            .bring_up(request)
+            .map_err(|error| CudaError::HostMemory { source: Arc::new(error) })?;
+        let (Location::Host(address), length) = (memory.location(), memory.length()) else {
+            return Ok(Err(Reason::Unsupported { by: "memory that is not the host's" }));
+        };
+        // SAFETY: the memory is mapped until it drops, which is after the registrations.
+        let registered =
+            unsafe { Registrations::new(&self.context, address, length, self.chunk_length) };
+        let registrations = match registered {
+            Ok(registrations) => registrations,
+            Err(CudaError::Driver { operation, code }) => {
+                return Ok(Err(Reason::Driver { operation, code: code.get() }));
+            }
+            Err(error) => return Err(error),
+        };
+        report.extend(memory.capabilities().outcomes().iter().cloned());
+        let wish = self.options.registration;
+        report.record(Capability::HostRegistration, wish, Grant::Granted);
+        Ok(Ok(PinnedMemory {
+            alias: registrations.device_alias(),
+            backing: Backing::Registered { registrations, _memory: Box::new(memory) },
+            address,
+            length,
+            report: std::mem::take(report),
+        }))
+    }
+
+    fn let_the_driver_allocate(
+        &self,
+        request: &RegionRequest,
+        report: CapabilityReport,
+    ) -> Result<PinnedMemory, CudaError> {
+        let Limits { alignment, granule, .. } = self.limits();
+        let length = request.bytes.align_up(granule)?;
+        let alignment = request.alignment.max(alignment);
+        let is_write_combined = self.options.is_write_combined;
+        let allocation = HostAllocation::new(&self.context, length, alignment, is_write_combined)?;
+        let address = allocation.first();
+        Ok(PinnedMemory {
+            alias: device_pointer(&self.context, address).ok(),
+            backing: Backing::Driver { _allocation: allocation },
+            address,
+            length,
+            report,
+        })
+    }
+}
+
+/// The node that is nearest to the device. Where there is one node only, firmware often does not
+/// say that the device is attached to it.
+fn node_of(context: &Context, topology: &NumaTopology) -> Option<NodeId> {
+    let only = || match topology.nodes() {
+        [only] if topology.gap().is_none() => Some(only.id),
+        _ => None,
+    };
+    context.device().numa_node(topology).or_else(only)
+}
+
+// SAFETY: each region is a mapping, or an allocation of the driver's, made for this call.
+unsafe impl Allocate for PinnedAllocator {
+    type Memory = PinnedMemory;
+
+    fn kind(&self) -> StorageKind {
+        PINNED
+    }
+
+    /// Whole pages, as system memory's limits are.
+    fn limits(&self) -> Limits {
+        self.system.limits()
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<PinnedMemory, AllocateError> {
+        self.bring_up(request).map_err(|error| {
+            error.into_allocate_error(PINNED, request.bytes, None, request.label.clone())
+        })
+    }
+}
+
+/// A region of pinned memory, zeroed at first. When it drops it is unregistered first, and
+/// unmapped after that.
+#[derive(Debug)]
+pub struct PinnedMemory {
+    backing: Backing,
+    address: HostAddress,
+    length: ByteCount,
+    alias: Option<DeviceAddress>,
+    report: CapabilityReport,
+}
+
+#[derive(Debug)]
+enum Backing {
+    Nothing,
+    Registered {
+        /// Before the memory, as fields drop in their order.
+        registrations: Registrations,
+        _memory: Box<SystemMemory>,
+    },
+    Driver {
+        _allocation: HostAllocation,
+    },
+}
+
+impl PinnedMemory {
+    /// The address of the first byte.
+    #[must_use]
+    pub const fn address(&self) -> HostAddress {
+        self.address
+    }
+
+    /// How many bytes each registration has but the last, which may have fewer: a copy must not
+    /// cross a multiple of this, counted from the beginning. `None` if all is one allocation of
+    /// the driver's.
+    #[must_use]
+    pub const fn registration_length(&self) -> Option<ByteCount> {
+        match &self.backing {
+            Backing::Registered { registrations, .. } => Some(registrations.chunk_length()),
+            Backing::Nothing | Backing::Driver { .. } => None,
+        }
+    }
+}
+
+// SAFETY: the bytes are a mapping or an allocation of this value's alone, readable, writable and
+// zeroed, which stays until the value drops, wherever that moves.
+unsafe impl Memory for PinnedMemory {
+    fn kind(&self) -> StorageKind {
+        PINNED
+    }
+
+    fn location(&self) -> Location {
+        Location::Host(self.address)
+    }
+
+    fn length(&self) -> ByteCount {
+        self.length
+    }
+
+    fn device_alias(&self) -> Option<DeviceAddress> {
+        self.alias
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.report.clone()
+    }
+}

@@ -1,0 +1,145 @@
+//! A context's streams and events as what a pool has to know of them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use terrane_pool::{Fence, FenceError, FenceSource, StreamError, StreamId, StreamSource};
+
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::event::{Event, Timing};
+use crate::stream::{Stream, StreamPriority};
+
+/// The streams of one context by number, and fences over its events.
+///
+/// A number is given once and never again, so that one that outlives its stream is refused instead
+/// of naming another. Cloning gives another handle to the same streams.
+#[derive(Clone, Debug)]
+pub struct CudaStreams(Arc<Registry>);
+
+#[derive(Debug)]
+struct Registry {
+    context: Context,
+    priority: StreamPriority,
+    next: AtomicU64,
+    streams: RwLock<BTreeMap<StreamId, Arc<Stream>>>,
+}
+
+impl CudaStreams {
+    /// No streams yet, of this context. Those that it will make have the default priority.
+    #[must_use]
+    pub fn new(context: &Context) -> Self {
+        Self::with_priority(context, StreamPriority::Default)
+    }
+
+    /// No streams yet, of this context. Those that it will make have this priority.
+    #[must_use]
+    pub fn with_priority(context: &Context, priority: StreamPriority) -> Self {
+        Self(Arc::new(Registry {
+            context: context.clone(),
+            priority,
+            next: AtomicU64::new(1),
+            streams: RwLock::default(),
+        }))
+    }
+
+    /// Gives a stream a number: one made elsewhere, or a borrowed one.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::WrongContext`] if the stream is of another device.
+    pub fn add(&self, stream: Arc<Stream>) -> Result<StreamId, CudaError> {
+        if !self.0.context.same(stream.context()) {
+            let device = self.0.context.device().id;
+            return Err(CudaError::WrongContext { what: "stream", device });
+        }
+        let id = StreamId::new(self.0.next.fetch_add(1, Ordering::Relaxed));
+        self.0.streams.write().unwrap_or_else(PoisonError::into_inner).insert(id, stream);
+        Ok(id)
+    }
+
+    /// Lets go of a stream: its number names nothing any more. The stream, if it was here, is
+    /// destroyed with its last user.
+    pub fn remove(&self, id: StreamId) -> Option<Arc<Stream>> {
+        self.0.streams.write().unwrap_or_else(PoisonError::into_inner).remove(&id)
+    }
+
+    /// The stream of a number.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::UnknownStream`].
+    pub fn get(&self, id: StreamId) -> Result<Arc<Stream>, CudaError> {
+        self.0.get(id)
+    }
+
+    /// The context.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+}
+
+impl Registry {
+    fn get(&self, id: StreamId) -> Result<Arc<Stream>, CudaError> {
+        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        streams.get(&id).cloned().ok_or(CudaError::UnknownStream { number: id.get() })
+    }
+}
+
+impl StreamSource for CudaStreams {
+    fn create(&self) -> Result<StreamId, StreamError> {
+        let made = Stream::with_priority(&self.0.context, self.0.priority);
+        made.and_then(|stream| self.add(Arc::new(stream))).map_err(|error| StreamError {
+            index: 0,
+            count: 1,
+            source: Box::new(error),
+        })
+    }
+
+    fn destroy(&self, stream: StreamId) {
+        drop(self.remove(stream));
+    }
+}
+
+impl FenceSource for CudaStreams {
+    fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
+        let event =
+            Event::new(&self.0.context, Timing::Off).map_err(failed("creating an event"))?;
+        Ok(Arc::new(CudaFence { event, registry: Arc::clone(&self.0) }))
+    }
+}
+
+/// An event that knows which stream a number names.
+#[derive(Debug)]
+struct CudaFence {
+    event: Event,
+    registry: Arc<Registry>,
+}
+
+impl Fence for CudaFence {
+    fn record(&self, stream: StreamId) -> Result<(), FenceError> {
+        let stream = self.registry.get(stream).inspect_err(|_| self.event.forget_mark());
+        stream.and_then(|stream| self.event.record(&stream)).map_err(failed("recording an event"))
+    }
+
+    fn is_complete(&self) -> Result<bool, FenceError> {
+        self.event.is_complete().map_err(failed("querying an event"))
+    }
+
+    fn wait(&self, timeout: Duration) -> Result<bool, FenceError> {
+        self.event.wait_timeout(timeout).map_err(failed("waiting for an event"))
+    }
+
+    fn delay(&self, stream: StreamId) -> Result<bool, FenceError> {
+        let stream = self.registry.get(stream);
+        let delayed = stream.and_then(|stream| stream.wait_for(&self.event));
+        delayed.map(|()| true).map_err(failed("delaying a stream"))
+    }
+}
+
+fn failed(operation: &'static str) -> impl Fn(CudaError) -> FenceError {
+    move |error| FenceError { operation, source: Box::new(error) }
+}

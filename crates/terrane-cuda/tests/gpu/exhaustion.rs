@@ -1,0 +1,62 @@
+//! Allocating until the driver says no, and then going on.
+
+use std::error::Error as _;
+
+use terrane_core::{Allocate, AllocateError, ByteCount, RegionRequest};
+use terrane_cuda::{Context, CudaError, DeviceAllocator, DevicePool, DriverCode};
+
+use crate::needs::{LITTLE, device};
+
+const CHUNK: ByteCount = ByteCount::gib(2);
+
+/// Takes all there is, lets one chunk go, and takes it again.
+fn exhaust_and_recover<A: Allocate>(context: &Context, allocator: &A) {
+    let request = RegionRequest::new(CHUNK).labelled("greedy");
+    let mut all = Vec::new();
+    let error = loop {
+        match allocator.allocate(&request) {
+            Ok(memory) => all.push(memory),
+            Err(error) => break error,
+        }
+        assert!(all.len() < 1000, "no device has 2 TB");
+    };
+    eprintln!("{} of {CHUNK} each, and then: {error}", all.len());
+    assert!(error.is_exhaustion(), "{error}");
+    let AllocateError::OutOfMemory { requested, available, label, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!((*requested, label.as_str()), (CHUNK, "greedy"));
+    assert!(available.is_some_and(|available| available < CHUNK), "{available:?}");
+    let cause = error.source().unwrap().downcast_ref::<CudaError>().unwrap();
+    assert_eq!(cause.code(), Some(DriverCode::OUT_OF_MEMORY));
+    assert!(cause.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{cause}");
+    assert_eq!(context.lost(), None, "running out is no loss");
+
+    for _ in 0..3 {
+        drop(all.pop());
+        all.push(allocator.allocate(&request).expect("one chunk was given back"));
+    }
+    assert!(allocator.allocate(&request).is_err());
+}
+
+#[test]
+fn device_memory_runs_out_and_comes_back() {
+    let Some(context) = device("device_memory_runs_out_and_comes_back", LITTLE) else { return };
+    let (before, _) = context.memory().unwrap();
+    exhaust_and_recover(&context, &DeviceAllocator::new(&context));
+    let (after, _) = context.memory().unwrap();
+    let missing = before.checked_sub(after).unwrap_or(ByteCount::ZERO);
+    assert!(missing < ByteCount::mib(64), "{missing} did not come back");
+}
+
+#[test]
+fn a_pools_memory_runs_out_and_comes_back() {
+    let Some(context) = device("a_pools_memory_runs_out_and_comes_back", LITTLE) else { return };
+    let (before, _) = context.memory().unwrap();
+    let pool = DevicePool::new(&context, ByteCount::new(u64::MAX)).unwrap();
+    exhaust_and_recover(&context, &pool);
+    pool.trim(ByteCount::ZERO).unwrap();
+    let (after, _) = context.memory().unwrap();
+    let missing = before.checked_sub(after).unwrap_or(ByteCount::ZERO);
+    assert!(missing < ByteCount::mib(64), "{missing} did not come back");
+}

@@ -1,0 +1,20 @@
+//! What needs a device. Each test declares its needs; where they are not met, it says
+//! `skipped: NAME: REASON`. Run one at a time (`--test-threads=1`): some take all there is.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::missing_errors_doc,
+    reason = "a test says what it expects by panicking, and what it measured by printing"
+)]
+
+mod exhaustion;
+mod lost;
+mod memory;
+mod needs;
+mod neighbours;
+mod pinned;
+mod pools;
+mod streams;

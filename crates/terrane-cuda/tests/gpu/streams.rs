@@ -1,0 +1,152 @@
+//! Streams and events, and both as a pool's fences.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
+use terrane_cuda::{
+    Context, CudaError, CudaStreams, DeviceAllocator, DeviceMemory, Event, PinnedAllocator,
+    PinnedOptions, Stream, StreamPriority, Timing,
+};
+use terrane_pool::{FenceSource, StreamId, StreamPool, StreamSource};
+use terrane_testkit::pattern::{InProcess, PieceAccess};
+
+use crate::needs::{LITTLE, Needs, device};
+
+const ROOM: Needs = Needs { device: ByteCount::gib(3), host: ByteCount::mib(64) };
+
+/// Some milliseconds of work, whose last write to the first byte is `value`.
+fn keep_busy(stream: &Stream, memory: &DeviceMemory, value: u8) {
+    for round in 0..20_u8 {
+        // SAFETY: the memory is alive until the stream has been waited for, and used in the order
+        // of the stream.
+        unsafe { stream.fill(memory.location(), round, memory.length()) }.unwrap();
+    }
+    // SAFETY: as above.
+    unsafe { stream.fill(memory.location(), value, memory.length()) }.unwrap();
+}
+
+fn two_gib(context: &Context) -> DeviceMemory {
+    DeviceAllocator::new(context).allocate(&RegionRequest::new(ByteCount::gib(2))).unwrap()
+}
+
+#[test]
+fn an_event_is_passed_when_the_work_before_it_has_run() {
+    let name = "an_event_is_passed_when_the_work_before_it_has_run";
+    let Some(context) = device(name, ROOM) else { return };
+    let (stream, memory) = (Stream::new(&context).unwrap(), two_gib(&context));
+    let event = Event::new(&context, Timing::Off).unwrap();
+    assert!(event.is_complete().unwrap(), "not recorded yet");
+    keep_busy(&stream, &memory, 1);
+    event.record(&stream).unwrap();
+    assert!(!event.is_complete().unwrap());
+    assert!(!stream.is_idle().unwrap());
+    assert!(!event.wait_timeout(Duration::ZERO).unwrap());
+    assert!(!event.wait_timeout(Duration::from_micros(200)).unwrap());
+    assert!(event.wait_timeout(Duration::from_secs(30)).unwrap());
+    assert!(event.wait_timeout(Duration::MAX).unwrap());
+    assert!(stream.is_idle().unwrap());
+    event.record(&stream).unwrap();
+    event.wait().unwrap();
+}
+
+#[test]
+fn times_are_those_of_the_device() {
+    let Some(context) = device("times_are_those_of_the_device", ROOM) else { return };
+    let (stream, memory) = (Stream::new(&context).unwrap(), two_gib(&context));
+    let [before, after] = [Timing::On; 2].map(|timing| Event::new(&context, timing).unwrap());
+    assert!(matches!(after.elapsed_since(&before), Err(CudaError::NoTiming)));
+    let started = Instant::now();
+    before.record(&stream).unwrap();
+    keep_busy(&stream, &memory, 1);
+    after.record(&stream).unwrap();
+    after.wait().unwrap();
+    let (by_device, by_host) = (after.elapsed_since(&before).unwrap(), started.elapsed());
+    assert!(by_device > Duration::from_millis(1) && by_device <= by_host, "{by_device:?}");
+    let untimed = Event::new(&context, Timing::Off).unwrap();
+    untimed.record(&stream).unwrap();
+    assert!(matches!(untimed.elapsed_since(&before), Err(CudaError::NoTiming)));
+}
+
+#[test]
+fn one_stream_runs_after_another() {
+    let Some(context) = device("one_stream_runs_after_another", ROOM) else { return };
+    let memory = two_gib(&context);
+    let streams = CudaStreams::new(&context);
+    let pool = StreamPool::new(Arc::new(streams.clone()), NonZeroUsize::new(2).unwrap()).unwrap();
+    let [first, second] = [pool.any(), pool.any()];
+    assert_ne!(first, second);
+    let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
+    let seen = pinned.allocate(&RegionRequest::new(ByteCount::kib(4))).unwrap();
+    let fence = FenceSource::create(&streams).unwrap();
+    assert!(fence.is_complete().unwrap());
+    for value in [7, 9, 11] {
+        keep_busy(&streams.get(first).unwrap(), &memory, value);
+        fence.record(first).unwrap();
+        assert!(!fence.is_complete().unwrap());
+        assert!(fence.delay(second).unwrap());
+        let stream = streams.get(second).unwrap();
+        // SAFETY: both are alive until the stream has been waited for; the writes are before it.
+        unsafe { stream.copy(memory.location(), seen.location(), ByteCount::kib(4)) }.unwrap();
+        stream.synchronize().unwrap();
+        let mut bytes = [0; 4096];
+        // SAFETY: the copy has run.
+        unsafe { InProcess.read(seen.location(), &mut bytes) }.unwrap();
+        assert_eq!(bytes, [value; 4096]);
+        assert!(fence.wait(Duration::from_secs(30)).unwrap());
+    }
+    drop(pool);
+    assert!(streams.get(first).is_err(), "destroyed with the pool");
+}
+
+#[test]
+fn numbers_that_name_no_stream_are_refused() {
+    let Some(context) = device("numbers_that_name_no_stream_are_refused", LITTLE) else { return };
+    let streams = CudaStreams::with_priority(&context, StreamPriority::Highest);
+    let fence = FenceSource::create(&streams).unwrap();
+    for number in [0, 1, u64::MAX] {
+        let error = fence.record(StreamId::new(number)).unwrap_err();
+        let cause = error.source.downcast_ref::<CudaError>().unwrap();
+        assert!(matches!(cause, CudaError::UnknownStream { .. }), "{cause}");
+        assert!(fence.is_complete().is_err(), "it proves nothing now");
+        assert!(fence.wait(Duration::ZERO).is_err());
+    }
+    let stream = StreamSource::create(&streams).unwrap();
+    fence.record(stream).unwrap();
+    assert!(fence.wait(Duration::from_secs(10)).unwrap());
+    streams.destroy(stream);
+    assert!(fence.record(stream).is_err(), "a number is not given again");
+    assert_ne!(StreamSource::create(&streams).unwrap(), stream);
+}
+
+#[test]
+fn events_are_used_again() {
+    let Some(context) = device("events_are_used_again", LITTLE) else { return };
+    let stream = Stream::new(&context).unwrap();
+    let handles: Vec<String> = (0..100)
+        .map(|_| {
+            let event = Event::new(&context, Timing::Off).unwrap();
+            assert!(event.is_complete().unwrap(), "a used one counts as new");
+            event.record(&stream).unwrap();
+            format!("{event:?}")
+        })
+        .collect();
+    assert!(handles.windows(2).all(|pair| pair[0] == pair[1]), "{handles:?}");
+}
+
+#[test]
+fn a_file_is_no_place_for_a_stream() {
+    let Some(context) = device("a_file_is_no_place_for_a_stream", LITTLE) else { return };
+    let file = terrane_core::FileHandle {
+        descriptor: -1,
+        direct: None,
+        identity: terrane_core::FileIdentity { file_system: 0, inode: 0 },
+        durability: terrane_core::Durability::None,
+    };
+    let at = Location::File(terrane_core::FilePosition { file, offset: ByteCount::ZERO });
+    let stream = Stream::new(&context).unwrap();
+    // SAFETY: nothing is copied.
+    let error = unsafe { stream.copy(at, at, ByteCount::new(1)) }.unwrap_err();
+    assert!(matches!(error, CudaError::Unreachable { .. }), "{error}");
+}
