@@ -1,0 +1,114 @@
+//! How long it takes to plan a transfer, beside asking the layouts for every span.
+
+use std::hint::black_box;
+use std::io::Write;
+
+use anyhow::Result;
+use terrane_bench::{Direction, Measurement, Reporter, Settings};
+use terrane_core::Span;
+use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_transfer::{Endpoint, Planner, Transfer};
+
+const LAYERS: u32 = 64;
+
+/// The longest that the plan of a small transfer may take: 16 blocks in 64 regions.
+const MOST_MICROSECONDS: f64 = 3.0;
+
+/// The longest that a span of a large transfer may take.
+const MOST_NANOSECONDS_A_SPAN: f64 = 3.0;
+
+/// Calls a measured repeat, so that the clock is hidden.
+const CALLS: u32 = 64;
+
+pub fn measure<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+    for (name, kinds) in [
+        ("layer separate to layer separate", [LayoutKind::ALL[1], LayoutKind::ALL[1]]),
+        ("layer separate to fully contiguous", [LayoutKind::ALL[1], LayoutKind::ALL[0]]),
+        ("fully contiguous to layer separate", [LayoutKind::ALL[0], LayoutKind::ALL[1]]),
+    ] {
+        for blocks in [16, 1024] {
+            case(name, kinds, blocks, settings, reporter)?;
+        }
+    }
+    Ok(())
+}
+
+fn case<W: Write>(
+    name: &str,
+    kinds: [LayoutKind; 2],
+    blocks: u32,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    let [source, destination] = [endpoint(kinds[0], blocks)?, endpoint(kinds[1], blocks)?];
+    let transfer = scattered(&source, &destination, blocks);
+    let planner = Planner::new();
+    let (ours, naive) = settings.time_in_turns(
+        || {
+            for _ in 0..CALLS {
+                black_box(planner.plan(black_box(&transfer)).map(|plan| plan.runs().len()).ok());
+            }
+        },
+        || {
+            for _ in 0..CALLS {
+                black_box(every_span(&source, &destination, blocks).len());
+            }
+        },
+    );
+    let a_call = 1.0 / f64::from(CALLS);
+    let a_span = a_call / f64::from(blocks * LAYERS);
+    let case = |what: &str| format!("{what}, {blocks} blocks of {LAYERS} layers, {name}");
+    let lower = Direction::LowerIsBetter;
+    if blocks == 16 {
+        let plan = Measurement::new(case("plan"), ours.scaled(1e6 * a_call), "us", lower);
+        reporter.report(&plan.within(MOST_MICROSECONDS))?;
+    } else {
+        let span = Measurement::new(case("plan a span"), ours.scaled(1e9 * a_span), "ns", lower);
+        reporter.report(&span.within(MOST_NANOSECONDS_A_SPAN))?;
+    }
+    let beside =
+        Measurement::new(case("plan beside naive"), ours.scaled(1e6 * a_call), "us", lower);
+    reporter.report(&beside.beside("a look-up a span", naive.scaled(1e6 * a_call).median))?;
+    Ok(())
+}
+
+fn endpoint(kind: LayoutKind, blocks: u32) -> Result<Endpoint> {
+    let config = LayoutConfig::builder()
+        .num_blocks(2 * blocks)
+        .num_layers(LAYERS)
+        .outer_dim(1)
+        .page_size(16)
+        .inner_dim(8)
+        .element(ElementFormat::Width(2))
+        .build()?;
+    let allocator = HeapAllocator::system();
+    Ok(Endpoint::new(
+        LayoutBuilder::new(config).kind(kind).allocate(&allocator).unregistered().build()?,
+    )?)
+}
+
+/// Every other block, in an order in which no two neighbours can be joined.
+fn scattered(source: &Endpoint, destination: &Endpoint, blocks: u32) -> Transfer {
+    let (from, to) = ids(blocks);
+    Transfer::new(source, destination).blocks(&from, &to)
+}
+
+fn ids(blocks: u32) -> (Vec<u32>, Vec<u32>) {
+    let from = (0..blocks).map(|n| (n * 7 + 3) % blocks * 2).collect();
+    let to = (0..blocks).map(|n| (n * 5 + 1) % blocks * 2 + 1).collect();
+    (from, to)
+}
+
+/// What one would write without a planner: asks both layouts for every span.
+fn every_span(source: &Endpoint, destination: &Endpoint, blocks: u32) -> Vec<(Span, Span)> {
+    let (from, to) = ids(blocks);
+    let pairs = from.iter().zip(&to);
+    let spans = pairs.flat_map(|(&from, &to)| {
+        (0..LAYERS).filter_map(move |layer| {
+            let read = source.layout().span(from, layer, 0).ok()?;
+            Some((read, destination.layout().span(to, layer, 0).ok()?))
+        })
+    });
+    spans.collect()
+}

@@ -1,0 +1,233 @@
+//! What a hit costs: one thread, two threads, a producer and a consumer, a stream.
+
+use std::hint::black_box;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_core::{ByteCount, RegionRequest};
+use terrane_pool::{Pool, PoolOptions, SimulatedStreams, StreamId};
+
+use crate::baselines::{DashMapOfQueues, Malloc, MutexedTable, Offsets, Source, pool, simulated};
+use crate::pairing::{LOAD, LOADS, Ring, side_by_side};
+
+/// Pairs in one measured round.
+const PAIRS: u32 = 10_000;
+
+/// Rounds to each repetition: many short ones, see [`crate::pairing`].
+const ROUNDS: u32 = 12;
+
+/// 4 to 512 KiB: what staging and scratch ask for.
+const SIZES: [u64; 8] =
+    [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10];
+
+const DASHMAP: &str = "DashMap of ArrayQueues";
+
+pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
+    let ours = pool(PoolOptions::default())?;
+    let (dashmap, table, offsets) = (DashMapOfQueues::new(), MutexedTable::new(), Offsets::new());
+
+    // In turns, so that a neighbour on the machine meets all alike.
+    let mut alone = Rounds::default();
+    let mut together = Rounds::default();
+    for round in 0..settings.warm_up + settings.repeats.max(1) {
+        let mut one = Rounds::default();
+        for _ in 0..ROUNDS {
+            one.push([
+                pairs(&ours),
+                pairs(&dashmap),
+                pairs(&table),
+                pairs(&Malloc),
+                pairs(&offsets),
+            ]);
+        }
+        let two =
+            [by_two(&ours), by_two(&dashmap), by_two(&table), by_two(&Malloc), by_two(&offsets)];
+        if round >= settings.warm_up {
+            alone.extend(one.0);
+            together.extend(two);
+        }
+    }
+    let [one, others @ ..] = alone.spreads();
+    let [two, others_of_two @ ..] = together.spreads();
+    let names = [DASHMAP, "mutexed table", "glibc malloc", "offset-allocator"];
+    let lower = Direction::LowerIsBetter;
+    reporter.report(&Measurement::new("hit/1 thread", one, "ns", lower).within(10.0))?;
+    for (name, other) in names.iter().zip(&others) {
+        let case = format!("hit/1 thread beside {name}");
+        reporter.report(&Measurement::new(case, one, "ns", lower).beside(*name, other.median))?;
+    }
+    let scaling = Measurement::new("hit/2 threads, each", two, "ns", lower)
+        .beside("1 thread", one.median)
+        .at_least(1.0 / 1.3);
+    reporter.report(&scaling)?;
+    for (name, other) in names.iter().zip(&others_of_two) {
+        let case = format!("hit/2 threads beside {name}");
+        let beside = Measurement::new(case, two, "ns", lower).beside(*name, other.median);
+        let beside = if *name == DASHMAP { beside.at_least(15.0) } else { beside };
+        reporter.report(&beside)?;
+    }
+    labelled(settings, reporter, &ours)?;
+    handover(settings, reporter)?;
+    stream(settings, reporter)
+}
+
+/// Nanoseconds a pair, by the source, for each round.
+#[derive(Default)]
+struct Rounds([Vec<f64>; 5]);
+
+impl Rounds {
+    fn push(&mut self, values: [f64; 5]) {
+        for (all, value) in self.0.iter_mut().zip(values) {
+            all.push(value);
+        }
+    }
+
+    fn extend(&mut self, values: [Vec<f64>; 5]) {
+        for (all, values) in self.0.iter_mut().zip(values) {
+            all.extend(values);
+        }
+    }
+
+    fn spreads(&self) -> [Spread; 5] {
+        self.0.each_ref().map(|all| Spread::of(all).unwrap_or(Spread::single(f64::NAN)))
+    }
+}
+
+/// Nanoseconds that a pair takes one thread.
+fn pairs<S: Source>(source: &S) -> f64 {
+    let started = Instant::now();
+    let mut sizes = SIZES.iter().cycle();
+    for _ in 0..PAIRS {
+        let bytes = sizes.next().copied().unwrap_or(SIZES[0]);
+        source.release(black_box(source.acquire(black_box(bytes))));
+    }
+    started.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS)
+}
+
+/// Nanoseconds that a pair takes one of two threads that do the same, for each round.
+fn by_two<S: Source>(source: &S) -> Vec<f64> {
+    let other = || {
+        black_box(pairs(source));
+    };
+    side_by_side(ROUNDS, || pairs(source), other)
+}
+
+fn labelled<W: Write>(
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+    pool: &Pool<terrane_pool::adaptors::Simulated>,
+) -> anyhow::Result<()> {
+    let request = RegionRequest::new(ByteCount::kib(64)).labelled("scratch");
+    let time = settings.time_batch(PAIRS, || {
+        for _ in 0..PAIRS {
+            let _ = black_box(terrane_core::Allocate::allocate(pool, black_box(&request)));
+        }
+    });
+    let case = "hit/1 thread, labelled request";
+    let measured = Measurement::new(case, time.scaled(1e9), "ns", Direction::LowerIsBetter);
+    reporter.report(&measured)?;
+    Ok(())
+}
+
+/// Nothing at all: what is left is the channel.
+struct Nothing;
+
+impl Source for Nothing {
+    type Block = u64;
+
+    fn acquire(&self, bytes: u64) -> u64 {
+        bytes
+    }
+
+    fn release(&self, block: u64) {
+        black_box(block);
+    }
+}
+
+/// Loads that are handed over in one measured round.
+const HANDED_OVER: usize = 64;
+
+/// Nanoseconds a block, acquired here and released by another thread, for each round.
+fn handed_over<S: Source>(source: &S) -> Vec<f64> {
+    let bytes = 64 << 10;
+    let ring = Ring::new();
+    let send = || {
+        let started = Instant::now();
+        for load in 0..HANDED_OVER {
+            ring.send(load, |blocks| {
+                blocks.extend((0..LOAD).map(|_| source.acquire(black_box(bytes))));
+            });
+        }
+        ring.wait_until_empty();
+        started.elapsed().as_secs_f64() * 1e9 / (HANDED_OVER * LOAD) as f64
+    };
+    let receive = || {
+        for load in 0..HANDED_OVER {
+            ring.receive(load, |blocks| {
+                blocks.drain(..).for_each(|block| source.release(block));
+            });
+        }
+    };
+    side_by_side(ROUNDS, send, receive)
+}
+
+fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
+    let (ours, dashmap) = (pool(PoolOptions::default())?, DashMapOfQueues::new());
+    let (malloc, table) = (Malloc, MutexedTable::new());
+    let mut rounds = Rounds::default();
+    for round in 0..settings.warm_up + settings.repeats.max(1) {
+        let values = [
+            handed_over(&ours),
+            handed_over(&dashmap),
+            handed_over(&table),
+            handed_over(&malloc),
+            handed_over(&Nothing),
+        ];
+        if round >= settings.warm_up {
+            rounds.extend(values);
+        }
+    }
+    let [time, dashmap, table, malloc, channel] = rounds.spreads();
+    let lower = Direction::LowerIsBetter;
+    reporter.report(&Measurement::new("handover/the channel alone", channel, "ns", lower))?;
+    let case = |name: &str| {
+        let case = format!("handover/beside {name}");
+        Measurement::new(case, time, "ns", Direction::LowerIsBetter)
+    };
+    reporter.report(&case(DASHMAP).beside(DASHMAP, dashmap.median).at_least(2.0))?;
+    reporter.report(&case("mutexed table").beside("mutexed table", table.median))?;
+    reporter.report(&case("glibc malloc").beside("glibc malloc", malloc.median))?;
+    // The least that must be there: what is on its way. Beside it, two magazines and what is in
+    // the shared queue between them.
+    let way = LOAD * (LOADS + 2);
+    let blocks = ours.snapshot().peak_held.get() / (64 << 10);
+    let peak = Spread::single(blocks as f64);
+    let bounded =
+        Measurement::new("handover/peak blocks", peak, "blocks", Direction::LowerIsBetter)
+            .within(2.0 * way as f64);
+    reporter.report(&bounded)?;
+    Ok(())
+}
+
+/// A block acquired on a stream and released there, while the stream is busy.
+fn stream<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
+    let streams = SimulatedStreams::new(1);
+    let stream = StreamId::new(1);
+    streams.submit(stream, || {});
+    let fences = Arc::new(streams.clone());
+    let pool = Pool::with_fences(simulated(), PoolOptions::default(), fences)?;
+    let request = RegionRequest::new(ByteCount::kib(64));
+    let time = settings.time_batch(PAIRS, || {
+        for _ in 0..PAIRS {
+            let _ = black_box(pool.acquire_on(stream, black_box(&request)));
+        }
+    });
+    // A tenth of what the driver's own pool takes on an H200, 0.66 µs.
+    let case = "stream/hit on the same stream";
+    let measured = Measurement::new(case, time.scaled(1e9), "ns", Direction::LowerIsBetter);
+    reporter.report(&measured.within(66.0))?;
+    streams.run_all();
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! One measured case: its value, what it is compared with and what it has to reach.
+
+use crate::Spread;
+
+/// Which way a value improves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Rates: GB/s, operations per second.
+    HigherIsBetter,
+    /// Times and sizes.
+    LowerIsBetter,
+}
+
+/// A case of a suite, measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measurement {
+    pub(crate) case: String,
+    pub(crate) value: Spread,
+    pub(crate) unit: String,
+    pub(crate) direction: Direction,
+    pub(crate) baseline: Option<(String, f64)>,
+    pub(crate) target: Option<f64>,
+}
+
+impl Measurement {
+    /// A value (its median counts) in a unit such as `ns`, `us`, `GB/s` or `%`, with nothing to
+    /// compare it with yet.
+    pub fn new(
+        case: impl Into<String>,
+        value: Spread,
+        unit: impl Into<String>,
+        direction: Direction,
+    ) -> Self {
+        let (case, unit) = (case.into(), unit.into());
+        Self { case, value, unit, direction, baseline: None, target: None }
+    }
+
+    /// Compares with the baseline `name`, measured in the same run and the same unit.
+    #[must_use]
+    pub fn beside(mut self, name: impl Into<String>, value: f64) -> Self {
+        self.baseline = Some((name.into(), value));
+        self
+    }
+
+    /// Asks for a ratio to the baseline of at least `ratio`: 0.9 means nine tenths as good.
+    #[must_use]
+    pub fn at_least(mut self, ratio: f64) -> Self {
+        self.target = Some(ratio);
+        self
+    }
+
+    /// Asks for a value no worse than `limit`, in the measurement's own unit: no greater, or of
+    /// values that should be high, no less.
+    ///
+    /// The limit takes the baseline's place under the name `limit`, and the target is a ratio of
+    /// 1, so that `ok` always means `ratio >= target`. To show a measured baseline too, report
+    /// the case twice.
+    #[must_use]
+    pub fn within(self, limit: f64) -> Self {
+        self.beside("limit", limit).at_least(1.0)
+    }
+
+    /// How good the value is beside the baseline's; more is better, whatever the direction.
+    ///
+    /// None without a baseline, and where either value is no finite number above zero: such a
+    /// value was not measured.
+    pub fn ratio(&self) -> Option<f64> {
+        let (_, baseline) = self.baseline.as_ref()?;
+        let value = self.value.median;
+        let measured = |number: f64| number.is_finite() && number > 0.0;
+        if !measured(value) || !measured(*baseline) {
+            return None;
+        }
+        Some(match self.direction {
+            Direction::HigherIsBetter => value / baseline,
+            Direction::LowerIsBetter => baseline / value,
+        })
+    }
+
+    /// Whether the target is reached. Without a target it is; with a target but no ratio it is not.
+    pub fn is_ok(&self) -> bool {
+        let Some(target) = self.target else {
+            return true;
+        };
+        self.ratio().is_some_and(|ratio| ratio >= target)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(value: f64, direction: Direction) -> Measurement {
+        Measurement::new("case", Spread::single(value), "unit", direction)
+    }
+
+    #[test]
+    fn a_ratio_is_better_when_larger_in_both_directions() {
+        let rate = measured(9.0, Direction::HigherIsBetter).beside("memcpy", 10.0);
+        assert_eq!(rate.ratio(), Some(0.9));
+        let time = measured(10.0, Direction::LowerIsBetter).beside("naive", 40.0);
+        assert_eq!(time.ratio(), Some(4.0));
+    }
+
+    #[test]
+    fn a_target_is_the_least_ratio() {
+        let rate = measured(9.0, Direction::HigherIsBetter).beside("memcpy", 10.0);
+        assert!(rate.clone().at_least(0.9).is_ok());
+        assert!(!rate.at_least(0.95).is_ok());
+    }
+
+    #[test]
+    fn a_limit_holds_in_both_directions() {
+        assert!(measured(1.9, Direction::LowerIsBetter).within(2.0).is_ok());
+        assert!(!measured(2.1, Direction::LowerIsBetter).within(2.0).is_ok());
+        assert!(measured(1.7, Direction::HigherIsBetter).within(1.6).is_ok());
+        assert!(!measured(1.5, Direction::HigherIsBetter).within(1.6).is_ok());
+    }
+
+    #[test]
+    fn what_was_not_measured_reaches_no_target() {
+        for value in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
+            let broken = measured(value, Direction::LowerIsBetter).within(2.0);
+            assert_eq!((broken.ratio(), broken.is_ok()), (None, false), "{value}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The recorded trace of a serving engine that the suite `pool` replays.
+//!
+//! `data/serving.csv` is what [`Trace`](terrane_pool::adaptors::Trace) wrote while the model of a
+//! serving engine with the rules [`SERVING`] ran over simulated memory, in the columns of RMM's
+//! logs. Any log with these columns can take its place. To record it again:
+//!
+//! ```text
+//! cargo run --release -p terrane-bench --example record_serving > crates/terrane-bench/data/serving.csv
+//! ```
+
+use terrane_core::ByteCount;
+use terrane_pool::adaptors::{TraceError, TraceReader};
+use terrane_pool::replay::{Program, ServingRules};
+
+/// The rules of the engine that was recorded: the default ones for fewer and shorter sequences, so
+/// that the file stays small.
+pub const SERVING: ServingRules = ServingRules {
+    engine_steps: 300,
+    batch: 12,
+    longest_prompt: 1024,
+    longest_output: 256,
+    page_size: 16,
+    block_bytes: ByteCount::mib(2),
+    activation_bytes: ByteCount::kib(8),
+    logit_bytes: ByteCount::new(2 * 128_256),
+    seed: 2026,
+};
+
+/// The recorded trace as a program.
+///
+/// # Errors
+///
+/// [`TraceError`], if the file is not what it was.
+pub fn serving() -> Result<Program, TraceError> {
+    Program::from_events(TraceReader::new(include_bytes!("../data/serving.csv").as_slice())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_recording_is_of_the_engine_that_it_says() {
+        let recorded = serving().unwrap();
+        let model = Program::serving(&SERVING);
+        let (ran, at_the_end) = recorded.steps().split_at(model.steps().len());
+        assert_eq!(ran, model.steps());
+        let frees = at_the_end.iter();
+        assert!(
+            frees.clone().all(|step| matches!(step, terrane_pool::replay::Step::Free { .. })),
+            "what was live when the recording ended is freed"
+        );
+        assert!(!at_the_end.is_empty());
+    }
+}

@@ -1,0 +1,145 @@
+//! Taking times: warm-up, repeats, median and spread.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use crate::Settings;
+
+/// The median of repeated measurements, with the least and the greatest of them.
+///
+/// The median, because one interrupted repeat moves a mean; the extremes, because a median alone
+/// hides how far the repeats lie apart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    /// The middle value; of an even number of values, the mean of the two in the middle.
+    pub median: f64,
+    /// The least value.
+    pub min: f64,
+    /// The greatest value.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Summarises measured values; none if there are none.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let upper = sorted.get(sorted.len() / 2)?;
+        let lower = sorted.get((sorted.len() - 1) / 2)?;
+        Some(Self { median: f64::midpoint(*lower, *upper), min, max })
+    }
+
+    /// A value that was measured once.
+    pub fn single(value: f64) -> Self {
+        Self { median: value, min: value, max: value }
+    }
+
+    /// The same in another unit: seconds times `1e9` are nanoseconds.
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Self {
+        Self { median: self.median * factor, min: self.min * factor, max: self.max * factor }
+    }
+
+    /// Turns seconds into a rate: `amount` per second. The slowest repeat gives the least rate.
+    ///
+    /// Bytes times `1e-9` as the amount give GB/s.
+    #[must_use]
+    pub fn rate(self, amount: f64) -> Self {
+        Self { median: amount / self.median, min: amount / self.max, max: amount / self.min }
+    }
+}
+
+impl Settings {
+    /// Seconds that one call takes: warm-up calls first, then each repeat timed alone.
+    ///
+    /// For calls of a microsecond and more; the clock itself takes some 20 ns.
+    pub fn time<T>(&self, mut call: impl FnMut() -> T) -> Spread {
+        self.time_batch(1, || {
+            black_box(call());
+        })
+    }
+
+    /// Seconds that one of `operations` takes, where a call does them all.
+    ///
+    /// For operations of a few nanoseconds: let the call loop, and pass what it reads and gives
+    /// through [`std::hint::black_box`]. Zero operations count as one.
+    pub fn time_batch(&self, operations: u32, mut call: impl FnMut()) -> Spread {
+        for _ in 0..self.warm_up {
+            call();
+        }
+        let operations = f64::from(operations.max(1));
+        let seconds: Vec<f64> = (0..self.repeats.max(1))
+            .map(|_| {
+                let started = Instant::now();
+                call();
+                started.elapsed().as_secs_f64() / operations
+            })
+            .collect();
+        Spread::of(&seconds).unwrap_or(Spread::single(f64::NAN))
+    }
+
+    /// Measures a case and its baseline in turns, so that a machine that slows down, or a
+    /// neighbour that wakes up, meets both alike. Gives seconds a call, the case's first.
+    ///
+    /// Prefer it to two calls of [`time`](Self::time) wherever the ratio has a target.
+    pub fn time_in_turns<T, U>(
+        &self,
+        mut case: impl FnMut() -> T,
+        mut baseline: impl FnMut() -> U,
+    ) -> (Spread, Spread) {
+        let once = |call: &mut dyn FnMut()| {
+            let started = Instant::now();
+            call();
+            started.elapsed().as_secs_f64()
+        };
+        let (mut cases, mut baselines) = (Vec::new(), Vec::new());
+        for round in 0..self.warm_up + self.repeats.max(1) {
+            let one = once(&mut || drop(black_box(case())));
+            let other = once(&mut || drop(black_box(baseline())));
+            if round >= self.warm_up {
+                cases.push(one);
+                baselines.push(other);
+            }
+        }
+        let none = Spread::single(f64::NAN);
+        (Spread::of(&cases).unwrap_or(none), Spread::of(&baselines).unwrap_or(none))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_has_the_median_and_the_extremes() {
+        let odd = Spread::of(&[3.0, 1.0, 2.0]).unwrap();
+        assert_eq!(odd, Spread { median: 2.0, min: 1.0, max: 3.0 });
+        let even = Spread::of(&[4.0, 1.0, 2.0, 8.0]).unwrap();
+        assert_eq!(even, Spread { median: 3.0, min: 1.0, max: 8.0 });
+        assert_eq!(Spread::of(&[]), None);
+    }
+
+    #[test]
+    fn a_rate_turns_the_extremes_around() {
+        let seconds = Spread { median: 2.0, min: 1.0, max: 4.0 };
+        assert_eq!(seconds.rate(8.0), Spread { median: 4.0, min: 2.0, max: 8.0 });
+    }
+
+    #[test]
+    fn warm_up_calls_are_made_and_not_counted() {
+        let settings = Settings { warm_up: 2, repeats: 3, ..Settings::default() };
+        let mut calls = 0;
+        let spread = settings.time(|| calls += 1);
+        assert_eq!(calls, 5);
+        assert!(spread.min <= spread.median && spread.median <= spread.max);
+    }
+
+    #[test]
+    fn turns_alternate() {
+        let settings = Settings { warm_up: 1, repeats: 2, ..Settings::default() };
+        let order = std::cell::RefCell::new(String::new());
+        settings.time_in_turns(|| order.borrow_mut().push('a'), || order.borrow_mut().push('b'));
+        assert_eq!(order.into_inner(), "ababab");
+    }
+}

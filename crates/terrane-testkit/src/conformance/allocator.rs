@@ -1,0 +1,193 @@
+//! The rules of [`Allocate`].
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, Limits, Memory, RegionRequest, Span,
+};
+
+use super::memory::check_memory;
+use crate::pattern::{InProcess, Pattern, Piece, PieceAccess};
+use crate::random::Seeded;
+
+/// An allocator as its suite needs it described.
+pub trait AllocatorFixture {
+    /// What is checked.
+    type Allocator: Allocate;
+
+    /// A new allocator, from which nothing has been allocated.
+    fn allocator(&self) -> Self::Allocator;
+
+    /// How the bytes of its memory are reached.
+    fn access(&self) -> &dyn PieceAccess {
+        &InProcess
+    }
+
+    /// The strictest alignment that it has to serve. By default 4 KiB, or that of its limits.
+    fn strictest_alignment(&self) -> Alignment {
+        Alignment::PAGE.max(self.allocator().limits().alignment)
+    }
+
+    /// How many allocations are alive, or bytes, or whatever goes up with each and comes down
+    /// when it is freed; `None` if that cannot be known.
+    fn live(&self, allocator: &Self::Allocator) -> Option<u64> {
+        let _ = allocator;
+        None
+    }
+}
+
+/// Checks all rules.
+pub fn check_allocator(fixture: &impl AllocatorFixture) {
+    memory_is_what_was_asked_for(fixture);
+    limits_are_kept(fixture);
+    memory_keeps_its_own_rules(fixture);
+    nothing_overlaps(fixture);
+    zero_bytes_are_a_request_like_any_other(fixture);
+    dropping_gives_back(fixture);
+    refusals_are_typed_and_leave_nothing(fixture);
+    memory_outlives_its_allocator(fixture);
+    random_use_keeps_bytes_apart(fixture, 0x414C_4C4F_4341_5445);
+}
+
+/// At least the bytes and the alignment asked for, of the allocator's kind.
+pub fn memory_is_what_was_asked_for(fixture: &impl AllocatorFixture) {
+    let allocator = fixture.allocator();
+    for bytes in [1, 7, 512, 4095, 4096, 4097, 1 << 20] {
+        for exponent in 0..=fixture.strictest_alignment().log2() {
+            let alignment = Alignment::new(1 << exponent).expect("a power of two");
+            let request = RegionRequest::new(ByteCount::new(bytes)).aligned_to(alignment);
+            let memory = allocate(&allocator, &request);
+            let (length, location) = (memory.length(), memory.location());
+            assert!(length >= request.bytes, "{length:?} for {request:?}");
+            assert!(location.alignment() >= alignment, "{location} for {request:?}");
+            assert_eq!(memory.kind(), allocator.kind(), "the kind is not the allocator's");
+        }
+    }
+}
+
+/// What the limits say of every region is true of every region.
+pub fn limits_are_kept(fixture: &impl AllocatorFixture) {
+    let allocator = fixture.allocator();
+    let Limits { alignment, granule, largest_region } = allocator.limits();
+    let memory = allocate(&allocator, &RegionRequest::new(ByteCount::new(1)));
+    let location = memory.location();
+    assert!(location.alignment() >= alignment, "limits say {alignment}, the memory is {location}");
+    let length = memory.length();
+    assert!(length.is_aligned_to(granule), "limits say multiples of {granule}, not {length:?}");
+    if let Some(largest) = largest_region {
+        let bytes = largest.checked_add(ByteCount::new(1)).expect("it fits");
+        let error = refused(&allocator, &RegionRequest::new(bytes));
+        assert!(matches!(error, AllocateError::TooLarge { .. }), "more than the largest: {error}");
+    }
+}
+
+/// What comes out keeps the rules of [`Memory`], whatever its length.
+pub fn memory_keeps_its_own_rules(fixture: &impl AllocatorFixture) {
+    let allocator = fixture.allocator();
+    for bytes in [0, 1, 4097, 1 << 18] {
+        let memory = allocate(&allocator, &RegionRequest::new(ByteCount::new(bytes)));
+        check_memory(memory, fixture.access());
+    }
+}
+
+/// No two allocations that are alive share a byte.
+pub fn nothing_overlaps(fixture: &impl AllocatorFixture) {
+    let allocator = fixture.allocator();
+    let sizes = [1, 100, 4096, 10_000].into_iter().cycle().take(24);
+    let memory: Vec<_> = sizes
+        .map(|bytes| allocate(&allocator, &RegionRequest::new(ByteCount::new(bytes))))
+        .collect();
+    for (number, one) in memory.iter().enumerate() {
+        for other in &memory[..number] {
+            assert!(!Span::of(one).overlaps(&Span::of(other)), "{one:?} overlaps {other:?}");
+        }
+    }
+}
+
+/// A request of zero bytes succeeds, at an aligned place, as often as one likes.
+pub fn zero_bytes_are_a_request_like_any_other(fixture: &impl AllocatorFixture) {
+    let allocator = fixture.allocator();
+    let alignment = fixture.strictest_alignment();
+    let request = RegionRequest::new(ByteCount::ZERO).aligned_to(alignment);
+    let all: Vec<_> = (0..64).map(|_| allocate(&allocator, &request)).collect();
+    for memory in &all {
+        let location = memory.location();
+        assert!(location.alignment() >= alignment, "no bytes at {location} for {request:?}");
+    }
+}
+
+/// Dropping the memory gives it back: as much is alive as before.
+pub fn dropping_gives_back(fixture: &impl AllocatorFixture) {
+    let allocator = fixture.allocator();
+    let before = fixture.live(&allocator);
+    let ask = || allocate(&allocator, &RegionRequest::new(ByteCount::kib(64)));
+    let memory = [ask(), ask()];
+    if let (Some(before), Some(during)) = (before, fixture.live(&allocator)) {
+        assert!(during > before, "two allocations are alive, and do not count");
+    }
+    drop(memory);
+    assert_eq!(fixture.live(&allocator), before, "memory was dropped and is still alive");
+}
+
+/// What can never be had is refused with an error that says what was asked for, nothing is left
+/// behind, and the next request is served.
+pub fn refusals_are_typed_and_leave_nothing(fixture: &impl AllocatorFixture) {
+    let allocator = fixture.allocator();
+    let before = fixture.live(&allocator);
+    for bytes in [u64::MAX, u64::MAX >> 1, 1 << 60] {
+        let request = RegionRequest::new(ByteCount::new(bytes)).labelled("absurd");
+        let error = refused(&allocator, &request).to_string();
+        assert!(error.contains("absurd"), "the label is not in the error: {error}");
+        assert_eq!(fixture.live(&allocator), before, "a refused request left something behind");
+    }
+    drop(allocate(&allocator, &RegionRequest::new(ByteCount::new(1))));
+}
+
+/// The memory may outlive its allocator.
+pub fn memory_outlives_its_allocator(fixture: &impl AllocatorFixture) {
+    let allocator = fixture.allocator();
+    let memory = allocate(&allocator, &RegionRequest::new(ByteCount::new(10_000)));
+    drop(allocator);
+    check_memory(memory, fixture.access());
+}
+
+/// In random use, everything keeps the bytes that were written to it until it is freed.
+pub fn random_use_keeps_bytes_apart(fixture: &impl AllocatorFixture, seed: u64) {
+    let allocator = fixture.allocator();
+    let access = fixture.access();
+    let pattern = Pattern::new(seed);
+    let mut random = Seeded::new(seed);
+    let mut live = Vec::new();
+    for block in 0..200_u32 {
+        let piece = Piece { block, layer: 0, outer: 0 };
+        let bytes = u64::try_from(random.below(20_000)).expect("it fits");
+        let memory = allocate(&allocator, &RegionRequest::new(ByteCount::new(bytes)));
+        let mut bytes = vec![0; memory.length().to_usize()];
+        pattern.write(piece, 0, &mut bytes);
+        // SAFETY: the memory is alive, and nobody else uses it.
+        unsafe { access.write(memory.location(), &bytes) }.expect("memory is writable");
+        live.push((piece, memory));
+        if random.once_in(2) {
+            let (piece, memory) = live.swap_remove(random.below(live.len()));
+            let mut bytes = vec![0; memory.length().to_usize()];
+            // SAFETY: the memory is alive, and nobody else uses it.
+            unsafe { access.read(memory.location(), &mut bytes) }.expect("memory is readable");
+            let wrong = pattern.mismatches(piece, 0, &bytes);
+            assert_eq!(wrong, 0, "bytes of {memory:?} changed while others came and went");
+        }
+    }
+}
+
+#[track_caller]
+fn allocate<A: Allocate>(allocator: &A, request: &RegionRequest) -> A::Memory {
+    match allocator.allocate(request) {
+        Ok(memory) => memory,
+        Err(error) => panic!("{request:?} was refused: {error}"),
+    }
+}
+
+#[track_caller]
+fn refused(allocator: &impl Allocate, request: &RegionRequest) -> AllocateError {
+    match allocator.allocate(request) {
+        Ok(memory) => panic!("{request:?} cannot be had, and was served with {memory:?}"),
+        Err(error) => error,
+    }
+}

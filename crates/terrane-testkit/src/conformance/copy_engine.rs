@@ -1,0 +1,463 @@
+//! The rules of [`CopyEngine`].
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_core::{Alignment, StorageKind};
+use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind};
+use terrane_transfer::{
+    Completion, CopyEngine, Declined, DeviceOrder, Durability, Endpoint, Outcome, Planner, Report,
+    Terms, Transfer, TransferError, TransferManager,
+};
+
+use crate::model::Image;
+use crate::pattern::{InProcess, PieceAccess};
+use crate::random::Seeded;
+
+/// An engine as its suite needs it described.
+pub trait EngineFixture {
+    /// A new engine.
+    fn engine(&self) -> Arc<dyn CopyEngine>;
+
+    /// The sorts of ends that it copies between, by names of the fixture's own choice.
+    fn ends(&self) -> &[&'static str];
+
+    /// A new endpoint of such a sort.
+    fn endpoint(&self, end: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint;
+
+    /// Whether it copies from one sort to the other.
+    fn serves(&self, source: &str, destination: &str) -> bool {
+        let _ = (source, destination);
+        true
+    }
+
+    /// An endpoint from which, and to which, it does not copy at all.
+    fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
+        let _ = config;
+        None
+    }
+
+    /// How the bytes of its ends are reached.
+    fn access(&self) -> &dyn PieceAccess {
+        &InProcess
+    }
+}
+
+/// Checks all rules.
+pub fn check_copy_engine(fixture: &impl EngineFixture) {
+    bytes_are_exact_and_neighbours_untouched(fixture);
+    random_transfers_match_the_model(fixture, 0x434F_5059, 40);
+    no_blocks_are_a_transfer_like_any_other(fixture);
+    quoting_touches_nothing(fixture);
+    reports_say_what_was_done(fixture);
+    what_it_does_not_serve_it_declines(fixture);
+    many_transfers_in_flight_all_end_well(fixture);
+    a_deadline_in_the_past_ends_the_transfer(fixture);
+    durability_is_granted_or_declined(fixture);
+    dropping_the_engine_ends_what_is_in_flight(fixture);
+    a_waiting_transfer_brings_its_engine_along(fixture);
+}
+
+/// As long as a rule waits for an engine that should be done long since.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits for the end of a transfer, and panics if none comes.
+#[track_caller]
+pub fn end_of<G>(completion: Completion<G>) -> Outcome<G> {
+    let begun = Instant::now();
+    while !completion.has_ended() {
+        let waited = begun.elapsed();
+        assert!(waited < PATIENCE, "{completion:?} has not ended in {waited:?}");
+        thread::sleep(Duration::from_micros(50));
+    }
+    completion.wait()
+}
+
+/// What a device's end demands of transfers between these two; nothing is in flight on it.
+pub fn ordered(transfer: Transfer, source: &Endpoint, destination: &Endpoint) -> Transfer {
+    if source.kind().is_device() || destination.kind().is_device() {
+        transfer.device_order(DeviceOrder::AlreadySynchronised)
+    } else {
+        transfer
+    }
+}
+
+/// Runs one transfer and compares both ends, every byte of them, with the model.
+#[track_caller]
+pub fn check_transfer(
+    manager: &TransferManager,
+    access: &dyn PieceAccess,
+    (source, from): (&Endpoint, &[u32]),
+    (destination, to): (&Endpoint, &[u32]),
+    layers: Range<u32>,
+) -> Report {
+    let before = Image::of(source, access);
+    let mut expected = Image::of(destination, access);
+    expected.transfer(&before, from, to, layers.clone());
+    let transfer =
+        ordered(Transfer::new(source, destination), source, destination).blocks(from, to);
+    let submitted = manager.submit(transfer.layers(layers.clone()), "guard");
+    let completion = submitted.unwrap_or_else(|rejected| panic!("refused: {rejected}"));
+    let outcome = end_of(completion);
+    assert_eq!(outcome.guard, "guard", "another guard came back");
+    let report = outcome.result.unwrap_or_else(|error| panic!("{}", with_causes(&error)));
+    let what = format!(
+        "{} in {} to {} in {}, {from:?} to {to:?}, layers {layers:?}",
+        source.layout().kind(),
+        source.kind(),
+        destination.layout().kind(),
+        destination.kind(),
+    );
+    Image::of(destination, access).assert_equals(&expected, &format!("destination, {what}"));
+    if !std::ptr::eq(source.layout(), destination.layout()) {
+        Image::of(source, access).assert_equals(&before, &format!("source, {what}"));
+    }
+    report
+}
+
+/// Between all sorts of ends and all kinds of layouts, the bytes asked for arrive, and no other
+/// byte changes: not those of other blocks and layers, not the padding, not the source.
+pub fn bytes_are_exact_and_neighbours_untouched(fixture: &impl EngineFixture) {
+    let manager = TransferManager::new([fixture.engine()]);
+    let cases: [(&[u32], &[u32], Range<u32>); 4] = [
+        (&[0, 1, 2, 3, 4], &[0, 1, 2, 3, 4], 0..3),
+        (&[4, 0, 2], &[1, 5, 3], 0..3),
+        (&[3, 3], &[6, 0], 0..3),
+        (&[1, 2, 0], &[2, 3, 6], 1..2),
+    ];
+    for_all_pairs(fixture, |source, destination| {
+        for source_kind in LayoutKind::ALL {
+            for destination_kind in LayoutKind::ALL {
+                let from = fixture.endpoint(source, odd_config(5, 1), source_kind);
+                let to = fixture.endpoint(destination, odd_config(7, 64), destination_kind);
+                Image::scribble(&from, fixture.access(), 1);
+                Image::scribble(&to, fixture.access(), 2);
+                for (read, written, layers) in &cases {
+                    check_transfer(
+                        &manager,
+                        fixture.access(),
+                        (&from, read),
+                        (&to, written),
+                        layers.clone(),
+                    );
+                }
+            }
+        }
+    });
+}
+
+/// Whatever the shapes and the blocks are, the bytes are those of the model.
+pub fn random_transfers_match_the_model(fixture: &impl EngineFixture, seed: u64, cases: usize) {
+    let manager = TransferManager::new([fixture.engine()]);
+    let mut random = Seeded::new(seed);
+    for_all_pairs(fixture, |source, destination| {
+        for _ in 0..cases {
+            let shape = random_config(&mut random);
+            let mut end = |name: &str| {
+                let blocks = u32::try_from(1 + random.below(12)).expect("small");
+                let alignment = Alignment::new(1 << random.below(11)).expect("a power of two");
+                let config = shape.with_num_blocks(blocks).expect("a valid config");
+                let config = config.with_block_alignment(alignment).expect("a valid config");
+                let endpoint = fixture.endpoint(name, config, LayoutKind::ALL[random.below(3)]);
+                Image::scribble(&endpoint, fixture.access(), random.next_u64());
+                endpoint
+            };
+            let (from, to) = (end(source), end(destination));
+            let (read, written) = random_blocks(&mut random, &from, &to);
+            let layers = random_range(&mut random, shape.num_layers());
+            check_transfer(&manager, fixture.access(), (&from, &read), (&to, &written), layers);
+        }
+    });
+}
+
+/// A transfer of no blocks ends well and changes nothing.
+pub fn no_blocks_are_a_transfer_like_any_other(fixture: &impl EngineFixture) {
+    let manager = TransferManager::new([fixture.engine()]);
+    for_all_pairs(fixture, |source, destination| {
+        let [from, to] = two_ends(fixture, source, destination);
+        let report = check_transfer(&manager, fixture.access(), (&from, &[]), (&to, &[]), 0..3);
+        assert!(report.explanation.bytes.is_zero(), "{report}");
+    });
+}
+
+/// Asking for a quote changes no byte, and asking twice gives the same path.
+pub fn quoting_touches_nothing(fixture: &impl EngineFixture) {
+    let engine = fixture.engine();
+    for_all_pairs(fixture, |source, destination| {
+        let [from, to] = two_ends(fixture, source, destination);
+        let before = [&from, &to].map(|end| Image::of(end, fixture.access()));
+        let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&[0, 1], &[3, 2]);
+        let plan = Planner::new().plan(&transfer).expect("a valid transfer");
+        let mut terms = Terms::default();
+        if from.kind().is_device() || to.kind().is_device() {
+            terms.device_order = Some(DeviceOrder::AlreadySynchronised);
+        }
+        let quote = || engine.quote(&plan, &terms).expect("the fixture says that it serves this");
+        assert_eq!(quote().path, quote().path, "the same plan is quoted two paths");
+        drop(plan);
+        for (end, before) in [&from, &to].into_iter().zip(&before) {
+            Image::of(end, fixture.access()).assert_equals(before, "after a quote");
+        }
+    });
+}
+
+/// The report names the engine and the path that was quoted, and counts all the bytes.
+pub fn reports_say_what_was_done(fixture: &impl EngineFixture) {
+    let engine = fixture.engine();
+    let name = engine.name();
+    let manager = TransferManager::new([engine]);
+    for_all_pairs(fixture, |source, destination| {
+        let [from, to] = two_ends(fixture, source, destination);
+        let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&[0, 1], &[3, 2]);
+        let explained = manager.explain(&transfer).expect("an explanation");
+        let begun = Instant::now();
+        let completion = manager.submit(transfer, ()).expect("it is accepted");
+        while !completion.has_ended() && begun.elapsed() < PATIENCE {
+            thread::yield_now();
+        }
+        let copied = completion.copied();
+        let report = end_of(completion).result.expect("it ends well");
+        let most = begun.elapsed();
+        assert_eq!(report.explanation.engine, name);
+        assert_eq!(report.explanation, explained, "done otherwise than explained");
+        assert_eq!(copied, explained.bytes, "the progress at the end is not all the bytes");
+        assert!(report.queued + report.copied <= most, "{report}, which is more than {most:?}");
+        assert!(!report.explanation.reason.is_empty(), "no reason for {}", explained.path);
+    });
+}
+
+/// Kinds that it does not serve are declined, and not tried.
+pub fn what_it_does_not_serve_it_declines(fixture: &impl EngineFixture) {
+    let Some(foreign) = fixture.unserved(odd_config(4, 1)) else { return };
+    let engine = fixture.engine();
+    let terms = |a: &Endpoint, b: &Endpoint| {
+        let mut terms = Terms::default();
+        if a.kind().is_device() || b.kind().is_device() {
+            terms.device_order = Some(DeviceOrder::AlreadySynchronised);
+        }
+        terms
+    };
+    for &end in fixture.ends() {
+        let own = fixture.endpoint(end, odd_config(4, 1), LayoutKind::FullyContiguous);
+        for (from, to) in [(&own, &foreign), (&foreign, &own)] {
+            let transfer = Transfer::new(from, to).blocks(&[0], &[0]);
+            let plan = Planner::new().plan(&transfer).expect("a valid transfer");
+            let quote = engine.quote(&plan, &terms(from, to));
+            assert_eq!(quote, Err(Declined::Kinds), "from {} to {}", from.kind(), to.kind());
+        }
+    }
+}
+
+/// Hundreds of transfers submitted at once, from several threads, all end well.
+pub fn many_transfers_in_flight_all_end_well(fixture: &impl EngineFixture) {
+    const THREADS: u32 = 4;
+    const EACH: u32 = 64;
+    let manager = TransferManager::new([fixture.engine()]);
+    for_all_pairs(fixture, |source, destination| {
+        let config = odd_config(THREADS * EACH, 1);
+        let from = fixture.endpoint(source, config, LayoutKind::FullyContiguous);
+        let to = fixture.endpoint(destination, config, LayoutKind::ALL[2]);
+        let image = Image::scribble(&from, fixture.access(), 5);
+        let mut expected = Image::of(&to, fixture.access());
+        thread::scope(|scope| {
+            for first in (0..THREADS).map(|thread| thread * EACH) {
+                let (manager, from, to) = (&manager, &from, &to);
+                scope.spawn(move || {
+                    let submit = |block: u32| {
+                        let there = THREADS * EACH - 1 - block;
+                        let transfer = Transfer::new(from, to).blocks(&[block], &[there]);
+                        manager.submit(ordered(transfer, from, to), block).expect("accepted")
+                    };
+                    let all: Vec<_> = (first..first + EACH).map(submit).collect();
+                    for (block, completion) in (first..).zip(all) {
+                        let outcome = end_of(completion);
+                        assert_eq!(outcome.guard, block, "the guards are mixed up");
+                        outcome.result.expect("it ends well");
+                    }
+                });
+            }
+        });
+        let read: Vec<_> = (0..THREADS * EACH).collect();
+        let written: Vec<_> = read.iter().rev().copied().collect();
+        expected.transfer(&image, &read, &written, 0..config.num_layers());
+        Image::of(&to, fixture.access()).assert_equals(&expected, "many in flight");
+    });
+}
+
+/// A transfer whose deadline has passed ends with that error; it neither hangs nor copies on.
+pub fn a_deadline_in_the_past_ends_the_transfer(fixture: &impl EngineFixture) {
+    let manager = TransferManager::new([fixture.engine()]);
+    for_all_pairs(fixture, |source, destination| {
+        let [from, to] = two_ends(fixture, source, destination);
+        let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&[0, 1], &[3, 2]);
+        let completion =
+            manager.submit(transfer.deadline(Instant::now()), ()).expect("it is accepted");
+        match end_of(completion).result {
+            Err(TransferError::DeadlineExceeded { .. }) => {}
+            other => panic!("the deadline passed before it began, and it ended with {other:?}"),
+        }
+    });
+}
+
+/// Of files that are written, durability is granted, and the bytes are right then; or the quote
+/// declines it.
+pub fn durability_is_granted_or_declined(fixture: &impl EngineFixture) {
+    let manager = TransferManager::new([fixture.engine()]);
+    for_all_pairs(fixture, |source, destination| {
+        let [from, to] = two_ends(fixture, source, destination);
+        if to.kind() != StorageKind::Disk {
+            return;
+        }
+        for durability in [Durability::Data, Durability::Full] {
+            let mut expected = Image::of(&to, fixture.access());
+            expected.transfer(&Image::of(&from, fixture.access()), &[0, 1], &[3, 2], 0..3);
+            let transfer = Transfer::new(&from, &to).blocks(&[0, 1], &[3, 2]);
+            let transfer = ordered(transfer, &from, &to).durability(durability);
+            match manager.submit(transfer, ()) {
+                Ok(completion) => {
+                    end_of(completion).result.expect("it ends well");
+                    let found = Image::of(&to, fixture.access());
+                    found.assert_equals(&expected, "durable");
+                }
+                Err(rejected) => match rejected.cause {
+                    TransferError::NoEngine { declined, .. } => {
+                        assert!(declined.iter().all(|(_, why)| *why == Declined::Durability));
+                    }
+                    other => panic!("durability was refused with {other}"),
+                },
+            }
+        }
+    });
+}
+
+/// When the engine drops, everything in flight ends: well, with the right bytes, or with an
+/// error. Nothing hangs.
+pub fn dropping_the_engine_ends_what_is_in_flight(fixture: &impl EngineFixture) {
+    for_all_pairs(fixture, |source, destination| {
+        let config = odd_config(32, 1);
+        let from = fixture.endpoint(source, config, LayoutKind::FullyContiguous);
+        let to = fixture.endpoint(destination, config, LayoutKind::ALL[1]);
+        let image = Image::scribble(&from, fixture.access(), 6);
+        let mut expected = Image::of(&to, fixture.access());
+        let manager = TransferManager::new([fixture.engine()]);
+        let submit = |block: u32| {
+            let transfer = Transfer::new(&from, &to).blocks(&[block], &[block]);
+            manager.submit(ordered(transfer, &from, &to), ()).expect("it is accepted")
+        };
+        let all: Vec<_> = (0..32).map(submit).collect();
+        drop(manager);
+        for (block, completion) in (0..32).zip(all) {
+            match end_of(completion).result {
+                Ok(_) => expected.transfer(&image, &[block], &[block], 0..config.num_layers()),
+                // Whatever was copied before it failed does not matter.
+                Err(_) => return,
+            }
+        }
+        Image::of(&to, fixture.access()).assert_equals(&expected, "after the engine dropped");
+    });
+}
+
+/// A transfer that waits for another one keeps its engine alive: it ends well after the manager
+/// and every other reference to the engine have gone, and so do those that wait for it. The last
+/// reference then drops on the engine's own thread, which must not wait for itself.
+pub fn a_waiting_transfer_brings_its_engine_along(fixture: &impl EngineFixture) {
+    for_all_pairs(fixture, |source, destination| {
+        let [from, to] = two_ends(fixture, source, destination);
+        let manager = TransferManager::new([fixture.engine()]);
+        let hold = from.hold_for_write(&[0]).expect("nothing is in flight");
+        let transfer =
+            |block: u32| ordered(Transfer::new(&from, &to), &from, &to).blocks(&[block], &[block]);
+        let first = manager.submit(transfer(0).after(&hold.ticket()), ()).expect("it waits");
+        let second = manager.submit(transfer(1).after(&first.ticket()), ()).expect("it waits");
+        let third = manager.submit(transfer(2).after(&second.ticket()), ()).expect("it waits");
+        drop(manager);
+        assert!(!first.has_ended(), "the transfer did not wait for the hold");
+        drop(hold);
+        for completion in [first, second, third] {
+            end_of(completion).result.expect("it ends well");
+        }
+    });
+}
+
+fn for_all_pairs(fixture: &impl EngineFixture, mut rule: impl FnMut(&str, &str)) {
+    let mut pairs = 0;
+    for &source in fixture.ends() {
+        for &destination in fixture.ends() {
+            if fixture.serves(source, destination) {
+                rule(source, destination);
+                pairs += 1;
+            }
+        }
+    }
+    assert!(pairs > 0, "the fixture serves no pair, so that nothing was checked");
+}
+
+/// Pieces of 105 bytes, 3 layers, K and V.
+fn odd_config(blocks: u32, alignment: u64) -> LayoutConfig {
+    let config = LayoutConfig::builder()
+        .num_blocks(blocks)
+        .num_layers(3)
+        .outer_dim(2)
+        .page_size(5)
+        .inner_dim(7)
+        .element(ElementFormat::Width(3))
+        .block_alignment(Alignment::new(alignment).expect("a power of two"));
+    config.build().expect("a valid config")
+}
+
+fn two_ends(fixture: &impl EngineFixture, source: &str, destination: &str) -> [Endpoint; 2] {
+    let end = |name, kind| fixture.endpoint(name, odd_config(4, 1), kind);
+    let ends = [end(source, LayoutKind::FullyContiguous), end(destination, LayoutKind::ALL[2])];
+    for (end, seed) in ends.iter().zip(10..) {
+        Image::scribble(end, fixture.access(), seed);
+    }
+    ends
+}
+
+fn random_config(random: &mut Seeded) -> LayoutConfig {
+    let mut number = |most| u32::try_from(1 + random.below(most)).expect("small");
+    let config = LayoutConfig::builder()
+        .num_blocks(1)
+        .num_layers(number(4))
+        .outer_dim(number(2))
+        .page_size(number(9));
+    let inner = 32 * number(3);
+    let element = match number(4) {
+        1 => ElementFormat::MXFP4,
+        2 => ElementFormat::RowBytes(number(300)),
+        _ => ElementFormat::Width(u8::try_from(number(8)).expect("at most 8")),
+    };
+    config.inner_dim(inner).element(element).build().expect("a valid config")
+}
+
+/// Destination blocks in random order, none twice, and as many source blocks, maybe repeated;
+/// half of the time both ascending.
+fn random_blocks(random: &mut Seeded, from: &Endpoint, to: &Endpoint) -> (Vec<u32>, Vec<u32>) {
+    let [sources, destinations] = [from, to].map(|end| end.layout().config().num_blocks());
+    let mut written: Vec<_> = (0..destinations).collect();
+    random.shuffle(&mut written);
+    written.truncate(random.below(written.len() + 1));
+    let any = |_: &u32| u32::try_from(random.below(usize::try_from(sources).expect("small")));
+    let mut read: Vec<_> = written.iter().map(any).map(|id| id.expect("small")).collect();
+    if random.once_in(2) {
+        read.sort_unstable();
+        written.sort_unstable();
+    }
+    (read, written)
+}
+
+fn random_range(random: &mut Seeded, end: u32) -> Range<u32> {
+    let mut below = |bound: u32| {
+        u32::try_from(random.below(usize::try_from(bound).expect("small"))).expect("small")
+    };
+    let start = below(end);
+    start..start + 1 + below(end - start)
+}
+
+/// An error's message, and those of all its causes.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,79 @@
+//! The copy itself.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_core::{BoxedCause, ByteCount};
+use terrane_transfer::{CopyFailure, CopyJob, CopyRun, Side, TransferPlan};
+
+use super::options::{Fault, InjectedFault, SimulatedEngineOptions};
+use crate::pattern::pointer;
+use crate::random::Seeded;
+
+pub(super) fn execute(
+    job: CopyJob,
+    fault: Option<Fault>,
+    mut random: Seeded,
+    options: &SimulatedEngineOptions,
+) {
+    job.start();
+    let mut order: Vec<usize> = (0..job.plan().runs().len()).collect();
+    if options.reorder_runs {
+        random.shuffle(&mut order);
+    }
+    let runs = order.len();
+    let stop_at = match fault {
+        None => None,
+        Some(Fault::ShortCopy { after_runs }) => Some(after_runs.min(runs.saturating_sub(1))),
+        Some(Fault::Engine) => Some(0),
+        Some(Fault::DropJob) => Some(runs / 2),
+    };
+    for (done, &index) in order.iter().enumerate() {
+        if job.terms().deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return job.finish(Err(CopyFailure::DeadlineExceeded));
+        }
+        if stop_at == Some(done) {
+            break;
+        }
+        pause(&mut random, options.longest_delay);
+        let run = &job.plan().runs()[index];
+        if let Err(source) = copy(job.plan(), run, run.bytes()) {
+            let offset = ByteCount::ZERO;
+            return job.finish(Err(CopyFailure::Run { index, offset, source }));
+        }
+        job.progress().add(run.bytes());
+    }
+    let Some(fault) = fault else { return job.finish(Ok(())) };
+    let source = Box::new(InjectedFault(fault));
+    match fault {
+        Fault::ShortCopy { .. } => {
+            let Some(&index) = stop_at.and_then(|at| order.get(at)) else {
+                return job.finish(Err(CopyFailure::Engine { source }));
+            };
+            let run = &job.plan().runs()[index];
+            let half = ByteCount::new(run.bytes().get() / 2);
+            let copied = copy(job.plan(), run, half);
+            let source = copied.err().unwrap_or(source);
+            job.finish(Err(CopyFailure::Run { index, offset: half, source }));
+        }
+        Fault::Engine => job.finish(Err(CopyFailure::Engine { source })),
+        Fault::DropJob => drop(job),
+    }
+}
+
+fn copy(plan: &TransferPlan, run: &CopyRun, bytes: ByteCount) -> Result<(), BoxedCause> {
+    let at = |side| plan.location(run, side).expect("a run of this plan");
+    let from = pointer(at(Side::Source), bytes.to_usize())?;
+    let to = pointer(at(Side::Destination), bytes.to_usize())?;
+    // SAFETY: the plan was validated: both spans lie in live memory, which the job keeps alive,
+    // they do not overlap, and nothing else in flight uses the destination.
+    unsafe { from.copy_to_nonoverlapping(to, bytes.to_usize()) };
+    Ok(())
+}
+
+fn pause(random: &mut Seeded, longest: Duration) {
+    if !longest.is_zero() {
+        let nanoseconds = u64::try_from(longest.as_nanos()).expect("a delay of a test is short");
+        thread::sleep(Duration::from_nanos(random.next_u64() % (nanoseconds + 1)));
+    }
+}

@@ -1,0 +1,236 @@
+//! A copy engine whose order, delays, failures and very steps a test decides.
+
+mod execute;
+mod options;
+
+pub use options::{Fault, InjectedFault, SimulatedEngineOptions};
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use terrane_core::StorageKind;
+use terrane_transfer::{CopyEngine, CopyJob, Declined, Quote, Terms, TransferPlan};
+
+use crate::device::{Gate, lock};
+use crate::random::Seeded;
+
+/// Copies between host memory and simulated devices, on threads of its own, as
+/// [`SimulatedEngineOptions`] say.
+///
+/// While it [holds](Self::hold) jobs back, they stay in flight until the test
+/// [releases](Self::release) them one by one. When it drops, jobs that neither the test nor a
+/// stream holds back are executed, the others dropped unfinished, and the threads joined.
+#[derive(Debug)]
+pub struct SimulatedEngine {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    options: SimulatedEngineOptions,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: VecDeque<Queued>,
+    /// How many jobs may still start; `None` for any number.
+    permits: Option<usize>,
+    faults: VecDeque<Fault>,
+    random: Seeded,
+    running: usize,
+    ended: usize,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Queued {
+    job: CopyJob,
+    gate: Gate,
+}
+
+/// How often a worker looks whether the streams that jobs wait for have come along.
+const GATE_INTERVAL: Duration = Duration::from_micros(200);
+
+impl Default for SimulatedEngine {
+    fn default() -> Self {
+        Self::new(SimulatedEngineOptions::default())
+    }
+}
+
+impl SimulatedEngine {
+    /// An engine with these options.
+    #[must_use]
+    pub fn new(options: SimulatedEngineOptions) -> Self {
+        let state = State {
+            queue: VecDeque::new(),
+            permits: None,
+            faults: VecDeque::new(),
+            random: Seeded::new(options.seed),
+            running: 0,
+            ended: 0,
+            closed: false,
+        };
+        let threads = options.threads.get();
+        let shared =
+            Arc::new(Shared { options, state: Mutex::new(state), changed: Condvar::new() });
+        let start = |number| {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new()
+                .name(format!("simulated-{number}"))
+                .spawn(move || shared.work())
+                .expect("a thread")
+        };
+        let workers = (0..threads).map(start).collect();
+        Self { shared, workers }
+    }
+
+    /// From now on, jobs wait until they are released.
+    pub fn hold(&self) {
+        lock(&self.shared.state).permits = Some(0);
+    }
+
+    /// Lets `jobs` of the jobs that are held, or are yet to come, start.
+    pub fn release(&self, jobs: usize) {
+        if let Some(permits) = &mut lock(&self.shared.state).permits {
+            *permits += jobs;
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// Lets all jobs start, from now on at once.
+    pub fn release_all(&self) {
+        lock(&self.shared.state).permits = None;
+        self.shared.changed.notify_all();
+    }
+
+    /// The next job that starts meets this fault; the one after it the next fault, and so on.
+    pub fn fail_next(&self, fault: Fault) {
+        lock(&self.shared.state).faults.push_back(fault);
+    }
+
+    /// How many jobs have been submitted and not started.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        lock(&self.shared.state).queue.len()
+    }
+
+    /// How many jobs have ended.
+    #[must_use]
+    pub fn ended(&self) -> usize {
+        lock(&self.shared.state).ended
+    }
+
+    /// Waits until no job runs or could start.
+    pub fn wait_until_idle(&self) {
+        let idle = |state: &mut State| {
+            state.running > 0 || (!state.queue.is_empty() && state.permits != Some(0))
+        };
+        let state = lock(&self.shared.state);
+        drop(self.shared.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+// SAFETY: `execute` touches the bytes of a plan's runs only, and takes the job by value: it
+// finishes or drops it last.
+unsafe impl CopyEngine for SimulatedEngine {
+    fn name(&self) -> &'static str {
+        self.shared.options.name
+    }
+
+    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+        let options = &self.shared.options;
+        let kinds = (plan.source().kind(), plan.destination().kind());
+        let within_reach = |kind: StorageKind| kind.is_host() || kind.is_device();
+        if !within_reach(kinds.0) || !within_reach(kinds.1) || !(options.serves)(kinds.0, kinds.1) {
+            return Err(Declined::Kinds);
+        }
+        if Gate::of(terms.device_order).is_none() {
+            return Err(Declined::DeviceOrder);
+        }
+        Ok(Quote {
+            path: "simulated copy",
+            reason: "it is the only path of a simulated engine".into(),
+            predicted: options.predicted,
+        })
+    }
+
+    fn submit(&self, job: CopyJob) {
+        let gate = Gate::of(job.terms().device_order).unwrap_or_default();
+        lock(&self.shared.state).queue.push_back(Queued { job, gate });
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for SimulatedEngine {
+    fn drop(&mut self) {
+        lock(&self.shared.state).closed = true;
+        self.shared.changed.notify_all();
+        for worker in self.workers.drain(..) {
+            // A job that waited for another one brings the engine along, so that the last
+            // reference may well drop on one of the engine's own threads, which ends by itself.
+            if worker.thread().id() != thread::current().id() {
+                let _ = worker.join();
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// What each thread does until the engine is closed.
+    fn work(&self) {
+        while let Some((job, fault, random)) = self.next_job() {
+            execute::execute(job, fault, random, &self.options);
+            let mut state = lock(&self.state);
+            state.running -= 1;
+            state.ended += 1;
+            drop(state);
+            self.changed.notify_all();
+        }
+        let held = std::mem::take(&mut lock(&self.state).queue);
+        drop(held);
+    }
+
+    /// Waits for a job that may start; `None` when the engine is closed and there is none left.
+    fn next_job(&self) -> Option<(CopyJob, Option<Fault>, Seeded)> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(index) = state.choose(self.options.reorder_jobs) {
+                let job = state.queue.remove(index).expect("an index of the queue").job;
+                if let Some(permits) = &mut state.permits {
+                    *permits -= 1;
+                }
+                state.running += 1;
+                let seed = state.random.next_u64();
+                return Some((job, state.faults.pop_front(), Seeded::new(seed)));
+            }
+            if state.closed {
+                // Whatever is left is held back, by the test or by a stream.
+                return None;
+            }
+            state = if state.queue.is_empty() || state.permits == Some(0) {
+                self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                let waited = self.changed.wait_timeout(state, GATE_INTERVAL);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            };
+        }
+    }
+}
+
+impl State {
+    /// One of the jobs that may start: the first, or any.
+    fn choose(&mut self, any: bool) -> Option<usize> {
+        if self.permits == Some(0) {
+            return None;
+        }
+        let open = self.queue.iter().enumerate().filter(|(_, queued)| queued.gate.is_open());
+        let open: Vec<_> = open.map(|(index, _)| index).collect();
+        let choice = if any { self.random.below(open.len()) } else { 0 };
+        open.get(choice).copied()
+    }
+}

@@ -1,0 +1,104 @@
+//! What a simulated engine is told to do, and to do wrong.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use terrane_core::StorageKind;
+
+/// How a [`SimulatedEngine`](super::SimulatedEngine) behaves. By default: one thread, everything
+/// in order, no delays, all pairs of host and device kinds.
+#[derive(Clone)]
+pub struct SimulatedEngineOptions {
+    pub(super) name: &'static str,
+    pub(super) predicted: Duration,
+    pub(super) threads: NonZeroUsize,
+    pub(super) seed: u64,
+    pub(super) reorder_runs: bool,
+    pub(super) reorder_jobs: bool,
+    pub(super) longest_delay: Duration,
+    pub(super) serves: fn(StorageKind, StorageKind) -> bool,
+}
+
+impl Default for SimulatedEngineOptions {
+    fn default() -> Self {
+        Self {
+            name: "simulated",
+            predicted: Duration::from_millis(1),
+            threads: NonZeroUsize::MIN,
+            seed: 0,
+            reorder_runs: false,
+            reorder_jobs: false,
+            longest_delay: Duration::ZERO,
+            serves: |_, _| true,
+        }
+    }
+}
+
+impl SimulatedEngineOptions {
+    /// The engine's name in explanations and errors.
+    #[must_use]
+    pub fn named(self, name: &'static str) -> Self {
+        Self { name, ..self }
+    }
+
+    /// The time that it predicts for every plan, by which managers choose between engines.
+    #[must_use]
+    pub fn predicting(self, predicted: Duration) -> Self {
+        Self { predicted, ..self }
+    }
+
+    /// So many threads, each with a job of its own.
+    #[must_use]
+    pub fn threads(self, threads: NonZeroUsize) -> Self {
+        Self { threads, ..self }
+    }
+
+    /// Jobs, and the runs of each job, in an order that the seed decides.
+    #[must_use]
+    pub fn reordering(self, seed: u64) -> Self {
+        Self { seed, reorder_runs: true, reorder_jobs: true, ..self }
+    }
+
+    /// A pause before each run, of random length up to this.
+    #[must_use]
+    pub fn delaying(self, longest: Duration) -> Self {
+        Self { longest_delay: longest, ..self }
+    }
+
+    /// Only those pairs of source and destination kinds for which `serves` is true.
+    #[must_use]
+    pub fn serving(self, serves: fn(StorageKind, StorageKind) -> bool) -> Self {
+        Self { serves, ..self }
+    }
+}
+
+impl fmt::Debug for SimulatedEngineOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimulatedEngineOptions")
+            .field("name", &self.name)
+            .field("threads", &self.threads)
+            .field("seed", &self.seed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What goes wrong with a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// After so many runs have been copied, the next one fails half-way.
+    ShortCopy {
+        /// How many runs are copied before. At most one less than the plan's runs is taken.
+        after_runs: usize,
+    },
+    /// The engine fails as a whole, before it copies anything.
+    Engine,
+    /// The job is dropped without a word, after half of its runs.
+    DropJob,
+}
+
+/// What a simulated engine says about the faults that it was told to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("injected fault: {0:?}")]
+pub struct InjectedFault(pub Fault);

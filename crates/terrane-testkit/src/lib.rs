@@ -1,0 +1,40 @@
+//! What Terrane's crates, and backends of others, are tested with.
+//!
+//! - [`pattern`]: bytes that say where they belong, and their verification at memory speed.
+//! - [`memory`]: heap memory that plays every kind of storage, with odd alignments, poison and
+//!   counters; [`device`]: the address spaces and streams of simulated devices.
+//! - [`recorder`]: a journal that proves in which order things were acquired and let go.
+//! - [`fault`]: an allocator that fails when it is told to.
+//! - [`engine`]: a copy engine whose order, delays, failures and very steps a test decides.
+//! - [`model`]: what a transfer should do, computed byte by byte.
+//! - [`conformance`]: the rules that every `Memory`, `Allocate` and `CopyEngine` has to keep.
+//! - [`leaks`]: open descriptors and mappings, counted before and after.
+//! - [`process`]: tests that need a process to themselves.
+//!
+//! # What it does not do
+//!
+//! It is not published, and nothing that is published depends on it but for tests and examples.
+//! As asserting is its purpose, it panics where a library must not: a panic here is a failed
+//! test, and says what was expected and what was found.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a panic of this crate is a failed test"
+)]
+
+pub mod conformance;
+pub mod device;
+pub mod engine;
+pub mod fault;
+pub mod leaks;
+pub mod memory;
+pub mod model;
+pub mod pattern;
+pub mod process;
+pub mod random;
+pub mod recorder;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

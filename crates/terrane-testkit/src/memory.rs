@@ -1,0 +1,361 @@
+//! Heap memory that plays any kind of storage that the processor can reach.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fmt;
+use std::num::NonZero;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, DeviceId, HostAddress, Limits,
+    Location, Memory, RegionRequest, StorageKind,
+};
+
+use crate::device::{self, lock};
+
+/// What freed memory is overwritten with.
+pub const POISON: u8 = 0xDD;
+
+/// Allocates from the heap, and plays the kind of storage that it is told to.
+///
+/// - The memory is aligned exactly as asked for and no better, so that code that relies on more
+///   fails at once: it begins at an odd multiple of the alignment.
+/// - Its bytes are [`POISON`] when they are freed. In [quarantine](Self::with_quarantine) they
+///   stay mapped, and a late write to them is found.
+/// - What is alive is counted.
+///
+/// Cloning it shares the counters and the capacity.
+#[derive(Clone, Debug)]
+pub struct HeapAllocator {
+    kind: StorageKind,
+    limits: Limits,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    live: AtomicU64,
+    live_bytes: AtomicU64,
+    allocated: AtomicU64,
+    capacity: Mutex<Option<ByteCount>>,
+    quarantine: Mutex<Option<Vec<Block>>>,
+}
+
+impl HeapAllocator {
+    /// An allocator that plays `kind`.
+    ///
+    /// # Panics
+    ///
+    /// If the kind is [`StorageKind::Disk`]: a heap is no file.
+    #[must_use]
+    pub fn new(kind: StorageKind) -> Self {
+        let plays = kind.is_host() || kind.is_device();
+        assert!(plays, "heap memory cannot play {kind} storage");
+        Self { kind, limits: Limits::NONE, shared: Arc::default() }
+    }
+
+    /// Memory of the host, as it is.
+    #[must_use]
+    pub fn system() -> Self {
+        Self::new(StorageKind::System)
+    }
+
+    /// Memory that says it is pinned.
+    #[must_use]
+    pub fn pinned() -> Self {
+        Self::new(StorageKind::Pinned)
+    }
+
+    /// Memory of a simulated device: its addresses are no host addresses, and only
+    /// [`device::resolve`] knows what is behind them.
+    #[must_use]
+    pub fn simulated_device(device: u32) -> Self {
+        Self::new(StorageKind::Device(DeviceId::new(device)))
+    }
+
+    /// The same allocator under these limits, which it keeps to.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// Refuses what would make more than so many bytes live.
+    #[must_use]
+    pub fn with_capacity(self, capacity: ByteCount) -> Self {
+        *lock(&self.shared.capacity) = Some(capacity);
+        self
+    }
+
+    /// Keeps freed memory, poisoned, until the last clone of the allocator and the last of its
+    /// memory drop.
+    #[must_use]
+    pub fn with_quarantine(self) -> Self {
+        lock(&self.shared.quarantine).get_or_insert_default();
+        self
+    }
+
+    /// How many allocations are alive; of zero bytes, too.
+    #[must_use]
+    pub fn live(&self) -> u64 {
+        self.shared.live.load(Ordering::Acquire)
+    }
+
+    /// How many bytes are alive.
+    #[must_use]
+    pub fn live_bytes(&self) -> ByteCount {
+        ByteCount::new(self.shared.live_bytes.load(Ordering::Acquire))
+    }
+
+    /// How many allocations there have ever been.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        self.shared.allocated.load(Ordering::Acquire)
+    }
+
+    /// Panics if anything is alive.
+    #[track_caller]
+    pub fn assert_all_freed(&self) {
+        let (live, bytes) = (self.live(), self.live_bytes());
+        assert!(live == 0, "{live} allocations of {bytes} of {} memory are leaked", self.kind);
+    }
+
+    /// Panics if somebody has written to memory in quarantine since it was freed.
+    #[track_caller]
+    pub fn assert_quarantine_untouched(&self) {
+        let quarantine = lock(&self.shared.quarantine);
+        let blocks = quarantine.as_ref().expect("the allocator has a quarantine");
+        for (number, block) in blocks.iter().enumerate() {
+            let touched = block.bytes().iter().position(|&byte| byte != POISON);
+            assert!(touched.is_none(), "freed memory {number} was written at {touched:?}");
+        }
+    }
+
+    fn refuse(&self, request: &RegionRequest, available: Option<ByteCount>) -> AllocateError {
+        AllocateError::OutOfMemory {
+            kind: self.kind,
+            requested: request.bytes,
+            available,
+            label: request.label.clone(),
+            source: None,
+        }
+    }
+
+    /// Counts the bytes, unless the capacity forbids.
+    fn reserve(&self, request: &RegionRequest, bytes: ByteCount) -> Result<(), AllocateError> {
+        let capacity = lock(&self.shared.capacity);
+        let available = capacity
+            .map(|capacity| capacity.checked_sub(self.live_bytes()).unwrap_or(ByteCount::ZERO));
+        if available.is_some_and(|available| bytes > available) {
+            return Err(self.refuse(request, available));
+        }
+        self.shared.live_bytes.fetch_add(bytes.get(), Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+// SAFETY: each region is an allocation of its own.
+unsafe impl Allocate for HeapAllocator {
+    type Memory = HeapMemory;
+
+    fn kind(&self) -> StorageKind {
+        self.kind
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<HeapMemory, AllocateError> {
+        if let Some(largest) = self.limits.largest_region.filter(|&most| request.bytes > most) {
+            return Err(AllocateError::TooLarge {
+                kind: self.kind,
+                requested: request.bytes,
+                largest,
+                label: request.label.clone(),
+            });
+        }
+        let alignment = request.alignment.max(self.limits.alignment);
+        let bytes =
+            request.bytes.align_up(self.limits.granule).map_err(|_| self.refuse(request, None))?;
+        self.reserve(request, bytes)?;
+        let Some(block) = Block::new(bytes, alignment) else {
+            self.shared.live_bytes.fetch_sub(bytes.get(), Ordering::AcqRel);
+            return Err(self.refuse(request, None));
+        };
+        self.shared.live.fetch_add(1, Ordering::AcqRel);
+        self.shared.allocated.fetch_add(1, Ordering::AcqRel);
+        let device = match self.kind {
+            StorageKind::Device(id) => Some((id, device::map(id, block.begin, bytes, alignment))),
+            _ => None,
+        };
+        Ok(HeapMemory { kind: self.kind, device, block: Some(block), shared: self.shared.clone() })
+    }
+}
+
+/// Memory from a [`HeapAllocator`].
+pub struct HeapMemory {
+    kind: StorageKind,
+    device: Option<(DeviceId, DeviceAddress)>,
+    /// Taken when it drops, and only then.
+    block: Option<Block>,
+    shared: Arc<Shared>,
+}
+
+impl HeapMemory {
+    fn block(&self) -> &Block {
+        self.block.as_ref().expect("the block is there until the memory drops")
+    }
+}
+
+// SAFETY: the block is allocated, initialised and stays where it is until this value drops, and
+// all answers are about it. Addresses of a simulated device stand for its bytes.
+unsafe impl Memory for HeapMemory {
+    fn kind(&self) -> StorageKind {
+        self.kind
+    }
+
+    fn location(&self) -> Location {
+        match self.device {
+            Some((device, address)) => Location::Device { device, address },
+            None => Location::Host(self.block().begin),
+        }
+    }
+
+    fn length(&self) -> ByteCount {
+        self.block().bytes
+    }
+}
+
+impl Drop for HeapMemory {
+    fn drop(&mut self) {
+        if let Some((device, address)) = self.device {
+            device::unmap(device, address);
+        }
+        let Some(block) = self.block.take() else { return };
+        block.poison();
+        self.shared.live_bytes.fetch_sub(block.bytes.get(), Ordering::AcqRel);
+        self.shared.live.fetch_sub(1, Ordering::AcqRel);
+        if let Some(quarantine) = &mut *lock(&self.shared.quarantine) {
+            quarantine.push(block);
+        }
+    }
+}
+
+impl fmt::Debug for HeapMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeapMemory")
+            .field("kind", &self.kind)
+            .field("location", &self.location())
+            .field("length", &self.length())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A stretch of the heap.
+#[derive(Debug)]
+struct Block {
+    begin: HostAddress,
+    bytes: ByteCount,
+    /// What was allocated; `None` for no bytes.
+    allocation: Option<(NonNull<u8>, Layout)>,
+}
+
+// SAFETY: the block owns its stretch, whichever thread holds it.
+unsafe impl Send for Block {}
+// SAFETY: a shared block only tells where it is; who touches the bytes owes the synchronisation.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// Zeroed bytes at an odd multiple of `alignment`; `None` if the heap has no such stretch.
+    fn new(bytes: ByteCount, alignment: Alignment) -> Option<Self> {
+        let step = usize::try_from(alignment.get()).ok()?;
+        if bytes.is_zero() {
+            let nowhere = NonNull::without_provenance(NonZero::new(step)?);
+            return Some(Self { begin: HostAddress::new::<u8>(nowhere), bytes, allocation: None });
+        }
+        let layout =
+            Layout::from_size_align(bytes.to_usize().checked_add(step)?, step.checked_mul(2)?)
+                .ok()?;
+        // SAFETY: the size is not zero, as neither addend is.
+        let allocated = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        // SAFETY: the allocation has `step` bytes more than `bytes`.
+        let begin = unsafe { allocated.add(step) };
+        let begin = HostAddress::new(begin);
+        Some(Self { begin, bytes, allocation: Some((allocated, layout)) })
+    }
+
+    fn poison(&self) {
+        if self.allocation.is_some() {
+            // SAFETY: the stretch is this block's, and whoever held the memory has gone.
+            unsafe { self.begin.as_ptr().write_bytes(POISON, self.bytes.to_usize()) };
+            // The bytes are about to be freed, so that the compiler could leave the writes out.
+            std::hint::black_box(self.begin.as_ptr());
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        if self.allocation.is_none() {
+            return &[];
+        }
+        // SAFETY: called for blocks in quarantine only, whose bytes are initialised and which
+        // nobody writes any more; whoever does so all the same is what is looked for.
+        unsafe { std::slice::from_raw_parts(self.begin.as_ptr(), self.bytes.to_usize()) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Some((allocated, layout)) = self.allocation {
+            // SAFETY: allocated with this layout, and freed once.
+            unsafe { dealloc(allocated.as_ptr(), layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_as_asked_and_no_better() {
+        for allocator in [HeapAllocator::system(), HeapAllocator::simulated_device(7)] {
+            for exponent in 0..=21 {
+                let alignment = Alignment::new(1 << exponent).expect("a power of two");
+                let request = RegionRequest::new(ByteCount::new(100)).aligned_to(alignment);
+                let memory = allocator.allocate(&request).expect("memory");
+                assert_eq!(memory.location().alignment(), alignment);
+            }
+            allocator.assert_all_freed();
+        }
+    }
+
+    #[test]
+    fn a_write_after_free_is_found_in_quarantine() {
+        let allocator = HeapAllocator::system().with_quarantine();
+        let memory = allocator.allocate(&RegionRequest::new(ByteCount::new(64))).expect("memory");
+        let begin = memory.location().as_host().expect("host memory");
+        drop(memory);
+        allocator.assert_quarantine_untouched();
+        // SAFETY: in quarantine the bytes are still allocated.
+        unsafe { begin.as_ptr().write(1) };
+        let check = std::panic::AssertUnwindSafe(|| allocator.assert_quarantine_untouched());
+        assert!(std::panic::catch_unwind(check).is_err());
+    }
+
+    #[test]
+    fn capacity_and_limits_refuse_and_leave_nothing() {
+        let largest = ByteCount::new(1000);
+        let limits = Limits { largest_region: Some(largest), ..Limits::NONE };
+        let allocator =
+            HeapAllocator::system().with_limits(limits).with_capacity(ByteCount::new(150));
+        let ask = |bytes| allocator.allocate(&RegionRequest::new(ByteCount::new(bytes)));
+        assert!(matches!(ask(1001), Err(AllocateError::TooLarge { .. })));
+        let first = ask(100).expect("memory");
+        let refused = ask(100).expect_err("out of memory");
+        assert!(refused.is_exhaustion(), "{refused}");
+        drop(first);
+        assert!(ask(100).is_ok());
+        allocator.assert_all_freed();
+    }
+}

@@ -1,0 +1,142 @@
+//! What a transfer should do, computed byte by byte.
+//!
+//! An [`Image`] is a copy of all bytes of a layout, padding included. The places of pieces are
+//! computed here from the documented formulas by naive indexing, so that a mistake in the
+//! geometry's code does not hide itself.
+
+use std::ops::Range;
+
+use terrane_core::{Location, Memory};
+use terrane_layout::{BlockDimension, LayoutConfig, LayoutKind};
+use terrane_transfer::Endpoint;
+
+use crate::pattern::PieceAccess;
+use crate::random::Seeded;
+
+/// All bytes of a layout's regions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    config: LayoutConfig,
+    kind: LayoutKind,
+    regions: Vec<Vec<u8>>,
+}
+
+/// Where a piece lies: the region, and the bytes in it.
+#[must_use]
+pub fn place(
+    config: &LayoutConfig,
+    kind: LayoutKind,
+    [block, layer, outer]: [u32; 3],
+) -> (usize, Range<usize>) {
+    let index = |index: u32| usize::try_from(index).expect("64 bits");
+    let (block, layer, outer) = (index(block), index(layer), index(outer));
+    let (blocks, layers) = (index(config.num_blocks()), index(config.num_layers()));
+    let outers = index(config.outer_dim());
+    let row = config.element().row_bytes(config.inner_dim()).expect("a valid config");
+    let piece = index(config.page_size()) * row.to_usize();
+    let alignment = usize::try_from(config.block_alignment().get()).expect("64 bits");
+    let (region, begin) = match kind {
+        LayoutKind::FullyContiguous => {
+            let stride = (layers * outers * piece).next_multiple_of(alignment);
+            (0, block * stride + (layer * outers + outer) * piece)
+        }
+        LayoutKind::LayerSeparate { block_dimension: BlockDimension::First } => {
+            let stride = (outers * piece).next_multiple_of(alignment);
+            (layer, block * stride + outer * piece)
+        }
+        LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second } => {
+            let stride = piece.next_multiple_of(alignment);
+            (layer, (outer * blocks + block) * stride)
+        }
+    };
+    (region, begin..begin + piece)
+}
+
+impl Image {
+    /// The bytes of an endpoint as they are. No transfer may be writing there.
+    #[must_use]
+    pub fn of(end: &Endpoint, access: &dyn PieceAccess) -> Self {
+        let blocks: Vec<u32> = (0..end.layout().config().num_blocks()).collect();
+        let _hold = end.hold_for_read(&blocks).expect("nothing in flight writes the blocks");
+        let read = |region: &dyn Memory| {
+            let mut bytes = vec![0; region.length().to_usize()];
+            // SAFETY: the layout keeps the region alive, and no transfer writes its blocks.
+            unsafe { access.read(region.location(), &mut bytes) }.expect("the region is readable");
+            bytes
+        };
+        let layout = end.layout();
+        let regions = layout.regions().iter().map(|region| read(region)).collect();
+        Self { config: *layout.config(), kind: layout.kind(), regions }
+    }
+
+    /// Overwrites all bytes of an endpoint, padding included, with random ones, and gives out
+    /// what is there now.
+    pub fn scribble(end: &Endpoint, access: &dyn PieceAccess, seed: u64) -> Self {
+        let mut image = Self::of(end, access);
+        let mut random = Seeded::new(seed);
+        let blocks: Vec<u32> = (0..image.config.num_blocks()).collect();
+        let _hold = end.hold_for_write(&blocks).expect("nothing in flight uses the blocks");
+        for (bytes, region) in image.regions.iter_mut().zip(end.layout().regions()) {
+            for chunk in bytes.chunks_mut(8) {
+                chunk.copy_from_slice(&random.next_u64().to_le_bytes()[..chunk.len()]);
+            }
+            write_all(access, region.location(), bytes);
+        }
+        image
+    }
+
+    /// Does to this image what a transfer from `source` should do to the layout.
+    pub fn transfer(&mut self, source: &Self, from: &[u32], to: &[u32], layers: Range<u32>) {
+        assert_eq!(from.len(), to.len(), "as many source blocks as destination blocks");
+        for (&from, &to) in from.iter().zip(to) {
+            for layer in layers.clone() {
+                for outer in 0..self.config.outer_dim() {
+                    let (region, bytes) = place(&source.config, source.kind, [from, layer, outer]);
+                    let piece = &source.regions[region][bytes];
+                    let (region, bytes) = place(&self.config, self.kind, [to, layer, outer]);
+                    self.regions[region][bytes].copy_from_slice(piece);
+                }
+            }
+        }
+    }
+
+    /// Panics with the first byte that differs.
+    #[track_caller]
+    pub fn assert_equals(&self, expected: &Self, what: &str) {
+        assert_eq!(self.regions.len(), expected.regions.len(), "{what}: number of regions");
+        for (number, (found, expected)) in self.regions.iter().zip(&expected.regions).enumerate() {
+            assert_eq!(found.len(), expected.len(), "{what}: bytes of region {number}");
+            if let Some(at) = found.iter().zip(expected).position(|(a, b)| a != b) {
+                let differing = found.iter().zip(expected).filter(|(a, b)| a != b).count();
+                panic!(
+                    "{what}: byte {at} of region {number} ({}) is {:#04x}, expected {:#04x}; \
+                     {differing} bytes of the region differ",
+                    self.owner_of(number, at),
+                    found[at],
+                    expected[at]
+                );
+            }
+        }
+    }
+
+    /// In words, which piece a byte belongs to.
+    fn owner_of(&self, region: usize, at: usize) -> String {
+        for block in 0..self.config.num_blocks() {
+            for layer in 0..self.config.num_layers() {
+                for outer in 0..self.config.outer_dim() {
+                    let (r, bytes) = place(&self.config, self.kind, [block, layer, outer]);
+                    if r == region && bytes.contains(&at) {
+                        let offset = at - bytes.start;
+                        return format!("block {block} layer {layer} outer {outer} @ {offset}");
+                    }
+                }
+            }
+        }
+        "padding".to_owned()
+    }
+}
+
+fn write_all(access: &dyn PieceAccess, at: Location, bytes: &[u8]) {
+    // SAFETY: the caller holds the layout, and keeps transfers off its blocks.
+    unsafe { access.write(at, bytes) }.expect("the region is writable");
+}

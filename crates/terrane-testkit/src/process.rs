@@ -1,0 +1,53 @@
+//! Tests that need a process to themselves.
+
+use std::process::Command;
+
+/// Names the test that a child process was started for.
+const VARIABLE: &str = "TERRANE_TEST_IN_CHILD";
+
+/// Runs `body` in a process in which nothing else runs, so that it may count what the process
+/// holds, set its limits, or forbid it system calls. To be called once, with all of a test in its
+/// `body`; `test` is the test's path, `module::name`.
+///
+/// # Panics
+///
+/// If the test fails there, or is not found.
+#[track_caller]
+#[expect(clippy::print_stderr, reason = "what could not run is said on standard error")]
+pub fn in_child(test: &str, body: impl FnOnce()) {
+    #[expect(clippy::disallowed_methods, reason = "tests find out in which process they run")]
+    if std::env::var_os(VARIABLE).is_some_and(|value| value == *test) {
+        return body();
+    }
+    let output = Command::new(std::env::current_exe().expect("the path of the test binary"))
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(VARIABLE, test)
+        .output()
+        .expect("the test binary can be started again");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{test} in a child: {}\n{text}", output.status);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains("1 passed"), "{test} is not the path of a test: {stdout}");
+    // What the child skipped is said here too.
+    text.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_body_runs_elsewhere() {
+        let mut ran = false;
+        in_child("process::tests::the_body_runs_elsewhere", || ran = true);
+        #[expect(clippy::disallowed_methods, reason = "the test asks in which process it runs")]
+        let is_child = std::env::var_os(VARIABLE).is_some();
+        assert_eq!(ran, is_child);
+    }
+
+    #[test]
+    fn a_failure_there_is_a_failure_here() {
+        let outcome = std::panic::catch_unwind(|| in_child("process::tests::no_such_test", || ()));
+        assert!(outcome.is_err());
+    }
+}

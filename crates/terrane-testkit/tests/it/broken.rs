@@ -1,0 +1,265 @@
+//! Backends that break one rule each: the suites have to notice every one of them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+use terrane_core::{
+    Allocate, AllocateError, ByteCount, Limits, Location, Memory, RegionRequest, StorageKind,
+};
+use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane_testkit::conformance::{AllocatorFixture, EngineFixture};
+use terrane_testkit::conformance::{allocator, copy_engine, memory};
+use terrane_testkit::memory::{HeapAllocator, HeapMemory};
+use terrane_testkit::pattern::InProcess;
+use terrane_transfer::{CopyEngine, CopyJob, Declined, Endpoint, Quote, Side, Terms, TransferPlan};
+
+/// The message of the panic that `check` ends with.
+#[track_caller]
+fn noticed(check: impl FnOnce()) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(check)).expect_err("the broken rule was not noticed");
+    match panic.downcast_ref::<String>() {
+        Some(message) => message.clone(),
+        None => (*panic.downcast_ref::<&str>().unwrap()).to_owned(),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wrong {
+    SkipsLastRun,
+    CopiesOneByteMore,
+    CopiesBackwards,
+    WritesTheSource,
+    DropsEveryJob,
+    TakesEveryKind,
+    IgnoresDeadlines,
+}
+
+/// Copies as a correct engine does, but for one thing.
+#[derive(Debug)]
+struct Broken(Wrong);
+
+// SAFETY: none; breaking the promise is what it is for. All it touches is within the bytes of
+// the two layouts, which the test alone uses.
+unsafe impl CopyEngine for Broken {
+    fn name(&self) -> &'static str {
+        "broken"
+    }
+
+    fn quote(&self, plan: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+        let host = plan.source().kind().is_host() && plan.destination().kind().is_host();
+        if !host && self.0 != Wrong::TakesEveryKind {
+            return Err(Declined::Kinds);
+        }
+        Ok(Quote { path: "broken", reason: "none".into(), predicted: Default::default() })
+    }
+
+    fn submit(&self, job: CopyJob) {
+        job.start();
+        let deadline = job.terms().deadline;
+        if deadline.is_some() && self.0 != Wrong::IgnoresDeadlines {
+            return job.finish(Err(terrane_transfer::CopyFailure::DeadlineExceeded));
+        }
+        if self.0 == Wrong::DropsEveryJob {
+            return drop(job);
+        }
+        let plan = job.plan();
+        let host = |run, side| {
+            let Some(Location::Host(address)) = plan.location(run, side) else { panic!("host") };
+            address.as_ptr()
+        };
+        let skipped = usize::from(self.0 == Wrong::SkipsLastRun);
+        for run in plan.runs().iter().rev().skip(skipped) {
+            let (from, to) = (host(run, Side::Source), host(run, Side::Destination));
+            let mut bytes = run.bytes().to_usize();
+            let end = run.destination().offset + run.bytes().get();
+            let layout = plan.destination().layout();
+            if self.0 == Wrong::CopiesOneByteMore && end < layout.geometry().region_bytes().get() {
+                bytes += 1;
+            }
+            for byte in 0..bytes {
+                let there = if self.0 == Wrong::CopiesBackwards { bytes - 1 - byte } else { byte };
+                // SAFETY: within the regions, which only this test uses.
+                let value = unsafe { from.wrapping_add(byte).read() };
+                // SAFETY: as above.
+                unsafe { to.wrapping_add(there).write(value) };
+            }
+            if self.0 == Wrong::WritesTheSource {
+                // SAFETY: within the regions, which only this test uses.
+                unsafe { from.write(0x5A) };
+            }
+            job.progress().add(run.bytes());
+        }
+        job.finish(Ok(()));
+    }
+}
+
+impl EngineFixture for Broken {
+    fn engine(&self) -> Arc<dyn CopyEngine> {
+        Arc::new(Self(self.0))
+    }
+
+    fn ends(&self) -> &[&'static str] {
+        &["host"]
+    }
+
+    fn endpoint(&self, _: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+        let allocator = HeapAllocator::system();
+        let builder = LayoutBuilder::new(config).kind(kind).allocate(&allocator);
+        Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
+    }
+
+    fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
+        let allocator = HeapAllocator::simulated_device(8);
+        let builder = LayoutBuilder::new(config).fully_contiguous().allocate(&allocator);
+        Some(Endpoint::new(builder.unregistered().build().unwrap()).unwrap())
+    }
+}
+
+#[test]
+fn engines_that_copy_wrongly_are_noticed() {
+    let exact =
+        |wrong| noticed(|| copy_engine::bytes_are_exact_and_neighbours_untouched(&Broken(wrong)));
+    let message = exact(Wrong::SkipsLastRun);
+    assert!(message.contains("destination, fully contiguous in system"), "{message}");
+    assert!(exact(Wrong::CopiesOneByteMore).contains("destination"));
+    assert!(exact(Wrong::CopiesBackwards).contains("destination"));
+    assert!(exact(Wrong::WritesTheSource).contains("source,"));
+}
+
+#[test]
+fn engines_that_do_not_answer_as_they_should_are_noticed() {
+    let broken = Broken(Wrong::DropsEveryJob);
+    noticed(|| copy_engine::reports_say_what_was_done(&broken));
+    noticed(|| copy_engine::no_blocks_are_a_transfer_like_any_other(&broken));
+    let message = noticed(|| {
+        copy_engine::what_it_does_not_serve_it_declines(&Broken(Wrong::TakesEveryKind));
+    });
+    assert!(message.contains("from system to device 8"), "{message}");
+    let message = noticed(|| {
+        copy_engine::a_deadline_in_the_past_ends_the_transfer(&Broken(Wrong::IgnoresDeadlines));
+    });
+    assert!(message.contains("the deadline passed before it began"), "{message}");
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    TooShort,
+    Misaligned,
+    WrongKind,
+    SameTwice,
+    RefusesZero,
+    IgnoresGranule,
+}
+
+/// Allocates as it should, but for one thing.
+struct BrokenAllocator {
+    fault: Fault,
+    heap: HeapAllocator,
+    before: Mutex<Option<Arc<HeapMemory>>>,
+}
+
+#[derive(Debug)]
+struct BrokenMemory {
+    memory: Arc<HeapMemory>,
+    skipped: ByteCount,
+    length: ByteCount,
+    kind: StorageKind,
+}
+
+// SAFETY: a part of memory that it keeps alive.
+unsafe impl Memory for BrokenMemory {
+    fn kind(&self) -> StorageKind {
+        self.kind
+    }
+
+    fn location(&self) -> Location {
+        self.memory.location().checked_add(self.skipped).unwrap()
+    }
+
+    fn length(&self) -> ByteCount {
+        self.length
+    }
+}
+
+// SAFETY: not what the suite is told: that is what it has to notice, before it touches a byte.
+unsafe impl Allocate for BrokenAllocator {
+    type Memory = BrokenMemory;
+
+    fn kind(&self) -> StorageKind {
+        self.heap.kind()
+    }
+
+    fn limits(&self) -> Limits {
+        let granule = if self.fault == Fault::IgnoresGranule {
+            terrane_core::Alignment::PAGE
+        } else {
+            terrane_core::Alignment::BYTE
+        };
+        Limits { granule, ..Limits::NONE }
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<BrokenMemory, AllocateError> {
+        let one_more = request.bytes.checked_add(ByteCount::new(1));
+        let refusal = AllocateError::Closed { kind: self.kind(), label: request.label.clone() };
+        if self.fault == Fault::RefusesZero && request.bytes.is_zero() {
+            return Err(refusal);
+        }
+        let Ok(bytes) = one_more else { return Err(refusal) };
+        let mut before = self.before.lock().unwrap();
+        let fresh = Arc::new(self.heap.allocate(&RegionRequest { bytes, ..request.clone() })?);
+        let memory = match before.take() {
+            Some(last) if self.fault == Fault::SameTwice && last.length() >= bytes => last,
+            _ => fresh,
+        };
+        *before = Some(Arc::clone(&memory));
+        drop(before);
+        let (one, length) = (ByteCount::new(1), request.bytes);
+        Ok(BrokenMemory {
+            memory,
+            skipped: if self.fault == Fault::Misaligned { one } else { ByteCount::ZERO },
+            length: if self.fault == Fault::TooShort {
+                length.checked_sub(one).unwrap_or(length)
+            } else {
+                length
+            },
+            kind: match self.fault {
+                Fault::WrongKind => StorageKind::Disk,
+                _ => StorageKind::System,
+            },
+        })
+    }
+}
+
+impl AllocatorFixture for Fault {
+    type Allocator = BrokenAllocator;
+
+    fn allocator(&self) -> BrokenAllocator {
+        let heap = HeapAllocator::system();
+        BrokenAllocator { fault: *self, heap, before: Mutex::default() }
+    }
+
+    fn live(&self, allocator: &BrokenAllocator) -> Option<u64> {
+        Some(allocator.heap.live())
+    }
+}
+
+#[test]
+fn allocators_that_break_a_rule_are_noticed() {
+    noticed(|| allocator::memory_is_what_was_asked_for(&Fault::TooShort));
+    noticed(|| allocator::memory_is_what_was_asked_for(&Fault::Misaligned));
+    noticed(|| allocator::memory_is_what_was_asked_for(&Fault::WrongKind));
+    noticed(|| allocator::nothing_overlaps(&Fault::SameTwice));
+    noticed(|| allocator::zero_bytes_are_a_request_like_any_other(&Fault::RefusesZero));
+    noticed(|| allocator::limits_are_kept(&Fault::IgnoresGranule));
+    // It keeps the last allocation.
+    let message = noticed(|| allocator::dropping_gives_back(&Fault::SameTwice));
+    assert!(message.contains("still alive"), "{message}");
+    noticed(|| memory::the_location_fits_the_kind(&wrong_kind()));
+    // The rest of what it does is right.
+    memory::bytes_keep_what_is_written(&wrong_kind(), &InProcess);
+}
+
+fn wrong_kind() -> BrokenMemory {
+    let request = RegionRequest::new(ByteCount::new(100));
+    Fault::WrongKind.allocator().allocate(&request).unwrap()
+}

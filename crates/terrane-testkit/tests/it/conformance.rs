@@ -1,0 +1,100 @@
+//! Every double of the testkit keeps the rules that it is used to check others by.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrane_core::{Alignment, ByteCount, Limits, StorageKind};
+use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane_testkit::conformance::{
+    AllocatorFixture, EngineFixture, check_allocator, check_copy_engine,
+};
+use terrane_testkit::engine::{SimulatedEngine, SimulatedEngineOptions};
+use terrane_testkit::fault::{Failing, FaultInjectingAllocator};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::recorder::{Journal, RecordingAllocator};
+use terrane_transfer::{CopyEngine, Endpoint};
+
+struct Heap(fn() -> HeapAllocator);
+
+impl AllocatorFixture for Heap {
+    type Allocator = HeapAllocator;
+
+    fn allocator(&self) -> HeapAllocator {
+        (self.0)()
+    }
+
+    fn live(&self, allocator: &HeapAllocator) -> Option<u64> {
+        Some(allocator.live())
+    }
+}
+
+#[test]
+fn heap_allocators_conform() {
+    check_allocator(&Heap(HeapAllocator::system));
+    check_allocator(&Heap(HeapAllocator::pinned));
+    check_allocator(&Heap(|| HeapAllocator::simulated_device(1)));
+    check_allocator(&Heap(|| HeapAllocator::system().with_quarantine()));
+    check_allocator(&Heap(|| {
+        HeapAllocator::system().with_limits(Limits {
+            alignment: Alignment::PAGE,
+            granule: Alignment::SECTOR,
+            largest_region: Some(ByteCount::mib(4)),
+        })
+    }));
+}
+
+/// The adaptors that record, and that fail nothing.
+struct Adapted;
+
+impl AllocatorFixture for Adapted {
+    type Allocator = FaultInjectingAllocator<RecordingAllocator<HeapAllocator>>;
+
+    fn allocator(&self) -> Self::Allocator {
+        let recording = RecordingAllocator::new(HeapAllocator::system(), &Journal::new());
+        FaultInjectingAllocator::new(recording, Failing::Never)
+    }
+
+    fn live(&self, allocator: &Self::Allocator) -> Option<u64> {
+        Some(allocator.inner().inner().live())
+    }
+}
+
+#[test]
+fn adaptors_conform() {
+    check_allocator(&Adapted);
+}
+
+struct Simulated(SimulatedEngineOptions);
+
+impl EngineFixture for Simulated {
+    fn engine(&self) -> Arc<dyn CopyEngine> {
+        Arc::new(SimulatedEngine::new(self.0.clone()))
+    }
+
+    fn ends(&self) -> &[&'static str] {
+        &["host", "device"]
+    }
+
+    fn endpoint(&self, end: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+        let kind_of_storage = match end {
+            "host" => StorageKind::System,
+            _ => StorageKind::Device(Default::default()),
+        };
+        let allocator = HeapAllocator::new(kind_of_storage);
+        let builder = LayoutBuilder::new(config).kind(kind).allocate(&allocator);
+        Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn the_simulated_engine_conforms() {
+    check_copy_engine(&Simulated(SimulatedEngineOptions::default()));
+}
+
+#[test]
+fn the_simulated_engine_conforms_out_of_order() {
+    let three = NonZeroUsize::new(3).unwrap();
+    let options = SimulatedEngineOptions::default().reordering(9).threads(three);
+    check_copy_engine(&Simulated(options.delaying(Duration::from_micros(5))));
+}

@@ -1,0 +1,13 @@
+//! The testkit's own backends pass its own suites, and backends that break a rule do not.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    reason = "tests say what they expect by unwrapping it"
+)]
+
+mod broken;
+mod conformance;
+mod engine;
+mod pattern;

@@ -1,0 +1,111 @@
+//! What can go wrong, and with which exit code that ends the program.
+
+use std::io;
+use std::path::PathBuf;
+
+use terrane::core::{ByteCount, OsError, SizeOverflow};
+use terrane::layout::LayoutError;
+use terrane::storage::StorageError;
+use terrane::transfer::{BytesInUse, Rejected, TransferError};
+use terrane_testkit::pattern::PatternError;
+
+/// Why the program ends early, or in the end says that it failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("{failed} of {hops} hops left bytes where they do not belong; see the notes above")]
+    Mismatch { failed: usize, hops: usize },
+    #[error(
+        "there is no model {name:?}, and no file of that name; give the path of a model's \
+             config.json, or one of {known}"
+    )]
+    UnknownModel { name: String, known: String },
+    #[error("{path:?} could not be read; give the path of a model's config.json")]
+    ModelFile {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the cache of {name} cannot be laid out like this")]
+    Model {
+        name: String,
+        #[source]
+        source: LayoutError,
+    },
+    #[error(
+        "{needed} of memory are needed over all tiers to move {blocks} blocks, and {available} are \
+         available; {}", advice(*.fitting)
+    )]
+    TooManyBlocks { blocks: u32, needed: ByteCount, available: ByteCount, fitting: u64 },
+    #[error("{blocks} blocks are more than can be numbered twice over; use fewer")]
+    TooManyIds { blocks: u32 },
+    #[error("the directory {directory:?} cannot hold the disk tier")]
+    Disk {
+        directory: PathBuf,
+        #[source]
+        source: StorageError,
+    },
+    #[error("the {tier} tier could not be brought up")]
+    Tier {
+        tier: &'static str,
+        #[source]
+        source: LayoutError,
+    },
+    #[error("the copies that the hops are compared with could not be made")]
+    Limit(#[source] StorageError),
+    #[error("the engine for {what} could not be started")]
+    Engine {
+        what: &'static str,
+        #[source]
+        source: StorageError,
+    },
+    #[error("the threads that copy could not be started")]
+    Threads(#[source] OsError),
+    #[error("the memory of a tier is in use")]
+    InUse(#[from] BytesInUse),
+    #[error("a transfer was refused or failed")]
+    Transfer(#[from] TransferError),
+    #[error("the blocks could not be filled in or looked at")]
+    Pattern(#[from] PatternError),
+    #[error("the sizes are too large")]
+    Size(#[from] SizeOverflow),
+    #[error("standard output could not be written")]
+    Output(#[from] io::Error),
+}
+
+impl Failure {
+    /// 1: bytes are wrong, or a transfer failed; 2: the options; 3: the machine.
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::UnknownModel { .. } | Self::ModelFile { .. } | Self::Model { .. } => 2,
+            Self::TooManyIds { .. } | Self::Size(_) => 2,
+            Self::TooManyBlocks { .. }
+            | Self::Disk { .. }
+            | Self::Tier { .. }
+            | Self::Limit(_)
+            | Self::Engine { .. }
+            | Self::Threads(_) => 3,
+            Self::Mismatch { .. }
+            | Self::InUse(_)
+            | Self::Transfer(_)
+            | Self::Pattern(_)
+            | Self::Output(_) => 1,
+        }
+    }
+
+    pub fn is_closed_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+impl<G> From<Rejected<G>> for Failure {
+    fn from(rejected: Rejected<G>) -> Self {
+        Self::Transfer(rejected.cause)
+    }
+}
+
+fn advice(fitting: u64) -> String {
+    match fitting {
+        0 => "not one block fits: use a smaller `--page-size`, or more ranks".to_owned(),
+        blocks => format!("`--blocks {blocks}` would fit"),
+    }
+}

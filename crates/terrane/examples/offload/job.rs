@@ -1,0 +1,366 @@
+//! The job: bring the tiers up, make the hops, verify, and compare with the limits.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrane::core::ByteCount;
+use terrane::layout::LayoutError;
+use terrane::layout::model::CacheGroup;
+use terrane::layout::{BlockDimension, LayoutKind};
+use terrane::storage::{DiskAllocator, DiskOptions, Progress, SystemAllocator, SystemOptions};
+use terrane::transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
+use terrane::transfer::{CopyEngine, Report, Transfer, TransferManager};
+use terrane_testkit::pattern::Pattern;
+use terrane_testkit::random::Seeded;
+
+use crate::cli::Options;
+use crate::console::Console;
+use crate::failure::Failure;
+use crate::limits::{Limit, Limits, Setup};
+use crate::machine;
+use crate::models::Model;
+use crate::progress;
+use crate::tiers::{Patterns, Tier};
+
+/// What is moved by default.
+const DEFAULT_MOVED: ByteCount = ByteCount::mib(256);
+
+/// Engines hold K and V of a layer in one tensor each: outer first.
+const ON_COMPUTE: LayoutKind =
+    LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
+
+/// A hop that was made: medians over the rounds.
+pub struct Hop {
+    pub name: String,
+    pub path: &'static str,
+    pub bytes: ByteCount,
+    pub seconds: f64,
+    pub limit_seconds: f64,
+    pub verified: bool,
+}
+
+impl Hop {
+    pub fn gb_per_s(&self) -> f64 {
+        self.bytes.get() as f64 / self.seconds / 1e9
+    }
+
+    pub fn limit_gb_per_s(&self) -> f64 {
+        self.bytes.get() as f64 / self.limit_seconds / 1e9
+    }
+
+    /// 1 is as fast as the limit.
+    pub fn share(&self) -> f64 {
+        self.limit_seconds / self.seconds
+    }
+}
+
+/// Everything that the groups of the model share.
+pub struct Job<'a> {
+    options: &'a Options,
+    model: &'a Model,
+    counts: Counts,
+    patterns: Patterns,
+    threads: NonZeroUsize,
+    memory: SystemAllocator,
+    progress: Progress,
+    disk: DiskAllocator,
+    manager: TransferManager,
+    disk_options: DiskEngineOptions,
+}
+
+/// How many blocks there are: those that are moved, and those of each tier.
+#[derive(Clone, Copy)]
+struct Counts {
+    moved: u32,
+    /// Room for the blocks in two places, and some that stay as they are.
+    in_memory: u32,
+    /// Room for the blocks in one place, and some that stay as they are.
+    on_disk: u32,
+}
+
+impl Counts {
+    fn new(moved: u32) -> Result<Self, Failure> {
+        let spare = (moved / 16).max(1);
+        let on_disk = moved.checked_add(spare);
+        let in_memory = on_disk.and_then(|on_disk| on_disk.checked_add(moved));
+        match (in_memory, on_disk) {
+            (Some(in_memory), Some(on_disk)) => Ok(Self { moved, in_memory, on_disk }),
+            _ => Err(Failure::TooManyIds { blocks: moved }),
+        }
+    }
+
+    fn moved(self) -> usize {
+        ByteCount::new(self.moved.into()).to_usize()
+    }
+
+    /// The blocks' worth of memory that is held at once: two tiers, and two buffers for the
+    /// limits.
+    fn held(self) -> u64 {
+        u64::from(self.in_memory) * 2 + u64::from(self.moved) * 2
+    }
+}
+
+impl<'a> Job<'a> {
+    /// Decides on everything, says what that was, and finds out whether the machine can do it.
+    pub fn prepare(
+        options: &'a Options,
+        model: &'a Model,
+        console: &Console,
+    ) -> Result<Self, Failure> {
+        let counts = count_blocks(options, model)?;
+        let disk = machine::choose_disk(options.disk_path.as_deref());
+        let allocator = DiskAllocator::new(&disk.directory, DiskOptions::default())
+            .map_err(|source| Failure::Disk { directory: disk.directory.clone(), source })?;
+
+        let host_options = HostEngineOptions {
+            threads: options.threads.unwrap_or(HostEngineOptions::default().threads),
+            ..HostEngineOptions::default()
+        };
+        let threads = host_options.threads;
+        let disk_options = DiskEngineOptions::default();
+        let host = HostEngine::new(host_options).map_err(Failure::Threads)?;
+        let disk_engine = DiskEngine::new(&disk_options)
+            .map_err(|source| Failure::Engine { what: "the disk", source })?;
+        let queue = disk_engine.capabilities().clone();
+        let engines: [Arc<dyn CopyEngine>; 2] = [Arc::new(host), Arc::new(disk_engine)];
+
+        let progress = Progress::default();
+        let memory =
+            SystemOptions { huge_pages: options.huge_pages.into(), ..SystemOptions::default() };
+        console.note(format_args!(
+            "model: {} ({}), rank 1 of {}",
+            model.name,
+            model.geometry.model_type(),
+            model.tensor_parallel
+        ))?;
+        let a_token = model.geometry.bytes_per_token().map_err(|e| invalid(model, e))?;
+        console.note(format_args!("cache: {} bytes a token", a_token.get()))?;
+        console.note("compute tier: system memory (no device in this build)")?;
+        console.note(format_args!(
+            "disk tier: {} on {}{}; {}; {queue}",
+            disk.directory.display(),
+            disk.file_system,
+            if disk.is_memory() { " (memory; name a disk with --disk-path)" } else { "" },
+            allocator.capabilities(),
+        ))?;
+        Ok(Self {
+            options,
+            model,
+            counts,
+            patterns: Patterns {
+                data: Pattern::new(options.seed).threads(threads),
+                poison: Pattern::new(!options.seed).threads(threads),
+            },
+            threads,
+            memory: SystemAllocator::new(memory).reporting_to(progress.clone()),
+            progress,
+            disk: allocator,
+            manager: TransferManager::new(engines),
+            disk_options,
+        })
+    }
+
+    /// Makes all hops with all groups of the model, one group after the other.
+    pub fn run(&self, console: &Console) -> Result<Vec<Hop>, Failure> {
+        let groups = self.model.geometry.groups();
+        let mut hops = Vec::new();
+        for group in groups {
+            let suffix = match groups {
+                [_] => String::new(),
+                _ => format!(" ({})", group.kind()),
+            };
+            hops.extend(self.run_group(group, &suffix, console)?);
+        }
+        Ok(hops)
+    }
+
+    fn run_group(
+        &self,
+        group: &CacheGroup,
+        suffix: &str,
+        console: &Console,
+    ) -> Result<Vec<Hop>, Failure> {
+        let mut stage = self.bring_up(group, console)?;
+        let mut random = Seeded::new(self.options.seed);
+        self.fill(&mut stage, &mut random)?;
+
+        let Stage { compute, host, disk, limits } = &mut stage;
+        let mut hops = Vec::new();
+        let mut hop = |from: &Tier, to: &mut Tier, limit| -> Result<(), Failure> {
+            let name = format!("{} to {}{suffix}", from.name, to.name);
+            let hop = self.hop(name, from, to, (limits, limit), &mut random, console)?;
+            console.hop(&hop)?;
+            hops.push(hop);
+            Ok(())
+        };
+        hop(compute, host, Limit::Memory)?;
+        hop(host, disk, Limit::DiskWrite)?;
+        hop(disk, host, Limit::DiskRead)?;
+        hop(host, compute, Limit::Memory)?;
+        Ok(hops)
+    }
+
+    /// Everything that a group needs: first the disk, which is quick to say no.
+    fn bring_up(&self, group: &CacheGroup, console: &Console) -> Result<Stage, Failure> {
+        let Counts { moved, in_memory, on_disk } = self.counts;
+        let config = group
+            .layout_config(moved, self.options.page_size)
+            .map_err(|error| invalid(self.model, error))?;
+        console.note(format_args!(
+            "\ngroup: {} attention, {} layers of {} × {} heads of {}; a block of {} tokens is {}",
+            group.kind(),
+            group.layers().len(),
+            group.outer_dim(),
+            group.heads(),
+            group.head_dim(),
+            self.options.page_size,
+            config.block_bytes(),
+        ))?;
+        let contiguous = LayoutKind::FullyContiguous;
+        let disk = Tier::bring_up("disk", &config, on_disk, contiguous, &self.disk)?;
+        let stage = progress::while_up("memory comes up", &self.progress, || {
+            let setup = Setup {
+                threads: self.threads.get(),
+                queue: &self.disk_options.queue,
+                request: self.disk_options.request,
+            };
+            let directory = self.disk.directory();
+            let limits = Limits::new(config.total_bytes(), &self.memory, directory, &setup)?;
+            let host = Tier::bring_up("host", &config, in_memory, contiguous, &self.memory)?;
+            let compute = Tier::bring_up("compute", &config, in_memory, ON_COMPUTE, &self.memory)?;
+            Ok::<_, Failure>(Stage { compute, host, disk, limits })
+        })?;
+        for tier in [&stage.compute, &stage.host, &stage.disk] {
+            console.note(format_args!("  {}", tier.describe()))?;
+        }
+        console.note(format_args!(
+            "  {moved} blocks are moved, {}; the others must stay as they are",
+            config.total_bytes()
+        ))?;
+        Ok(stage)
+    }
+
+    /// Poison everywhere, and the computed blocks among it.
+    fn fill(&self, stage: &mut Stage, random: &mut Seeded) -> Result<(), Failure> {
+        let Stage { compute, host, disk, .. } = stage;
+        compute.poison(&self.patterns)?;
+        host.poison(&self.patterns)?;
+        // To the disk the poison goes as blocks will: this is the pass that comes first over
+        // blocks which the file system has only reserved.
+        let all: Vec<u32> = (0..self.counts.on_disk).collect();
+        let transfer = Transfer::new(&host.endpoint, &disk.endpoint).blocks(&all, &all);
+        let submitted = Instant::now();
+        let completion = self.manager.submit(transfer, ())?;
+        let bytes = disk.endpoint.layout().config().total_bytes();
+        progress::wait("poison to disk".to_owned(), bytes, completion, submitted).0.result?;
+        disk.received_poison(host, &all);
+        compute.compute(self.counts.moved(), &self.patterns, random)
+    }
+
+    fn hop(
+        &self,
+        name: String,
+        from: &Tier,
+        to: &mut Tier,
+        (limits, limit): (&mut Limits, Limit),
+        random: &mut Seeded,
+        console: &Console,
+    ) -> Result<Hop, Failure> {
+        let (mut times, mut limit_times) = (Vec::new(), Vec::new());
+        let (mut verified, mut path) = (true, "");
+        let bytes = bytes_of(from, self.counts.moved)?;
+        for round in 1..=self.options.rounds {
+            let targets = to.choose(self.counts.moved(), random);
+            let transfer =
+                Transfer::new(&from.endpoint, &to.endpoint).blocks(from.current(), &targets);
+            if round == 1 {
+                console.detail(format_args!("{name}: {}", self.manager.explain(&transfer)?))?;
+            }
+            let submitted = Instant::now();
+            let completion = self.manager.submit(transfer, ())?;
+            let message = format!("{name}, round {round}");
+            let (outcome, took) = progress::wait(message, bytes, completion, submitted);
+            let report = outcome.result?;
+            console.detail(format_args!("  round {round}: {}", actual(&report)))?;
+            to.received(from, targets);
+            for found in to.verify(&self.patterns)? {
+                if !found.is_clean() {
+                    verified = false;
+                    console.warn(format_args!("{name}, round {round}: {found}"))?;
+                }
+            }
+            path = report.explanation.path;
+            times.push(took);
+            limit_times.push(limits.measure(limit)?);
+        }
+        Ok(Hop {
+            name,
+            path,
+            bytes,
+            seconds: median(times),
+            limit_seconds: median(limit_times),
+            verified,
+        })
+    }
+}
+
+/// What a group needs while it is moved.
+struct Stage {
+    compute: Tier,
+    host: Tier,
+    disk: Tier,
+    limits: Limits,
+}
+
+/// As many blocks as the user asked for, or as are moved in a few seconds; never more than fit.
+fn count_blocks(options: &Options, model: &Model) -> Result<Counts, Failure> {
+    let (mut largest, mut all) = (1, 0_u64);
+    for group in model.geometry.groups() {
+        let config = group.layout_config(1, options.page_size).map_err(|e| invalid(model, e))?;
+        let block = config.block_bytes().get();
+        largest = largest.max(block);
+        all = ByteCount::new(all).checked_add(config.block_bytes())?.get();
+    }
+    let available = machine::available_memory();
+    // 7 blocks' worth of memory for each block that is moved, rounded up.
+    let fitting = available.map_or(u64::MAX, |bytes| bytes.get() / largest / 7);
+    let moved = options.blocks.unwrap_or_else(|| {
+        let few_seconds = DEFAULT_MOVED.get() / all.max(1);
+        u32::try_from(few_seconds.min(fitting / 4).max(1)).unwrap_or(u32::MAX)
+    });
+    let counts = Counts::new(moved)?;
+    let needed = ByteCount::product(&[("blocks", counts.held()), ("bytes a block", largest)])?;
+    match available {
+        Some(available) if needed > available => {
+            Err(Failure::TooManyBlocks { blocks: moved, needed, available, fitting })
+        }
+        _ => Ok(counts),
+    }
+}
+
+/// What came of the prediction.
+fn actual(report: &Report) -> String {
+    let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
+    format!(
+        "{:.2} ms, {:.2} predicted, {:.3} in the queue: {:.2} GB/s",
+        milliseconds(report.copied),
+        milliseconds(report.explanation.predicted),
+        milliseconds(report.queued),
+        report.bytes_per_second() / 1e9,
+    )
+}
+
+fn bytes_of(tier: &Tier, blocks: u32) -> Result<ByteCount, Failure> {
+    let block = tier.endpoint.layout().config().block_bytes();
+    Ok(block.checked_mul("blocks", blocks.into())?)
+}
+
+fn invalid(model: &Model, source: LayoutError) -> Failure {
+    Failure::Model { name: model.name.clone(), source }
+}
+
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default().as_secs_f64()
+}

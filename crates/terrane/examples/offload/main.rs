@@ -1,0 +1,49 @@
+//! KV blocks of a real model, offloaded from the compute tier to host memory and to disk, brought
+//! back to other block ids, and verified byte for byte; with the bandwidth of each hop beside the
+//! machine's own limit.
+//!
+//! `cargo run --release --example offload`, or with `-- --help` for the options.
+
+mod cli;
+mod console;
+mod failure;
+mod job;
+mod limits;
+mod machine;
+mod models;
+mod progress;
+mod tiers;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::Options;
+use console::Console;
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let mut console = Console::new(options.json, options.verbose);
+    match run(&options, &mut console) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads our output has read enough: `offload | head`.
+        Err(failure) if failure.is_closed_pipe() => ExitCode::FAILURE,
+        Err(failure) => {
+            console.fail(&failure);
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn run(options: &Options, console: &mut Console) -> Result<(), Failure> {
+    let model = models::load(&options.model, options.tensor_parallel)?;
+    let job = job::Job::prepare(options, &model, console)?;
+    let hops = job.run(console)?;
+    console.table(&hops)?;
+    let failed = hops.iter().filter(|hop| !hop.verified).count();
+    if failed > 0 {
+        return Err(Failure::Mismatch { failed, hops: hops.len() });
+    }
+    Ok(())
+}

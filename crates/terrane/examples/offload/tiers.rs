@@ -1,0 +1,173 @@
+//! The tiers: a layout each, and a ledger of what every one of its blocks holds.
+//!
+//! A block of a tier holds either what was computed, or poison: a pattern of another seed, so that
+//! a byte that strays into a block that nobody wrote to shows. The ledger follows the blocks
+//! through the transfers, and a tier is verified against it as a whole.
+
+use terrane::core::{Allocate, ByteCount};
+use terrane::layout::{LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane::transfer::Endpoint;
+use terrane_testkit::pattern::{Pattern, Verification};
+use terrane_testkit::random::Seeded;
+
+use crate::failure::Failure;
+
+/// The two patterns that a block can hold.
+#[derive(Clone, Copy)]
+pub struct Patterns {
+    pub data: Pattern,
+    pub poison: Pattern,
+}
+
+/// What a block holds: of which pattern, and what that pattern has for which block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    Data(u32),
+    Poison(u32),
+}
+
+/// Memory of one kind, the blocks in it, and what they hold.
+pub struct Tier {
+    pub name: &'static str,
+    pub endpoint: Endpoint,
+    ledger: Vec<Held>,
+    /// Where the blocks that were computed are now, in their order.
+    current: Vec<u32>,
+}
+
+impl Tier {
+    /// Brings up a tier of so many blocks from any allocator: the system's, the disk's, or a
+    /// device's. What its bytes are is unknown yet.
+    pub fn bring_up<A: Allocate>(
+        name: &'static str,
+        config: &LayoutConfig,
+        blocks: u32,
+        kind: LayoutKind,
+        allocator: &A,
+    ) -> Result<Self, Failure> {
+        let build = || {
+            let config = config.with_num_blocks(blocks)?;
+            LayoutBuilder::new(config).kind(kind).allocate(allocator).unregistered().build()
+        };
+        let layout = build().map_err(|source| Failure::Tier { tier: name, source })?;
+        let ledger = (0..blocks).map(Held::Poison).collect();
+        Ok(Self { name, endpoint: Endpoint::new(layout)?, ledger, current: Vec::new() })
+    }
+
+    /// Poisons all blocks, by the processor.
+    pub fn poison(&mut self, patterns: &Patterns) -> Result<(), Failure> {
+        Ok(patterns.poison.fill(&self.endpoint)?)
+    }
+
+    /// Computes so many blocks: fills them with data. Which ones they are is drawn.
+    pub fn compute(
+        &mut self,
+        blocks: usize,
+        patterns: &Patterns,
+        random: &mut Seeded,
+    ) -> Result<(), Failure> {
+        let chosen = self.choose(blocks, random);
+        patterns.data.fill_blocks(&self.endpoint, &chosen)?;
+        self.enter(&chosen, &chosen.iter().copied().map(Held::Data).collect::<Vec<_>>());
+        self.current = chosen;
+        Ok(())
+    }
+
+    /// Where the computed blocks are.
+    pub fn current(&self) -> &[u32] {
+        &self.current
+    }
+
+    /// Draws so many blocks, in no order; others than the computed ones are in now, if there are
+    /// enough of them.
+    pub fn choose(&self, blocks: usize, random: &mut Seeded) -> Vec<u32> {
+        let is_taken = self.taken();
+        let mut free: Vec<u32> =
+            (0_u32..).zip(&is_taken).filter(|(_, taken)| !**taken).map(|(id, _)| id).collect();
+        if free.len() < blocks {
+            free = (0_u32..).zip(&is_taken).map(|(id, _)| id).collect();
+        }
+        random.shuffle(&mut free);
+        free.truncate(blocks);
+        free
+    }
+
+    fn taken(&self) -> Vec<bool> {
+        let mut taken = vec![false; self.ledger.len()];
+        for &block in &self.current {
+            if let Some(entry) = taken.get_mut(index(block)) {
+                *entry = true;
+            }
+        }
+        taken
+    }
+
+    /// Notes that the computed blocks of `source` are now in these blocks too.
+    pub fn received(&mut self, source: &Self, blocks: Vec<u32>) {
+        self.enter(&blocks, &source.held(&source.current));
+        self.current = blocks;
+    }
+
+    /// Notes that these blocks hold what those of `source` do, poison as it is.
+    pub fn received_poison(&mut self, source: &Self, blocks: &[u32]) {
+        self.enter(blocks, &source.held(blocks));
+    }
+
+    fn held(&self, blocks: &[u32]) -> Vec<Held> {
+        blocks.iter().filter_map(|&block| self.ledger.get(index(block)).copied()).collect()
+    }
+
+    fn enter(&mut self, blocks: &[u32], held: &[Held]) {
+        for (&block, &held) in blocks.iter().zip(held) {
+            if let Some(entry) = self.ledger.get_mut(index(block)) {
+                *entry = held;
+            }
+        }
+    }
+
+    /// Looks at every byte of every block: those that were written, and those that were not.
+    /// Answers with what was found among the data and among the poison.
+    pub fn verify(&self, patterns: &Patterns) -> Result<[Verification; 2], Failure> {
+        let layers = 0..self.endpoint.layout().config().num_layers();
+        let held_as = |select: fn(Held) -> Option<u32>| -> (Vec<u32>, Vec<u32>) {
+            (0_u32..).zip(&self.ledger).filter_map(|(id, &held)| Some((id, select(held)?))).unzip()
+        };
+        let (data, data_of) = held_as(|held| match held {
+            Held::Data(of) => Some(of),
+            Held::Poison(_) => None,
+        });
+        let (poison, poison_of) = held_as(|held| match held {
+            Held::Data(_) => None,
+            Held::Poison(of) => Some(of),
+        });
+        Ok([
+            patterns.data.verify_blocks(&self.endpoint, &data, &data_of, layers.clone())?,
+            patterns.poison.verify_blocks(&self.endpoint, &poison, &poison_of, layers)?,
+        ])
+    }
+
+    /// A line about the layout: its kind, its size, its padding, what the machine granted.
+    pub fn describe(&self) -> String {
+        let layout = self.endpoint.layout();
+        let padding = layout.padding();
+        let padded = ByteCount::new(padding.block_padding.get() + padding.region_padding.get());
+        let mut line = format!(
+            "{}: {}, {}: {} blocks, {}, {padded} of padding ({:.4} %)",
+            self.name,
+            layout.storage_kind(),
+            layout.kind(),
+            layout.config().num_blocks(),
+            padding.block_bytes,
+            padding.ratio() * 100.0,
+        );
+        let capabilities = layout.capabilities();
+        if !capabilities.outcomes().is_empty() {
+            line.push_str(&format!("; {capabilities}"));
+        }
+        line
+    }
+}
+
+fn index(block: u32) -> usize {
+    ByteCount::new(block.into()).to_usize()
+}

@@ -1,0 +1,14 @@
+//! What a serving engine names all the time, for `use terrane::prelude::*`.
+//!
+//! The two traits whose methods one calls are here, and the types from a config to a completion.
+//! Errors, reports and what only a backend needs stay in their modules.
+
+pub use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, StorageKind, Wish};
+pub use terrane_layout::{
+    BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
+};
+pub use terrane_pool::{Pool, PoolOptions};
+pub use terrane_storage::{DiskAllocator, DiskOptions, HugePages, SystemAllocator, SystemOptions};
+pub use terrane_transfer::{
+    Completion, Durability, Endpoint, Outcome, Ticket, Transfer, TransferManager,
+};

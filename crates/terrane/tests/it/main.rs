@@ -1,0 +1,16 @@
+//! Integration tests of the facade: its paths, and its example as a user runs it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    clippy::missing_errors_doc,
+    reason = "a test says what it expects by unwrapping it"
+)]
+
+mod budgets;
+mod offload;
+mod offload_faults;
+mod parity;
+mod paths;
+mod run;

@@ -1,0 +1,170 @@
+//! What the example says, and leaves behind, when it cannot do its job.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::run::{errors, files, offload, output};
+
+/// The run fails with this code, and says these things on standard error and nothing elsewhere.
+fn fails(arguments: &[&str], code: i32, says: &[&str]) {
+    let output = output(&[arguments, &["--json"]].concat());
+    let text = errors(&output);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+    for said in says {
+        assert!(text.contains(said), "{arguments:?} does not say {said:?}: {text}");
+    }
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+}
+
+#[test]
+fn options_that_make_no_sense() {
+    fails(&["--model", "llama-9"], 2, &["llama-9", "llama-3.1-8b", "gpt-oss-20b"]);
+    fails(&["--tensor-parallel", "3"], 2, &["num_key_value_heads is 8", "3 tensor-parallel ranks"]);
+    fails(&["--tensor-parallel", "0"], 2, &["--tensor-parallel"]);
+    fails(&["--blocks", "0"], 2, &["--blocks"]);
+    fails(&["--blocks", "4294967295"], 2, &["4294967295 blocks", "use fewer"]);
+    fails(&["--page-size", "0"], 2, &["--page-size"]);
+    fails(&["--frobnicate"], 2, &["--frobnicate"]);
+}
+
+#[test]
+fn models_that_cannot_be_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let mamba = write("mamba.json", r#"{"model_type": "mamba"}"#);
+    fails(&["--model", &mamba], 2, &["model_type is \"mamba\"", "supported are", "llama"]);
+    let empty = write("empty.json", "");
+    fails(&["--model", &empty], 2, &["no JSON object"]);
+    let cut = write("cut.json", r#"{"model_type": "llama", "torch_dtype": "bfloat16"}"#);
+    fails(&["--model", &cut], 2, &["missing", "llama"]);
+    fails(&["--model", directory.path().to_str().unwrap()], 2, &["could not be read"]);
+}
+
+#[test]
+fn more_blocks_than_memory() {
+    fails(&["--blocks", "100000000"], 3, &["100000000 blocks", "are available", "would fit"]);
+    fails(&["--page-size", "400000000"], 3, &["not one block fits"]);
+}
+
+#[test]
+fn directories_that_cannot_be_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing");
+    fails(&["--disk-path", missing.to_str().unwrap()], 3, &["missing", "create it"]);
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    fails(&["--disk-path", file.to_str().unwrap()], 3, &["cannot hold the disk tier"]);
+    // Root may write everywhere but where the kernel itself says no.
+    fails(&["--disk-path", "/proc"], 3, &["cannot hold the disk tier", "/proc"]);
+}
+
+/// Whoever reads the output may stop reading.
+#[test]
+fn a_closed_pipe_is_no_panic() {
+    let mut child = offload(&["--blocks", "2", "--rounds", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let status = child.wait().unwrap();
+    let mut text = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert_eq!(text, "");
+}
+
+#[test]
+fn a_kill_in_the_middle_leaves_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let mut child = offload(&["--blocks", "16", "--rounds", "1000", "--json", "--disk-path", path])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    while open_files(child.id(), directory.path()).is_empty() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no scratch file was made");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    let status = child.wait().unwrap();
+    assert!(!status.success(), "the run was over before it could be killed");
+    assert_eq!(files(directory.path()), [] as [PathBuf; 0]);
+}
+
+/// The files in `directory` that a process has open, named or not, as paths that open them again.
+fn open_files(process: u32, directory: &Path) -> Vec<PathBuf> {
+    let descriptors = Path::new("/proc").join(process.to_string()).join("fd");
+    let Ok(entries) = fs::read_dir(descriptors) else { return Vec::new() };
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let leads_there =
+        |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.starts_with(directory));
+    paths.filter(leads_there).collect()
+}
+
+/// Somebody scribbles into the scratch files all the while: the run says so, and fails.
+#[test]
+fn wrong_bytes_are_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let mut child = offload(&["--blocks", "4", "--rounds", "40", "--json", "--disk-path", path])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while child.try_wait().unwrap().is_none() {
+        for path in open_files(child.id(), directory.path()) {
+            // Descriptors close while we look; then there is nothing to scribble into.
+            if let Ok(file) = fs::OpenOptions::new().write(true).open(path) {
+                let _ = file.write_at(&[0x5A; 4096], 3 << 20);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let output = child.wait_with_output().unwrap();
+    let text = errors(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("error: ") && text.contains("hops left bytes where"), "{text}");
+    assert!(text.contains("expected") && text.contains("found 0x5a"), "{text}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    assert!(lines.contains(r#""hop":"host to disk""#), "{lines}");
+    assert!(lines.contains(r#""verified":false"#), "{lines}");
+}
+
+/// A tmpfs of 8 MiB takes neither the blocks nor, at first, more than its size.
+#[test]
+fn a_full_disk_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=8m", "terrane-test", path])
+        .stderr(Stdio::null())
+        .status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: a_full_disk_is_an_error: a tmpfs cannot be mounted here (needs root)");
+        return;
+    }
+    let full = output(&["--blocks", "16", "--json", "--disk-path", path]);
+    let fits = output(&["--blocks", "1", "--json", "--rounds", "1", "--disk-path", path]);
+    let left = files(directory.path());
+    let unmounted = Command::new("umount").arg(path).status().unwrap();
+    assert!(unmounted.success());
+
+    assert_eq!(full.status.code(), Some(3), "{}", errors(&full));
+    for said in ["the disk tier could not be brought up", "free space or choose another directory"]
+    {
+        assert!(errors(&full).contains(said), "{said:?} is not said: {}", errors(&full));
+    }
+    assert!(fits.status.success(), "{}", errors(&fits));
+    assert_eq!(left, [] as [PathBuf; 0]);
+}

@@ -1,0 +1,119 @@
+//! Every path that the facade promises, named once; a path that moves does not compile.
+
+use std::path::Path;
+
+#[test]
+fn core() {
+    let _: fn(&'static str) -> terrane::core::Label = terrane::core::Label::from;
+    let request = terrane::core::RegionRequest::new(terrane::core::ByteCount::kib(1));
+    assert_eq!(request.alignment, terrane::core::Alignment::BYTE);
+    let span = |memory: &dyn terrane::core::Memory| terrane::core::Span::of(memory).length;
+    let system = terrane::storage::SystemAllocator::new(terrane::storage::SystemOptions::default());
+    let memory = terrane::core::Allocate::allocate(&system, &request).unwrap();
+    assert!(span(&memory) >= terrane::core::ByteCount::kib(1));
+}
+
+#[test]
+fn layout() {
+    let config: terrane::layout::LayoutConfig = config();
+    let limits = terrane::core::Limits::NONE;
+    let kind = terrane::layout::LayoutKind::FullyContiguous;
+    let plan = terrane::layout::LayoutPlan::new(&config, kind, limits).unwrap();
+    let found = terrane::layout::verify(plan.geometry(), &[plan.base_bytes()]).unwrap();
+    assert_eq!(found.pieces, 4 * 2 * 2);
+    let _: fn(terrane::layout::state::NeedsKind) = drop;
+}
+
+#[cfg(feature = "model-config")]
+#[test]
+fn layout_model() {
+    let options = terrane::layout::model::ModelOptions::new();
+    let error = terrane::layout::model::ModelGeometry::from_json("{}", &options).unwrap_err();
+    assert!(matches!(error, terrane::layout::LayoutError::Model(_)), "{error}");
+}
+
+#[test]
+fn storage() {
+    let options = terrane::storage::IoQueueOptions::default();
+    let queue = terrane::storage::IoQueue::new(&options).unwrap();
+    assert_eq!(queue.in_flight(), 0);
+    let nowhere = Path::new("/nonexistent");
+    let error =
+        terrane::storage::DiskAllocator::new(nowhere, terrane::storage::DiskOptions::default())
+            .unwrap_err();
+    assert!(matches!(error, terrane::storage::StorageError::NotFound { .. }), "{error}");
+}
+
+#[test]
+fn transfer() {
+    let manager = terrane::transfer::TransferManager::with_default_engines().unwrap();
+    let names: Vec<_> = manager.engines().iter().map(|engine| engine.name()).collect();
+    assert_eq!(names, ["host", "disk"]);
+    let options = terrane::transfer::engines::HostEngineOptions::default();
+    assert!(options.threads.get() >= 1);
+    let _: fn(terrane::transfer::TransferError) = drop;
+}
+
+/// All of the prelude, from a config to a completion.
+#[test]
+fn prelude() {
+    use terrane::prelude::*;
+
+    let system = SystemAllocator::new(SystemOptions {
+        huge_pages: HugePages::Transparent(Wish::Preferred),
+        ..SystemOptions::default()
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let disk = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let host: PhysicalLayout = LayoutBuilder::new(config())
+        .layer_separate(BlockDimension::First)
+        .allocate(&system)
+        .unregistered()
+        .build()
+        .unwrap();
+    let file = LayoutBuilder::new(config())
+        .kind(LayoutKind::FullyContiguous)
+        .allocate(&disk)
+        .unregistered()
+        .build()
+        .unwrap();
+    assert_eq!(
+        (host.storage_kind(), file.storage_kind()),
+        (StorageKind::System, StorageKind::Disk)
+    );
+    let regions: &[Region] = host.regions();
+    assert!(regions.iter().all(|region| region.length() > ByteCount::ZERO));
+    let (host, file) = (Endpoint::new(host).unwrap(), Endpoint::new(file).unwrap());
+    let manager = TransferManager::with_default_engines().unwrap();
+    let transfer =
+        Transfer::new(&host, &file).blocks(&[0, 3], &[2, 1]).durability(Durability::Data);
+    let completion: Completion<&str> = manager.submit(transfer, "guard").unwrap();
+    let ticket: Ticket = completion.ticket();
+    let Outcome { guard, result } = completion.wait();
+    assert_eq!(guard, "guard");
+    assert_eq!(result.unwrap().explanation.pieces, 8);
+    assert!(ticket.has_ended());
+    let _ = Alignment::PAGE;
+}
+
+fn config() -> terrane::layout::LayoutConfig {
+    terrane::layout::LayoutConfig::builder()
+        .num_blocks(4)
+        .num_layers(2)
+        .outer_dim(2)
+        .page_size(16)
+        .inner_dim(64)
+        .element(terrane::layout::ElementFormat::Width(2))
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn pool() {
+    let system = terrane::storage::SystemAllocator::new(terrane::storage::SystemOptions::default());
+    let options = terrane::pool::PoolOptions::default();
+    let pool = terrane::pool::Pool::new(system, options).unwrap();
+    let request = terrane::core::RegionRequest::new(terrane::core::ByteCount::kib(64));
+    let block = terrane::core::Allocate::allocate(&pool, &request).unwrap();
+    assert!(terrane::core::Memory::length(&block) >= terrane::core::ByteCount::kib(64));
+}

@@ -1,0 +1,52 @@
+//! Runs the example `offload` as a user would.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// The example's binary.
+///
+/// `cargo test` builds examples beside the tests. Told to build some tests only, it does not, and
+/// the example is built here, unless an earlier build has left it.
+pub fn example() -> &'static Path {
+    static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
+    EXAMPLE.get_or_init(|| {
+        let test = std::env::current_exe().unwrap();
+        let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/it-HASH");
+        let beside = profile.join("examples/offload");
+        if beside.is_file() {
+            return beside;
+        }
+        let target = profile.join("offload-for-tests");
+        let status = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--package", "terrane", "--example", "offload"])
+            .arg("--target-dir")
+            .arg(&target)
+            .status()
+            .unwrap();
+        assert!(status.success(), "the example does not build");
+        target.join("debug/examples/offload")
+    })
+}
+
+/// The example with these arguments.
+pub fn offload(arguments: &[&str]) -> Command {
+    let mut command = Command::new(example());
+    command.args(arguments);
+    command
+}
+
+/// What it says with these arguments.
+pub fn output(arguments: &[&str]) -> Output {
+    offload(arguments).output().unwrap()
+}
+
+/// Standard error as text.
+pub fn errors(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// What lies in a directory.
+pub fn files(directory: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect()
+}

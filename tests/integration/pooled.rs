@@ -1,0 +1,43 @@
+//! Layouts whose memory comes from a pool, and goes back to it when nothing uses it any more.
+
+use terrane::core::ByteCount;
+use terrane::layout::LayoutKind;
+use terrane::pool::{Pool, PoolOptions, SizeClasses};
+use terrane::storage::{SystemAllocator, SystemOptions};
+use terrane::transfer::{Transfer, TransferManager};
+use terrane_testkit::pattern::Pattern;
+
+use crate::support::*;
+
+/// 12 MiB: more than a thread keeps to itself, so that what an engine's thread gives back is there
+/// for all.
+const BLOCKS: u32 = 256;
+
+#[test]
+fn a_layout_s_memory_goes_back_to_its_pool_when_its_last_transfer_has_ended() {
+    let options = PoolOptions { classes: SizeClasses::PowerOfTwo, ..PoolOptions::default() };
+    let pool = Pool::new(SystemAllocator::new(SystemOptions::default()), options).unwrap();
+    let manager = TransferManager::with_default_engines().unwrap();
+    let host = endpoint(BLOCKS, LayoutKind::FullyContiguous, &pool);
+    let pattern = Pattern::new(5);
+
+    let staging = endpoint(BLOCKS, LayoutKind::ALL[1], &pool);
+    pattern.fill(&staging).unwrap();
+    let blocks: Vec<u32> = (0..BLOCKS).collect();
+    let transfer = Transfer::new(&staging, &host).blocks(&blocks, &blocks);
+    let completion = manager.submit(transfer, ()).unwrap();
+    // The transfer alone keeps the staging blocks from the pool now.
+    drop(staging);
+    completion.wait().result.unwrap();
+    pattern.verify(&host).unwrap().assert_clean("what was staged");
+
+    let before = pool.snapshot();
+    let again = endpoint(BLOCKS, LayoutKind::ALL[1], &pool);
+    let after = pool.snapshot();
+    assert_eq!(after.held, before.held, "the memory of the staging blocks serves again");
+    assert!(after.cached < before.cached && after.live > before.live, "{before:?} {after:?}");
+    drop((again, host));
+    assert_eq!(pool.snapshot().live, ByteCount::ZERO);
+    pool.clear();
+    assert_eq!(pool.snapshot().held, ByteCount::ZERO);
+}

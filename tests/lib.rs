@@ -1,0 +1,3 @@
+//! Tests of the crates together; there is nothing here for anybody to use.
+
+#![forbid(unsafe_code)]
