@@ -1,0 +1,53 @@
+//! `asan`: the tests of the crates with unsafe code under AddressSanitizer.
+
+use anyhow::Result;
+
+use crate::command::Tool;
+use crate::commands::test::{host_triple, run_counted};
+use crate::tally::Tally;
+use crate::tidy::has_unsafe_code;
+use crate::workspace::Workspace;
+
+/// Property tests draw this many cases here, unless `PROPTEST_CASES` says otherwise: the sanitizer
+/// makes an unoptimised test several times slower, and the full number runs in `test`.
+const PROPTEST_CASES: &str = "32";
+
+/// Runs the unit and integration tests of each crate that contains unsafe code.
+pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
+    if !has_nightly(workspace) {
+        tally.skip("asan", "no nightly toolchain");
+        return Ok(());
+    }
+    let mut packages = Vec::new();
+    for package in workspace.libraries() {
+        if has_unsafe_code(package)? {
+            packages.push(package.name.as_str());
+        }
+    }
+    if packages.is_empty() {
+        tally.skip("asan", "no library crate contains unsafe code");
+        return Ok(());
+    }
+    let host = host_triple(workspace)?;
+    // With an explicit target the flags do not reach build scripts and procedural macros. Leaks
+    // are not reported: tests leak completions on purpose, to show that it is sound.
+    let cargo = Tool::new(workspace, "rustup")
+        .args(["run", "nightly", "cargo"])
+        .without_env("CARGO")
+        .env("RUSTFLAGS", "-Zsanitizer=address")
+        .default_env("ASAN_OPTIONS", "detect_leaks=0")
+        .default_env("PROPTEST_CASES", PROPTEST_CASES)
+        .env("CARGO_TARGET_DIR", workspace.target().join("asan"))
+        .args(["test", "--all-features", "--no-fail-fast", "--lib", "--tests", "--target", &host])
+        .args(packages.iter().flat_map(|name| ["--package", name]))
+        .args(["--", "--show-output", "--skip", "compile_fail"]);
+    run_counted(workspace, cargo, "asan", tally)
+}
+
+/// Asks rustup what is installed: `cargo +nightly` might start a download.
+fn has_nightly(workspace: &Workspace) -> bool {
+    Tool::new(workspace, "rustup")
+        .args(["toolchain", "list"])
+        .probe()
+        .is_some_and(|list| list.lines().any(|line| line.starts_with("nightly-")))
+}

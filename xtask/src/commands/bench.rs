@@ -1,0 +1,91 @@
+//! `bench`: the suites of `terrane-bench`, one binary each.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::Tool;
+use crate::workspace::Workspace;
+
+const CRATE: &str = "terrane-bench";
+
+/// The options of `cargo xtask bench`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The suite to run, and the suite's own arguments (`--json`, `--check`, `--filter TEXT`; a
+    /// suite's `--help` lists them)
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "SUITE AND ARGUMENTS")]
+    arguments: Vec<String>,
+}
+
+/// Runs one suite, or all of them, and passes the worst exit code on.
+pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
+    let known = suites(workspace)?;
+    let (suites, forwarded) = choose(&known, &arguments.arguments)?;
+    let mut worst = 0;
+    for suite in suites {
+        let code = Tool::cargo(workspace)
+            .args(["run", "--quiet", "--release", "--package", CRATE, "--bin", suite, "--"])
+            .args(forwarded)
+            .exit_code()?;
+        worst = worst.max(code);
+    }
+    Ok(ExitCode::from(u8::try_from(worst).unwrap_or(u8::MAX)))
+}
+
+/// The binaries of the benchmark crate, by name.
+fn suites(workspace: &Workspace) -> Result<Vec<String>> {
+    let package =
+        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
+    let binaries = package.targets.iter().filter(|target| target.is_bin());
+    Ok(binaries.map(|target| target.name.clone()).collect())
+}
+
+/// Splits the suite's name, if there is one, from what the suite is given.
+fn choose<'a>(
+    known: &'a [String],
+    arguments: &'a [String],
+) -> Result<(&'a [String], &'a [String])> {
+    if known.is_empty() {
+        bail!("`{CRATE}` has no suite yet");
+    }
+    match arguments.split_first() {
+        Some((name, forwarded)) if !name.starts_with('-') => {
+            let Some(position) = known.iter().position(|suite| suite == name) else {
+                bail!("there is no benchmark suite `{name}`; the suites are: {}", known.join(", "));
+            };
+            Ok((known.get(position..=position).unwrap_or_default(), forwarded))
+        }
+        _ => Ok((known, arguments)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(items: &[&str]) -> Vec<String> {
+        items.iter().map(|&item| item.to_owned()).collect()
+    }
+
+    #[test]
+    fn a_named_suite_takes_the_other_arguments() {
+        let (known, given) = (strings(&["disk", "host"]), strings(&["host", "--json"]));
+        let (suites, forwarded) = choose(&known, &given).unwrap();
+        assert_eq!((suites, forwarded), (&strings(&["host"])[..], &strings(&["--json"])[..]));
+    }
+
+    #[test]
+    fn without_a_name_all_suites_run() {
+        let (known, given) = (strings(&["disk", "host"]), strings(&["--json"]));
+        let (suites, forwarded) = choose(&known, &given).unwrap();
+        assert_eq!((suites, forwarded), (&known[..], &given[..]));
+    }
+
+    #[test]
+    fn an_unknown_suite_is_an_error_that_lists_the_known_ones() {
+        let (known, given) = (strings(&["disk", "host"]), strings(&["hots"]));
+        let error = choose(&known, &given).unwrap_err().to_string();
+        assert!(error.contains("disk, host"), "{error}");
+    }
+}

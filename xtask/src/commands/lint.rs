@@ -1,0 +1,39 @@
+//! `fmt` and `lint`: rustfmt and clippy over the whole workspace.
+
+use anyhow::Result;
+
+use crate::command::Tool;
+use crate::workspace::Workspace;
+
+/// The options of `cargo xtask fmt`.
+#[derive(Debug, clap::Args)]
+pub struct FmtArguments {
+    /// Changes nothing; fails if a file is not formatted
+    #[arg(long)]
+    check: bool,
+}
+
+/// Formats, or checks the format.
+pub fn fmt(workspace: &Workspace, arguments: &FmtArguments) -> Result<()> {
+    if arguments.check {
+        return check_format(workspace);
+    }
+    Tool::cargo(workspace).args(["fmt", "--all"]).run()
+}
+
+/// Fails if a file is not formatted.
+pub fn check_format(workspace: &Workspace) -> Result<()> {
+    Tool::cargo(workspace).args(["fmt", "--all", "--check"]).run()
+}
+
+/// Lints every target twice: a feature may hide code from the default build, and the reverse.
+pub fn clippy(workspace: &Workspace) -> Result<()> {
+    for features in [&[][..], &["--all-features"][..]] {
+        Tool::cargo(workspace)
+            .args(["clippy", "--workspace", "--all-targets"])
+            .args(features)
+            .args(["--", "-D", "warnings"])
+            .run()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! `loom`: explores the interleavings of the crates that have a `tests/loom.rs`.
+
+use anyhow::Result;
+
+use crate::command::Tool;
+use crate::commands::test::run_counted;
+use crate::tally::Tally;
+use crate::workspace::{Workspace, crate_folder};
+
+/// How many times a thread may be taken off the processor at a point where it could have gone on.
+///
+/// The number of interleavings grows exponentially with it; almost all known bugs show with two
+/// (Musuvathi and Qadeer, "Iterative context bounding", PLDI 2007, found all of theirs there).
+const MAX_PREEMPTIONS: &str = "2";
+
+/// Model-checks every crate that has models.
+pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
+    let mut packages = workspace.members();
+    packages.retain(|package| crate_folder(package).join("tests/loom.rs").is_file());
+    if packages.is_empty() {
+        tally.skip("loom", "no crate has a tests/loom.rs");
+        return Ok(());
+    }
+    // `--cfg loom` replaces the atomics of every crate in the graph, so those builds lie apart.
+    let cargo = Tool::cargo(workspace)
+        .env("RUSTFLAGS", "--cfg loom")
+        .default_env("LOOM_MAX_PREEMPTIONS", MAX_PREEMPTIONS)
+        .env("CARGO_TARGET_DIR", workspace.target().join("loom"))
+        .args(["test", "--release", "--no-fail-fast", "--test", "loom"])
+        .args(packages.iter().flat_map(|package| ["--package", package.name.as_str()]))
+        .args(["--", "--show-output"]);
+    run_counted(workspace, cargo, "loom", tally)
+}

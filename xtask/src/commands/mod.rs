@@ -1,0 +1,13 @@
+//! One module for each command of `cargo xtask`; `tidy` has its own folder.
+
+pub mod asan;
+pub mod bench;
+pub mod ci;
+pub mod deny;
+pub mod doc;
+pub mod features;
+pub mod lint;
+pub mod loom;
+pub mod offload;
+pub mod soak;
+pub mod test;

@@ -1,0 +1,102 @@
+//! `test`: all tests of the workspace under `cargo test`, summed over all runners.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::Tool;
+use crate::tally::Tally;
+use crate::test_log::TestLog;
+use crate::workspace::Workspace;
+
+/// The options of `cargo xtask test`.
+#[derive(Debug, Default, clap::Args)]
+pub struct Arguments {
+    /// Tests only this crate (may be given several times)
+    #[arg(short, long, value_name = "CRATE")]
+    package: Vec<String>,
+    /// Runs only tests whose name contains this text
+    filter: Option<String>,
+}
+
+/// Runs the tests with all features.
+pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
+    let mut cargo = Tool::cargo(workspace).env("RUSTDOCFLAGS", "-D warnings").args([
+        "test",
+        "--all-features",
+        "--no-fail-fast",
+    ]);
+    if arguments.package.is_empty() {
+        cargo = cargo.arg("--workspace");
+    }
+    for package in &arguments.package {
+        cargo = cargo.args(["--package", package]);
+    }
+    let cargo = cargo.arg("--").args(&arguments.filter).arg("--show-output");
+    run_counted(workspace, cargo, "test", tally)
+}
+
+/// How many seconds one test binary may run. A deadlock would hold the gate for ever otherwise;
+/// libtest has named the test that hangs long before ("has been running for over 60 seconds").
+const MOST_SECONDS: &str = "300";
+
+/// Runs a `cargo test` command line (which must pass `--show-output` to libtest: libtest hides
+/// the `skipped:` lines of tests that passed otherwise) and adds its results to `tally`.
+///
+/// The full log goes to `target/xtask/LOG.log`.
+pub fn run_counted(workspace: &Workspace, cargo: Tool, log: &str, tally: &mut Tally) -> Result<()> {
+    let folder = workspace.target().join("xtask");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let path = folder.join(log).with_extension("log");
+    let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let mut file = BufWriter::new(file);
+
+    let line = cargo.to_string();
+    // `--foreground`: an interrupt from the terminal still reaches the tests.
+    let cargo = cargo.env(
+        &runner_variable(&host_triple(workspace)?),
+        format!("timeout --foreground --kill-after=10 {MOST_SECONDS}"),
+    );
+    let mut state = TestLog::default();
+    let succeeded = cargo.each_line(|text| {
+        writeln!(file, "{text}").with_context(|| format!("cannot write {}", path.display()))?;
+        state.line(text).iter().for_each(|shown| println!("{shown}"));
+        Ok(())
+    })?;
+    file.flush().with_context(|| format!("cannot write {}", path.display()))?;
+
+    let (rest, counted) = state.finish(succeeded);
+    rest.iter().for_each(|shown| println!("{shown}"));
+    let failed = counted.failed;
+    tally.add(counted);
+    if !succeeded || failed > 0 {
+        bail!("`{line}` failed: {failed} failures; the full log is {}", path.display());
+    }
+    Ok(())
+}
+
+/// The target that this machine builds for.
+pub fn host_triple(workspace: &Workspace) -> Result<String> {
+    Tool::new(workspace, "rustc")
+        .args(["--print", "host-tuple"])
+        .stdout()
+        .map(|text| text.trim().to_owned())
+        .context("cannot ask rustc for the host's target")
+}
+
+/// The variable that names the program under which cargo starts test binaries.
+fn runner_variable(triple: &str) -> String {
+    format!("CARGO_TARGET_{}_RUNNER", triple.to_uppercase().replace('-', "_"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runner_is_set_for_the_host() {
+        let name = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
+        assert_eq!(runner_variable("x86_64-unknown-linux-gnu"), name);
+    }
+}

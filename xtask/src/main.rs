@@ -1,0 +1,135 @@
+//! Every command that CI, a GPU machine or a person needs: `cargo xtask help` lists them.
+
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool prints; the lint is for the library crates"
+)]
+
+mod command;
+mod commands;
+mod tally;
+mod test_log;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::tally::Tally;
+use crate::workspace::Workspace;
+
+/// Builds, checks, tests and measures Terrane.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Runs the whole gate and stops at the first step that fails
+    ///
+    /// Each step prints its name and how long it took; a failed one says which command runs it
+    /// again. The last line is `N passed, N failed, N skipped`, the sum over all test runners;
+    /// every skip is named with its reason above it.
+    Ci(commands::ci::Arguments),
+    /// Runs all tests of the workspace, doctests included, and adds them up
+    ///
+    /// The terminal shows one line per runner, and whole what failed; the full log is
+    /// `target/xtask/test.log`. The last line is `N passed, N failed, N skipped`. A test that
+    /// cannot run prints `skipped: NAME: REASON` and is counted as skipped, not as passed.
+    Test(commands::test::Arguments),
+    /// Checks what the compiler does not: crate arrows, file heads, unsafe proofs, leftovers
+    ///
+    /// Prints one line per finding and fails if there is any. It is also an ordinary test of the
+    /// `xtask` crate. What it checks: crates depend only on lower levels, on the external crates
+    /// that they own, and have at most three features; every file opens with `//!`, is no longer
+    /// than the limit and has a proof at every `unsafe`; no `todo!`, `dbg!`, unexplained
+    /// `#[ignore]`, `cfg(test)` outside test modules or `ignore`d example; every crate has its
+    /// README and CHANGELOG and inherits the workspace's lints; the project's pages speak of the
+    /// project alone.
+    Tidy,
+    /// Formats the workspace, or with --check only says what is not formatted
+    Fmt(commands::lint::FmtArguments),
+    /// Runs clippy on all targets, with default and with all features, warnings denied
+    Lint,
+    /// Builds each library crate alone: without features, with its default ones, with all
+    Features,
+    /// Builds the documentation of the workspace, warnings denied
+    Doc(commands::doc::Arguments),
+    /// Runs the benchmark suites in release mode, each beside its baseline from the same run
+    ///
+    /// Without a suite it runs them all. With --json, standard output holds one JSON object a
+    /// line and nothing else: suite, case, value, unit, baseline, baseline_name, ratio (better is
+    /// larger), target (the least ratio) and ok. Fails if a suite fails to run and, with --check,
+    /// if a target is missed.
+    Bench(commands::bench::Arguments),
+    /// Checks licences, bans and sources of all dependencies with cargo-deny
+    ///
+    /// Uses the `cargo-deny` on the PATH if it is recent enough, else installs a pinned version
+    /// under `target/tools`. Advisories are not checked: see docs/decisions/0001-tooling.md.
+    Deny,
+    /// Runs the tests of crates with unsafe code under AddressSanitizer (needs a nightly toolchain)
+    ///
+    /// Without a nightly toolchain the step is reported as skipped. Compile-fail tests (their
+    /// names contain `compile_fail`) are left out: they test the compiler's messages.
+    Asan,
+    /// Model-checks the crates that have a `tests/loom.rs`, with a bounded number of preemptions
+    Loom,
+    /// Runs the offload example in release mode and checks that every hop is verified
+    Offload,
+    /// Runs pools and stacks of adaptors under random load, and checks that every byte came back
+    ///
+    /// Random sizes, threads, streams, trims and faults, in release mode; the accounts have to be
+    /// exact afterwards. The gate runs it for 5 s.
+    Soak(commands::soak::Arguments),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(&cli.task) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: &Task) -> anyhow::Result<ExitCode> {
+    let workspace = Workspace::load()?;
+    match task {
+        Task::Ci(arguments) => return commands::ci::run(&workspace, arguments),
+        Task::Bench(arguments) => return commands::bench::run(&workspace, arguments),
+        Task::Test(arguments) => {
+            return summed(|tally| commands::test::run(&workspace, arguments, tally));
+        }
+        Task::Asan => return summed(|tally| commands::asan::run(&workspace, tally)),
+        Task::Loom => return summed(|tally| commands::loom::run(&workspace, tally)),
+        Task::Tidy => tidy::run(&workspace)?,
+        Task::Fmt(arguments) => commands::lint::fmt(&workspace, arguments)?,
+        Task::Lint => commands::lint::clippy(&workspace)?,
+        Task::Features => commands::features::run(&workspace)?,
+        Task::Doc(arguments) => commands::doc::run(&workspace, arguments)?,
+        Task::Deny => commands::deny::run(&workspace)?,
+        Task::Offload => commands::offload::run(&workspace)?,
+        Task::Soak(arguments) => commands::soak::run(&workspace, arguments)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs something that counts tests and ends with the line that sums them up.
+fn summed(body: impl FnOnce(&mut Tally) -> anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    let mut tally = Tally::default();
+    let result = body(&mut tally);
+    if let Err(error) = &result {
+        eprintln!("error: {error:#}");
+        tally.note_failure();
+    }
+    print!("{}", tally.summary());
+    Ok(if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,120 @@
+//! The sum of tests over all runners.
+
+use std::fmt::Write as _;
+
+/// How many tests passed and failed, and which were skipped.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Tests that ran to their end and held.
+    pub passed: u64,
+    /// Tests that failed, and runners or steps that ended without a result.
+    pub failed: u64,
+    /// What could not run.
+    pub skips: Vec<Skip>,
+}
+
+/// One thing that could not run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skip {
+    /// The test or step.
+    pub name: String,
+    /// What it would have needed.
+    pub reason: String,
+}
+
+impl Skip {
+    /// Reads `skipped: NAME: REASON`, or nothing if `line` does not have that form.
+    ///
+    /// A test's direct write to standard error may follow libtest's `test NAME ... ` on one line.
+    pub fn parse(line: &str) -> Option<Self> {
+        let line = line.trim_start();
+        let line = line
+            .split_once(" ... ")
+            .filter(|(head, _)| head.starts_with("test "))
+            .map_or(line, |(_, tail)| tail);
+        let (name, reason) = line.strip_prefix("skipped: ")?.split_once(": ")?;
+        Some(Self { name: name.trim().to_owned(), reason: reason.trim().to_owned() })
+    }
+}
+
+impl Tally {
+    /// Adds another tally to this one.
+    pub fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skips.extend(other.skips);
+    }
+
+    /// Records something that could not run; says so at once, and again in the summary.
+    pub fn skip(&mut self, name: &str, reason: &str) {
+        println!("{name} does not run: {reason}");
+        self.skips.push(Skip { name: name.to_owned(), reason: reason.to_owned() });
+    }
+
+    /// Makes sure that a failure which no test reported is counted.
+    pub fn note_failure(&mut self) {
+        self.failed = self.failed.max(1);
+    }
+
+    /// Every skip with its reason, then one line with the three sums.
+    pub fn summary(&self) -> String {
+        let mut text = String::new();
+        for skip in &self.skips {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "skipped: {}: {}", skip.name, skip.reason);
+        }
+        let _ = writeln!(
+            text,
+            "{} passed, {} failed, {} skipped",
+            self.passed,
+            self.failed,
+            self.skips.len()
+        );
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skip_line_is_read() {
+        let skip = Skip::parse("skipped: disk::direct_io: tmpfs refuses O_DIRECT: EINVAL").unwrap();
+        assert_eq!(skip.name, "disk::direct_io");
+        assert_eq!(skip.reason, "tmpfs refuses O_DIRECT: EINVAL");
+    }
+
+    #[test]
+    fn a_skip_line_is_read_behind_the_name_of_its_test() {
+        let skip = Skip::parse("test numa ... skipped: numa: one node").unwrap();
+        assert_eq!(skip, Skip { name: "numa".into(), reason: "one node".into() });
+    }
+
+    #[test]
+    fn other_lines_are_no_skips() {
+        for line in ["skipped: without a reason", "left: \"skipped: a: b\"", "3 skipped: a: b", ""]
+        {
+            assert_eq!(Skip::parse(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_summary_ends_with_the_three_sums() {
+        let mut tally = Tally { passed: 2, failed: 0, skips: Vec::new() };
+        tally.add(Tally {
+            passed: 1,
+            failed: 1,
+            skips: vec![Skip { name: "a".into(), reason: "b".into() }],
+        });
+        assert_eq!(tally.summary(), "skipped: a: b\n3 passed, 1 failed, 1 skipped\n");
+    }
+
+    #[test]
+    fn an_unreported_failure_counts_once() {
+        let mut tally = Tally::default();
+        tally.note_failure();
+        tally.note_failure();
+        assert_eq!(tally.failed, 1);
+    }
+}

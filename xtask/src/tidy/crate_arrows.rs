@@ -1,0 +1,131 @@
+//! Arrows between crates point only downwards; crates on one level do not see each other.
+
+use cargo_metadata::{DependencyKind, Package};
+
+use super::Problem;
+use crate::workspace::{Workspace, is_published};
+
+/// Where a crate stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Level {
+    /// A library crate: it sees only crates of lower levels.
+    Library(u8),
+    /// A tool of the project itself: it sees what it likes, and no library crate sees it.
+    Tool,
+}
+
+/// All crates, planned ones included, as `docs/architecture.md` draws them.
+const LEVELS: [(&str, Level); 13] = [
+    ("terrane-core", Level::Library(0)),
+    ("terrane-layout", Level::Library(1)),
+    ("terrane-storage", Level::Library(1)),
+    ("terrane-pool", Level::Library(1)),
+    ("terrane-transfer", Level::Library(2)),
+    ("terrane-cuda", Level::Library(3)),
+    ("terrane-nixl", Level::Library(3)),
+    ("terrane-interop", Level::Library(4)),
+    ("terrane", Level::Library(5)),
+    ("terrane-testkit", Level::Tool),
+    ("terrane-bench", Level::Tool),
+    ("terrane-tests", Level::Tool),
+    ("xtask", Level::Tool),
+];
+
+/// Checks one crate's normal and build dependencies on other members of the workspace.
+pub fn check(package: &Package, workspace: &Workspace) -> Vec<Problem> {
+    let members: Vec<&str> =
+        workspace.members().into_iter().map(|member| member.name.as_str()).collect();
+    let dependencies: Vec<&str> = package
+        .dependencies
+        .iter()
+        .filter(|dependency| dependency.kind != DependencyKind::Development)
+        .map(|dependency| dependency.name.as_str())
+        .filter(|name| members.contains(name))
+        .collect();
+    let arrows = judge(&package.name, &dependencies);
+    arrows
+        .into_iter()
+        .chain(judge_publishing(package, is_published(package)))
+        .map(|message| Problem::of(package.manifest_path.as_std_path(), message))
+        .collect()
+}
+
+fn level_of(name: &str) -> Option<Level> {
+    LEVELS.iter().find(|(known, _)| *known == name).map(|(_, level)| *level)
+}
+
+/// Says which of `dependencies` (all members of the workspace) the crate may not see.
+fn judge(name: &str, dependencies: &[&str]) -> Vec<String> {
+    let Some(level) = level_of(name) else {
+        return vec![format!(
+            "`{name}` has no level; give it one in xtask/src/tidy/crate_arrows.rs and in \
+             docs/architecture.md"
+        )];
+    };
+    let Level::Library(own) = level else {
+        return Vec::new();
+    };
+    let forbidden = dependencies.iter().filter_map(|dependency| match level_of(dependency) {
+        Some(Level::Library(other)) if other < own => None,
+        Some(Level::Library(other)) => Some(format!(
+            "`{name}` (level {own}) depends on `{dependency}` (level {other}): arrows point only \
+             downwards"
+        )),
+        Some(Level::Tool) => Some(format!(
+            "`{name}` is a library crate and depends on `{dependency}`, which is not published; \
+             only a dev-dependency may"
+        )),
+        None => Some(format!("`{name}` depends on `{dependency}`, which has no level")),
+    });
+    forbidden.collect()
+}
+
+/// A tool that may be published, or a library crate that may not, is a slip in the manifest.
+fn judge_publishing(package: &Package, published: bool) -> Option<String> {
+    match (level_of(&package.name)?, published) {
+        (Level::Tool, true) => {
+            Some(String::from("lacks `publish = false`: it is no library crate"))
+        }
+        (Level::Library(_), false) => {
+            Some(String::from("is a library crate, but its manifest says `publish = false`"))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn downward_arrows_pass() {
+        assert!(judge("terrane-transfer", &["terrane-core", "terrane-layout"]).is_empty());
+        assert!(judge("terrane", &["terrane-interop", "terrane-core"]).is_empty());
+        assert!(judge("terrane-testkit", &["terrane-transfer", "terrane"]).is_empty());
+    }
+
+    #[test]
+    fn upward_and_sideways_arrows_are_found() {
+        for (name, dependency) in [
+            ("terrane-core", "terrane-layout"),
+            ("terrane-layout", "terrane-storage"),
+            ("terrane-cuda", "terrane-nixl"),
+            ("terrane-interop", "terrane"),
+        ] {
+            let found = judge(name, &[dependency]);
+            assert_eq!(found.len(), 1, "{name} -> {dependency}");
+            assert!(found[0].contains("downwards"), "{}", found[0]);
+        }
+    }
+
+    #[test]
+    fn no_library_sees_a_tool() {
+        let found = judge("terrane-core", &["terrane-testkit"]);
+        assert!(found[0].contains("dev-dependency"), "{}", found[0]);
+    }
+
+    #[test]
+    fn an_unknown_crate_needs_a_level() {
+        assert!(judge("terrane-new", &[])[0].contains("no level"));
+    }
+}

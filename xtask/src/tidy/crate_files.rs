@@ -1,0 +1,75 @@
+//! Each crate introduces itself, keeps a history and follows the workspace's lints.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use cargo_metadata::Package;
+
+use super::Problem;
+use crate::workspace::{crate_folder, is_published};
+
+/// Checks the files beside the crate's manifest, and the manifest itself.
+pub fn check(package: &Package) -> Result<Vec<Problem>> {
+    let folder = crate_folder(package);
+    let mut problems = Vec::new();
+    let introduction = ["README.md", "CHANGELOG.md"];
+    // A package is only what lies in its folder; both licences ask to go along with the code.
+    let licences = ["LICENSE-APACHE", "LICENSE-MIT"];
+    let licences = licences.into_iter().filter(|_| is_published(package));
+    for name in introduction.into_iter().chain(licences) {
+        let path = folder.join(name);
+        let filled = fs::read_to_string(&path).is_ok_and(|text| !text.trim().is_empty());
+        if !filled {
+            problems.push(Problem::of(&path, "is missing or empty"));
+        }
+    }
+    let manifest = package.manifest_path.as_std_path();
+    let text = fs::read_to_string(manifest)
+        .with_context(|| format!("cannot read {}", manifest.display()))?;
+    if !inherits_lints(&text) {
+        problems.push(Problem::of(manifest, "lacks `[lints] workspace = true`"));
+    }
+    Ok(problems)
+}
+
+/// Whether the `[lints]` table says `workspace = true`.
+fn inherits_lints(manifest: &str) -> bool {
+    let lines = manifest.lines().map(str::trim);
+    let table = lines.skip_while(|line| *line != "[lints]").skip(1);
+    table
+        .take_while(|line| !line.starts_with('['))
+        .any(|line| line.split('#').next().is_some_and(|setting| is_true(setting, "workspace")))
+        || manifest.lines().any(|line| is_true(line, "lints.workspace"))
+}
+
+fn is_true(line: &str, key: &str) -> bool {
+    line.split_once('=').is_some_and(|(name, value)| name.trim() == key && value.trim() == "true")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inherited_lints_are_recognised() {
+        for text in [
+            "[package]\nname = \"a\"\n\n[lints]\nworkspace = true # all of them\n\n[dependencies]\n",
+            "lints.workspace = true\n[package]\n",
+        ] {
+            assert!(inherits_lints(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_manifests_are_not() {
+        for text in [
+            "[package]\nname = \"a\"\n",
+            "[package]\nversion.workspace = true\n",
+            "[lints]\nworkspace = false\n",
+            "[lints]\n[dependencies]\nworkspace = true\n",
+            "#[lints]\nworkspace = true\n",
+        ] {
+            assert!(!inherits_lints(text), "{text}");
+        }
+    }
+}

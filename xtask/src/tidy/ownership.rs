@@ -1,0 +1,102 @@
+//! A foreign library with a boundary of its own is named by one crate; features stay few.
+
+use cargo_metadata::{DependencyKind, Package};
+
+use super::Problem;
+use crate::workspace::is_published;
+
+/// External crates, and the one library crate that may name each.
+const OWNERS: [(&str, &str); 5] = [
+    ("cudarc", "terrane-cuda"),
+    ("nixl-sys", "terrane-nixl"),
+    ("io-uring", "terrane-storage"),
+    ("libc", "terrane-storage"),
+    ("rustix", "terrane-storage"),
+];
+
+/// External crates that no library crate may name, and why.
+const NEVER: [(&str, &str); 3] = [
+    ("anyhow", "a library's errors are typed"),
+    ("tokio", "Terrane's futures run on any runtime"),
+    ("tracing-subscriber", "where logs go is the user's choice"),
+];
+
+/// The most features of a library crate, `default` not counted.
+const MOST_FEATURES: usize = 3;
+
+/// Checks one crate; dev-dependencies, and crates that are not published, are free.
+pub fn check(package: &Package) -> Vec<Problem> {
+    if !is_published(package) {
+        return Vec::new();
+    }
+    let dependencies: Vec<&str> = package
+        .dependencies
+        .iter()
+        .filter(|dependency| dependency.kind != DependencyKind::Development)
+        .map(|dependency| dependency.name.as_str())
+        .collect();
+    let features: Vec<&str> = package.features.keys().map(String::as_str).collect();
+    let owners = judge_owners(&package.name, &dependencies);
+    owners
+        .into_iter()
+        .chain(judge_features(&features))
+        .map(|message| Problem::of(package.manifest_path.as_std_path(), message))
+        .collect()
+}
+
+fn judge_owners(name: &str, dependencies: &[&str]) -> Vec<String> {
+    let foreign =
+        OWNERS.iter().filter(|(external, owner)| *owner != name && dependencies.contains(external));
+    let foreign = foreign.map(|(external, owner)| {
+        format!("`{name}` depends on `{external}`; only `{owner}` may name it")
+    });
+    let never = NEVER.iter().filter(|(external, _)| dependencies.contains(external));
+    let never = never.map(|(external, reason)| {
+        format!("`{name}` is a library and depends on `{external}`; {reason}")
+    });
+    foreign.chain(never).collect()
+}
+
+fn judge_features(features: &[&str]) -> Option<String> {
+    let mut own: Vec<&str> = features.to_vec();
+    own.retain(|feature| *feature != "default");
+    (own.len() > MOST_FEATURES).then(|| {
+        format!(
+            "has {} features ({}), the limit is {MOST_FEATURES}; name optional dependencies as \
+             `dep:…`, and merge or drop features",
+            own.len(),
+            own.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_may_name_what_they_own() {
+        assert!(judge_owners("terrane-cuda", &["cudarc", "terrane-core"]).is_empty());
+        assert!(judge_owners("terrane-storage", &["libc", "rustix", "io-uring"]).is_empty());
+    }
+
+    #[test]
+    fn others_may_not() {
+        let found = judge_owners("terrane-transfer", &["libc", "cudarc", "smallvec"]);
+        assert_eq!(found.len(), 2);
+        assert!(found[0].contains("only `terrane-cuda`"), "{}", found[0]);
+    }
+
+    #[test]
+    fn no_library_names_a_runtime() {
+        let found = judge_owners("terrane-transfer", &["tokio", "tracing"]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("any runtime"), "{}", found[0]);
+    }
+
+    #[test]
+    fn three_features_pass_and_four_do_not() {
+        assert_eq!(judge_features(&["default", "a", "b", "c"]), None);
+        assert!(judge_features(&["a", "b", "c", "d"]).unwrap().contains("a, b, c, d"));
+    }
+}
