@@ -8,7 +8,7 @@ use crossbeam_queue::ArrayQueue;
 use terrane_core::{ByteCount, Location};
 use terrane_layout::{BlockDimension, Geometry, LayoutKind, RegionOffset};
 
-use crate::{Endpoint, Side};
+use crate::{CopyGrid, Endpoint, Side};
 
 /// A validated transfer, broken into as few copies as there can be.
 ///
@@ -121,6 +121,13 @@ impl TransferPlan {
     #[must_use]
     pub fn runs(&self) -> &[CopyRun] {
         &self.buffers.runs
+    }
+
+    /// The same copies as strides, for engines that compute addresses. The blocks are those of
+    /// [`source_blocks`](Self::source_blocks) and [`destination_blocks`](Self::destination_blocks).
+    #[must_use]
+    pub fn grid(&self) -> CopyGrid {
+        CopyGrid::of(self)
     }
 
     /// The blocks that are read, the n-th into the n-th of

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use terrane_core::Alignment;
 use terrane_layout::{LayoutConfig, LayoutKind};
 use terrane_testkit::model::place;
-use terrane_transfer::{Endpoint, Planner, Side, Transfer, TransferPlan};
+use terrane_transfer::{Endpoint, GridEnd, Planner, Side, Transfer, TransferPlan};
 
 use crate::model::{Case, cases};
 use crate::support::*;
@@ -85,6 +85,40 @@ fn runs(plan: &TransferPlan) -> Vec<Stretch> {
     runs
 }
 
+/// The cells of the plan's grid, by its documented formula, in the order of the destination.
+fn cells(plan: &TransferPlan) -> Vec<Stretch> {
+    let grid = plan.grid();
+    let mut cells = Vec::new();
+    for (&from, &to) in plan.source_blocks().iter().zip(plan.destination_blocks()) {
+        for layer in 0..grid.layers {
+            for outer in 0..grid.outers {
+                for row in 0..grid.rows {
+                    for column in 0..grid.columns {
+                        let at = |end: &GridEnd, block: u32| {
+                            let dimensions = [
+                                (block, end.block_stride),
+                                (layer, end.layer_stride),
+                                (outer, end.outer_stride),
+                                (row, end.row_stride),
+                                (column, end.column_stride),
+                            ];
+                            let offsets =
+                                dimensions.iter().map(|&(n, stride)| u64::from(n) * stride);
+                            let region = end.first_region + layer * end.regions_per_layer;
+                            (region, end.offset + offsets.sum::<u64>())
+                        };
+                        let bytes = grid.bytes.get();
+                        let (to, from) = (at(&grid.destination, to), at(&grid.source, from));
+                        cells.push(Stretch { to, from, bytes });
+                    }
+                }
+            }
+        }
+    }
+    cells.sort_by_key(|cell| cell.to);
+    cells
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -97,6 +131,7 @@ proptest! {
         let fewest = joined(&expected_pieces(&plan, from, to));
         let runs = runs(&plan);
         prop_assert_eq!(&joined(&runs), &fewest);
+        prop_assert_eq!(&joined(&cells(&plan)), &fewest);
         prop_assert!(runs.len() <= fewest.len() + coincidences(&plan), "{:?}", runs);
         let bytes: u64 = fewest.iter().map(|run| run.bytes).sum();
         prop_assert_eq!(plan.bytes().get(), bytes);
