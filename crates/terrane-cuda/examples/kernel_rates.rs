@@ -168,7 +168,7 @@ impl Rates {
             .collect::<Result<_, _>>()?;
         let length = ByteCount::from_usize(size_of_val(ids.as_slice()));
         let memory = DeviceAllocator::new(&self.context).allocate(&RegionRequest::new(length))?;
-        let from = HostAddress::new(NonNull::from(ids.as_slice()).cast());
+        let from = HostAddress::new(NonNull::from(ids.as_slice()).cast::<u8>());
         // SAFETY: both are as long as that, and live until the stream has been waited for.
         unsafe { self.stream.copy(Location::Host(from), memory.location(), length) }?;
         self.stream.synchronize()?;

@@ -4,6 +4,7 @@
 use std::ffi::c_void;
 use std::process::Command;
 use std::ptr;
+use std::sync::OnceLock;
 
 use libloading::Library;
 use terrane_core::ByteCount;
@@ -15,28 +16,33 @@ use super::{BlockIds, CopyEnd, CopyRun, CopyWidth, GridCopy, RunCopy};
 
 type OnHost = unsafe extern "C" fn(*const c_void, *const c_void, u32) -> u64;
 
-/// The kernels, or nothing after having said what is missing.
-fn kernels(test: &str) -> Option<Library> {
+/// The kernels, compiled once, or nothing after having said what is missing.
+fn kernels(test: &str) -> Option<&'static Library> {
+    static COMPILED: OnceLock<Result<Library, String>> = OnceLock::new();
+    match COMPILED.get_or_init(compile) {
+        Ok(library) => Some(library),
+        Err(reason) => {
+            eprintln!("skipped: {test}: {reason}");
+            None
+        }
+    }
+}
+
+/// Fails only where there is no compiler.
+fn compile() -> Result<Library, String> {
     let folder = tempfile::tempdir().unwrap();
     let (source, library) = (folder.path().join("copy.cpp"), folder.path().join("copy.so"));
     let parts =
         [include_str!("on_host.cpp"), include_str!("copy.cu"), include_str!("on_host_entry.cpp")];
     std::fs::write(&source, parts.concat()).unwrap();
-    let compiler = Command::new("c++")
+    let output = Command::new("c++")
         .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-fno-strict-aliasing", "-w", "-o"])
         .args([&library, &source])
-        .output();
-    match compiler {
-        Ok(output) if output.status.success() => {
-            // SAFETY: the library has no initialisers.
-            Some(unsafe { Library::new(&library) }.unwrap())
-        }
-        Ok(output) => panic!("{}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => {
-            eprintln!("skipped: {test}: no C++ compiler ({error})");
-            None
-        }
-    }
+        .output()
+        .map_err(|error| format!("no C++ compiler ({error})"))?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // SAFETY: the library has no initialisers.
+    Ok(unsafe { Library::new(&library) }.unwrap())
 }
 
 fn launch<A, B>(
@@ -171,17 +177,17 @@ fn grids_are_copied_as_the_model_says() {
             _ => u64::try_from(random.below(600)).unwrap() + 1,
         };
         let case = StridedCase::of_about(seed, 300, bytes);
-        check_grid(&kernels, &case, u32::try_from(random.below(3)).unwrap() + 1, &mut widths);
+        check_grid(kernels, &case, u32::try_from(random.below(3)).unwrap() + 1, &mut widths);
     }
     for (seed, bytes) in [(1, 18_432), (2, 100 << 10), (3, 100_001), (4, 4096 + 16), (5, 8200)] {
         for blocks in [1, 7] {
             let case = StridedCase::new(seed, [3, 2, 2, 1, 1], bytes, 8);
-            check_grid(&kernels, &case, blocks, &mut widths);
+            check_grid(kernels, &case, blocks, &mut widths);
         }
     }
     for (seed, bytes) in [(6, 64), (7, 128), (8, 256), (9, 144), (10, 72)] {
         let case = StridedCase::new(seed, [3, 2, 2, 16, 8], bytes, 16);
-        check_grid(&kernels, &case, 5, &mut widths);
+        check_grid(kernels, &case, 5, &mut widths);
     }
     assert!(widths.iter().all(|&times| times > 10), "{widths:?}");
 }
@@ -223,7 +229,7 @@ fn runs_are_copied_one_and_all() {
         let width = CopyWidth::ALL.into_iter().find(|width| copy.width == width.bytes().into());
         for most in [1, 3, 1000] {
             let (blocks, share) = copy.shares(most);
-            launch(&kernels, "run_copy", width.unwrap(), blocks, (&copy, &share));
+            launch(kernels, "run_copy", width.unwrap(), blocks, (&copy, &share));
             assert!(destination.bytes() == expected, "{seed} by {blocks} blocks: {runs:?}");
         }
     }
