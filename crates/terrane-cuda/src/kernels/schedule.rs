@@ -32,6 +32,10 @@ const GROUP_WORDS: u32 = 2 * TILE_WORDS;
 /// The most cells, and the most tiles, of one launch: what a [`Divisor`] divides.
 pub(super) const MOST: u32 = (1 << 31) - 1;
 
+/// The most blocks of a launch: far more than a device runs at once, and few enough for the kernels
+/// to number their threads in 32 bits.
+const MOST_BLOCKS: u32 = 1 << 16;
+
 /// What a warp takes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -133,7 +137,7 @@ impl GridSchedule {
 
     /// How many blocks to launch, if at most `most` may be: no more than there is work for.
     pub(super) fn blocks(&self, most: u32) -> u32 {
-        most.min(self.tiles.div_ceil(BLOCK_THREADS / WARP_THREADS))
+        most.min(MOST_BLOCKS).min(self.tiles.div_ceil(BLOCK_THREADS / WARP_THREADS))
     }
 }
 
@@ -210,7 +214,7 @@ impl RunCopy {
     /// then: as many workers as threads divided by lanes.
     pub(super) fn shares(&self, most: u32) -> (u32, u32) {
         let workers_per_block = BLOCK_THREADS >> self.lanes_log2;
-        let blocks = most.min(self.tiles.div_ceil(workers_per_block));
+        let blocks = most.min(MOST_BLOCKS).min(self.tiles.div_ceil(workers_per_block));
         let workers = u64::from(blocks.max(1)) * u64::from(workers_per_block);
         let share = u64::from(self.tiles).div_ceil(workers);
         (blocks, u32::try_from(share).unwrap_or(u32::MAX))
@@ -274,6 +278,8 @@ mod tests {
         let schedule = GridSchedule::of(&grid([1, 1, 1, 1, 1], 2 << 20), CopyWidth::Sixteen);
         let schedule = schedule.unwrap().unwrap();
         assert_eq!([1, 24, 64, 1000].map(|most| schedule.blocks(most)), [1, 24, 64, 64]);
+        let schedule = GridSchedule::of(&grid([1; 5], 1 << 41), CopyWidth::Sixteen);
+        assert_eq!(schedule.unwrap().unwrap().blocks(u32::MAX), MOST_BLOCKS);
     }
 
     #[test]
@@ -334,7 +340,7 @@ mod tests {
             for (lanes_log2, most) in [(5, 1), (5, 24), (1, 132), (5, u32::MAX)] {
                 let copy = RunCopy { tiles, lanes_log2, count: 1, ..RunCopy::default() };
                 let (blocks, share) = copy.shares(most);
-                assert!(blocks >= 1 && blocks <= most);
+                assert!(blocks >= 1 && blocks <= most.min(MOST_BLOCKS));
                 let workers = u64::from(blocks) * u64::from(BLOCK_THREADS >> lanes_log2);
                 assert!(workers * u64::from(share) >= tiles.into());
             }
