@@ -285,9 +285,11 @@ fn who_waits_or_looks_helps() {
 #[test]
 fn whoever_sleeps_is_woken_by_the_engine() {
     let (completion, engine) = ending_at_look(1, Duration::ZERO);
-    let waiting = thread::spawn(move || completion.wait());
-    engine.poll();
-    waiting.join().unwrap().result.unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(move || completion.wait());
+        engine.poll();
+        waiting.join().unwrap().result.unwrap();
+    });
 }
 
 #[test]
