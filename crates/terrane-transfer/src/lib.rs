@@ -74,6 +74,7 @@
 //! ```
 
 mod attend;
+mod cells;
 mod completion;
 mod endpoint;
 mod engine;

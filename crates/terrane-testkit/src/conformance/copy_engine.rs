@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::{Alignment, StorageKind};
-use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind};
+use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind, TokenOrder};
 use terrane_transfer::{
     Completion, CopyEngine, Declined, DeviceOrder, Durability, Endpoint, LayerState, Layers,
     Outcome, Planner, Report, Terms, Transfer, TransferError, TransferManager,
@@ -56,6 +56,7 @@ pub fn check_copy_engine(fixture: &impl EngineFixture) {
     many_transfers_in_flight_all_end_well(fixture);
     a_deadline_in_the_past_ends_the_transfer(fixture);
     durability_is_granted_or_declined(fixture);
+    relayouts_are_exact_or_declined(fixture, 0x4845_4144, 12);
     layers_are_done_when_the_engine_says_so(fixture);
     every_layer_of_a_failed_transfer_ends(fixture);
     dropping_the_engine_ends_what_is_in_flight(fixture);
@@ -95,28 +96,79 @@ pub fn check_transfer(
     (destination, to): (&Endpoint, &[u32]),
     layers: Range<u32>,
 ) -> Report {
+    check_heads(manager, access, (source, from), (destination, to), layers, None)
+        .unwrap_or_else(|error| panic!("refused: {error}"))
+}
+
+/// Runs one transfer, of all heads or of some at each end, and compares both ends, every byte of
+/// them, with the model.
+///
+/// # Errors
+///
+/// The refusal, if it is one of [broken-up pieces](Declined::BrokenPieces) by every engine that
+/// serves the kinds, which engines are free to; any other is a panic.
+#[track_caller]
+pub fn check_heads(
+    manager: &TransferManager,
+    access: &dyn PieceAccess,
+    (source, from): (&Endpoint, &[u32]),
+    (destination, to): (&Endpoint, &[u32]),
+    layers: Range<u32>,
+    heads: Option<[Range<u32>; 2]>,
+) -> Result<Report, TransferError> {
     let before = Image::of(source, access);
     let mut expected = Image::of(destination, access);
-    expected.transfer(&before, from, to, layers.clone());
     let transfer =
         ordered(Transfer::new(source, destination), source, destination).blocks(from, to);
-    let submitted = manager.submit(transfer.layers(layers.clone()), "guard");
-    let completion = submitted.unwrap_or_else(|rejected| panic!("refused: {rejected}"));
+    let transfer = transfer.layers(layers.clone());
+    let submitted = match heads.clone() {
+        None => {
+            expected.transfer(&before, from, to, layers.clone());
+            manager.submit(transfer, "guard")
+        }
+        Some([read, written]) => {
+            let heads = [read.clone(), written.clone()];
+            expected.transfer_heads(&before, from, to, layers.clone(), heads);
+            manager.submit(transfer.heads(read, written), "guard")
+        }
+    };
+    let completion = match submitted {
+        Ok(completion) => completion,
+        Err(rejected) if breaks_pieces(&rejected.cause) => return Err(rejected.cause),
+        Err(rejected) => panic!("refused: {rejected}"),
+    };
     let outcome = end_of(completion);
     assert_eq!(outcome.guard, "guard", "another guard came back");
     let report = outcome.result.unwrap_or_else(|error| panic!("{}", with_causes(&error)));
+    let orders = [source, destination].map(|end| end.layout().config().token_order());
     let what = format!(
-        "{} in {} to {} in {}, {from:?} to {to:?}, layers {layers:?}",
+        "{} ({}) in {} to {} ({}) in {}, {from:?} to {to:?}, layers {layers:?}, heads {heads:?}",
         source.layout().kind(),
+        orders[0],
         source.kind(),
         destination.layout().kind(),
+        orders[1],
         destination.kind(),
     );
     Image::of(destination, access).assert_equals(&expected, &format!("destination, {what}"));
     if !std::ptr::eq(source.layout(), destination.layout()) {
         Image::of(source, access).assert_equals(&before, &format!("source, {what}"));
     }
-    report
+    Ok(report)
+}
+
+/// Whether a transfer was refused because no engine breaks pieces up.
+fn breaks_pieces(refusal: &TransferError) -> bool {
+    match refusal {
+        TransferError::NoEngine { declined, .. } => {
+            let mut reasons =
+                declined.iter().map(|(_, why)| why).filter(|&why| *why != Declined::Kinds);
+            reasons.next().is_some_and(|first| {
+                *first == Declined::BrokenPieces && reasons.all(|why| why == first)
+            })
+        }
+        _ => false,
+    }
 }
 
 /// Between all sorts of ends and all kinds of layouts, the bytes asked for arrive, and no other
@@ -170,6 +222,44 @@ pub fn random_transfers_match_the_model(fixture: &impl EngineFixture, seed: u64,
             let (read, written) = random_blocks(&mut random, &from, &to);
             let layers = random_range(&mut random, shape.num_layers());
             check_transfer(&manager, fixture.access(), (&from, &read), (&to, &written), layers);
+        }
+    });
+}
+
+/// Between token-major and head-major, and of some heads, the bytes are those of the model; or the
+/// quote declines them as broken-up pieces.
+pub fn relayouts_are_exact_or_declined(fixture: &impl EngineFixture, seed: u64, cases: usize) {
+    let manager = TransferManager::new([fixture.engine()]);
+    let mut random = Seeded::new(seed);
+    for_all_pairs(fixture, |source, destination| {
+        for _ in 0..cases {
+            let shape = random_heads(&mut random);
+            let mut end = |name: &str| {
+                let (blocks, heads) =
+                    (random_number(&mut random, 9), random_number(&mut random, 8));
+                let order = TokenOrder::ALL[random.below(2)];
+                let alignment = Alignment::new(1 << random.below(11)).expect("a power of two");
+                let config = shape.with_num_heads(heads).expect("a valid config");
+                let config = config.with_token_order(order).expect("heads are stated");
+                let config = config.with_num_blocks(blocks).expect("a valid config");
+                let config = config.with_block_alignment(alignment).expect("a valid config");
+                let endpoint = fixture.endpoint(name, config, LayoutKind::ALL[random.below(3)]);
+                Image::scribble(&endpoint, fixture.access(), random.next_u64());
+                endpoint
+            };
+            let (from, to) = (end(source), end(destination));
+            let heads = [&from, &to].map(|end| end.layout().config().num_heads().unwrap_or(1));
+            let count = random_number(&mut random, heads[0].min(heads[1]));
+            let heads = heads.map(|all| {
+                let first = random_number(&mut random, all - count + 1) - 1;
+                first..first + count
+            });
+            let (read, written) = random_blocks(&mut random, &from, &to);
+            let layers = random_range(&mut random, shape.num_layers());
+            let ends = ((&from, &read[..]), (&to, &written[..]));
+            let access = fixture.access();
+            // Declined is as good as exact.
+            let _ = check_heads(&manager, access, ends.0, ends.1, layers, Some(heads));
         }
     });
 }
@@ -497,6 +587,30 @@ fn random_config(random: &mut Seeded) -> LayoutConfig {
         _ => ElementFormat::Width(u8::try_from(number(8)).expect("at most 8")),
     };
     config.inner_dim(inner).element(element).build().expect("a valid config")
+}
+
+/// A shape of one head, whose number is then varied.
+fn random_heads(random: &mut Seeded) -> LayoutConfig {
+    let element = match random.below(4) {
+        0 => ElementFormat::MXFP4,
+        1 => ElementFormat::RowBytes(random_number(random, 70)),
+        _ => ElementFormat::Width(u8::try_from(random_number(random, 8)).expect("at most 8")),
+    };
+    let config = LayoutConfig::builder()
+        .num_blocks(1)
+        .num_layers(random_number(random, 3))
+        .outer_dim(random_number(random, 2))
+        .page_size(random_number(random, 9))
+        .inner_dim(32 * random_number(random, 2))
+        .num_heads(1)
+        .element(element);
+    config.build().expect("a valid config")
+}
+
+/// From 1 to `most`.
+fn random_number(random: &mut Seeded, most: u32) -> u32 {
+    let below = random.below(usize::try_from(most).expect("small"));
+    1 + u32::try_from(below).expect("small")
 }
 
 /// Destination blocks in random order, none twice, and as many source blocks, maybe repeated;
