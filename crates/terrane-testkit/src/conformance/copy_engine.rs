@@ -142,13 +142,13 @@ pub fn check_heads(
     let report = outcome.result.unwrap_or_else(|error| panic!("{}", with_causes(&error)));
     let orders = [source, destination].map(|end| end.layout().config().token_order());
     let what = format!(
-        "{} ({}) in {} to {} ({}) in {}, {from:?} to {to:?}, layers {layers:?}, heads {heads:?}",
+        "{} in {} to {} in {}, {from:?} to {to:?}, layers {layers:?}, heads {heads:?}, {} to {}",
         source.layout().kind(),
-        orders[0],
         source.kind(),
         destination.layout().kind(),
-        orders[1],
         destination.kind(),
+        orders[0],
+        orders[1],
     );
     Image::of(destination, access).assert_equals(&expected, &format!("destination, {what}"));
     if !std::ptr::eq(source.layout(), destination.layout()) {

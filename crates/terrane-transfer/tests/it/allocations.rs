@@ -101,7 +101,7 @@ fn a_plan_in_the_steady_state_allocates_nothing() {
 
 /// Nor does it list the millions of runs that a re-layout may come to.
 #[test]
-fn a_relayout_is_planned_and_explained_without_its_runs() {
+fn a_relayout_is_planned_without_its_runs() {
     every_pair_of_kinds(|from, to| {
         let config = wide(512);
         let heads = |order| {
