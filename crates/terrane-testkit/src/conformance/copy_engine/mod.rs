@@ -1,15 +1,21 @@
 //! The rules of [`CopyEngine`].
 
+mod heads;
+mod layers;
+
+pub use heads::relayouts_are_exact_or_declined;
+pub use layers::{every_layer_of_a_failed_transfer_ends, layers_are_done_when_the_engine_says_so};
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::{Alignment, StorageKind};
-use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind, TokenOrder};
+use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind};
 use terrane_transfer::{
-    Completion, CopyEngine, Declined, DeviceOrder, Durability, Endpoint, LayerState, Layers,
-    Outcome, Planner, Report, Terms, Transfer, TransferError, TransferManager,
+    Completion, CopyEngine, Declined, DeviceOrder, Durability, Endpoint, Outcome, Planner, Report,
+    Terms, Transfer, TransferError, TransferManager,
 };
 
 use crate::model::Image;
@@ -226,44 +232,6 @@ pub fn random_transfers_match_the_model(fixture: &impl EngineFixture, seed: u64,
     });
 }
 
-/// Between token-major and head-major, and of some heads, the bytes are those of the model; or the
-/// quote declines them as broken-up pieces.
-pub fn relayouts_are_exact_or_declined(fixture: &impl EngineFixture, seed: u64, cases: usize) {
-    let manager = TransferManager::new([fixture.engine()]);
-    let mut random = Seeded::new(seed);
-    for_all_pairs(fixture, |source, destination| {
-        for _ in 0..cases {
-            let shape = random_heads(&mut random);
-            let mut end = |name: &str| {
-                let (blocks, heads) =
-                    (random_number(&mut random, 9), random_number(&mut random, 8));
-                let order = TokenOrder::ALL[random.below(2)];
-                let alignment = Alignment::new(1 << random.below(11)).expect("a power of two");
-                let config = shape.with_num_heads(heads).expect("a valid config");
-                let config = config.with_token_order(order).expect("heads are stated");
-                let config = config.with_num_blocks(blocks).expect("a valid config");
-                let config = config.with_block_alignment(alignment).expect("a valid config");
-                let endpoint = fixture.endpoint(name, config, LayoutKind::ALL[random.below(3)]);
-                Image::scribble(&endpoint, fixture.access(), random.next_u64());
-                endpoint
-            };
-            let (from, to) = (end(source), end(destination));
-            let heads = [&from, &to].map(|end| end.layout().config().num_heads().unwrap_or(1));
-            let count = random_number(&mut random, heads[0].min(heads[1]));
-            let heads = heads.map(|all| {
-                let first = random_number(&mut random, all - count + 1) - 1;
-                first..first + count
-            });
-            let (read, written) = random_blocks(&mut random, &from, &to);
-            let layers = random_range(&mut random, shape.num_layers());
-            let ends = ((&from, &read[..]), (&to, &written[..]));
-            let access = fixture.access();
-            // Declined is as good as exact.
-            let _ = check_heads(&manager, access, ends.0, ends.1, layers, Some(heads));
-        }
-    });
-}
-
 /// A transfer of no blocks ends well and changes nothing.
 pub fn no_blocks_are_a_transfer_like_any_other(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
@@ -424,71 +392,6 @@ pub fn durability_is_granted_or_declined(fixture: &impl EngineFixture) {
     });
 }
 
-/// Of a layer-wise transfer, the bytes of each layer are there when it is said to be done, and all
-/// layers are done at the end, if the engine tells of layers at all or not.
-pub fn layers_are_done_when_the_engine_says_so(fixture: &impl EngineFixture) {
-    let manager = TransferManager::new([fixture.engine()]);
-    for_all_pairs(fixture, |source, destination| {
-        for (kinds, range) in [([0, 2], 0..3), ([2, 0], 1..3), ([0, 0], 0..3), ([1, 1], 0..2)] {
-            let [from, to] = [(source, kinds[0]), (destination, kinds[1])].map(|(name, kind)| {
-                fixture.endpoint(name, odd_config(4, 1), LayoutKind::ALL[kind])
-            });
-            let image = Image::scribble(&from, fixture.access(), 20);
-            let mut expected = Image::scribble(&to, fixture.access(), 21);
-            expected.transfer(&image, &[0, 1, 3], &[3, 2, 1], range.clone());
-            let transfer = Transfer::new(&from, &to).blocks(&[0, 1, 3], &[3, 2, 1]);
-            let transfer = ordered(transfer, &from, &to).layers(range.clone()).layer_wise();
-            let completion = manager.submit(transfer, ()).expect("it is accepted");
-            let layers = completion.layers().expect("layers were asked for");
-            assert_eq!(layers.range(), range);
-            for layer in range.clone() {
-                match end_of_layer(&layers, layer) {
-                    LayerState::Done => {
-                        expected.assert_layer(&to, fixture.access(), &[1, 2, 3], layer);
-                    }
-                    other => panic!("layer {layer} is {other:?}"),
-                }
-                assert_eq!(layers.event(layer), Ok(None), "layer {layer} is done");
-            }
-            end_of(completion).result.expect("it ends well");
-            assert!(range.into_iter().all(|layer| layers.is_done(layer)), "{layers:?}");
-            let found = Image::of(&to, fixture.access());
-            found.assert_equals(&expected, "after a layer-wise transfer");
-        }
-    });
-}
-
-/// Layers of a transfer that fails are done or have failed; nobody waits for them for ever.
-pub fn every_layer_of_a_failed_transfer_ends(fixture: &impl EngineFixture) {
-    let manager = TransferManager::new([fixture.engine()]);
-    for_all_pairs(fixture, |source, destination| {
-        let [from, to] = two_ends(fixture, source, destination);
-        let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&[0, 1], &[3, 2]);
-        let transfer = transfer.layer_wise().deadline(Instant::now());
-        let completion = manager.submit(transfer, ()).expect("it is accepted");
-        let layers = completion.layers().expect("layers were asked for");
-        end_of(completion).result.expect_err("the deadline passed before it began");
-        for layer in 0..3 {
-            end_of_layer(&layers, layer);
-        }
-        assert!((0..3).any(|layer| layers.wait(layer).is_err()), "{layers:?}");
-    });
-}
-
-/// Waits until a layer is done or has failed, and panics if it never is.
-#[track_caller]
-fn end_of_layer(layers: &Layers, layer: u32) -> LayerState {
-    let begun = Instant::now();
-    loop {
-        match layers.state(layer).expect("a layer of the transfer") {
-            LayerState::Waiting | LayerState::Submitted(_) => {}
-            end => return end,
-        }
-        assert!(begun.elapsed() < PATIENCE, "layer {layer} has not ended: {layers:?}");
-        thread::sleep(Duration::from_micros(50));
-    }
-}
-
 /// When the engine drops, everything in flight ends: well, with the right bytes, or with an
 /// error. Nothing hangs.
 pub fn dropping_the_engine_ends_what_is_in_flight(fixture: &impl EngineFixture) {
@@ -587,24 +490,6 @@ fn random_config(random: &mut Seeded) -> LayoutConfig {
         _ => ElementFormat::Width(u8::try_from(number(8)).expect("at most 8")),
     };
     config.inner_dim(inner).element(element).build().expect("a valid config")
-}
-
-/// A shape of one head, whose number is then varied.
-fn random_heads(random: &mut Seeded) -> LayoutConfig {
-    let element = match random.below(4) {
-        0 => ElementFormat::MXFP4,
-        1 => ElementFormat::RowBytes(random_number(random, 70)),
-        _ => ElementFormat::Width(u8::try_from(random_number(random, 8)).expect("at most 8")),
-    };
-    let config = LayoutConfig::builder()
-        .num_blocks(1)
-        .num_layers(random_number(random, 3))
-        .outer_dim(random_number(random, 2))
-        .page_size(random_number(random, 9))
-        .inner_dim(32 * random_number(random, 2))
-        .num_heads(1)
-        .element(element);
-    config.build().expect("a valid config")
 }
 
 /// From 1 to `most`.
