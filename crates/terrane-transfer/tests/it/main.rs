@@ -18,6 +18,8 @@ mod engines;
 mod failures;
 mod foreign;
 mod hazards;
+mod heads;
+mod layers;
 mod limits;
 mod model;
 mod overlaps;

@@ -1,28 +1,32 @@
 //! Copies between host memory and host memory.
 
+mod work;
+
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use terrane_core::{ByteCount, HostAddress, Location, OsError};
+use terrane_core::{ByteCount, OsError};
 
 use crate::engines::copy::{self, Caching};
 use crate::engines::rate::Rate;
 use crate::engines::threads;
-use crate::{CopyEngine, CopyFailure, CopyJob, Declined, Endpoint, Quote, Terms, TransferPlan};
+use crate::{CopyEngine, CopyJob, Declined, Quote, Terms, TransferPlan};
+use work::Work;
 
 /// Copies between host memory and host memory, system or pinned, on threads of its own.
 ///
 /// A large transfer is shared out among the threads in chunks, and written past the cache, which
 /// it would only sweep out; a small one is copied by one thread through the cache, in turn with
-/// the chunks of whatever large ones the thread is busy with.
+/// the chunks of whatever large ones the thread is busy with. Of a layer-wise transfer, each layer
+/// is done when its last chunk has been copied.
 ///
 /// Dropping the engine lets its threads finish what was submitted, and joins them, unless it drops
 /// on a thread of an engine, which must not wait for others: then they end by themselves.
@@ -70,10 +74,22 @@ impl Default for HostEngineOptions {
 struct Rates {
     through: Rate,
     past: Rate,
+    relayout: Rate,
+}
+
+impl Rates {
+    fn of(&self, path: &str) -> &Rate {
+        match path {
+            PAST_CACHE => &self.past,
+            RELAYOUT => &self.relayout,
+            _ => &self.through,
+        }
+    }
 }
 
 const THROUGH_CACHE: &str = "copy through the cache";
 const PAST_CACHE: &str = "streaming copy";
+const RELAYOUT: &str = "re-layout through the cache";
 
 impl HostEngine {
     /// An engine with these options, whose threads are named `terrane-copy-0` and so on.
@@ -85,7 +101,8 @@ impl HostEngine {
         // Guesses, until transfers have been measured: what one memory channel does, and what
         // waking a thread costs.
         let guess = |rate| Rate::new(rate, Duration::from_micros(10), Duration::from_nanos(20));
-        let rates = Arc::new(Rates { through: guess(8e9), past: guess(10e9) });
+        let (through, past, relayout) = (guess(8e9), guess(10e9), guess(8e9));
+        let rates = Arc::new(Rates { through, past, relayout });
         let (queue, work) = unbounded();
         let idle = Arc::new(AtomicUsize::new(0));
         let mut engine = Self { queue: Some(queue), threads: Vec::new(), options, rates };
@@ -99,13 +116,14 @@ impl HostEngine {
 
     fn caching(&self, plan: &TransferPlan) -> Caching {
         let streams = plan.bytes() >= self.options.streaming_from
+            && !plan.breaks_pieces()
             && plan.mean_run() >= LEAST_STREAMED_RUN
             && copy::can_stream();
         if streams { Caching::Past } else { Caching::Through }
     }
 }
 
-// SAFETY: the threads touch the bytes of the runs only, in `Work::copy_chunks`, and the job is
+// SAFETY: the threads touch the bytes of the runs only, in `work`, and the job is
 // finished by whoever holds the last reference to the work, when no thread copies any more.
 unsafe impl CopyEngine for HostEngine {
     fn name(&self) -> &'static str {
@@ -119,12 +137,14 @@ unsafe impl CopyEngine for HostEngine {
         if terms.device_order.is_some() {
             return Err(Declined::DeviceOrder);
         }
-        let caching = self.caching(plan);
-        let (path, rate, reason) = match caching {
-            Caching::Through => (THROUGH_CACHE, &self.rates.through, "small or in short runs"),
-            Caching::Past => (PAST_CACHE, &self.rates.past, "too large to be of use in the cache"),
+        let (path, reason) = match self.caching(plan) {
+            Caching::Through if plan.breaks_pieces() => {
+                (RELAYOUT, "token orders differ, or some heads are copied")
+            }
+            Caching::Through => (THROUGH_CACHE, "small or in short runs"),
+            Caching::Past => (PAST_CACHE, "too large to be of use in the cache"),
         };
-        let predicted = rate.predict(plan.bytes(), plan.runs().len());
+        let predicted = self.rates.of(path).predict(plan.bytes(), plan.run_count());
         Ok(Quote { path, reason: Cow::Borrowed(reason), predicted })
     }
 
@@ -135,14 +155,7 @@ unsafe impl CopyEngine for HostEngine {
         // A thread is worth waking for two chunks: to copy one takes about as long.
         let threads =
             ByteCount::from_usize(self.threads.len()).get().min(chunks.div_ceil(2)).max(1);
-        let work = Arc::new(Work {
-            caching,
-            chunk: self.options.chunk.get().max(1),
-            cursor: Mutex::new(Cursor::default()),
-            failure: Mutex::new(None),
-            rates: Arc::clone(&self.rates),
-            job,
-        });
+        let work = Arc::new(Work::new(job, caching, self.options.chunk, &self.rates));
         // One reference for each thread that shall take part, and none for this one, which is not
         // to run what follows a job's end. Should the threads be gone, the work drops here, and
         // the job with it, which tells its caller.
@@ -164,10 +177,6 @@ impl fmt::Debug for HostEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostEngine").field("options", &self.options).finish_non_exhaustive()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a thread does until the engine has dropped and what was submitted has ended.
@@ -196,129 +205,4 @@ fn serve(queue: &Receiver<Arc<Work>>, idle: &AtomicUsize) {
             let _ = catch_unwind(AssertUnwindSafe(|| Work::release(work)));
         }
     }
-}
-
-/// A job, shared by the threads that execute it.
-struct Work {
-    caching: Caching,
-    chunk: u64,
-    cursor: Mutex<Cursor>,
-    failure: Mutex<Option<CopyFailure>>,
-    rates: Arc<Rates>,
-    job: CopyJob,
-}
-
-/// Where the part of the job begins that no thread has taken yet.
-#[derive(Clone, Copy, Default)]
-struct Cursor {
-    run: usize,
-    offset: u64,
-}
-
-impl Work {
-    /// Copies a chunk that no thread has taken yet. Says whether there was one.
-    fn copy_one_chunk(&self) -> bool {
-        self.job.start();
-        let Some((begin, bytes)) = self.take_chunk() else { return false };
-        if self.job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            self.fail(CopyFailure::DeadlineExceeded);
-            return false;
-        }
-        let copied = copy_chunk(self.job.plan(), begin, bytes, self.caching);
-        copy::publish();
-        match copied {
-            Ok(()) => self.job.progress().add(ByteCount::new(bytes)),
-            Err(failure) => self.fail(failure),
-        }
-        true
-    }
-
-    /// Ends the job with `failure` once the other threads have copied what they have taken.
-    fn fail(&self, failure: CopyFailure) {
-        lock(&self.cursor).run = usize::MAX;
-        lock(&self.failure).get_or_insert(failure);
-    }
-
-    /// Takes the next chunk: where it begins, and how many bytes it has.
-    fn take_chunk(&self) -> Option<(Cursor, u64)> {
-        let runs = self.job.plan().runs();
-        let mut cursor = lock(&self.cursor);
-        let begin = *cursor;
-        let mut taken = 0;
-        while let Some(run) = runs.get(cursor.run) {
-            let left_of_run = run.bytes().get() - cursor.offset;
-            let left_of_chunk = self.chunk - taken;
-            if left_of_run > left_of_chunk {
-                cursor.offset += left_of_chunk;
-                return Some((begin, self.chunk));
-            }
-            taken += left_of_run;
-            *cursor = Cursor { run: cursor.run + 1, offset: 0 };
-            if taken == self.chunk {
-                break;
-            }
-        }
-        (taken > 0).then_some((begin, taken))
-    }
-
-    /// Lets go of the work; the last one to do so finishes the job.
-    fn release(work: Arc<Self>) {
-        let Some(Self { job, caching, failure, rates, .. }) = Arc::into_inner(work) else { return };
-        if let Some(failure) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return job.finish(Err(failure));
-        }
-        let rate = match caching {
-            Caching::Through => &rates.through,
-            Caching::Past => &rates.past,
-        };
-        rate.learn(job.plan().bytes(), job.running_for());
-        job.finish(Ok(()));
-    }
-}
-
-/// Copies `bytes` bytes of the plan from `begin` on.
-fn copy_chunk(
-    plan: &TransferPlan,
-    begin: Cursor,
-    mut bytes: u64,
-    caching: Caching,
-) -> Result<(), CopyFailure> {
-    let mut offset = begin.offset;
-    for (index, run) in plan.runs().iter().enumerate().skip(begin.run) {
-        let length = (run.bytes().get() - offset).min(bytes);
-        let source = host_address(plan.source(), run.source_region, run.source_offset + offset);
-        let destination = host_address(
-            plan.destination(),
-            run.destination_region,
-            run.destination_offset + offset,
-        );
-        let (Some(source), Some(destination)) = (source, destination) else {
-            let (offset, source) = (ByteCount::new(offset), Box::new(NotInHostMemory));
-            return Err(CopyFailure::Run { index, offset, source });
-        };
-        // SAFETY: the plan's runs lie within the regions of both ends, which the job keeps alive
-        // and whose bytes are valid by the contract of `Memory`; they do not overlap; the claims
-        // of the transfer keep all others from writing the source or touching the destination;
-        // and the chunks that threads take are disjoint.
-        unsafe {
-            let length = ByteCount::new(length).to_usize();
-            copy::copy(source.as_ptr(), destination.as_ptr(), length, caching);
-        }
-        bytes -= length;
-        offset = 0;
-        if bytes == 0 {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Memory whose kind says that it is the host's, and whose location says that it is not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("memory of a host kind has no host address; its implementation of Memory is wrong")]
-struct NotInHostMemory;
-
-/// An address within a region of host memory.
-fn host_address(end: &Endpoint, region: u32, offset: u64) -> Option<HostAddress> {
-    end.base(region).and_then(Location::as_host)?.checked_add(ByteCount::new(offset))
 }
