@@ -84,7 +84,15 @@ impl Packing {
         Some(Self { order, unit, layers: grid.layers, outers: grid.outers, joins })
     }
 
-    fn of_layer(&self) -> u64 {
+    /// How a kernel that packs nothing is to be cut: blocks one after the other, or layers.
+    pub(super) fn unpacked(grid: &CopyGrid, layer_wise: bool) -> Self {
+        let unit = grid.bytes.get() * u64::from(grid.rows) * u64::from(grid.columns);
+        let order = if layer_wise { Order::Layers } else { Order::Blocks };
+        Self { order, unit, layers: grid.layers, outers: grid.outers, joins: false }
+    }
+
+    /// The bytes of one layer of one block: the least that is copied at once.
+    pub(super) fn of_layer(&self) -> u64 {
         self.unit * u64::from(self.outers)
     }
 
@@ -186,6 +194,8 @@ pub(super) enum Ramp {
     Up,
     /// The end.
     Down,
+    /// Neither.
+    Flat,
 }
 
 /// The smallest part. Packing it takes about as long as it takes to start a kernel.
@@ -196,13 +206,11 @@ const GROWTH: u64 = 4;
 impl Cutter {
     /// `None` if not even one layer of a block fits into `largest` bytes.
     pub(super) fn new(packing: Packing, pairs: u32, largest: u64, ramp: Ramp) -> Option<Self> {
-        let one = match packing.order {
-            Order::Blocks | Order::Layers | Order::Outers => packing.of_layer(),
-        };
-        if one > largest {
+        let of_layer = packing.of_layer();
+        if of_layer > largest {
             return None;
         }
-        let total = one * u64::from(packing.layers) * u64::from(pairs);
+        let total = of_layer * u64::from(packing.layers) * u64::from(pairs);
         Some(Self { packing, pairs, largest, ramp, next: (0, 0), taken: 0, total })
     }
 
@@ -228,6 +236,7 @@ impl Cutter {
                 }
                 left.saturating_sub(after).clamp(1, self.largest)
             }
+            Ramp::Flat => self.largest,
         }
     }
 
