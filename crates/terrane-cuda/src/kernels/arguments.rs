@@ -175,14 +175,35 @@ impl GridCopy {
                     0 => 0,
                     table => read_address(element(table, layer, size_of::<u64>())),
                 });
-                self.for_each_cell_of_layer([pair, layer], blocks, bases, &mut visit);
+                self.for_each_cell_of_layer(layer, blocks, bases, &mut visit);
             }
         }
     }
 
+    /// The copy of `count` of the pairs, from `first` on; `None` if there are not as many.
+    #[must_use]
+    pub fn of_pairs(&self, first: u32, count: u32) -> Option<Self> {
+        let end = first.checked_add(count)?;
+        if end > self.pairs {
+            return None;
+        }
+        let mut part = Self { pairs: count, ..*self };
+        for end in [&mut part.source, &mut part.destination] {
+            match end.block_ids {
+                BlockIds::Identity => {
+                    end.base =
+                        end.base.wrapping_add(u64::from(first).wrapping_mul(end.block_stride));
+                }
+                BlockIds::Listed => end.blocks = element(end.blocks, first, size_of::<u32>()),
+                BlockIds::Inline => end.first_inline = end.first_inline.checked_add(first)?,
+            }
+        }
+        Some(part)
+    }
+
     fn for_each_cell_of_layer(
         &self,
-        [_, layer]: [u32; 2],
+        layer: u32,
         [source_block, destination_block]: [u32; 2],
         [source_base, destination_base]: [u64; 2],
         visit: &mut impl FnMut(u64, u64, u64),
@@ -249,3 +270,113 @@ const _: () = assert!(size_of::<GridCopy>() == 1216 && align_of::<GridCopy>() ==
 const _: () = assert!(offset_of!(GridCopy, inline_blocks) == 192);
 const _: () = assert!(size_of::<CopyRun>() == 32 && align_of::<CopyRun>() == 8);
 const _: () = assert!(size_of::<RunCopy>() == 24 && align_of::<RunCopy>() == 8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names of a struct's fields in copy.cu, in their order.
+    fn fields_in_source(name: &str) -> Vec<&'static str> {
+        let source = include_str!("copy.cu");
+        let body = source.split_once(&format!("struct {name} {{\n")).unwrap().1;
+        let body = body.split_once("};").unwrap().0;
+        let field = |line: &'static str| {
+            let name = line.trim().trim_end_matches(';').rsplit_once(' ').unwrap().1;
+            name.split('[').next().unwrap()
+        };
+        body.lines().map(field).collect()
+    }
+
+    macro_rules! in_order {
+        ($name:ident: $($field:ident),*) => {
+            let ours = [$((offset_of!($name, $field), stringify!($field))),*];
+            assert!(ours.is_sorted(), "{ours:?}");
+            assert_eq!(ours.map(|(_, name)| name), fields_in_source(stringify!($name))[..]);
+        };
+    }
+
+    #[test]
+    fn the_fields_stand_in_the_order_of_the_source() {
+        in_order!(CopyEnd: base, bases, bases_bits, blocks, block_ids, first_inline, block_stride,
+            layer_stride, outer_stride, row_stride, column_stride);
+        in_order!(GridCopy: pairs, layers, outers, rows, columns, reserved, bytes, source,
+            destination, inline_blocks);
+        in_order!(CopyRun: source, destination, bytes, first_tile);
+        in_order!(RunCopy: runs, count, tiles, lanes_log2, width);
+    }
+
+    /// Three blocks of two layers of two outers of 2 · 3 cells, from scattered blocks in a region
+    /// for each layer to packed ones.
+    fn sample() -> GridCopy {
+        let mut grid = GridCopy {
+            pairs: 3,
+            layers: 2,
+            outers: 2,
+            rows: 2,
+            columns: 3,
+            bytes: 4,
+            source: CopyEnd {
+                base: 16,
+                bases: 1000,
+                block_ids: BlockIds::Inline,
+                first_inline: 5,
+                block_stride: 48,
+                outer_stride: 24,
+                row_stride: 12,
+                column_stride: 4,
+                ..CopyEnd::default()
+            },
+            destination: CopyEnd {
+                base: 5000,
+                block_stride: 96,
+                layer_stride: 48,
+                outer_stride: 24,
+                row_stride: 4,
+                column_stride: 8,
+                ..CopyEnd::default()
+            },
+            ..GridCopy::EMPTY
+        };
+        grid.inline_blocks[5..8].copy_from_slice(&[7, 0, 2]);
+        grid
+    }
+
+    fn cells(grid: &GridCopy) -> Vec<(u64, u64, u64)> {
+        let mut cells = Vec::new();
+        let address = |at| match at {
+            1000 => 10_000,
+            1008 => 20_000,
+            _ => panic!("{at} is not in the table"),
+        };
+        let id = |at| u32::try_from(at).unwrap();
+        grid.for_each_cell(id, address, |from, to, bytes| cells.push((from, to, bytes)));
+        cells
+    }
+
+    #[test]
+    fn cells_lie_where_strides_bases_and_ids_say() {
+        let cells = cells(&sample());
+        assert_eq!(cells.len(), 3 * 2 * 2 * 2 * 3);
+        assert_eq!(cells[0], (10_016 + 7 * 48, 5000, 4));
+        assert_eq!(cells[1], (10_016 + 7 * 48 + 4, 5008, 4));
+        assert_eq!(cells[3], (10_016 + 7 * 48 + 12, 5004, 4));
+        assert_eq!(cells[6], (10_016 + 7 * 48 + 24, 5024, 4));
+        assert_eq!(cells[12], (20_016 + 7 * 48, 5048, 4));
+        assert_eq!(cells[71], (20_016 + 2 * 48 + 24 + 12 + 8, 5000 + 192 + 48 + 24 + 4 + 16, 4));
+    }
+
+    #[test]
+    fn parts_of_the_pairs_are_the_whole() {
+        let mut grid = sample();
+        let whole = cells(&grid);
+        let parts = [(0, 1), (1, 0), (1, 2)];
+        let part = |(first, count)| cells(&grid.of_pairs(first, count).unwrap());
+        assert_eq!(parts.map(part).concat(), whole);
+        assert_eq!(grid.of_pairs(2, 2), None);
+        assert_eq!(grid.of_pairs(u32::MAX, 2), None);
+        grid.source.block_ids = BlockIds::Listed;
+        grid.source.blocks = 40;
+        assert_eq!(cells(&grid)[24].0, 10_016 + 44 * 48);
+        assert_eq!(cells(&grid.of_pairs(1, 1).unwrap())[..], cells(&grid)[24..48]);
+    }
+}
