@@ -1,8 +1,8 @@
 //! One end of a transfer: a layout, and what is in flight on its blocks.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 use terrane_core::{Alignment, ByteCount, Location, Memory, Span, StorageKind};

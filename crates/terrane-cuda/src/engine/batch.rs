@@ -72,6 +72,23 @@ impl Batch {
         submitted
     }
 
+    /// As [`submit`](Self::submit), with a call for each copy.
+    ///
+    /// # Errors
+    ///
+    /// As for [`submit`](Self::submit).
+    ///
+    /// # Safety
+    ///
+    /// As for [`submit`](Self::submit).
+    pub(super) unsafe fn submit_one_by_one(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        let submitted =
+            stream.context().bound(|functions| unsafe { self.submit_each(functions, stream) });
+        self.clear();
+        submitted
+    }
+
     /// The driver's code; `None` if it has no such call.
     ///
     /// # Safety

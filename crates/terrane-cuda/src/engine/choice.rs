@@ -77,7 +77,11 @@ impl Shape {
         if let Some(path) = forced {
             self.pieces(path)?;
             let predicted = seconds(path).map_or(Duration::ZERO, duration);
-            return Some(Choice { path, predicted, reason: Cow::Borrowed("the only path allowed") });
+            return Some(Choice {
+                path,
+                predicted,
+                reason: Cow::Borrowed("the only path allowed"),
+            });
         }
         let mut best: Option<(CopyPath, f64)> = None;
         let mut second: Option<(CopyPath, f64)> = None;
@@ -139,8 +143,7 @@ impl Corrections {
 
     fn factor(&self, direction: Direction, path: CopyPath) -> f64 {
         // Relaxed here and below: an estimate, which orders nothing.
-        self.slot(direction, path)
-            .map_or(1.0, |slot| f64::from_bits(slot.load(Ordering::Relaxed)))
+        self.slot(direction, path).map_or(1.0, |slot| f64::from_bits(slot.load(Ordering::Relaxed)))
     }
 
     /// Takes note of a transfer that had the wire to itself.
@@ -190,7 +193,8 @@ mod tests {
     #[test]
     fn much_is_staged_and_little_goes_directly() {
         for direction in [Direction::ToDevice, Direction::ToHost] {
-            for (layers, piece) in [(92, 2048), (94, 4096), (80, 8192), (32, 32_768), (32, 131_072)] {
+            for (layers, piece) in [(92, 2048), (94, 4096), (80, 8192), (32, 32_768), (32, 131_072)]
+            {
                 let whole = (256 << 20) / (layers * 2 * piece) + 1;
                 assert_eq!(chosen(&shape(direction, whole, layers, piece)), CopyPath::Staged);
                 let one = shape(direction, 1, layers, piece);
@@ -243,7 +247,13 @@ mod tests {
         }
         let factor = corrections.factor(direction, path);
         assert!((1.2..=BOUND).contains(&factor), "{factor}");
-        corrections.learn(direction, CopyPath::Direct, 100, Duration::from_micros(1), Duration::MAX);
+        corrections.learn(
+            direction,
+            CopyPath::Direct,
+            100,
+            Duration::from_micros(1),
+            Duration::MAX,
+        );
         assert_eq!(corrections.factor(direction, CopyPath::Direct), 1.0);
     }
 }

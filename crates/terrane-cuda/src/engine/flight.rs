@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -11,12 +11,12 @@ use smallvec::SmallVec;
 use terrane_core::ByteCount;
 use terrane_transfer::{Attend, CopyFailure, CopyJob, Progress};
 
+use super::calibration::Direction;
 use super::choice::Corrections;
 use super::feeder::Feed;
 use super::options::CopyPath;
 use super::reach::Reach;
 use super::streams::StreamLease;
-use super::calibration::Direction;
 use crate::error::CudaError;
 use crate::event::Event;
 
@@ -80,14 +80,8 @@ impl Flight {
                 self.tell_layers();
                 false
             }
-            Ok(true) => {
-                self.finish(Ok(()));
-                true
-            }
-            Err(error) => {
-                self.finish(Err(error));
-                true
-            }
+            Ok(true) => self.try_finish(Ok(())),
+            Err(error) => self.try_finish(Err(error)),
         }
     }
 
@@ -140,6 +134,20 @@ impl Flight {
     fn finish(&self, result: Result<(), CudaError>) {
         let Some(cargo) = self.lock().cargo.take() else { return };
         cargo.finish(result.map_err(engine_failure));
+    }
+
+    /// As [`finish`](Self::finish), but leaves it to whoever is at it, which may be this thread
+    /// further up its stack: telling of a layer runs foreign code. Answers whether it is finished.
+    fn try_finish(&self, result: Result<(), CudaError>) -> bool {
+        let cargo = match self.state.try_lock() {
+            Ok(mut state) => state.cargo.take(),
+            Err(TryLockError::Poisoned(state)) => state.into_inner().cargo.take(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        if let Some(cargo) = cargo {
+            cargo.finish(result.map_err(engine_failure));
+        }
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -225,6 +233,8 @@ pub(super) enum Task {
     Over(CopyJob, Result<(), CopyFailure>),
     /// Waits for what has been submitted of a job that failed, and finishes it.
     Drain(Box<Cargo>, CopyFailure),
+    /// Finishes a job that had nothing to submit.
+    Drained(Box<Cargo>),
     /// Waits until a job may begin, and hands it on.
     Gate(Event, Feed, Sender<Feed>),
 }
@@ -238,6 +248,7 @@ pub(super) fn watch(tasks: &Receiver<Task>) {
             Task::End(flight) => flight.see_through(),
             Task::Over(job, result) => job.finish(result),
             Task::Drain(cargo, failure) => cargo.drain(failure),
+            Task::Drained(cargo) => cargo.finish(Ok(())),
             Task::Gate(gate, feed, to) => match gate.wait() {
                 // Should the feeder be gone, the job drops here, and its caller is told.
                 Ok(()) => drop(to.send(feed)),

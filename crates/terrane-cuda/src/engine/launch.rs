@@ -22,6 +22,18 @@ pub(super) enum KernelEnd<'a> {
     Packed { address: u64, strides: PackedStrides, end: &'a GridEnd },
 }
 
+impl<'a> KernelEnd<'a> {
+    /// The ids of some pairs' blocks; none of a packed end.
+    fn blocks(self, first: u32, pairs: u32) -> &'a [u32] {
+        match self {
+            Self::Layout { blocks, .. } => {
+                blocks.get(index(first)..index(first + pairs)).unwrap_or_default()
+            }
+            Self::Packed { .. } => &[],
+        }
+    }
+}
+
 /// What launches need.
 pub(super) struct Launcher<'a> {
     pub(super) kernels: &'a Kernels,
@@ -117,13 +129,7 @@ fn fill_blocks(
     first: u32,
     left: u32,
 ) -> u32 {
-    let listed = |end: &KernelEnd<'_>| match *end {
-        KernelEnd::Layout { blocks, .. } => {
-            blocks.get(index(first)..index(first + left)).unwrap_or_default()
-        }
-        KernelEnd::Packed { .. } => &[],
-    };
-    let lists = [listed(&ends[0]), listed(&ends[1])];
+    let lists = ends.map(|end| end.blocks(first, left));
     let ends_with_lists = lists.iter().filter(|list| !list.is_empty()).count().max(1);
     let most = INLINE_BLOCKS / ends_with_lists;
     let pairs = u32::try_from(most).unwrap_or(u32::MAX).min(left);

@@ -74,7 +74,8 @@ impl Packing {
         let of_layer = unit.checked_mul(outers)?;
         let of_block = of_layer.checked_mul(layers)?;
         let outers_touch = outers == 1 || end.outer_stride == unit;
-        let layers_touch = layers == 1 || (end.regions_per_layer == 0 && end.layer_stride == of_layer);
+        let layers_touch =
+            layers == 1 || (end.regions_per_layer == 0 && end.layer_stride == of_layer);
         let (order, part) = match (outers_touch, layers_touch) {
             (true, true) => (Order::Blocks, of_block),
             (true, false) => (Order::Layers, of_layer),
@@ -106,7 +107,9 @@ impl Packing {
         let (pairs, layers) = (count(&part.pairs), count(&part.layers));
         let (unit, of_layer) = (self.unit, self.of_layer());
         match self.order {
-            Order::Blocks => PackedStrides { pair: of_layer * layers, layer: of_layer, outer: unit },
+            Order::Blocks => {
+                PackedStrides { pair: of_layer * layers, layer: of_layer, outer: unit }
+            }
             Order::Layers => PackedStrides { pair: of_layer, layer: of_layer * pairs, outer: unit },
             Order::Outers => {
                 PackedStrides { pair: unit, layer: of_layer * pairs, outer: unit * pairs }
@@ -127,7 +130,8 @@ impl Packing {
             Order::Outers => (part.layers.clone(), self.outers, self.unit),
         };
         // A part of some layers of a block touches no other block's.
-        let joins = self.joins && (self.order != Order::Blocks || count(&part.layers) == u64::from(self.layers));
+        let joins = self.joins
+            && (self.order != Order::Blocks || count(&part.layers) == u64::from(self.layers));
         for layer in layers {
             for outer in 0..outers {
                 let mut begun: Option<Stretch> = None;
@@ -212,6 +216,11 @@ impl Cutter {
         }
         let total = of_layer * u64::from(packing.layers) * u64::from(pairs);
         Some(Self { packing, pairs, largest, ramp, next: (0, 0), taken: 0, total })
+    }
+
+    /// The bytes of a part.
+    pub(super) fn bytes(&self, part: &Part) -> u64 {
+        self.packing.bytes(part)
     }
 
     /// How many bytes the next part should have.
@@ -347,12 +356,17 @@ mod tests {
     /// Every cell is packed once, into parts that fit, and the stretches cover each part.
     #[test]
     fn parts_cover_everything_once() {
-        for end in [end(64 * KIB, 16 * KIB, 8 * KIB, 0), end(16 * KIB, 0, 8 * KIB, 1), end(8 * KIB, 0, 1 << 30, 1)] {
+        for end in [
+            end(64 * KIB, 16 * KIB, 8 * KIB, 0),
+            end(16 * KIB, 0, 8 * KIB, 1),
+            end(8 * KIB, 0, 1 << 30, 1),
+        ] {
             for ramp in [Ramp::Up, Ramp::Down] {
                 for largest in [16 * KIB, 100 * KIB, 3 << 20, 32 << 20] {
                     for pairs in [0, 1, 7, 300] {
                         let packing = packing(4, 2, 8 * KIB, end);
-                        let blocks: Vec<u32> = (0..pairs).map(|pair| pair / 3 * 5 + pair % 3).collect();
+                        let blocks: Vec<u32> =
+                            (0..pairs).map(|pair| pair / 3 * 5 + pair % 3).collect();
                         let mut seen = vec![0_u8; usize::try_from(pairs).unwrap() * 4];
                         for part in Cutter::new(packing, pairs, largest, ramp).unwrap() {
                             assert!(packing.bytes(&part) <= largest, "{part:?}");
@@ -380,11 +394,15 @@ mod tests {
         let packing = packing(4, 2, 8, end(64, 16, 8, 0));
         let blocks = [3, 4, 5, 9, 1, 2];
         let mut found = Vec::new();
-        packing.stretches(&Part { pairs: 1..6, layers: 0..4 }, &blocks, |s| found.push((s.block, s.bytes)));
+        packing.stretches(&Part { pairs: 1..6, layers: 0..4 }, &blocks, |s| {
+            found.push((s.block, s.bytes))
+        });
         assert_eq!(found, [(4, 128), (9, 64), (1, 128)]);
         assert_eq!(packing.count_stretches(&blocks), 3);
         found.clear();
-        packing.stretches(&Part { pairs: 0..2, layers: 1..3 }, &blocks, |s| found.push((s.block, s.bytes)));
+        packing.stretches(&Part { pairs: 0..2, layers: 1..3 }, &blocks, |s| {
+            found.push((s.block, s.bytes))
+        });
         assert_eq!(found, [(3, 32), (4, 32)], "parts of blocks do not touch");
     }
 

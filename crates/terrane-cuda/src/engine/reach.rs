@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use cudarc::driver::sys::CUpointer_attribute;
 use rustc_hash::FxHashMap;
 use terrane_core::{
-    ByteCount, DeviceAddress, HostAddress, Location, Memory, Region, RegionRequest,
-    StorageKind,
+    ByteCount, DeviceAddress, HostAddress, Location, Memory, Region, RegionRequest, StorageKind,
 };
 use terrane_transfer::{Endpoint, EndpointId, GridEnd, WeakEndpoint};
 
@@ -116,7 +115,8 @@ impl Reach {
         layer: u32,
         stream: &Stream,
     ) -> Result<Option<KernelBase>, CudaError> {
-        let first = u64::from(end.first_region) + u64::from(end.regions_per_layer) * u64::from(layer);
+        let first =
+            u64::from(end.first_region) + u64::from(end.regions_per_layer) * u64::from(layer);
         let Some(first) = usize::try_from(first).ok() else { return Ok(None) };
         Ok(match &self.kernels {
             KernelBases::Unreachable => None,
@@ -231,12 +231,7 @@ fn stretch_of_driver(context: &Context, address: u64) -> Option<u64> {
 }
 
 /// Where kernels reach a region of host memory, if they reach all of it.
-fn alias(
-    context: &Context,
-    region: &Region,
-    address: HostAddress,
-    is_whole: bool,
-) -> Option<u64> {
+fn alias(context: &Context, region: &Region, address: HostAddress, is_whole: bool) -> Option<u64> {
     if let Some(alias) = region.device_alias() {
         return Some(alias.get());
     }

@@ -45,9 +45,17 @@ pub(super) struct Work {
 
 enum Steps {
     /// The driver's copies, from the run of this number on, from that offset in it.
-    Runs { next: usize, offset: u64, batch: Batch, together: bool },
+    Runs {
+        next: usize,
+        offset: u64,
+        batch: Batch,
+        together: bool,
+    },
     /// Kernels that copy from one end to the other.
-    Kernels { cutter: Cutter, ctas: u32 },
+    Kernels {
+        cutter: Cutter,
+        ctas: u32,
+    },
     Staged(Box<Staged>),
 }
 
@@ -91,10 +99,12 @@ impl Work {
         let grid = job.plan().grid();
         let layer_wise = job.layers().is_some();
         let steps = match path {
-            CopyPath::Staged => match Staged::of(shared, job.plan(), &grid, direction, layer_wise) {
-                Some(staged) => Steps::Staged(Box::new(staged)),
-                None => Steps::kernels(shared, job.plan(), &grid, direction, layer_wise),
-            },
+            CopyPath::Staged => {
+                match Staged::of(shared, job.plan(), &grid, direction, layer_wise) {
+                    Some(staged) => Steps::Staged(Box::new(staged)),
+                    None => Steps::kernels(shared, job.plan(), &grid, direction, layer_wise),
+                }
+            }
             CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
                 Steps::kernels(shared, job.plan(), &grid, direction, layer_wise)
             }
@@ -221,8 +231,9 @@ impl Work {
         if let Some(signals) = self.job.layers().filter(|_| layers > self.layers_submitted) {
             let first = self.job.plan().layers().start;
             let arrived = first + self.layers_submitted..first + layers;
+            let raw = ByteCount::from_usize(event.raw().expose_provenance()).get();
             // SAFETY: the event is one of this device, and its owner goes with the handle.
-            let handle = unsafe { EventHandle::from_raw(shared.context.device().id, event.handle()) };
+            let handle = unsafe { EventHandle::from_raw(shared.context.device().id, raw) };
             signals.submitted(arrived.clone(), handle, Arc::clone(&event) as _);
             self.layers.push_back((arrived, Arc::clone(&event)));
             self.layers_submitted = layers;
@@ -231,7 +242,11 @@ impl Work {
     }
 
     /// All has been submitted.
-    pub(super) fn into_flight(self, shared: &Shared, predicted: std::time::Duration) -> Result<Arc<Flight>, Box<Cargo>> {
+    pub(super) fn into_flight(
+        self,
+        shared: &Shared,
+        predicted: std::time::Duration,
+    ) -> Result<Arc<Flight>, Box<Cargo>> {
         let (direction, path, is_telling) = (self.direction, self.path, self.is_telling);
         let Self { job, count, streams, ends, last: [end, before_end], layers, .. } = self;
         let corrections = || Arc::clone(&shared.corrections);
@@ -251,7 +266,9 @@ impl Work {
     }
 
     fn step_runs(&mut self, shared: &Shared) -> Result<Option<Stepped>, CopyFailure> {
-        let Steps::Runs { next, offset, batch, together } = &mut self.steps else { return Ok(None) };
+        let Steps::Runs { next, offset, batch, together } = &mut self.steps else {
+            return Ok(None);
+        };
         let Some(stream) = self.streams.first() else { return Ok(None) };
         let plan = self.job.plan();
         let most = if *together { MOST_TOGETHER } else { MOST_CALLS };
@@ -282,10 +299,13 @@ impl Work {
         if calls == 0 {
             return Ok(None);
         }
-        // SAFETY: the plan's runs lie within the regions of both ends, which the job keeps alive
-        // until the stream has come past; its claims keep others off them.
-        let submitted = unsafe {
-            if *together { batch.submit(stream) } else { batch.submit_one_by_one(stream) }
+        let submitted = if *together {
+            // SAFETY: the plan's runs lie within the regions of both ends, which the job keeps
+            // alive until the stream has come past; its claims keep others off them.
+            unsafe { batch.submit(stream) }
+        } else {
+            // SAFETY: as above.
+            unsafe { batch.submit_one_by_one(stream) }
         };
         if let Err(error) = submitted {
             let (index, offset) = first;
@@ -303,12 +323,8 @@ impl Work {
             return Ok(None);
         };
         let plan = self.job.plan();
-        let launcher = Launcher {
-            kernels: &shared.kernels,
-            tables: &shared.tables,
-            stream,
-            ctas: *ctas,
-        };
+        let launcher =
+            Launcher { kernels: &shared.kernels, tables: &shared.tables, stream, ctas: *ctas };
         let [source, destination] = layout_ends(plan, &self.grid, &self.ends, None);
         // SAFETY: the plan has been validated, the job keeps both ends alive until the stream has
         // come past, and its claims keep others off them.
@@ -351,7 +367,8 @@ impl Work {
         let mut found = Ok(());
         staged.packing.stretches(&part, host_blocks, |stretch| {
             let layer = u64::from(stretch.layer);
-            let region = u64::from(host_end.first_region) + layer * u64::from(host_end.regions_per_layer);
+            let region =
+                u64::from(host_end.first_region) + layer * u64::from(host_end.regions_per_layer);
             let offset = host_end.offset
                 + u64::from(stretch.block) * host_end.block_stride
                 + layer * host_end.layer_stride

@@ -44,7 +44,8 @@ enum Flaw {
 
 pub(super) fn read(path: &Path) -> Result<Calibration, CudaError> {
     let text = std::fs::read_to_string(path).map_err(|error| failed(path, error))?;
-    parse(&text).map_err(|error| CudaError::CalibrationFile { path: path.to_owned(), source: error })
+    parse(&text)
+        .map_err(|error| CudaError::CalibrationFile { path: path.to_owned(), source: error })
 }
 
 pub(super) fn write(calibration: &Calibration, path: &Path) -> Result<(), CudaError> {
@@ -67,21 +68,27 @@ fn failed(path: &Path, error: impl std::error::Error + Send + Sync + 'static) ->
     CudaError::CalibrationFile { path: path.to_owned(), source: Arc::new(error) }
 }
 
-fn parse(text: &str) -> Result<Calibration, Arc<dyn std::error::Error + Send + Sync>> {
+type Cause = Arc<dyn std::error::Error + Send + Sync>;
+
+fn cause(error: impl std::error::Error + Send + Sync + 'static) -> Cause {
+    Arc::new(error)
+}
+
+fn parse(text: &str) -> Result<Calibration, Cause> {
     /// The one field that every format has.
     #[derive(Deserialize)]
     struct Head {
         format: u32,
     }
 
-    let head: Head = serde_json::from_str(text).map_err(Arc::new)?;
+    let head: Head = serde_json::from_str(text).map_err(cause)?;
     if head.format != FORMAT {
-        return Err(Arc::new(Flaw::Format { found: head.format }));
+        return Err(cause(Flaw::Format { found: head.format }));
     }
-    let file: File = serde_json::from_str(text).map_err(Arc::new)?;
+    let file: File = serde_json::from_str(text).map_err(cause)?;
     let mut calibration = Calibration::empty(&file.device, &file.driver);
     for entry in file.costs {
-        let (direction, path, cost) = entry.check().map_err(Arc::new)?;
+        let (direction, path, cost) = entry.check().map_err(cause)?;
         calibration.set(direction, path, cost);
     }
     Ok(calibration)
@@ -176,7 +183,9 @@ mod tests {
         assert!(refusal(&|file| file["format"] = 2.into()).contains("format is 2"));
         assert!(refusal(&|file| file["costs"][0]["path"] = "lift".into()).contains("`lift`"));
         assert!(refusal(&|file| file["costs"][0]["direction"] = "up".into()).contains("`up`"));
-        for (field, value) in [("bytes_per_second", 0.0), ("fixed_ns", -1.0), ("per_piece_ns", 1e30)] {
+        for (field, value) in
+            [("bytes_per_second", 0.0), ("fixed_ns", -1.0), ("per_piece_ns", 1e30)]
+        {
             let error = refusal(&|file| file["costs"][3][field] = value.into());
             assert!(error.contains("plausible"), "{field}: {error}");
         }
