@@ -192,6 +192,15 @@ pub enum CudaError {
         #[source]
         source: OsError,
     },
+    /// A path could not be measured.
+    #[error("the path `{path}` could not be measured; see the cause")]
+    Calibration {
+        /// The path.
+        path: &'static str,
+        /// Why not.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
     /// A calibration could not be read or written.
     #[error("the calibration {} cannot be read or written; see the cause", .path.display())]
     CalibrationFile {

@@ -178,7 +178,12 @@ impl DeviceEngine {
         Ok(source.zip(destination).map(|(source, destination)| [source, destination]))
     }
 
-    fn choose(&self, plan: &TransferPlan, terms: &Terms) -> Result<Choice, Declined> {
+    fn choose(
+        &self,
+        plan: &TransferPlan,
+        terms: &Terms,
+        forced: Option<CopyPath>,
+    ) -> Result<Choice, Declined> {
         let direction = self.direction(plan).ok_or(Declined::Kinds)?;
         if let Some(device) = device_of(terms.device_order) {
             let is_end = |side| plan.end(side).kind() == StorageKind::Device(device);
@@ -189,9 +194,8 @@ impl DeviceEngine {
         // What the driver cannot be asked is not served.
         let ends = self.reach(plan).ok().flatten().ok_or(Declined::Kinds)?;
         let shape = self.shape(plan, direction, &ends, terms);
-        let options = &self.shared.options;
         shape
-            .choose(&self.shared.calibration, &self.shared.corrections, options.path)
+            .choose(&self.shared.calibration, &self.shared.corrections, forced)
             .ok_or(Declined::Kinds)
     }
 
@@ -352,7 +356,8 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let Choice { path, predicted, reason } = self.choose(plan, terms)?;
+        let Choice { path, predicted, reason } =
+            self.choose(plan, terms, self.shared.options.path)?;
         Ok(Quote { path: path.name(), reason, predicted })
     }
 

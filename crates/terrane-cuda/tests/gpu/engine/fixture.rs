@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use terrane_core::{Allocate, ByteCount, Memory, Region, RegionRequest};
+use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, RegionRequest};
 use terrane_cuda::{
     Context, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
     PinnedOptions, Stream,
@@ -45,7 +45,7 @@ impl Fixture {
     pub fn in_small_parts(context: &Context, path: CopyPath, ends: &[&'static str]) -> Self {
         let options = DeviceEngineOptions {
             path: Some(path),
-            scratch_bytes: ByteCount::kib(8),
+            scratch_bytes: ByteCount::kib(16),
             scratch_buffers: NonZeroU32::new(2).unwrap(),
             request_bytes: ByteCount::kib(2),
             relayout_bytes: ByteCount::kib(2),
@@ -122,9 +122,10 @@ pub fn apart(context: &Context, config: LayoutConfig, kind: LayoutKind) -> Endpo
     let allocator = DeviceAllocator::new(context);
     let geometry = Geometry::new(&config, kind).unwrap();
     let regions = (0..geometry.region_count()).map(|number| {
-        let first = ByteCount::new(256 * u64::from(number % 3));
+        let first = ByteCount::new(4096 * u64::from(number % 3));
         let bytes = geometry.region_bytes().checked_add(first).unwrap();
-        let region = Region::new(allocator.allocate(&RegionRequest::new(bytes)).unwrap());
+        let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
+        let region = Region::new(allocator.allocate(&request).unwrap());
         assert!(!region.length().is_zero());
         region.view(first, geometry.region_bytes()).unwrap()
     });
