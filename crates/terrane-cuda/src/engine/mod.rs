@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{Location, StorageKind};
+use terrane_core::{ByteCount, StorageKind};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
     CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Side, Terms, TransferPlan,
@@ -59,6 +59,8 @@ pub struct DeviceEngine {
     /// To the device, to the host, and between devices' memories.
     feeders: Option<[Sender<Feed>; 3]>,
     watchers: Option<Sender<Task>>,
+    /// To those who wait until jobs may begin.
+    gates: Option<Sender<Task>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -75,6 +77,10 @@ struct Shared {
     has_batches: bool,
 }
 
+/// Threads that wait until large transfers may begin on the device: as many as there are streams
+/// of a user's that such transfers usually run after.
+const GATE_KEEPERS: u32 = 2;
+
 impl Shared {
     /// The thread blocks of a kernel within the device's memory.
     fn relayout_ctas(&self) -> u32 {
@@ -85,7 +91,7 @@ impl Shared {
 
 impl DeviceEngine {
     /// An engine for the context's device. Loads the kernels, and starts the threads, which are
-    /// named `terrane-cuda-feed-0` and so on, and `terrane-cuda-wait-0` and so on.
+    /// named `terrane-cuda-feed-0` and so on, `terrane-cuda-gate-0` and `terrane-cuda-wait-0`.
     ///
     /// # Errors
     ///
@@ -103,12 +109,22 @@ impl DeviceEngine {
             options,
         });
         let (watchers, tasks) = unbounded();
+        let (gates, gated) = unbounded();
         // Dropped on the way out, it joins the threads that have been started.
-        let mut engine =
-            Self { shared, feeders: None, watchers: Some(watchers), threads: Vec::new() };
+        let mut engine = Self {
+            shared,
+            feeders: None,
+            watchers: Some(watchers),
+            gates: Some(gates),
+            threads: Vec::new(),
+        };
         for number in 0..engine.shared.options.watchers.get() {
             let tasks = tasks.clone();
             engine.start(format!("terrane-cuda-wait-{number}"), move || watch(&tasks))?;
+        }
+        for number in 0..GATE_KEEPERS {
+            let tasks = gated.clone();
+            engine.start(format!("terrane-cuda-gate-{number}"), move || watch(&tasks))?;
         }
         let mut queues = Vec::new();
         for number in 0..3 {
@@ -217,13 +233,13 @@ impl DeviceEngine {
             let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
             fits.then(|| packing.count_stretches(blocks))
         });
-        let pairs = terrane_core::ByteCount::from_usize(plan.destination_blocks().len()).get();
+        let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
         let factors = [grid.layers, grid.outers, grid.rows, grid.columns];
         let cells = factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()));
         Shape {
             direction,
             bytes: plan.bytes().get(),
-            runs: terrane_core::ByteCount::from_usize(plan.runs().len()).get(),
+            runs: ByteCount::from_usize(plan.runs().len()).get(),
             cells,
             stretches,
             kernels: ends.iter().all(|end| end.has_kernels()),
@@ -244,14 +260,10 @@ impl DeviceEngine {
             Err(error) => return Err(Box::new((job, error))),
         };
         let (Some((direction, path)), Some(ends)) = (found, ends) else {
-            let location = plan.source().base(0).unwrap_or(Location::Device {
-                device: self.shared.context.device().id,
-                address: terrane_core::DeviceAddress::new(0),
-            });
-            return Err(Box::new((job, CudaError::Unreachable { location })));
+            let device = self.shared.context.device().id;
+            return Err(Box::new((job, CudaError::NotReached { device })));
         };
         let order = job.terms().device_order;
-        let predicted = self.predicted(&job, direction, path, &ends);
         let work = Work::new(&self.shared, job, direction, path, ends)?;
         let gate = match self.order(order, &work) {
             Ok(gate) => gate,
@@ -263,19 +275,15 @@ impl DeviceEngine {
         if work.is_small(&self.shared) {
             self.submit_now(work);
         } else {
+            let predicted = self.predicted(&work, direction, path);
             self.feed(direction, Feed { work: Box::new(work), predicted }, gate);
         }
         Ok(())
     }
 
-    fn predicted(
-        &self,
-        job: &CopyJob,
-        direction: Direction,
-        path: CopyPath,
-        ends: &[Arc<Reach>; 2],
-    ) -> Duration {
-        let shape = self.shape(job.plan(), direction, ends, job.terms());
+    fn predicted(&self, work: &Work, direction: Direction, path: CopyPath) -> Duration {
+        let job = work.job();
+        let shape = self.shape(job.plan(), direction, work.ends(), job.terms());
         let (calibration, corrections) = (&self.shared.calibration, &self.shared.corrections);
         let choice = shape.choose(calibration, corrections, Some(path));
         choice.map_or(Duration::ZERO, |choice| choice.predicted)
@@ -326,7 +334,12 @@ impl DeviceEngine {
             // Should the feeder be gone, the job drops here, and its caller is told.
             None => drop(queue.send(feed)),
             // It would hold buffers and a place in the queue while it waits for the device.
-            Some(gate) => self.watch(Task::Gate(gate, feed, queue.clone())),
+            Some(gate) => {
+                if let Some(gates) = &self.gates {
+                    // As above.
+                    let _ = gates.send(Task::Gate(gate, feed, queue.clone()));
+                }
+            }
         }
     }
 
@@ -385,8 +398,7 @@ unsafe impl CopyEngine for DeviceEngine {
 
 impl Drop for DeviceEngine {
     fn drop(&mut self) {
-        self.feeders = None;
-        self.watchers = None;
+        (self.feeders, self.watchers, self.gates) = (None, None, None);
         threads::join(self.threads.drain(..));
     }
 }

@@ -139,6 +139,10 @@ impl Work {
         &self.job
     }
 
+    pub(super) fn ends(&self) -> &[Arc<Reach>; 2] {
+        &self.ends
+    }
+
     pub(super) fn streams(&self) -> &[StreamLease] {
         &self.streams
     }
@@ -287,8 +291,7 @@ impl Work {
             });
             let (Some(source), Some(destination)) = (source, destination) else {
                 let device = shared.context.device().id;
-                let error = CudaError::NotDeviceMemory { address: 0, length: run.bytes(), device };
-                return Err(engine_failure(error));
+                return Err(engine_failure(CudaError::NotReached { device }));
             };
             batch.push(source, destination, length);
             calls += 1;
@@ -376,9 +379,7 @@ impl Work {
             let region = u32::try_from(region).unwrap_or(u32::MAX);
             let (mut at, mut left) = (scratch.address() + stretch.at, stretch.bytes);
             let Some(mut address) = reach.copy_address(region, offset) else {
-                let device = shared.context.device().id;
-                let length = ByteCount::new(left);
-                found = Err(CudaError::NotDeviceMemory { address: 0, length, device });
+                found = Err(CudaError::NotReached { device: shared.context.device().id });
                 return;
             };
             while left > 0 {
@@ -503,11 +504,12 @@ impl Staged {
 }
 
 /// How a transfer is packed for one of its ends, if it can be staged.
+///
+/// Of a block that is packed whole no layer arrives before the others, so layers that are to
+/// arrive one by one are packed one by one.
 pub(super) fn packing_for(grid: &CopyGrid, side: Side, layer_wise: bool) -> Option<Packing> {
-    use super::packing::Order;
     let packing = Packing::of(grid, grid.end(side))?;
-    // Whole blocks are packed with all their layers, of which none arrives before the others.
-    (!layer_wise || packing.order != Order::Blocks).then_some(packing)
+    Some(if layer_wise { packing.by_layers(grid.end(side)) } else { packing })
 }
 
 fn sort_by_source(plan: &TransferPlan) -> [Vec<u32>; 2] {

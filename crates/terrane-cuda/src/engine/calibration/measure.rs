@@ -41,22 +41,26 @@ impl Default for CalibrationOptions {
     }
 }
 
-/// Layers, and the bytes of a piece: long ones, such as half a path's rate is reached with, and
-/// short ones.
-const HUGE: (u32, u64) = (8, 1 << 20);
-const LONG: (u32, u64) = (16, 64 << 10);
+/// Layers, and the bytes of a piece, of transfers of short pieces.
 const SHORT: (u32, u64) = (4, 4 << 10);
 
 /// The bytes of a token of one layer.
 const ROW: u64 = 256;
+
+/// The same of transfers of long pieces, with 128 of them in `all` bytes if that makes them no
+/// longer than a MiB, and with 16 times as many.
+fn long_shapes(all: u64) -> [(u32, u64); 2] {
+    let piece = |most: u64, parts: u64| (all / parts).next_power_of_two().clamp(4 << 10, most);
+    [(8, piece(1 << 20, 128)), (16, piece(64 << 10, 2048))]
+}
 
 pub(super) fn measure(
     context: &Context,
     options: &CalibrationOptions,
 ) -> Result<Calibration, CudaError> {
     let mut options = options.clone();
-    // One block of the hugest at least.
-    options.bytes = options.bytes.max(ByteCount::mib(16));
+    // Some blocks of every shape at least.
+    options.bytes = options.bytes.max(ByteCount::mib(1));
     options.engine.learns = false;
     let room = options.bytes.checked_mul("ends", 2)?;
     let request = RegionRequest::new(room).aligned_to(Alignment::PAGE).labelled("calibration");
@@ -114,8 +118,9 @@ struct Sample {
 impl Bench {
     fn cost(&self, direction: Direction, path: CopyPath) -> Result<PathCost, BoxedCause> {
         let all = self.options.bytes.get();
-        let huge = self.sample(direction, path, HUGE, all)?;
-        let long = self.sample(direction, path, LONG, all)?;
+        let [huge, long] = long_shapes(all);
+        let huge = self.sample(direction, path, huge, all)?;
+        let long = self.sample(direction, path, long, all)?;
         let short = self.sample(direction, path, SHORT, all / 8)?;
         let one = self.sample(direction, path, SHORT, 1)?;
         Ok(fit(&huge, &long, &short, &one))
@@ -182,7 +187,8 @@ fn fit(huge: &Sample, long: &Sample, short: &Sample, one: &Sample) -> PathCost {
         fixed: time(fixed),
         per_piece: time(per_piece),
         per_short_piece: time(per_short),
-        bytes_per_second: (1.0 / per_byte).clamp(1e6, 1e15),
+        // A whole number, which a file holds as it is.
+        bytes_per_second: (1.0 / per_byte).clamp(1e6, 1e15).round(),
     }
 }
 
