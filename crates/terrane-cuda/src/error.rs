@@ -1,9 +1,10 @@
 //! The one error type of this crate.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use terrane_core::{
-    Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, SizeOverflow,
+    Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, OsError, SizeOverflow,
     StorageKind,
 };
 use terrane_storage::StorageError;
@@ -196,6 +197,54 @@ pub enum CudaError {
     /// A size left the range of 64 bits.
     #[error(transparent)]
     Overflow(#[from] SizeOverflow),
+    /// A thread of an engine could not be started.
+    #[error("a thread of the copy engine could not be started; see the cause")]
+    Thread {
+        /// Why not.
+        #[source]
+        source: OsError,
+    },
+    /// Memory that a device's copies or kernels do not reach, met where a quote had said otherwise.
+    #[error(
+        "device {device} does not reach an end of the transfer; lock host memory with the driver, \
+         and see that the transfer is as it was quoted"
+    )]
+    NotReached {
+        /// The device.
+        device: DeviceId,
+    },
+    /// A path could not be measured.
+    #[error("the path `{path}` could not be measured; see the cause")]
+    Calibration {
+        /// The path.
+        path: &'static str,
+        /// Why not.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// A calibration could not be read or written.
+    #[error("the calibration {} cannot be read or written; see the cause", .path.display())]
+    CalibrationFile {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// A calibration was measured on another model of device.
+    #[error(
+        "the calibration {} was measured on {measured_on}, and the device is {device}; measure \
+         again",
+        .path.display()
+    )]
+    CalibrationOfAnother {
+        /// The file.
+        path: PathBuf,
+        /// The model that it was measured on.
+        measured_on: String,
+        /// The model of the device.
+        device: String,
+    },
     /// Host memory could not be brought up.
     #[error("the host memory that was to be pinned could not be brought up")]
     HostMemory {

@@ -66,6 +66,7 @@ struct Readme;
 mod context;
 mod device;
 mod driver;
+mod engine;
 mod error;
 mod event;
 mod kernels;
@@ -76,6 +77,10 @@ mod streams;
 pub use context::Context;
 pub use device::Device;
 pub use driver::{Availability, Driver, DriverCode, DriverVersion, probe};
+pub use engine::{
+    Calibration, CalibrationOptions, CopyPath, DeviceEngine, DeviceEngineOptions, Direction,
+    PathCost,
+};
 pub use error::CudaError;
 pub use event::{Event, Timing};
 pub use kernels::{

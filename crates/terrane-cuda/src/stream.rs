@@ -172,6 +172,24 @@ impl Stream {
         })
     }
 
+    /// As [`wait_for`](Self::wait_for), for somebody else's event by its handle (a `CUevent` or
+    /// `cudaEvent_t`): the event of a layer of a transfer, say.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    ///
+    /// # Safety
+    ///
+    /// The handle is a live event. It may go when the call has returned.
+    pub unsafe fn wait_for_handle(&self, event: *mut c_void) -> Result<(), CudaError> {
+        self.context.bound(|functions| {
+            // SAFETY: the stream is alive, and the event is, as the caller promised.
+            let code = unsafe { (functions.cuStreamWaitEvent)(self.raw, event.cast(), 0) };
+            check("cuStreamWaitEvent", code)
+        })
+    }
+
     /// Submits the copy of `length` bytes from one contiguous span to another, each of them the
     /// host's or a device's. With pageable host memory the call may block until the copy has run.
     ///

@@ -100,7 +100,7 @@ mod waiting;
 
 pub use attend::{Attend, DEFAULT_ATTENTION};
 pub use completion::{Completion, CompletionFuture, Outcome};
-pub use endpoint::{BytesInUse, Endpoint, Hold};
+pub use endpoint::{BytesInUse, Endpoint, EndpointId, Hold, WeakEndpoint};
 pub use engine::{CopyEngine, Declined, Quote};
 pub use error::{Rejected, Side, TransferError};
 pub use explain::{Explanation, Report};

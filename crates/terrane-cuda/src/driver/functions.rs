@@ -31,6 +31,18 @@ pub(crate) struct PoolProperties {
     pub(crate) rest: [u8; 64],
 }
 
+/// `CUmemcpyAttributes`, which not every version of the bindings has.
+#[repr(C)]
+pub(crate) struct CopyAttributes {
+    /// When the sources are read.
+    pub(crate) source_access_order: c_uint,
+    /// `CUmemLocation` of the source and of the destination, a type and an ordinal each: hints for
+    /// managed memory.
+    pub(crate) hints: [[c_int; 2]; 2],
+    pub(crate) flags: c_uint,
+}
+
+const _: () = assert!(size_of::<CopyAttributes>() == 24);
 const _: () = assert!(size_of::<PoolProperties>() == size_of::<sys::CUmemPoolProps>());
 const _: () = assert!(align_of::<PoolProperties>() == align_of::<sys::CUmemPoolProps>());
 
@@ -156,5 +168,29 @@ functions! {
         fn cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
         fn cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
         fn cuMemPoolTrimTo(CUmemoryPool, usize);
+        fn cuCtxEnablePeerAccess(CUcontext, c_uint);
+        fn cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        // Of CUDA 12.8, with the index of a failed copy, and of CUDA 13, without.
+        fn cuMemcpyBatchAsync(
+            *mut CUdeviceptr,
+            *mut CUdeviceptr,
+            *mut usize,
+            usize,
+            *mut CopyAttributes,
+            *mut usize,
+            usize,
+            *mut usize,
+            CUstream
+        );
+        fn cuMemcpyBatchAsync_v2(
+            *mut CUdeviceptr,
+            *mut CUdeviceptr,
+            *mut usize,
+            usize,
+            *mut CopyAttributes,
+            *mut usize,
+            usize,
+            CUstream
+        );
     }
 }

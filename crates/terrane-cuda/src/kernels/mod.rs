@@ -165,7 +165,7 @@ impl Kernels {
         runs: &RunCopy,
         thread_blocks: u32,
     ) -> Result<(), CudaError> {
-        let width = CopyWidth::ALL.into_iter().find(|width| runs.width == width.bytes().into());
+        let width = CopyWidth::ALL.into_iter().find(|width| runs.width == u32::from(width.bytes()));
         let Some(width) = width.filter(|_| (1..=5).contains(&runs.lanes_log2)) else {
             return Err(CudaError::RunsNotArranged);
         };
