@@ -204,6 +204,9 @@ fn a_killed_process_leaves_no_scratch_file() {
 }
 
 fn write_until_killed(directory: &Path) -> ! {
+    // Not for ever, should the parent be killed itself.
+    // SAFETY: the call takes plain numbers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let files: Vec<DiskFile> = [Wish::Preferred, Wish::Off]
         .map(|unnamed| {
             let options = DiskOptions { unnamed, ..SPARSE };

@@ -1,9 +1,10 @@
-//! Limits that a test sets in a process of its own.
+//! Limits that a test sets in a process of its own, and what it worked.
 
 use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// Limits the size of the files that this process writes, and ignores the signal of that limit.
 pub fn limit_file_size(bytes: u64) {
@@ -29,4 +30,21 @@ pub fn mount_tiny(directory: &Path, bytes: u64) -> Result<(), io::Error> {
     let tmpfs = c"tmpfs".as_ptr();
     // SAFETY: as above.
     check(unsafe { libc::mount(tmpfs, path.as_ptr(), tmpfs, 0, options.as_ptr().cast()) })
+}
+
+/// How long this thread has worked so far; what others do meanwhile does not count.
+pub fn thread_time() -> Duration {
+    processor_time(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// How long all threads of this process have worked so far.
+pub fn process_time() -> Duration {
+    processor_time(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+fn processor_time(clock: libc::clockid_t) -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure outlives the call, which writes it.
+    assert_eq!(unsafe { libc::clock_gettime(clock, &raw mut time) }, 0);
+    Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
 }
