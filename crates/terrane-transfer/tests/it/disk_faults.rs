@@ -138,10 +138,13 @@ fn a_full_disk_is_named_with_block_and_offset() {
     in_child("disk_faults::a_full_disk_is_named_with_block_and_offset", || {
         let directory = tempfile::tempdir().unwrap();
         let room = 3 * EVEN_BLOCK;
-        if let Err(error) = mount_tiny(directory.path(), room) {
-            let test = "a_full_disk_is_named_with_block_and_offset";
-            return eprintln!("skipped: {test}: a tmpfs cannot be mounted here: {error}");
-        }
+        let _mounted = match mount_tiny(directory.path(), room) {
+            Ok(mounted) => mounted,
+            Err(error) => {
+                let test = "a_full_disk_is_named_with_block_and_offset";
+                return eprintln!("skipped: {test}: a tmpfs cannot be mounted here: {error}");
+            }
+        };
         for manager in managers() {
             let path = directory.path().join("blocks");
             let (host, file) = (host(), sparse_file(&path, Wish::Preferred));
