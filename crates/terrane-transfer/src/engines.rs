@@ -4,7 +4,9 @@ mod copy;
 mod disk;
 mod host;
 mod rate;
+mod relay;
 mod threads;
 
 pub use disk::{DiskEngine, DiskEngineOptions};
 pub use host::{HostEngine, HostEngineOptions};
+pub use relay::{RelayEngine, RelayOptions, RelaySlots, RelayStep, StepFailed};

@@ -80,8 +80,8 @@ impl CopyGrid {
             ContiguousUnit::Layer => (layers, 1, u64::from(outers)),
             ContiguousUnit::Block => (1, 1, u64::from(outers) * u64::from(layers)),
         };
-        let end = |geometry: &Geometry| {
-            let first = geometry.offset(0, plan.layers.start, 0);
+        let end = |geometry: &Geometry, layer| {
+            let first = geometry.offset(0, layer, 0);
             GridEnd {
                 first_region: first.region,
                 regions_per_layer: u32::from(geometry.region_count() > 1),
@@ -100,8 +100,8 @@ impl CopyGrid {
             columns: 1,
             // At most the bytes of a block, which its config proved to fit.
             bytes: ByteCount::new(source.piece_bytes().get() * pieces),
-            source: end(source),
-            destination: end(destination),
+            source: end(source, plan.layers.start),
+            destination: end(destination, plan.landing),
         }
     }
 }

@@ -17,6 +17,8 @@ pub struct TransferPlan {
     pub(crate) source: Endpoint,
     pub(crate) destination: Endpoint,
     pub(crate) layers: Range<u32>,
+    /// The layer of the destination to which the first one goes.
+    pub(crate) landing: u32,
     pub(crate) pieces: u64,
     pub(crate) bytes: ByteCount,
     pub(crate) buffers: Buffers,
@@ -143,7 +145,7 @@ impl TransferPlan {
         &self.buffers.destinations
     }
 
-    /// The layers.
+    /// The layers, by their numbers in the source.
     #[must_use]
     pub fn layers(&self) -> Range<u32> {
         self.layers.clone()

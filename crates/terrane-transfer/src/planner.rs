@@ -41,8 +41,10 @@ impl Planner {
     pub fn plan(&self, transfer: &Transfer) -> Result<TransferPlan, TransferError> {
         let (source, destination) = (&transfer.source, &transfer.destination);
         let config = source.layout().config();
-        check_shapes(config, destination.layout().config())?;
+        let destination_config = destination.layout().config();
+        check_shapes(config, destination_config, transfer.landing.is_none())?;
         let layers = check_layers(transfer.layers.as_ref(), config.num_layers())?;
+        let landing = check_landing(transfer.landing, &layers, destination_config.num_layers())?;
         let (from, to) = (transfer.source_blocks.len(), transfer.destination_blocks.len());
         if from != to {
             return Err(TransferError::UnequalBlockCounts { from, to });
@@ -58,6 +60,7 @@ impl Planner {
             source: source.clone(),
             destination: destination.clone(),
             layers,
+            landing,
             pieces: 0,
             bytes: ByteCount::ZERO,
             buffers: self.spare.pop().unwrap_or_default(),
@@ -85,7 +88,11 @@ impl Default for Planner {
 }
 
 /// Blocks are of equal shape if these agree. The number of blocks and their alignment may differ.
-fn check_shapes(from: &LayoutConfig, to: &LayoutConfig) -> Result<(), TransferError> {
+fn check_shapes(
+    from: &LayoutConfig,
+    to: &LayoutConfig,
+    as_many_layers: bool,
+) -> Result<(), TransferError> {
     type Field = (&'static str, fn(&LayoutConfig) -> u64);
     const FIELDS: [Field; 5] = [
         ("num_layers", |config| config.num_layers().into()),
@@ -95,7 +102,7 @@ fn check_shapes(from: &LayoutConfig, to: &LayoutConfig) -> Result<(), TransferEr
         // With all else equal, this differs with the element format alone.
         ("bytes a piece", |config| config.piece_bytes().get()),
     ];
-    for (field, get) in FIELDS {
+    for (field, get) in FIELDS.into_iter().skip(usize::from(!as_many_layers)) {
         let (from, to) = (get(from), get(to));
         if from != to {
             return Err(TransferError::ShapeMismatch { field, from, to });
@@ -109,6 +116,21 @@ fn check_layers(layers: Option<&Range<u32>>, num_layers: u32) -> Result<Range<u3
     if layers.start < layers.end && layers.end <= num_layers {
         Ok(layers)
     } else {
+        Err(TransferError::NoSuchLayers { layers, num_layers })
+    }
+}
+
+fn check_landing(
+    landing: Option<u32>,
+    layers: &Range<u32>,
+    num_layers: u32,
+) -> Result<u32, TransferError> {
+    let Some(first) = landing else { return Ok(layers.start) };
+    let end = first.checked_add(layers.end - layers.start);
+    if end.is_some_and(|end| end <= num_layers) {
+        Ok(first)
+    } else {
+        let layers = first..end.unwrap_or(u32::MAX);
         Err(TransferError::NoSuchLayers { layers, num_layers })
     }
 }
@@ -146,6 +168,8 @@ struct Joining {
     /// Whether the units of neighbouring blocks touch at both ends.
     across_blocks: bool,
     layers: Range<u32>,
+    /// Where the first of the layers goes.
+    landing: u32,
     outers: u32,
 }
 
@@ -173,8 +197,14 @@ impl Joining {
             } else {
                 layers
             },
+            landing: plan.landing,
             outers: if unit == ContiguousUnit::Piece { source.outer_dim() } else { 1 },
         }
+    }
+
+    /// The layers, each with the one that it goes to.
+    fn layers(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.layers.clone().zip(self.landing..)
     }
 }
 
@@ -229,16 +259,16 @@ fn block_by_block(
     buffers: &mut Buffers,
 ) {
     for segment in &buffers.segments {
-        for layer in joining.layers.clone() {
+        for (layer, landing) in joining.layers() {
             for outer in 0..joining.outers {
                 let from = source.offset(segment.source, layer, outer);
-                let to = destination.offset(segment.destination, layer, outer);
+                let to = destination.offset(segment.destination, landing, outer);
                 buffers.runs.push(CopyRun {
                     source_region: from.region,
                     destination_region: to.region,
                     source_offset: from.offset,
                     destination_offset: to.offset,
-                    bytes: joining.unit_bytes,
+                    bytes: joining.unit_bytes * u64::from(segment.blocks),
                 });
             }
         }
@@ -251,12 +281,12 @@ fn layer_by_layer(
     joining: &Joining,
     buffers: &mut Buffers,
 ) {
-    for layer in joining.layers.clone() {
+    for (layer, landing) in joining.layers() {
         for outer in 0..joining.outers {
             let begun = buffers.runs.len();
             buffers.runs.extend(buffers.segments.iter().map(|segment| {
                 let from = source.offset(segment.source, layer, outer);
-                let to = destination.offset(segment.destination, layer, outer);
+                let to = destination.offset(segment.destination, landing, outer);
                 CopyRun {
                     source_region: from.region,
                     destination_region: to.region,

@@ -26,6 +26,9 @@ pub struct Transfer {
     pub(crate) destination_blocks: Vec<u32>,
     /// `None` for all layers.
     pub(crate) layers: Option<Range<u32>>,
+    /// The first layer at the destination; `None` for that of the source. With one, the ends may
+    /// differ in their number of layers.
+    pub(crate) landing: Option<u32>,
     pub(crate) after: Vec<Ticket>,
     pub(crate) terms: Terms,
 }
@@ -39,6 +42,7 @@ impl Transfer {
             source_blocks: Vec::new(),
             destination_blocks: Vec::new(),
             layers: None,
+            landing: None,
             after: Vec::new(),
             terms: Terms::default(),
         }

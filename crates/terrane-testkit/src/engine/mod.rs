@@ -153,7 +153,7 @@ unsafe impl CopyEngine for SimulatedEngine {
             return Err(Declined::DeviceOrder);
         }
         Ok(Quote {
-            path: "simulated copy",
+            path: "simulated copy".into(),
             reason: "it is the only path of a simulated engine".into(),
             predicted: options.predicted,
         })

@@ -125,7 +125,7 @@ unsafe impl CopyEngine for HostEngine {
             Caching::Past => (PAST_CACHE, &self.rates.past, "too large to be of use in the cache"),
         };
         let predicted = rate.predict(plan.bytes(), plan.runs().len());
-        Ok(Quote { path, reason: Cow::Borrowed(reason), predicted })
+        Ok(Quote { path: Cow::Borrowed(path), reason: Cow::Borrowed(reason), predicted })
     }
 
     fn submit(&self, job: CopyJob) {

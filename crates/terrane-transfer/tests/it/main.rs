@@ -25,4 +25,5 @@ mod ownership;
 mod plans;
 mod queues;
 mod refusals;
+mod relays;
 mod support;

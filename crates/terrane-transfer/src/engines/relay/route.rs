@@ -1,0 +1,231 @@
+//! Which engine copies into the bounce slots and which out of them, and how long that takes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrane_core::{Durability, Location};
+
+use super::bounce::Bounce;
+use super::cut::{Chunk, Cut};
+use super::step::RelayStep;
+use crate::{
+    CopyEngine, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
+    TransferError, TransferPlan,
+};
+
+/// What the engine and its thread share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) engines: [Arc<dyn CopyEngine>; 2],
+    pub(super) bounce: Bounce,
+    pub(super) planner: Planner,
+}
+
+/// How a plan is relayed.
+#[derive(Debug)]
+pub(super) struct Route {
+    pub(super) cut: Cut,
+    /// The engine into the slots, and that out of them.
+    engines: [Arc<dyn CopyEngine>; 2],
+    quotes: [Quote; 2],
+}
+
+impl Shared {
+    /// The route of a plan.
+    pub(super) fn route(&self, plan: &TransferPlan, terms: &Terms) -> Result<Route, Declined> {
+        let bounce = self.bounce.kind();
+        if [plan.source(), plan.destination()].iter().any(|end| end.kind() == bounce) {
+            return Err(Declined::Kinds);
+        }
+        let cut = Cut::of(plan, self.bounce.slot_bytes())?;
+        let slot = self.bounce.to_plan_by(&cut.slot).map_err(|_| Declined::SlotTooSmall)?;
+        let sample = Sample::of(&cut, plan);
+        let hops = [
+            self.planner.plan(&sample.into_slot(plan.source(), &slot)),
+            self.planner.plan(&sample.out_of_slot(&slot, plan.destination())),
+        ];
+        // Refused are layouts that overlap the slots', which no other can.
+        let [Ok(into), Ok(out)] = hops else { return Err(Declined::Kinds) };
+        let quotes = |into_slots: &dyn CopyEngine, out_of_slots: &dyn CopyEngine| {
+            let [first, second] = quoted_terms(plan, terms, self);
+            Ok([into_slots.quote(&into, &first)?, out_of_slots.quote(&out, &second)?])
+        };
+        let [one, other] = &self.engines;
+        let forwards = match quotes(&**one, &**other) {
+            Ok(quotes) => {
+                return Ok(Route { cut, engines: [one.clone(), other.clone()], quotes });
+            }
+            Err(declined) => declined,
+        };
+        match quotes(&**other, &**one) {
+            Ok(quotes) => Ok(Route { cut, engines: [other.clone(), one.clone()], quotes }),
+            Err(Declined::Kinds) => Err(forwards),
+            Err(declined) => Err(declined),
+        }
+    }
+
+    /// The plan of a job that copies nothing, and is done when the device order has been reached.
+    pub(super) fn order_plan(
+        &self,
+        route: &Route,
+        plan: &TransferPlan,
+    ) -> Result<TransferPlan, TransferError> {
+        let slot = self.bounce.to_plan_by(&route.cut.slot)?;
+        let nothing = Sample::nothing();
+        self.planner.plan(&match order_step(plan) {
+            RelayStep::OutOfBounce => nothing.out_of_slot(&slot, plan.destination()),
+            _ => nothing.into_slot(plan.source(), &slot),
+        })
+    }
+
+    /// The plan of a job that copies nothing, and is done when the destination is durable.
+    pub(super) fn durability_plan(
+        &self,
+        route: &Route,
+        plan: &TransferPlan,
+    ) -> Result<TransferPlan, TransferError> {
+        let slot = self.bounce.to_plan_by(&route.cut.slot)?;
+        self.planner.plan(&Sample::nothing().out_of_slot(&slot, plan.destination()))
+    }
+
+    /// The terms of a part of a transfer whose device order has been reached.
+    pub(super) fn terms(&self, step: RelayStep, plan: &TransferPlan, terms: &Terms) -> Terms {
+        let end = match step {
+            RelayStep::Order | RelayStep::IntoBounce => plan.source(),
+            RelayStep::OutOfBounce | RelayStep::Durability => plan.destination(),
+        };
+        let on_device = end.kind().is_device() || self.bounce.kind().is_device();
+        Terms {
+            device_order: on_device.then_some(DeviceOrder::AlreadySynchronised),
+            durability: Durability::None,
+            deadline: terms.deadline,
+            more_follows: true,
+        }
+    }
+}
+
+impl Route {
+    pub(super) fn engine(&self, step: RelayStep, plan: &TransferPlan) -> &Arc<dyn CopyEngine> {
+        let [into, out] = &self.engines;
+        match step {
+            RelayStep::Order if order_step(plan) == RelayStep::OutOfBounce => out,
+            RelayStep::Order | RelayStep::IntoBounce => into,
+            RelayStep::OutOfBounce | RelayStep::Durability => out,
+        }
+    }
+
+    /// What the manager is told.
+    pub(super) fn quote(&self, bounce: &Bounce) -> Quote {
+        let ([into, out], [first, second]) = (&self.engines, &self.quotes);
+        let (into, out) = (into.name(), out.name());
+        let chunks = self.cut.chunks();
+        Quote {
+            path: format!("{} by {into}, then {} by {out}", first.path, second.path).into(),
+            reason: format!(
+                "by way of {} memory, in {chunks} chunks of up to {}; {into}: {}; {out}: {}",
+                bounce.kind(),
+                self.cut.slot.total_bytes(),
+                first.reason,
+                second.reason,
+            )
+            .into(),
+            predicted: pipelined(first.predicted, second.predicted, chunks),
+        }
+    }
+}
+
+/// The first chunk by both hops, and the slower hop of every further one.
+fn pipelined(first: Duration, second: Duration, chunks: usize) -> Duration {
+    let further = u32::try_from(chunks.saturating_sub(1)).unwrap_or(u32::MAX);
+    first.saturating_add(second).saturating_add(first.max(second).saturating_mul(further))
+}
+
+/// Which hop the device of a stated order takes part in.
+fn order_step(plan: &TransferPlan) -> RelayStep {
+    if plan.source().kind().is_device() || !plan.destination().kind().is_device() {
+        RelayStep::IntoBounce
+    } else {
+        RelayStep::OutOfBounce
+    }
+}
+
+/// The terms by which the hops are quoted: here the device's order and the durability have to be
+/// such as the engines take.
+fn quoted_terms(plan: &TransferPlan, terms: &Terms, shared: &Shared) -> [Terms; 2] {
+    let [mut first, mut second] =
+        [RelayStep::IntoBounce, RelayStep::OutOfBounce].map(|step| shared.terms(step, plan, terms));
+    match order_step(plan) {
+        RelayStep::OutOfBounce => second.device_order = terms.device_order,
+        _ if terms.device_order.is_some() => first.device_order = terms.device_order,
+        _ => {}
+    }
+    second.durability = terms.durability;
+    [first, second]
+}
+
+/// Whether the device's order has still to be waited for.
+pub(super) fn has_order(terms: &Terms) -> bool {
+    !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised))
+}
+
+/// Whether anything that the plan writes has to be made durable.
+pub(super) fn has_durability(plan: &TransferPlan, terms: &Terms) -> bool {
+    let stated = plan.destination().bases().iter().filter_map(|base| match base {
+        Location::File(position) => Some(position.file.durability),
+        _ => None,
+    });
+    stated.map(|durability| durability.max(terms.durability)).any(|it| it > Durability::None)
+}
+
+/// The transfers of one chunk.
+pub(super) struct Sample<'a> {
+    pub(super) sources: &'a [u32],
+    pub(super) destinations: &'a [u32],
+    /// `None` for a chunk of no blocks.
+    pub(super) chunk: Option<Chunk>,
+}
+
+impl<'a> Sample<'a> {
+    /// The first chunk of a plan.
+    fn of(cut: &Cut, plan: &'a TransferPlan) -> Self {
+        let chunk = cut.chunk(0);
+        let pairs = chunk.as_ref().map(|chunk| chunk.pairs.clone()).unwrap_or_default();
+        Self {
+            sources: plan.source_blocks().get(pairs.clone()).unwrap_or_default(),
+            destinations: plan.destination_blocks().get(pairs).unwrap_or_default(),
+            chunk,
+        }
+    }
+
+    fn nothing() -> Self {
+        Self { sources: &[], destinations: &[], chunk: None }
+    }
+
+    pub(super) fn into_slot(&self, source: &Endpoint, slot: &Endpoint) -> Transfer {
+        let transfer = Transfer::new(source, slot).blocks(self.sources, &self.in_slot());
+        self.layered(transfer, Side::Source)
+    }
+
+    pub(super) fn out_of_slot(&self, slot: &Endpoint, destination: &Endpoint) -> Transfer {
+        let transfer = Transfer::new(slot, destination).blocks(&self.in_slot(), self.destinations);
+        self.layered(transfer, Side::Destination)
+    }
+
+    /// The blocks of the slot, in the order of the chunk.
+    fn in_slot(&self) -> Vec<u32> {
+        (0..).take(self.sources.len()).collect()
+    }
+
+    /// In a slot, the first layer of the chunk is layer 0.
+    fn layered(&self, transfer: Transfer, side: Side) -> Transfer {
+        let layers = self.chunk.as_ref().map_or(0..1, |chunk| chunk.layers.clone());
+        match side {
+            Side::Source => Transfer { layers: Some(layers), landing: Some(0), ..transfer },
+            Side::Destination => Transfer {
+                layers: Some(0..layers.end - layers.start),
+                landing: Some(layers.start),
+                ..transfer
+            },
+        }
+    }
+}
