@@ -158,10 +158,8 @@ fn cached(
     region: &Region,
     config: &LayoutConfig,
 ) -> Result<Endpoint, LayoutError> {
-    if let Some((known, endpoint)) = latest.as_ref() {
-        if known == config {
-            return Ok(endpoint.clone());
-        }
+    if let Some((_, endpoint)) = latest.as_ref().filter(|(known, _)| known == config) {
+        return Ok(endpoint.clone());
     }
     let layout = LayoutBuilder::new(*config)
         .fully_contiguous()

@@ -41,14 +41,14 @@ impl Shared {
         let slot = self.bounce.to_plan_by(&cut.slot).map_err(|_| Declined::SlotTooSmall)?;
         let sample = Sample::of(&cut, plan);
         let hops = [
-            self.planner.plan(&sample.into_slot(plan.source(), &slot)),
-            self.planner.plan(&sample.out_of_slot(&slot, plan.destination())),
+            self.planner.plan(&sample.to_slot(plan.source(), &slot)),
+            self.planner.plan(&sample.from_slot(&slot, plan.destination())),
         ];
         // Refused are layouts that overlap the slots', which no other can.
         let [Ok(into), Ok(out)] = hops else { return Err(Declined::Kinds) };
-        let quotes = |into_slots: &dyn CopyEngine, out_of_slots: &dyn CopyEngine| {
+        let quotes = |to_slots: &dyn CopyEngine, out_of_slots: &dyn CopyEngine| {
             let [first, second] = quoted_terms(plan, terms, self);
-            Ok([into_slots.quote(&into, &first)?, out_of_slots.quote(&out, &second)?])
+            Ok([to_slots.quote(&into, &first)?, out_of_slots.quote(&out, &second)?])
         };
         let [one, other] = &self.engines;
         let forwards = match quotes(&**one, &**other) {
@@ -73,8 +73,8 @@ impl Shared {
         let slot = self.bounce.to_plan_by(&route.cut.slot)?;
         let nothing = Sample::nothing();
         self.planner.plan(&match order_step(plan) {
-            RelayStep::OutOfBounce => nothing.out_of_slot(&slot, plan.destination()),
-            _ => nothing.into_slot(plan.source(), &slot),
+            RelayStep::OutOfBounce => nothing.from_slot(&slot, plan.destination()),
+            _ => nothing.to_slot(plan.source(), &slot),
         })
     }
 
@@ -85,7 +85,7 @@ impl Shared {
         plan: &TransferPlan,
     ) -> Result<TransferPlan, TransferError> {
         let slot = self.bounce.to_plan_by(&route.cut.slot)?;
-        self.planner.plan(&Sample::nothing().out_of_slot(&slot, plan.destination()))
+        self.planner.plan(&Sample::nothing().from_slot(&slot, plan.destination()))
     }
 
     /// The terms of a part of a transfer whose device order has been reached.
@@ -201,12 +201,12 @@ impl<'a> Sample<'a> {
         Self { sources: &[], destinations: &[], chunk: None }
     }
 
-    pub(super) fn into_slot(&self, source: &Endpoint, slot: &Endpoint) -> Transfer {
+    pub(super) fn to_slot(&self, source: &Endpoint, slot: &Endpoint) -> Transfer {
         let transfer = Transfer::new(source, slot).blocks(self.sources, &self.in_slot());
         self.layered(transfer, Side::Source)
     }
 
-    pub(super) fn out_of_slot(&self, slot: &Endpoint, destination: &Endpoint) -> Transfer {
+    pub(super) fn from_slot(&self, slot: &Endpoint, destination: &Endpoint) -> Transfer {
         let transfer = Transfer::new(slot, destination).blocks(&self.in_slot(), self.destinations);
         self.layered(transfer, Side::Destination)
     }

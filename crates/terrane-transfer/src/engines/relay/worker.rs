@@ -289,8 +289,8 @@ impl Active {
         };
         let plan = self.job.plan();
         shared.planner.plan(&match part.step {
-            RelayStep::OutOfBounce => chunk.out_of_slot(&slot, plan.destination()),
-            _ => chunk.into_slot(plan.source(), &slot),
+            RelayStep::OutOfBounce => chunk.from_slot(&slot, plan.destination()),
+            _ => chunk.to_slot(plan.source(), &slot),
         })
     }
 
