@@ -5,7 +5,7 @@ mod disk;
 mod host;
 mod rate;
 mod relay;
-mod threads;
+pub mod threads;
 
 pub use disk::{DiskEngine, DiskEngineOptions};
 pub use host::{HostEngine, HostEngineOptions};

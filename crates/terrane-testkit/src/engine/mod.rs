@@ -1,16 +1,18 @@
 //! A copy engine whose order, delays, failures and very steps a test decides.
 
 mod execute;
+mod layers;
 mod options;
 
 pub use options::{Fault, InjectedFault, SimulatedEngineOptions};
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use terrane_core::StorageKind;
+use terrane_transfer::engines::threads;
 use terrane_transfer::{CopyEngine, CopyJob, Declined, Quote, Terms, TransferPlan};
 
 use crate::device::{Gate, lock};
@@ -19,9 +21,14 @@ use crate::random::Seeded;
 /// Copies between host memory and simulated devices, on threads of its own, as
 /// [`SimulatedEngineOptions`] say.
 ///
+/// Of layer-wise transfers it tells layer by layer, in the order that the seed decides: with an event
+/// of a simulated stream, where a device takes part, and that the layer is done, which it leaves
+/// out now and then, as an engine may.
+///
 /// While it [holds](Self::hold) jobs back, they stay in flight until the test
 /// [releases](Self::release) them one by one. When it drops, jobs that neither the test nor a
-/// stream holds back are executed, the others dropped unfinished, and the threads joined.
+/// stream holds back are executed, the others dropped unfinished, and the threads joined,
+/// unless it drops on a thread of an engine.
 #[derive(Debug)]
 pub struct SimulatedEngine {
     shared: Arc<Shared>,
@@ -80,10 +87,7 @@ impl SimulatedEngine {
             Arc::new(Shared { options, state: Mutex::new(state), changed: Condvar::new() });
         let start = |number| {
             let shared = Arc::clone(&shared);
-            thread::Builder::new()
-                .name(format!("simulated-{number}"))
-                .spawn(move || shared.work())
-                .expect("a thread")
+            threads::spawn(format!("simulated-{number}"), move || shared.work()).expect("a thread")
         };
         let workers = (0..threads).map(start).collect();
         Self { shared, workers }
@@ -170,13 +174,7 @@ impl Drop for SimulatedEngine {
     fn drop(&mut self) {
         lock(&self.shared.state).closed = true;
         self.shared.changed.notify_all();
-        for worker in self.workers.drain(..) {
-            // A job that waited for another one brings the engine along, so that the last
-            // reference may well drop on one of the engine's own threads, which ends by itself.
-            if worker.thread().id() != thread::current().id() {
-                let _ = worker.join();
-            }
-        }
+        threads::join(self.workers.drain(..));
     }
 }
 

@@ -9,13 +9,14 @@ use crate::{Declined, Endpoint, TransferPlan};
 
 /// A plan's blocks and layers in chunks of so many, and what a chunk looks like in a slot:
 /// the config of a layout of whole blocks, of which only the layers of the chunk are there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     /// Of a full chunk. Its blocks and layers are those of a chunk.
     pub(super) slot: LayoutConfig,
     blocks: usize,
-    first_layer: u32,
-    end_layer: u32,
+    layers: Range<u32>,
+    /// Whether some layers of all blocks come before the next layers.
+    by_layer: bool,
 }
 
 /// Some of the plan's pairs of blocks, and some of its layers.
@@ -35,60 +36,90 @@ impl Cut {
     /// Cuts `plan` for slots of `slot_bytes`.
     ///
     /// Chunks are of whole blocks, as near to an eighth of the plan as the slots and the latency
-    /// of a hop allow; of some layers of one block, where a block does not fit.
-    pub(super) fn of(plan: &TransferPlan, slot_bytes: ByteCount) -> Result<Self, Declined> {
+    /// of a hop allow; of some layers of one block, where a block does not fit; and of some layers
+    /// of all blocks, or of as many blocks as fit, where layers are wanted one after the other.
+    pub(super) fn of(
+        plan: &TransferPlan,
+        by_layer: bool,
+        slot_bytes: ByteCount,
+    ) -> Result<Self, Declined> {
         let base = shaping_end(plan).layout().config();
-        let all = plan.layers();
-        // Both are at most the bytes of a block, which its config proved to fit.
+        let layers = plan.layers();
+        let num_layers = u64::from(layers.end - layers.start);
+        // All of these are at most the bytes of the plan, which it proved to fit, or of a block.
         let layer_bytes = base.piece_bytes().get() * u64::from(base.outer_dim());
-        let block_bytes = layer_bytes * u64::from(all.end - all.start);
+        let blocks = plan.destination_blocks().len();
+        let num_blocks = ByteCount::from_usize(blocks).get().max(1);
         let wanted = (plan.bytes().get() / CHUNKS).max(LEAST_CHUNK.get()).min(slot_bytes.get());
-        let count = ByteCount::from_usize(plan.destination_blocks().len()).get();
-        let (blocks, layers) = if block_bytes <= slot_bytes.get() {
-            ((wanted / block_bytes.max(1)).clamp(1, count.max(1)), all.end - all.start)
-        } else {
-            let layers = slot_bytes.get().checked_div(layer_bytes).unwrap_or(0);
-            (1, u32::try_from(layers).unwrap_or(u32::MAX).min(all.end - all.start))
+        // How many of the outer dimension a chunk has of which as many of the inner one, if not
+        // even one of the former fits, of as many bytes each.
+        let fit = |outer: u64, inner: u64, bytes: u64| {
+            if inner * bytes <= slot_bytes.get() {
+                ((wanted / (inner * bytes)).clamp(1, outer), inner)
+            } else {
+                (1, slot_bytes.get() / bytes)
+            }
         };
-        if layers == 0 {
+        let (of_blocks, of_layers) = if by_layer {
+            let (of_layers, of_blocks) = fit(num_layers, num_blocks, layer_bytes);
+            (of_blocks, of_layers)
+        } else {
+            fit(num_blocks, num_layers, layer_bytes)
+        };
+        let [of_blocks, of_layers] = [of_blocks, of_layers].map(u32::try_from);
+        let (Ok(of_blocks @ 1..), Ok(of_layers @ 1..)) = (of_blocks, of_layers) else {
             return Err(Declined::SlotTooSmall);
-        }
-        let slot =
-            u32::try_from(blocks).map_err(|_| Declined::SlotTooSmall).and_then(|blocks| {
-                base.with_num_layers(layers)
-                    .and_then(|config| config.with_num_blocks(blocks))
-                    .and_then(|config| config.with_block_alignment(Alignment::BYTE))
-                    .map_err(|_| Declined::SlotTooSmall)
-            })?;
-        let blocks = ByteCount::new(count).to_usize();
-        Ok(Self { slot, blocks, first_layer: all.start, end_layer: all.end })
+        };
+        let slot = base
+            .with_num_layers(of_layers)
+            .and_then(|config| config.with_num_blocks(of_blocks))
+            .and_then(|config| config.with_block_alignment(Alignment::BYTE))
+            .map_err(|_| Declined::SlotTooSmall)?;
+        Ok(Self { slot, blocks, layers, by_layer })
     }
 
     /// How many chunks there are.
     pub(super) fn chunks(&self) -> usize {
-        self.blocks.div_ceil(self.pairs_of_chunk()) * self.groups_of_layers()
+        self.groups_of_blocks() * self.groups_of_layers()
     }
 
-    /// A chunk by its number, from 0 on; one block after the other.
+    /// A chunk by its number, from 0 on.
     pub(super) fn chunk(&self, number: usize) -> Option<Chunk> {
+        let blocks = match self.by_layer {
+            true => number.checked_rem(self.groups_of_blocks())?,
+            false => number / self.groups_of_layers(),
+        };
+        let begin = blocks * index(self.slot.num_blocks());
+        let pairs = begin..(begin + index(self.slot.num_blocks())).min(self.blocks);
+        Some(Chunk { pairs, layers: self.layers_of(self.group_of_layers(number)?)? })
+    }
+
+    /// Which of the groups of layers a chunk is of.
+    pub(super) fn group_of_layers(&self, number: usize) -> Option<usize> {
         if number >= self.chunks() {
             return None;
         }
-        let (group, part) = (number / self.groups_of_layers(), number % self.groups_of_layers());
-        let begin = group * self.pairs_of_chunk();
-        let pairs = begin..(begin + self.pairs_of_chunk()).min(self.blocks);
-        let part = u32::try_from(part).ok()?;
-        let first = self.first_layer + part * self.slot.num_layers();
-        let layers = first..first.saturating_add(self.slot.num_layers()).min(self.end_layer);
-        Some(Chunk { pairs, layers })
+        match self.by_layer {
+            true => number.checked_div(self.groups_of_blocks()),
+            false => Some(number % self.groups_of_layers()),
+        }
     }
 
-    fn pairs_of_chunk(&self) -> usize {
-        index(self.slot.num_blocks())
+    /// The layers of a group.
+    pub(super) fn layers_of(&self, group: usize) -> Option<Range<u32>> {
+        let first = u32::try_from(group).ok()?.checked_mul(self.slot.num_layers())?;
+        let first = self.layers.start.checked_add(first)?;
+        Some(first..first.saturating_add(self.slot.num_layers()).min(self.layers.end))
     }
 
-    fn groups_of_layers(&self) -> usize {
-        index((self.end_layer - self.first_layer).div_ceil(self.slot.num_layers()))
+    /// The groups that layers come in, of chunks of all blocks each.
+    pub(super) fn groups_of_layers(&self) -> usize {
+        index((self.layers.end - self.layers.start).div_ceil(self.slot.num_layers()))
+    }
+
+    /// The chunks of a group of layers.
+    pub(super) fn groups_of_blocks(&self) -> usize {
+        self.blocks.div_ceil(index(self.slot.num_blocks()))
     }
 }
 

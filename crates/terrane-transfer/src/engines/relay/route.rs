@@ -37,18 +37,18 @@ impl Shared {
         if [plan.source(), plan.destination()].iter().any(|end| end.kind() == bounce) {
             return Err(Declined::Kinds);
         }
-        let cut = Cut::of(plan, self.bounce.slot_bytes())?;
+        let cut = Cut::of(plan, terms.layer_wise, self.bounce.slot_bytes())?;
         let slot = self.bounce.to_plan_by(&cut.slot).map_err(|_| Declined::SlotTooSmall)?;
         let sample = Sample::of(&cut, plan);
         let hops = [
-            self.planner.plan(&sample.to_slot(plan.source(), &slot)),
-            self.planner.plan(&sample.from_slot(&slot, plan.destination())),
+            self.planner.plan(&sample.inwards(plan.source(), &slot)),
+            self.planner.plan(&sample.outwards(&slot, plan.destination())),
         ];
         // Refused are layouts that overlap the slots', which no other can.
         let [Ok(into), Ok(out)] = hops else { return Err(Declined::Kinds) };
-        let quotes = |to_slots: &dyn CopyEngine, out_of_slots: &dyn CopyEngine| {
+        let quotes = |into_slots: &dyn CopyEngine, out_of_slots: &dyn CopyEngine| {
             let [first, second] = quoted_terms(plan, terms, self);
-            Ok([to_slots.quote(&into, &first)?, out_of_slots.quote(&out, &second)?])
+            Ok([into_slots.quote(&into, &first)?, out_of_slots.quote(&out, &second)?])
         };
         let [one, other] = &self.engines;
         let forwards = match quotes(&**one, &**other) {
@@ -73,8 +73,8 @@ impl Shared {
         let slot = self.bounce.to_plan_by(&route.cut.slot)?;
         let nothing = Sample::nothing();
         self.planner.plan(&match order_step(plan) {
-            RelayStep::OutOfBounce => nothing.from_slot(&slot, plan.destination()),
-            _ => nothing.to_slot(plan.source(), &slot),
+            RelayStep::OutOfBounce => nothing.outwards(&slot, plan.destination()),
+            _ => nothing.inwards(plan.source(), &slot),
         })
     }
 
@@ -85,7 +85,7 @@ impl Shared {
         plan: &TransferPlan,
     ) -> Result<TransferPlan, TransferError> {
         let slot = self.bounce.to_plan_by(&route.cut.slot)?;
-        self.planner.plan(&Sample::nothing().from_slot(&slot, plan.destination()))
+        self.planner.plan(&Sample::nothing().outwards(&slot, plan.destination()))
     }
 
     /// The terms of a part of a transfer whose device order has been reached.
@@ -100,6 +100,7 @@ impl Shared {
             durability: Durability::None,
             deadline: terms.deadline,
             more_follows: true,
+            layer_wise: false,
         }
     }
 }
@@ -201,12 +202,12 @@ impl<'a> Sample<'a> {
         Self { sources: &[], destinations: &[], chunk: None }
     }
 
-    pub(super) fn to_slot(&self, source: &Endpoint, slot: &Endpoint) -> Transfer {
+    pub(super) fn inwards(&self, source: &Endpoint, slot: &Endpoint) -> Transfer {
         let transfer = Transfer::new(source, slot).blocks(self.sources, &self.in_slot());
         self.layered(transfer, Side::Source)
     }
 
-    pub(super) fn from_slot(&self, slot: &Endpoint, destination: &Endpoint) -> Transfer {
+    pub(super) fn outwards(&self, slot: &Endpoint, destination: &Endpoint) -> Transfer {
         let transfer = Transfer::new(slot, destination).blocks(&self.in_slot(), self.destinations);
         self.layered(transfer, Side::Destination)
     }

@@ -7,6 +7,7 @@ use crossbeam_channel::Sender;
 use terrane_core::BoxedCause;
 
 use super::worker::Message;
+use crate::attend::Attendant;
 use crate::completion::Settle;
 use crate::job::Ending;
 use crate::{
@@ -68,6 +69,9 @@ struct Notice {
 }
 
 impl Settle for Notice {
+    /// Nobody waits for a part: the thread that is told of its end does not look before.
+    fn attend(&self, _: Attendant) {}
+
     fn settle(&self, result: Result<Report, TransferError>) {
         // The thread is there until every part has ended.
         let _ = self.to.send(Message::Ended(self.part, result.map(drop)));
@@ -86,7 +90,7 @@ pub(super) fn job(
     let quote = engine.quote(&plan, &terms)?;
     let explanation = Explanation::new(&plan, engine, quote);
     let settle = Arc::new(Notice { part, to: to.clone() });
-    let ending = Ending::new(Ticket::new([]), settle, explanation);
+    let ending = Ending::new(Ticket::new([]), settle, None, explanation);
     Ok(CopyJob::part(plan, terms, progress, ending))
 }
 

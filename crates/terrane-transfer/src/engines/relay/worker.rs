@@ -58,6 +58,8 @@ struct Active {
     chunks: Slab<Held>,
     /// Parts that have not ended.
     in_flight: usize,
+    /// Of each group of layers, the chunks that have not arrived.
+    to_arrive: Vec<usize>,
     /// Whether there is something left to make durable.
     to_sync: bool,
     failure: Option<Failure>,
@@ -65,6 +67,7 @@ struct Active {
 
 /// A chunk, and the slot that it goes through.
 struct Held {
+    number: usize,
     chunk: Chunk,
     slot: Slot,
 }
@@ -106,6 +109,7 @@ impl Worker {
             Err(failure) => return failure.end(job),
         };
         let (sources, destinations) = in_order(job.plan());
+        let to_arrive = vec![route.cut.groups_of_blocks(); route.cut.groups_of_layers()];
         let to_sync = has_durability(job.plan(), job.terms());
         let active = Active {
             job,
@@ -115,6 +119,7 @@ impl Worker {
             next: 0,
             chunks: Slab::new(),
             in_flight: usize::from(ordered),
+            to_arrive,
             to_sync,
             failure: None,
         };
@@ -128,8 +133,10 @@ impl Worker {
     fn ended(&mut self, part: Part, result: Result<(), TransferError>) {
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return };
         active.in_flight -= 1;
-        if let Err(error) = result {
-            active.fail_at(part, error);
+        match result {
+            Ok(()) if part.step == RelayStep::OutOfBounce => active.arrived(part.chunk),
+            Ok(()) => {}
+            Err(error) => active.fail_at(part, error),
         }
         let goes_out = part.step == RelayStep::IntoBounce
             && active.failure.is_none()
@@ -195,9 +202,10 @@ impl Worker {
         let Some(chunk) = active.route.cut.chunk(active.next) else {
             return self.shared.bounce.give_back(slot);
         };
+        let number = active.next;
         active.next += 1;
         active.job.start();
-        let chunk = active.chunks.insert(Held { chunk, slot });
+        let chunk = active.chunks.insert(Held { number, chunk, slot });
         let part = Part { transfer, step: RelayStep::IntoBounce, chunk };
         if !self.copy(part) {
             self.release(transfer, chunk);
@@ -289,8 +297,8 @@ impl Active {
         };
         let plan = self.job.plan();
         shared.planner.plan(&match part.step {
-            RelayStep::OutOfBounce => chunk.from_slot(&slot, plan.destination()),
-            _ => chunk.to_slot(plan.source(), &slot),
+            RelayStep::OutOfBounce => chunk.outwards(&slot, plan.destination()),
+            _ => chunk.inwards(plan.source(), &slot),
         })
     }
 
@@ -322,6 +330,21 @@ impl Active {
         // A job that is lost in a panic tells of its end as it drops.
         let _ = catch_unwind(AssertUnwindSafe(|| engine.submit(job)));
         true
+    }
+
+    /// Tells of the layers that have arrived with this chunk.
+    fn arrived(&mut self, chunk: usize) {
+        let Some(layers) = self.job.layers() else { return };
+        let cut = &self.route.cut;
+        let Some(held) = self.chunks.get(chunk) else { return };
+        let Some(group) = cut.group_of_layers(held.number) else { return };
+        let Some(left) = self.to_arrive.get_mut(group) else { return };
+        *left -= 1;
+        if *left == 0
+            && let Some(range) = cut.layers_of(group)
+        {
+            layers.done(range);
+        }
     }
 
     fn fail_at(&mut self, part: Part, error: TransferError) {
