@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, Durability, Memory, StorageKind,
-};
+use terrane_core::{Alignment, Allocate, AllocateError, ByteCount, Durability, StorageKind};
 use terrane_layout::{LayoutConfig, LayoutKind};
 use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::copy_engine::{self, EngineFixture, check_copy_engine, end_of};
@@ -22,8 +20,8 @@ use terrane_transfer::engines::{
     RelaySlots, RelayStep, StepFailed,
 };
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Planner, Quote, Terms, Transfer,
-    TransferError, TransferManager, TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer, TransferError,
+    TransferManager, TransferPlan,
 };
 
 use crate::support::*;
@@ -150,12 +148,23 @@ fn blocks_larger_than_a_slot_and_of_its_very_size_are_copied() {
 
 /// A relay between simulated engines that the test steers.
 struct Steered {
+    /// Drops first: a relay waits for its parts, and a test that fails must not.
+    _release: ReleaseAll,
     device: Arc<SimulatedEngine>,
     system: Arc<SimulatedEngine>,
     relay: Arc<RelayEngine>,
     manager: TransferManager,
     source: Endpoint,
     destination: Endpoint,
+}
+
+/// Lets go of what an engine holds back.
+struct ReleaseAll(Arc<SimulatedEngine>);
+
+impl Drop for ReleaseAll {
+    fn drop(&mut self) {
+        self.0.release_all();
+    }
 }
 
 /// Of `shape()`.
@@ -175,7 +184,8 @@ impl Steered {
         let source = endpoint_in(&HeapAllocator::simulated_device(0), config(16), OUTER_FIRST);
         let destination = endpoint(config(16), CONTIGUOUS);
         Pattern::new(1).fill(&source).unwrap();
-        Self { device, system, relay, manager, source, destination }
+        let _release = ReleaseAll(system.clone());
+        Self { _release, device, system, relay, manager, source, destination }
     }
 
     fn transfer(&self, from: &[u32], to: &[u32]) -> Transfer {
@@ -531,12 +541,17 @@ fn to_and_fro_at_once_nothing_waits_for_ever() {
 /// What a relay would be given is what it gives: each hop may itself be relayed.
 #[test]
 fn a_relay_may_be_a_hop_of_another() {
+    for slot_bytes in [4 * BLOCK, BLOCK / 2, BLOCK / 4] {
+        relay_over_a_relay(&slots(2, slot_bytes), &slots(2, BLOCK / 2));
+    }
+}
+
+fn relay_over_a_relay(options: &RelayOptions, inner_options: &RelayOptions) {
     let device = Arc::new(SimulatedEngine::new(to_device()));
     let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
     let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
-    let options = slots(2, 4 * BLOCK);
-    let inner = RelayEngine::new(device, host, HeapAllocator::pinned(), &options).unwrap();
-    let outer = RelayEngine::new(Arc::new(inner), disk, HeapAllocator::system(), &options).unwrap();
+    let inner = RelayEngine::new(device, host, HeapAllocator::pinned(), inner_options).unwrap();
+    let outer = RelayEngine::new(Arc::new(inner), disk, HeapAllocator::system(), options).unwrap();
     let manager = TransferManager::new([Arc::new(outer) as _]);
     let directory = tempfile::tempdir().unwrap();
     let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
@@ -547,7 +562,44 @@ fn a_relay_may_be_a_hop_of_another() {
     let transfer = Transfer::new(&here, &file).blocks(&blocks, &blocks);
     run(&manager, transfer.device_order(DeviceOrder::AlreadySynchronised));
     Pattern::new(5).verify(&file).unwrap().assert_clean("through two slots");
-    let plan = Planner::new().plan(&Transfer::new(&here, &here)).unwrap();
-    assert!(manager.engines()[0].quote(&plan, &Terms::default()).is_err());
-    assert!(here.layout().regions().iter().all(|region| region.kind().is_device()));
+}
+
+#[test]
+fn layers_are_told_of_as_they_arrive() {
+    let rig = Steered::new(&slots(1, 4 * 2 * PIECE));
+    rig.system.hold();
+    // A slot holds one layer of four blocks.
+    let blocks = [0, 1, 2, 3];
+    let transfer = rig.transfer(&blocks, &blocks).layer_wise();
+    let completion = rig.manager.submit(transfer, ()).unwrap();
+    let layers = completion.layers().unwrap();
+    for layer in 0..3 {
+        rig.system.release(1);
+        layers.wait(layer).unwrap();
+        assert!(!layers.is_done(layer + 1));
+    }
+    rig.system.release_all();
+    end_of(completion).result.unwrap();
+    assert!(layers.is_done(3));
+    let found = Pattern::new(1).verify_blocks(&rig.destination, &blocks, &blocks, 0..4);
+    found.unwrap().assert_clean("all layers");
+}
+
+/// The last reference to the relay goes with a transfer that waited for one of another engine, on
+/// that engine's thread, which the relay needs to end what it has begun.
+#[test]
+fn a_relay_may_drop_on_the_thread_of_an_engine_that_it_needs() {
+    let rig = Steered::new(&slots(1, BLOCK));
+    let both = TransferManager::new([rig.relay.clone() as _, rig.system.clone() as _]);
+    let pinned = endpoint_in(&HeapAllocator::pinned(), config(16), CONTIGUOUS);
+    rig.system.hold();
+    let first = Transfer::new(&rig.destination, &pinned).blocks(&[5], &[5]);
+    let first = both.submit(first, ()).unwrap();
+    let all: Vec<u32> = (0..4).collect();
+    let second = both.submit(rig.transfer(&all, &all).after(&first.ticket()), ()).unwrap();
+    let Steered { system, relay, manager, .. } = rig;
+    drop((both, manager, relay));
+    system.release_all();
+    end_of(first).result.unwrap();
+    end_of(second).result.unwrap();
 }

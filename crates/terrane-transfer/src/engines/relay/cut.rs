@@ -15,6 +15,7 @@ pub(super) struct Cut {
     pub(super) slot: LayoutConfig,
     blocks: usize,
     layers: Range<u32>,
+    landing: u32,
     /// Whether some layers of all blocks come before the next layers.
     by_layer: bool,
 }
@@ -23,7 +24,10 @@ pub(super) struct Cut {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) pairs: Range<usize>,
+    /// By their numbers in the source.
     pub(super) layers: Range<u32>,
+    /// Which layer of the destination the first of them goes to.
+    pub(super) landing: u32,
 }
 
 /// With this many chunks, all but an eighth of the shorter hop is hidden behind the other one.
@@ -75,7 +79,7 @@ impl Cut {
             .and_then(|config| config.with_num_blocks(of_blocks))
             .and_then(|config| config.with_block_alignment(Alignment::BYTE))
             .map_err(|_| Declined::SlotTooSmall)?;
-        Ok(Self { slot, blocks, layers, by_layer })
+        Ok(Self { slot, blocks, layers, landing: plan.landing, by_layer })
     }
 
     /// How many chunks there are.
@@ -91,7 +95,9 @@ impl Cut {
         };
         let begin = blocks * index(self.slot.num_blocks());
         let pairs = begin..(begin + index(self.slot.num_blocks())).min(self.blocks);
-        Some(Chunk { pairs, layers: self.layers_of(self.group_of_layers(number)?)? })
+        let layers = self.layers_of(self.group_of_layers(number)?)?;
+        let landing = self.landing + (layers.start - self.layers.start);
+        Some(Chunk { pairs, layers, landing })
     }
 
     /// Which of the groups of layers a chunk is of.

@@ -144,23 +144,19 @@ impl RelayEngine {
         self.shared.bounce.trim()
     }
 
-    /// The part that waits for the device order of a job, if there is anything to wait for.
-    fn order(
-        &self,
-        route: &Route,
-        job: &CopyJob,
-        transfer: u64,
-    ) -> Result<Option<CopyJob>, Failure> {
-        if !has_order(job.terms()) {
-            return Ok(None);
-        }
+    fn begin(&self, begin: Begin) {
+        // Should the thread be gone, the job drops here, which tells its caller.
+        let _ = self.messages.send(Message::Begin(Box::new(begin)));
+    }
+
+    /// The part that waits for the device order of a job.
+    fn order(&self, route: &Route, job: &CopyJob, transfer: u64) -> Result<CopyJob, Failure> {
         let part = Part { transfer, step: RelayStep::Order, chunk: 0 };
-        let engine = route.engine(part.step, job.plan());
+        let engine = route.engine(part.step);
         let plan = self.shared.order_plan(route, job.plan())?;
-        let (order, deadline) = (job.terms().device_order, job.terms().deadline);
-        let terms = Terms { device_order: order, deadline, ..Terms::default() };
+        let (device_order, deadline) = (job.terms().device_order, job.terms().deadline);
+        let terms = Terms { device_order, deadline, ..Terms::default() };
         step::job(&**engine, plan, terms, Arc::default(), part, &self.messages)
-            .map(Some)
             .map_err(|declined| Failure::declined(declined, part.step, engine.name()))
     }
 }
@@ -180,24 +176,23 @@ unsafe impl CopyEngine for RelayEngine {
     fn submit(&self, job: CopyJob) {
         // Relaxed: only uniqueness is asked for.
         let transfer = self.next.fetch_add(1, Ordering::Relaxed);
-        let routed = self.shared.route(job.plan(), job.terms());
-        let routed = routed.map_err(|why| Failure::declined(why, RelayStep::IntoBounce, NAME));
-        let (route, order) = match routed {
-            Ok(route) => match self.order(&route, &job, transfer) {
-                Ok(order) => (Ok(route), order),
-                Err(failure) => (Err(failure), None),
-            },
-            Err(failure) => (Err(failure), None),
-        };
-        let waiting = order
-            .zip(route.as_ref().ok())
-            .map(|(part, route)| (part, Arc::clone(route.engine(RelayStep::Order, job.plan()))));
-        let begin = Begin { transfer, job, route, ordered: waiting.is_some() };
-        // Should the thread be gone, the job drops here, which tells its caller.
-        let _ = self.messages.send(Message::Begin(Box::new(begin)));
-        if let Some((part, engine)) = waiting {
-            // Here and now, as the order is what the device has been given by now.
-            engine.submit(part);
+        if !has_order(job.terms()) {
+            return self.begin(Begin { transfer, job, route: None, ordered: false });
+        }
+        // Here and now, as what the device has been given by now is the order.
+        let routed = self.shared.route_job(&job).and_then(|route| {
+            let order = self.order(&route, &job, transfer)?;
+            Ok((route, order))
+        });
+        match routed {
+            Ok((route, order)) => {
+                let engine = Arc::clone(route.engine(RelayStep::Order));
+                self.begin(Begin { transfer, job, route: Some(Ok(route)), ordered: true });
+                engine.submit(order);
+            }
+            Err(failure) => {
+                self.begin(Begin { transfer, job, route: Some(Err(failure)), ordered: false });
+            }
         }
     }
 }

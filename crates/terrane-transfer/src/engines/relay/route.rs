@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrane_core::{Durability, Location};
+use terrane_core::{Durability, Location, StorageKind};
 
 use super::bounce::Bounce;
 use super::cut::{Chunk, Cut};
-use super::step::RelayStep;
+use super::step::{Failure, RelayStep};
 use crate::{
-    CopyEngine, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
     TransferError, TransferPlan,
 };
 
@@ -28,6 +28,8 @@ pub(super) struct Route {
     /// The engine into the slots, and that out of them.
     engines: [Arc<dyn CopyEngine>; 2],
     quotes: [Quote; 2],
+    /// The hop of the device whose order is stated.
+    order_step: RelayStep,
 }
 
 impl Shared {
@@ -51,17 +53,26 @@ impl Shared {
             Ok([into_slots.quote(&into, &first)?, out_of_slots.quote(&out, &second)?])
         };
         let [one, other] = &self.engines;
-        let forwards = match quotes(&**one, &**other) {
-            Ok(quotes) => {
-                return Ok(Route { cut, engines: [one.clone(), other.clone()], quotes });
+        let order_step = order_step(plan, terms);
+        let mut why = Declined::Kinds;
+        for [into_slots, out_of_slots] in [[one, other], [other, one]] {
+            match quotes(&**into_slots, &**out_of_slots) {
+                Ok(quotes) => {
+                    let engines = [into_slots, out_of_slots].map(Arc::clone);
+                    return Ok(Route { cut, engines, quotes, order_step });
+                }
+                // Of two reasons, that which says more.
+                Err(Declined::Kinds) => {}
+                Err(declined) => why = declined,
             }
-            Err(declined) => declined,
-        };
-        match quotes(&**other, &**one) {
-            Ok(quotes) => Ok(Route { cut, engines: [other.clone(), one.clone()], quotes }),
-            Err(Declined::Kinds) => Err(forwards),
-            Err(declined) => Err(declined),
         }
+        Err(why)
+    }
+
+    /// The route of a job that has been accepted.
+    pub(super) fn route_job(&self, job: &CopyJob) -> Result<Route, Failure> {
+        self.route(job.plan(), job.terms())
+            .map_err(|why| Failure::declined(why, RelayStep::IntoBounce, super::NAME))
     }
 
     /// The plan of a job that copies nothing, and is done when the device order has been reached.
@@ -72,7 +83,7 @@ impl Shared {
     ) -> Result<TransferPlan, TransferError> {
         let slot = self.bounce.to_plan_by(&route.cut.slot)?;
         let nothing = Sample::nothing();
-        self.planner.plan(&match order_step(plan) {
+        self.planner.plan(&match route.order_step {
             RelayStep::OutOfBounce => nothing.outwards(&slot, plan.destination()),
             _ => nothing.inwards(plan.source(), &slot),
         })
@@ -106,10 +117,11 @@ impl Shared {
 }
 
 impl Route {
-    pub(super) fn engine(&self, step: RelayStep, plan: &TransferPlan) -> &Arc<dyn CopyEngine> {
+    /// Whoever is to make a step.
+    pub(super) fn engine(&self, step: RelayStep) -> &Arc<dyn CopyEngine> {
         let [into, out] = &self.engines;
-        match step {
-            RelayStep::Order if order_step(plan) == RelayStep::OutOfBounce => out,
+        let hop = if step == RelayStep::Order { self.order_step } else { step };
+        match hop {
             RelayStep::Order | RelayStep::IntoBounce => into,
             RelayStep::OutOfBounce | RelayStep::Durability => out,
         }
@@ -142,11 +154,20 @@ fn pipelined(first: Duration, second: Duration, chunks: usize) -> Duration {
 }
 
 /// Which hop the device of a stated order takes part in.
-fn order_step(plan: &TransferPlan) -> RelayStep {
-    if plan.source().kind().is_device() || !plan.destination().kind().is_device() {
-        RelayStep::IntoBounce
-    } else {
+fn order_step(plan: &TransferPlan, terms: &Terms) -> RelayStep {
+    let stated = match terms.device_order {
+        Some(DeviceOrder::AfterStream(stream)) => Some(stream.device()),
+        Some(DeviceOrder::AfterEvent(event)) => Some(event.device()),
+        _ => None,
+    };
+    let takes_part = |end: &Endpoint| match end.kind() {
+        StorageKind::Device(device) => stated.is_none_or(|stated| stated == device),
+        _ => false,
+    };
+    if takes_part(plan.destination()) && !takes_part(plan.source()) {
         RelayStep::OutOfBounce
+    } else {
+        RelayStep::IntoBounce
     }
 }
 
@@ -155,7 +176,7 @@ fn order_step(plan: &TransferPlan) -> RelayStep {
 fn quoted_terms(plan: &TransferPlan, terms: &Terms, shared: &Shared) -> [Terms; 2] {
     let [mut first, mut second] =
         [RelayStep::IntoBounce, RelayStep::OutOfBounce].map(|step| shared.terms(step, plan, terms));
-    match order_step(plan) {
+    match order_step(plan, terms) {
         RelayStep::OutOfBounce => second.device_order = terms.device_order,
         _ if terms.device_order.is_some() => first.device_order = terms.device_order,
         _ => {}
@@ -219,14 +240,14 @@ impl<'a> Sample<'a> {
 
     /// In a slot, the first layer of the chunk is layer 0.
     fn layered(&self, transfer: Transfer, side: Side) -> Transfer {
-        let layers = self.chunk.as_ref().map_or(0..1, |chunk| chunk.layers.clone());
-        match side {
-            Side::Source => Transfer { layers: Some(layers), landing: Some(0), ..transfer },
-            Side::Destination => Transfer {
-                layers: Some(0..layers.end - layers.start),
-                landing: Some(layers.start),
-                ..transfer
-            },
-        }
+        let (layers, landing) = match &self.chunk {
+            Some(chunk) => (chunk.layers.clone(), chunk.landing),
+            None => (0..1, 0),
+        };
+        let (layers, landing) = match side {
+            Side::Source => (layers, 0),
+            Side::Destination => (0..layers.end - layers.start, landing),
+        };
+        Transfer { layers: Some(layers), landing: Some(landing), ..transfer }
     }
 }

@@ -29,7 +29,8 @@ pub(super) enum Message {
 pub(super) struct Begin {
     pub(super) transfer: u64,
     pub(super) job: CopyJob,
-    pub(super) route: Result<Route, Failure>,
+    /// `None` where it has not been looked for yet.
+    pub(super) route: Option<Result<Route, Failure>>,
     /// Whether a part that waits for the device's order is in flight.
     pub(super) ordered: bool,
 }
@@ -104,7 +105,7 @@ impl Worker {
 
     fn begin(&mut self, begin: Begin) {
         let Begin { transfer, job, route, ordered } = begin;
-        let route = match route {
+        let route = match route.unwrap_or_else(|| self.shared.route_job(&job)) {
             Ok(route) => route,
             Err(failure) => return failure.end(job),
         };
@@ -311,7 +312,7 @@ impl Active {
         part: Part,
         outbox: &Sender<Message>,
     ) -> bool {
-        let engine = Arc::clone(self.route.engine(part.step, self.job.plan()));
+        let engine = Arc::clone(self.route.engine(part.step));
         // Another engine's code, whose panic must not end this thread and all its transfers.
         let made = AssertUnwindSafe(|| step::job(&*engine, plan, terms, progress, part, outbox));
         let job = match catch_unwind(made) {
@@ -353,7 +354,7 @@ impl Active {
             let index = pairs.as_ref()?.start + ByteCount::new(in_slot.into()).to_usize();
             Some((*self.sources.get(index)?, *self.destinations.get(index)?))
         };
-        let engine = self.route.engine(part.step, self.job.plan()).name();
+        let engine = self.route.engine(part.step).name();
         let failure = Failure::of(error, part.step, engine, pair);
         self.failure.get_or_insert(failure);
     }
