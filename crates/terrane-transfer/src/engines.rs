@@ -1,4 +1,5 @@
-//! The engines that need no driver: between host memory, and between host memory and files.
+//! The engines that need no driver: between host memory, between host memory and files, and by way
+//! of memory that two other engines reach.
 
 mod copy;
 mod disk;
