@@ -42,8 +42,10 @@ impl Planner {
     pub fn plan(&self, transfer: &Transfer) -> Result<TransferPlan, TransferError> {
         let (source, destination) = (&transfer.source, &transfer.destination);
         let config = source.layout().config();
+        let destination_config = destination.layout().config();
         let heads = check_shapes(transfer)?;
         let layers = check_layers(transfer.layers.as_ref(), config.num_layers())?;
+        let landing = check_landing(transfer.landing, &layers, destination_config.num_layers())?;
         let (from, to) = (transfer.source_blocks.len(), transfer.destination_blocks.len());
         if from != to {
             return Err(TransferError::UnequalBlockCounts { from, to });
@@ -66,6 +68,7 @@ impl Planner {
             source: source.clone(),
             destination: destination.clone(),
             layers,
+            landing,
             layer_wise: transfer.terms.layer_wise,
             heads,
             cells,
@@ -131,7 +134,8 @@ fn check_shapes(transfer: &Transfer) -> Result<[Range<u32>; 2], TransferError> {
         }
         Ok(())
     };
-    agree(&OF_ALL)?;
+    // With a landing, it is the layers copied that have to fit both ends.
+    agree(if transfer.landing.is_none() { &OF_ALL } else { &OF_ALL[1..] })?;
     let sides = [(Side::Source, from), (Side::Destination, to)];
     let are_stated = sides.iter().all(|(_, config)| config.num_heads().is_some());
     if !are_stated {
@@ -170,6 +174,21 @@ fn check_layers(layers: Option<&Range<u32>>, num_layers: u32) -> Result<Range<u3
     }
 }
 
+fn check_landing(
+    landing: Option<u32>,
+    layers: &Range<u32>,
+    num_layers: u32,
+) -> Result<u32, TransferError> {
+    let Some(first) = landing else { return Ok(layers.start) };
+    let end = first.checked_add(layers.end - layers.start);
+    if end.is_some_and(|end| end <= num_layers) {
+        Ok(first)
+    } else {
+        let layers = first..end.unwrap_or(u32::MAX);
+        Err(TransferError::NoSuchLayers { layers, num_layers })
+    }
+}
+
 /// Puts the pairs in ascending order of the destination, in which neighbours and duplicates meet.
 fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), TransferError> {
     let (sources, destinations) = (&mut buffers.sources, &mut buffers.destinations);
@@ -203,6 +222,8 @@ struct Joining {
     /// Whether the units of neighbouring blocks touch at both ends.
     across_blocks: bool,
     layers: Range<u32>,
+    /// Where the first of the layers goes.
+    landing: u32,
     outers: u32,
 }
 
@@ -230,8 +251,14 @@ impl Joining {
             } else {
                 layers
             },
+            landing: plan.landing,
             outers: if unit == ContiguousUnit::Piece { source.outer_dim() } else { 1 },
         }
+    }
+
+    /// The layers, each with the one that it goes to.
+    fn layers(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.layers.clone().zip(self.landing..)
     }
 }
 
@@ -283,16 +310,16 @@ fn block_by_block(
     buffers: &mut Buffers,
 ) {
     for segment in &buffers.segments {
-        for layer in joining.layers.clone() {
+        for (layer, landing) in joining.layers() {
             for outer in 0..joining.outers {
                 let from = source.offset(segment.source, layer, outer);
-                let to = destination.offset(segment.destination, layer, outer);
+                let to = destination.offset(segment.destination, landing, outer);
                 buffers.runs.push(CopyRun {
                     source_region: from.region,
                     destination_region: to.region,
                     source_offset: from.offset,
                     destination_offset: to.offset,
-                    bytes: joining.unit_bytes,
+                    bytes: joining.unit_bytes * u64::from(segment.blocks),
                 });
             }
         }
@@ -305,12 +332,12 @@ fn layer_by_layer(
     joining: &Joining,
     buffers: &mut Buffers,
 ) {
-    for layer in joining.layers.clone() {
+    for (layer, landing) in joining.layers() {
         for outer in 0..joining.outers {
             let begun = buffers.runs.len();
             buffers.runs.extend(buffers.segments.iter().map(|segment| {
                 let from = source.offset(segment.source, layer, outer);
-                let to = destination.offset(segment.destination, layer, outer);
+                let to = destination.offset(segment.destination, landing, outer);
                 CopyRun {
                     source_region: from.region,
                     destination_region: to.region,
