@@ -6,6 +6,7 @@ use terrane_core::{
     Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, SizeOverflow,
     StorageKind,
 };
+use terrane_pool::managed::ManagedError;
 use terrane_storage::StorageError;
 
 use crate::driver::{DriverCode, DriverVersion};
@@ -140,6 +141,13 @@ pub enum CudaError {
     /// A size left the range of 64 bits.
     #[error(transparent)]
     Overflow(#[from] SizeOverflow),
+    /// Managed memory could not be used.
+    #[error("the managed memory cannot be used by a stream")]
+    Managed {
+        /// Why.
+        #[source]
+        source: Arc<ManagedError>,
+    },
     /// Host memory could not be brought up.
     #[error("the host memory that was to be pinned could not be brought up")]
     HostMemory {

@@ -68,6 +68,9 @@ mod device;
 mod driver;
 mod error;
 mod event;
+mod fill;
+mod holdings;
+mod kernel_argument;
 mod memory;
 mod stream;
 mod streams;
@@ -77,9 +80,12 @@ pub use device::Device;
 pub use driver::{Availability, Driver, DriverCode, DriverVersion, probe};
 pub use error::CudaError;
 pub use event::{Event, Timing};
+pub use fill::CudaFill;
+pub use holdings::{Held, Holdings};
+pub use kernel_argument::{CudaArgument, CudaArgumentMut, CudarcStream};
 pub use memory::{
-    DeviceAllocator, DeviceMemory, DevicePool, DevicePoolMemory, PinnedAllocator, PinnedMemory,
-    PinnedNuma, PinnedOptions,
+    DeviceAllocator, DeviceMemory, DevicePool, DevicePoolMemory, OrderedMemory, PinnedAllocator,
+    PinnedBringUp, PinnedMemory, PinnedNuma, PinnedOptions,
 };
 pub use stream::{Stream, StreamPriority};
 pub use streams::CudaStreams;

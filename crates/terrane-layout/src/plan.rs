@@ -117,13 +117,11 @@ impl LayoutPlan {
         let region = self.region_offset(last.region).unwrap_or(self.base_bytes);
         // Below `base_bytes`, as a layout has one block at least.
         let end = region.get() + last.offset + geometry.piece_bytes().get();
-        match prefix.get().checked_sub(end) {
-            None => 0,
-            Some(beyond) => u32::try_from(beyond / geometry.block_stride().get())
-                .unwrap_or(u32::MAX)
-                .saturating_add(1)
-                .min(geometry.num_blocks()),
-        }
+        let Some(beyond) = prefix.get().checked_sub(end) else { return 0 };
+        let blocks = geometry.num_blocks();
+        // Of the blocks behind the first one, of which there are `blocks - 1`.
+        let others = u32::try_from(beyond / geometry.block_stride().get()).unwrap_or(u32::MAX);
+        if others >= blocks { blocks } else { blocks.min(others + 1) }
     }
 
     /// The bytes of the base allocation that holds all regions.

@@ -131,7 +131,6 @@ impl<E> BringUp<E> {
 
     /// Waits, without blocking, until the first `bytes` bytes are usable. On any runtime; dropping
     /// the future stops nothing.
-    #[must_use]
     pub fn usable(&self, bytes: ByteCount) -> UsablePrefix<E> {
         UsablePrefix { bring_up: self.clone(), bytes }
     }
@@ -167,6 +166,11 @@ impl<E> Raising<E> {
         // Before the lock: who holds it and sees too little sleeps only after letting go of it.
         self.0.usable.fetch_max(prefix.get(), Ordering::Release);
         self.0.wake(None);
+    }
+
+    /// Wants it to stop, as [`BringUp::cancel`] does: for a side with threads of its own.
+    pub fn stop(&self) {
+        self.0.is_cancelled.store(true, Ordering::Relaxed);
     }
 
     /// All is usable.
