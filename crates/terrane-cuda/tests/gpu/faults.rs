@@ -8,6 +8,15 @@ use terrane_cuda::DriverCode;
 /// The function that a simulated driver has, and no other.
 type Fail = unsafe extern "C" fn(*const c_char, u64, u32) -> u32;
 
+/// Whether the driver is a simulated one, whose times say nothing.
+pub fn is_simulated() -> bool {
+    // SAFETY: the library is loaded already, so that no initialiser runs.
+    let Ok(library) = (unsafe { Library::new("libcuda.so.1") }) else { return false };
+    // SAFETY: a function of this name has this type; it is not called.
+    let fail: Result<Symbol<'_, Fail>, _> = unsafe { library.get("terraneSimulatedFail") };
+    fail.is_ok()
+}
+
 /// Makes the call of `function` after `spared` further ones answer with `code`, or says that the
 /// driver is a real one, which does not fail when it is told to.
 pub fn fail(test: &str, function: &str, spared: u64, code: DriverCode) -> bool {

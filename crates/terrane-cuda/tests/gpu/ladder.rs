@@ -29,12 +29,13 @@ fn take_all(context: &Context, piece: ByteCount) -> Vec<DeviceMemory> {
     all
 }
 
-fn options() -> PoolOptions {
+/// A pool that keeps whatever it is given, in classes up to `largest`.
+fn keeping(largest: ByteCount) -> PoolOptions {
     PoolOptions {
-        largest_class: ByteCount::gib(64),
+        largest_class: largest,
         cached_bytes: ByteCount::gib(512),
         cached_percent: 100,
-        magazine_bytes: ByteCount::gib(64),
+        magazine_bytes: largest,
         pending_wait: Duration::from_secs(60),
         ..PoolOptions::default()
     }
@@ -45,7 +46,7 @@ fn an_exhausted_pool_gives_its_own_back_before_it_refuses() {
     let name = "an_exhausted_pool_gives_its_own_back_before_it_refuses";
     let Some(context) = device(name, LITTLE) else { return };
     let (unit, half) = unit(&context);
-    let pool = Pool::new(DeviceAllocator::new(&context), options()).unwrap();
+    let pool = Pool::new(DeviceAllocator::new(&context), keeping(unit)).unwrap();
     drop([(); 3].map(|()| pool.acquire(half).unwrap()));
     assert_eq!(pool.snapshot().cached, half.checked_mul("blocks", 3).unwrap());
     let greedy = take_all(&context, half);
@@ -75,11 +76,11 @@ fn an_exhausted_pool_gives_its_own_back_before_it_refuses() {
 fn a_block_that_a_stream_still_uses_is_waited_for() {
     let name = "a_block_that_a_stream_still_uses_is_waited_for";
     let Some(context) = device(name, LITTLE) else { return };
-    let (_, half) = unit(&context);
+    let (unit, half) = unit(&context);
     let streams = CudaStreams::new(&context);
     let id = StreamSource::create(&streams).unwrap();
     let upstream = DeviceAllocator::new(&context);
-    let pool = Pool::with_fences(upstream, options(), Arc::new(streams.clone())).unwrap();
+    let pool = Pool::with_fences(upstream, keeping(unit), Arc::new(streams.clone())).unwrap();
     let request = RegionRequest::new(half);
     let block = pool.acquire_on(id, &request).unwrap();
     let greedy = take_all(&context, half);
@@ -103,7 +104,7 @@ fn the_callback_may_make_room() {
     let (unit, half) = unit(&context);
     let greedy = Arc::new(Mutex::new(Vec::new()));
     let held = Arc::clone(&greedy);
-    let pool = Pool::new(DeviceAllocator::new(&context), options()).unwrap().on_exhaustion(
+    let pool = Pool::new(DeviceAllocator::new(&context), keeping(unit)).unwrap().on_exhaustion(
         move |state, wanted| {
             eprintln!("{wanted} wanted: {state}");
             let mut held = held.lock().unwrap();

@@ -101,6 +101,9 @@ impl SystemAllocator {
         let mut report = CapabilityReport::default();
         let length = ByteCount::from_usize(mapping.length());
         let is_cancelled = || raising.is_cancelled() || self.progress.is_cancelled();
+        if is_cancelled() {
+            return Err(StorageError::Cancelled { ready: ByteCount::ZERO, of: length });
+        }
         let wants_touch = self.options.first_touch != FirstTouch::None;
         if !wants_touch || !sys::memory::can_populate() {
             if wants_touch {
