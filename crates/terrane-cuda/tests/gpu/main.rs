@@ -17,6 +17,7 @@ mod exhaustion;
 mod faults;
 mod holdings;
 mod kernel_arguments;
+mod kernels;
 mod ladder;
 mod lost;
 mod managed;
