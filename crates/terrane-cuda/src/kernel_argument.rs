@@ -1,6 +1,6 @@
 //! Managed memory as an argument of `cudarc`'s kernels and copies.
 //!
-//! The types of `cudarc` stand in the signatures of this file, and in those of no other.
+//! The types of `cudarc` stand in the public signatures of this module, and in those of no other.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -25,7 +25,8 @@ use crate::streams::CudaStreams;
 /// use std::sync::Arc;
 /// use cudarc::driver::{CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
 /// use terrane_core::{ByteCount, DeviceId};
-/// use terrane_cuda::{Context, CudaStreams, CudarcStream, DeviceAllocator};
+/// use terrane_cuda::kernel_argument::CudarcStream;
+/// use terrane_cuda::{Context, CudaStreams, DeviceAllocator};
 /// use terrane_pool::adaptors::Budget;
 /// use terrane_pool::managed::{ManagerOptions, MemoryManager};
 ///

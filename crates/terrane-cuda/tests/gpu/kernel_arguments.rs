@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use terrane_core::{ByteCount, Memory};
+use terrane_cuda::kernel_argument::CudarcStream;
 use terrane_cuda::{
-    Context, CudaError, CudaStreams, CudarcStream, DeviceAllocator, PinnedAllocator, PinnedOptions,
+    Context, CudaError, CudaStreams, DeviceAllocator, PinnedAllocator, PinnedOptions,
 };
 use terrane_pool::adaptors::Budget;
 use terrane_pool::managed::{ManagerOptions, MemoryManager};
