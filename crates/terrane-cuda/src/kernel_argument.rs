@@ -82,7 +82,7 @@ impl CudarcStream {
     pub fn new(streams: &CudaStreams, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         let (handle, owner) = (stream.cu_stream().cast(), Arc::clone(stream));
         // SAFETY: `cudarc` destroys a stream of its own with its last owner, of which this is one,
-        // and the default stream never.
+        // the default stream never, and for another's whoever wrapped it vouched.
         let ours = Arc::new(unsafe { Stream::borrow(streams.context(), handle, owner) }?);
         let id = streams.add(Arc::clone(&ours))?;
         Ok(Self { streams: streams.clone(), id, ours, theirs: Arc::clone(stream) })
@@ -182,7 +182,8 @@ struct Used<'a, T> {
 impl<'a, T> Used<'a, T> {
     /// The address for work on `stream`, and what to do when that has been submitted.
     fn pointer(&self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if stream.cu_stream() == self.on.theirs.cu_stream() {
+        let said = &self.on.theirs;
+        if stream.cu_stream() == said.cu_stream() && stream.context() == said.context() {
             return (self.address, SyncOnDrop::Record(None));
         }
         // Another stream than was said: no number is known for it, so that it is waited for.

@@ -122,12 +122,8 @@ fn complete(bring_up: &terrane_cuda::PinnedBringUp) -> bool {
     let started = Instant::now();
     loop {
         match all.as_mut().poll(&mut context) {
-            // The last step is usable a moment before all is said to be up.
             Poll::Ready(answer) => {
                 answer.unwrap();
-                while !bring_up.is_complete() && started.elapsed() < PATIENCE {
-                    std::thread::yield_now();
-                }
                 return bring_up.is_complete();
             }
             Poll::Pending => std::thread::park_timeout(Duration::from_secs(1)),

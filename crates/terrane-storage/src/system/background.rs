@@ -160,7 +160,10 @@ pub(super) struct Toucher {
 impl Drop for Toucher {
     fn drop(&mut self) {
         self.bring_up.cancel();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // Not where a waker that the thread itself called drops the memory: it ends by itself.
             // What it panicked with was reported by the panic; the bring-up has ended.
             let _ = thread.join();
         }

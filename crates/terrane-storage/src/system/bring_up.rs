@@ -159,10 +159,13 @@ impl<E> Raising<E> {
         self.0.touched.fetch_add(bytes.get(), Ordering::Relaxed);
     }
 
-    /// The first `prefix` bytes are usable; less than before, or more than there are, says
-    /// nothing.
+    /// The first `prefix` bytes are usable. Less than before says nothing; nor does all of them,
+    /// which [`complete`](Self::complete) says, so that who has waited for all finds whatever else
+    /// belongs to the end.
     pub fn usable(&self, prefix: ByteCount) {
-        let prefix = prefix.min(self.0.length);
+        if prefix >= self.0.length {
+            return;
+        }
         // Before the lock: who holds it and sees too little sleeps only after letting go of it.
         self.0.usable.fetch_max(prefix.get(), Ordering::Release);
         self.0.wake(None);
@@ -176,8 +179,13 @@ impl<E> Raising<E> {
     /// All is usable.
     pub fn complete(self) {
         self.0.touched.store(self.0.length.get(), Ordering::Relaxed);
-        self.0.usable.store(self.0.length.get(), Ordering::Release);
-        self.0.wake(Some(End::Complete));
+        {
+            // Together, for who waits.
+            let mut ending = self.0.lock();
+            self.0.usable.store(self.0.length.get(), Ordering::Release);
+            ending.end.get_or_insert(End::Complete);
+        }
+        self.0.wake(None);
     }
 
     /// No more will be usable, and why.
@@ -305,7 +313,7 @@ mod tests {
     #[test]
     fn the_prefix_only_grows_and_ends_with_the_length() {
         let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
-        for (said, usable) in [(30, 30), (10, 30), (70, 70), (1000, 100)] {
+        for (said, usable) in [(30, 30), (10, 30), (70, 70), (100, 70), (1000, 70)] {
             raising.usable(bytes(said));
             assert_eq!(bring_up.usable_prefix(), bytes(usable));
             assert!(bring_up.wait_for(bytes(usable), Duration::ZERO).unwrap());

@@ -103,11 +103,17 @@ fn host_memory(error: StorageError) -> CudaError {
 pub(super) struct Rising {
     bring_up: PinnedBringUp,
     /// Taken by the drop. What it returns is unregistered when it drops.
-    thread: Option<JoinHandle<Registrations>>,
+    thread: Option<JoinHandle<Registered>>,
     step: ByteCount,
     wish: Wish,
     end: Arc<OnceLock<End>>,
-    /// After the drop, which unregisters it.
+    _memory: Arc<SystemMemory>,
+}
+
+/// What has been registered, and after it, as fields drop in their order, the memory.
+#[derive(Debug)]
+struct Registered {
+    _registrations: Registrations,
     _memory: Arc<SystemMemory>,
 }
 
@@ -153,8 +159,11 @@ impl Rising {
 impl Drop for Rising {
     fn drop(&mut self) {
         self.bring_up.cancel();
-        if let Some(thread) = self.thread.take() {
-            // If it panicked, that unregistered what it had registered.
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // Not where a waker that the thread itself called drops the memory: what it returns is
+            // dropped as it ends. If it panicked, that unregistered what it had registered.
             drop(thread.join());
         }
     }
@@ -171,9 +180,8 @@ struct Raise {
 }
 
 impl Raise {
-    /// Registers the memory step by step, as it is touched. What comes back is to drop before the
-    /// memory.
-    fn run(self, raising: Raising<CudaError>) -> Registrations {
+    /// Registers the memory step by step, as it is touched.
+    fn run(self, raising: Raising<CudaError>) -> Registered {
         let mut registrations = Registrations::none(&self.context, self.step);
         let (mut registered, mut refusal) = (ByteCount::ZERO, None);
         let touched =
@@ -207,7 +215,7 @@ impl Raise {
                 raising.complete();
             }
         }
-        registrations
+        Registered { _registrations: registrations, _memory: self.memory }
     }
 
     /// Registers what lies between two steps.
@@ -220,8 +228,7 @@ impl Raise {
         let bytes = to.checked_sub(from).unwrap_or(ByteCount::ZERO);
         let Some(chunk) = self.address.checked_add(from) else { return Ok(()) };
         // SAFETY: the chunk lies in the memory, which stays mapped until the registrations have
-        // dropped: the thread that runs this holds it until it has ended, and who joins it until
-        // what it returned has dropped.
+        // dropped: `run` holds it for longer than them, and returns it behind them.
         unsafe { registrations.register(chunk, bytes) }
     }
 }
