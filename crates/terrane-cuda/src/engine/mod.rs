@@ -14,6 +14,7 @@ mod scratch;
 mod streams;
 mod work;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -1,5 +1,6 @@
 //! Measuring what paths cost.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
