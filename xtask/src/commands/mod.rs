@@ -9,5 +9,6 @@ pub mod features;
 pub mod lint;
 pub mod loom;
 pub mod offload;
+pub mod simulated;
 pub mod soak;
 pub mod test;
