@@ -6,6 +6,7 @@ use std::io::{BufWriter, Write};
 use anyhow::{Context, Result, bail};
 
 use crate::command::Tool;
+use crate::commands::simulated;
 use crate::tally::Tally;
 use crate::test_log::TestLog;
 use crate::workspace::Workspace;
@@ -24,7 +25,8 @@ pub struct Arguments {
 /// cases each time, so that what fails is the change at hand. `cargo test` draws new ones.
 pub const PROPTEST_SEED: &str = "1";
 
-/// Runs the tests with all features.
+/// Runs the tests with all features, and those that need a device a second time, over a simulated
+/// one.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
     let mut cargo = Tool::cargo(workspace)
         .env("RUSTDOCFLAGS", "-D warnings")
@@ -37,7 +39,8 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
         cargo = cargo.args(["--package", package]);
     }
     let cargo = cargo.arg("--").args(&arguments.filter).arg("--show-output");
-    run_counted(workspace, cargo, "test", tally)
+    run_counted(workspace, cargo, "test", tally)?;
+    simulated::run(workspace, &arguments.package, arguments.filter.as_ref(), tally)
 }
 
 /// How many seconds one test binary may run. A deadlock would hold the gate for ever otherwise;
