@@ -1,12 +1,13 @@
 //! From a transfer to the runs that it comes down to.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::ArrayQueue;
 use terrane_core::ByteCount;
-use terrane_layout::{ContiguousUnit, Geometry, LayoutConfig};
+use terrane_layout::{ContiguousUnit, Geometry, LayoutConfig, TokenOrder};
 
+use crate::cells::{Cells, HeadsOfEnd};
 use crate::overlap;
 use crate::plan::{Buffers, Segment};
 use crate::{CopyRun, Side, Transfer, TransferError, TransferPlan};
@@ -41,7 +42,7 @@ impl Planner {
     pub fn plan(&self, transfer: &Transfer) -> Result<TransferPlan, TransferError> {
         let (source, destination) = (&transfer.source, &transfer.destination);
         let config = source.layout().config();
-        check_shapes(config, destination.layout().config())?;
+        let heads = check_shapes(transfer)?;
         let layers = check_layers(transfer.layers.as_ref(), config.num_layers())?;
         let (from, to) = (transfer.source_blocks.len(), transfer.destination_blocks.len());
         if from != to {
@@ -52,15 +53,25 @@ impl Planner {
 
         // The bytes are at most those of the destination, whose size fits in 64 bits, as no
         // destination block is named twice; that is checked below.
-        let piece = config.piece_bytes();
+        let [of_source, of_destination] = [source, destination].map(|end| end.layout().config());
+        let cells = Cells::new(
+            &HeadsOfEnd { config: of_source, heads: heads[0].clone() },
+            &HeadsOfEnd { config: of_destination, heads: heads[1].clone() },
+        );
+        let piece = cells
+            .as_ref()
+            .map_or(config.piece_bytes(), |cells| ByteCount::new(cells.piece_bytes()));
         let pieces = u64::from(layers.end - layers.start) * u64::from(config.outer_dim());
         let mut plan = TransferPlan {
             source: source.clone(),
             destination: destination.clone(),
             layers,
             layer_wise: transfer.terms.layer_wise,
+            heads,
+            cells,
             pieces: 0,
             bytes: ByteCount::ZERO,
+            broken: OnceLock::new(),
             buffers: self.spare.pop().unwrap_or_default(),
             spare: Arc::clone(&self.spare),
         };
@@ -71,7 +82,13 @@ impl Planner {
         if source.is(destination) {
             overlap::check_within_layout(&plan)?;
         }
-        make_runs(&mut plan);
+        match &plan.cells {
+            None => make_runs(&mut plan),
+            // Proves that the number of runs fits.
+            Some(cells) => {
+                ByteCount::product(&[("pieces", plan.pieces), ("runs a piece", cells.count())])?;
+            }
+        }
         if !source.is(destination) && source.overlaps(destination) {
             overlap::check_between_layouts(&plan)?;
         }
@@ -85,24 +102,63 @@ impl Default for Planner {
     }
 }
 
-/// Blocks are of equal shape if these agree. The number of blocks and their alignment may differ.
-fn check_shapes(from: &LayoutConfig, to: &LayoutConfig) -> Result<(), TransferError> {
+/// Checks that blocks are of equal shape, and finds the heads to copy at both ends. The number of
+/// blocks, their alignment, and the order of stated heads may differ.
+fn check_shapes(transfer: &Transfer) -> Result<[Range<u32>; 2], TransferError> {
     type Field = (&'static str, fn(&LayoutConfig) -> u64);
-    const FIELDS: [Field; 5] = [
+    const OF_ALL: [Field; 3] = [
         ("num_layers", |config| config.num_layers().into()),
         ("outer_dim", |config| config.outer_dim().into()),
         ("page_size", |config| config.page_size().into()),
+    ];
+    const OF_ROWS: [Field; 2] = [
         ("inner_dim", |config| config.inner_dim().into()),
         // With all else equal, this differs with the element format alone.
         ("bytes a piece", |config| config.piece_bytes().get()),
     ];
-    for (field, get) in FIELDS {
-        let (from, to) = (get(from), get(to));
-        if from != to {
-            return Err(TransferError::ShapeMismatch { field, from, to });
+    const OF_HEADS: [Field; 2] = [
+        ("head_dim", |config| config.head_dim().unwrap_or_default().into()),
+        ("bytes a head", |config| config.head_bytes().unwrap_or_default().get()),
+    ];
+    let ends = [&transfer.source, &transfer.destination];
+    let [from, to] = ends.map(|end| end.layout().config());
+    let agree = |fields: &[Field]| {
+        for &(field, get) in fields {
+            let (from, to) = (get(from), get(to));
+            if from != to {
+                return Err(TransferError::ShapeMismatch { field, from, to });
+            }
+        }
+        Ok(())
+    };
+    agree(&OF_ALL)?;
+    let sides = [(Side::Source, from), (Side::Destination, to)];
+    let are_stated = sides.iter().all(|(_, config)| config.num_heads().is_some());
+    if !are_stated {
+        agree(&OF_ROWS)?;
+        let one_is_unstated = |(_, config): &&(Side, &LayoutConfig)| config.num_heads().is_none();
+        let needs_heads = transfer.heads.is_some()
+            || sides.iter().any(|(_, config)| config.token_order() == TokenOrder::HeadMajor);
+        return match sides.iter().find(one_is_unstated) {
+            Some(&(side, _)) if needs_heads => Err(TransferError::HeadsNotStated { side }),
+            // Whole rows; each as one head, where it is not stated how many.
+            _ => Ok([from, to].map(|config| 0..config.num_heads().unwrap_or(1))),
+        };
+    }
+    agree(&OF_HEADS)?;
+    let Some(heads) = &transfer.heads else {
+        agree(&[("num_heads", |config| config.num_heads().unwrap_or_default().into())])?;
+        return Ok([from, to].map(|config| 0..config.num_heads().unwrap_or(1)));
+    };
+    for ((side, config), heads) in sides.into_iter().zip(heads) {
+        let num_heads = config.num_heads().unwrap_or(1);
+        if heads.start >= heads.end || heads.end > num_heads {
+            let heads = heads.clone();
+            return Err(TransferError::NoSuchHeads { side, heads, num_heads });
         }
     }
-    Ok(())
+    let [from, to] = heads.each_ref().map(|heads| heads.end - heads.start);
+    if from == to { Ok(heads.clone()) } else { Err(TransferError::UnequalHeadCounts { from, to }) }
 }
 
 fn check_layers(layers: Option<&Range<u32>>, num_layers: u32) -> Result<Range<u32>, TransferError> {
@@ -195,11 +251,7 @@ fn make_runs(plan: &mut TransferPlan) {
     buffers.runs.reserve(buffers.segments.len() * units);
 
     let (source, destination) = geometries(plan);
-    let either_holds_whole_blocks = source.contiguous_unit() == ContiguousUnit::Block
-        || destination.contiguous_unit() == ContiguousUnit::Block;
-    let by_block = either_holds_whole_blocks && !plan.layer_wise;
-    if by_block && joining.unit != ContiguousUnit::Block {
-        // In the order of the end that holds blocks whole, which it then meets in sequence.
+    if plan.goes_by_block() && joining.unit != ContiguousUnit::Block {
         block_by_block(source, destination, &joining, &mut buffers);
     } else {
         layer_by_layer(source, destination, &joining, &mut buffers);
