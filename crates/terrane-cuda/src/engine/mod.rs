@@ -239,7 +239,7 @@ impl DeviceEngine {
         Shape {
             direction,
             bytes: plan.bytes().get(),
-            runs: ByteCount::from_usize(plan.runs().len()).get(),
+            runs: plan.run_count(),
             cells,
             stretches,
             kernels: ends.iter().all(|end| end.has_kernels()),
