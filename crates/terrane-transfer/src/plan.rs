@@ -9,6 +9,8 @@ use terrane_core::{Alignment, ByteCount, Location};
 use terrane_layout::{BlockDimension, ContiguousUnit, Geometry, LayoutKind, RegionOffset};
 
 use crate::cells::Cells;
+use crate::planner::make_runs;
+use crate::sync::{Mutex, lock};
 use crate::{CopyGrid, Endpoint, Side};
 
 /// A validated transfer, broken into as few copies as there can be.
@@ -28,8 +30,11 @@ pub struct TransferPlan {
     pub(crate) cells: Option<Cells>,
     pub(crate) pieces: u64,
     pub(crate) bytes: ByteCount,
-    /// The runs of broken-up pieces, which may be millions, once somebody asks for the list.
-    pub(crate) broken: OnceLock<Vec<CopyRun>>,
+    /// The runs, once somebody asks for the list: engines that compute addresses never do.
+    pub(crate) made: OnceLock<Vec<CopyRun>>,
+    /// The room for them until then.
+    pub(crate) unmade: Mutex<Vec<CopyRun>>,
+    pub(crate) run_count: u64,
     pub(crate) buffers: Buffers,
     pub(crate) spare: Arc<ArrayQueue<Buffers>>,
 }
@@ -85,6 +90,14 @@ impl CopyRun {
             Side::Source => self.source(),
             Side::Destination => self.destination(),
         }
+    }
+
+    /// Whether another one goes on at both ends where this one ends.
+    pub(crate) const fn is_followed_by(&self, next: &Self) -> bool {
+        self.source_region == next.source_region
+            && self.destination_region == next.destination_region
+            && self.source_offset + self.bytes == next.source_offset
+            && self.destination_offset + self.bytes == next.destination_offset
     }
 
     /// What is left of it from `offset` on; all of it, if it is shorter than that.
@@ -149,36 +162,35 @@ impl TransferPlan {
 
     /// The runs. No two overlap in the destination, and none overlaps any run's source.
     ///
-    /// Of [broken-up](Self::breaks_pieces) pieces there can be millions, of which the list is made
-    /// at the first call. Engines that need none take [`grid`](Self::grid).
+    /// The list is made at the first call: there can be hundreds of thousands, and millions of
+    /// [broken-up](Self::breaks_pieces) pieces. Engines that need none take [`grid`](Self::grid).
     #[must_use]
     pub fn runs(&self) -> &[CopyRun] {
-        match &self.cells {
-            None => &self.buffers.runs,
-            Some(cells) => self.broken.get_or_init(|| {
-                let mut runs = Vec::with_capacity(ByteCount::new(self.run_count()).to_usize());
-                for piece in 0..self.pieces {
-                    let whole = self.piece(piece);
-                    cells.for_each(|from, to| runs.push(whole.part(from, to, cells.bytes)));
-                }
-                runs
-            }),
-        }
+        self.made.get_or_init(|| {
+            let Some(cells) = &self.cells else {
+                let mut runs = std::mem::take(&mut *lock(&self.unmade));
+                make_runs(self, &mut runs);
+                return runs;
+            };
+            let mut runs = Vec::with_capacity(ByteCount::new(self.run_count()).to_usize());
+            for piece in 0..self.pieces {
+                let whole = self.piece(piece);
+                cells.for_each(|from, to| runs.push(whole.part(from, to, cells.bytes)));
+            }
+            runs
+        })
     }
 
     /// The number of runs, without a list of them.
     #[must_use]
     pub fn run_count(&self) -> u64 {
-        match &self.cells {
-            None => ByteCount::from_usize(self.buffers.runs.len()).get(),
-            Some(cells) => self.pieces * cells.count(),
-        }
+        self.run_count
     }
 
     /// A run by its index in [`runs`](Self::runs), without the list.
     #[must_use]
     pub fn run(&self, index: usize) -> Option<CopyRun> {
-        let Some(cells) = &self.cells else { return self.buffers.runs.get(index).copied() };
+        let Some(cells) = &self.cells else { return self.runs().get(index).copied() };
         let index = ByteCount::from_usize(index).get();
         let piece = index / cells.count();
         let [from, to] = cells.offsets(index % cells.count());
@@ -366,6 +378,10 @@ impl TransferPlan {
 impl Drop for TransferPlan {
     fn drop(&mut self) {
         let mut buffers = std::mem::take(&mut self.buffers);
+        let unmade = std::mem::take(&mut *lock(&self.unmade));
+        // Broken-up pieces are rare, and their runs too many to be kept.
+        let made = self.made.take().filter(|_| self.cells.is_none());
+        buffers.runs = made.unwrap_or(unmade);
         buffers.clear();
         // With spares enough, these are just freed.
         let _ = self.spare.push(buffers);

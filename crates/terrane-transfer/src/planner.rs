@@ -10,6 +10,7 @@ use terrane_layout::{ContiguousUnit, Geometry, LayoutConfig, TokenOrder};
 use crate::cells::{Cells, HeadsOfEnd};
 use crate::overlap;
 use crate::plan::{Buffers, Segment};
+use crate::sync::Mutex;
 use crate::{CopyRun, Side, Transfer, TransferError, TransferPlan};
 
 /// Validates transfers and plans them. Cloning it shares the buffers.
@@ -64,6 +65,7 @@ impl Planner {
             .as_ref()
             .map_or(config.piece_bytes(), |cells| ByteCount::new(cells.piece_bytes()));
         let pieces = u64::from(layers.end - layers.start) * u64::from(config.outer_dim());
+        let mut buffers = self.spare.pop().unwrap_or_default();
         let mut plan = TransferPlan {
             source: source.clone(),
             destination: destination.clone(),
@@ -74,8 +76,10 @@ impl Planner {
             cells,
             pieces: 0,
             bytes: ByteCount::ZERO,
-            broken: OnceLock::new(),
-            buffers: self.spare.pop().unwrap_or_default(),
+            made: OnceLock::new(),
+            unmade: Mutex::new(std::mem::take(&mut buffers.runs)),
+            run_count: 0,
+            buffers,
             spare: Arc::clone(&self.spare),
         };
         sort_pairs(transfer, &mut plan.buffers)?;
@@ -85,13 +89,13 @@ impl Planner {
         if source.is(destination) {
             overlap::check_within_layout(&plan)?;
         }
-        match &plan.cells {
-            None => make_runs(&mut plan),
-            // Proves that the number of runs fits.
+        plan.run_count = match &plan.cells {
+            None => prepare_runs(&mut plan),
             Some(cells) => {
-                ByteCount::product(&[("pieces", plan.pieces), ("runs a piece", cells.count())])?;
+                let factors = [("pieces", plan.pieces), ("runs a piece", cells.count())];
+                ByteCount::product(&factors)?.get()
             }
-        }
+        };
         if !source.is(destination) && source.overlaps(destination) {
             overlap::check_between_layouts(&plan)?;
         }
@@ -255,10 +259,33 @@ impl Joining {
             outers: if unit == ContiguousUnit::Piece { source.outer_dim() } else { 1 },
         }
     }
+}
 
-    /// The layers, each with the one that it goes to.
-    fn layers(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.layers.clone().zip(self.landing..)
+impl Joining {
+    /// Whether runs go block by block: only where a block is several.
+    fn goes_by_block(&self, plan: &TransferPlan) -> bool {
+        plan.goes_by_block() && self.unit != ContiguousUnit::Block
+    }
+
+    /// The run of a segment's blocks, of one outer and one of the layers.
+    fn run(
+        &self,
+        source: &Geometry,
+        destination: &Geometry,
+        segment: &Segment,
+        layer: u32,
+        outer: u32,
+    ) -> CopyRun {
+        let landing = self.landing + (layer - self.layers.start);
+        let from = source.offset(segment.source, layer, outer);
+        let to = destination.offset(segment.destination, landing, outer);
+        CopyRun {
+            source_region: from.region,
+            destination_region: to.region,
+            source_offset: from.offset,
+            destination_offset: to.offset,
+            bytes: self.unit_bytes * u64::from(segment.blocks),
+        }
     }
 }
 
@@ -266,24 +293,40 @@ fn geometries(plan: &TransferPlan) -> (&Geometry, &Geometry) {
     (plan.source.layout().geometry(), plan.destination.layout().geometry())
 }
 
-/// Fills in the plan's runs.
+/// Joins blocks that touch, and answers how many runs there will be.
+fn prepare_runs(plan: &mut TransferPlan) -> u64 {
+    let joining = Joining::new(plan);
+    make_segments(&mut plan.buffers, joining.across_blocks);
+    let segments = ByteCount::from_usize(plan.buffers.segments.len()).get();
+    let (layers, outers) = (u64::from(joining.layers.end - joining.layers.start), joining.outers);
+    // At most one for each piece, whose number fits.
+    let all = segments * layers * u64::from(outers);
+    let ends = (plan.buffers.segments.last(), plan.buffers.segments.first());
+    let (Some(last), Some(first)) = ends else { return 0 };
+    if outers < 2 || joining.goes_by_block(plan) {
+        return all;
+    }
+    // The last run of an outer and the first of the next are one, or are not, in every layer.
+    let (source, destination) = geometries(plan);
+    let layer = joining.layers.start;
+    let before = joining.run(source, destination, last, layer, 0);
+    let after = joining.run(source, destination, first, layer, 1);
+    let joins = if before.is_followed_by(&after) { layers * u64::from(outers - 1) } else { 0 };
+    all - joins
+}
+
+/// Fills in the runs of a plan that breaks no pieces.
 ///
 /// Products and sums cannot overflow: every run lies within its regions, as ids, layers and
 /// outers have been checked against the geometries, which prove that of all their pieces.
-fn make_runs(plan: &mut TransferPlan) {
+pub(crate) fn make_runs(plan: &TransferPlan, runs: &mut Vec<CopyRun>) {
     let joining = Joining::new(plan);
-    let mut buffers = std::mem::take(&mut plan.buffers);
-    make_segments(&mut buffers, joining.across_blocks);
-    let units = joining.layers.len() * ByteCount::new(joining.outers.into()).to_usize();
-    buffers.runs.reserve(buffers.segments.len() * units);
-
-    let (source, destination) = geometries(plan);
-    if plan.goes_by_block() && joining.unit != ContiguousUnit::Block {
-        block_by_block(source, destination, &joining, &mut buffers);
+    runs.reserve(ByteCount::new(plan.run_count).to_usize());
+    if joining.goes_by_block(plan) {
+        block_by_block(plan, &joining, runs);
     } else {
-        layer_by_layer(source, destination, &joining, &mut buffers);
+        layer_by_layer(plan, &joining, runs);
     }
-    plan.buffers = buffers;
 }
 
 /// Pairs of blocks, joined where both ends go on with the next id, if that is of use.
@@ -303,69 +346,33 @@ fn make_segments(buffers: &mut Buffers, join: bool) {
     }
 }
 
-fn block_by_block(
-    source: &Geometry,
-    destination: &Geometry,
-    joining: &Joining,
-    buffers: &mut Buffers,
-) {
-    for segment in &buffers.segments {
-        for (layer, landing) in joining.layers() {
+fn block_by_block(plan: &TransferPlan, joining: &Joining, runs: &mut Vec<CopyRun>) {
+    let (source, destination) = geometries(plan);
+    for segment in &plan.buffers.segments {
+        for layer in joining.layers.clone() {
             for outer in 0..joining.outers {
-                let from = source.offset(segment.source, layer, outer);
-                let to = destination.offset(segment.destination, landing, outer);
-                buffers.runs.push(CopyRun {
-                    source_region: from.region,
-                    destination_region: to.region,
-                    source_offset: from.offset,
-                    destination_offset: to.offset,
-                    bytes: joining.unit_bytes * u64::from(segment.blocks),
-                });
+                runs.push(joining.run(source, destination, segment, layer, outer));
             }
         }
     }
 }
 
-fn layer_by_layer(
-    source: &Geometry,
-    destination: &Geometry,
-    joining: &Joining,
-    buffers: &mut Buffers,
-) {
-    for (layer, landing) in joining.layers() {
+fn layer_by_layer(plan: &TransferPlan, joining: &Joining, runs: &mut Vec<CopyRun>) {
+    let (source, destination) = geometries(plan);
+    for layer in joining.layers.clone() {
         for outer in 0..joining.outers {
-            let begun = buffers.runs.len();
-            buffers.runs.extend(buffers.segments.iter().map(|segment| {
-                let from = source.offset(segment.source, layer, outer);
-                let to = destination.offset(segment.destination, landing, outer);
-                CopyRun {
-                    source_region: from.region,
-                    destination_region: to.region,
-                    source_offset: from.offset,
-                    destination_offset: to.offset,
-                    bytes: joining.unit_bytes * u64::from(segment.blocks),
-                }
-            }));
+            let segments = plan.buffers.segments.iter();
+            let mut found =
+                segments.map(|segment| joining.run(source, destination, segment, layer, outer));
             // Runs of different layers stay apart: where they touch, all of the block does, or the
-            // layers are wanted one by one.
-            if outer > 0 {
-                join_at(&mut buffers.runs, begun);
+            // layers are wanted one by one. But the last block of K is followed by the first block
+            // of V where outers are outermost.
+            let first = found.next();
+            match (runs.last_mut().filter(|_| outer > 0), first) {
+                (Some(last), Some(next)) if last.is_followed_by(&next) => last.bytes += next.bytes,
+                (_, first) => runs.extend(first),
             }
+            runs.extend(found);
         }
-    }
-}
-
-/// Joins the run at `index` with the one before, if it follows it at both ends: the last block of
-/// K is followed by the first block of V where outers are outermost.
-fn join_at(runs: &mut Vec<CopyRun>, index: usize) {
-    let Some(before) = index.checked_sub(1) else { return };
-    let (Some(&last), Some(&next)) = (runs.get(before), runs.get(index)) else { return };
-    let follows = last.source_region == next.source_region
-        && last.destination_region == next.destination_region
-        && last.source_offset + last.bytes == next.source_offset
-        && last.destination_offset + last.bytes == next.destination_offset;
-    if follows {
-        runs[before].bytes += next.bytes;
-        runs.remove(index);
     }
 }

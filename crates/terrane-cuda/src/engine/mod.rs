@@ -240,7 +240,7 @@ impl DeviceEngine {
         Shape {
             direction,
             bytes: plan.bytes().get(),
-            runs: ByteCount::from_usize(plan.runs().len()).get(),
+            runs: plan.run_count(),
             cells,
             stretches,
             kernels: ends.iter().all(|end| end.has_kernels()),
@@ -377,22 +377,22 @@ unsafe impl CopyEngine for DeviceEngine {
 
     fn submit(&self, job: CopyJob) {
         if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return self.watch(Task::Over(job, Err(CopyFailure::DeadlineExceeded)));
+            return self.watch(Task::Over(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
         }
         if job.plan().bytes().is_zero() {
-            return self.watch(Task::Over(job, Ok(())));
+            return self.watch(Task::Over(Box::new(job), Ok(())));
         }
         // The context is bound once for all the calls of the driver.
         let mut job = Some(job);
         let bound = self.shared.context.bound(|_| {
             if let Some(Err(refused)) = job.take().map(|job| self.dispatch(job)) {
                 let (job, error) = *refused;
-                self.watch(Task::Over(job, Err(engine_failure(error))));
+                self.watch(Task::Over(Box::new(job), Err(engine_failure(error))));
             }
             Ok(())
         });
         if let (Err(error), Some(job)) = (bound, job) {
-            self.watch(Task::Over(job, Err(engine_failure(error))));
+            self.watch(Task::Over(Box::new(job), Err(engine_failure(error))));
         }
     }
 }

@@ -173,9 +173,9 @@ impl Work {
     /// thread.
     pub(super) fn is_small(&self, shared: &Shared) -> bool {
         /// Copies, each a call of two microseconds.
-        const MOST_COPIES: usize = 3;
+        const MOST_COPIES: u64 = 3;
         /// Runs of a batch, at a third of a microsecond each.
-        const MOST_BATCHED: usize = 16;
+        const MOST_BATCHED: u64 = 16;
         const LEAST_LARGE: u64 = 16 << 20;
         let plan = self.job.plan();
         if self.job.layers().is_some() || plan.bytes().get() > LEAST_LARGE {
@@ -184,7 +184,7 @@ impl Work {
         match &self.steps {
             Steps::Runs { together, .. } => {
                 let most = if *together { MOST_BATCHED } else { MOST_COPIES };
-                plan.runs().len() <= most && plan.bytes() <= shared.options.request_bytes
+                plan.run_count() <= most && plan.bytes() <= shared.options.request_bytes
             }
             // A launch carries at least as many pairs.
             Steps::Kernels { cutter, .. } => {

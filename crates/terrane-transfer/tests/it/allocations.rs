@@ -92,9 +92,14 @@ fn a_plan_in_the_steady_state_allocates_nothing() {
             let [source, destination] = [from, to].map(|kind| endpoint(wide(blocks), kind));
             let transfer = scattered(&source, &destination, blocks);
             let planner = Planner::new();
-            drop(planner.plan(&transfer).unwrap());
+            assert!(!planner.plan(&transfer).unwrap().runs().is_empty());
             let (counted, runs) = allocations(|| planner.plan(&transfer).unwrap().runs().len());
             assert_eq!(counted, 0, "{blocks} blocks in {runs} runs, {from} to {to}");
+            // Nor where nobody asks for the list, and it is kept for somebody who does.
+            let (counted, count) = allocations(|| planner.plan(&transfer).unwrap().run_count());
+            assert_eq!((counted, count), (0, u64::try_from(runs).unwrap()));
+            let (counted, _) = allocations(|| planner.plan(&transfer).unwrap().runs().len());
+            assert_eq!(counted, 0, "the room for the list was lost");
         }
     });
 }

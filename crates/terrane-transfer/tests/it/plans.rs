@@ -168,6 +168,7 @@ proptest! {
             prop_assert_eq!(plan.run(index), Some(*run));
         }
         prop_assert_eq!(plan.run(plan.runs().len()), None);
+        prop_assert_eq!(plan.run_count(), u64::try_from(plan.runs().len()).unwrap());
         prop_assert_eq!(plan.layers(), layers.clone());
 
         // The blocks that a run is said to begin in, as errors name them.

@@ -45,7 +45,7 @@ impl Fixture {
     pub fn in_small_parts(context: &Context, path: CopyPath, ends: &[&'static str]) -> Self {
         let options = DeviceEngineOptions {
             path: Some(path),
-            scratch_bytes: ByteCount::kib(16),
+            scratch_bytes: ByteCount::kib(64),
             scratch_buffers: NonZeroU32::new(2).unwrap(),
             request_bytes: ByteCount::kib(2),
             relayout_bytes: ByteCount::kib(2),
