@@ -282,18 +282,27 @@ fn block_by_block(
     joining: &Joining,
     buffers: &mut Buffers,
 ) {
-    for segment in &buffers.segments {
-        for layer in joining.layers.clone() {
-            for outer in 0..joining.outers {
-                let from = source.offset(segment.source, layer, outer);
-                let to = destination.offset(segment.destination, layer, outer);
-                buffers.runs.push(CopyRun {
-                    source_region: from.region,
-                    destination_region: to.region,
-                    source_offset: from.offset,
-                    destination_offset: to.offset,
-                    bytes: joining.unit_bytes,
-                });
+    let Buffers { segments, runs, .. } = buffers;
+    for segment in segments.iter() {
+        let run = |layer, outer| {
+            let from = source.offset(segment.source, layer, outer);
+            let to = destination.offset(segment.destination, layer, outer);
+            CopyRun {
+                source_region: from.region,
+                destination_region: to.region,
+                source_offset: from.offset,
+                destination_offset: to.offset,
+                bytes: joining.unit_bytes,
+            }
+        };
+        let layers = joining.layers.clone();
+        match joining.outers {
+            // Of known length, so that the list's capacity is looked at once.
+            1 => runs.extend(layers.map(|layer| run(layer, 0))),
+            2 => runs.extend(layers.flat_map(|layer| [run(layer, 0), run(layer, 1)])),
+            outers => {
+                let units = layers.flat_map(|layer| (0..outers).map(move |outer| (layer, outer)));
+                runs.extend(units.map(|(layer, outer)| run(layer, outer)));
             }
         }
     }
