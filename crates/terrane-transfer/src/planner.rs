@@ -349,9 +349,15 @@ fn make_segments(buffers: &mut Buffers, join: bool) {
 fn block_by_block(plan: &TransferPlan, joining: &Joining, runs: &mut Vec<CopyRun>) {
     let (source, destination) = geometries(plan);
     for segment in &plan.buffers.segments {
-        for layer in joining.layers.clone() {
-            for outer in 0..joining.outers {
-                runs.push(joining.run(source, destination, segment, layer, outer));
+        let run = |layer, outer| joining.run(source, destination, segment, layer, outer);
+        let layers = joining.layers.clone();
+        match joining.outers {
+            // Of known length, so that the list's capacity is looked at once.
+            1 => runs.extend(layers.map(|layer| run(layer, 0))),
+            2 => runs.extend(layers.flat_map(|layer| [run(layer, 0), run(layer, 1)])),
+            outers => {
+                let units = layers.flat_map(|layer| (0..outers).map(move |outer| (layer, outer)));
+                runs.extend(units.map(|(layer, outer)| run(layer, outer)));
             }
         }
     }

@@ -127,7 +127,7 @@ fn device_and_system_conform() {
 fn relays_conform_when_everything_is_scarce() {
     let three = NonZeroUsize::new(3).unwrap();
     for (other, count) in [(Other::Disk, 3), (Other::Host, 1)] {
-        let mut fixture = Relayed::new(other, slots(count, 16 << 10));
+        let mut fixture = Relayed::new(other, slots(count, 80 << 10));
         fixture.device = to_device().reordering(7).threads(three);
         check_copy_engine(&fixture);
     }
