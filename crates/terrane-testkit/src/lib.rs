@@ -10,6 +10,7 @@
 //! - [`conformance`]: the rules that every `Memory`, `Allocate` and `CopyEngine` has to keep.
 //! - [`leaks`]: open descriptors and mappings, counted before and after.
 //! - [`process`]: tests that need a process to themselves.
+//! - [`simulated_cuda`]: faults of the simulated CUDA driver, streams that are held, leaks.
 //!
 //! # What it does not do
 //!
@@ -34,6 +35,7 @@ pub mod pattern;
 pub mod process;
 pub mod random;
 pub mod recorder;
+pub mod simulated_cuda;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -17,4 +17,5 @@ mod needs;
 mod neighbours;
 mod pinned;
 mod pools;
+mod simulated;
 mod streams;
