@@ -29,9 +29,9 @@ fn every_refusal_of_the_driver_undoes_what_was_done_before() {
                 .map(|sort| driver.count(sort))
         };
         let before = live();
-        let request = RegionRequest::new(ByteCount::mib(3));
+        let request = RegionRequest::new(ByteCount::mib(6));
         let three = PinnedOptions {
-            largest_registration: ByteCount::mib(1),
+            largest_registration: ByteCount::mib(2),
             registration: terrane_core::Wish::Required,
             ..PinnedOptions::default()
         };
