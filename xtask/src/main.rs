@@ -9,6 +9,7 @@
 
 mod command;
 mod commands;
+mod kernels;
 mod tally;
 mod test_log;
 mod tidy;
@@ -53,7 +54,7 @@ enum Task {
     /// than the limit and has a proof at every `unsafe`; no `todo!`, `dbg!`, unexplained
     /// `#[ignore]`, `cfg(test)` outside test modules or `ignore`d example; every crate has its
     /// README and CHANGELOG and inherits the workspace's lints; the project's pages speak of the
-    /// project alone.
+    /// project alone; every kernel's PTX was made of its source as it is.
     Tidy,
     /// Formats the workspace, or with --check only says what is not formatted
     Fmt(commands::lint::FmtArguments),
@@ -70,6 +71,9 @@ enum Task {
     /// larger), target (the least ratio) and ok. Fails if a suite fails to run and, with --check,
     /// if a target is missed.
     Bench(commands::bench::Arguments),
+    /// Compiles the CUDA kernels to the PTX that is committed, or checks that it fits its source
+    #[command(subcommand)]
+    Kernels(commands::kernels::Action),
     /// Checks licences, bans and sources of all dependencies with cargo-deny
     ///
     /// Uses the `cargo-deny` on the PATH if it is recent enough, else installs a pinned version
@@ -117,6 +121,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Lint => commands::lint::clippy(&workspace)?,
         Task::Features => commands::features::run(&workspace)?,
         Task::Doc(arguments) => commands::doc::run(&workspace, arguments)?,
+        Task::Kernels(action) => commands::kernels::run(&workspace, action)?,
         Task::Deny => commands::deny::run(&workspace)?,
         Task::Offload => commands::offload::run(&workspace)?,
         Task::Soak(arguments) => commands::soak::run(&workspace, arguments)?,

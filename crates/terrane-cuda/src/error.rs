@@ -134,6 +134,62 @@ pub enum CudaError {
         /// The most bytes that are registered at once.
         largest: ByteCount,
     },
+    /// The driver cannot compile the kernels for the device.
+    #[error(
+        "the driver does not take the copy kernels: {code}; it needs a device of compute \
+         capability 8.0 or newer, and the driver to be of CUDA 12.8 or newer{}",
+        if .log.is_empty() { String::new() } else { format!(" (it says: {log})") }
+    )]
+    KernelsRefused {
+        /// The driver's code.
+        code: DriverCode,
+        /// What the driver's compiler said.
+        log: String,
+    },
+    /// A launch of no thread blocks.
+    #[error("a kernel cannot run on no thread blocks; allow one at least")]
+    NoThreadBlocks,
+    /// More cells than one launch counts.
+    #[error(
+        "{} cells of {bytes} bytes are more than one launch counts, which is {most} cells and as \
+         many tiles of 128 words; copy them in parts, of fewer pairs each",
+        .counts.map(|count| count.to_string()).join(" * ")
+    )]
+    TooManyCells {
+        /// Pairs, layers, outers, rows and columns.
+        counts: [u32; 5],
+        /// The length of a cell.
+        bytes: u64,
+        /// The most.
+        most: u32,
+    },
+    /// More runs, or longer ones, than one launch counts.
+    #[error(
+        "these {runs} runs are more, or longer, than one launch counts, which is {most} runs and \
+         as many tiles; copy them in parts"
+    )]
+    TooManyRuns {
+        /// How many there are.
+        runs: usize,
+        /// The most.
+        most: u32,
+    },
+    /// Block ids that lie beyond those that a copy carries.
+    #[error(
+        "{pairs} block ids from number {first} on are more than the {most} that a copy carries; \
+         list them in memory that the device reads"
+    )]
+    InlineBlocks {
+        /// The first that was meant.
+        first: u32,
+        /// How many were meant.
+        pairs: u32,
+        /// How many there are.
+        most: usize,
+    },
+    /// Runs that did not come from `RunCopy::arrange`.
+    #[error("the runs were not arranged; make the copy with `RunCopy::arrange`")]
+    RunsNotArranged,
     /// Something that a policy requires was not granted.
     #[error(transparent)]
     Capability(#[from] CapabilityMissing),
@@ -167,7 +223,9 @@ impl CudaError {
     pub const fn code(&self) -> Option<DriverCode> {
         match self {
             Self::NoDevice => Some(DriverCode::NO_DEVICE),
-            Self::DeviceLost { code, .. } | Self::Driver { code, .. } => Some(*code),
+            Self::DeviceLost { code, .. }
+            | Self::Driver { code, .. }
+            | Self::KernelsRefused { code, .. } => Some(*code),
             _ => None,
         }
     }

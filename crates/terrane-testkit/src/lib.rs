@@ -8,6 +8,7 @@
 //! - [`engine`]: a copy engine whose order, delays, failures and very steps a test decides.
 //! - [`model`]: what a transfer should do, computed byte by byte.
 //! - [`conformance`]: the rules that every `Memory`, `Allocate` and `CopyEngine` has to keep.
+//! - [`strided`]: copies of cells with strides, and what they should do.
 //! - [`leaks`]: open descriptors and mappings, counted before and after.
 //! - [`process`]: tests that need a process to themselves.
 //! - [`simulated_cuda`]: faults of the simulated CUDA driver, streams that are held, leaks.
@@ -36,6 +37,7 @@ pub mod process;
 pub mod random;
 pub mod recorder;
 pub mod simulated_cuda;
+pub mod strided;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -6,6 +6,7 @@ pub mod ci;
 pub mod deny;
 pub mod doc;
 pub mod features;
+pub mod kernels;
 pub mod lint;
 pub mod loom;
 pub mod offload;

@@ -12,8 +12,9 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use cudarc::driver::sys;
 use libloading::Library;
 use sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUmemPool_attribute,
-    CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUfunction_attribute, CUjit_option, CUmemPool_attribute, CUmemoryPool, CUmodule,
+    CUpointer_attribute, CUresult, CUstream,
 };
 
 /// What the dynamic linker is asked for, in this order.
@@ -130,6 +131,16 @@ functions! {
         fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
         fn cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
         fn cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
+        fn cuModuleLoadDataEx(
+            *mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void
+        );
+        fn cuModuleUnload(CUmodule);
+        fn cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        fn cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
+        fn cuLaunchKernel(
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+            *mut *mut c_void, *mut *mut c_void
+        );
     }
     // Of every driver, but not of every version of the bindings.
     unbound {

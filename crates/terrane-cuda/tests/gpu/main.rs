@@ -11,6 +11,7 @@
 )]
 
 mod exhaustion;
+mod kernels;
 mod lost;
 mod memory;
 mod needs;
