@@ -28,6 +28,7 @@ mod neighbours;
 mod ordered;
 mod pinned;
 mod pools;
+mod simulated;
 mod size_classes;
 mod staging;
 mod streams;

@@ -42,8 +42,8 @@ fn memory_runs_out_and_comes_back() {
 fn registrations_have_an_address_of_the_devices() {
     let _cuda = Cuda::new(small());
     let memory = Pinned::new(3 << 12);
-    // SAFETY: no pointers; the memory is not freed, but known no more.
     let pages = memory.address;
+    // SAFETY: the memory is there for as long as the test.
     assert_eq!(unsafe { cuMemHostRegister_v2(pages, 4096, 0) }, 712, "pinned already");
     let owned = vec![0_u8; 5 << 12];
     let start = u64::try_from(owned.as_ptr().expose_provenance()).unwrap().next_multiple_of(4096);

@@ -152,7 +152,7 @@ fn who_only_looks_sees_it_happen() {
 
 static CALLED: Mutex<Vec<(usize, u32)>> = Mutex::new(Vec::new());
 
-unsafe extern "C" fn note(data: *mut ()) {
+extern "C" fn note(data: *mut ()) {
     let mut count = 0;
     // SAFETY: one number is written.
     let code = unsafe { cuDeviceGetCount(Out::to(&mut count)) };
