@@ -9,6 +9,7 @@
 
 mod command;
 mod commands;
+mod kernels;
 mod tally;
 mod test_log;
 mod tidy;
@@ -51,7 +52,7 @@ enum Task {
     /// than the limit and has a proof at every `unsafe`; no `todo!`, `dbg!`, unexplained
     /// `#[ignore]`, `cfg(test)` outside test modules or `ignore`d example; every crate has its
     /// README and CHANGELOG and inherits the workspace's lints; the project's pages speak of the
-    /// project alone.
+    /// project alone; every kernel's PTX was made of its source as it is.
     Tidy,
     /// Formats the workspace, or with --check only says what is not formatted
     Fmt(commands::lint::FmtArguments),
@@ -80,6 +81,9 @@ enum Task {
     Calibrate(commands::calibrate::Arguments),
     /// What needs a GPU, as a folder that runs on a machine without Rust
     Gpu(commands::gpu::Arguments),
+    /// Compiles the CUDA kernels to the PTX that is committed, or checks that it fits its source
+    #[command(subcommand)]
+    Kernels(commands::kernels::Action),
     /// Checks licences, bans and sources of all dependencies with cargo-deny
     ///
     /// Uses the `cargo-deny` on the PATH if it is recent enough, else installs a pinned version
@@ -130,6 +134,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Features => commands::features::run(&workspace)?,
         Task::Compose => commands::compose::run(&workspace)?,
         Task::Doc(arguments) => commands::doc::run(&workspace, arguments)?,
+        Task::Kernels(action) => commands::kernels::run(&workspace, action)?,
         Task::Deny => commands::deny::run(&workspace)?,
         Task::Offload => commands::offload::run(&workspace)?,
         Task::Soak(arguments) => commands::soak::run(&workspace, arguments)?,

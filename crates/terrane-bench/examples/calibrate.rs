@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use comfy_table::{CellAlignment, Table, presets};
 use terrane_core::DeviceId;
-use terrane_cuda::{Calibration, CalibrationOptions, Context};
+use terrane_cuda::{Calibration, CalibrationOptions, Context, CopyPath, Direction};
 
 /// Measures the copy paths of a GPU.
 ///
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    println!("{calibration}");
+    println!("{}, CUDA {}\n{}", calibration.device(), calibration.driver(), table(&calibration));
     if let Some(output) = &arguments.output {
         if let Err(error) = calibration.save(output) {
             eprintln!("error: {error}");
@@ -55,4 +56,34 @@ fn main() -> ExitCode {
         println!("saved in {}", output.display());
     }
     ExitCode::SUCCESS
+}
+
+/// What each path costs in each direction that it serves.
+fn table(calibration: &Calibration) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN).set_header([
+        "direction",
+        "path",
+        "fixed, us",
+        "a piece, ns",
+        "a short piece, ns",
+        "GB/s",
+    ]);
+    for direction in Direction::ALL {
+        for path in CopyPath::ALL {
+            let Some(cost) = calibration.cost(direction, path) else { continue };
+            table.add_row([
+                format!("{direction:?}"),
+                path.name().to_owned(),
+                format!("{:.1}", cost.fixed.as_secs_f64() * 1e6),
+                format!("{:.1}", cost.per_piece.as_secs_f64() * 1e9),
+                format!("{:.1}", cost.per_short_piece.as_secs_f64() * 1e9),
+                format!("{:.1}", cost.bytes_per_second * 1e-9),
+            ]);
+        }
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
 }

@@ -47,6 +47,15 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
         None
     }
 
+    /// How many bytes from `offset` on a device may copy in one request: fewer than are left where
+    /// the memory was locked for the device in several parts, as no request may reach from one
+    /// into the next. `None` where the memory does not know, so that the device's driver has to be
+    /// asked; of memory that is not locked for a device it means nothing.
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        let _ = offset;
+        None
+    }
+
     /// What was wished for when the memory was made, and what was granted.
     fn capabilities(&self) -> CapabilityReport {
         CapabilityReport::default()
@@ -93,6 +102,13 @@ macro_rules! delegate_memory {
 
         fn device_alias(&$self) -> ::core::option::Option<$crate::DeviceAddress> {
             $crate::Memory::device_alias(&$inner)
+        }
+
+        fn copyable_from(
+            &$self,
+            offset: $crate::ByteCount,
+        ) -> ::core::option::Option<$crate::ByteCount> {
+            $crate::Memory::copyable_from(&$inner, offset)
         }
 
         fn capabilities(&$self) -> $crate::CapabilityReport {

@@ -98,6 +98,12 @@ unsafe impl Memory for Region {
         self.memory.device_alias()?.checked_add(self.offset)
     }
 
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        let left = self.length.checked_sub(offset).unwrap_or(ByteCount::ZERO);
+        let within = self.offset.checked_add(offset).ok()?;
+        Some(self.memory.copyable_from(within)?.min(left))
+    }
+
     fn capabilities(&self) -> CapabilityReport {
         self.memory.capabilities()
     }

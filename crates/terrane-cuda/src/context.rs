@@ -158,7 +158,12 @@ impl Context {
         Err(refused())
     }
 
-    fn pointer_attribute(
+    /// What the driver says of an address, as a number of at most eight bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`] for an address that it does not know, [`CudaError::DeviceLost`].
+    pub(crate) fn pointer_attribute(
         &self,
         address: DeviceAddress,
         attribute: CUpointer_attribute,
@@ -201,6 +206,37 @@ impl Context {
 
     pub(crate) fn idle_events(&self) -> &IdleEvents {
         &self.0.idle_events
+    }
+
+    /// Lets kernels and copies of this context reach the memory of another device, of its own
+    /// accord until the process ends. Answers whether they do.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub(crate) fn reach_peer(&self, peer: &Self) -> Result<bool, CudaError> {
+        /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`: whoever did so, it is done.
+        const ALREADY: u32 = 704;
+        let functions = self.0.driver.functions();
+        let (Some(can), Some(enable)) =
+            (functions.cuDeviceCanAccessPeer, functions.cuCtxEnablePeerAccess)
+        else {
+            return Ok(false);
+        };
+        let mut answer = 0;
+        // SAFETY: one number is written, and the devices exist.
+        let code = unsafe { can(&raw mut answer, self.0.handle, peer.0.handle) };
+        check("cuDeviceCanAccessPeer", code)?;
+        if answer == 0 {
+            return Ok(false);
+        }
+        self.bound(|_| {
+            // SAFETY: the peer's context is retained by `peer`; access is not taken away again.
+            match unsafe { enable(peer.0.raw, 0) } {
+                ALREADY => Ok(true),
+                code => check("cuCtxEnablePeerAccess", code).map(|()| true),
+            }
+        })
     }
 
     /// Whether the handle is that of this context.

@@ -1,9 +1,10 @@
 //! The one error type of this crate.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use terrane_core::{
-    Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, SizeOverflow,
+    Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, OsError, SizeOverflow,
     StorageKind,
 };
 use terrane_storage::StorageError;
@@ -134,12 +135,86 @@ pub enum CudaError {
         /// The most bytes that are registered at once.
         largest: ByteCount,
     },
+    /// The driver cannot compile the kernels for the device.
+    #[error(
+        "the driver does not take the copy kernels: {code}; it needs a device of compute \
+         capability 8.0 or newer, and the driver to be of CUDA 12.8 or newer{}",
+        if .log.is_empty() { String::new() } else { format!(" (it says: {log})") }
+    )]
+    KernelsRefused {
+        /// The driver's code.
+        code: DriverCode,
+        /// What the driver's compiler said.
+        log: String,
+    },
+    /// A launch of no thread blocks.
+    #[error("a kernel cannot run on no thread blocks; allow one at least")]
+    NoThreadBlocks,
+    /// More cells than one launch counts.
+    #[error(
+        "{cells} cells or runs of {bytes} bytes are more than one launch counts, which is {most} \
+         cells and as many tiles; copy them in parts"
+    )]
+    TooManyCells {
+        /// How many there are.
+        cells: u128,
+        /// The length of a cell, or of all runs together.
+        bytes: u128,
+        /// The most.
+        most: u64,
+    },
+    /// Block ids that lie beyond those that a copy carries.
+    #[error(
+        "{pairs} block ids from number {first} on are more than the {most} that a copy carries; \
+         list them in memory that the device reads"
+    )]
+    InlineBlocks {
+        /// The first that was meant.
+        first: u32,
+        /// How many were meant.
+        pairs: u32,
+        /// How many there are.
+        most: usize,
+    },
+    /// Runs that did not come from `RunCopy::arrange`.
+    #[error("the runs were not arranged; make the copy with `RunCopy::arrange`")]
+    RunsNotArranged,
     /// Something that a policy requires was not granted.
     #[error(transparent)]
     Capability(#[from] CapabilityMissing),
     /// A size left the range of 64 bits.
     #[error(transparent)]
     Overflow(#[from] SizeOverflow),
+    /// A thread of an engine could not be started.
+    #[error("a thread of the copy engine could not be started; see the cause")]
+    Thread {
+        /// Why not.
+        #[source]
+        source: OsError,
+    },
+    /// A calibration could not be read or written.
+    #[error("the calibration {} cannot be read or written; see the cause", .path.display())]
+    CalibrationFile {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// A calibration was measured on another model of device.
+    #[error(
+        "the calibration {} was measured on {measured_on}, and the device is {device}; measure \
+         again",
+        .path.display()
+    )]
+    CalibrationOfAnother {
+        /// The file.
+        path: PathBuf,
+        /// The model that it was measured on.
+        measured_on: String,
+        /// The model of the device.
+        device: String,
+    },
     /// Host memory could not be brought up.
     #[error("the host memory that was to be pinned could not be brought up")]
     HostMemory {
@@ -167,7 +242,9 @@ impl CudaError {
     pub const fn code(&self) -> Option<DriverCode> {
         match self {
             Self::NoDevice => Some(DriverCode::NO_DEVICE),
-            Self::DeviceLost { code, .. } | Self::Driver { code, .. } => Some(*code),
+            Self::DeviceLost { code, .. }
+            | Self::Driver { code, .. }
+            | Self::KernelsRefused { code, .. } => Some(*code),
             _ => None,
         }
     }

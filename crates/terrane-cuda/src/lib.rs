@@ -11,9 +11,8 @@
 //!
 //! # What it does not do
 //!
-//! It moves no blocks between layouts: a [`Stream`] copies one contiguous span at a time. It has
-//! no kernels, and does not use managed (unified) memory. It needs no CUDA to build, and links
-//! none: without a driver every entry point answers with a typed [`CudaError`].
+//! It does not use managed (unified) memory. It needs no CUDA to build, and links none: without a
+//! driver every entry point answers with a typed [`CudaError`].
 //!
 //! # What there is
 //!
@@ -23,6 +22,7 @@
 //! - [`Stream`]s are owned or borrowed; [`Event`]s are pooled, with timing where asked for.
 //!   [`CudaStreams`] is both as a pool's [`FenceSource`](terrane_pool::FenceSource) and
 //!   [`StreamSource`](terrane_pool::StreamSource).
+//! - [`Kernels`] copy many scattered cells ([`GridCopy`]) or runs ([`RunCopy`]) in one launch.
 //! - [`DeviceAllocator`] and [`DevicePool`] hand out device memory, [`PinnedAllocator`] pinned
 //!   host memory. Somebody else's device memory is checked by [`Context::device_span`] and
 //!   adopted as [`ForeignMemory`](terrane_core::ForeignMemory).
@@ -66,8 +66,10 @@ struct Readme;
 mod context;
 mod device;
 mod driver;
+mod engine;
 mod error;
 mod event;
+mod kernels;
 mod memory;
 mod stream;
 mod streams;
@@ -75,8 +77,15 @@ mod streams;
 pub use context::Context;
 pub use device::Device;
 pub use driver::{Availability, Driver, DriverCode, DriverVersion, probe};
+pub use engine::{
+    Calibration, CalibrationOptions, CopyPath, DeviceEngine, DeviceEngineOptions, Direction,
+    PathCost,
+};
 pub use error::CudaError;
 pub use event::{Event, Timing};
+pub use kernels::{
+    BlockIds, CopyEnd, CopyRun, CopyWidth, GridCopy, INLINE_BLOCKS, KernelFigures, Kernels, RunCopy,
+};
 pub use memory::{
     DeviceAllocator, DeviceMemory, DevicePool, DevicePoolMemory, PinnedAllocator, PinnedMemory,
     PinnedNuma, PinnedOptions,

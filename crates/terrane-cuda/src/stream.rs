@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 
-use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
 use terrane_core::{ByteCount, Location};
 
 use crate::context::Context;
@@ -168,6 +168,23 @@ impl Stream {
             // SAFETY: stream and event are alive; the event may be used again at once, as the
             // driver has taken note of what it marks when the call returns.
             let code = unsafe { (functions.cuStreamWaitEvent)(self.raw, event.raw(), 0) };
+            check("cuStreamWaitEvent", code)
+        })
+    }
+
+    /// As [`wait_for`](Self::wait_for), for an event that is somebody else's.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    ///
+    /// # Safety
+    ///
+    /// The event is alive.
+    pub(crate) unsafe fn wait_for_raw(&self, event: CUevent) -> Result<(), CudaError> {
+        self.context.bound(|functions| {
+            // SAFETY: the stream is alive, and the event is, as the caller promised.
+            let code = unsafe { (functions.cuStreamWaitEvent)(self.raw, event, 0) };
             check("cuStreamWaitEvent", code)
         })
     }

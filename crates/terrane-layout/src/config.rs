@@ -4,7 +4,7 @@ use std::fmt;
 
 use terrane_core::{Alignment, ByteCount};
 
-use crate::{ElementFormat, LayoutError};
+use crate::{ElementFormat, LayoutError, TokenOrder};
 
 /// The largest layout, 2^63 − 1 bytes: no larger offset exists in a file, nor distance in memory.
 pub const LARGEST_LAYOUT: ByteCount = ByteCount::new(u64::MAX >> 1);
@@ -13,8 +13,9 @@ pub const LARGEST_LAYOUT: ByteCount = ByteCount::new(u64::MAX >> 1);
 ///
 /// The cache has `num_blocks` blocks; a block holds `page_size` tokens; for each layer and each
 /// outer (K and V, or one latent) it has one *piece* of `page_size · inner_dim` elements, which
-/// is contiguous in every layout. A value of this type has been validated: no dimension is zero,
-/// and all the bytes together are at most [`LARGEST_LAYOUT`].
+/// is contiguous in every layout. Where its [heads](LayoutConfigBuilder::num_heads) are stated, so is
+/// the order of tokens and heads within it. A value of this type has been validated: no dimension is
+/// zero, and all the bytes together are at most [`LARGEST_LAYOUT`].
 ///
 /// ```
 /// use terrane_core::ByteCount;
@@ -43,6 +44,8 @@ pub struct LayoutConfig {
     page_size: u32,
     inner_dim: u32,
     element: ElementFormat,
+    num_heads: Option<u32>,
+    token_order: TokenOrder,
     block_alignment: Alignment,
     piece_bytes: ByteCount,
     block_bytes: ByteCount,
@@ -92,6 +95,32 @@ impl LayoutConfig {
         self.element
     }
 
+    /// The heads of a token's row, if they are stated.
+    #[must_use]
+    pub const fn num_heads(&self) -> Option<u32> {
+        self.num_heads
+    }
+
+    /// The elements of a head, if heads are stated.
+    #[must_use]
+    pub fn head_dim(&self) -> Option<u32> {
+        self.inner_dim.checked_div(self.num_heads?)
+    }
+
+    /// The bytes that one head of one token takes, for one layer and outer; if heads are stated.
+    #[must_use]
+    pub fn head_bytes(&self) -> Option<ByteCount> {
+        // The builder has checked that the heads divide the row.
+        let parts = u64::from(self.page_size).checked_mul(self.num_heads?.into())?;
+        self.piece_bytes.get().checked_div(parts).map(ByteCount::new)
+    }
+
+    /// Whether tokens or heads are outermost within a piece. Token-major, if heads are not stated.
+    #[must_use]
+    pub const fn token_order(&self) -> TokenOrder {
+        self.token_order
+    }
+
     /// What block strides are rounded up to a multiple of.
     #[must_use]
     pub const fn block_alignment(&self) -> Alignment {
@@ -133,6 +162,44 @@ impl LayoutConfig {
     pub fn with_block_alignment(&self, alignment: Alignment) -> Result<Self, LayoutError> {
         LayoutConfigBuilder::from(*self).block_alignment(alignment).build()
     }
+
+    /// The same cache with another order of tokens and heads, as on another tier.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError::HeadsNotStated`], if the order is head-major and this config states no heads.
+    pub fn with_token_order(&self, order: TokenOrder) -> Result<Self, LayoutError> {
+        LayoutConfigBuilder::from(*self).token_order(order).build()
+    }
+
+    /// The same cache with another number of heads, and as many more or fewer elements a row: as
+    /// on a tier whose pages hold the heads of all tensor-parallel ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError::HeadsNotStated`] if this config states no heads, and [`LayoutError`] as from
+    /// [`LayoutConfigBuilder::build`].
+    pub fn with_num_heads(&self, num_heads: u32) -> Result<Self, LayoutError> {
+        let (Some(old), Some(head_dim)) = (self.num_heads, self.head_dim()) else {
+            return Err(LayoutError::HeadsNotStated);
+        };
+        let times = |field: &'static str, each: u32| {
+            let factors = [(field, each.into()), ("num_heads", num_heads.into())];
+            let product = ByteCount::product(&factors)?;
+            u32::try_from(product.get()).map_err(|_| LayoutError::TooLarge { bytes: product })
+        };
+        let element = match self.element {
+            ElementFormat::RowBytes(bytes) => {
+                ElementFormat::RowBytes(times("bytes a head", bytes / old)?)
+            }
+            other => other,
+        };
+        LayoutConfigBuilder::from(*self)
+            .num_heads(num_heads)
+            .inner_dim(times("head_dim", head_dim)?)
+            .element(element)
+            .build()
+    }
 }
 
 /// Sets the dimensions of a [`LayoutConfig`], in any order; [`build`](Self::build) checks them.
@@ -144,6 +211,8 @@ pub struct LayoutConfigBuilder {
     page_size: Option<u32>,
     inner_dim: Option<u32>,
     element: Option<ElementFormat>,
+    num_heads: Option<u32>,
+    token_order: TokenOrder,
     block_alignment: Alignment,
 }
 
@@ -185,6 +254,24 @@ impl LayoutConfigBuilder {
         Self { element: Some(element), ..self }
     }
 
+    /// The heads of a token's row; at least 1, and a divisor of the inner dimension. Each takes an
+    /// equal share of the row's bytes, which have to be whole: block-scaled groups do not reach
+    /// across heads, and of [`ElementFormat::RowBytes`] this says that each head's bytes are
+    /// together.
+    ///
+    /// It need not be stated; but then pieces only move whole.
+    #[must_use]
+    pub fn num_heads(self, num_heads: u32) -> Self {
+        Self { num_heads: Some(num_heads), ..self }
+    }
+
+    /// Whether tokens or heads are outermost within a piece; token-major, if not set. The other one
+    /// needs [`num_heads`](Self::num_heads).
+    #[must_use]
+    pub fn token_order(self, token_order: TokenOrder) -> Self {
+        Self { token_order, ..self }
+    }
+
     /// What block strides are rounded up to a multiple of; one byte, so no padding, if not set.
     #[must_use]
     pub fn block_alignment(self, block_alignment: Alignment) -> Self {
@@ -199,6 +286,9 @@ impl LayoutConfigBuilder {
     ///   the value with its bounds.
     /// - [`LayoutError::InnerDimNotGrouped`] if groups of block-scaled elements do not fit evenly
     ///   into a row.
+    /// - [`LayoutError::HeadsNotDivided`] if the heads do not divide the inner dimension,
+    ///   [`LayoutError::HeadNotWhole`] if a head's bytes cannot be told apart, and
+    ///   [`LayoutError::HeadsNotStated`] if the order is head-major and no heads are stated.
     /// - [`LayoutError::Overflow`] and [`LayoutError::TooLarge`] if all the bytes together exceed
     ///   [`LARGEST_LAYOUT`]; the former names every factor.
     pub fn build(self) -> Result<LayoutConfig, LayoutError> {
@@ -209,6 +299,7 @@ impl LayoutConfigBuilder {
         let inner_dim = in_range(Field::InnerDim, self.inner_dim, 1, u32::MAX)?;
         let element = self.element.ok_or(LayoutError::MissingField { field: Field::Element })?;
         let row_bytes = element.row_bytes(inner_dim)?;
+        self.check_heads(inner_dim, element)?;
 
         let factors = [
             ("num_blocks", u64::from(num_blocks)),
@@ -230,11 +321,34 @@ impl LayoutConfigBuilder {
             page_size,
             inner_dim,
             element,
+            num_heads: self.num_heads,
+            token_order: self.token_order,
             block_alignment: self.block_alignment,
             piece_bytes: ByteCount::product(of_piece)?,
             block_bytes: ByteCount::product(of_block)?,
             total_bytes,
         })
+    }
+
+    fn check_heads(&self, inner_dim: u32, element: ElementFormat) -> Result<(), LayoutError> {
+        if self.num_heads.is_none() {
+            return match self.token_order {
+                TokenOrder::TokenMajor => Ok(()),
+                TokenOrder::HeadMajor => Err(LayoutError::HeadsNotStated),
+            };
+        }
+        let num_heads = in_range(Field::NumHeads, self.num_heads, 1, u32::MAX)?;
+        if !inner_dim.is_multiple_of(num_heads) {
+            return Err(LayoutError::HeadsNotDivided { inner_dim, num_heads });
+        }
+        let is_whole = match element {
+            ElementFormat::Width(_) => true,
+            ElementFormat::BlockScaled { elements, .. } => {
+                (inner_dim / num_heads).is_multiple_of(elements)
+            }
+            ElementFormat::RowBytes(bytes) => bytes.is_multiple_of(num_heads),
+        };
+        if is_whole { Ok(()) } else { Err(LayoutError::HeadNotWhole { num_heads, element }) }
     }
 }
 
@@ -247,6 +361,8 @@ impl From<LayoutConfig> for LayoutConfigBuilder {
             page_size: Some(config.page_size),
             inner_dim: Some(config.inner_dim),
             element: Some(config.element),
+            num_heads: config.num_heads,
+            token_order: config.token_order,
             block_alignment: config.block_alignment,
         }
     }
@@ -268,6 +384,8 @@ pub enum Field {
     InnerDim,
     /// `element`.
     Element,
+    /// `num_heads`.
+    NumHeads,
     /// The width of an element.
     ElementWidth,
     /// The number of elements that share a scale.
@@ -287,6 +405,7 @@ impl fmt::Display for Field {
             Self::PageSize => "page_size",
             Self::InnerDim => "inner_dim",
             Self::Element => "element",
+            Self::NumHeads => "num_heads",
             Self::ElementWidth => "element (width in bytes)",
             Self::GroupElements => "element (elements a group)",
             Self::GroupBytes => "element (bytes a group)",
@@ -382,5 +501,54 @@ mod tests {
         assert_eq!(other.num_blocks(), 9);
         assert_eq!(other.block_bytes(), config.block_bytes());
         assert!(config.with_num_blocks(0).is_err());
+    }
+
+    #[test]
+    fn heads_divide_the_row() {
+        let config = builder().inner_dim(12).num_heads(4).build().unwrap();
+        assert_eq!((config.head_dim(), config.token_order()), (Some(3), TokenOrder::TokenMajor));
+        assert_eq!(config.head_bytes(), Some(ByteCount::new(9)));
+        let error = builder().num_heads(4).build().unwrap_err();
+        assert!(matches!(error, LayoutError::HeadsNotDivided { inner_dim: 7, num_heads: 4 }));
+        let text = builder().num_heads(0).build().unwrap_err().to_string();
+        assert!(text.contains("num_heads is 0"), "{text}");
+        let plain = builder().build().unwrap();
+        assert_eq!((plain.num_heads(), plain.head_dim(), plain.head_bytes()), (None, None, None));
+    }
+
+    #[test]
+    fn heads_of_grouped_elements_are_whole() {
+        let scaled = builder().inner_dim(128).element(ElementFormat::MXFP4);
+        assert_eq!(scaled.num_heads(4).build().unwrap().head_bytes(), Some(ByteCount::new(17)));
+        let error = scaled.num_heads(8).build().unwrap_err();
+        assert!(matches!(error, LayoutError::HeadNotWhole { num_heads: 8, .. }), "{error}");
+        let rows = builder().inner_dim(128).element(ElementFormat::RowBytes(132));
+        assert_eq!(rows.num_heads(4).build().unwrap().head_bytes(), Some(ByteCount::new(33)));
+        assert!(matches!(rows.num_heads(8).build(), Err(LayoutError::HeadNotWhole { .. })));
+    }
+
+    #[test]
+    fn head_major_needs_heads() {
+        let order = TokenOrder::HeadMajor;
+        assert!(matches!(builder().token_order(order).build(), Err(LayoutError::HeadsNotStated)));
+        let config = builder().num_heads(7).token_order(order).build().unwrap();
+        assert_eq!(config.token_order(), order);
+        let plain = builder().build().unwrap();
+        assert!(matches!(plain.with_token_order(order), Err(LayoutError::HeadsNotStated)));
+        assert!(matches!(plain.with_num_heads(2), Err(LayoutError::HeadsNotStated)));
+    }
+
+    #[test]
+    fn pages_of_all_heads() {
+        for element in [ElementFormat::Width(2), ElementFormat::MXFP4, ElementFormat::RowBytes(34)]
+        {
+            let rank = builder().inner_dim(64).element(element).num_heads(2).build().unwrap();
+            let all = rank.with_num_heads(8).unwrap();
+            assert_eq!((all.inner_dim(), all.num_heads()), (256, Some(8)), "{element}");
+            assert_eq!(all.head_bytes(), rank.head_bytes(), "{element}");
+            assert_eq!(all.with_num_heads(2).unwrap(), rank);
+        }
+        let rank = builder().inner_dim(64).num_heads(2).build().unwrap();
+        assert!(matches!(rank.with_num_heads(1 << 28), Err(LayoutError::TooLarge { .. })));
     }
 }

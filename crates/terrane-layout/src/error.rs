@@ -44,6 +44,30 @@ pub enum LayoutError {
         /// Elements a group.
         elements: u32,
     },
+    /// The heads do not divide a row.
+    #[error(
+        "inner_dim is {inner_dim}, no multiple of the {num_heads} heads; it is heads · head dimension"
+    )]
+    HeadsNotDivided {
+        /// Elements a row.
+        inner_dim: u32,
+        /// Heads.
+        num_heads: u32,
+    },
+    /// The bytes of a head cannot be told from those of its neighbours.
+    #[error(
+        "with {num_heads} heads, {element} does not give each of them bytes of its own; \
+         leave num_heads out, and pieces move whole"
+    )]
+    HeadNotWhole {
+        /// Heads.
+        num_heads: u32,
+        /// How elements are stored.
+        element: crate::ElementFormat,
+    },
+    /// Heads were to be told apart, and their number is not stated.
+    #[error("num_heads is not set; a head-major layout, or one of other heads, needs it")]
+    HeadsNotStated,
     /// A size does not fit in 64 bits.
     #[error(transparent)]
     Overflow(#[from] SizeOverflow),

@@ -7,6 +7,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{
     BlockDimension, ElementFormat, Geometry, LayoutConfig, LayoutError, LayoutKind, PhysicalLayout,
+    TokenOrder,
 };
 
 /// The version of what is fingerprinted and how; its first byte.
@@ -14,7 +15,8 @@ const VERSION: u8 = 1;
 
 /// 128 bits that name a geometry: the kind, every field of the config, and the strides.
 ///
-/// Two parties whose fingerprints are equal agree on where each piece lies within its region. It
+/// Two parties whose fingerprints are equal agree on where each piece lies within its region, and on
+/// the order of tokens and heads within it, if heads are stated. It
 /// says nothing of where the regions lie, so it is the same on every tier with the same config.
 /// Equal on all platforms; it is a hash (XXH3, of a fixed little-endian encoding), no proof
 /// against somebody who forges one.
@@ -76,6 +78,15 @@ impl Fingerprint {
             geometry.region_bytes().get(),
         ] {
             encoded.extend(bytes.to_le_bytes());
+        }
+        // Only where stated, so that the names of other layouts stay what they were; the length
+        // tells the two apart.
+        if let Some(num_heads) = config.num_heads() {
+            encoded.extend(num_heads.to_le_bytes());
+            encoded.push(match config.token_order() {
+                TokenOrder::TokenMajor => 0,
+                TokenOrder::HeadMajor => 1,
+            });
         }
         Self(xxh3_128(&encoded))
     }
@@ -174,6 +185,9 @@ mod tests {
             builder().element(ElementFormat::RowBytes(2048)),
             builder().inner_dim(2048).element(ElementFormat::Width(1)),
             builder().block_alignment(Alignment::PAGE),
+            builder().num_heads(8),
+            builder().num_heads(4),
+            builder().num_heads(8).token_order(TokenOrder::HeadMajor),
         ];
         let distinct: HashSet<Fingerprint> = variants.iter().map(|&b| of(b, kind)).collect();
         assert_eq!(distinct.len(), variants.len());

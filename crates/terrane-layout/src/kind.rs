@@ -1,4 +1,4 @@
-//! The orders in which blocks, layers and outers are laid out.
+//! The orders in which blocks, layers and outers are laid out, and tokens and heads within them.
 
 use std::fmt;
 
@@ -25,6 +25,36 @@ pub enum BlockDimension {
     First,
     /// Outer first, block second: `base[l] + o·B·R + b·R`; all K blocks lie before all V blocks.
     Second,
+}
+
+/// Which of tokens and heads is outermost within a piece.
+///
+/// With T tokens a block, H heads and heads of h bytes; other systems know the two as NHD and HND.
+/// To everything that moves whole pieces they are the same; a transfer between the two re-lays
+/// every piece.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TokenOrder {
+    /// `[tokens][heads][dim]`, NHD: head `i` of token `t` at `(t·H + i)·h`.
+    #[default]
+    TokenMajor,
+    /// `[heads][tokens][dim]`, HND: head `i` of token `t` at `(i·T + t)·h`. Some heads of all
+    /// tokens are contiguous in it, which is what a tensor-parallel rank has of a page that holds
+    /// all heads.
+    HeadMajor,
+}
+
+impl TokenOrder {
+    /// Every order.
+    pub const ALL: [Self; 2] = [Self::TokenMajor, Self::HeadMajor];
+}
+
+impl fmt::Display for TokenOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::TokenMajor => "token-major",
+            Self::HeadMajor => "head-major",
+        })
+    }
 }
 
 impl LayoutKind {

@@ -3,7 +3,7 @@
 //! A serving engine's KV cache is blocks of tokens; a block has a piece for each layer and each
 //! outer (K and V, or one latent). This crate says what memory such a cache needs
 //! ([`LayoutConfig`] → [`LayoutPlan`]), where each piece lies in it ([`Geometry`],
-//! [`PhysicalLayout`]), proves that the answer is right ([`verify()`]), and names it, so that two
+//! [`PhysicalLayout`]), in which order its tokens and heads are ([`TokenOrder`]), proves that the answer is right ([`verify()`]), and names it, so that two
 //! parties know that they agree ([`Fingerprint`]).
 //!
 //! # Should I be using this crate?
@@ -103,7 +103,7 @@ pub use element::ElementFormat;
 pub use error::{LayoutError, Part, RegionRole};
 pub use fingerprint::{Fingerprint, InvalidFingerprint};
 pub use geometry::{ContiguousUnit, Geometry, Index, IndexOutOfRange, RegionOffset};
-pub use kind::{BlockDimension, LayoutKind};
+pub use kind::{BlockDimension, LayoutKind, TokenOrder};
 pub use physical::{PhysicalLayout, RegionRegistration, RegistrationState};
 pub use plan::{LEAST_REGION_ALIGNMENT, LayoutPlan, PaddingReport};
 pub use verify::{Extent, Piece, VerifyReport, Violation, verify, verify_map};

@@ -5,6 +5,9 @@
 //! serves the plan ([`verify`]), the layout in memory ([`PhysicalLayout::verify`]) and any other
 //! map of the same shape ([`verify_map`]) alike.
 //!
+//! The order of tokens and heads within a piece is not its matter: whichever it is, they fill the
+//! piece, as the config's builder has checked.
+//!
 //! # Cost
 //!
 //! Pieces are asked for in the order in which the layout's kind should place them. As long as

@@ -147,9 +147,21 @@ impl SimulatedEvent {
     /// The order of a transfer that runs after this event.
     #[must_use]
     pub fn order(&self) -> DeviceOrder {
-        // SAFETY: simulated engines look handles up and decline those that are gone.
-        DeviceOrder::AfterEvent(unsafe { EventHandle::from_raw(self.device, self.handle) })
+        DeviceOrder::AfterEvent(self.handle())
     }
+
+    /// The event as engines hand it out.
+    #[must_use]
+    pub fn handle(&self) -> EventHandle {
+        // SAFETY: simulated engines look handles up and decline those that are gone.
+        unsafe { EventHandle::from_raw(self.device, self.handle) }
+    }
+}
+
+/// Whether a simulated event has happened; `None` if there is no such event (any more).
+#[must_use]
+pub fn has_happened(event: EventHandle) -> Option<bool> {
+    Gate::of(Some(DeviceOrder::AfterEvent(event))).map(|gate| gate.is_open())
 }
 
 impl Drop for SimulatedStream {

@@ -100,6 +100,30 @@ impl Image {
         }
     }
 
+    /// Panics unless one layer of these blocks is in memory as it is in this image.
+    ///
+    /// Other layers may be written meanwhile; whoever calls knows that this one is not.
+    #[track_caller]
+    pub fn assert_layer(
+        &self,
+        end: &Endpoint,
+        access: &dyn PieceAccess,
+        blocks: &[u32],
+        layer: u32,
+    ) {
+        for &block in blocks {
+            for outer in 0..self.config.outer_dim() {
+                let (region, expected) = place(&self.config, self.kind, [block, layer, outer]);
+                let expected = &self.regions[region][expected];
+                let at = end.layout().location(block, layer, outer).expect("a piece of the layout");
+                let mut found = vec![0; expected.len()];
+                // SAFETY: the layout keeps the region alive, and nothing writes this layer.
+                unsafe { access.read(at, &mut found) }.expect("the region is readable");
+                assert!(found == expected, "block {block} layer {layer} outer {outer} differs");
+            }
+        }
+    }
+
     /// Panics with the first byte that differs.
     #[track_caller]
     pub fn assert_equals(&self, expected: &Self, what: &str) {

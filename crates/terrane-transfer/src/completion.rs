@@ -5,13 +5,15 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 #[cfg(not(loom))]
 use std::time::Instant;
 
 use terrane_core::ByteCount;
 
+use crate::attend::{self, Attendant, Helping};
 use crate::sync::{Condvar, Mutex, lock, wait};
-use crate::{Progress, Report, Ticket, TransferError};
+use crate::{Layers, Progress, Report, Ticket, TransferError};
 
 /// A transfer in flight.
 ///
@@ -20,11 +22,18 @@ use crate::{Progress, Report, Ticket, TransferError};
 /// ends and the caller's guard — belongs to the transfer itself until the copy has ended, so a
 /// completion that is dropped, leaked or cancelled half-way frees nothing under a running copy:
 /// the copy goes on, and the guard drops after it.
+///
+/// A thread that waits helps the engine to notice the end, if the engine has a use for that
+/// ([`Attend`](crate::Attend)), for a while before it sleeps; one that looks helps once. What ends
+/// a transfer may therefore run on this thread: whatever drops with it, and the start of transfers
+/// that waited for it.
 #[must_use = "a dropped completion lets the transfer go on, and loses its result"]
 pub struct Completion<G> {
     shared: Arc<Shared<G>>,
     ticket: Ticket,
     progress: Arc<Progress>,
+    layers: Option<Layers>,
+    attention: Duration,
 }
 
 /// How a transfer ended: the caller's guard, whichever way, and the result.
@@ -47,7 +56,15 @@ impl<G> Completion<G> {
     /// Whether the transfer has ended, well or not.
     #[must_use]
     pub fn has_ended(&self) -> bool {
+        self.shared.help();
         matches!(*lock(&self.shared.state), State::Ended(_))
+    }
+
+    /// What has become of each layer so far, if the transfer was to say so
+    /// ([`layer_wise`](crate::Transfer::layer_wise)).
+    #[must_use]
+    pub fn layers(&self) -> Option<Layers> {
+        self.layers.clone()
     }
 
     /// A name of the transfer, to run others after it.
@@ -64,11 +81,19 @@ impl<G> Completion<G> {
 
     /// Blocks the thread until the transfer has ended.
     pub fn wait(self) -> Outcome<G> {
+        let mut helping = Helping::new(self.attention);
         let mut state = lock(&self.shared.state);
         loop {
-            match state.take_outcome() {
-                Some(outcome) => return outcome,
-                None => state = wait(&self.shared.ended, state),
+            if let Some(outcome) = state.take_outcome() {
+                return outcome;
+            }
+            match state.attendant() {
+                Some(attendant) if helping.goes_on() => {
+                    drop(state);
+                    Helping::help(&attendant);
+                    state = lock(&self.shared.state);
+                }
+                _ => state = wait(&self.shared.changed, state),
             }
         }
     }
@@ -81,6 +106,7 @@ impl<G> Completion<G> {
     /// with an error by some time, set [`Transfer::deadline`](crate::Transfer::deadline).
     #[cfg(not(loom))]
     pub fn wait_until(self, deadline: Instant) -> Result<Outcome<G>, Self> {
+        let mut helping = Helping::new(self.attention);
         let mut state = lock(&self.shared.state);
         loop {
             if let Some(outcome) = state.take_outcome() {
@@ -91,8 +117,17 @@ impl<G> Completion<G> {
                 drop(state);
                 return Err(self);
             }
-            let waited = self.shared.ended.wait_timeout(state, left);
-            state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            match state.attendant() {
+                Some(attendant) if helping.goes_on() => {
+                    drop(state);
+                    Helping::help(&attendant);
+                    state = lock(&self.shared.state);
+                }
+                _ => {
+                    let waited = self.shared.changed.wait_timeout(state, left);
+                    state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+                }
+            }
         }
     }
 }
@@ -126,6 +161,7 @@ impl<G> Future for CompletionFuture<G> {
 
     /// Ready once; polled again after that, it stays pending.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<G>> {
+        self.shared.help();
         let mut state = lock(&self.shared.state);
         if let Some(outcome) = state.take_outcome() {
             return Poll::Ready(outcome);
@@ -149,16 +185,34 @@ impl<G> fmt::Debug for CompletionFuture<G> {
 /// What the caller's end and the engine's end of a transfer share.
 struct Shared<G> {
     state: Mutex<State<G>>,
-    ended: Condvar,
+    /// The transfer has ended, or there is an attendant to help.
+    changed: Condvar,
 }
 
 enum State<G> {
-    InFlight { guard: G, waker: Option<Waker> },
+    InFlight { guard: G, waker: Option<Waker>, attendant: Option<Attendant> },
     Ended(Outcome<G>),
     Taken,
 }
 
+impl<G> Shared<G> {
+    /// Has the attendant look once, if there is one.
+    fn help(&self) {
+        let attendant = lock(&self.state).attendant();
+        if let Some(attendant) = attendant {
+            attend::poll(&attendant);
+        }
+    }
+}
+
 impl<G> State<G> {
+    fn attendant(&self) -> Option<Attendant> {
+        match self {
+            Self::InFlight { attendant, .. } => attendant.clone(),
+            Self::Ended(_) | Self::Taken => None,
+        }
+    }
+
     /// The outcome, if there is one and nobody has taken it.
     fn take_outcome(&mut self) -> Option<Outcome<G>> {
         match std::mem::replace(self, Self::Taken) {
@@ -173,18 +227,32 @@ impl<G> State<G> {
 
 /// The engine's end of a transfer, whatever the guard's type is.
 pub(crate) trait Settle: Send + Sync {
+    /// Lets those who wait help by way of `attendant`.
+    fn attend(&self, attendant: Attendant);
+
     /// Publishes the result and wakes whoever waits. A second call changes nothing.
     fn settle(&self, result: Result<Report, TransferError>);
 }
 
 impl<G: Send> Settle for Shared<G> {
+    fn attend(&self, attendant: Attendant) {
+        let mut state = lock(&self.state);
+        if let State::InFlight { attendant: slot, .. } = &mut *state {
+            let replaced = slot.replace(attendant);
+            drop(state);
+            // Whoever sleeps already helps from now on.
+            self.changed.notify_all();
+            drop(replaced);
+        }
+    }
+
     fn settle(&self, result: Result<Report, TransferError>) {
         let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, State::Taken) {
-            State::InFlight { guard, waker } => {
+            State::InFlight { guard, waker, attendant: _ } => {
                 *state = State::Ended(Outcome { guard, result });
                 drop(state);
-                self.ended.notify_all();
+                self.changed.notify_all();
                 if let Some(waker) = waker {
                     waker.wake();
                 }
@@ -198,10 +266,12 @@ impl<G: Send> Settle for Shared<G> {
 pub(crate) fn pair<G: Send + 'static>(
     ticket: Ticket,
     progress: Arc<Progress>,
+    layers: Option<Layers>,
+    attention: Duration,
     guard: G,
 ) -> (Completion<G>, Arc<dyn Settle>) {
-    let state = Mutex::new(State::InFlight { guard, waker: None });
-    let shared = Arc::new(Shared { state, ended: Condvar::new() });
+    let state = Mutex::new(State::InFlight { guard, waker: None, attendant: None });
+    let shared = Arc::new(Shared { state, changed: Condvar::new() });
     let settle = Arc::clone(&shared);
-    (Completion { shared, ticket, progress }, settle)
+    (Completion { shared, ticket, progress, layers, attention }, settle)
 }

@@ -1,8 +1,8 @@
 //! One end of a transfer: a layout, and what is in flight on its blocks.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 use terrane_core::{Alignment, ByteCount, Location, Memory, Span, StorageKind};
@@ -108,6 +108,18 @@ impl Endpoint {
         self.0.alignment
     }
 
+    /// A name of the endpoint, under which an engine keeps what it has found out of it.
+    #[must_use]
+    pub fn id(&self) -> EndpointId {
+        EndpointId(self.0.number)
+    }
+
+    /// A reference that keeps nothing alive.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakEndpoint {
+        WeakEndpoint(Arc::downgrade(&self.0))
+    }
+
     /// Keeps transfers from writing these blocks, while the caller reads them by other means.
     ///
     /// # Errors
@@ -187,6 +199,28 @@ impl Endpoint {
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Endpoint").field(&self.0.layout).finish()
+    }
+}
+
+/// The number of an endpoint, unique within the process and never given again. Clones have one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointId(u64);
+
+/// An endpoint that may have gone.
+#[derive(Clone)]
+pub struct WeakEndpoint(Weak<Inner>);
+
+impl WeakEndpoint {
+    /// Whether the endpoint, its clones and its transfers have all gone.
+    #[must_use]
+    pub fn has_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+impl fmt::Debug for WeakEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WeakEndpoint").field("has_gone", &self.has_gone()).finish()
     }
 }
 

@@ -24,7 +24,15 @@ use crate::{CopyJob, Terms, TransferPlan};
 ///   unfinished ends with [`TransferError::EngineStopped`](crate::TransferError::EngineStopped).
 /// - Its drop waits for no thread if it runs on a thread that finishes jobs, its own or another
 ///   engine's: the last reference to an engine may go with a job that waited for one of another,
-///   and two engines that wait for each other's threads would wait for ever.
+///   and two engines that wait for each other's threads would wait for ever. The functions of
+///   [`threads`](crate::engines::threads) see to that.
+///
+/// Two things it may do besides:
+///
+/// - Of a job that is [layer-wise](CopyJob::layers), say what becomes of each layer as soon as it
+///   can. Plans of such jobs are in the order of the layers. Layers of which it says nothing are
+///   done, or have failed, with the job.
+/// - Let threads that wait help to notice the end: [`CopyJob::attend`].
 ///
 /// # Safety
 ///

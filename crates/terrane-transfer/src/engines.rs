@@ -4,7 +4,7 @@ mod copy;
 mod disk;
 mod host;
 mod rate;
-mod threads;
+pub mod threads;
 
 pub use disk::{DiskEngine, DiskEngineOptions};
 pub use host::{HostEngine, HostEngineOptions};

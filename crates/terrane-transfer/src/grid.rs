@@ -22,7 +22,8 @@ use crate::{Side, TransferPlan};
 /// where `block(pair)` is the id of that end's block. All of it is within the regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyGrid {
-    /// Layers that are apart at one end at least; 1 where whole blocks are contiguous at both.
+    /// Layers that are apart at one end at least; 1 where whole blocks are contiguous at both,
+    /// unless the transfer is [layer-wise](crate::Transfer::layer_wise).
     pub layers: u32,
     /// Outers that are apart at one end at least; 1 where they are adjacent at both.
     pub outers: u32,
@@ -72,7 +73,7 @@ impl CopyGrid {
     pub(crate) fn of(plan: &TransferPlan) -> Self {
         let geometries = [&plan.source, &plan.destination].map(|end| end.layout().geometry());
         let [source, destination] = geometries;
-        let unit = source.contiguous_unit().min(destination.contiguous_unit());
+        let unit = plan.unit();
         let layers = plan.layers.end - plan.layers.start;
         let outers = source.outer_dim();
         let (layers, outers, pieces) = match unit {

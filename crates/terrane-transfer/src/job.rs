@@ -10,12 +10,14 @@ use std::time::{Duration, Instant};
 
 use terrane_core::{BoxedCause, ByteCount};
 
+use crate::attend::Attend;
 use crate::completion::Settle;
 use crate::hazard::Claim;
 use crate::sync::per_thread;
 use crate::ticket::Dependent;
 use crate::{
-    DeviceOrder, Durability, Explanation, Report, Ticket, TransferError, TransferId, TransferPlan,
+    DeviceOrder, Durability, Explanation, LayerSignals, Report, Ticket, TransferError, TransferId,
+    TransferPlan,
 };
 
 /// A validated transfer that an engine executes: the plan, and the duty to say how it ended.
@@ -47,6 +49,8 @@ pub struct Terms {
     pub durability: Durability,
     /// When the job has to be finished, done or not.
     pub deadline: Option<Instant>,
+    /// Whether the job is to say what becomes of each layer. The plan is ordered by layer then.
+    pub layer_wise: bool,
 }
 
 impl CopyJob {
@@ -82,6 +86,27 @@ impl CopyJob {
     #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
+    }
+
+    /// Where to say what becomes of each layer; `Some` if the transfer is layer-wise.
+    #[must_use]
+    pub fn layers(&self) -> Option<&LayerSignals> {
+        self.ending.layers.as_ref()
+    }
+
+    /// Has threads that wait for the transfer, or for a layer of it, help by way of `attendant`
+    /// until the job has ended. Those that sleep already begin to. A second attendant takes the
+    /// place of the first one.
+    ///
+    /// The engine keeps the attendant alive for as long as it is of use: the job does not, so that
+    /// the attendant may own the job.
+    pub fn attend(&self, attendant: Arc<dyn Attend>) {
+        if let Some(layers) = &self.ending.layers {
+            layers.attend(Arc::downgrade(&attendant));
+        }
+        if let Some(settle) = &self.ending.settle {
+            settle.attend(Arc::downgrade(&attendant));
+        }
     }
 
     /// Says that the copy begins now, as opposed to waiting in a queue. Later calls change
@@ -196,6 +221,7 @@ pub(crate) struct Ending {
     ticket: Ticket,
     /// `None` while it drops.
     settle: Option<Arc<dyn Settle>>,
+    layers: Option<LayerSignals>,
     explanation: Explanation,
     submitted: Instant,
     started: OnceLock<Instant>,
@@ -203,10 +229,16 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    pub(crate) fn new(ticket: Ticket, settle: Arc<dyn Settle>, explanation: Explanation) -> Self {
+    pub(crate) fn new(
+        ticket: Ticket,
+        settle: Arc<dyn Settle>,
+        layers: Option<LayerSignals>,
+        explanation: Explanation,
+    ) -> Self {
         Self {
             ticket,
             settle: Some(settle),
+            layers,
             explanation,
             submitted: Instant::now(),
             started: OnceLock::new(),
@@ -228,6 +260,11 @@ impl Drop for Ending {
         let succeeded = result.is_ok();
         // The ticket first: whoever has the outcome finds the ticket ended.
         let dependents = self.ticket.end(succeeded);
+        // Then the layers, likewise.
+        if let Some(layers) = self.layers.take() {
+            shielded(|| layers.end(succeeded));
+            shielded(|| drop(layers));
+        }
         let settle = self.settle.take();
         if let Some(settle) = &settle {
             shielded(|| settle.settle(result));
@@ -241,7 +278,7 @@ impl Drop for Ending {
 
 /// Runs what may run foreign code. One transfer's guard or waker that panics must not keep
 /// others from being told of an end, nor stop the engine that serves them.
-fn shielded(run: impl FnOnce()) {
+pub(crate) fn shielded(run: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(run)).is_err() {
         tracing::error!("foreign code, such as a guard or a waker, panicked as a transfer ended");
     }

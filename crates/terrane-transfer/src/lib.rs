@@ -73,6 +73,7 @@
 //! # }
 //! ```
 
+mod attend;
 mod completion;
 mod endpoint;
 mod engine;
@@ -83,6 +84,7 @@ mod explain;
 mod grid;
 mod hazard;
 mod job;
+mod layers;
 mod manager;
 mod order;
 mod overlap;
@@ -93,14 +95,16 @@ mod sync;
 mod ticket;
 mod waiting;
 
+pub use attend::{Attend, DEFAULT_ATTENTION};
 pub use completion::{Completion, CompletionFuture, Outcome};
-pub use endpoint::{BytesInUse, Endpoint, Hold};
+pub use endpoint::{BytesInUse, Endpoint, EndpointId, Hold, WeakEndpoint};
 pub use engine::{CopyEngine, Declined, Quote};
 pub use error::{Rejected, Side, TransferError};
 pub use explain::{Explanation, Report};
 pub use grid::{CopyGrid, GridEnd};
 pub use hazard::{Access, BlockConflict};
 pub use job::{CopyFailure, CopyJob, Progress, Terms};
+pub use layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
 pub use manager::TransferManager;
 pub use order::{DeviceOrder, EventHandle, StreamHandle};
 pub use plan::{CopyRun, TransferPlan};

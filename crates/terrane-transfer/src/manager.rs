@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use terrane_core::StorageKind;
 
@@ -11,8 +12,9 @@ use crate::hazard::Use;
 use crate::job::{Claims, Ending};
 use crate::waiting::submit_after;
 use crate::{
-    Access, Completion, CopyEngine, CopyJob, Declined, Durability, Endpoint, Explanation, Planner,
-    Progress, Quote, Rejected, Side, Ticket, Transfer, TransferError, TransferPlan,
+    Access, Completion, CopyEngine, CopyJob, DEFAULT_ATTENTION, Declined, Durability, Endpoint,
+    Explanation, Planner, Progress, Quote, Rejected, Side, Ticket, Transfer, TransferError,
+    TransferPlan, layers,
 };
 
 /// Plans, explains and submits transfers over a set of engines.
@@ -30,13 +32,23 @@ use crate::{
 pub struct TransferManager {
     engines: Arc<[Arc<dyn CopyEngine>]>,
     planner: Planner,
+    attention: Duration,
 }
 
 impl TransferManager {
     /// A manager over these engines. Of engines that quote the same time the first one is taken.
     #[must_use]
     pub fn new(engines: impl IntoIterator<Item = Arc<dyn CopyEngine>>) -> Self {
-        Self { engines: engines.into_iter().collect(), planner: Planner::new() }
+        let engines = engines.into_iter().collect();
+        Self { engines, planner: Planner::new(), attention: DEFAULT_ATTENTION }
+    }
+
+    /// The same manager, for whose transfers waiting threads help their engine for so long before
+    /// they sleep, where the engine has a [use](crate::Attend) for that. With none, they sleep at
+    /// once.
+    #[must_use]
+    pub fn with_attention(self, attention: Duration) -> Self {
+        Self { attention, ..self }
     }
 
     /// A manager over the engines that every machine has: between host memory and host memory, and
@@ -89,7 +101,7 @@ impl TransferManager {
         guard: G,
     ) -> Result<Completion<G>, Rejected<G>> {
         match self.prepare(transfer) {
-            Ok(prepared) => Ok(prepared.start(guard)),
+            Ok(prepared) => Ok(prepared.start(self.attention, guard)),
             Err(cause) => Err(Rejected { guard, cause }),
         }
     }
@@ -139,11 +151,14 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn start<G: Send + 'static>(self, guard: G) -> Completion<G> {
+    fn start<G: Send + 'static>(self, attention: Duration, guard: G) -> Completion<G> {
         let Self { transfer, plan, engine, explanation, ticket, claims } = self;
         let progress = Arc::<Progress>::default();
-        let (completion, settle) = pair(ticket.clone(), Arc::clone(&progress), guard);
-        let ending = Ending::new(ticket, settle, explanation);
+        let layer_wise = transfer.terms.layer_wise.then(|| layers::pair(plan.layers(), attention));
+        let (layers, signals) = layer_wise.unzip();
+        let (completion, settle) =
+            pair(ticket.clone(), Arc::clone(&progress), layers, attention, guard);
+        let ending = Ending::new(ticket, settle, signals, explanation);
         let job = CopyJob::new(plan, claims, transfer.terms, progress, ending);
         submit_after(&transfer.after, job, engine);
         completion

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 use terrane_core::{ByteCount, Location};
-use terrane_layout::{BlockDimension, Geometry, LayoutKind, RegionOffset};
+use terrane_layout::{BlockDimension, ContiguousUnit, Geometry, LayoutKind, RegionOffset};
 
 use crate::{CopyGrid, Endpoint, Side};
 
@@ -17,6 +17,8 @@ pub struct TransferPlan {
     pub(crate) source: Endpoint,
     pub(crate) destination: Endpoint,
     pub(crate) layers: Range<u32>,
+    /// Whether layers are copied one after the other, and never together.
+    pub(crate) layer_wise: bool,
     pub(crate) pieces: u64,
     pub(crate) bytes: ByteCount,
     pub(crate) buffers: Buffers,
@@ -159,6 +161,27 @@ impl TransferPlan {
     #[must_use]
     pub fn bytes(&self) -> ByteCount {
         self.bytes
+    }
+
+    /// How much of a block is contiguous at both ends, as far as it is copied together.
+    pub(crate) fn unit(&self) -> ContiguousUnit {
+        let [source, destination] =
+            [&self.source, &self.destination].map(|end| end.layout().geometry().contiguous_unit());
+        let whole = if self.layer_wise { ContiguousUnit::Layer } else { ContiguousUnit::Block };
+        source.min(destination).min(whole)
+    }
+
+    /// The layer of which a run is, or that it begins with.
+    #[must_use]
+    pub fn layer(&self, run: &CopyRun) -> u32 {
+        let (geometry, at) = (self.destination.layout().geometry(), run.destination());
+        if geometry.region_count() > 1 {
+            return at.region;
+        }
+        let within_block = at.offset % geometry.block_stride().get();
+        // One region of several layers has them within each block.
+        let layer = within_block.checked_div(geometry.layer_stride().get()).unwrap_or(0);
+        u32::try_from(layer).unwrap_or(u32::MAX)
     }
 
     /// The mean length of a run; zero where there is none.

@@ -58,6 +58,7 @@ impl Planner {
             source: source.clone(),
             destination: destination.clone(),
             layers,
+            layer_wise: transfer.terms.layer_wise,
             pieces: 0,
             bytes: ByteCount::ZERO,
             buffers: self.spare.pop().unwrap_or_default(),
@@ -152,7 +153,7 @@ struct Joining {
 impl Joining {
     fn new(plan: &TransferPlan) -> Self {
         let (source, destination) = geometries(plan);
-        let unit = source.contiguous_unit().min(destination.contiguous_unit());
+        let unit = plan.unit();
         let layers = plan.layers.clone();
         let pieces = match unit {
             ContiguousUnit::Piece => 1,
@@ -196,7 +197,8 @@ fn make_runs(plan: &mut TransferPlan) {
     let (source, destination) = geometries(plan);
     let either_holds_whole_blocks = source.contiguous_unit() == ContiguousUnit::Block
         || destination.contiguous_unit() == ContiguousUnit::Block;
-    if either_holds_whole_blocks && joining.unit != ContiguousUnit::Block {
+    let by_block = either_holds_whole_blocks && !plan.layer_wise;
+    if by_block && joining.unit != ContiguousUnit::Block {
         // In the order of the end that holds blocks whole, which it then meets in sequence.
         block_by_block(source, destination, &joining, &mut buffers);
     } else {
@@ -265,7 +267,11 @@ fn layer_by_layer(
                     bytes: joining.unit_bytes * u64::from(segment.blocks),
                 }
             }));
-            join_at(&mut buffers.runs, begun);
+            // Runs of different layers stay apart: where they touch, all of the block does, or the
+            // layers are wanted one by one.
+            if outer > 0 {
+                join_at(&mut buffers.runs, begun);
+            }
         }
     }
 }

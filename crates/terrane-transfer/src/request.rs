@@ -81,6 +81,17 @@ impl Transfer {
         self
     }
 
+    /// Has the transfer say what becomes of each layer ([`Completion::layers`]), so that layer 0
+    /// can be used while layer 1 travels. It is then copied in the order of the layers.
+    ///
+    /// Costs some bandwidth where layers would be copied together.
+    ///
+    /// [`Completion::layers`]: crate::Completion::layers
+    pub fn layer_wise(mut self) -> Self {
+        self.terms.layer_wise = true;
+        self
+    }
+
     /// Ends the transfer with an error if it has not ended by then. Bytes may have been copied.
     ///
     /// Time spent waiting for predecessors counts, though a transfer that waits is ended only

@@ -2,15 +2,22 @@
 //! under `--cfg loom`.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use loom::{
+    sync::{Condvar, Mutex, MutexGuard},
+    thread::yield_now,
+};
 
 #[cfg(not(loom))]
 pub(crate) use std::{
     sync::{Condvar, Mutex, MutexGuard},
+    thread::yield_now,
     thread_local as per_thread,
 };
 
 use std::sync::PoisonError;
+use std::time::Duration;
+#[cfg(not(loom))]
+use std::time::Instant;
 
 /// The model checker's thread-locals, whose macro does not take constants.
 #[cfg(loom)]
@@ -31,4 +38,40 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Waits on `condition`, as [`lock`] locks.
 pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A span of time that begins with the first look at it.
+#[cfg(not(loom))]
+pub(crate) struct Countdown {
+    span: Duration,
+    begun: Option<Instant>,
+}
+
+#[cfg(not(loom))]
+impl Countdown {
+    pub(crate) fn new(span: Duration) -> Self {
+        Self { span, begun: None }
+    }
+
+    /// Whether there is time left.
+    pub(crate) fn goes_on(&mut self) -> bool {
+        !self.span.is_zero() && self.begun.get_or_insert_with(Instant::now).elapsed() < self.span
+    }
+}
+
+/// The model checker has no clock: a span is one look long.
+#[cfg(loom)]
+pub(crate) struct Countdown {
+    over: bool,
+}
+
+#[cfg(loom)]
+impl Countdown {
+    pub(crate) fn new(span: Duration) -> Self {
+        Self { over: span.is_zero() }
+    }
+
+    pub(crate) fn goes_on(&mut self) -> bool {
+        !std::mem::replace(&mut self.over, true)
+    }
 }

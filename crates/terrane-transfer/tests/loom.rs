@@ -26,8 +26,8 @@ use loom::thread;
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::{
-    Completion, CopyEngine, CopyFailure, CopyJob, Declined, Endpoint, Outcome, Quote, Terms,
-    Transfer, TransferError, TransferManager, TransferPlan,
+    Attend, Completion, CopyEngine, CopyFailure, CopyJob, Declined, Endpoint, LayerError, Outcome,
+    Quote, Terms, Transfer, TransferError, TransferManager, TransferPlan,
 };
 
 /// Almost all bugs of this sort show with two preemptions (Musuvathi and Qadeer, PLDI 2007).
@@ -132,9 +132,13 @@ unsafe impl CopyEngine for Engine {
 }
 
 fn endpoint() -> Endpoint {
+    endpoint_of(1)
+}
+
+fn endpoint_of(layers: u32) -> Endpoint {
     let config = LayoutConfig::builder()
         .num_blocks(2)
-        .num_layers(1)
+        .num_layers(layers)
         .outer_dim(1)
         .page_size(1)
         .inner_dim(1)
@@ -395,5 +399,151 @@ fn the_guard_of_a_dropped_completion_drops_once_and_after_the_copy() {
         drop(completion);
         ending.join().unwrap();
         assert_eq!(drops.load(Ordering::SeqCst), 1);
+    });
+}
+
+/// A job that has been handed over, and ends when somebody looks at it.
+struct OnLook(Mutex<Option<CopyJob>>);
+
+impl OnLook {
+    fn end(&self) {
+        // The lock is let go of before the job ends.
+        let job = self.0.lock().unwrap().take();
+        if let Some(job) = job {
+            well(job);
+        }
+    }
+}
+
+impl Attend for OnLook {
+    fn poll(&self) {
+        self.end();
+    }
+}
+
+/// Lets a thread of the engine's and whoever waits end the job, whichever comes first. The engine
+/// may say that it can be helped before it hands the job to its thread, or on that thread.
+fn helped(engine: &Engine, late: bool) -> thread::JoinHandle<()> {
+    let job = engine.take().pop().unwrap();
+    let on_look = Arc::new(OnLook(Mutex::new(None)));
+    let hand_over = {
+        let on_look = Arc::clone(&on_look);
+        move || {
+            job.attend(on_look.clone());
+            *on_look.0.lock().unwrap() = Some(job);
+        }
+    };
+    if late {
+        thread::spawn(move || {
+            hand_over();
+            on_look.end();
+        })
+    } else {
+        hand_over();
+        thread::spawn(move || on_look.end())
+    }
+}
+
+#[test]
+fn a_waiter_that_helps_and_the_engine_end_a_job_once() {
+    for late in [false, true] {
+        model(move || {
+            let drops = Arc::<AtomicUsize>::default();
+            let engine = Engine::keeping();
+            let manager = TransferManager::new([engine.clone() as _]);
+            let (from, to) = (endpoint(), endpoint());
+            let guard = CountsDrops(Arc::clone(&drops));
+            let completion = manager.submit(transfer(&from, &to, 0), guard).unwrap();
+            let engines = helped(&engine, late);
+            let Outcome { guard, result } = completion.wait();
+            assert!(result.is_ok());
+            assert_eq!(drops.load(Ordering::SeqCst), 0);
+            drop(guard);
+            assert_eq!(drops.load(Ordering::SeqCst), 1);
+            engines.join().unwrap();
+            assert_free(&to);
+        });
+    }
+}
+
+#[test]
+fn a_future_that_helps_is_woken_or_ready() {
+    model(|| {
+        let engine = Engine::keeping();
+        let manager = TransferManager::new([engine.clone() as _]);
+        let (from, to) = (endpoint(), endpoint());
+        let completion = manager.submit(transfer(&from, &to, 0), ()).unwrap();
+        let engines = helped(&engine, true);
+        let flag = Arc::<Flag>::default();
+        let waker = Waker::from(Arc::clone(&flag));
+        let mut future = pin!(completion.into_future());
+        loop {
+            if let Poll::Ready(outcome) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                break assert!(outcome.result.is_ok());
+            }
+            flag.wait();
+        }
+        engines.join().unwrap();
+    });
+}
+
+/// A layer-wise transfer of two layers, and the job.
+fn layer_wise() -> (Completion<()>, CopyJob, [Endpoint; 2]) {
+    let engine = Engine::keeping();
+    let manager = TransferManager::new([engine.clone() as _]);
+    let ends = [endpoint_of(2), endpoint_of(2)];
+    let transfer = transfer(&ends[0], &ends[1], 0).layer_wise();
+    let completion = manager.submit(transfer, ()).unwrap();
+    let job = engine.take().pop().unwrap();
+    (completion, job, ends)
+}
+
+#[test]
+fn who_waits_for_a_layer_finds_it_done_and_its_bytes() {
+    model(|| {
+        let (completion, job, _ends) = layer_wise();
+        let layers = completion.layers().unwrap();
+        let bytes = [Bytes::new(), Bytes::new()];
+        let engines = {
+            let bytes = bytes.clone();
+            thread::spawn(move || {
+                bytes[0].write();
+                job.layers().unwrap().done(0..1);
+                bytes[1].write();
+                drop(bytes);
+                well(job);
+            })
+        };
+        layers.wait(0).unwrap();
+        assert_eq!(bytes[0].read(), 1);
+        layers.wait(1).unwrap();
+        assert_eq!(bytes[1].read(), 1);
+        assert!(completion.wait().result.is_ok());
+        engines.join().unwrap();
+    });
+}
+
+#[test]
+fn who_waits_for_a_layer_of_a_failing_transfer_hears_of_it() {
+    model(|| {
+        let (completion, job, _ends) = layer_wise();
+        let layers = completion.layers().unwrap();
+        let engines = thread::spawn(move || {
+            job.layers().unwrap().done(0..1);
+            badly(job);
+        });
+        let flag = Arc::<Flag>::default();
+        let waker = Waker::from(Arc::clone(&flag));
+        let mut future = pin!(layers.done(1));
+        let end = loop {
+            match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(end) => break end,
+                Poll::Pending => flag.wait(),
+            }
+        };
+        assert_eq!(end, Err(LayerError::Failed { layer: 1 }));
+        assert_eq!(layers.wait(0), Ok(()));
+        drop(completion);
+        engines.join().unwrap();
     });
 }

@@ -1,5 +1,6 @@
 //! `tidy`: the rules of this workspace that no compiler checks, one file for each.
 
+mod compiled_kernels;
 mod crate_arrows;
 mod crate_files;
 mod doc_examples;
@@ -70,6 +71,12 @@ pub fn has_unsafe_code(package: &Package) -> Result<bool> {
     Ok(sources.iter().any(unsafe_code::contains_unsafe))
 }
 
+/// The CUDA C files of the workspace.
+pub fn kernel_sources(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+    let files = source::load(workspace.root())?;
+    Ok(files.into_iter().filter(SourceFile::is_kernel).map(|file| file.path).collect())
+}
+
 /// Applies all rules to the workspace.
 fn check(workspace: &Workspace) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
@@ -82,6 +89,7 @@ fn check(workspace: &Workspace) -> Result<Vec<Problem>> {
     for file in source::load(workspace.root())? {
         problems.extend(self_contained::check(&file));
         problems.extend(doc_examples::check(&file));
+        problems.extend(compiled_kernels::check(&file));
         if file.is_rust() {
             problems.extend(check_rust(&file));
         }

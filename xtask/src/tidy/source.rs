@@ -27,6 +27,11 @@ impl SourceFile {
         is_rust(&self.path)
     }
 
+    /// Whether this is CUDA C.
+    pub fn is_kernel(&self) -> bool {
+        self.path.extension().is_some_and(|extension| extension == "cu")
+    }
+
     /// The tokens of a Rust file; none for other files, or where the text is no Rust.
     pub fn tokens(&self) -> Option<&TokenStream> {
         self.tokens.as_ref()
@@ -71,7 +76,9 @@ fn is_rust(path: &Path) -> bool {
 /// Whether people write and read the file: by its ending, or a script without one.
 fn is_text(path: &Path) -> bool {
     match path.extension().and_then(|extension| extension.to_str()) {
-        Some(extension) => matches!(extension, "rs" | "md" | "toml" | "sh" | "py" | "yml" | "yaml"),
+        Some(extension) => {
+            matches!(extension, "rs" | "cu" | "md" | "toml" | "sh" | "py" | "yml" | "yaml")
+        }
         None => path.parent().and_then(Path::file_name).is_some_and(|name| name == ".ci"),
     }
 }

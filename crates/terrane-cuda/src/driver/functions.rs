@@ -12,8 +12,9 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use cudarc::driver::sys;
 use libloading::Library;
 use sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUmemPool_attribute,
-    CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUfunction_attribute, CUjit_option, CUmemPool_attribute, CUmemoryPool, CUmodule,
+    CUpointer_attribute, CUresult, CUstream,
 };
 
 /// What the dynamic linker is asked for, in this order.
@@ -30,6 +31,18 @@ pub(crate) struct PoolProperties {
     pub(crate) rest: [u8; 64],
 }
 
+/// `CUmemcpyAttributes`, which not every version of the bindings has.
+#[repr(C)]
+pub(crate) struct CopyAttributes {
+    /// When the sources are read.
+    pub(crate) source_access_order: c_uint,
+    /// `CUmemLocation` of the source and of the destination, a type and an ordinal each: hints for
+    /// managed memory.
+    pub(crate) hints: [[c_int; 2]; 2],
+    pub(crate) flags: c_uint,
+}
+
+const _: () = assert!(size_of::<CopyAttributes>() == 24);
 const _: () = assert!(size_of::<PoolProperties>() == size_of::<sys::CUmemPoolProps>());
 const _: () = assert!(align_of::<PoolProperties>() == align_of::<sys::CUmemPoolProps>());
 
@@ -130,6 +143,16 @@ functions! {
         fn cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
         fn cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
         fn cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
+        fn cuModuleLoadDataEx(
+            *mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void
+        );
+        fn cuModuleUnload(CUmodule);
+        fn cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        fn cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
+        fn cuLaunchKernel(
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+            *mut *mut c_void, *mut *mut c_void
+        );
     }
     // Of every driver, but not of every version of the bindings.
     unbound {
@@ -145,5 +168,29 @@ functions! {
         fn cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
         fn cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
         fn cuMemPoolTrimTo(CUmemoryPool, usize);
+        fn cuCtxEnablePeerAccess(CUcontext, c_uint);
+        fn cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        // Of CUDA 12.8, with the index of a failed copy, and of CUDA 13, without.
+        fn cuMemcpyBatchAsync(
+            *mut CUdeviceptr,
+            *mut CUdeviceptr,
+            *mut usize,
+            usize,
+            *mut CopyAttributes,
+            *mut usize,
+            usize,
+            *mut usize,
+            CUstream
+        );
+        fn cuMemcpyBatchAsync_v2(
+            *mut CUdeviceptr,
+            *mut CUdeviceptr,
+            *mut usize,
+            usize,
+            *mut CopyAttributes,
+            *mut usize,
+            usize,
+            CUstream
+        );
     }
 }

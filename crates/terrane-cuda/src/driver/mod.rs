@@ -11,7 +11,7 @@ use libloading::Library;
 use terrane_core::DeviceId;
 
 pub use code::DriverCode;
-pub(crate) use functions::{Functions, PoolProperties};
+pub(crate) use functions::{CopyAttributes, Functions, PoolProperties};
 
 use crate::device::Device;
 use crate::error::{CudaError, check};

@@ -12,6 +12,8 @@ pub use device::{DeviceAllocator, DeviceMemory};
 pub use device_pool::{DevicePool, DevicePoolMemory};
 pub use pinned::{PinnedAllocator, PinnedMemory, PinnedNuma, PinnedOptions};
 
+pub(crate) use pinned::device_pointer;
+
 use crate::context::Context;
 use crate::error::CudaError;
 

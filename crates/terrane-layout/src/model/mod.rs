@@ -219,7 +219,8 @@ impl CacheGroup {
         Ok(self.token_bytes()?)
     }
 
-    /// The layout configuration of this group.
+    /// The layout configuration of this group, token-major. It states the heads, unless the format of
+    /// the cache does not keep them apart.
     ///
     /// # Errors
     ///
@@ -229,14 +230,24 @@ impl CacheGroup {
         num_blocks: u32,
         page_size: u32,
     ) -> Result<LayoutConfig, LayoutError> {
-        LayoutConfig::builder()
+        let config = LayoutConfig::builder()
             .num_blocks(num_blocks)
             .num_layers(self.num_layers())
             .outer_dim(self.outer_dim)
             .page_size(page_size)
             .inner_dim(self.inner_dim)
-            .element(self.element)
-            .build()
+            .element(self.element);
+        let config = if self.has_whole_heads() { config.num_heads(self.heads) } else { config };
+        config.build()
+    }
+
+    /// Whether each head has bytes of its own. How an engine packs a row is not known here.
+    fn has_whole_heads(&self) -> bool {
+        match self.element {
+            ElementFormat::Width(_) => true,
+            ElementFormat::BlockScaled { elements, .. } => self.head_dim.is_multiple_of(elements),
+            ElementFormat::RowBytes(_) => false,
+        }
     }
 
     fn num_layers(&self) -> u32 {

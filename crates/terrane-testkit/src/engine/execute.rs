@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use terrane_core::{BoxedCause, ByteCount};
 use terrane_transfer::{CopyFailure, CopyJob, CopyRun, Side, TransferPlan};
 
+use super::layers::LayerNews;
 use super::options::{Fault, InjectedFault, SimulatedEngineOptions};
 use crate::pattern::pointer;
 use crate::random::Seeded;
@@ -17,11 +18,9 @@ pub(super) fn execute(
     options: &SimulatedEngineOptions,
 ) {
     job.start();
-    let mut order: Vec<usize> = (0..job.plan().runs().len()).collect();
-    if options.reorder_runs {
-        random.shuffle(&mut order);
-    }
+    let order = order(&job, &mut random, options.reorder_runs);
     let runs = order.len();
+    let mut news = LayerNews::default();
     let stop_at = match fault {
         None => None,
         Some(Fault::ShortCopy { after_runs }) => Some(after_runs.min(runs.saturating_sub(1))),
@@ -37,11 +36,13 @@ pub(super) fn execute(
         }
         pause(&mut random, options.longest_delay);
         let run = &job.plan().runs()[index];
+        news.before(&job, index);
         if let Err(source) = copy(job.plan(), run, run.bytes()) {
             let offset = ByteCount::ZERO;
             return job.finish(Err(CopyFailure::Run { index, offset, source }));
         }
         job.progress().add(run.bytes());
+        news.after(&job, index, &mut random);
     }
     let Some(fault) = fault else { return job.finish(Ok(())) };
     let source = Box::new(InjectedFault(fault));
@@ -59,6 +60,22 @@ pub(super) fn execute(
         Fault::Engine => job.finish(Err(CopyFailure::Engine { source })),
         Fault::DropJob => drop(job),
     }
+}
+
+/// The order in which runs are copied. Of a layer-wise job, one layer after the other.
+fn order(job: &CopyJob, random: &mut Seeded, reorder: bool) -> Vec<usize> {
+    let plan = job.plan();
+    let mut order: Vec<usize> = (0..plan.runs().len()).collect();
+    if reorder {
+        random.shuffle(&mut order);
+        if job.layers().is_some() {
+            let mut layers: Vec<u32> = plan.layers().collect();
+            random.shuffle(&mut layers);
+            let place = |layer: u32| layers.iter().position(|&other| other == layer);
+            order.sort_by_key(|&run| place(plan.layer(&plan.runs()[run])));
+        }
+    }
+    order
 }
 
 fn copy(plan: &TransferPlan, run: &CopyRun, bytes: ByteCount) -> Result<(), BoxedCause> {

@@ -1,6 +1,7 @@
 //! A copy engine whose order, delays, failures and very steps a test decides.
 
 mod execute;
+mod layers;
 mod options;
 
 pub use options::{Fault, InjectedFault, SimulatedEngineOptions};
@@ -18,6 +19,10 @@ use crate::random::Seeded;
 
 /// Copies between host memory and simulated devices, on threads of its own, as
 /// [`SimulatedEngineOptions`] say.
+///
+/// Of layer-wise transfers it tells layer by layer, in the order that the seed decides: with an event
+/// of a simulated stream, where a device takes part, and that the layer is done, which it leaves
+/// out now and then, as an engine may.
 ///
 /// While it [holds](Self::hold) jobs back, they stay in flight until the test
 /// [releases](Self::release) them one by one. When it drops, jobs that neither the test nor a

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -22,7 +22,8 @@ use crate::{CopyEngine, CopyFailure, CopyJob, Declined, Endpoint, Quote, Terms, 
 ///
 /// A large transfer is shared out among the threads in chunks, and written past the cache, which
 /// it would only sweep out; a small one is copied by one thread through the cache, in turn with
-/// the chunks of whatever large ones the thread is busy with.
+/// the chunks of whatever large ones the thread is busy with. Of a layer-wise transfer, each layer
+/// is done when its last chunk has been copied.
 ///
 /// Dropping the engine lets its threads finish what was submitted, and joins them, unless it drops
 /// on a thread of an engine, which must not wait for others: then they end by themselves.
@@ -141,6 +142,7 @@ unsafe impl CopyEngine for HostEngine {
             cursor: Mutex::new(Cursor::default()),
             failure: Mutex::new(None),
             rates: Arc::clone(&self.rates),
+            left_of_layers: left_of_layers(&job),
             job,
         });
         // One reference for each thread that shall take part, and none for this one, which is not
@@ -205,7 +207,19 @@ struct Work {
     cursor: Mutex<Cursor>,
     failure: Mutex<Option<CopyFailure>>,
     rates: Arc<Rates>,
+    /// The bytes of each layer that have not been copied; of no layer, if nobody wants to know.
+    left_of_layers: Box<[AtomicU64]>,
     job: CopyJob,
+}
+
+fn left_of_layers(job: &CopyJob) -> Box<[AtomicU64]> {
+    if job.layers().is_none() {
+        return Box::default();
+    }
+    let plan = job.plan();
+    let layers = plan.layers();
+    let of_each = plan.bytes().get() / u64::from(layers.end - layers.start);
+    layers.map(|_| AtomicU64::new(of_each)).collect()
 }
 
 /// Where the part of the job begins that no thread has taken yet.
@@ -227,10 +241,35 @@ impl Work {
         let copied = copy_chunk(self.job.plan(), begin, bytes, self.caching);
         copy::publish();
         match copied {
-            Ok(()) => self.job.progress().add(ByteCount::new(bytes)),
+            Ok(()) => {
+                self.job.progress().add(ByteCount::new(bytes));
+                self.tell_layers(begin, bytes);
+            }
             Err(failure) => self.fail(failure),
         }
         true
+    }
+
+    /// Says of each layer that `bytes` from `begin` on were the last of, that it is done.
+    fn tell_layers(&self, begin: Cursor, mut bytes: u64) {
+        let Some(signals) = self.job.layers() else { return };
+        let plan = self.job.plan();
+        let mut offset = begin.offset;
+        for run in plan.runs().iter().skip(begin.run) {
+            let length = (run.bytes().get() - offset).min(bytes);
+            let layer = plan.layer(run);
+            let index = ByteCount::new((layer - plan.layers().start).into()).to_usize();
+            // Released by whoever copied, and acquired by whoever was last and tells of all.
+            let left = self.left_of_layers.get(index);
+            if left.is_some_and(|left| left.fetch_sub(length, Ordering::AcqRel) == length) {
+                signals.done(layer..layer + 1);
+            }
+            bytes -= length;
+            offset = 0;
+            if bytes == 0 {
+                break;
+            }
+        }
     }
 
     /// Ends the job with `failure` once the other threads have copied what they have taken.

@@ -32,7 +32,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 #[derive(Default)]
-struct CountsWakes(AtomicUsize);
+pub struct CountsWakes(AtomicUsize);
 
 impl Wake for CountsWakes {
     fn wake(self: Arc<Self>) {
@@ -41,7 +41,7 @@ impl Wake for CountsWakes {
 }
 
 impl CountsWakes {
-    fn wakes(&self) -> usize {
+    pub fn wakes(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 }

@@ -60,7 +60,7 @@ fn waited_for<W: Write>(
         if way == Way::ToHost { (&device, &host) } else { (&host, &device) };
     let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
     let manager = rig.manager(None)?;
-    let mut methods = Methods::new(rig, from, to)?;
+    let methods = Methods::new(rig, from, to)?;
     let path = path_of(&manager, from, to)?;
 
     let with_batches = rig.raw.has_batches();

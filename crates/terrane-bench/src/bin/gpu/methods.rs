@@ -2,9 +2,8 @@
 //! copies, one kernel.
 
 use anyhow::Result;
-use terrane_core::{Allocate, HostAddress, Location, Memory, RegionRequest};
+use terrane_core::{Allocate, ByteCount, HostAddress, Location, Memory, RegionRequest};
 use terrane_cuda::{BlockIds, CopyEnd, DeviceMemory, GridCopy};
-use terrane_core::ByteCount;
 use terrane_transfer::{DeviceOrder, Endpoint, GridEnd, Planner, Transfer};
 
 use crate::raw::Pieces;
@@ -131,7 +130,7 @@ fn grid(
 fn put(rig: &Rig, bytes: &[u8], tables: &mut Vec<DeviceMemory>) -> Result<u64> {
     let length = ByteCount::from_usize(bytes.len());
     let memory = rig.device.allocate(&RegionRequest::new(length).labelled("table"))?;
-    let from = HostAddress::new(std::ptr::NonNull::from(bytes).cast());
+    let from = HostAddress::new(std::ptr::NonNull::from(bytes).cast::<u8>());
     // SAFETY: both live until the stream has been waited for, and nobody else uses them.
     unsafe { rig.stream.copy(Location::Host(from), memory.location(), length) }?;
     rig.stream.synchronize()?;

@@ -20,6 +20,7 @@ const LEAST_TIMES: f64 = 10.0;
 const PAIRS: u32 = 1000;
 
 /// Fences that are counted when they are made: each holds an event.
+#[derive(Debug)]
 struct Counted {
     streams: CudaStreams,
     made: AtomicU64,

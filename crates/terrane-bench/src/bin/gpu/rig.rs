@@ -39,7 +39,7 @@ impl Rig {
     pub fn new(context: Context, arguments: &Arguments) -> Result<Self> {
         let device = context.device().id;
         let calibration = match &arguments.calibration {
-            Some(file) => Calibration::load(file)?,
+            Some(file) => Calibration::load(file, &context)?,
             None => Calibration::measure(&context, &calibration_options(arguments.smoke))?,
         };
         Ok(Self {
@@ -90,8 +90,11 @@ impl Rig {
 }
 
 fn calibration_options(smoke: bool) -> CalibrationOptions {
-    let options = CalibrationOptions::default();
-    if smoke { options.brief() } else { options }
+    let mut options = CalibrationOptions::default();
+    if smoke {
+        options.bytes = ByteCount::mib(1);
+    }
+    options
 }
 
 pub fn endpoint(

@@ -90,7 +90,7 @@ impl Drop for Registrations {
 /// # Errors
 ///
 /// [`CudaError::Driver`] if it does not reach it.
-pub(super) fn device_pointer(
+pub(crate) fn device_pointer(
     context: &Context,
     address: HostAddress,
 ) -> Result<DeviceAddress, CudaError> {

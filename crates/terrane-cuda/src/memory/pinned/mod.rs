@@ -17,7 +17,8 @@ pub use options::{PinnedNuma, PinnedOptions};
 use super::{PINNED, nowhere};
 use crate::context::Context;
 use crate::error::CudaError;
-use chunks::{Registrations, chunk_length, device_pointer};
+pub(crate) use chunks::device_pointer;
+use chunks::{Registrations, chunk_length};
 use host_allocation::HostAllocation;
 
 /// Hands out pinned memory.
@@ -266,6 +267,16 @@ unsafe impl Memory for PinnedMemory {
 
     fn device_alias(&self) -> Option<DeviceAddress> {
         self.alias
+    }
+
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        let left = self.length.checked_sub(offset).unwrap_or(ByteCount::ZERO);
+        Some(match self.registration_length() {
+            Some(chunk) if !chunk.is_zero() => {
+                ByteCount::new(chunk.get() - offset.get() % chunk.get()).min(left)
+            }
+            _ => left,
+        })
     }
 
     fn capabilities(&self) -> CapabilityReport {

@@ -1,0 +1,138 @@
+//! Many copies in one call of the driver, where it has such a call.
+
+use std::ffi::c_int;
+
+use terrane_core::ByteCount;
+
+use crate::context::Context;
+use crate::driver::{CopyAttributes, Functions};
+use crate::error::{CudaError, check};
+use crate::stream::Stream;
+
+/// Copies that are to be submitted together.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    sources: Vec<u64>,
+    destinations: Vec<u64>,
+    sizes: Vec<usize>,
+}
+
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: the sources are read in the order of the stream.
+const IN_STREAM_ORDER: u32 = 1;
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: u32 = 801;
+
+/// Whether the driver copies many runs in one call.
+pub(super) fn is_there(context: &Context) -> bool {
+    let functions = context.driver().functions();
+    functions.cuMemcpyBatchAsync.is_some() || functions.cuMemcpyBatchAsync_v2.is_some()
+}
+
+impl Batch {
+    pub(super) fn push(&mut self, source: u64, destination: u64, bytes: u64) {
+        self.sources.push(source);
+        self.destinations.push(destination);
+        self.sizes.push(ByteCount::new(bytes).to_usize());
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.sizes.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.sources.clear();
+        self.destinations.clear();
+        self.sizes.clear();
+    }
+
+    /// Submits the copies, in one call if there are several and the driver can, and forgets them.
+    ///
+    /// # Errors
+    ///
+    /// The driver's. Some of the copies may have been submitted.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Stream::copy`], of each.
+    pub(super) unsafe fn submit(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        let submitted = stream.context().bound(|functions| {
+            if self.len() > 1 {
+                // SAFETY: the caller's promise.
+                match unsafe { self.submit_together(functions, stream) } {
+                    // A driver may have the call and not the means; what it has taken is copied
+                    // again, from the same bytes.
+                    Some(NOT_SUPPORTED) | None => {}
+                    Some(code) => return check("cuMemcpyBatchAsync", code),
+                }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { self.submit_each(functions, stream) }
+        });
+        self.clear();
+        submitted
+    }
+
+    /// As [`submit`](Self::submit), with a call for each copy.
+    ///
+    /// # Errors
+    ///
+    /// As for [`submit`](Self::submit).
+    ///
+    /// # Safety
+    ///
+    /// As for [`submit`](Self::submit).
+    pub(super) unsafe fn submit_one_by_one(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        let submitted =
+            stream.context().bound(|functions| unsafe { self.submit_each(functions, stream) });
+        self.clear();
+        submitted
+    }
+
+    /// The driver's code; `None` if it has no such call.
+    ///
+    /// # Safety
+    ///
+    /// As for [`submit`](Self::submit).
+    unsafe fn submit_together(&mut self, functions: &Functions, stream: &Stream) -> Option<u32> {
+        let mut attributes = CopyAttributes {
+            source_access_order: IN_STREAM_ORDER,
+            hints: [[0 as c_int; 2]; 2],
+            flags: 0,
+        };
+        // The attributes hold from the first copy on.
+        let mut first = 0_usize;
+        let (destinations, sources, sizes) =
+            (self.destinations.as_mut_ptr(), self.sources.as_mut_ptr(), self.sizes.as_mut_ptr());
+        let count = self.sizes.len();
+        let (attributes, first) = (&raw mut attributes, &raw mut first);
+        if let Some(call) = functions.cuMemcpyBatchAsync_v2 {
+            // SAFETY: the lists have as many elements each, the driver has read them when it
+            // returns, and the caller promised the rest.
+            return Some(unsafe {
+                call(destinations, sources, sizes, count, attributes, first, 1, stream.raw())
+            });
+        }
+        let call = functions.cuMemcpyBatchAsync?;
+        let mut failed = 0;
+        let failed = &raw mut failed;
+        // SAFETY: as above; one number is written.
+        Some(unsafe {
+            call(destinations, sources, sizes, count, attributes, first, 1, failed, stream.raw())
+        })
+    }
+
+    /// # Safety
+    ///
+    /// As for [`submit`](Self::submit).
+    unsafe fn submit_each(&self, functions: &Functions, stream: &Stream) -> Result<(), CudaError> {
+        let ends = self.sources.iter().zip(&self.destinations);
+        for ((&source, &destination), &bytes) in ends.zip(&self.sizes) {
+            // SAFETY: the caller's promise.
+            let code =
+                unsafe { (functions.cuMemcpyAsync)(destination, source, bytes, stream.raw()) };
+            check("cuMemcpyAsync", code)?;
+        }
+        Ok(())
+    }
+}

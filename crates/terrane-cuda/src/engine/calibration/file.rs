@@ -1,0 +1,196 @@
+//! The file of a calibration.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Calibration, CopyPath, Direction, PathCost};
+use crate::error::CudaError;
+
+/// The version of the format. A file of another version is refused, never guessed at.
+const FORMAT: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    format: u32,
+    device: String,
+    driver: String,
+    costs: Vec<Entry>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    direction: String,
+    path: String,
+    fixed_ns: f64,
+    per_piece_ns: f64,
+    per_short_piece_ns: f64,
+    bytes_per_second: f64,
+}
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+enum Flaw {
+    #[error("its format is {found}, and this version reads {FORMAT}; measure again")]
+    Format { found: u32 },
+    #[error("`{name}` is no {what} of this version; measure again")]
+    Unknown { what: &'static str, name: String },
+    #[error("{value} is no plausible {what}; measure again")]
+    Implausible { what: &'static str, value: f64 },
+}
+
+pub(super) fn read(path: &Path) -> Result<Calibration, CudaError> {
+    let text = std::fs::read_to_string(path).map_err(|error| failed(path, error))?;
+    parse(&text)
+        .map_err(|error| CudaError::CalibrationFile { path: path.to_owned(), source: error })
+}
+
+pub(super) fn write(calibration: &Calibration, path: &Path) -> Result<(), CudaError> {
+    let text = serde_json::to_string_pretty(&File::of(calibration));
+    let text = text.map_err(|error| failed(path, error))?;
+    // Beside the file, so that the rename does not leave the file system.
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let written = std::fs::File::create(&beside)
+        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&beside, path));
+    written.map_err(|error| {
+        // It may not even be there.
+        let _ = std::fs::remove_file(&beside);
+        failed(path, error)
+    })
+}
+
+fn failed(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> CudaError {
+    CudaError::CalibrationFile { path: path.to_owned(), source: Arc::new(error) }
+}
+
+type Cause = Arc<dyn std::error::Error + Send + Sync>;
+
+fn cause(error: impl std::error::Error + Send + Sync + 'static) -> Cause {
+    Arc::new(error)
+}
+
+fn parse(text: &str) -> Result<Calibration, Cause> {
+    /// The one field that every format has.
+    #[derive(Deserialize)]
+    struct Head {
+        format: u32,
+    }
+
+    let head: Head = serde_json::from_str(text).map_err(cause)?;
+    if head.format != FORMAT {
+        return Err(cause(Flaw::Format { found: head.format }));
+    }
+    let file: File = serde_json::from_str(text).map_err(cause)?;
+    let mut calibration = Calibration::empty(&file.device, &file.driver);
+    for entry in file.costs {
+        let (direction, path, cost) = entry.check().map_err(cause)?;
+        calibration.set(direction, path, cost);
+    }
+    Ok(calibration)
+}
+
+impl File {
+    fn of(calibration: &Calibration) -> Self {
+        let entries = Direction::ALL.into_iter().flat_map(|direction| {
+            CopyPath::ALL.into_iter().filter_map(move |path| {
+                let cost = calibration.cost(direction, path)?;
+                let nanoseconds = |time: Duration| time.as_secs_f64() * 1e9;
+                Some(Entry {
+                    direction: direction_name(direction).to_owned(),
+                    path: path.name().to_owned(),
+                    fixed_ns: nanoseconds(cost.fixed),
+                    per_piece_ns: nanoseconds(cost.per_piece),
+                    per_short_piece_ns: nanoseconds(cost.per_short_piece),
+                    bytes_per_second: cost.bytes_per_second,
+                })
+            })
+        });
+        Self {
+            format: FORMAT,
+            device: calibration.device.clone(),
+            driver: calibration.driver.clone(),
+            costs: entries.collect(),
+        }
+    }
+}
+
+impl Entry {
+    fn check(&self) -> Result<(Direction, CopyPath, PathCost), Flaw> {
+        let direction = Direction::ALL.into_iter().find(|d| direction_name(*d) == self.direction);
+        let Some(direction) = direction else {
+            return Err(Flaw::Unknown { what: "direction", name: self.direction.clone() });
+        };
+        let Some(path) = CopyPath::from_name(&self.path) else {
+            return Err(Flaw::Unknown { what: "path", name: self.path.clone() });
+        };
+        let time = |what, value: f64| {
+            let plausible = (0.0..=1e9).contains(&value);
+            let time = Duration::try_from_secs_f64(value * 1e-9).ok().filter(|_| plausible);
+            time.ok_or(Flaw::Implausible { what, value })
+        };
+        let value = self.bytes_per_second;
+        if !(1e6..=1e15).contains(&value) {
+            return Err(Flaw::Implausible { what: "rate in bytes a second", value });
+        }
+        let cost = PathCost {
+            fixed: time("fixed cost in nanoseconds", self.fixed_ns)?,
+            per_piece: time("cost of a piece in nanoseconds", self.per_piece_ns)?,
+            per_short_piece: time("cost of a piece in nanoseconds", self.per_short_piece_ns)?,
+            bytes_per_second: value,
+        };
+        Ok((direction, path, cost))
+    }
+}
+
+const fn direction_name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::ToDevice => "to device",
+        Direction::ToHost => "to host",
+        Direction::WithinDevice => "within device",
+        Direction::BetweenDevices => "between devices",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_saved_is_what_is_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("calibration.json");
+        let calibration = Calibration::built_in();
+        for _ in 0..2 {
+            write(&calibration, &path).unwrap();
+            assert_eq!(read(&path).unwrap(), calibration);
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside");
+    }
+
+    #[test]
+    fn what_is_no_calibration_is_refused_with_what_is_wrong() {
+        let good = serde_json::to_value(File::of(&Calibration::built_in())).unwrap();
+        let refusal = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut changed = good.clone();
+            change(&mut changed);
+            parse(&changed.to_string()).unwrap_err().to_string()
+        };
+        assert!(refusal(&|file| file["format"] = 2.into()).contains("format is 2"));
+        assert!(refusal(&|file| file["costs"][0]["path"] = "lift".into()).contains("`lift`"));
+        assert!(refusal(&|file| file["costs"][0]["direction"] = "up".into()).contains("`up`"));
+        for (field, value) in
+            [("bytes_per_second", 0.0), ("fixed_ns", -1.0), ("per_piece_ns", 1e30)]
+        {
+            let error = refusal(&|file| file["costs"][3][field] = value.into());
+            assert!(error.contains("plausible"), "{field}: {error}");
+        }
+        assert!(parse("{").is_err());
+        let error = read(Path::new("/nonexistent/calibration.json")).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/calibration.json"), "{error}");
+    }
+}

@@ -1,0 +1,246 @@
+//! What each path costs on a device: measured, saved and loaded.
+
+mod file;
+mod measure;
+
+use std::path::Path;
+use std::time::Duration;
+
+pub use measure::CalibrationOptions;
+
+use super::options::CopyPath;
+use crate::context::Context;
+use crate::error::CudaError;
+
+/// Between what a transfer is, as seen from the engine's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Direction {
+    /// From pinned memory to the device.
+    ToDevice,
+    /// From the device to pinned memory.
+    ToHost,
+    /// Within the device's memory.
+    WithinDevice,
+    /// Between the device and another one, either way.
+    BetweenDevices,
+}
+
+impl Direction {
+    /// Every direction.
+    pub const ALL: [Self; 4] =
+        [Self::ToDevice, Self::ToHost, Self::WithinDevice, Self::BetweenDevices];
+
+    const fn index(self) -> usize {
+        match self {
+            Self::ToDevice => 0,
+            Self::ToHost => 1,
+            Self::WithinDevice => 2,
+            Self::BetweenDevices => 3,
+        }
+    }
+}
+
+/// What a path costs: `fixed + pieces · per_piece + bytes / bytes_per_second`.
+///
+/// A piece is what the path handles one by one: a run of a path of copies, a cell of a kernel, a
+/// stretch of the packed end of the staged path.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PathCost {
+    /// What a transfer costs however little it moves.
+    pub fixed: Duration,
+    /// What each piece costs besides its bytes.
+    pub per_piece: Duration,
+    /// The same of pieces of less than 32 KiB.
+    pub per_short_piece: Duration,
+    /// How fast bytes travel.
+    pub bytes_per_second: f64,
+}
+
+/// Pieces of fewer bytes are short.
+const SHORT: u64 = 32 << 10;
+
+impl PathCost {
+    /// How long a transfer should take, in seconds.
+    #[must_use]
+    pub fn predict(&self, bytes: u64, pieces: u64) -> f64 {
+        let is_short = bytes < SHORT.saturating_mul(pieces);
+        let per_piece = if is_short { self.per_short_piece } else { self.per_piece };
+        self.fixed.as_secs_f64()
+            + per_piece.as_secs_f64() * pieces as f64
+            + bytes as f64 / self.bytes_per_second
+    }
+}
+
+/// What the paths cost on a device, by direction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    device: String,
+    driver: String,
+    costs: [[Option<PathCost>; CopyPath::ALL.len()]; Direction::ALL.len()],
+}
+
+impl Calibration {
+    /// The figures of an H200 on PCIe 5, driver 580 (CUDA 13.0): right in their proportions
+    /// wherever a device's copy engines and multiprocessors fill the wire, and the best there is
+    /// where nothing has been measured.
+    #[must_use]
+    pub fn built_in() -> Self {
+        use CopyPath::{Batched, Contiguous, CopyEach, Direct, Peer, Relayout, Staged};
+        use Direction::{BetweenDevices, ToDevice, ToHost, WithinDevice};
+        let mut built_in = Self::empty("NVIDIA H200", "13.0");
+        // Nanoseconds: fixed, a piece, a short piece; gigabytes a second.
+        let figures: [(Direction, CopyPath, [f64; 4]); 18] = [
+            (ToDevice, Contiguous, [6e3, 2.1e3, 2.1e3, 55.0]),
+            (ToDevice, CopyEach, [6e3, 2.1e3, 2.4e3, 55.0]),
+            (ToDevice, Batched, [9e3, 0.4e3, 2.4e3, 55.0]),
+            (ToDevice, Direct, [9e3, 1.0, 3.5, 51.0]),
+            (ToDevice, Staged, [24e3, 0.4e3, 2.4e3, 54.6]),
+            (ToHost, Contiguous, [6e3, 2.1e3, 2.1e3, 55.3]),
+            (ToHost, CopyEach, [6e3, 2.1e3, 2.2e3, 55.3]),
+            (ToHost, Batched, [9e3, 0.35e3, 0.35e3, 55.3]),
+            (ToHost, Direct, [9e3, 1.0, 3.5, 52.0]),
+            (ToHost, Staged, [24e3, 0.35e3, 0.35e3, 54.9]),
+            (WithinDevice, Contiguous, [5e3, 2.0e3, 2.0e3, 2100.0]),
+            (WithinDevice, CopyEach, [5e3, 2.0e3, 2.0e3, 2100.0]),
+            (WithinDevice, Batched, [9e3, 0.5e3, 0.5e3, 1500.0]),
+            (WithinDevice, Relayout, [5e3, 0.05, 0.05, 1950.0]),
+            (BetweenDevices, Contiguous, [10e3, 3.0e3, 3.0e3, 390.0]),
+            (BetweenDevices, CopyEach, [10e3, 3.0e3, 3.0e3, 390.0]),
+            (BetweenDevices, Batched, [12e3, 1.0e3, 1.0e3, 390.0]),
+            (BetweenDevices, Peer, [9e3, 0.2, 0.5, 300.0]),
+        ];
+        for (direction, path, [fixed, piece, short, rate]) in figures {
+            let time = |nanoseconds: f64| {
+                Duration::try_from_secs_f64(nanoseconds * 1e-9).unwrap_or_default()
+            };
+            built_in.set(
+                direction,
+                path,
+                PathCost {
+                    fixed: time(fixed),
+                    per_piece: time(piece),
+                    per_short_piece: time(short),
+                    bytes_per_second: rate * 1e9,
+                },
+            );
+        }
+        built_in
+    }
+
+    /// Measures the paths on a device, in about a second: moves some hundred MiB of memory of its
+    /// own each way. Anything else that the device does meanwhile spoils the figures.
+    ///
+    /// # Errors
+    ///
+    /// Those of memory, streams and kernels.
+    pub fn measure(context: &Context, options: &CalibrationOptions) -> Result<Self, CudaError> {
+        measure::measure(context, options)
+    }
+
+    /// Reads a calibration that was [saved](Self::save) on a device of this model.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::CalibrationFile`] if it cannot be read,
+    /// [`CudaError::CalibrationOfAnother`] if it was measured on another model.
+    pub fn load(file: &Path, context: &Context) -> Result<Self, CudaError> {
+        let loaded = file::read(file)?;
+        let device = &context.device().name;
+        if loaded.device == *device {
+            return Ok(loaded);
+        }
+        Err(CudaError::CalibrationOfAnother {
+            path: file.to_owned(),
+            measured_on: loaded.device,
+            device: device.clone(),
+        })
+    }
+
+    /// Writes the calibration to a file, as JSON. What the file held before is replaced as a whole.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::CalibrationFile`].
+    pub fn save(&self, file: &Path) -> Result<(), CudaError> {
+        file::write(self, file)
+    }
+
+    /// The model of the device that it was measured on.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The version of CUDA that the driver served then.
+    #[must_use]
+    pub fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    /// What a path costs; `None` if it does not serve the direction.
+    #[must_use]
+    pub fn cost(&self, direction: Direction, path: CopyPath) -> Option<&PathCost> {
+        self.costs.get(direction.index())?.get(path_index(path))?.as_ref()
+    }
+
+    /// Replaces a figure.
+    pub fn set(&mut self, direction: Direction, path: CopyPath, cost: PathCost) {
+        let slot = self.costs.get_mut(direction.index()).and_then(|d| d.get_mut(path_index(path)));
+        if let Some(slot) = slot {
+            *slot = Some(cost);
+        }
+    }
+
+    fn empty(device: &str, driver: &str) -> Self {
+        let (device, driver) = (device.to_owned(), driver.to_owned());
+        Self { device, driver, costs: [[None; CopyPath::ALL.len()]; Direction::ALL.len()] }
+    }
+}
+
+impl Default for Calibration {
+    fn default() -> Self {
+        Self::built_in()
+    }
+}
+
+/// The place of a path in tables.
+pub(super) const fn path_index(path: CopyPath) -> usize {
+    match path {
+        CopyPath::Contiguous => 0,
+        CopyPath::CopyEach => 1,
+        CopyPath::Batched => 2,
+        CopyPath::Direct => 3,
+        CopyPath::Staged => 4,
+        CopyPath::Relayout => 5,
+        CopyPath::Peer => 6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn predictions_are_those_that_were_measured() {
+        let built_in = Calibration::built_in();
+        let micros = |direction, path, bytes, pieces| {
+            built_in.cost(direction, path).unwrap().predict(bytes, pieces) * 1e6
+        };
+        // A block of 94 layers, K and V of 4 KiB: 20 µs in one piece, 24 by the kernel, 32 staged,
+        // 190 by a copy a piece.
+        let block = 94 * 2 * 4096;
+        let near = |found: f64, measured: f64| (0.8..1.25).contains(&(found / measured));
+        assert!(near(micros(Direction::ToHost, CopyPath::Contiguous, block, 1), 20.0));
+        assert!(near(micros(Direction::ToHost, CopyPath::Direct, block, 188), 24.0));
+        assert!(near(micros(Direction::ToHost, CopyPath::Staged, block, 1), 36.0));
+        assert!(near(micros(Direction::ToHost, CopyPath::CopyEach, block, 94), 230.0));
+    }
+
+    #[test]
+    fn every_path_has_a_place() {
+        for (number, path) in CopyPath::ALL.into_iter().enumerate() {
+            assert_eq!(path_index(path), number);
+        }
+    }
+}

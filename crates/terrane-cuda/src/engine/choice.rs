@@ -1,0 +1,259 @@
+//! Which path a transfer takes: the one of the smallest predicted cost.
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::calibration::{Calibration, Direction, path_index};
+use super::options::CopyPath;
+
+/// What of a transfer its cost depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) direction: Direction,
+    pub(super) bytes: u64,
+    /// Stretches that are contiguous at both ends.
+    pub(super) runs: u64,
+    /// What a kernel copies one by one.
+    pub(super) cells: u64,
+    /// Stretches that are contiguous at the packed end; `None` if the transfer cannot be staged.
+    pub(super) stretches: Option<u64>,
+    /// Whether kernels reach both ends.
+    pub(super) kernels: bool,
+    /// Whether the driver copies many runs in one call.
+    pub(super) batches: bool,
+}
+
+/// A path, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Choice {
+    pub(super) path: CopyPath,
+    pub(super) predicted: Duration,
+    pub(super) reason: Cow<'static, str>,
+}
+
+/// Runs of this length on average are long: at half of it a copy for each run loses a tenth.
+const LONG: u64 = 1 << 20;
+
+impl Shape {
+    /// How many pieces the path handles one by one; `None` if it cannot copy this.
+    fn pieces(&self, path: CopyPath) -> Option<u64> {
+        use Direction::{BetweenDevices, ToDevice, ToHost, WithinDevice};
+        let with_host = matches!(self.direction, ToDevice | ToHost);
+        match path {
+            CopyPath::Contiguous | CopyPath::CopyEach => Some(self.runs),
+            CopyPath::Batched => self.batches.then_some(self.runs),
+            CopyPath::Direct => (with_host && self.kernels).then_some(self.cells),
+            CopyPath::Staged => self.stretches.filter(|_| with_host),
+            CopyPath::Relayout => (self.direction == WithinDevice).then_some(self.cells),
+            CopyPath::Peer => {
+                (self.direction == BetweenDevices && self.kernels).then_some(self.cells)
+            }
+        }
+    }
+
+    /// The two paths of copies differ in name only: one says that its runs are long.
+    fn is_fitting(&self, path: CopyPath) -> bool {
+        let is_long = self.bytes >= LONG.saturating_mul(self.runs) || self.runs <= 1;
+        match path {
+            CopyPath::Contiguous => is_long,
+            CopyPath::CopyEach => !is_long,
+            _ => true,
+        }
+    }
+
+    /// The path to take; `None` if the one that is forced cannot copy this.
+    pub(super) fn choose(
+        &self,
+        calibration: &Calibration,
+        corrections: &Corrections,
+        forced: Option<CopyPath>,
+    ) -> Option<Choice> {
+        let seconds = |path: CopyPath| {
+            let pieces = self.pieces(path)?;
+            let cost = calibration.cost(self.direction, path)?;
+            Some(cost.predict(self.bytes, pieces) * corrections.factor(self.direction, path))
+        };
+        if let Some(path) = forced {
+            self.pieces(path)?;
+            let predicted = seconds(path).map_or(Duration::ZERO, duration);
+            return Some(Choice {
+                path,
+                predicted,
+                reason: Cow::Borrowed("the only path allowed"),
+            });
+        }
+        let mut best: Option<(CopyPath, f64)> = None;
+        let mut second: Option<(CopyPath, f64)> = None;
+        for path in CopyPath::ALL.into_iter().filter(|path| self.is_fitting(*path)) {
+            let Some(found) = seconds(path) else { continue };
+            if best.is_none_or(|(_, least)| found < least) {
+                second = best.replace((path, found));
+            } else if second.is_none_or(|(_, least)| found < least) {
+                second = Some((path, found));
+            }
+        }
+        let (path, found) = best?;
+        let reason = match second {
+            Some((other, slower)) => {
+                let (ours, theirs) = (micros(found), micros(slower));
+                Cow::Owned(format!("{path} {ours} µs, {other} {theirs} µs"))
+            }
+            None => Cow::Borrowed("the only path there is"),
+        };
+        Some(Choice { path, predicted: duration(found), reason })
+    }
+}
+
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 2)
+}
+
+/// Whole numbers: fractions take longer to write than to plan a block.
+fn micros(seconds: f64) -> u128 {
+    duration(seconds).as_micros()
+}
+
+/// How much longer or shorter than predicted transfers have been taking, within a quarter.
+#[derive(Debug)]
+pub(super) struct Corrections {
+    /// As the bits of floats.
+    factors: [[AtomicU64; CopyPath::ALL.len()]; Direction::ALL.len()],
+    learns: bool,
+}
+
+/// The weight of the latest transfer: one that was held up by something else changes little.
+const WEIGHT: f64 = 0.125;
+/// How far predictions are bent: as far as one path may pass another where the calibration is
+/// right about both and something else is in the way.
+const BOUND: f64 = 1.25;
+/// Transfers of fewer bytes say more about latency than about a path.
+const LEAST_TELLING: u64 = 4 << 20;
+
+impl Corrections {
+    pub(super) fn new(learns: bool) -> Self {
+        let row = || std::array::from_fn(|_| AtomicU64::new(1_f64.to_bits()));
+        Self { factors: std::array::from_fn(|_| row()), learns }
+    }
+
+    fn slot(&self, direction: Direction, path: CopyPath) -> Option<&AtomicU64> {
+        let row = Direction::ALL.iter().position(|other| *other == direction)?;
+        self.factors.get(row)?.get(path_index(path))
+    }
+
+    fn factor(&self, direction: Direction, path: CopyPath) -> f64 {
+        // Relaxed here and below: an estimate, which orders nothing.
+        self.slot(direction, path).map_or(1.0, |slot| f64::from_bits(slot.load(Ordering::Relaxed)))
+    }
+
+    /// Takes note of a transfer that had the wire to itself.
+    pub(super) fn learn(
+        &self,
+        direction: Direction,
+        path: CopyPath,
+        bytes: u64,
+        predicted: Duration,
+        took: Duration,
+    ) {
+        if !self.learns || bytes < LEAST_TELLING || predicted.is_zero() || took.is_zero() {
+            return;
+        }
+        let Some(slot) = self.slot(direction, path) else { return };
+        let old = f64::from_bits(slot.load(Ordering::Relaxed));
+        // The prediction had the factor in it.
+        let latest = old * took.as_secs_f64() / predicted.as_secs_f64();
+        let new = old + (latest.clamp(1.0 / BOUND, BOUND) - old) * WEIGHT;
+        // Of two that learn at once one is forgotten, which does no harm.
+        slot.store(new.to_bits(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(direction: Direction, blocks: u64, layers: u64, piece: u64) -> Shape {
+        let cells = blocks * layers * 2;
+        Shape {
+            direction,
+            bytes: cells * piece,
+            runs: cells,
+            cells,
+            stretches: Some(blocks),
+            kernels: true,
+            batches: true,
+        }
+    }
+
+    fn chosen(shape: &Shape) -> CopyPath {
+        let choice = shape.choose(&Calibration::built_in(), &Corrections::new(true), None);
+        choice.unwrap().path
+    }
+
+    #[test]
+    fn much_is_staged_and_little_goes_directly() {
+        for direction in [Direction::ToDevice, Direction::ToHost] {
+            for (layers, piece) in [(92, 2048), (94, 4096), (80, 8192), (32, 32_768), (32, 131_072)]
+            {
+                let whole = (256 << 20) / (layers * 2 * piece) + 1;
+                assert_eq!(chosen(&shape(direction, whole, layers, piece)), CopyPath::Staged);
+                let one = shape(direction, 1, layers, piece);
+                if one.bytes < 8 << 20 {
+                    assert_eq!(chosen(&one), CopyPath::Direct, "{direction:?} {piece}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_contiguous_is_copied_as_such() {
+        let mut contiguous = shape(Direction::ToHost, 64, 32, 32_768);
+        (contiguous.runs, contiguous.cells, contiguous.stretches) = (1, 64, Some(1));
+        assert_eq!(chosen(&contiguous), CopyPath::Contiguous);
+        contiguous.direction = Direction::WithinDevice;
+        assert_eq!(chosen(&contiguous), CopyPath::Contiguous);
+        assert_eq!(chosen(&shape(Direction::WithinDevice, 512, 80, 8192)), CopyPath::Relayout);
+    }
+
+    #[test]
+    fn a_path_that_cannot_is_not_taken() {
+        let mut shape = shape(Direction::ToHost, 64, 32, 32_768);
+        (shape.kernels, shape.stretches, shape.batches) = (false, None, false);
+        assert_eq!(chosen(&shape), CopyPath::CopyEach);
+        let (calibration, corrections) = (Calibration::built_in(), Corrections::new(false));
+        for path in [CopyPath::Direct, CopyPath::Staged, CopyPath::Batched, CopyPath::Peer] {
+            assert_eq!(shape.choose(&calibration, &corrections, Some(path)), None);
+        }
+        let forced = shape.choose(&calibration, &corrections, Some(CopyPath::Contiguous)).unwrap();
+        assert_eq!(forced.path, CopyPath::Contiguous);
+    }
+
+    #[test]
+    fn the_reason_has_both_figures() {
+        let choice = shape(Direction::ToHost, 512, 32, 32_768)
+            .choose(&Calibration::built_in(), &Corrections::new(true), None)
+            .unwrap();
+        assert!(choice.reason.starts_with("staged "), "{}", choice.reason);
+        assert_eq!(choice.reason.matches("µs").count(), 2, "{}", choice.reason);
+    }
+
+    #[test]
+    fn predictions_bend_and_do_not_break() {
+        let corrections = Corrections::new(true);
+        let (direction, path) = (Direction::ToHost, CopyPath::Staged);
+        for _ in 0..100 {
+            let predicted = duration(1e-3 * corrections.factor(direction, path));
+            corrections.learn(direction, path, 1 << 30, predicted, Duration::from_secs(1));
+        }
+        let factor = corrections.factor(direction, path);
+        assert!((1.2..=BOUND).contains(&factor), "{factor}");
+        corrections.learn(
+            direction,
+            CopyPath::Direct,
+            100,
+            Duration::from_micros(1),
+            Duration::MAX,
+        );
+        assert_eq!(corrections.factor(direction, CopyPath::Direct), 1.0);
+    }
+}

@@ -1,0 +1,198 @@
+//! The threads that submit large jobs, a part at a time.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use terrane_core::ByteCount;
+use terrane_transfer::CopyFailure;
+
+use super::Shared;
+use super::flight::{Task, engine_failure};
+use super::scratch::{Scratch, ScratchPool};
+use super::work::{Chunk, Work};
+use crate::error::CudaError;
+
+/// A job for a feeder.
+pub(super) struct Feed {
+    pub(super) work: Box<Work>,
+    /// Alone in its direction when it came, so that what it takes says something about its path.
+    pub(super) predicted: Duration,
+}
+
+impl Feed {
+    /// Ends the job, of which nothing has been submitted.
+    pub(super) fn cancel(self, error: CudaError) {
+        self.work.into_cargo().drain(engine_failure(error));
+    }
+}
+
+/// One direction's thread: it takes a part of each of its jobs in turn, so that a short one does
+/// not wait for the end of a long one, and keeps a bounded number of parts on the device.
+pub(super) struct Feeder {
+    shared: Arc<Shared>,
+    jobs: Receiver<Feed>,
+    watchers: Sender<Task>,
+    scratch: ScratchPool,
+    turns: VecDeque<Feed>,
+    /// Parts on the device, in the order of their submission.
+    pending: VecDeque<Chunk>,
+}
+
+impl Feeder {
+    pub(super) fn new(shared: Arc<Shared>, jobs: Receiver<Feed>, watchers: Sender<Task>) -> Self {
+        let scratch = ScratchPool::new(&shared.context, &shared.options);
+        let (turns, pending) = (VecDeque::new(), VecDeque::new());
+        Self { shared, jobs, watchers, scratch, turns, pending }
+    }
+
+    /// Serves until nobody can bring a job any more, and all have been submitted.
+    pub(super) fn serve(mut self) {
+        loop {
+            if self.turns.is_empty() {
+                match self.jobs.recv() {
+                    Ok(mut feed) => {
+                        self.retire_ended();
+                        if self.pending.is_empty() && self.jobs.is_empty() {
+                            feed.work.teach();
+                        }
+                        self.turns.push_back(feed);
+                    }
+                    Err(_) => break,
+                }
+            }
+            self.turns.extend(self.jobs.try_iter());
+            let Some(feed) = self.turns.pop_front() else { continue };
+            // Only foreign code can panic, such as the drop of a caller's guard. The thread has
+            // other jobs to serve.
+            let turn = catch_unwind(AssertUnwindSafe(|| self.turn(feed)));
+            if let Ok(Some(feed)) = turn {
+                self.turns.push_back(feed);
+            }
+        }
+        // The buffers go with this thread, when nothing uses them any more.
+        while self.retire_oldest() {}
+    }
+
+    /// Submits a part of a job; gives it back if there is more of it.
+    fn turn(&mut self, mut feed: Feed) -> Option<Feed> {
+        feed.work.job().start();
+        let deadline = feed.work.job().terms().deadline;
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            self.fail(feed, CopyFailure::DeadlineExceeded);
+            return None;
+        }
+        let mut scratch = match self.make_room(&mut feed) {
+            Ok(scratch) => scratch,
+            Err(error) => {
+                self.fail(feed, engine_failure(error));
+                return None;
+            }
+        };
+        let shared = &*self.shared;
+        let work = &mut feed.work;
+        // The context is bound once for all the calls of a part.
+        let mut stepped = None;
+        let bound = shared.context.bound(|_| {
+            stepped = Some(work.step(shared, &mut scratch));
+            Ok(())
+        });
+        let stepped = match (bound, stepped) {
+            (Ok(()), Some(stepped)) => stepped,
+            (Err(error), _) => Err(engine_failure(error)),
+            (Ok(()), None) => Ok(None),
+        };
+        match stepped {
+            Ok(Some(chunk)) => {
+                self.pending.push_back(chunk);
+                Some(feed)
+            }
+            Ok(None) => {
+                self.put_back(scratch);
+                self.all_submitted(feed);
+                None
+            }
+            Err(failure) => {
+                self.fail(feed, failure);
+                // The job's streams have come to their ends.
+                self.put_back(scratch);
+                None
+            }
+        }
+    }
+
+    fn all_submitted(&self, feed: Feed) {
+        let task = match feed.work.into_flight(&self.shared, feed.predicted) {
+            Ok(flight) => Task::End(flight),
+            Err(cargo) => Task::Drained(cargo),
+        };
+        // There are watchers for as long as there are feeders.
+        let _ = self.watchers.send(task);
+    }
+
+    /// Ends a job, after waiting for what has been submitted of it.
+    fn fail(&mut self, feed: Feed, failure: CopyFailure) {
+        feed.work.into_cargo().drain(failure);
+        self.retire_ended();
+    }
+
+    /// Waits until another part may be submitted; answers the buffer for it, if it needs one.
+    ///
+    /// # Errors
+    ///
+    /// That there is no memory for a buffer, and no way without.
+    fn make_room(&mut self, feed: &mut Feed) -> Result<Option<Scratch>, CudaError> {
+        self.retire_ended();
+        let most = ByteCount::new(self.shared.options.scratch_buffers.get().max(2).into());
+        while self.pending.len() >= most.to_usize() {
+            self.retire_oldest();
+        }
+        while feed.work.needs_scratch() {
+            match self.scratch.take() {
+                Ok(Some(scratch)) => return Ok(Some(scratch)),
+                Ok(None) => {
+                    if !self.retire_oldest() {
+                        // All buffers are on the device, and nothing is: it cannot be.
+                        feed.work.do_without_scratch(&self.shared);
+                    }
+                }
+                Err(error) if error.is_device_lost() => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%error, "no memory for a buffer; the transfer goes without");
+                    feed.work.do_without_scratch(&self.shared);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes note of parts that have ended.
+    fn retire_ended(&mut self) {
+        while let Some(chunk) = self.pending.front() {
+            // That it failed, the job's end says as well.
+            if matches!(chunk.event.is_complete(), Ok(false)) {
+                return;
+            }
+            self.retire_oldest();
+        }
+    }
+
+    /// Waits for the oldest part; answers whether there was one.
+    fn retire_oldest(&mut self) -> bool {
+        let Some(chunk) = self.pending.pop_front() else { return false };
+        let Chunk { event, scratch, bytes, count } = chunk;
+        if event.wait().is_ok() {
+            count.add(bytes);
+        }
+        self.put_back(scratch);
+        true
+    }
+
+    fn put_back(&mut self, scratch: Option<Scratch>) {
+        if let Some(scratch) = scratch {
+            self.scratch.give_back(scratch);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Jobs whose last work is on a stream, and the threads that wait for them.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use smallvec::SmallVec;
+use terrane_core::ByteCount;
+use terrane_transfer::{Attend, CopyFailure, CopyJob, Progress};
+
+use super::calibration::Direction;
+use super::choice::Corrections;
+use super::feeder::Feed;
+use super::options::CopyPath;
+use super::reach::Reach;
+use super::streams::StreamLease;
+use crate::error::CudaError;
+use crate::event::Event;
+
+/// A job whose last work is on a stream. Whoever first sees that its end event has happened, a
+/// thread of the engine or of the caller, takes the job out and finishes it.
+pub(super) struct Flight {
+    /// Behind the last of the work.
+    end: Arc<Event>,
+    /// Behind the work before that, if the whole takes long.
+    before_end: Option<Arc<Event>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    cargo: Option<Cargo>,
+    /// Layers that are to be told of, with the event behind each, in their order.
+    layers: VecDeque<(Range<u32>, Arc<Event>)>,
+}
+
+/// What a job needs until it has ended.
+pub(super) struct Cargo {
+    pub(super) job: CopyJob,
+    pub(super) count: Arc<Count>,
+    pub(super) streams: SmallVec<[StreamLease; 2]>,
+    pub(super) ends: [Arc<Reach>; 2],
+    pub(super) lesson: Option<Lesson>,
+}
+
+/// What can be learned of a job.
+pub(super) struct Lesson {
+    pub(super) corrections: Arc<Corrections>,
+    pub(super) direction: Direction,
+    pub(super) path: CopyPath,
+    pub(super) predicted: Duration,
+}
+
+impl Flight {
+    pub(super) fn new(
+        cargo: Cargo,
+        end: Arc<Event>,
+        before_end: Option<Arc<Event>>,
+        layers: VecDeque<(Range<u32>, Arc<Event>)>,
+    ) -> Arc<Self> {
+        let state = Mutex::new(State { cargo: Some(cargo), layers });
+        Arc::new(Self { end, before_end, state })
+    }
+
+    /// Lets threads that wait for the job look for themselves.
+    pub(super) fn invite(self: &Arc<Self>) {
+        let state = self.lock();
+        if let Some(cargo) = &state.cargo {
+            let attendant: Arc<dyn Attend> = self.clone();
+            cargo.job.attend(attendant);
+        }
+    }
+
+    /// Looks whether the job has ended, and finishes it if so.
+    fn look(&self) -> bool {
+        match self.end.is_complete() {
+            Ok(false) => {
+                self.tell_layers();
+                false
+            }
+            Ok(true) => self.try_finish(Ok(())),
+            Err(error) => self.try_finish(Err(error)),
+        }
+    }
+
+    /// Waits for the end, and finishes the job.
+    fn see_through(self: &Arc<Self>) {
+        // The failure of an event is that of the end, too.
+        while let Some(event) = self.next_layer() {
+            if event.wait().is_err() {
+                break;
+            }
+            self.tell_layers();
+        }
+        if let Some(before) = &self.before_end {
+            // From here on it does not take long, and to be woken takes as long.
+            if before.wait().is_ok() {
+                self.invite();
+                let begun = Instant::now();
+                while begun.elapsed() < LAST_SPIN {
+                    if self.look() {
+                        return;
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        let result = self.end.wait();
+        self.finish(result);
+    }
+
+    fn next_layer(&self) -> Option<Arc<Event>> {
+        self.lock().layers.front().map(|(_, event)| Arc::clone(event))
+    }
+
+    /// Tells of the layers that have arrived.
+    fn tell_layers(&self) {
+        let Ok(mut state) = self.state.try_lock() else { return };
+        while let Some((layers, event)) = state.layers.front() {
+            if !matches!(event.is_complete(), Ok(true)) {
+                return;
+            }
+            let layers = layers.clone();
+            state.layers.pop_front();
+            if let Some(signals) = state.cargo.as_ref().and_then(|cargo| cargo.job.layers()) {
+                signals.done(layers);
+            }
+        }
+    }
+
+    /// Finishes the job, unless somebody has.
+    fn finish(&self, result: Result<(), CudaError>) {
+        let Some(cargo) = self.lock().cargo.take() else { return };
+        cargo.finish(result.map_err(engine_failure));
+    }
+
+    /// As [`finish`](Self::finish), but leaves it to whoever is at it, which may be this thread
+    /// further up its stack: telling of a layer runs foreign code. Answers whether it is finished.
+    fn try_finish(&self, result: Result<(), CudaError>) -> bool {
+        let cargo = match self.state.try_lock() {
+            Ok(mut state) => state.cargo.take(),
+            Err(TryLockError::Poisoned(state)) => state.into_inner().cargo.take(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        if let Some(cargo) = cargo {
+            cargo.finish(result.map_err(engine_failure));
+        }
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How long a thread looks for an end that is near before it goes to sleep.
+const LAST_SPIN: Duration = Duration::from_micros(100);
+
+impl Attend for Flight {
+    fn poll(&self) {
+        self.look();
+    }
+}
+
+impl Cargo {
+    /// Finishes the job, of which nothing is on the device any more.
+    pub(super) fn finish(self, result: Result<(), CopyFailure>) {
+        let Self { job, count, streams, ends, lesson } = self;
+        if result.is_ok() {
+            count.complete(job.plan().bytes());
+            if let Some(lesson) = lesson {
+                let (bytes, took) = (job.plan().bytes().get(), job.running_for());
+                let Lesson { corrections, direction, path, predicted } = lesson;
+                corrections.learn(direction, path, bytes, predicted, took);
+            }
+        }
+        // Others may use the streams before the caller hears of the end.
+        drop(streams);
+        job.finish(result);
+        drop(ends);
+    }
+
+    /// Finishes the job after whatever has been put on its streams, which takes what it takes.
+    pub(super) fn drain(self, failure: CopyFailure) {
+        for stream in &self.streams {
+            // A stream that fails has nothing that runs any more.
+            let _ = stream.synchronize();
+        }
+        self.finish(Err(failure));
+    }
+}
+
+pub(super) fn engine_failure(error: CudaError) -> CopyFailure {
+    CopyFailure::Engine { source: Box::new(error) }
+}
+
+/// The progress of a job, which several threads report and which ends at all of its bytes.
+#[derive(Debug)]
+pub(super) struct Count {
+    progress: Arc<Progress>,
+    /// `None` once the job has ended.
+    counted: Mutex<Option<u64>>,
+}
+
+impl Count {
+    pub(super) fn new(job: &CopyJob) -> Arc<Self> {
+        Arc::new(Self { progress: Arc::clone(job.progress()), counted: Mutex::new(Some(0)) })
+    }
+
+    pub(super) fn add(&self, bytes: u64) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(so_far) = &mut *counted {
+            *so_far += bytes;
+            self.progress.add(ByteCount::new(bytes));
+        }
+    }
+
+    fn complete(&self, all: ByteCount) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(so_far) = counted.take() {
+            self.progress.add(ByteCount::new(all.get().saturating_sub(so_far)));
+        }
+    }
+}
+
+/// What a watcher does.
+pub(super) enum Task {
+    /// Waits for a job's end.
+    End(Arc<Flight>),
+    /// Finishes a job of which nothing has been submitted: not on the caller's thread.
+    Over(CopyJob, Result<(), CopyFailure>),
+    /// Waits for what has been submitted of a job that failed, and finishes it.
+    Drain(Box<Cargo>, CopyFailure),
+    /// Finishes a job that had nothing to submit.
+    Drained(Box<Cargo>),
+    /// Waits until a job may begin, and hands it on.
+    Gate(Event, Feed, Sender<Feed>),
+}
+
+/// What a watcher's thread does until nobody can give it a task any more.
+pub(super) fn watch(tasks: &Receiver<Task>) {
+    for task in tasks {
+        // Only foreign code can panic, such as the drop of a caller's guard. The thread has other
+        // jobs to see through.
+        let _ = catch_unwind(AssertUnwindSafe(|| match task {
+            Task::End(flight) => flight.see_through(),
+            Task::Over(job, result) => job.finish(result),
+            Task::Drain(cargo, failure) => cargo.drain(failure),
+            Task::Drained(cargo) => cargo.finish(Ok(())),
+            Task::Gate(gate, feed, to) => match gate.wait() {
+                // Should the feeder be gone, the job drops here, and its caller is told.
+                Ok(()) => drop(to.send(feed)),
+                Err(error) => feed.cancel(error),
+            },
+        }));
+    }
+}

@@ -1,0 +1,396 @@
+//! The engine that copies blocks between a device and pinned memory, within the device, and
+//! between devices.
+
+mod batch;
+mod calibration;
+mod choice;
+mod feeder;
+mod flight;
+mod launch;
+mod options;
+mod packing;
+mod reach;
+mod scratch;
+mod streams;
+mod work;
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, unbounded};
+use terrane_core::{Location, StorageKind};
+use terrane_transfer::engines::threads;
+use terrane_transfer::{
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Side, Terms, TransferPlan,
+};
+
+pub use calibration::{Calibration, CalibrationOptions, Direction, PathCost};
+pub use options::{CopyPath, DeviceEngineOptions};
+
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::event::{Event, Timing};
+use crate::kernels::Kernels;
+use crate::stream::Stream;
+use choice::{Choice, Corrections, Shape};
+use feeder::{Feed, Feeder};
+use flight::{Task, engine_failure, watch};
+use reach::{Reach, ReachCache, Tables};
+use streams::{StreamPool, obey};
+use work::{Work, packing_for};
+
+/// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
+/// between it and that of another device.
+///
+/// Of several [paths](CopyPath) each transfer takes the one that should be fastest, as a
+/// [`Calibration`] says. A small transfer is put on a stream by the thread that submits it, which
+/// takes some microseconds and waits for nothing; a large one is fed to the device in parts by a
+/// thread of the engine, a part of each such transfer in turn, so that none has the wire to itself
+/// for long. Both ends of pinned memory that other libraries have locked (PyTorch's) are served as
+/// well.
+///
+/// Dropping the engine lets its threads finish what was submitted, and joins them, unless it drops
+/// on a thread that finishes transfers, which must not wait for others: then they end by
+/// themselves.
+pub struct DeviceEngine {
+    shared: Arc<Shared>,
+    /// To the device, to the host, and between devices' memories.
+    feeders: Option<[Sender<Feed>; 3]>,
+    watchers: Option<Sender<Task>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the engine's threads share.
+struct Shared {
+    context: Context,
+    options: DeviceEngineOptions,
+    kernels: Kernels,
+    reach: ReachCache,
+    tables: Tables,
+    streams: Arc<StreamPool>,
+    calibration: Calibration,
+    corrections: Arc<Corrections>,
+    has_batches: bool,
+}
+
+impl Shared {
+    /// The thread blocks of a kernel within the device's memory.
+    fn relayout_ctas(&self) -> u32 {
+        let all = self.context.device().multiprocessors.max(1).saturating_mul(2);
+        self.options.relayout_ctas.map_or(all, std::num::NonZero::get)
+    }
+}
+
+impl DeviceEngine {
+    /// An engine for the context's device. Loads the kernels, and starts the threads, which are
+    /// named `terrane-cuda-feed-0` and so on, and `terrane-cuda-wait-0` and so on.
+    ///
+    /// # Errors
+    ///
+    /// Those of loading the kernels and of making a stream, [`CudaError::Thread`].
+    pub fn new(context: &Context, options: DeviceEngineOptions) -> Result<Self, CudaError> {
+        let shared = Arc::new(Shared {
+            kernels: Kernels::load(context)?,
+            reach: ReachCache::new(context),
+            tables: Tables::new(context)?,
+            streams: StreamPool::new(context, &options),
+            calibration: options.calibration.clone().unwrap_or_default(),
+            corrections: Arc::new(Corrections::new(options.learns)),
+            has_batches: batch::is_there(context),
+            context: context.clone(),
+            options,
+        });
+        let (watchers, tasks) = unbounded();
+        // Dropped on the way out, it joins the threads that have been started.
+        let mut engine =
+            Self { shared, feeders: None, watchers: Some(watchers), threads: Vec::new() };
+        for number in 0..engine.shared.options.watchers.get() {
+            let tasks = tasks.clone();
+            engine.start(format!("terrane-cuda-wait-{number}"), move || watch(&tasks))?;
+        }
+        let mut queues = Vec::new();
+        for number in 0..3 {
+            let (queue, jobs) = unbounded();
+            let Some(watchers) = engine.watchers.clone() else { break };
+            let feeder = Feeder::new(Arc::clone(&engine.shared), jobs, watchers);
+            engine.start(format!("terrane-cuda-feed-{number}"), move || feeder.serve())?;
+            queues.push(queue);
+        }
+        engine.feeders = queues.try_into().ok();
+        Ok(engine)
+    }
+
+    fn start(
+        &mut self,
+        name: String,
+        serve: impl FnOnce() + Send + 'static,
+    ) -> Result<(), CudaError> {
+        let thread = threads::spawn(name, serve).map_err(|source| CudaError::Thread { source })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// The context whose device it copies from and to.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.shared.context
+    }
+
+    /// The options.
+    #[must_use]
+    pub fn options(&self) -> &DeviceEngineOptions {
+        &self.shared.options
+    }
+
+    /// What it takes the paths to cost.
+    #[must_use]
+    pub fn calibration(&self) -> &Calibration {
+        &self.shared.calibration
+    }
+
+    /// Between what a plan copies, if it is a device's engine's to copy, and this device's.
+    fn direction(&self, plan: &TransferPlan) -> Option<Direction> {
+        let own = self.shared.context.device().id;
+        match (plan.source().kind(), plan.destination().kind()) {
+            (StorageKind::Pinned, StorageKind::Device(to)) if to == own => {
+                Some(Direction::ToDevice)
+            }
+            (StorageKind::Device(from), StorageKind::Pinned) if from == own => {
+                Some(Direction::ToHost)
+            }
+            (StorageKind::Device(from), StorageKind::Device(to)) => {
+                match (from == own, to == own) {
+                    (true, true) => Some(Direction::WithinDevice),
+                    (true, false) | (false, true) => Some(Direction::BetweenDevices),
+                    (false, false) => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// How the device reaches both ends; `None` if it does not.
+    fn reach(&self, plan: &TransferPlan) -> Result<Option<[Arc<Reach>; 2]>, CudaError> {
+        let source = self.shared.reach.get(plan.source())?;
+        let destination = self.shared.reach.get(plan.destination())?;
+        Ok(source.zip(destination).map(|(source, destination)| [source, destination]))
+    }
+
+    fn choose(&self, plan: &TransferPlan, terms: &Terms) -> Result<Choice, Declined> {
+        let direction = self.direction(plan).ok_or(Declined::Kinds)?;
+        if let Some(device) = device_of(terms.device_order) {
+            let is_end = |side| plan.end(side).kind() == StorageKind::Device(device);
+            if !is_end(Side::Source) && !is_end(Side::Destination) {
+                return Err(Declined::DeviceOrder);
+            }
+        }
+        // What the driver cannot be asked is not served.
+        let ends = self.reach(plan).ok().flatten().ok_or(Declined::Kinds)?;
+        let shape = self.shape(plan, direction, &ends, terms);
+        let options = &self.shared.options;
+        shape
+            .choose(&self.shared.calibration, &self.shared.corrections, options.path)
+            .ok_or(Declined::Kinds)
+    }
+
+    fn shape(
+        &self,
+        plan: &TransferPlan,
+        direction: Direction,
+        ends: &[Arc<Reach>; 2],
+        terms: &Terms,
+    ) -> Shape {
+        let grid = plan.grid();
+        let host = match direction {
+            Direction::ToDevice => Some((Side::Source, plan.source_blocks())),
+            Direction::ToHost => Some((Side::Destination, plan.destination_blocks())),
+            _ => None,
+        };
+        let stretches = host.and_then(|(side, blocks)| {
+            let packing = packing_for(&grid, side, terms.layer_wise)?;
+            let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
+            fits.then(|| packing.count_stretches(blocks))
+        });
+        let pairs = terrane_core::ByteCount::from_usize(plan.destination_blocks().len()).get();
+        let factors = [grid.layers, grid.outers, grid.rows, grid.columns];
+        let cells = factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()));
+        Shape {
+            direction,
+            bytes: plan.bytes().get(),
+            runs: terrane_core::ByteCount::from_usize(plan.runs().len()).get(),
+            cells,
+            stretches,
+            kernels: ends.iter().all(|end| end.has_kernels()),
+            batches: self.shared.has_batches,
+        }
+    }
+
+    /// Puts a job on its way.
+    ///
+    /// # Errors
+    ///
+    /// The job, and why it has to end; nothing of it has been submitted.
+    fn dispatch(&self, job: CopyJob) -> Result<(), Box<(CopyJob, CudaError)>> {
+        let plan = job.plan();
+        let found = self.direction(plan).zip(CopyPath::from_name(job.path()));
+        let ends = match self.reach(plan) {
+            Ok(ends) => ends,
+            Err(error) => return Err(Box::new((job, error))),
+        };
+        let (Some((direction, path)), Some(ends)) = (found, ends) else {
+            let location = plan.source().base(0).unwrap_or(Location::Device {
+                device: self.shared.context.device().id,
+                address: terrane_core::DeviceAddress::new(0),
+            });
+            return Err(Box::new((job, CudaError::Unreachable { location })));
+        };
+        let order = job.terms().device_order;
+        let predicted = self.predicted(&job, direction, path, &ends);
+        let work = Work::new(&self.shared, job, direction, path, ends)?;
+        let gate = match self.order(order, &work) {
+            Ok(gate) => gate,
+            Err(error) => {
+                self.watch(Task::Drain(work.into_cargo(), engine_failure(error)));
+                return Ok(());
+            }
+        };
+        if work.is_small(&self.shared) {
+            self.submit_now(work);
+        } else {
+            self.feed(direction, Feed { work: Box::new(work), predicted }, gate);
+        }
+        Ok(())
+    }
+
+    fn predicted(
+        &self,
+        job: &CopyJob,
+        direction: Direction,
+        path: CopyPath,
+        ends: &[Arc<Reach>; 2],
+    ) -> Duration {
+        let shape = self.shape(job.plan(), direction, ends, job.terms());
+        let (calibration, corrections) = (&self.shared.calibration, &self.shared.corrections);
+        let choice = shape.choose(calibration, corrections, Some(path));
+        choice.map_or(Duration::ZERO, |choice| choice.predicted)
+    }
+
+    /// Makes the job's streams run after what its terms say. Answers an event behind that, unless
+    /// it is known to have happened.
+    fn order(&self, order: Option<DeviceOrder>, work: &Work) -> Result<Option<Event>, CudaError> {
+        let Some(order @ (DeviceOrder::AfterStream(_) | DeviceOrder::AfterEvent(_))) = order else {
+            return Ok(None);
+        };
+        let streams: smallvec::SmallVec<[&Stream; 2]> =
+            work.streams().iter().map(|stream| &**stream).collect();
+        obey(order, &self.shared.context, &streams)?;
+        let Some(first) = streams.first() else { return Ok(None) };
+        let gate = Event::new(&self.shared.context, Timing::Off)?;
+        gate.record(first)?;
+        Ok(if gate.is_complete()? { None } else { Some(gate) })
+    }
+
+    /// Submits all of a small job.
+    fn submit_now(&self, mut work: Work) {
+        work.job().start();
+        loop {
+            match work.step(&self.shared, &mut None) {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(failure) => return self.watch(Task::Drain(work.into_cargo(), failure)),
+            }
+        }
+        match work.into_flight(&self.shared, Duration::ZERO) {
+            Ok(flight) => {
+                flight.invite();
+                self.watch(Task::End(flight));
+            }
+            Err(cargo) => self.watch(Task::Drained(cargo)),
+        }
+    }
+
+    fn feed(&self, direction: Direction, feed: Feed, gate: Option<Event>) {
+        let Some([to_device, to_host, between]) = &self.feeders else { return };
+        let queue = match direction {
+            Direction::ToDevice => to_device,
+            Direction::ToHost => to_host,
+            Direction::WithinDevice | Direction::BetweenDevices => between,
+        };
+        match gate {
+            // Should the feeder be gone, the job drops here, and its caller is told.
+            None => drop(queue.send(feed)),
+            // It would hold buffers and a place in the queue while it waits for the device.
+            Some(gate) => self.watch(Task::Gate(gate, feed, queue.clone())),
+        }
+    }
+
+    fn watch(&self, task: Task) {
+        if let Some(watchers) = &self.watchers {
+            // Should the watchers be gone, the job drops here, and its caller is told.
+            let _ = watchers.send(task);
+        }
+    }
+}
+
+/// The device of whose stream or event an order speaks.
+fn device_of(order: Option<DeviceOrder>) -> Option<terrane_core::DeviceId> {
+    match order {
+        Some(DeviceOrder::AfterStream(stream)) => Some(stream.device()),
+        Some(DeviceOrder::AfterEvent(event)) => Some(event.device()),
+        _ => None,
+    }
+}
+
+// SAFETY: what is submitted for a job copies the bytes of its plan's runs and of the engine's own
+// buffers. The job is finished by `Cargo::finish`, which comes after an event behind the last of
+// that has happened, or after the job's streams have been waited for.
+unsafe impl CopyEngine for DeviceEngine {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+        let Choice { path, predicted, reason } = self.choose(plan, terms)?;
+        Ok(Quote { path: path.name(), reason, predicted })
+    }
+
+    fn submit(&self, job: CopyJob) {
+        if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return self.watch(Task::Over(job, Err(CopyFailure::DeadlineExceeded)));
+        }
+        if job.plan().bytes().is_zero() {
+            return self.watch(Task::Over(job, Ok(())));
+        }
+        // The context is bound once for all the calls of the driver.
+        let mut job = Some(job);
+        let bound = self.shared.context.bound(|_| {
+            if let Some(Err(refused)) = job.take().map(|job| self.dispatch(job)) {
+                let (job, error) = *refused;
+                self.watch(Task::Over(job, Err(engine_failure(error))));
+            }
+            Ok(())
+        });
+        if let (Err(error), Some(job)) = (bound, job) {
+            self.watch(Task::Over(job, Err(engine_failure(error))));
+        }
+    }
+}
+
+impl Drop for DeviceEngine {
+    fn drop(&mut self) {
+        self.feeders = None;
+        self.watchers = None;
+        threads::join(self.threads.drain(..));
+    }
+}
+
+impl fmt::Debug for DeviceEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceEngine")
+            .field("device", &self.shared.context.device().id)
+            .field("options", &self.shared.options)
+            .finish_non_exhaustive()
+    }
+}

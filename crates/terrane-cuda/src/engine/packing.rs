@@ -1,0 +1,428 @@
+//! How blocks are cut into chunks that are contiguous where they are packed: pure arithmetic.
+
+use std::ops::Range;
+
+use terrane_transfer::{CopyGrid, GridEnd};
+
+/// In what order the cells of a transfer follow one another without a gap at one of its ends, the
+/// other end's order notwithstanding: the order in which they are packed.
+///
+/// A *unit* is all that is contiguous whatever the layout: the rows and columns of one piece, or
+/// more where both ends hold more together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Packing {
+    pub(super) order: Order,
+    /// The bytes of a unit.
+    pub(super) unit: u64,
+    pub(super) layers: u32,
+    pub(super) outers: u32,
+    /// Whether what follows a block's part is the same part of the block with the next number.
+    pub(super) joins: bool,
+}
+
+/// Which index changes slowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Blocks are whole: blocks, layers, outers.
+    Blocks,
+    /// A layer's part of a block is whole: layers, blocks, outers.
+    Layers,
+    /// Only units are whole: layers, outers, blocks.
+    Outers,
+}
+
+/// What a buffer is as an end of a grid: strides from its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PackedStrides {
+    pub(super) pair: u64,
+    pub(super) layer: u64,
+    pub(super) outer: u64,
+}
+
+/// A part of a transfer: some pairs of blocks, and some of their layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) pairs: Range<u32>,
+    pub(super) layers: Range<u32>,
+}
+
+/// A contiguous stretch of a packed part: where it begins in the buffer, at which block, layer and
+/// outer it begins at the other end, and its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stretch {
+    pub(super) at: u64,
+    pub(super) block: u32,
+    pub(super) layer: u32,
+    pub(super) outer: u32,
+    pub(super) bytes: u64,
+}
+
+impl Packing {
+    /// How cells are packed for `end`; `None` if not even its units are contiguous.
+    pub(super) fn of(grid: &CopyGrid, end: &GridEnd) -> Option<Self> {
+        let bytes = grid.bytes.get();
+        let (rows, columns) = (u64::from(grid.rows), u64::from(grid.columns));
+        let unit = rows.checked_mul(columns)?.checked_mul(bytes)?;
+        let columns_inside = (columns == 1 || end.column_stride == bytes)
+            && (rows == 1 || end.row_stride == bytes * columns);
+        let rows_inside = (rows == 1 || end.row_stride == bytes)
+            && (columns == 1 || end.column_stride == bytes * rows);
+        if unit == 0 || !(columns_inside || rows_inside) {
+            return None;
+        }
+        let (layers, outers) = (u64::from(grid.layers), u64::from(grid.outers));
+        let of_layer = unit.checked_mul(outers)?;
+        let of_block = of_layer.checked_mul(layers)?;
+        let outers_touch = outers == 1 || end.outer_stride == unit;
+        let layers_touch =
+            layers == 1 || (end.regions_per_layer == 0 && end.layer_stride == of_layer);
+        let (order, part) = match (outers_touch, layers_touch) {
+            (true, true) => (Order::Blocks, of_block),
+            (true, false) => (Order::Layers, of_layer),
+            (false, _) => (Order::Outers, unit),
+        };
+        let joins = end.block_stride == part;
+        Some(Self { order, unit, layers: grid.layers, outers: grid.outers, joins })
+    }
+
+    /// How a kernel that packs nothing is to be cut: blocks one after the other, or layers.
+    pub(super) fn unpacked(grid: &CopyGrid, layer_wise: bool) -> Self {
+        let unit = grid.bytes.get() * u64::from(grid.rows) * u64::from(grid.columns);
+        let order = if layer_wise { Order::Layers } else { Order::Blocks };
+        Self { order, unit, layers: grid.layers, outers: grid.outers, joins: false }
+    }
+
+    /// The bytes of one layer of one block: the least that is copied at once.
+    pub(super) fn of_layer(&self) -> u64 {
+        self.unit * u64::from(self.outers)
+    }
+
+    /// The bytes of a part.
+    pub(super) fn bytes(&self, part: &Part) -> u64 {
+        self.of_layer() * count(&part.layers) * count(&part.pairs)
+    }
+
+    /// Where the cells of a part lie in the buffer.
+    pub(super) fn strides(&self, part: &Part) -> PackedStrides {
+        let (pairs, layers) = (count(&part.pairs), count(&part.layers));
+        let (unit, of_layer) = (self.unit, self.of_layer());
+        match self.order {
+            Order::Blocks => {
+                PackedStrides { pair: of_layer * layers, layer: of_layer, outer: unit }
+            }
+            Order::Layers => PackedStrides { pair: of_layer, layer: of_layer * pairs, outer: unit },
+            Order::Outers => {
+                PackedStrides { pair: unit, layer: of_layer * pairs, outer: unit * pairs }
+            }
+        }
+    }
+
+    /// Shows `each` the stretches of a part, in the order of the buffer. `blocks` are those of the
+    /// end that it is packed for, of all pairs of the transfer.
+    pub(super) fn stretches(&self, part: &Part, blocks: &[u32], mut each: impl FnMut(Stretch)) {
+        let mine = blocks.get(index(part.pairs.start)..index(part.pairs.end)).unwrap_or_default();
+        let mut at = 0;
+        let (layers, outers, bytes) = match self.order {
+            Order::Blocks => {
+                (part.layers.start..part.layers.start + 1, 1, self.of_layer() * count(&part.layers))
+            }
+            Order::Layers => (part.layers.clone(), 1, self.of_layer()),
+            Order::Outers => (part.layers.clone(), self.outers, self.unit),
+        };
+        // A part of some layers of a block touches no other block's.
+        let joins = self.joins
+            && (self.order != Order::Blocks || count(&part.layers) == u64::from(self.layers));
+        for layer in layers {
+            for outer in 0..outers {
+                let mut begun: Option<Stretch> = None;
+                let mut next = 0;
+                for &block in mine {
+                    match &mut begun {
+                        Some(stretch) if joins && block == next => stretch.bytes += bytes,
+                        _ => {
+                            let stretch = Stretch { at, block, layer, outer, bytes };
+                            if let Some(whole) = begun.replace(stretch) {
+                                each(whole);
+                            }
+                        }
+                    }
+                    at += bytes;
+                    next = block.wrapping_add(1);
+                }
+                if let Some(whole) = begun {
+                    each(whole);
+                }
+            }
+        }
+    }
+
+    /// How many stretches all of the transfer has, if it is cut nowhere. The blocks count as they
+    /// are ordered.
+    pub(super) fn count_stretches(&self, blocks: &[u32]) -> u64 {
+        let breaks = if self.joins {
+            let apart = |pair: &[u32]| matches!(pair, [a, b] if a.checked_add(1) != Some(*b));
+            let breaks = blocks.windows(2).filter(|pair| apart(pair)).count();
+            if blocks.is_empty() { 0 } else { breaks + 1 }
+        } else {
+            blocks.len()
+        };
+        let breaks = terrane_core::ByteCount::from_usize(breaks).get();
+        match self.order {
+            Order::Blocks => breaks,
+            Order::Layers => breaks * u64::from(self.layers),
+            Order::Outers => breaks * u64::from(self.layers) * u64::from(self.outers),
+        }
+    }
+}
+
+/// Cuts a transfer into parts that fit into a buffer.
+///
+/// Nothing travels before the first part is packed, nor is anything usable before the last is
+/// unpacked. So the parts of a transfer to the host begin small and grow, and those of one to the
+/// device shrink at the end.
+#[derive(Clone, Debug)]
+pub(super) struct Cutter {
+    packing: Packing,
+    pairs: u32,
+    largest: u64,
+    ramp: Ramp,
+    next: (u32, u32),
+    taken: u64,
+    total: u64,
+}
+
+/// Which end of a transfer is cut small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ramp {
+    /// The beginning.
+    Up,
+    /// The end.
+    Down,
+    /// Neither.
+    Flat,
+}
+
+/// The smallest part. Packing it takes about as long as it takes to start a kernel.
+const LEAST: u64 = 2 << 20;
+/// How much larger the next may be: packing is more than four times as fast as the wire.
+const GROWTH: u64 = 4;
+
+impl Cutter {
+    /// `None` if not even one layer of a block fits into `largest` bytes.
+    pub(super) fn new(packing: Packing, pairs: u32, largest: u64, ramp: Ramp) -> Option<Self> {
+        let of_layer = packing.of_layer();
+        if of_layer > largest {
+            return None;
+        }
+        let total = of_layer * u64::from(packing.layers) * u64::from(pairs);
+        Some(Self { packing, pairs, largest, ramp, next: (0, 0), taken: 0, total })
+    }
+
+    /// The bytes of a part.
+    pub(super) fn bytes(&self, part: &Part) -> u64 {
+        self.packing.bytes(part)
+    }
+
+    /// How many bytes the next part should have.
+    fn aim(&self) -> u64 {
+        let least = LEAST.min(self.largest);
+        match self.ramp {
+            Ramp::Up => {
+                // 1 + 4 + 16 … of the least come before one of the next size.
+                let (mut size, mut before) = (least, 0);
+                while size < self.largest && before + size <= self.taken {
+                    before += size;
+                    size *= GROWTH;
+                }
+                size.min(self.largest)
+            }
+            Ramp::Down => {
+                let left = self.total - self.taken;
+                let (mut size, mut after) = (least, 0);
+                while size < self.largest && after + size < left {
+                    after += size;
+                    size *= GROWTH;
+                }
+                left.saturating_sub(after).clamp(1, self.largest)
+            }
+            Ramp::Flat => self.largest,
+        }
+    }
+
+    fn part(&self) -> Option<Part> {
+        let (pair, layer) = self.next;
+        let Packing { order, layers, .. } = self.packing;
+        if pair >= self.pairs || layer >= layers {
+            return None;
+        }
+        let of_layer = self.packing.of_layer();
+        let aim = self.aim();
+        let fit = |bytes: u64, most: u32| {
+            u32::try_from((aim / bytes.max(1)).max(1)).unwrap_or(u32::MAX).min(most)
+        };
+        if order == Order::Blocks {
+            let of_block = of_layer * u64::from(layers);
+            if of_block <= self.largest && layer == 0 {
+                let pairs = fit(of_block, self.pairs - pair);
+                return Some(Part { pairs: pair..pair + pairs, layers: 0..layers });
+            }
+            let some = fit(of_layer, layers - layer);
+            return Some(Part { pairs: pair..pair + 1, layers: layer..layer + some });
+        }
+        let of_all = of_layer * u64::from(self.pairs);
+        if of_all <= aim && pair == 0 {
+            let some = fit(of_all, layers - layer);
+            return Some(Part { pairs: 0..self.pairs, layers: layer..layer + some });
+        }
+        let pairs = fit(of_layer, self.pairs - pair);
+        Some(Part { pairs: pair..pair + pairs, layers: layer..layer + 1 })
+    }
+}
+
+impl Iterator for Cutter {
+    type Item = Part;
+
+    fn next(&mut self) -> Option<Part> {
+        let part = self.part()?;
+        self.taken += self.packing.bytes(&part);
+        let inner_is_layers = self.packing.order == Order::Blocks;
+        self.next = if inner_is_layers {
+            match part.layers.end {
+                end if end < self.packing.layers => (part.pairs.start, end),
+                _ => (part.pairs.end, 0),
+            }
+        } else {
+            match part.pairs.end {
+                end if end < self.pairs => (end, part.layers.start),
+                _ => (0, part.layers.end),
+            }
+        };
+        Some(part)
+    }
+}
+
+fn count(range: &Range<u32>) -> u64 {
+    u64::from(range.end.saturating_sub(range.start))
+}
+
+pub(super) fn index(number: u32) -> usize {
+    terrane_core::ByteCount::new(number.into()).to_usize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use terrane_core::ByteCount;
+
+    const KIB: u64 = 1024;
+
+    fn end(block: u64, layer: u64, outer: u64, regions_per_layer: u32) -> GridEnd {
+        GridEnd {
+            first_region: 0,
+            regions_per_layer,
+            offset: 0,
+            block_stride: block,
+            layer_stride: layer,
+            outer_stride: outer,
+            row_stride: 0,
+            column_stride: 0,
+        }
+    }
+
+    fn grid(layers: u32, outers: u32, bytes: u64, end: GridEnd) -> CopyGrid {
+        let bytes = ByteCount::new(bytes);
+        CopyGrid { layers, outers, rows: 1, columns: 1, bytes, source: end, destination: end }
+    }
+
+    fn packing(layers: u32, outers: u32, bytes: u64, end: GridEnd) -> Packing {
+        Packing::of(&grid(layers, outers, bytes, end), &end).unwrap()
+    }
+
+    #[test]
+    fn the_order_is_that_of_the_strides() {
+        let blocks = packing(4, 2, 8, end(64, 16, 8, 0));
+        assert_eq!((blocks.order, blocks.joins), (Order::Blocks, true));
+        assert!(!packing(4, 2, 8, end(128, 16, 8, 0)).joins, "padded blocks do not touch");
+        let layers = packing(4, 2, 8, end(16, 0, 8, 1));
+        assert_eq!((layers.order, layers.joins), (Order::Layers, true));
+        let outers = packing(4, 2, 8, end(8, 0, 800, 1));
+        assert_eq!((outers.order, outers.joins), (Order::Outers, true));
+        let mut strided = grid(4, 2, 8, end(64, 16, 8, 0));
+        strided.rows = 2;
+        strided.source.row_stride = 24;
+        assert_eq!(Packing::of(&strided, &strided.source), None);
+    }
+
+    /// Every cell is packed once, into parts that fit, and the stretches cover each part.
+    #[test]
+    fn parts_cover_everything_once() {
+        for end in [
+            end(64 * KIB, 16 * KIB, 8 * KIB, 0),
+            end(16 * KIB, 0, 8 * KIB, 1),
+            end(8 * KIB, 0, 1 << 30, 1),
+        ] {
+            for ramp in [Ramp::Up, Ramp::Down] {
+                for largest in [16 * KIB, 100 * KIB, 3 << 20, 32 << 20] {
+                    for pairs in [0, 1, 7, 300] {
+                        let packing = packing(4, 2, 8 * KIB, end);
+                        let blocks: Vec<u32> =
+                            (0..pairs).map(|pair| pair / 3 * 5 + pair % 3).collect();
+                        let mut seen = vec![0_u8; usize::try_from(pairs).unwrap() * 4];
+                        for part in Cutter::new(packing, pairs, largest, ramp).unwrap() {
+                            assert!(packing.bytes(&part) <= largest, "{part:?}");
+                            for pair in part.pairs.clone() {
+                                for layer in part.layers.clone() {
+                                    seen[index(pair * 4 + layer)] += 1;
+                                }
+                            }
+                            let mut at = 0;
+                            packing.stretches(&part, &blocks, |stretch| {
+                                assert_eq!(stretch.at, at);
+                                at += stretch.bytes;
+                            });
+                            assert_eq!(at, packing.bytes(&part));
+                        }
+                        assert!(seen.iter().all(|&times| times == 1), "{packing:?} {largest}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_are_one_stretch() {
+        let packing = packing(4, 2, 8, end(64, 16, 8, 0));
+        let blocks = [3, 4, 5, 9, 1, 2];
+        let mut found = Vec::new();
+        packing.stretches(&Part { pairs: 1..6, layers: 0..4 }, &blocks, |s| {
+            found.push((s.block, s.bytes))
+        });
+        assert_eq!(found, [(4, 128), (9, 64), (1, 128)]);
+        assert_eq!(packing.count_stretches(&blocks), 3);
+        found.clear();
+        packing.stretches(&Part { pairs: 0..2, layers: 1..3 }, &blocks, |s| {
+            found.push((s.block, s.bytes))
+        });
+        assert_eq!(found, [(3, 32), (4, 32)], "parts of blocks do not touch");
+    }
+
+    #[test]
+    fn what_nothing_overlaps_is_small() {
+        let packing = packing(32, 2, 32 * KIB, end(2 << 20, 64 * KIB, 32 * KIB, 0));
+        let sizes = |ramp| -> Vec<u64> {
+            let cutter = Cutter::new(packing, 128, 32 << 20, ramp).unwrap();
+            cutter.map(|part| packing.bytes(&part) >> 20).collect()
+        };
+        assert_eq!(sizes(Ramp::Up), [2, 8, 32, 32, 32, 32, 32, 32, 32, 22]);
+        assert_eq!(sizes(Ramp::Down), [32, 32, 32, 32, 32, 32, 32, 22, 8, 2]);
+    }
+
+    #[test]
+    fn a_layer_that_does_not_fit_is_not_cut() {
+        let packing = packing(4, 2, 8, end(64, 16, 8, 0));
+        assert!(Cutter::new(packing, 3, 15, Ramp::Up).is_none());
+        let parts: Vec<_> = Cutter::new(packing, 1, 40, Ramp::Up).unwrap().collect();
+        let layers: Vec<_> = parts.iter().map(|part| part.layers.clone()).collect();
+        assert_eq!(layers, [0..2, 2..4]);
+    }
+}

@@ -1,0 +1,439 @@
+//! How the device reaches the two ends of a transfer: found out once for each endpoint.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+use cudarc::driver::sys::CUpointer_attribute;
+use rustc_hash::FxHashMap;
+use terrane_core::{
+    ByteCount, DeviceAddress, HostAddress, Location, Memory, Region, RegionRequest, StorageKind,
+};
+use terrane_transfer::{Endpoint, EndpointId, GridEnd, WeakEndpoint};
+
+use super::packing::index;
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::event::{Event, Timing};
+use crate::memory::{DeviceAllocator, DeviceMemory, device_pointer};
+use crate::stream::Stream;
+
+/// Where the regions of an endpoint are for a device.
+#[derive(Debug)]
+pub(super) struct Reach {
+    /// For the driver's copies.
+    copies: Box<[u64]>,
+    /// Addresses at which a copy has to be split, ascending; nearly always none.
+    splits: Box<[u64]>,
+    kernels: KernelBases,
+}
+
+/// Where kernels find the regions.
+#[derive(Debug)]
+enum KernelBases {
+    /// They reach them not at all.
+    Unreachable,
+    /// At regular distances.
+    Regular { first: u64, step: u64 },
+    /// Anywhere.
+    Listed { bases: Box<[u64]>, table: OnceLock<Table> },
+}
+
+/// Where a kernel finds the region of a layer, as its parameters say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KernelBase {
+    /// Of the first layer.
+    pub(super) base: u64,
+    /// From a layer's region to the next, where that is regular.
+    pub(super) layer_step: u64,
+    /// The device's list of bases from the first layer on, if there is one; or null.
+    pub(super) table: u64,
+    /// The bits that some base of the list has.
+    pub(super) table_bits: u64,
+}
+
+impl Reach {
+    /// Asks the driver how `context`'s device reaches the endpoint; `None` if it does not.
+    fn of(context: &Context, endpoint: &Endpoint) -> Result<Option<Self>, CudaError> {
+        let regions = endpoint.layout().regions();
+        let mut copies = Vec::with_capacity(regions.len());
+        let mut kernels = Some(Vec::with_capacity(regions.len()));
+        let mut splits = Vec::new();
+        for region in regions {
+            let (copy, kernel) = match region.location() {
+                Location::Device { device, address } => {
+                    let reached = device == context.device().id
+                        || reaches_peer(context, region.kind(), address)?;
+                    (address.get(), reached.then_some(address.get()))
+                }
+                Location::Host(address) => {
+                    if !is_pinned(context, region, address)? {
+                        return Ok(None);
+                    }
+                    let before = splits.len();
+                    find_splits(context, region, address, &mut splits);
+                    let is_whole = splits.len() == before;
+                    (host_number(address), alias(context, region, address, is_whole))
+                }
+                _ => return Ok(None),
+            };
+            copies.push(copy);
+            kernels = kernels.zip(kernel).map(|(mut bases, base)| {
+                bases.push(base);
+                bases
+            });
+        }
+        splits.sort_unstable();
+        let kernels = kernels.map_or(KernelBases::Unreachable, KernelBases::of);
+        Ok(Some(Self { copies: copies.into(), splits: splits.into(), kernels }))
+    }
+
+    pub(super) fn has_kernels(&self) -> bool {
+        !matches!(self.kernels, KernelBases::Unreachable)
+    }
+
+    /// Where copies find an offset of a region.
+    pub(super) fn copy_address(&self, region: u32, offset: u64) -> Option<u64> {
+        self.copies.get(index(region))?.checked_add(offset)
+    }
+
+    /// How many bytes from `address` on one copy may have, at most `bytes`.
+    pub(super) fn unsplit(&self, address: u64, bytes: u64) -> u64 {
+        let Some(next) = self.splits.get(self.splits.partition_point(|&split| split <= address))
+        else {
+            return bytes;
+        };
+        bytes.min(next - address)
+    }
+
+    /// Where kernels find the regions of `end` from `layer` of the transfer on. `stream`'s work
+    /// from now on finds the list, if one is needed.
+    pub(super) fn kernel_base(
+        &self,
+        tables: &Tables,
+        end: &GridEnd,
+        layer: u32,
+        stream: &Stream,
+    ) -> Result<Option<KernelBase>, CudaError> {
+        let first =
+            u64::from(end.first_region) + u64::from(end.regions_per_layer) * u64::from(layer);
+        let Some(first) = usize::try_from(first).ok() else { return Ok(None) };
+        Ok(match &self.kernels {
+            KernelBases::Unreachable => None,
+            KernelBases::Regular { first: base, step } => {
+                let number = ByteCount::from_usize(first).get();
+                let layer_step = step.wrapping_mul(u64::from(end.regions_per_layer));
+                let base = base.wrapping_add(step.wrapping_mul(number));
+                Some(KernelBase { base, layer_step, table: 0, table_bits: 0 })
+            }
+            KernelBases::Listed { bases, .. } if end.regions_per_layer == 0 => {
+                let base = bases.get(first).copied();
+                base.map(|base| KernelBase { base, layer_step: 0, table: 0, table_bits: 0 })
+            }
+            KernelBases::Listed { bases, table } => {
+                let table = match table.get() {
+                    Some(table) => table,
+                    None => {
+                        let made = tables.upload(bases)?;
+                        table.get_or_init(|| made)
+                    }
+                };
+                table.ready_for(stream)?;
+                let rest = bases.get(first..).unwrap_or_default();
+                let offset = ByteCount::from_usize(first).get() * ENTRY_BYTES;
+                Some(KernelBase {
+                    base: 0,
+                    layer_step: 0,
+                    table: table.address + offset,
+                    table_bits: rest.iter().fold(0, |bits, base| bits | base),
+                })
+            }
+        })
+    }
+}
+
+impl KernelBases {
+    fn of(bases: Vec<u64>) -> Self {
+        let (first, second) = (bases.first().copied(), bases.get(1).copied());
+        let Some(first) = first else { return Self::Unreachable };
+        let step = second.map_or(0, |second| second.wrapping_sub(first));
+        let is_regular = bases.windows(2).all(|pair| match pair {
+            [a, b] => b.wrapping_sub(*a) == step,
+            _ => true,
+        });
+        if is_regular {
+            return Self::Regular { first, step };
+        }
+        Self::Listed { bases: bases.into(), table: OnceLock::new() }
+    }
+}
+
+/// The driver takes host and device addresses as one sort of number.
+fn host_number(address: HostAddress) -> u64 {
+    // It makes a pointer of the number again.
+    ByteCount::from_usize(address.as_ptr().expose_provenance()).get()
+}
+
+/// Whether the driver knows host memory as locked.
+fn is_pinned(context: &Context, region: &Region, address: HostAddress) -> Result<bool, CudaError> {
+    /// `CU_MEMORYTYPE_HOST`.
+    const HOST: u64 = 1;
+    if region.kind() != StorageKind::Pinned {
+        return Ok(false);
+    }
+    if region.length().is_zero()
+        || region.device_alias().is_some()
+        || region.copyable_from(ByteCount::ZERO).is_some()
+    {
+        return Ok(true);
+    }
+    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    match context.pointer_attribute(DeviceAddress::new(host_number(address)), attribute) {
+        Ok(kind) => Ok(kind & u64::from(u32::MAX) == HOST),
+        Err(error) if error.is_device_lost() => Err(error),
+        // "Invalid value" for an address that it does not know.
+        Err(_) => Ok(false),
+    }
+}
+
+/// More than a region of locked memory is ever made of; beyond it the answers make no sense.
+const MOST_SPLITS: usize = 4096;
+
+/// Finds where in a region one locked stretch ends and the next begins: from the memory, or from
+/// the driver where the memory does not know.
+fn find_splits(context: &Context, region: &Region, address: HostAddress, splits: &mut Vec<u64>) {
+    let (start, length) = (host_number(address), region.length().get());
+    let before = splits.len();
+    let mut at = 0;
+    while at < length {
+        let known = region.copyable_from(ByteCount::new(at));
+        let stretch = match known {
+            Some(bytes) => Some(bytes.get()),
+            None => stretch_of_driver(context, start + at),
+        };
+        let Some(stretch) = stretch.filter(|&bytes| bytes > 0) else { return };
+        at = at.saturating_add(stretch);
+        if at < length {
+            splits.push(start + at);
+        }
+        if splits.len() - before > MOST_SPLITS {
+            return splits.truncate(before);
+        }
+    }
+}
+
+/// How many bytes from an address on are one allocation or registration, as the driver says.
+fn stretch_of_driver(context: &Context, address: u64) -> Option<u64> {
+    let ask = |attribute| context.pointer_attribute(DeviceAddress::new(address), attribute).ok();
+    let start = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?;
+    let size = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE)?;
+    start.checked_add(size)?.checked_sub(address)
+}
+
+/// Where kernels reach a region of host memory, if they reach all of it.
+fn alias(context: &Context, region: &Region, address: HostAddress, is_whole: bool) -> Option<u64> {
+    if let Some(alias) = region.device_alias() {
+        return Some(alias.get());
+    }
+    // The driver answers for one stretch; what follows it may be elsewhere.
+    let may_ask = is_whole || context.device().uses_host_addresses;
+    may_ask.then(|| device_pointer(context, address).ok()).flatten().map(DeviceAddress::get)
+}
+
+/// Whether kernels of `context`'s device reach another device's memory at this address.
+///
+/// A kernel that touches what it does not reach loses the context, so this is for sure: peers
+/// reach plain allocations once access is enabled, and those of pools only if the pool says so.
+fn reaches_peer(
+    context: &Context,
+    kind: StorageKind,
+    address: DeviceAddress,
+) -> Result<bool, CudaError> {
+    let StorageKind::Device(device) = kind else { return Ok(false) };
+    let peer = Context::primary(device)?;
+    // Only of plain allocations can handles for other processes be had in the old way.
+    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+    let plain = peer.pointer_attribute(address, attribute).is_ok_and(|plain| plain & 0xFF != 0);
+    if !plain || !context.reach_peer(&peer)? {
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// What has been found out of endpoints, until they have gone.
+#[derive(Debug)]
+pub(super) struct ReachCache {
+    context: Context,
+    known: RwLock<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    by_endpoint: FxHashMap<EndpointId, (WeakEndpoint, Option<Arc<Reach>>)>,
+    /// At how many entries those are looked for whose endpoints have gone.
+    sweep_at: usize,
+}
+
+impl ReachCache {
+    pub(super) fn new(context: &Context) -> Self {
+        Self { context: context.clone(), known: RwLock::default() }
+    }
+
+    /// How the device reaches an endpoint; `None` if it does not.
+    pub(super) fn get(&self, endpoint: &Endpoint) -> Result<Option<Arc<Reach>>, CudaError> {
+        let id = endpoint.id();
+        {
+            let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some((_, found)) = known.by_endpoint.get(&id) {
+                return Ok(found.clone());
+            }
+        }
+        let found = Reach::of(&self.context, endpoint)?.map(Arc::new);
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.by_endpoint.len() >= known.sweep_at {
+            known.by_endpoint.retain(|_, (endpoint, _)| !endpoint.has_gone());
+            known.sweep_at = 2 * known.by_endpoint.len() + 16;
+        }
+        let entry = known.by_endpoint.entry(id).or_insert((endpoint.downgrade(), found));
+        Ok(entry.1.clone())
+    }
+}
+
+const ENTRY_BYTES: u64 = 8;
+/// How many bases fit into a place of the common table: more than models have layers.
+const PLACE_ENTRIES: usize = 256;
+const PLACES: u32 = 512;
+
+/// The device's lists of bases.
+#[derive(Debug)]
+pub(super) struct Tables {
+    context: Context,
+    stream: Stream,
+    places: Arc<Places>,
+}
+
+/// One allocation that most lists have a place in.
+#[derive(Debug)]
+struct Places {
+    memory: OnceLock<DeviceMemory>,
+    free: Mutex<Vec<u32>>,
+}
+
+/// A list on the device.
+#[derive(Debug)]
+struct Table {
+    address: u64,
+    written: Event,
+    is_written: AtomicBool,
+    _place: TablePlace,
+}
+
+#[derive(Debug)]
+enum TablePlace {
+    Common { places: Arc<Places>, number: u32 },
+    Own { _memory: DeviceMemory },
+}
+
+impl Tables {
+    pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
+        let free = Mutex::new((0..PLACES).rev().collect());
+        let places = Arc::new(Places { memory: OnceLock::new(), free });
+        Ok(Self { context: context.clone(), stream: Stream::new(context)?, places })
+    }
+
+    /// Has `bases` written to the device's memory, without waiting for it.
+    fn upload(&self, bases: &[u64]) -> Result<Table, CudaError> {
+        let bytes = ByteCount::from_usize(size_of_val(bases));
+        let (address, place) = self.place(bases.len(), bytes)?;
+        let written = Event::new(&self.context, Timing::Off)?;
+        let from = Location::Host(HostAddress::new(NonNull::from(bases).cast::<u64>()));
+        let device = self.context.device().id;
+        let to = Location::Device { device, address: DeviceAddress::new(address) };
+        // Dropped on the way out, the place is given back.
+        let table = Table { address, written, is_written: AtomicBool::new(false), _place: place };
+        // SAFETY: the source is pageable, so that the driver has read it when the call returns;
+        // the place is this list's alone, and its last user has ended, as it held the list.
+        unsafe { self.stream.copy(from, to, bytes) }?;
+        table.written.record(&self.stream)?;
+        Ok(table)
+    }
+
+    fn place(&self, entries: usize, bytes: ByteCount) -> Result<(u64, TablePlace), CudaError> {
+        let allocate = |bytes: ByteCount| {
+            let request = RegionRequest::new(bytes).labelled("bases of regions");
+            DeviceAllocator::new(&self.context).bring_up(&request)
+        };
+        let place_bytes = ByteCount::from_usize(PLACE_ENTRIES).get() * ENTRY_BYTES;
+        if entries <= PLACE_ENTRIES {
+            let mut free = self.places.free.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(&number) = free.last() {
+                let memory = match self.places.memory.get() {
+                    Some(memory) => memory,
+                    None => {
+                        let all = ByteCount::new(place_bytes * u64::from(PLACES));
+                        let memory = allocate(all)?;
+                        self.places.memory.get_or_init(|| memory)
+                    }
+                };
+                let address = memory.address().get() + place_bytes * u64::from(number);
+                free.pop();
+                let places = Arc::clone(&self.places);
+                return Ok((address, TablePlace::Common { places, number }));
+            }
+        }
+        let memory = allocate(bytes)?;
+        Ok((memory.address().get(), TablePlace::Own { _memory: memory }))
+    }
+}
+
+impl Table {
+    /// Has `stream` wait for the list, if it is not known to be there.
+    fn ready_for(&self, stream: &Stream) -> Result<(), CudaError> {
+        if self.is_written.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if self.written.is_complete()? {
+            self.is_written.store(true, Ordering::Release);
+            return Ok(());
+        }
+        stream.wait_for(&self.written)
+    }
+}
+
+impl Drop for TablePlace {
+    fn drop(&mut self) {
+        if let Self::Common { places, number } = self {
+            places.free.lock().unwrap_or_else(PoisonError::into_inner).push(*number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regular_bases_need_no_list() {
+        let regular = KernelBases::of(vec![100, 300, 500]);
+        assert!(matches!(regular, KernelBases::Regular { first: 100, step: 200 }));
+        let falling = KernelBases::of(vec![500, 300, 100]);
+        assert!(matches!(falling, KernelBases::Regular { first: 500, .. }));
+        assert!(matches!(KernelBases::of(vec![7]), KernelBases::Regular { first: 7, step: 0 }));
+        assert!(matches!(KernelBases::of(vec![1, 2, 4]), KernelBases::Listed { .. }));
+    }
+
+    #[test]
+    fn copies_are_split_where_registrations_end() {
+        let reach = Reach {
+            copies: [0x1000].into(),
+            splits: [0x2000, 0x3000].into(),
+            kernels: KernelBases::Unreachable,
+        };
+        assert_eq!(reach.unsplit(0x1000, 0x1000), 0x1000);
+        assert_eq!(reach.unsplit(0x1800, 0x1000), 0x800);
+        assert_eq!(reach.unsplit(0x2000, 0x5000), 0x1000);
+        assert_eq!(reach.unsplit(0x3000, 0x5000), 0x5000);
+        assert_eq!(reach.copy_address(0, 16), Some(0x1010));
+        assert_eq!(reach.copy_address(1, 16), None);
+    }
+}

@@ -1,0 +1,382 @@
+//! The arguments of the copy kernels, as the kernels read them, and what each kernel does with
+//! them. Nothing here needs a device: whoever stands in for one can interpret a launch.
+//!
+//! # Entry points
+//!
+//! Each exists once for every [`CopyWidth`], as `NAME_16`, `NAME_8`, `NAME_4`, `NAME_2` and
+//! `NAME_1`, and is launched with blocks of 512 threads in one dimension, as many as one likes, and
+//! no dynamic shared memory:
+//!
+//! - `terrane_grid_copy_WIDTH(GridCopy, GridSchedule)` copies every cell of the [`GridCopy`].
+//!   [`GridCopy::for_each_cell`] is what it does, said in Rust; the second parameter only says how
+//!   the work is split among the threads.
+//! - `terrane_run_copy_WIDTH(RunCopy, u32)` copies [`RunCopy::count`] runs, which are
+//!   [`CopyRun`]s that lie one after the other at the address [`RunCopy::runs`]. The second
+//!   parameter only says how the work is split.
+//!
+//! Both parameters are passed by value. The order in which bytes are copied is undefined, and the
+//! width changes no result: it divides every address, stride and length that is used.
+
+use std::mem::offset_of;
+
+/// How many block ids a [`GridCopy`] carries in itself, both ends together.
+pub const INLINE_BLOCKS: usize = 256;
+
+/// Nested counts of cells, and where they lie at both ends: `pairs · layers · outers · rows ·
+/// columns` cells of [`bytes`](Self::bytes) each are copied.
+///
+/// The cell (pair, layer, outer, row, column), each index counted from 0, lies at one end at
+///
+/// ```text
+/// base + bases[layer] + block(pair) · block_stride + layer · layer_stride + outer · outer_stride
+///      + row · row_stride + column · column_stride
+/// ```
+///
+/// where `bases[layer]` is 0 without a table, and `block(pair)` is what [`BlockIds`] says. Sums and
+/// products wrap around, as addresses do.
+///
+/// Neighbouring threads copy neighbouring bytes of a cell, then the cell of the next column, then
+/// the next row: an end whose columns are near each other is walked in the order of its memory.
+/// Rows and columns may be exchanged, at both ends, to choose which end that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct GridCopy {
+    /// Pairs of blocks.
+    pub pairs: u32,
+    /// Layers of a block.
+    pub layers: u32,
+    /// Outers of a layer.
+    pub outers: u32,
+    /// Rows of a piece.
+    pub rows: u32,
+    /// Columns of a row.
+    pub columns: u32,
+    /// Nothing.
+    pub reserved: u32,
+    /// The length of a cell in bytes.
+    pub bytes: u64,
+    /// Where the cells come from.
+    pub source: CopyEnd,
+    /// Where they go.
+    pub destination: CopyEnd,
+    /// The ids of the ends that are [`BlockIds::Inline`].
+    pub inline_blocks: [u32; INLINE_BLOCKS],
+}
+
+/// One end of a [`GridCopy`]. Strides are in bytes; that of a dimension of one means nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CopyEnd {
+    /// The address of the first cell of block 0; with a table, what is added to each of its
+    /// addresses.
+    pub base: u64,
+    /// Where a table of as many addresses as there are layers begins, each a `u64`, in memory that
+    /// the device reads; 0 for none.
+    pub bases: u64,
+    /// All addresses of the table or-ed together: its lowest bits say how they are aligned.
+    pub bases_bits: u64,
+    /// Where as many `u32` ids as there are pairs lie, in memory that the device reads, with
+    /// [`BlockIds::Listed`].
+    pub blocks: u64,
+    /// Where the block ids come from.
+    pub block_ids: BlockIds,
+    /// Which of [`GridCopy::inline_blocks`] is that of pair 0, with [`BlockIds::Inline`].
+    pub first_inline: u32,
+    /// From a block to the next id.
+    pub block_stride: u64,
+    /// From a layer to the next.
+    pub layer_stride: u64,
+    /// From an outer to the next.
+    pub outer_stride: u64,
+    /// From a row to the next.
+    pub row_stride: u64,
+    /// From a column to the next.
+    pub column_stride: u64,
+}
+
+/// Where an end's block ids come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum BlockIds {
+    /// The id is the pair's number: so are scratch buffers and packed sides described.
+    #[default]
+    Identity = 0,
+    /// From the list at [`CopyEnd::blocks`].
+    Listed = 1,
+    /// From [`GridCopy::inline_blocks`], from [`CopyEnd::first_inline`] on.
+    Inline = 2,
+}
+
+/// One contiguous copy of a [`RunCopy`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CopyRun {
+    /// The address of the first byte that is read.
+    pub source: u64,
+    /// The address of the first byte that is written.
+    pub destination: u64,
+    /// The length, which may be 0.
+    pub bytes: u64,
+    /// How many tiles the runs before this one have; [`RunCopy::arrange`] fills it in.
+    pub first_tile: u64,
+}
+
+/// A list of runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RunCopy {
+    /// The address of the first [`CopyRun`], in memory that the device reads.
+    pub runs: u64,
+    /// How many there are.
+    pub count: u32,
+    /// How many tiles they have together.
+    pub tiles: u32,
+    /// How many threads share a tile, as a power of two.
+    pub lanes_log2: u32,
+    /// The width in bytes that divides every address and length.
+    pub width: u32,
+}
+
+impl GridCopy {
+    /// A copy of nothing, to be filled in: one cell of no bytes.
+    pub const EMPTY: Self = Self {
+        pairs: 1,
+        layers: 1,
+        outers: 1,
+        rows: 1,
+        columns: 1,
+        reserved: 0,
+        bytes: 0,
+        source: CopyEnd::AT_ZERO,
+        destination: CopyEnd::AT_ZERO,
+        inline_blocks: [0; INLINE_BLOCKS],
+    };
+
+    /// Calls `visit` with source address, destination address and length of every cell: the model
+    /// of what the kernel copies. The lists and tables are read by `read_id` and `read_address`,
+    /// which are given addresses of a `u32` and of a `u64`.
+    ///
+    /// An inline id beyond the array counts as 0; [`Kernels::copy`](crate::Kernels::copy) refuses
+    /// such a copy.
+    pub fn for_each_cell(
+        &self,
+        mut read_id: impl FnMut(u64) -> u32,
+        mut read_address: impl FnMut(u64) -> u64,
+        mut visit: impl FnMut(u64, u64, u64),
+    ) {
+        for pair in 0..self.pairs {
+            let blocks = [&self.source, &self.destination].map(|end| match end.block_ids {
+                BlockIds::Identity => pair,
+                BlockIds::Listed => read_id(element(end.blocks, pair, size_of::<u32>())),
+                BlockIds::Inline => end.inline_block(self, pair).unwrap_or(0),
+            });
+            for layer in 0..self.layers {
+                let bases = [&self.source, &self.destination].map(|end| match end.bases {
+                    0 => 0,
+                    table => read_address(element(table, layer, size_of::<u64>())),
+                });
+                self.for_each_cell_of_layer(layer, blocks, bases, &mut visit);
+            }
+        }
+    }
+
+    /// The copy of `count` of the pairs, from `first` on; `None` if there are not as many.
+    #[must_use]
+    pub fn of_pairs(&self, first: u32, count: u32) -> Option<Self> {
+        let end = first.checked_add(count)?;
+        if end > self.pairs {
+            return None;
+        }
+        let mut part = Self { pairs: count, ..*self };
+        for end in [&mut part.source, &mut part.destination] {
+            match end.block_ids {
+                BlockIds::Identity => {
+                    end.base =
+                        end.base.wrapping_add(u64::from(first).wrapping_mul(end.block_stride));
+                }
+                BlockIds::Listed => end.blocks = element(end.blocks, first, size_of::<u32>()),
+                BlockIds::Inline => end.first_inline = end.first_inline.checked_add(first)?,
+            }
+        }
+        Some(part)
+    }
+
+    fn for_each_cell_of_layer(
+        &self,
+        layer: u32,
+        [source_block, destination_block]: [u32; 2],
+        [source_base, destination_base]: [u64; 2],
+        visit: &mut impl FnMut(u64, u64, u64),
+    ) {
+        for outer in 0..self.outers {
+            for row in 0..self.rows {
+                for column in 0..self.columns {
+                    let inner = [layer, outer, row, column];
+                    visit(
+                        self.source.place(source_base, source_block, inner),
+                        self.destination.place(destination_base, destination_block, inner),
+                        self.bytes,
+                    );
+                }
+            }
+        }
+    }
+}
+
+impl CopyEnd {
+    const AT_ZERO: Self = Self {
+        base: 0,
+        bases: 0,
+        bases_bits: 0,
+        blocks: 0,
+        block_ids: BlockIds::Identity,
+        first_inline: 0,
+        block_stride: 0,
+        layer_stride: 0,
+        outer_stride: 0,
+        row_stride: 0,
+        column_stride: 0,
+    };
+
+    /// The id of a pair's block among the inline ones, if it is there.
+    fn inline_block(&self, grid: &GridCopy, pair: u32) -> Option<u32> {
+        let index = usize::try_from(u64::from(self.first_inline) + u64::from(pair)).ok()?;
+        grid.inline_blocks.get(index).copied()
+    }
+
+    fn place(&self, base: u64, block: u32, [layer, outer, row, column]: [u32; 4]) -> u64 {
+        let steps = [
+            (block, self.block_stride),
+            (layer, self.layer_stride),
+            (outer, self.outer_stride),
+            (row, self.row_stride),
+            (column, self.column_stride),
+        ];
+        steps.iter().fold(self.base.wrapping_add(base), |place, (index, stride)| {
+            place.wrapping_add(u64::from(*index).wrapping_mul(*stride))
+        })
+    }
+}
+
+/// The address of an element of an array.
+fn element(first: u64, index: u32, size: usize) -> u64 {
+    let size = terrane_core::ByteCount::from_usize(size).get();
+    first.wrapping_add(u64::from(index).wrapping_mul(size))
+}
+
+// copy.cu asserts the same sizes.
+const _: () = assert!(size_of::<CopyEnd>() == 80 && align_of::<CopyEnd>() == 8);
+const _: () = assert!(size_of::<GridCopy>() == 1216 && align_of::<GridCopy>() == 8);
+const _: () = assert!(offset_of!(GridCopy, inline_blocks) == 192);
+const _: () = assert!(size_of::<CopyRun>() == 32 && align_of::<CopyRun>() == 8);
+const _: () = assert!(size_of::<RunCopy>() == 24 && align_of::<RunCopy>() == 8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names of a struct's fields in copy.cu, in their order.
+    fn fields_in_source(name: &str) -> Vec<&'static str> {
+        let source = include_str!("copy.cu");
+        let body = source.split_once(&format!("struct {name} {{\n")).unwrap().1;
+        let body = body.split_once("};").unwrap().0;
+        let field = |line: &'static str| {
+            let name = line.trim().trim_end_matches(';').rsplit_once(' ').unwrap().1;
+            name.split('[').next().unwrap()
+        };
+        body.lines().map(field).collect()
+    }
+
+    macro_rules! in_order {
+        ($name:ident: $($field:ident),*) => {
+            let ours = [$((offset_of!($name, $field), stringify!($field))),*];
+            assert!(ours.is_sorted(), "{ours:?}");
+            assert_eq!(ours.map(|(_, name)| name), fields_in_source(stringify!($name))[..]);
+        };
+    }
+
+    #[test]
+    fn the_fields_stand_in_the_order_of_the_source() {
+        in_order!(CopyEnd: base, bases, bases_bits, blocks, block_ids, first_inline, block_stride,
+            layer_stride, outer_stride, row_stride, column_stride);
+        in_order!(GridCopy: pairs, layers, outers, rows, columns, reserved, bytes, source,
+            destination, inline_blocks);
+        in_order!(CopyRun: source, destination, bytes, first_tile);
+        in_order!(RunCopy: runs, count, tiles, lanes_log2, width);
+    }
+
+    /// Three blocks of two layers of two outers of 2 · 3 cells, from scattered blocks in a region
+    /// for each layer to packed ones.
+    fn sample() -> GridCopy {
+        let mut grid = GridCopy {
+            pairs: 3,
+            layers: 2,
+            outers: 2,
+            rows: 2,
+            columns: 3,
+            bytes: 4,
+            source: CopyEnd {
+                base: 16,
+                bases: 1000,
+                block_ids: BlockIds::Inline,
+                first_inline: 5,
+                block_stride: 48,
+                outer_stride: 24,
+                row_stride: 12,
+                column_stride: 4,
+                ..CopyEnd::default()
+            },
+            destination: CopyEnd {
+                base: 5000,
+                block_stride: 96,
+                layer_stride: 48,
+                outer_stride: 24,
+                row_stride: 4,
+                column_stride: 8,
+                ..CopyEnd::default()
+            },
+            ..GridCopy::EMPTY
+        };
+        grid.inline_blocks[5..8].copy_from_slice(&[7, 0, 2]);
+        grid
+    }
+
+    fn cells(grid: &GridCopy) -> Vec<(u64, u64, u64)> {
+        let mut cells = Vec::new();
+        let address = |at| match at {
+            1000 => 10_000,
+            1008 => 20_000,
+            _ => panic!("{at} is not in the table"),
+        };
+        let id = |at| u32::try_from(at).unwrap();
+        grid.for_each_cell(id, address, |from, to, bytes| cells.push((from, to, bytes)));
+        cells
+    }
+
+    #[test]
+    fn cells_lie_where_strides_bases_and_ids_say() {
+        let cells = cells(&sample());
+        assert_eq!(cells.len(), 3 * 2 * 2 * 2 * 3);
+        assert_eq!(cells[0], (10_016 + 7 * 48, 5000, 4));
+        assert_eq!(cells[1], (10_016 + 7 * 48 + 4, 5008, 4));
+        assert_eq!(cells[3], (10_016 + 7 * 48 + 12, 5004, 4));
+        assert_eq!(cells[6], (10_016 + 7 * 48 + 24, 5024, 4));
+        assert_eq!(cells[12], (20_016 + 7 * 48, 5048, 4));
+        assert_eq!(cells[71], (20_016 + 2 * 48 + 24 + 12 + 8, 5000 + 192 + 48 + 24 + 4 + 16, 4));
+    }
+
+    #[test]
+    fn parts_of_the_pairs_are_the_whole() {
+        let mut grid = sample();
+        let whole = cells(&grid);
+        let parts = [(0, 1), (1, 0), (1, 2)];
+        let part = |(first, count)| cells(&grid.of_pairs(first, count).unwrap());
+        assert_eq!(parts.map(part).concat(), whole);
+        assert_eq!(grid.of_pairs(2, 2), None);
+        assert_eq!(grid.of_pairs(u32::MAX, 2), None);
+        grid.source.block_ids = BlockIds::Listed;
+        grid.source.blocks = 40;
+        assert_eq!(cells(&grid)[24].0, 10_016 + 44 * 48);
+        assert_eq!(cells(&grid.of_pairs(1, 1).unwrap())[..], cells(&grid)[24..48]);
+    }
+}

@@ -1,0 +1,400 @@
+//! Kernels that copy scattered blocks: loaded once for a context, launched without a look-up.
+
+mod arguments;
+mod schedule;
+mod width;
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
+
+pub use arguments::{BlockIds, CopyEnd, CopyRun, GridCopy, INLINE_BLOCKS, RunCopy};
+pub use width::CopyWidth;
+
+use crate::context::Context;
+use crate::driver::Functions;
+use crate::error::{CudaError, check};
+use crate::stream::Stream;
+use schedule::{BLOCK_THREADS, GridSchedule};
+
+/// What `cargo xtask kernels build` made of copy.cu.
+const PTX: &str = concat!(include_str!("copy.ptx"), "\0");
+
+/// The entry points, in the order of [`CopyWidth::ALL`].
+const GRID_COPIES: [&CStr; 5] = [
+    c"terrane_grid_copy_1",
+    c"terrane_grid_copy_2",
+    c"terrane_grid_copy_4",
+    c"terrane_grid_copy_8",
+    c"terrane_grid_copy_16",
+];
+
+/// The entry points, in the order of [`CopyWidth::ALL`].
+const RUN_COPIES: [&CStr; 5] = [
+    c"terrane_run_copy_1",
+    c"terrane_run_copy_2",
+    c"terrane_run_copy_4",
+    c"terrane_run_copy_8",
+    c"terrane_run_copy_16",
+];
+
+/// The copy kernels, loaded into one context. Cloning costs a reference count; they are unloaded
+/// with the last.
+///
+/// Loading compiles them for the device, which the driver remembers on disk from one process to
+/// the next, and which takes a good fraction of a second the first time. A launch is one call of
+/// the driver: nothing is allocated, looked up or waited for.
+#[derive(Clone)]
+pub struct Kernels(Arc<Module>);
+
+struct Module {
+    context: Context,
+    raw: CUmodule,
+    grid_copies: [CUfunction; 5],
+    run_copies: [CUfunction; 5],
+}
+
+// SAFETY: the handles are numbers to everyone but the driver, which takes them on any thread.
+unsafe impl Send for Module {}
+// SAFETY: as for `Send`; nothing in it changes.
+unsafe impl Sync for Module {}
+
+/// What the driver made of one kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KernelFigures {
+    /// The entry point.
+    pub name: &'static str,
+    /// The registers of a thread.
+    pub registers: u32,
+    /// The bytes of a thread that did not fit into registers.
+    pub local_bytes: u32,
+    /// The threads that a block may have.
+    pub most_threads: u32,
+}
+
+impl Kernels {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::KernelsRefused`] if the driver cannot compile them for the device,
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn load(context: &Context) -> Result<Self, CudaError> {
+        let raw = context.bound(|functions| load_module(functions, PTX))?;
+        let mut module = Module {
+            context: context.clone(),
+            raw,
+            grid_copies: [ptr::null_mut(); 5],
+            run_copies: [ptr::null_mut(); 5],
+        };
+        context.bound(|functions| {
+            find_all(functions, raw, GRID_COPIES, &mut module.grid_copies)?;
+            find_all(functions, raw, RUN_COPIES, &mut module.run_copies)
+        })?;
+        let kernels = Self(Arc::new(module));
+        // With lazy loading a kernel comes onto the device when its figures are asked for: now,
+        // rather than at its first launch, which would wait for the device.
+        kernels.figures()?;
+        Ok(kernels)
+    }
+
+    /// The context that they are loaded into.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// Submits the copy of every cell of a grid, by at most `thread_blocks` blocks of 512 threads,
+    /// two of which share a multiprocessor; fewer where there is less work. The result does not
+    /// depend on their number.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NoThreadBlocks`], [`CudaError::WrongContext`] for a stream of another context,
+    /// [`CudaError::InlineBlocks`], [`CudaError::TooManyCells`]: nothing is submitted then.
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    ///
+    /// # Safety
+    ///
+    /// Until the stream has come past the copy, these kernels are loaded, and every cell at both
+    /// ends, every table and list is memory that the device of the stream reaches at the address
+    /// given. Nobody writes what is read, and nobody else reads or writes the destination. No
+    /// destination cell overlaps another or a source cell. [`CopyEnd::bases_bits`] is as it says.
+    pub unsafe fn copy(
+        &self,
+        stream: &Stream,
+        grid: &GridCopy,
+        thread_blocks: u32,
+    ) -> Result<(), CudaError> {
+        let width = grid.width();
+        let schedule = GridSchedule::of(grid, width)?;
+        self.check_launch(stream, thread_blocks)?;
+        let Some(schedule) = schedule else { return Ok(()) };
+        let mut parameters =
+            [ptr::from_ref(grid).cast_mut().cast(), ptr::from_ref(&schedule).cast_mut().cast()];
+        let function = pick(&self.0.grid_copies, width);
+        // SAFETY: the function takes a `GridCopy` and a `GridSchedule`; of what they say the
+        // caller promised that it may be copied, and the width divides it.
+        unsafe { self.launch(stream, function, schedule.blocks(thread_blocks), &mut parameters) }
+    }
+
+    /// Submits the copies of a list of runs, prepared by [`RunCopy::arrange`], by at most
+    /// `thread_blocks` blocks, as for [`copy`](Self::copy).
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::NoThreadBlocks`], [`CudaError::WrongContext`], [`CudaError::RunsNotArranged`]:
+    /// nothing is submitted then. [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    ///
+    /// # Safety
+    ///
+    /// Until the stream has come past the copy, these kernels are loaded,
+    /// [`runs`](RunCopy::runs) is where the list lies as it was arranged with this copy, and the
+    /// runs and the list are memory that the device of the stream reaches at the address given.
+    /// Nobody writes what is read, and nobody else reads or writes the destinations. No
+    /// destination overlaps another or a source.
+    pub unsafe fn copy_runs(
+        &self,
+        stream: &Stream,
+        runs: &RunCopy,
+        thread_blocks: u32,
+    ) -> Result<(), CudaError> {
+        let width = CopyWidth::ALL.into_iter().find(|width| runs.width == u32::from(width.bytes()));
+        let Some(width) = width.filter(|_| (1..=5).contains(&runs.lanes_log2)) else {
+            return Err(CudaError::RunsNotArranged);
+        };
+        self.check_launch(stream, thread_blocks)?;
+        if runs.tiles == 0 {
+            return Ok(());
+        }
+        let (blocks, share) = runs.shares(thread_blocks);
+        let mut parameters =
+            [ptr::from_ref(runs).cast_mut().cast(), ptr::from_ref(&share).cast_mut().cast()];
+        let function = pick(&self.0.run_copies, width);
+        // SAFETY: the function takes a `RunCopy` and a number; of what they say the caller
+        // promised that it may be copied.
+        unsafe { self.launch(stream, function, blocks, &mut parameters) }
+    }
+
+    /// What the driver made of each kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn figures(&self) -> Result<Vec<KernelFigures>, CudaError> {
+        let names = GRID_COPIES.into_iter().chain(RUN_COPIES);
+        let functions = self.0.grid_copies.into_iter().chain(self.0.run_copies);
+        names.zip(functions).map(|(name, function)| self.figures_of(name, function)).collect()
+    }
+
+    fn figures_of(
+        &self,
+        name: &'static CStr,
+        function: CUfunction,
+    ) -> Result<KernelFigures, CudaError> {
+        use CUfunction_attribute::{
+            CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+            CU_FUNC_ATTRIBUTE_NUM_REGS,
+        };
+        let ask = |attribute| {
+            let mut value: c_int = 0;
+            self.0.context.bound(|functions| {
+                // SAFETY: the function is of a loaded module, and one number is written.
+                let code =
+                    unsafe { (functions.cuFuncGetAttribute)(&raw mut value, attribute, function) };
+                check("cuFuncGetAttribute", code)
+            })?;
+            Ok::<u32, CudaError>(u32::try_from(value).unwrap_or(0))
+        };
+        Ok(KernelFigures {
+            name: name.to_str().unwrap_or_default(),
+            registers: ask(CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            local_bytes: ask(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            most_threads: ask(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        })
+    }
+
+    fn check_launch(&self, stream: &Stream, thread_blocks: u32) -> Result<(), CudaError> {
+        if !stream.context().same(&self.0.context) {
+            let device = self.0.context.device().id;
+            return Err(CudaError::WrongContext { what: "stream", device });
+        }
+        if thread_blocks == 0 {
+            return Err(CudaError::NoThreadBlocks);
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// The function takes these parameters, and may do what it does.
+    unsafe fn launch(
+        &self,
+        stream: &Stream,
+        function: CUfunction,
+        blocks: u32,
+        parameters: &mut [*mut c_void; 2],
+    ) -> Result<(), CudaError> {
+        let parameters = parameters.as_mut_ptr();
+        self.0.context.bound(|functions| {
+            // SAFETY: function and stream are of this context; the driver copies the parameters
+            // before it returns; the caller promised the rest.
+            let code = unsafe {
+                (functions.cuLaunchKernel)(
+                    function,
+                    blocks,
+                    1,
+                    1,
+                    BLOCK_THREADS,
+                    1,
+                    1,
+                    0,
+                    stream.raw(),
+                    parameters,
+                    ptr::null_mut(),
+                )
+            };
+            check("cuLaunchKernel", code)
+        })
+    }
+}
+
+fn pick(functions: &[CUfunction; 5], width: CopyWidth) -> CUfunction {
+    let [one, two, four, eight, sixteen] = *functions;
+    match width {
+        CopyWidth::One => one,
+        CopyWidth::Two => two,
+        CopyWidth::Four => four,
+        CopyWidth::Eight => eight,
+        CopyWidth::Sixteen => sixteen,
+    }
+}
+
+/// Compiles and loads; `ptx` ends with a zero.
+fn load_module(functions: &Functions, ptx: &str) -> Result<CUmodule, CudaError> {
+    let mut raw = ptr::null_mut();
+    let mut log: [c_char; LOG_BYTES] = [0; LOG_BYTES];
+    let mut options =
+        [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+    // The second value is a number in the place of a pointer.
+    let mut values: [*mut c_void; 2] =
+        [log.as_mut_ptr().cast(), ptr::without_provenance_mut(LOG_BYTES)];
+    // SAFETY: the text ends with a zero; there are two options and two values, the buffer is as
+    // long as is said, and one handle is written.
+    let code = unsafe {
+        (functions.cuModuleLoadDataEx)(
+            &raw mut raw,
+            ptx.as_ptr().cast(),
+            2,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    match check("cuModuleLoadDataEx", code) {
+        Ok(()) => Ok(raw),
+        Err(CudaError::Driver { code, .. }) => {
+            Err(CudaError::KernelsRefused { code, log: text(&log) })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The most that the driver says about what it refuses.
+const LOG_BYTES: usize = 4096;
+
+/// What stands before the first zero.
+fn text(log: &[c_char]) -> String {
+    let bytes: Vec<u8> =
+        log.iter().take_while(|&&sign| sign != 0).map(|sign| sign.to_ne_bytes()[0]).collect();
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}
+
+fn find_all(
+    functions: &Functions,
+    module: CUmodule,
+    names: [&CStr; 5],
+    found: &mut [CUfunction; 5],
+) -> Result<(), CudaError> {
+    for (name, found) in names.into_iter().zip(found) {
+        // SAFETY: the module is loaded, the name ends with a zero, and one handle is written.
+        let code = unsafe { (functions.cuModuleGetFunction)(found, module, name.as_ptr()) };
+        check("cuModuleGetFunction", code)?;
+    }
+    Ok(())
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        self.context.bound_in_drop(|functions| {
+            // SAFETY: it was loaded here, and whoever launched from it promised that the launches
+            // have run.
+            check("cuModuleUnload", unsafe { (functions.cuModuleUnload)(self.raw) })
+        });
+    }
+}
+
+impl fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernels")
+            .field("device", &self.0.context.device().id)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The body of an entry point in the PTX.
+    fn body(name: &CStr) -> &'static str {
+        let head = format!(".visible .entry {}(", name.to_str().unwrap());
+        let (_, rest) = PTX.split_once(&head).expect("an entry point");
+        rest.split_once("\n}").expect("an end").0
+    }
+
+    #[test]
+    fn every_entry_point_moves_words_of_its_width() {
+        let words = ["u8", "u16", "u32", "v2.u32", "v4.u32"];
+        for (copies, parameters) in [(GRID_COPIES, [1216, 104]), (RUN_COPIES, [24, 0])] {
+            for (name, word) in copies.into_iter().zip(words) {
+                let body = body(name);
+                for access in ["ld", "st"] {
+                    let wide = format!("{access}.global.cs.{word}");
+                    assert!(body.contains(&wide), "{name:?} has no {wide}");
+                }
+                let others = words.iter().filter(|&&other| other != word);
+                for other in others {
+                    let store = format!("st.global.cs.{other} ");
+                    assert!(!body.contains(&store), "{name:?} has {store}");
+                }
+                // Nothing but the copy is written, and nothing spills.
+                assert!(!body.contains(".local"), "{name:?}");
+                assert_eq!(body.matches("st.").count(), body.matches("st.global.cs.").count());
+                let first = format!("_param_0[{}]", parameters[0]);
+                assert!(body.contains(&first), "{name:?} does not take {first}");
+                if parameters[1] != 0 {
+                    let second = format!("_param_1[{}]", parameters[1]);
+                    assert!(body.contains(&second), "{name:?} does not take {second}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernels_are_for_every_device_since_the_oldest_supported() {
+        assert!(PTX.contains("\n.target sm_80\n"));
+        assert!(PTX.ends_with('\0') && !PTX.trim_end_matches('\0').contains('\0'));
+    }
+
+    #[test]
+    fn a_log_is_the_text_before_the_first_zero() {
+        let log: Vec<c_char> =
+            b"ptxas fatal\n\0rest".iter().map(|&sign| c_char::from_ne_bytes([sign])).collect();
+        assert_eq!(text(&log), "ptxas fatal");
+        assert_eq!(text(&[]), "");
+    }
+}

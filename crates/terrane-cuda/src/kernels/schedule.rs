@@ -1,0 +1,364 @@
+//! How the work of a copy is split among the warps of the device.
+//!
+//! A warp has [`TILE_WORDS`] words in flight at once, four for each thread. Tiles are dealt out to
+//! all warps in turn, whatever their number, so that few long cells and many short ones keep all of
+//! them busy. What a tile is depends on the cells:
+//!
+//! - cells that fill tiles are cut into tiles of their own ([`Split::Cells`]): one address for each
+//!   end and tile;
+//! - shorter cells of pieces that fill tiles (rows and columns of a token-major page, say) are cut
+//!   piece by piece ([`Split::Pieces`]): a thread finds its cell within the piece by two divisions;
+//! - shorter cells of shorter pieces are grouped ([`Split::Groups`]), so that a warp serves several
+//!   pieces at once.
+//!
+//! Divisions are multiplications with numbers that are worked out here.
+
+use std::mem::offset_of;
+
+use super::arguments::{BlockIds, CopyEnd, CopyRun, GridCopy, INLINE_BLOCKS, RunCopy};
+use super::width::CopyWidth;
+use crate::error::CudaError;
+
+/// The threads of a block.
+pub(super) const BLOCK_THREADS: u32 = 512;
+/// The threads of a warp.
+const WARP_THREADS: u32 = 32;
+/// The words that each thread has in flight.
+const IN_FLIGHT: u32 = 4;
+/// The words that a warp has in flight.
+pub(super) const TILE_WORDS: u32 = WARP_THREADS * IN_FLIGHT;
+/// The words of a group of short cells, unless one cell has more.
+const GROUP_WORDS: u32 = 2 * TILE_WORDS;
+/// The most cells, and the most tiles, of one launch: what a [`Divisor`] divides.
+pub(super) const MOST: u32 = (1 << 31) - 1;
+
+/// What a warp takes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Split {
+    Cells = 0,
+    Pieces = 1,
+    Groups = 2,
+}
+
+/// The second parameter of `terrane_grid_copy`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct GridSchedule {
+    split: Split,
+    tiles: u32,
+    cell_words: u64,
+    cells: u32,
+    group_cells: u32,
+    piece_words: u32,
+    /// Of a cell or of a piece; one for groups.
+    tiles_per_unit: Divisor,
+    words_per_cell: Divisor,
+    columns: Divisor,
+    rows: Divisor,
+    outers: Divisor,
+    layers: Divisor,
+}
+
+/// A number by which the device divides others below 2³¹ without a division: the quotient is the
+/// high half of the product with `multiplier`, shifted right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Divisor {
+    value: u32,
+    multiplier: u32,
+    shift: u32,
+}
+
+// copy.cu asserts the same size.
+const _: () = assert!(size_of::<GridSchedule>() == 104 && align_of::<GridSchedule>() == 8);
+const _: () = assert!(offset_of!(GridSchedule, tiles_per_unit) == 28);
+const _: () = assert!(offset_of!(GridSchedule, layers) == 88);
+
+impl GridSchedule {
+    /// The schedule of a copy in words of this width, or `None` if there is nothing to copy.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::InlineBlocks`] if a block id is not there, [`CudaError::TooManyCells`].
+    pub(super) fn of(grid: &GridCopy, width: CopyWidth) -> Result<Option<Self>, CudaError> {
+        check_inline_blocks(grid, &grid.source)?;
+        check_inline_blocks(grid, &grid.destination)?;
+        let cell_words = grid.bytes >> width.index();
+        let pieces = product(&[grid.pairs, grid.layers, grid.outers]);
+        let cells = product(&[grid.pairs, grid.layers, grid.outers, grid.rows, grid.columns]);
+        if cells == 0 || cell_words == 0 {
+            return Ok(None);
+        }
+        let too_many =
+            || CudaError::TooManyCells { cells, bytes: grid.bytes.into(), most: MOST.into() };
+        let bounded = |number: u128| match u32::try_from(number) {
+            Ok(number) if number <= MOST => Ok(number),
+            _ => Err(too_many()),
+        };
+        let piece_words = u128::from(cell_words) * product(&[grid.rows, grid.columns]);
+        let short = |words: u128| u32::try_from(words).ok().filter(|&words| words <= MOST);
+
+        let (split, units, words_per_unit) = if fills_tiles(cell_words.into()) {
+            (Split::Cells, cells, u128::from(cell_words))
+        } else if fills_tiles(piece_words) && short(piece_words).is_some() {
+            (Split::Pieces, pieces, piece_words)
+        } else {
+            (Split::Groups, 0, 0)
+        };
+        // Where it is used it is shorter than that.
+        let words_per_cell = short(cell_words.into()).unwrap_or(MOST);
+        let group_cells = (GROUP_WORDS / words_per_cell).max(1);
+        let tiles_per_unit = words_per_unit.div_ceil(TILE_WORDS.into());
+        let tiles = match split {
+            Split::Groups => cells.div_ceil(group_cells.into()),
+            // Neither factor has more than 96 bits together with the other: cells are at most 2³¹
+            // here, or the next line refuses them.
+            _ => units.saturating_mul(tiles_per_unit),
+        };
+        Ok(Some(Self {
+            split,
+            tiles: bounded(tiles)?,
+            cell_words,
+            cells: bounded(cells)?,
+            group_cells,
+            piece_words: short(piece_words).unwrap_or(MOST),
+            tiles_per_unit: Divisor::new(bounded(tiles_per_unit.max(1))?),
+            words_per_cell: Divisor::new(words_per_cell),
+            columns: Divisor::new(grid.columns),
+            rows: Divisor::new(grid.rows),
+            outers: Divisor::new(grid.outers),
+            layers: Divisor::new(grid.layers),
+        }))
+    }
+
+    /// How many blocks to launch, if at most `most` may be: no more than there is work for.
+    pub(super) fn blocks(&self, most: u32) -> u32 {
+        most.min(self.tiles.div_ceil(BLOCK_THREADS / WARP_THREADS))
+    }
+}
+
+/// Whether at least four fifths of the tiles that these words are cut into are filled.
+fn fills_tiles(words: u128) -> bool {
+    let tile = u128::from(TILE_WORDS);
+    (words.div_ceil(tile) * tile).saturating_mul(4) <= words.saturating_mul(5)
+}
+
+fn check_inline_blocks(grid: &GridCopy, end: &CopyEnd) -> Result<(), CudaError> {
+    let most = INLINE_BLOCKS;
+    let last = u64::from(end.first_inline) + u64::from(grid.pairs);
+    if end.block_ids == BlockIds::Inline && usize::try_from(last).is_ok_and(|last| last > most) {
+        return Err(CudaError::InlineBlocks { first: end.first_inline, pairs: grid.pairs, most });
+    }
+    Ok(())
+}
+
+/// The product, or a number that is too large for everything if it has more than 128 bits.
+fn product(factors: &[u32]) -> u128 {
+    // A zero among the others is not hidden by it.
+    if factors.contains(&0) {
+        return 0;
+    }
+    factors.iter().fold(1, |product: u128, &factor| product.saturating_mul(factor.into()))
+}
+
+impl Divisor {
+    /// `value` is at least 1.
+    fn new(value: u32) -> Self {
+        if value <= 1 {
+            return Self { value, multiplier: 0, shift: 0 };
+        }
+        // With p = 31 + ceil(log2 value) the rounded-up quotient of 2^p exceeds the exact one by
+        // less than 1, so that a product with a number below 2³¹ is off by less than 2³¹ / 2^p,
+        // which is at most 1 / value: too little to reach the next whole number.
+        let power = 63 - (value - 1).leading_zeros();
+        let multiplier = (1_u64 << power).div_ceil(u64::from(value));
+        Self {
+            value,
+            // At most 2^32 - 1: value is more than half of 2^(power - 31).
+            multiplier: u32::try_from(multiplier).unwrap_or(u32::MAX),
+            shift: power - 32,
+        }
+    }
+}
+
+impl RunCopy {
+    /// Prepares a list of runs: fills in what the kernel needs to split them, and answers the copy
+    /// of them, whose [`runs`](Self::runs) is to be set to where the list is put.
+    ///
+    /// One width serves all runs, the widest that divides every address and length; where few runs
+    /// are odd, two lists are faster.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::TooManyCells`].
+    pub fn arrange(runs: &mut [CopyRun]) -> Result<Self, CudaError> {
+        let numbers = |run: &CopyRun| [run.source, run.destination, run.bytes];
+        let used = runs.iter().filter(|run| run.bytes != 0);
+        let width = CopyWidth::of(used.flat_map(numbers));
+        let words: u128 = runs.iter().map(|run| u128::from(run.bytes >> width.index())).sum();
+        let cells = terrane_core::ByteCount::from_usize(runs.len()).get();
+        let too_many = || CudaError::TooManyCells {
+            cells: cells.into(),
+            bytes: words << width.index(),
+            most: MOST.into(),
+        };
+        let count =
+            u32::try_from(cells).ok().filter(|&count| count <= MOST).ok_or_else(too_many)?;
+        let lanes_log2 = lanes_log2(words.div_ceil(u128::from(count.max(1))));
+        let tile_words = u64::from(IN_FLIGHT) << lanes_log2;
+        let mut tiles = 0;
+        for run in runs {
+            run.first_tile = tiles;
+            // At most 2^62 for a run, and at most 2^31 before it.
+            tiles += (run.bytes >> width.index()).div_ceil(tile_words);
+            if tiles > MOST.into() {
+                return Err(too_many());
+            }
+        }
+        let tiles = u32::try_from(tiles).map_err(|_| too_many())?;
+        Ok(Self { runs: 0, count, tiles, lanes_log2, width: width.bytes().into() })
+    }
+
+    /// How many blocks to launch, if at most `most` may be, and how many tiles each worker takes
+    /// then: as many workers as threads divided by lanes.
+    pub(super) fn shares(&self, most: u32) -> (u32, u32) {
+        let workers_per_block = BLOCK_THREADS >> self.lanes_log2;
+        let blocks = most.min(self.tiles.div_ceil(workers_per_block));
+        let workers = u64::from(blocks.max(1)) * u64::from(workers_per_block);
+        let share = u64::from(self.tiles).div_ceil(workers);
+        (blocks, u32::try_from(share).unwrap_or(u32::MAX))
+    }
+}
+
+/// The threads for a run of this mean length, as a power of two: two words for each, where runs are
+/// short, so that neighbours still touch a whole sector of memory.
+fn lanes_log2(mean_words: u128) -> u32 {
+    (1..5).find(|&log2| mean_words <= 2 << log2).unwrap_or(5)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divisors_divide() {
+        let divisors = (1..2000).chain([4095, 4096, 4097, 1 << 20, (1 << 30) + 1, MOST - 1, MOST]);
+        for value in divisors {
+            let divisor = Divisor::new(value);
+            assert_eq!(divisor.value, value);
+            let multiples = [1, 2, 3, 1000, MOST / value].map(|by| value.saturating_mul(by));
+            let near = multiples.into_iter().flat_map(|at| [at - 1, at, at.saturating_add(1)]);
+            for number in near.chain([0, 1, MOST - 1, MOST]).filter(|&number| number <= MOST) {
+                let product = u64::from(number) * u64::from(divisor.multiplier);
+                let by_product = u32::try_from(product >> 32).unwrap() >> divisor.shift;
+                let quotient = if value == 1 { number } else { by_product };
+                assert_eq!(quotient, number / value, "{number} / {value}");
+            }
+        }
+    }
+
+    fn grid(counts: [u32; 5], bytes: u64) -> GridCopy {
+        let [pairs, layers, outers, rows, columns] = counts;
+        GridCopy { pairs, layers, outers, rows, columns, bytes, ..GridCopy::EMPTY }
+    }
+
+    fn split(counts: [u32; 5], bytes: u64) -> (Split, u32) {
+        let schedule = GridSchedule::of(&grid(counts, bytes), CopyWidth::Sixteen);
+        let schedule = schedule.unwrap().unwrap();
+        (schedule.split, schedule.tiles)
+    }
+
+    #[test]
+    fn cells_are_cut_or_grouped_by_their_length() {
+        assert_eq!(split([64, 92, 2, 1, 1], 2048), (Split::Cells, 64 * 92 * 2));
+        assert_eq!(split([1, 61, 1, 1, 1], 18_432), (Split::Cells, 61 * 9));
+        assert_eq!(split([1, 1, 1, 1, 1], 2 << 20), (Split::Cells, 1024));
+        // Token-major to head-major: 16 tokens of 8 heads of 256 bytes, 16 tiles a piece.
+        assert_eq!(split([10, 32, 2, 16, 8], 256), (Split::Pieces, 10 * 32 * 2 * 16));
+        assert_eq!(split([10, 32, 2, 16, 8], 64), (Split::Pieces, 10 * 32 * 2 * 4));
+        // Four cells of 64 words make a group; three of 85.
+        assert_eq!(split([10, 32, 2, 1, 1], 1024), (Split::Groups, 160));
+        assert_eq!(split([10, 1, 1, 1, 1], 85 * 16), (Split::Groups, 4));
+        assert_eq!(split([10, 1, 1, 1, 1], 400 * 16), (Split::Groups, 10));
+    }
+
+    #[test]
+    fn every_warp_has_work_and_no_launch_is_larger_than_it() {
+        let schedule = GridSchedule::of(&grid([1, 1, 1, 1, 1], 2 << 20), CopyWidth::Sixteen);
+        let schedule = schedule.unwrap().unwrap();
+        assert_eq!([1, 24, 64, 1000].map(|most| schedule.blocks(most)), [1, 24, 64, 64]);
+    }
+
+    #[test]
+    fn nothing_is_nothing() {
+        for (counts, bytes) in [([0, 1, 1, 1, 1], 16), ([1, 1, 1, 1, 0], 16), ([1; 5], 0)] {
+            let schedule = GridSchedule::of(&grid(counts, bytes), CopyWidth::Sixteen);
+            assert!(schedule.unwrap().is_none(), "{counts:?} {bytes}");
+        }
+        let counts = [u32::MAX, u32::MAX, u32::MAX, u32::MAX, 0];
+        assert!(GridSchedule::of(&grid(counts, 16), CopyWidth::Sixteen).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_one_launch_cannot_count_is_refused() {
+        let refused = |counts, bytes, width| {
+            let error = GridSchedule::of(&grid(counts, bytes), width).unwrap_err();
+            assert!(matches!(error, CudaError::TooManyCells { .. }), "{error}");
+        };
+        refused([u32::MAX; 5], u64::MAX, CopyWidth::One);
+        refused([1 << 31, 1, 1, 1, 1], 1, CopyWidth::One);
+        refused([1; 5], u64::MAX, CopyWidth::One);
+        refused([1 << 20, 1 << 11, 1, 1, 1], 64, CopyWidth::Sixteen);
+        // 2 TiB in one cell, and 120 GiB in cells of 64 bytes, are counted.
+        assert_eq!(split([1; 5], 1 << 41), (Split::Cells, 1 << 30));
+        assert_eq!(split([30 << 10, 64, 1, 64, 16], 64).0, Split::Pieces);
+        let mut inline = grid([256, 1, 1, 1, 1], 16);
+        inline.destination.block_ids = BlockIds::Inline;
+        assert!(GridSchedule::of(&inline, CopyWidth::One).is_ok());
+        inline.destination.first_inline = 1;
+        let error = GridSchedule::of(&inline, CopyWidth::One).unwrap_err();
+        assert!(matches!(error, CudaError::InlineBlocks { first: 1, pairs: 256, .. }), "{error}");
+    }
+
+    fn run(source: u64, destination: u64, bytes: u64) -> CopyRun {
+        CopyRun { source, destination, bytes, first_tile: 0 }
+    }
+
+    #[test]
+    fn runs_are_numbered_by_their_tiles() {
+        let mut runs = [run(0, 4096, 2048), run(1, 1, 0), run(4096, 0, 2064), run(16, 32, 16)];
+        let copy = RunCopy::arrange(&mut runs).unwrap();
+        // An empty run at an odd address does not narrow the others.
+        assert_eq!((copy.count, copy.width, copy.lanes_log2), (4, 16, 5));
+        assert_eq!(runs.map(|run| run.first_tile), [0, 1, 1, 3]);
+        assert_eq!(copy.tiles, 4);
+        let mut short: Vec<CopyRun> = (0..100).map(|at| run(at * 128, at * 64, 64)).collect();
+        let copy = RunCopy::arrange(&mut short).unwrap();
+        assert_eq!((copy.lanes_log2, copy.tiles), (1, 100));
+        let mut odd = [run(3, 0, 7)];
+        assert_eq!(RunCopy::arrange(&mut odd).unwrap().width, 1);
+        let none = RunCopy::arrange(&mut []).unwrap();
+        assert_eq!((none.count, none.tiles), (0, 0));
+    }
+
+    #[test]
+    fn shares_cover_all_tiles_whatever_the_number_of_blocks() {
+        for tiles in [1, 2, 15, 16, 17, 1000, 100_003, MOST] {
+            for (lanes_log2, most) in [(5, 1), (5, 24), (1, 132), (5, u32::MAX)] {
+                let copy = RunCopy { tiles, lanes_log2, count: 1, ..RunCopy::default() };
+                let (blocks, share) = copy.shares(most);
+                assert!(blocks >= 1 && blocks <= most);
+                let workers = u64::from(blocks) * u64::from(BLOCK_THREADS >> lanes_log2);
+                assert!(workers * u64::from(share) >= tiles.into());
+            }
+        }
+    }
+
+    #[test]
+    fn runs_that_one_launch_cannot_count_are_refused() {
+        let mut runs = [run(0, 0, u64::MAX), run(0, 0, u64::MAX)];
+        let error = RunCopy::arrange(&mut runs).unwrap_err();
+        assert!(matches!(error, CudaError::TooManyCells { .. }), "{error}");
+    }
+}

@@ -1,0 +1,150 @@
+//! The width in which a copy moves its bytes.
+
+use super::arguments::{BlockIds, CopyEnd, GridCopy};
+
+/// How many bytes a thread of a copy kernel reads and writes at once.
+///
+/// It has to divide every address that is read or written, and so every stride and length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum CopyWidth {
+    /// One byte: what always works.
+    One = 1,
+    /// Two bytes.
+    Two = 2,
+    /// Four bytes.
+    Four = 4,
+    /// Eight bytes.
+    Eight = 8,
+    /// Sixteen bytes, the widest that the device has.
+    Sixteen = 16,
+}
+
+impl CopyWidth {
+    /// Every width, the narrowest first.
+    pub const ALL: [Self; 5] = [Self::One, Self::Two, Self::Four, Self::Eight, Self::Sixteen];
+
+    /// The widest that divides all of these numbers.
+    #[must_use]
+    pub fn of(numbers: impl IntoIterator<Item = u64>) -> Self {
+        // The lowest bit of any is the lowest bit of all or-ed together; of no number, or of
+        // zeros alone, it is beyond the last.
+        match numbers.into_iter().fold(0, |bits, number| bits | number).trailing_zeros() {
+            0 => Self::One,
+            1 => Self::Two,
+            2 => Self::Four,
+            3 => Self::Eight,
+            _ => Self::Sixteen,
+        }
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u8 {
+        self as u8
+    }
+
+    /// Which of [`ALL`](Self::ALL) it is, which is also its logarithm to base 2.
+    pub(super) const fn index(self) -> u8 {
+        match self {
+            Self::One => 0,
+            Self::Two => 1,
+            Self::Four => 2,
+            Self::Eight => 3,
+            Self::Sixteen => 4,
+        }
+    }
+}
+
+impl GridCopy {
+    /// The widest width that divides every address and length of the copy. It follows from what
+    /// the copy says alone; tables and lists are not read.
+    #[must_use]
+    pub fn width(&self) -> CopyWidth {
+        let numbers = |end: &CopyEnd| {
+            let only_block_zero = end.block_ids == BlockIds::Identity && self.pairs <= 1;
+            let stride = |is_used: bool, stride: u64| if is_used { stride } else { 0 };
+            [
+                end.base,
+                if end.bases == 0 { 0 } else { end.bases_bits },
+                stride(!only_block_zero, end.block_stride),
+                stride(self.layers > 1, end.layer_stride),
+                stride(self.outers > 1, end.outer_stride),
+                stride(self.rows > 1, end.row_stride),
+                stride(self.columns > 1, end.column_stride),
+            ]
+        };
+        let (source, destination) = (numbers(&self.source), numbers(&self.destination));
+        CopyWidth::of(source.into_iter().chain(destination).chain([self.bytes]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_width_divides_everything() {
+        let cases: [(&[u64], u8); 8] = [
+            (&[], 16),
+            (&[0, 4096], 16),
+            (&[16, 48, 1 << 40], 16),
+            (&[16, 24], 8),
+            (&[600, 4], 4),
+            (&[600, 2], 2),
+            (&[4096, 6, 4], 2),
+            (&[4096, 3], 1),
+        ];
+        for (numbers, width) in cases {
+            assert_eq!(CopyWidth::of(numbers.iter().copied()).bytes(), width, "{numbers:?}");
+        }
+        for width in CopyWidth::ALL {
+            assert_eq!(1 << width.index(), width.bytes());
+            assert_eq!(CopyWidth::of([width.bytes().into(), 1 << 20]), width);
+        }
+    }
+
+    #[test]
+    fn each_number_of_a_grid_counts_where_it_is_used() {
+        let end = CopyEnd { bases: 8, ..CopyEnd::default() };
+        let aligned = GridCopy {
+            pairs: 2,
+            layers: 2,
+            outers: 2,
+            rows: 2,
+            columns: 2,
+            bytes: 64,
+            source: end,
+            destination: end,
+            ..GridCopy::EMPTY
+        };
+        assert_eq!(aligned.width(), CopyWidth::Sixteen, "where tables lie does not count");
+        let numbers: [fn(&mut GridCopy) -> &mut u64; 8] = [
+            |grid| &mut grid.bytes,
+            |grid| &mut grid.source.base,
+            |grid| &mut grid.destination.bases_bits,
+            |grid| &mut grid.source.block_stride,
+            |grid| &mut grid.destination.layer_stride,
+            |grid| &mut grid.source.outer_stride,
+            |grid| &mut grid.destination.row_stride,
+            |grid| &mut grid.source.column_stride,
+        ];
+        for (number, of) in numbers.iter().enumerate() {
+            let mut grid = aligned;
+            *of(&mut grid) += 4;
+            assert_eq!(grid.width(), CopyWidth::Four, "{number}");
+        }
+        for of in &numbers[3..] {
+            let mut grid = GridCopy { bytes: 64, ..GridCopy::EMPTY };
+            *of(&mut grid) += 1;
+            assert_eq!(grid.width(), CopyWidth::Sixteen, "a dimension of one has no stride");
+        }
+        let mut grid = GridCopy { bytes: 64, ..GridCopy::EMPTY };
+        grid.source.block_stride = 2;
+        grid.source.block_ids = BlockIds::Inline;
+        assert_eq!(grid.width(), CopyWidth::Two, "the one block may have any id");
+        grid.source.block_ids = BlockIds::Identity;
+        grid.source.bases_bits = 1;
+        assert_eq!(grid.width(), CopyWidth::Sixteen, "without a table its bits mean nothing");
+    }
+}

@@ -1,0 +1,65 @@
+//! What a simulated engine says of layers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use terrane_core::StorageKind;
+use terrane_transfer::{CopyJob, Side};
+
+use crate::device::{SimulatedEvent, SimulatedStream};
+use crate::random::Seeded;
+
+/// The layers of a job that have begun and have not been copied yet.
+#[derive(Default)]
+pub(super) struct LayerNews {
+    /// By layer: how many runs are left, and the stream that they are said to be on.
+    begun: BTreeMap<u32, (usize, Option<Arc<SimulatedStream>>)>,
+}
+
+/// Keeps an event live, and the stream that it was recorded on.
+struct Owner {
+    event: SimulatedEvent,
+    _stream: Arc<SimulatedStream>,
+}
+
+impl LayerNews {
+    /// Says that the layer of a run is on a stream, if this is its first run and a device takes
+    /// part.
+    pub(super) fn before(&mut self, job: &CopyJob, run: usize) {
+        let (plan, Some(signals)) = (job.plan(), job.layers()) else { return };
+        let layer = plan.layer(&plan.runs()[run]);
+        self.begun.entry(layer).or_insert_with(|| {
+            let runs = plan.runs().iter().filter(|run| plan.layer(run) == layer).count();
+            let ends = [Side::Source, Side::Destination].map(|side| plan.end(side).kind());
+            let device = ends.into_iter().find_map(|kind| match kind {
+                StorageKind::Device(device) => Some(device),
+                _ => None,
+            });
+            let stream = device.map(|device| {
+                let stream = Arc::new(SimulatedStream::new(device));
+                stream.launch();
+                let owner = Owner { event: stream.record(), _stream: Arc::clone(&stream) };
+                signals.submitted(layer..layer + 1, owner.event.handle(), Arc::new(owner));
+                stream
+            });
+            (runs, stream)
+        });
+    }
+
+    /// After the last run of a layer, its event happens; and mostly the engine says so.
+    pub(super) fn after(&mut self, job: &CopyJob, run: usize, random: &mut Seeded) {
+        let (plan, Some(signals)) = (job.plan(), job.layers()) else { return };
+        let layer = plan.layer(&plan.runs()[run]);
+        let Some((left, stream)) = self.begun.get_mut(&layer) else { return };
+        *left -= 1;
+        if *left > 0 {
+            return;
+        }
+        if let Some(stream) = stream {
+            stream.finish_one();
+        }
+        if !random.once_in(4) {
+            signals.done(layer..layer + 1);
+        }
+    }
+}

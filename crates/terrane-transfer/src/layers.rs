@@ -1,0 +1,385 @@
+//! What becomes of each layer of a transfer, before the whole of it has ended.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use terrane_core::ByteCount;
+
+use crate::EventHandle;
+use crate::attend::{self, Attendant, Helping};
+use crate::job::shielded;
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
+
+/// The caller's view of the layers of a transfer in flight, from
+/// [`Completion::layers`](crate::Completion::layers). Cloning it costs a reference count.
+///
+/// Compute on layer 0 can begin while layer 1 travels: have its stream wait for the layer's
+/// [`event`](Self::event), or wait for the layer on the host. A layer that is done stays so,
+/// whatever becomes of the others; its blocks stay claimed until the whole transfer has ended.
+///
+/// Layers go by their number in the layout, as in [`Transfer::layers`](crate::Transfer::layers).
+/// They can become done in any order, and an engine may report several at once, or all of them at
+/// the end.
+#[derive(Clone)]
+pub struct Layers {
+    shared: Arc<Shared>,
+    attention: Duration,
+}
+
+/// What has become of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerState {
+    /// Nothing that the engine has told.
+    Waiting,
+    /// Its copies are on a stream of a device, and this event is recorded behind them.
+    Submitted(EventHandle),
+    /// Its bytes are at the destination.
+    Done,
+    /// The transfer ended with an error before the layer was done.
+    Failed,
+}
+
+/// Why a layer will not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// The transfer failed before it was done. The completion's outcome says why.
+    #[error("the transfer failed before layer {layer} was done; its outcome says why")]
+    Failed {
+        /// The layer.
+        layer: u32,
+    },
+    /// The transfer does not move this layer.
+    #[error("layer {layer} is not among those of the transfer, {first} to {last}")]
+    NotTransferred {
+        /// The layer that was asked for.
+        layer: u32,
+        /// The first layer of the transfer.
+        first: u32,
+        /// The last layer of the transfer.
+        last: u32,
+    },
+}
+
+impl Layers {
+    /// The layers of the transfer.
+    #[must_use]
+    pub fn range(&self) -> Range<u32> {
+        self.shared.range.clone()
+    }
+
+    /// What has become of a layer.
+    ///
+    /// # Errors
+    ///
+    /// [`LayerError::NotTransferred`].
+    pub fn state(&self, layer: u32) -> Result<LayerState, LayerError> {
+        let index = self.shared.index(layer)?;
+        self.shared.help();
+        Ok(lock(&self.shared.state).layer(index))
+    }
+
+    /// Whether the bytes of a layer are at the destination; `false` for one that is not
+    /// transferred.
+    #[must_use]
+    pub fn is_done(&self, layer: u32) -> bool {
+        self.state(layer) == Ok(LayerState::Done)
+    }
+
+    /// The event behind the copies of a layer, for a stream to wait for; `None` if the layer is
+    /// done. Blocks the thread until the engine has put the layer on a stream, which takes as long
+    /// as it takes the transfer to be started, and until the layer is done if the engine does not
+    /// use streams.
+    ///
+    /// When the event has happened, the bytes are at the destination, unless the device failed:
+    /// that only the transfer's outcome tells. The handle is live for as long as this value or a
+    /// clone of it, also after the transfer has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`LayerError`], if the layer will not arrive.
+    pub fn event(&self, layer: u32) -> Result<Option<EventHandle>, LayerError> {
+        self.wait_for(layer, |state| state != LayerState::Waiting).map(|state| match state {
+            LayerState::Submitted(event) => Some(event),
+            LayerState::Waiting | LayerState::Done | LayerState::Failed => None,
+        })
+    }
+
+    /// Blocks the thread until the bytes of a layer are at the destination.
+    ///
+    /// # Errors
+    ///
+    /// [`LayerError`], if the layer will not arrive.
+    pub fn wait(&self, layer: u32) -> Result<(), LayerError> {
+        self.wait_for(layer, LayerState::is_final).map(|_| ())
+    }
+
+    /// A future of a layer being done, for any runtime.
+    pub fn done(&self, layer: u32) -> LayerFuture {
+        let number = {
+            let mut state = lock(&self.shared.state);
+            state.futures += 1;
+            state.futures
+        };
+        LayerFuture { shared: Arc::clone(&self.shared), layer, number }
+    }
+
+    /// Waits until `enough` is true of the layer, and helps meanwhile. Fails if the layer has.
+    fn wait_for(
+        &self,
+        layer: u32,
+        enough: impl Fn(LayerState) -> bool,
+    ) -> Result<LayerState, LayerError> {
+        let index = self.shared.index(layer)?;
+        let mut helping = Helping::new(self.attention);
+        let mut state = lock(&self.shared.state);
+        loop {
+            match state.layer(index) {
+                LayerState::Failed => return Err(LayerError::Failed { layer }),
+                found if enough(found) => return Ok(found),
+                _ => {}
+            }
+            match &state.attendant {
+                Some(attendant) if helping.goes_on() => {
+                    let attendant = attendant.clone();
+                    drop(state);
+                    Helping::help(&attendant);
+                    state = lock(&self.shared.state);
+                }
+                _ => state = wait(&self.shared.changed, state),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}
+
+impl LayerState {
+    fn is_final(self) -> bool {
+        matches!(self, Self::Done | Self::Failed)
+    }
+}
+
+/// A layer being done, as a future; from [`Layers::done`].
+///
+/// It is ready with an error if the layer will not arrive. Dropping it changes nothing else.
+#[must_use = "a future does nothing unless it is polled"]
+pub struct LayerFuture {
+    shared: Arc<Shared>,
+    layer: u32,
+    /// Which of the futures of these layers it is.
+    number: u64,
+}
+
+impl Future for LayerFuture {
+    type Output = Result<(), LayerError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let layer = self.layer;
+        let index = match self.shared.index(layer) {
+            Ok(index) => index,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
+        self.shared.help();
+        let mut state = lock(&self.shared.state);
+        match state.layer(index) {
+            LayerState::Done => return Poll::Ready(Ok(())),
+            LayerState::Failed => return Poll::Ready(Err(LayerError::Failed { layer })),
+            LayerState::Waiting | LayerState::Submitted(_) => {}
+        }
+        match state.wakers.iter_mut().find(|entry| entry.future == self.number) {
+            Some(entry) => entry.waker.clone_from(context.waker()),
+            None => {
+                let waker = context.waker().clone();
+                state.wakers.push(Waiter { future: self.number, index, waker });
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for LayerFuture {
+    fn drop(&mut self) {
+        let mut state = lock(&self.shared.state);
+        let place = state.wakers.iter().position(|entry| entry.future == self.number);
+        let waiter = place.map(|place| state.wakers.swap_remove(place));
+        drop(state);
+        drop(waiter);
+    }
+}
+
+impl fmt::Debug for LayerFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayerFuture").field("layer", &self.layer).finish_non_exhaustive()
+    }
+}
+
+/// The engine's end: where it tells what has become of layers. From
+/// [`CopyJob::layers`](crate::CopyJob::layers).
+///
+/// An engine tells of each layer as soon as it can; one that cannot tell layers apart says nothing,
+/// and all layers are done, or have failed, when the job ends. Ranges are cut to the layers of the
+/// transfer. What comes out of order, such as news of a layer that is done, changes nothing.
+pub struct LayerSignals {
+    shared: Arc<Shared>,
+}
+
+impl LayerSignals {
+    /// Copies of these layers, the last ones, have been put on a stream, and `event` is recorded
+    /// behind them: when it has happened, the bytes of the layers are at the destination.
+    ///
+    /// `owner` keeps the event live. It is kept until the job and every view of its layers have
+    /// gone, which is later than the job's end: a stream of the caller's may be told to wait for
+    /// the event by then. It may drop on any thread.
+    pub fn submitted(
+        &self,
+        layers: Range<u32>,
+        event: EventHandle,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) {
+        self.shared.set(layers, LayerState::Submitted(event), Some(owner));
+    }
+
+    /// The bytes of these layers are at the destination, and whoever hears of it sees them.
+    pub fn done(&self, layers: Range<u32>) {
+        self.shared.set(layers, LayerState::Done, None);
+    }
+
+    pub(crate) fn attend(&self, attendant: Attendant) {
+        let mut state = lock(&self.shared.state);
+        if !state.ended {
+            state.attendant = Some(attendant);
+            drop(state);
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// The transfer has ended: layers that are not done are now, or have failed.
+    pub(crate) fn end(&self, succeeded: bool) {
+        let end = if succeeded { LayerState::Done } else { LayerState::Failed };
+        self.shared.update(|state| {
+            state.ended = true;
+            state.attendant = None;
+            state
+                .layers
+                .iter_mut()
+                .filter(|layer| !layer.is_final())
+                .for_each(|layer| *layer = end);
+        });
+    }
+}
+
+impl fmt::Debug for LayerSignals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}
+
+/// Both ends of the layers of a new transfer.
+pub(crate) fn pair(range: Range<u32>, attention: Duration) -> (Layers, LayerSignals) {
+    let state = State {
+        layers: range.clone().map(|_| LayerState::Waiting).collect(),
+        owners: Vec::new(),
+        attendant: None,
+        wakers: Vec::new(),
+        futures: 0,
+        ended: false,
+    };
+    let shared = Arc::new(Shared { range, state: Mutex::new(state), changed: Condvar::new() });
+    (Layers { shared: Arc::clone(&shared), attention }, LayerSignals { shared })
+}
+
+/// What the two ends share.
+struct Shared {
+    range: Range<u32>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    layers: Box<[LayerState]>,
+    /// Of every event that was told.
+    owners: Vec<Arc<dyn Any + Send + Sync>>,
+    attendant: Option<Attendant>,
+    wakers: Vec<Waiter>,
+    /// Futures made so far.
+    futures: u64,
+    ended: bool,
+}
+
+struct Waiter {
+    future: u64,
+    index: usize,
+    waker: Waker,
+}
+
+impl State {
+    fn layer(&self, index: usize) -> LayerState {
+        // Indices come from `Shared::index`.
+        self.layers.get(index).copied().unwrap_or(LayerState::Failed)
+    }
+}
+
+impl Shared {
+    fn index(&self, layer: u32) -> Result<usize, LayerError> {
+        if self.range.contains(&layer) {
+            Ok(ByteCount::new((layer - self.range.start).into()).to_usize())
+        } else {
+            let (first, last) = (self.range.start, self.range.end.saturating_sub(1));
+            Err(LayerError::NotTransferred { layer, first, last })
+        }
+    }
+
+    fn help(&self) {
+        let attendant = lock(&self.state).attendant.clone();
+        if let Some(attendant) = attendant {
+            attend::poll(&attendant);
+        }
+    }
+
+    fn set(&self, layers: Range<u32>, to: LayerState, owner: Option<Arc<dyn Any + Send + Sync>>) {
+        let layers = layers.start.max(self.range.start)..layers.end.min(self.range.end);
+        let Ok(first) = self.index(layers.start) else { return };
+        self.update(|state| {
+            let slots = state.layers.iter_mut().skip(first).take(layers.len());
+            slots.filter(|layer| !layer.is_final()).for_each(|layer| *layer = to);
+            state.owners.extend(owner);
+        });
+    }
+
+    /// Changes the state, and wakes those who wait for a layer that is final now.
+    fn update(&self, change: impl FnOnce(&mut State)) {
+        let mut state = lock(&self.state);
+        change(&mut state);
+        let woken = take_wakers(&mut state);
+        drop(state);
+        self.changed.notify_all();
+        woken.into_iter().for_each(|waiter| shielded(|| waiter.waker.wake()));
+    }
+}
+
+/// Those who wait for layers that are final.
+fn take_wakers(state: &mut MutexGuard<'_, State>) -> Vec<Waiter> {
+    let State { layers, wakers, .. } = &mut **state;
+    let is_final = |waiter: &mut Waiter| layers.get(waiter.index).is_none_or(|l| l.is_final());
+    wakers.extract_if(.., is_final).collect()
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layers")
+            .field("range", &self.range)
+            .field("layers", &lock(&self.state).layers)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,303 @@
+//! Transfers that tell of each layer.
+
+use std::future::{Future, IntoFuture};
+use std::num::NonZeroUsize;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_core::ByteCount;
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::device::has_happened;
+use terrane_testkit::engine::{Fault, SimulatedEngine};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_transfer::engines::{HostEngine, HostEngineOptions};
+use terrane_transfer::{
+    Attend, Completion, CopyEngine, CopyJob, DEFAULT_ATTENTION, Declined, DeviceOrder, Endpoint,
+    EventHandle, LayerError, LayerState, Planner, Quote, Terms, Transfer, TransferManager,
+    TransferPlan,
+};
+
+use crate::completion::CountsWakes;
+use crate::support::*;
+
+/// Keeps jobs for the test to end.
+#[derive(Debug, Default)]
+struct Keeping(Mutex<Vec<CopyJob>>);
+
+// SAFETY: it touches no byte of any plan.
+unsafe impl CopyEngine for Keeping {
+    fn name(&self) -> &'static str {
+        "keeping"
+    }
+
+    fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+        Ok(Quote { path: "none", reason: "of a test".into(), predicted: Default::default() })
+    }
+
+    fn submit(&self, job: CopyJob) {
+        self.0.lock().unwrap().push(job);
+    }
+}
+
+impl Keeping {
+    fn take(&self) -> CopyJob {
+        self.0.lock().unwrap().pop().unwrap()
+    }
+}
+
+fn ends() -> [Endpoint; 2] {
+    [CONTIGUOUS, OUTER_FIRST].map(|kind| endpoint(config(8), kind))
+}
+
+fn event(raw: u64) -> EventHandle {
+    // SAFETY: nobody hands it to a driver.
+    unsafe { EventHandle::from_raw(Default::default(), raw) }
+}
+
+#[test]
+fn layers_are_told_of_only_when_asked_for() {
+    let rig = Rig::new(8);
+    let completion = rig.manager.submit(rig.transfer(&[0], &[0]), ()).unwrap();
+    assert!(completion.layers().is_none());
+    end_of(completion).result.unwrap();
+}
+
+#[test]
+fn each_layer_goes_its_own_way_and_the_rest_with_the_job() {
+    let engine = Arc::new(Keeping::default());
+    let manager = TransferManager::new([engine.clone() as _]);
+    let [from, to] = ends();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layers(1..4).layer_wise();
+    let completion = manager.submit(transfer, ()).unwrap();
+    let layers = completion.layers().unwrap();
+    let job = engine.take();
+    let signals = job.layers().unwrap();
+    let outside = LayerError::NotTransferred { layer: 0, first: 1, last: 3 };
+    assert_eq!(layers.state(0), Err(outside));
+    assert_eq!(layers.wait(0), Err(outside));
+    assert!((1..4).all(|layer| layers.state(layer) == Ok(LayerState::Waiting)));
+
+    // Ranges are cut to the transfer's.
+    let owner = Arc::new(());
+    signals.submitted(0..3, event(7), owner.clone());
+    assert_eq!(layers.event(1), Ok(Some(event(7))));
+    assert_eq!(layers.event(2), Ok(Some(event(7))));
+    assert_eq!(layers.state(3), Ok(LayerState::Waiting));
+    signals.done(2..3);
+    assert_eq!(layers.event(2), Ok(None));
+    // What is done stays done.
+    signals.submitted(2..3, event(8), owner.clone());
+    assert!(layers.is_done(2) && !layers.is_done(1));
+    signals.done(9..12);
+    signals.done(4..4);
+    assert_eq!(layers.state(3), Ok(LayerState::Waiting));
+
+    job.finish(Ok(()));
+    assert!((1..4).all(|layer| layers.is_done(layer)));
+    end_of(completion).result.unwrap();
+    // A stream may still be told to wait for the event.
+    assert_eq!(Arc::strong_count(&owner), 3);
+    drop(layers);
+    assert_eq!(Arc::strong_count(&owner), 1);
+}
+
+#[test]
+fn layers_of_a_dropped_job_fail_but_for_those_that_are_done() {
+    let engine = Arc::new(Keeping::default());
+    let manager = TransferManager::new([engine.clone() as _]);
+    let [from, to] = ends();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+    let completion = manager.submit(transfer, ()).unwrap();
+    let layers = completion.layers().unwrap();
+    let job = engine.take();
+    job.layers().unwrap().done(0..1);
+    job.layers().unwrap().submitted(1..2, event(1), Arc::new(()));
+    drop(job);
+    assert_eq!(layers.wait(0), Ok(()));
+    for layer in 1..4 {
+        assert_eq!(layers.event(layer), Err(LayerError::Failed { layer }));
+        assert_eq!(layers.wait(layer), Err(LayerError::Failed { layer }));
+    }
+    assert!(end_of(completion).result.is_err());
+}
+
+#[test]
+fn futures_of_layers_are_woken_when_their_own_layer_ends() {
+    let engine = Arc::new(Keeping::default());
+    let manager = TransferManager::new([engine.clone() as _]);
+    let [from, to] = ends();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+    let completion = manager.submit(transfer, ()).unwrap();
+    let layers = completion.layers().unwrap();
+    let job = engine.take();
+    let [first, second] = [(); 2].map(|()| Arc::<CountsWakes>::default());
+    let wakers = [&first, &second].map(|wakes| Waker::from(Arc::clone(wakes)));
+    let (mut zero, mut one) = (pin!(layers.done(0)), pin!(layers.done(1)));
+    let mut dropped = Box::pin(layers.done(0));
+    for _ in 0..2 {
+        assert!(zero.as_mut().poll(&mut Context::from_waker(&wakers[0])).is_pending());
+        assert!(one.as_mut().poll(&mut Context::from_waker(&wakers[1])).is_pending());
+        assert!(dropped.as_mut().poll(&mut Context::from_waker(&wakers[1])).is_pending());
+    }
+    drop(dropped);
+    job.layers().unwrap().done(0..1);
+    assert_eq!((first.wakes(), second.wakes()), (1, 0));
+    assert_eq!(zero.as_mut().poll(&mut Context::from_waker(&wakers[0])), Poll::Ready(Ok(())));
+    job.finish(Ok(()));
+    assert_eq!((first.wakes(), second.wakes()), (1, 1));
+    assert_eq!(one.as_mut().poll(&mut Context::from_waker(&wakers[1])), Poll::Ready(Ok(())));
+    let none = pin!(layers.done(4)).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(matches!(none, Poll::Ready(Err(LayerError::NotTransferred { layer: 4, .. }))));
+    end_of(completion).result.unwrap();
+}
+
+#[test]
+fn plans_by_layer_never_copy_two_together() {
+    for from in terrane_layout::LayoutKind::ALL {
+        for to in terrane_layout::LayoutKind::ALL {
+            let [source, destination] = [from, to].map(|kind| endpoint(config(8), kind));
+            let transfer = Transfer::new(&source, &destination).blocks(&[0, 1, 2], &[4, 5, 6]);
+            let plan = Planner::new().plan(&transfer.layer_wise()).unwrap();
+            assert_eq!(plan.grid().layers, 4, "{from} to {to}");
+            let layers: Vec<_> = plan.runs().iter().map(|run| plan.layer(run)).collect();
+            assert!(layers.is_sorted(), "{from} to {to}: {layers:?}");
+            for layer in 0..4 {
+                let runs = plan.runs().iter().filter(|run| plan.layer(run) == layer);
+                let bytes: u64 = runs.map(|run| run.bytes().get()).sum();
+                assert_eq!(bytes, 3 * 2 * PIECE, "{from} to {to}, layer {layer}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_host_engine_tells_of_layers_before_the_end() {
+    let options = HostEngineOptions {
+        threads: NonZeroUsize::MIN,
+        chunk: ByteCount::new(7),
+        ..HostEngineOptions::default()
+    };
+    let manager = TransferManager::new([Arc::new(HostEngine::new(options).unwrap()) as _]);
+    let [from, to] = ends();
+    let transfer = Transfer::new(&from, &to).blocks(&[0, 3], &[1, 2]).layer_wise();
+    let completion = manager.submit(transfer, ()).unwrap();
+    let layers = completion.layers().unwrap();
+    // In their order, as one thread copies one layer after the other.
+    for layer in 0..4 {
+        assert_eq!(layers.event(layer), Ok(None));
+        assert!((0..=layer).all(|before| layers.is_done(before)));
+    }
+    end_of(completion).result.unwrap();
+}
+
+#[test]
+fn events_of_layers_outlive_the_transfer() {
+    let manager = TransferManager::new([Arc::new(SimulatedEngine::default()) as _]);
+    let [from, to] = [DEVICE, terrane_core::StorageKind::Pinned]
+        .map(|kind| endpoint_in(&HeapAllocator::new(kind), config(8), OUTER_FIRST));
+    let transfer = Transfer::new(&from, &to).blocks(&[0, 3], &[1, 2]).layer_wise();
+    let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
+    let completion = manager.submit(transfer, ()).unwrap();
+    let layers = completion.layers().unwrap();
+    let events: Vec<_> = (0..4).filter_map(|layer| layers.event(layer).unwrap()).collect();
+    end_of(completion).result.unwrap();
+    for event in &events {
+        assert_eq!(has_happened(*event), Some(true));
+    }
+    drop(layers);
+    assert!(events.iter().all(|event| has_happened(*event).is_none()));
+}
+
+#[test]
+fn layers_end_with_whatever_goes_wrong() {
+    let rig = Rig::new(8);
+    for fault in [Fault::Engine, Fault::DropJob, Fault::ShortCopy { after_runs: 3 }] {
+        rig.engine.fail_next(fault);
+        let transfer = rig.transfer(&[0, 1], &[0, 1]).layer_wise();
+        let completion = rig.manager.submit(transfer, ()).unwrap();
+        let layers = completion.layers().unwrap();
+        assert_eq!(layers.wait(3), Err(LayerError::Failed { layer: 3 }));
+        assert!(end_of(completion).result.is_err());
+    }
+}
+
+/// Ends its job when it is looked at for the n-th time.
+struct OnLook {
+    left: AtomicUsize,
+    job: Mutex<Option<CopyJob>>,
+}
+
+impl Attend for OnLook {
+    fn poll(&self) {
+        if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            let job = self.job.lock().unwrap().take();
+            job.unwrap().finish(Ok(()));
+        }
+    }
+}
+
+/// A transfer that ends at the n-th look and by nothing else.
+fn ending_at_look(looks: usize, attention: Duration) -> (Completion<()>, Arc<OnLook>) {
+    let engine = Arc::new(Keeping::default());
+    let manager = TransferManager::new([engine.clone() as _]).with_attention(attention);
+    let [from, to] = ends();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+    let completion = manager.submit(transfer, ()).unwrap();
+    let job = Mutex::new(None);
+    let on_look = Arc::new(OnLook { left: looks.into(), job });
+    let job = engine.take();
+    job.attend(on_look.clone());
+    *on_look.job.lock().unwrap() = Some(job);
+    (completion, on_look)
+}
+
+#[test]
+fn who_waits_or_looks_helps() {
+    let long = Duration::from_secs(3600);
+    let (completion, _engine) = ending_at_look(5, long);
+    completion.wait().result.unwrap();
+
+    let (completion, _engine) = ending_at_look(5, long);
+    let deadline = Instant::now() + long;
+    completion.wait_until(deadline).unwrap().result.unwrap();
+
+    let (completion, _engine) = ending_at_look(5, long);
+    completion.layers().unwrap().wait(2).unwrap();
+    completion.wait().result.unwrap();
+
+    // A look is one, whatever the attention is.
+    let (completion, _engine) = ending_at_look(3, Duration::ZERO);
+    let looks = [completion.has_ended(), completion.has_ended(), completion.has_ended()];
+    assert_eq!(looks, [false, false, true]);
+    completion.wait().result.unwrap();
+
+    let (completion, _engine) = ending_at_look(2, Duration::ZERO);
+    let mut future = pin!(completion.into_future());
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(future.as_mut().poll(&mut context).is_pending());
+    assert!(future.as_mut().poll(&mut context).is_ready());
+}
+
+#[test]
+fn whoever_sleeps_is_woken_by_the_engine() {
+    let (completion, engine) = ending_at_look(1, Duration::ZERO);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(move || completion.wait());
+        engine.poll();
+        waiting.join().unwrap().result.unwrap();
+    });
+}
+
+#[test]
+fn an_attendant_that_has_gone_is_missed_by_nobody() {
+    let (completion, engine) = ending_at_look(1, DEFAULT_ATTENTION);
+    let job = engine.job.lock().unwrap().take();
+    drop(engine);
+    assert!(!completion.has_ended());
+    drop(job);
+    assert!(completion.wait().result.is_err());
+}

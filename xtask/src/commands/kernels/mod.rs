@@ -1,0 +1,116 @@
+//! `kernels`: CUDA C compiled to the PTX that is committed, without a GPU and without a toolkit.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::Tool;
+use crate::kernels::{judge, stamped};
+use crate::tidy;
+use crate::workspace::Workspace;
+
+/// What can be done with the kernels.
+#[derive(Debug, clap::Subcommand)]
+pub enum Action {
+    /// Compiles every `.cu` file to a `.ptx` file beside it
+    ///
+    /// NVRTC comes from its package on PyPI (88 MB, checked by its hash) and is kept under
+    /// `target/tools`; that needs `python3` with pip, and no GPU. The same source always gives the
+    /// same file.
+    Build,
+    /// Checks that every `.ptx` file was made of the `.cu` file beside it; needs no compiler
+    Check,
+}
+
+/// The release of NVRTC, as its package is versioned.
+const NVRTC: &str = "12.8.93";
+
+/// The package, with the hashes of its wheels for x86-64 and aarch64.
+const REQUIREMENT: &str = "nvidia-cuda-nvrtc-cu12==12.8.93 \
+    --hash=sha256:a7756528852ef889772a84c6cd89d41dfa74667e24cca16bb31f8f061e3e9994 \
+    --hash=sha256:fc1fec1e1637854b4c0a65fb9a8346b51dd9ee69e61ebaccc82058441f15bce8\n";
+
+/// The oldest architecture that the kernels run on, and every newer one.
+const ARCHITECTURE: &str = "compute_80";
+
+/// Builds or checks.
+pub fn run(workspace: &Workspace, action: &Action) -> Result<()> {
+    let sources = tidy::kernel_sources(workspace)?;
+    if sources.is_empty() {
+        bail!("the workspace has no `.cu` file");
+    }
+    match action {
+        Action::Build => {
+            let library = provision(workspace)?;
+            sources.iter().try_for_each(|source| build(workspace, &library, source))
+        }
+        Action::Check => sources.iter().try_for_each(|source| check(source)),
+    }
+}
+
+fn build(workspace: &Workspace, library: &Path, source: &Path) -> Result<()> {
+    let script = workspace.root().join("xtask/src/commands/kernels/nvrtc.py");
+    let ptx = Tool::new(workspace, "python3")
+        .arg(script)
+        .args([library, source])
+        .arg(ARCHITECTURE)
+        .stdout()?;
+    let name = source.file_name().unwrap_or_default().to_string_lossy();
+    let compiler = format!("NVRTC {NVRTC} for {ARCHITECTURE}");
+    let to = source.with_extension("ptx");
+    fs::write(&to, stamped(&name, &read(source)?, &compiler, &ptx))
+        .with_context(|| format!("cannot write {}", to.display()))?;
+    println!("{}", to.display());
+    Ok(())
+}
+
+fn check(source: &Path) -> Result<()> {
+    if let Err(reason) = judge(&read(source)?, &read(&source.with_extension("ptx"))?) {
+        bail!("{}: {reason}", source.display());
+    }
+    println!("{}: its PTX was made of it", source.display());
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The library, downloaded if it is not there yet. pip checks the hash.
+fn provision(workspace: &Workspace) -> Result<PathBuf> {
+    let folder = workspace.target().join("tools").join(format!("nvrtc-{NVRTC}"));
+    let library = folder.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
+    if library.exists() {
+        return Ok(library);
+    }
+    println!("NVRTC {NVRTC} is not there; downloading it to {}", folder.display());
+    let download = folder.join("download");
+    fs::create_dir_all(&download)
+        .with_context(|| format!("cannot create {}", download.display()))?;
+    let requirement = folder.join("requirement.txt");
+    fs::write(&requirement, REQUIREMENT)
+        .with_context(|| format!("cannot write {}", requirement.display()))?;
+    Tool::new(workspace, "python3")
+        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"])
+        .args(["--require-hashes", "--disable-pip-version-check"])
+        .arg("--dest")
+        .arg(&download)
+        .arg("--requirement")
+        .arg(&requirement)
+        .run()
+        .context("NVRTC comes from PyPI; this needs python3 with pip, and the network")?;
+    for wheel in fs::read_dir(&download).context("cannot list what was downloaded")? {
+        let wheel = wheel.context("cannot list what was downloaded")?.path();
+        Tool::new(workspace, "python3")
+            .args(["-m", "zipfile", "--extract"])
+            .args([&wheel, &folder])
+            .run()?;
+    }
+    fs::remove_dir_all(&download)
+        .with_context(|| format!("cannot remove {}", download.display()))?;
+    if !library.exists() {
+        bail!("the package of NVRTC {NVRTC} holds no {}", library.display());
+    }
+    Ok(library)
+}
