@@ -8,11 +8,8 @@ pub mod compose;
 pub mod deny;
 pub mod doc;
 pub mod features;
-<<<<<<< HEAD
 pub mod gpu;
-=======
 pub mod kernels;
->>>>>>> engine
 pub mod lint;
 pub mod loom;
 pub mod offload;

@@ -52,11 +52,7 @@ struct Cell<'rig> {
     bytes: ByteCount,
 }
 
-pub fn report<W: Write>(
-    rig: &Rig,
-    settings: &Settings,
-    reporter: &mut Reporter<W>,
-) -> Result<()> {
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     for shape in &SHAPES {
         if !cases(shape).iter().any(|case| reporter.wants(case)) {
             continue;

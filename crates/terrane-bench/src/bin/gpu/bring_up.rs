@@ -12,11 +12,7 @@ use crate::rig::Rig;
 /// How many times as fast as `cuMemHostAlloc`.
 const LEAST_TIMES: f64 = 6.0;
 
-pub fn report<W: Write>(
-    rig: &Rig,
-    settings: &Settings,
-    reporter: &mut Reporter<W>,
-) -> Result<()> {
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     let bytes = if rig.smoke { ByteCount::mib(8) } else { ByteCount::gib(8) };
     let case = format!("bring {bytes} of pinned memory up");
     if !reporter.wants(&case) {
@@ -36,9 +32,8 @@ pub fn report<W: Write>(
         }
     }
     let gigabytes = bytes.get() as f64 * 1e-9;
-    let rate = |seconds: &[f64]| {
-        Spread::of(seconds).unwrap_or(Spread::single(f64::NAN)).rate(gigabytes)
-    };
+    let rate =
+        |seconds: &[f64]| Spread::of(seconds).unwrap_or(Spread::single(f64::NAN)).rate(gigabytes);
     let measured = Measurement::new(case, rate(&ours), "GB/s", Direction::HigherIsBetter)
         .beside("cuMemHostAlloc", rate(&driver).median)
         .at_least(LEAST_TIMES);

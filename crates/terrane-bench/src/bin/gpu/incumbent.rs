@@ -14,11 +14,7 @@ use crate::rig::{Rig, address, in_turns, shuffled, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, SHAPES};
 use terrane_cuda::Stream;
 
-pub fn report<W: Write>(
-    rig: &Rig,
-    settings: &Settings,
-    reporter: &mut Reporter<W>,
-) -> Result<()> {
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     let settings = rig.few(settings);
     for shape in &SHAPES {
         for way in Way::ALL {
@@ -41,12 +37,9 @@ pub fn report<W: Write>(
             };
             let spreads = in_turns(
                 &settings,
-                &mut [
-                    &mut || transfer(&manager, from, to),
-                    &mut || {
-                        today(&rig.raw, &rig.stream, &device, &on_device, way, &mut pageable)
-                    },
-                ],
+                &mut [&mut || transfer(&manager, from, to), &mut || {
+                    today(&rig.raw, &rig.stream, &device, &on_device, way, &mut pageable)
+                }],
             )?;
             let [ours, theirs] = spreads.as_slice() else { return Ok(()) };
             let gigabytes = bytes as f64 * 1e-9;

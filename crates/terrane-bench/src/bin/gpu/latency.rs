@@ -20,11 +20,7 @@ const LONGEST_SUBMIT: f64 = 15.0;
 /// There are this many blocks to choose from.
 const BLOCKS: u32 = 64;
 
-pub fn report<W: Write>(
-    rig: &Rig,
-    settings: &Settings,
-    reporter: &mut Reporter<W>,
-) -> Result<()> {
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     let settings = rig.many(settings);
     for shape in &SHAPES {
         for way in Way::ALL {

@@ -62,7 +62,8 @@ pub fn report<W: Write>(
 /// Seconds that one product takes on the device.
 fn timed(rig: &Rig, product: &Product<'_>, settings: &Settings) -> Result<Spread> {
     const PRODUCTS: u32 = 8;
-    let [begin, end] = [Event::new(&rig.context, Timing::On)?, Event::new(&rig.context, Timing::On)?];
+    let [begin, end] =
+        [Event::new(&rig.context, Timing::On)?, Event::new(&rig.context, Timing::On)?];
     let mut seconds = Vec::new();
     for round in 0..settings.warm_up + settings.repeats.max(1) {
         begin.record(&rig.stream)?;
@@ -99,9 +100,8 @@ fn beside_transfers(
     thread::scope(|scope| {
         let mover = scope.spawn(|| move_on(&manager, &device, &host, way, halves, &stop, &began));
         // Nothing is measured before blocks move; an error of the mover is told below.
-        let measured = begun.recv().context("nothing moved").and_then(|()| {
-            timed(rig, product, settings)
-        });
+        let measured =
+            begun.recv().context("nothing moved").and_then(|()| timed(rig, product, settings));
         stop.store(true, Ordering::Relaxed);
         let moved = mover.join().map_err(|_| anyhow!("the thread that moves blocks panicked"))?;
         moved.and(measured)

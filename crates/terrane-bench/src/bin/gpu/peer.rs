@@ -13,11 +13,7 @@ use crate::shapes::{ON_DEVICE, ON_HOST, SHAPES};
 
 const CASE: &str = "from one device to another";
 
-pub fn report<W: Write>(
-    rig: &Rig,
-    settings: &Settings,
-    reporter: &mut Reporter<W>,
-) -> Result<()> {
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     let case = |shape: &crate::shapes::Shape| format!("{}, {CASE}", shape.title());
     if !SHAPES.iter().any(|shape| reporter.wants(&case(shape))) {
         return Ok(());

@@ -33,11 +33,7 @@ impl FenceSource for Counted {
     }
 }
 
-pub fn report<W: Write>(
-    rig: &Rig,
-    settings: &Settings,
-    reporter: &mut Reporter<W>,
-) -> Result<()> {
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     for bytes in [ByteCount::kib(64), ByteCount::mib(2), ByteCount::mib(64)] {
         let case = format!("pool hit on a stream, {bytes}");
         let eventless = format!("{case}, hits that made no event");
@@ -47,8 +43,11 @@ pub fn report<W: Write>(
         let streams = CudaStreams::new(&rig.context);
         let stream = streams.add(Arc::new(Stream::new(&rig.context)?))?;
         let fences = Arc::new(Counted { streams, made: AtomicU64::new(0) });
-        let pool =
-            Pool::with_fences(rig.device.clone(), PoolOptions::default(), Arc::clone(&fences) as _)?;
+        let pool = Pool::with_fences(
+            rig.device.clone(),
+            PoolOptions::default(),
+            Arc::clone(&fences) as _,
+        )?;
         let request = RegionRequest::new(bytes);
         rig.raw.keep_default_pool()?;
         // The first one is a miss.

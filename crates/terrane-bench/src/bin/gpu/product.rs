@@ -201,8 +201,25 @@ impl Cublas {
         // holds until the stream has been waited for; the factors are read before this returns.
         let status = unsafe {
             (self.gemm)(
-                self.handle, 0, 0, n, n, n, one, matrix(a), BF16, n, matrix(b), BF16, n, zero,
-                matrix(c), BF16, n, COMPUTE_F32, -1,
+                self.handle,
+                0,
+                0,
+                n,
+                n,
+                n,
+                one,
+                matrix(a),
+                BF16,
+                n,
+                matrix(b),
+                BF16,
+                n,
+                zero,
+                matrix(c),
+                BF16,
+                n,
+                COMPUTE_F32,
+                -1,
             )
         };
         check("cublasGemmEx", status)

@@ -271,9 +271,8 @@ impl Kernel<'_> {
         let parameters = parameters.as_mut_ptr();
         let (stream, none) = (stream.handle(), ptr::null_mut());
         // SAFETY: the caller's promise.
-        let code = unsafe {
-            launch(self.function, gx, gy, 1, bx, by, 1, 0, stream, parameters, none)
-        };
+        let code =
+            unsafe { launch(self.function, gx, gy, 1, bx, by, 1, 0, stream, parameters, none) };
         check("cuLaunchKernel", code)
     }
 }

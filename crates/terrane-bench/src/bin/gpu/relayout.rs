@@ -16,11 +16,7 @@ const LEAST_SHARE: f64 = 0.90;
 /// More than over the wire: at the rate of the device, less is over before it has begun.
 const TIMES_MOVED: u64 = 8;
 
-pub fn report<W: Write>(
-    rig: &Rig,
-    settings: &Settings,
-    reporter: &mut Reporter<W>,
-) -> Result<()> {
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     let pairs: [(&str, LayoutKind, LayoutKind); 4] = [
         ("layer separate to block contiguous", ON_DEVICE, ON_HOST),
         ("block contiguous to layer separate", ON_HOST, ON_DEVICE),

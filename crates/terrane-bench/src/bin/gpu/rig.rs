@@ -13,9 +13,7 @@ use terrane_cuda::{
 };
 use terrane_layout::{LayoutBuilder, LayoutKind};
 use terrane_testkit::random::Seeded;
-use terrane_transfer::{
-    Completion, DeviceOrder, Endpoint, Transfer, TransferManager,
-};
+use terrane_transfer::{Completion, DeviceOrder, Endpoint, Transfer, TransferManager};
 
 use crate::Arguments;
 use crate::raw::Raw;
@@ -50,7 +48,11 @@ impl Rig {
             device: DeviceAllocator::new(&context),
             pinned: PinnedAllocator::new(&context, PinnedOptions::default())?,
             calibration,
-            moved: if arguments.smoke { ByteCount::mib(1) } else { ByteCount::mib(arguments.moved_mib) },
+            moved: if arguments.smoke {
+                ByteCount::mib(1)
+            } else {
+                ByteCount::mib(arguments.moved_mib)
+            },
             smoke: arguments.smoke,
             context,
         })
