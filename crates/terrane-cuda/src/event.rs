@@ -1,5 +1,6 @@
 //! Events: marks in streams, which cost more to make than to use, and so are kept.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -169,6 +170,13 @@ impl Event {
             check("cuEventElapsedTime", code)
         })?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
+    }
+
+    /// The driver's handle, a `CUevent`, for other libraries. It is valid for as long as this value
+    /// lives; destroying it is not theirs.
+    #[must_use]
+    pub const fn handle(&self) -> *mut c_void {
+        self.raw.0.cast()
     }
 
     /// Whether the event is in a stream.

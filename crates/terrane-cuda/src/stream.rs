@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 
-use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use terrane_core::{ByteCount, Location};
 
 use crate::context::Context;
@@ -172,7 +172,8 @@ impl Stream {
         })
     }
 
-    /// As [`wait_for`](Self::wait_for), for an event that is somebody else's.
+    /// As [`wait_for`](Self::wait_for), for somebody else's event by its handle (a `CUevent` or
+    /// `cudaEvent_t`): the event of a layer of a transfer, say.
     ///
     /// # Errors
     ///
@@ -180,11 +181,11 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// The event is alive.
-    pub(crate) unsafe fn wait_for_raw(&self, event: CUevent) -> Result<(), CudaError> {
+    /// The handle is a live event. It may go when the call has returned.
+    pub unsafe fn wait_for_handle(&self, event: *mut c_void) -> Result<(), CudaError> {
         self.context.bound(|functions| {
             // SAFETY: the stream is alive, and the event is, as the caller promised.
-            let code = unsafe { (functions.cuStreamWaitEvent)(self.raw, event, 0) };
+            let code = unsafe { (functions.cuStreamWaitEvent)(self.raw, event.cast(), 0) };
             check("cuStreamWaitEvent", code)
         })
     }

@@ -107,7 +107,7 @@ pub(super) fn obey(
             for stream in streams {
                 // SAFETY: whoever made the handle promised that it is live until the transfer has
                 // ended, which it has not.
-                unsafe { stream.wait_for_raw(raw) }?;
+                unsafe { stream.wait_for_handle(raw) }?;
             }
             return Ok(());
         }

@@ -10,6 +10,7 @@
     reason = "a test says what it expects by panicking, and what it measured by printing"
 )]
 
+mod engine;
 mod exhaustion;
 mod lost;
 mod memory;

@@ -1,0 +1,179 @@
+//! Transfers that nobody waits for, that have no room, and that outlive their engine.
+
+use std::thread;
+
+use terrane_core::{Allocate, ByteCount, RegionRequest};
+use terrane_cuda::{CopyPath, DeviceAllocator, DeviceEngineOptions, DeviceMemory};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
+use terrane_testkit::model::Image;
+use terrane_testkit::process::in_child;
+use terrane_transfer::Transfer;
+
+use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use crate::needs::{Needs, device};
+
+const ROOM: Needs = Needs { device: ByteCount::gib(1), host: ByteCount::gib(1) };
+const ALL: [&str; 3] = [DEVICE, APART, PINNED];
+
+fn options(path: Option<CopyPath>) -> DeviceEngineOptions {
+    DeviceEngineOptions { path, ..DeviceEngineOptions::default() }
+}
+
+/// A completion that is dropped, leaked, or whose future is dropped half-way lets the copy go on,
+/// and the memory goes when it has ended.
+#[test]
+fn abandoned_transfers_end_all_the_same() {
+    let Some(context) = device("abandoned_transfers_end_all_the_same", ROOM) else { return };
+    let before = context.memory().unwrap().0;
+    for path in [None, Some(CopyPath::Direct), Some(CopyPath::Staged)] {
+        let fixture = Fixture::new(&context, options(path), &ALL);
+        let manager = fixture.manager();
+        let shape = config(64, 8, 16);
+        let ids: Vec<u32> = (0..64).collect();
+        let (told, ended) = std::sync::mpsc::channel();
+        for way in 0..3 {
+            let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+            let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+            let guard = Telling(told.clone());
+            let transfer = ordered(Transfer::new(&here, &there), &here, &there);
+            let completion = manager.submit(transfer.blocks(&ids, &ids), guard).unwrap();
+            let ticket = completion.ticket();
+            // What the transfer needs is the transfer's from here on.
+            drop((here, there));
+            match way {
+                0 => drop(completion),
+                1 => std::mem::forget(completion),
+                _ => drop(completion.into_future()),
+            }
+            while !ticket.has_ended() {
+                thread::yield_now();
+            }
+            if way != 1 {
+                ended.recv().unwrap();
+            }
+        }
+    }
+    let after = context.memory().unwrap().0;
+    let missing = before.checked_sub(after).unwrap_or(ByteCount::ZERO);
+    assert!(missing < ByteCount::mib(512), "{missing} did not come back");
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// A guard that tells of its drop.
+struct Telling(std::sync::mpsc::Sender<()>);
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        // The test may be over.
+        let _ = self.0.send(());
+    }
+}
+
+#[test]
+fn threads_submit_both_ways_at_once() {
+    let Some(context) = device("threads_submit_both_ways_at_once", ROOM) else { return };
+    let fixture = Fixture::new(&context, options(None), &ALL);
+    let manager = fixture.manager();
+    let shape = config(48, 8, 16);
+    let ends: Vec<_> = (0..4)
+        .map(|number| {
+            let here =
+                fixture.endpoint(if number % 2 == 0 { DEVICE } else { APART }, shape, LAYERS_APART);
+            let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+            let image = Image::scribble(&here, fixture.access(), number);
+            (here, there, image)
+        })
+        .collect();
+    thread::scope(|scope| {
+        for (here, there, _) in &ends {
+            let manager = &manager;
+            scope.spawn(move || {
+                let all: Vec<u32> = (0..48).collect();
+                let reversed: Vec<u32> = all.iter().rev().copied().collect();
+                // There in one, and back block by block and as a whole, twice reversed.
+                for _ in 0..3 {
+                    let out = ordered(Transfer::new(here, there), here, there);
+                    end_of(manager.submit(out.blocks(&all, &reversed), ()).unwrap())
+                        .result
+                        .unwrap();
+                    let back = |ids: &[u32]| {
+                        let from: Vec<u32> = ids.iter().map(|id| 47 - id).collect();
+                        let back = ordered(Transfer::new(there, here), there, here);
+                        manager.submit(back.blocks(&from, ids), ()).unwrap()
+                    };
+                    let singles: Vec<_> = (0..16).map(|id| back(&[id])).collect();
+                    let rest = back(&all[16..]);
+                    singles.into_iter().for_each(|single| drop(end_of(single).result.unwrap()));
+                    end_of(rest).result.unwrap();
+                }
+            });
+        }
+    });
+    for (here, _, image) in &ends {
+        Image::of(here, fixture.access()).assert_equals(image, "there and back");
+    }
+}
+
+/// With no memory left for buffers a transfer takes another path, and with memory again the
+/// first one.
+#[test]
+fn without_memory_for_buffers_transfers_go_on() {
+    let path = "engine::faults::without_memory_for_buffers_transfers_go_on";
+    in_child(path, || {
+        let Some(context) = device(path, ROOM) else { return };
+        let fixture = Fixture::new(&context, options(Some(CopyPath::Staged)), &ALL);
+        let manager = fixture.manager();
+        let shape = config(64, 8, 16);
+        let ids: Vec<u32> = (0..64).collect();
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        Image::scribble(&here, fixture.access(), 8);
+        // The engine's small tables come first.
+        let hoarded = hoard(&DeviceAllocator::new(&context));
+        let access = fixture.access();
+        check_transfer(&manager, access, (&here, &ids), (&there, &ids), 0..8);
+        drop(hoarded);
+        check_transfer(&manager, access, (&there, &ids), (&here, &ids), 0..8);
+        check_transfer(&manager, access, (&here, &ids), (&there, &ids), 0..8);
+        assert_eq!(context.lost(), None);
+    });
+}
+
+/// All of the device's memory but less than a buffer.
+fn hoard(allocator: &DeviceAllocator) -> Vec<DeviceMemory> {
+    let mut all = Vec::new();
+    for bytes in [ByteCount::gib(1), ByteCount::mib(64), ByteCount::mib(8)] {
+        while let Ok(memory) = allocator.allocate(&RegionRequest::new(bytes)) {
+            all.push(memory);
+        }
+    }
+    all
+}
+
+#[test]
+fn an_engine_that_drops_ends_what_it_has_begun() {
+    let name = "an_engine_that_drops_ends_what_it_has_begun";
+    let Some(context) = device(name, ROOM) else { return };
+    for path in [None, Some(CopyPath::Direct), Some(CopyPath::Staged), Some(CopyPath::Batched)] {
+        let fixture = Fixture::new(&context, options(path), &ALL);
+        let manager = fixture.manager();
+        let shape = config(128, 8, 16);
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        let image = Image::scribble(&here, fixture.access(), 6);
+        let mut expected = Image::of(&there, fixture.access());
+        let all: Vec<_> = (0..8)
+            .map(|part: u32| {
+                let ids: Vec<u32> = (part * 16..part * 16 + 16).collect();
+                expected.transfer(&image, &ids, &ids, 0..8);
+                let transfer = ordered(Transfer::new(&here, &there), &here, &there);
+                manager.submit(transfer.blocks(&ids, &ids), ()).unwrap()
+            })
+            .collect();
+        drop(manager);
+        all.into_iter().for_each(|completion| drop(end_of(completion).result.unwrap()));
+        Image::of(&there, fixture.access()).assert_equals(&expected, "after the engine dropped");
+    }
+}

@@ -1,0 +1,156 @@
+//! Ends in every kind of memory that the engine copies between.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use terrane_core::{Allocate, ByteCount, Memory, Region, RegionRequest};
+use terrane_cuda::{
+    Context, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
+    PinnedOptions, Stream,
+};
+use terrane_layout::{
+    BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind,
+};
+use terrane_storage::{SystemAllocator, SystemOptions};
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::pattern::PieceAccess;
+use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
+
+use crate::needs::OnDevice;
+
+/// Blocks in one allocation of the device.
+pub const DEVICE: &str = "device";
+/// Blocks whose layers lie anywhere in the device's memory.
+pub const APART: &str = "device, layers apart";
+/// Blocks in pinned memory.
+pub const PINNED: &str = "pinned";
+/// Blocks in the memory of another device.
+pub const PEER: &str = "another device";
+
+pub struct Fixture {
+    context: Context,
+    peer: Option<Context>,
+    options: DeviceEngineOptions,
+    ends: Vec<&'static str>,
+    access: OnDevice,
+}
+
+impl Fixture {
+    pub fn new(context: &Context, options: DeviceEngineOptions, ends: &[&'static str]) -> Self {
+        let (context, access) = (context.clone(), OnDevice::new(context));
+        Self { context, peer: None, options, ends: ends.to_vec(), access }
+    }
+
+    /// With a path forced, and everything cut as small as it can be.
+    pub fn in_small_parts(context: &Context, path: CopyPath, ends: &[&'static str]) -> Self {
+        let options = DeviceEngineOptions {
+            path: Some(path),
+            scratch_bytes: ByteCount::kib(8),
+            scratch_buffers: NonZeroU32::new(2).unwrap(),
+            request_bytes: ByteCount::kib(2),
+            relayout_bytes: ByteCount::kib(2),
+            direct_ctas: NonZeroU32::new(2).unwrap(),
+            ..DeviceEngineOptions::default()
+        };
+        Self::new(context, options, ends)
+    }
+
+    pub fn beside(self, peer: Context) -> Self {
+        Self { peer: Some(peer), ..self }
+    }
+
+    pub fn manager(&self) -> TransferManager {
+        TransferManager::new([self.engine()])
+    }
+}
+
+impl EngineFixture for Fixture {
+    fn engine(&self) -> Arc<dyn CopyEngine> {
+        Arc::new(DeviceEngine::new(&self.context, self.options.clone()).unwrap())
+    }
+
+    fn ends(&self) -> &[&'static str] {
+        &self.ends
+    }
+
+    fn endpoint(&self, end: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+        match end {
+            APART => apart(&self.context, config, kind),
+            PINNED => pinned(&self.context, config, kind),
+            PEER => endpoint(&DeviceAllocator::new(self.peer.as_ref().unwrap()), config, kind),
+            _ => endpoint(&DeviceAllocator::new(&self.context), config, kind),
+        }
+    }
+
+    fn serves(&self, source: &str, destination: &str) -> bool {
+        // One end at least is the device's own; only devices' memory is copied within a kind.
+        let host = [source, destination].contains(&PINNED);
+        let peer = [source, destination].contains(&PEER);
+        let both_foreign = |end: &str| end == PINNED || end == PEER;
+        if both_foreign(source) && both_foreign(destination) {
+            return false;
+        }
+        match self.options.path {
+            Some(CopyPath::Direct | CopyPath::Staged) => host,
+            Some(CopyPath::Relayout) => !host && !peer,
+            Some(CopyPath::Peer) => peer,
+            _ => true,
+        }
+    }
+
+    fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
+        let system = SystemAllocator::new(SystemOptions::default());
+        Some(endpoint(&system, config, LayoutKind::FullyContiguous))
+    }
+
+    fn access(&self) -> &dyn PieceAccess {
+        &self.access
+    }
+}
+
+pub fn endpoint(allocator: &impl Allocate, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+    let layout = LayoutBuilder::new(config).kind(kind).allocate(allocator).unregistered().build();
+    Endpoint::new(layout.unwrap()).unwrap()
+}
+
+pub fn pinned(context: &Context, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+    endpoint(&PinnedAllocator::new(context, PinnedOptions::default()).unwrap(), config, kind)
+}
+
+/// Every region an allocation of its own, at distances that follow no rule.
+pub fn apart(context: &Context, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+    let allocator = DeviceAllocator::new(context);
+    let geometry = Geometry::new(&config, kind).unwrap();
+    let regions = (0..geometry.region_count()).map(|number| {
+        let first = ByteCount::new(256 * u64::from(number % 3));
+        let bytes = geometry.region_bytes().checked_add(first).unwrap();
+        let region = Region::new(allocator.allocate(&RegionRequest::new(bytes)).unwrap());
+        assert!(!region.length().is_zero());
+        region.view(first, geometry.region_bytes()).unwrap()
+    });
+    let layout = LayoutBuilder::new(config).kind(kind).adopt(regions.collect::<Vec<_>>());
+    Endpoint::new(layout.unregistered().build().unwrap()).unwrap()
+}
+
+pub const LAYERS_APART: LayoutKind =
+    LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
+
+/// K and V of `page` tokens of 128 numbers of two bytes.
+pub fn config(blocks: u32, layers: u32, page: u32) -> LayoutConfig {
+    let config = LayoutConfig::builder()
+        .num_blocks(blocks)
+        .num_layers(layers)
+        .outer_dim(2)
+        .page_size(page)
+        .inner_dim(128)
+        .element(ElementFormat::Width(2));
+    config.build().unwrap()
+}
+
+/// Some milliseconds of work on a stream.
+pub fn keep_busy(stream: &Stream, room: &impl Memory) {
+    for value in 0..20_u8 {
+        // SAFETY: the memory is the test's alone, and lives until the stream has been waited for.
+        unsafe { stream.fill(room.location(), value, room.length()) }.unwrap();
+    }
+}

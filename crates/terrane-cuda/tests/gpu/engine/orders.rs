@@ -1,0 +1,172 @@
+//! What a transfer runs after on the device, and what runs after its layers.
+
+use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
+use terrane_cuda::{
+    Context, CopyPath, DeviceAllocator, DeviceEngineOptions, Event, Stream, Timing,
+};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::{end_of, ordered};
+use terrane_testkit::model::Image;
+use terrane_transfer::{DeviceOrder, Endpoint, EventHandle, StreamHandle, Transfer, TransferError};
+
+use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy};
+use crate::needs::{Needs, device};
+
+const ROOM: Needs = Needs { device: ByteCount::gib(2), host: ByteCount::mib(512) };
+const ALL: [&str; 3] = [DEVICE, APART, PINNED];
+const PATHS: [Option<CopyPath>; 5] = [
+    None,
+    Some(CopyPath::Direct),
+    Some(CopyPath::Staged),
+    Some(CopyPath::Batched),
+    Some(CopyPath::CopyEach),
+];
+
+fn fixture(context: &Context, path: Option<CopyPath>) -> Fixture {
+    let options = DeviceEngineOptions { path, ..DeviceEngineOptions::default() };
+    Fixture::new(context, options, &ALL)
+}
+
+/// Writes every region of an endpoint, late.
+fn write_late(stream: &Stream, room: &impl Memory, end: &Endpoint, value: u8) {
+    keep_busy(stream, room);
+    for region in end.layout().regions() {
+        // SAFETY: the endpoint keeps the region, of which no transfer is in flight yet.
+        unsafe { stream.fill(region.location(), value, region.length()) }.unwrap();
+    }
+}
+
+fn all_are(end: &Endpoint, fixture: &Fixture, value: u8) -> bool {
+    end.layout().regions().iter().all(|region| {
+        let mut bytes = vec![0; region.length().to_usize()];
+        // SAFETY: the region is alive, and nothing in flight writes it.
+        unsafe { fixture.access().read(region.location(), &mut bytes) }.unwrap();
+        bytes.iter().all(|&byte| byte == value)
+    })
+}
+
+#[test]
+fn a_transfer_waits_for_the_stream_that_writes_its_source() {
+    let name = "a_transfer_waits_for_the_stream_that_writes_its_source";
+    let Some(context) = device(name, ROOM) else { return };
+    let room =
+        DeviceAllocator::new(&context).allocate(&RegionRequest::new(ByteCount::gib(1))).unwrap();
+    let compute = Stream::new(&context).unwrap();
+    let mut value = 0;
+    // One block goes at once, all of them by way of a feeder.
+    for (path, blocks) in PATHS.into_iter().flat_map(|path| [(path, 1), (path, 64)]) {
+        let fixture = fixture(&context, path);
+        let manager = fixture.manager();
+        let shape = config(blocks, 8, 16);
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        let ids: Vec<u32> = (0..blocks).collect();
+        for by_event in [false, true] {
+            value += 1;
+            write_late(&compute, &room, &here, value);
+            let event = Event::new(&context, Timing::Off).unwrap();
+            event.record(&compute).unwrap();
+            let id = context.device().id;
+            let order = if by_event {
+                let raw = event.handle().expose_provenance();
+                // SAFETY: the event lives until the transfer has ended.
+                let handle = unsafe { EventHandle::from_raw(id, raw.try_into().unwrap()) };
+                DeviceOrder::AfterEvent(handle)
+            } else {
+                let raw = compute.handle().expose_provenance();
+                // SAFETY: the stream lives until the transfer has ended.
+                let handle = unsafe { StreamHandle::from_raw(id, raw.try_into().unwrap()) };
+                DeviceOrder::AfterStream(handle)
+            };
+            let transfer = Transfer::new(&here, &there).blocks(&ids, &ids).device_order(order);
+            end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
+            assert!(all_are(&there, &fixture, value), "{path:?}, {blocks} blocks: too early");
+        }
+    }
+}
+
+#[test]
+fn a_transfer_that_waits_holds_up_no_other() {
+    let name = "a_transfer_that_waits_holds_up_no_other";
+    let Some(context) = device(name, ROOM) else { return };
+    let fixture = fixture(&context, Some(CopyPath::Staged));
+    let manager = fixture.manager();
+    let shape = config(64, 8, 16);
+    let end = |name, kind| fixture.endpoint(name, shape, kind);
+    let [held_here, here] = [(); 2].map(|()| end(DEVICE, LAYERS_APART));
+    let [held_there, there] = [(); 2].map(|()| end(PINNED, LayoutKind::FullyContiguous));
+    Image::scribble(&here, fixture.access(), 1);
+    let ids: Vec<u32> = (0..64).collect();
+    let room =
+        DeviceAllocator::new(&context).allocate(&RegionRequest::new(ByteCount::gib(1))).unwrap();
+    let compute = Stream::new(&context).unwrap();
+    write_late(&compute, &room, &held_here, 9);
+    let raw = compute.handle().expose_provenance();
+    // SAFETY: the stream lives until the transfer has ended.
+    let handle = unsafe { StreamHandle::from_raw(context.device().id, raw.try_into().unwrap()) };
+    let held = Transfer::new(&held_here, &held_there).blocks(&ids, &ids);
+    let held = manager.submit(held.device_order(DeviceOrder::AfterStream(handle)), ()).unwrap();
+    let other = ordered(Transfer::new(&here, &there), &here, &there).blocks(&ids, &ids);
+    end_of(manager.submit(other, ()).unwrap()).result.unwrap();
+    end_of(held).result.unwrap();
+    assert!(all_are(&held_there, &fixture, 9));
+}
+
+#[test]
+fn layers_can_be_used_while_others_travel() {
+    let name = "layers_can_be_used_while_others_travel";
+    let Some(context) = device(name, ROOM) else { return };
+    for path in [None, Some(CopyPath::Direct), Some(CopyPath::Batched), Some(CopyPath::CopyEach)] {
+        let fixture = fixture(&context, path);
+        let manager = fixture.manager();
+        let shape = config(64, 8, 16);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        let here = fixture.endpoint(APART, shape, LAYERS_APART);
+        let copy = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let image = Image::scribble(&there, fixture.access(), 5);
+        let mut expected = Image::of(&copy, fixture.access());
+        let ids: Vec<u32> = (0..64).collect();
+        expected.transfer(&image, &ids, &ids, 0..8);
+        let transfer = ordered(Transfer::new(&there, &here), &there, &here).blocks(&ids, &ids);
+        let completion = manager.submit(transfer.layer_wise(), ()).unwrap();
+        let layers = completion.layers().unwrap();
+        let user = Stream::new(&context).unwrap();
+        for (layer, (from, to)) in
+            (0..8).zip(here.layout().regions().iter().zip(copy.layout().regions()))
+        {
+            if let Some(event) = layers.event(layer).unwrap() {
+                let raw = usize::try_from(event.raw()).unwrap();
+                let raw = std::ptr::with_exposed_provenance_mut(raw);
+                // SAFETY: the layers keep the event alive.
+                unsafe { user.wait_for_handle(raw) }.unwrap();
+            }
+            // SAFETY: the layer has arrived when the stream comes to it, and both ends live until
+            // the stream has been waited for.
+            unsafe { user.copy(from.location(), to.location(), to.length()) }.unwrap();
+        }
+        user.synchronize().unwrap();
+        end_of(completion).result.unwrap();
+        Image::of(&copy, fixture.access()).assert_equals(&expected, &format!("{path:?}"));
+    }
+}
+
+/// An order that the driver refuses ends the transfer with the driver's reason.
+#[test]
+fn an_order_of_another_context_is_refused() {
+    let name = "an_order_of_another_context_is_refused";
+    let Some(context) = device(name, ROOM) else { return };
+    let fixture = fixture(&context, None);
+    let manager = fixture.manager();
+    let shape = config(4, 2, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let other = terrane_core::DeviceId::new(context.device().id.get() + 77);
+    // SAFETY: a transfer with the order of a device that takes no part is refused before the
+    // handle is used.
+    let handle = unsafe { StreamHandle::from_raw(other, 0) };
+    let transfer = Transfer::new(&here, &there).blocks(&[0], &[0]);
+    let transfer = transfer.device_order(DeviceOrder::AfterStream(handle));
+    let rejected = manager.submit(transfer, ()).unwrap_err();
+    assert!(matches!(rejected.cause, TransferError::NoEngine { .. }), "{rejected}");
+}

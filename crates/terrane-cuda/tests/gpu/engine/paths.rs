@@ -1,0 +1,261 @@
+//! Every path moves the right bytes.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Instant;
+
+use terrane_core::{ByteCount, DeviceId, Wish};
+use terrane_cuda::{
+    Calibration, CalibrationOptions, Context, CopyPath, DeviceAllocator, DeviceEngine,
+    DeviceEngineOptions, PinnedAllocator, PinnedOptions,
+};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
+use terrane_testkit::conformance::{EngineFixture, check_copy_engine};
+use terrane_testkit::model::Image;
+use terrane_testkit::random::Seeded;
+use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
+
+use super::fixture::{
+    APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, config, endpoint, pinned,
+};
+use crate::needs::{LITTLE, Needs, device};
+
+const ALL: [&str; 3] = [DEVICE, APART, PINNED];
+
+fn check_path(name: &str, path: CopyPath, ends: &[&'static str]) {
+    let Some(context) = device(name, LITTLE) else { return };
+    check_copy_engine(&Fixture::in_small_parts(&context, path, ends));
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+#[test]
+fn the_calibrated_engine_conforms() {
+    let Some(context) = device("the_calibrated_engine_conforms", LITTLE) else { return };
+    check_copy_engine(&Fixture::new(&context, DeviceEngineOptions::default(), &ALL));
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+#[test]
+fn contiguous_copies_conform() {
+    check_path("contiguous_copies_conform", CopyPath::Contiguous, &ALL);
+}
+
+#[test]
+fn a_copy_for_each_run_conforms() {
+    check_path("a_copy_for_each_run_conforms", CopyPath::CopyEach, &ALL);
+}
+
+#[test]
+fn batched_copies_conform() {
+    check_path("batched_copies_conform", CopyPath::Batched, &ALL);
+}
+
+#[test]
+fn the_direct_kernel_conforms() {
+    check_path("the_direct_kernel_conforms", CopyPath::Direct, &ALL);
+}
+
+#[test]
+fn the_staged_path_conforms() {
+    check_path("the_staged_path_conforms", CopyPath::Staged, &ALL);
+}
+
+#[test]
+fn the_relayout_kernel_conforms() {
+    check_path("the_relayout_kernel_conforms", CopyPath::Relayout, &[DEVICE, APART]);
+}
+
+#[test]
+fn paths_between_devices_conform() {
+    let name = "paths_between_devices_conform";
+    let Some(context) = device(name, LITTLE) else { return };
+    let peer = match Context::primary(DeviceId::new(1)) {
+        Ok(peer) => peer,
+        Err(error) => return eprintln!("skipped: {name}: {error}"),
+    };
+    let ends = [DEVICE, PEER];
+    let default = Fixture::new(&context, DeviceEngineOptions::default(), &ends);
+    check_copy_engine(&default.beside(peer.clone()));
+    for path in [CopyPath::CopyEach, CopyPath::Batched, CopyPath::Peer] {
+        let fixture = Fixture::in_small_parts(&context, path, &ends).beside(peer.clone());
+        let probe = |end| fixture.endpoint(end, config(1, 1, 1), LayoutKind::FullyContiguous);
+        let (here, there) = (probe(DEVICE), probe(PEER));
+        let transfer = ordered(Transfer::new(&here, &there), &here, &there).blocks(&[0], &[0]);
+        match fixture.manager().explain(&transfer) {
+            Ok(_) => check_copy_engine(&fixture),
+            // Devices that do not reach each other's memory have no such path.
+            Err(error) => eprintln!("{path} is not there: {error}"),
+        }
+    }
+    assert_eq!((context.lost(), peer.lost()), (None, None));
+}
+
+/// Some blocks of many, in random order.
+fn some(random: &mut Seeded, of: u32, count: usize) -> Vec<u32> {
+    let mut all: Vec<u32> = (0..of).collect();
+    random.shuffle(&mut all);
+    all.truncate(count);
+    all
+}
+
+/// Larger than what the engine submits at once, with more blocks than a launch names, through
+/// buffers that hold many, one, and less than one block.
+#[test]
+fn large_transfers_in_many_parts_are_exact() {
+    let needs = Needs { device: ByteCount::mib(256), host: ByteCount::mib(512) };
+    let Some(context) = device("large_transfers_in_many_parts_are_exact", needs) else { return };
+    let mut random = Seeded::new(7);
+    let shape = config(600, 3, 4);
+    for path in [CopyPath::Staged, CopyPath::Direct, CopyPath::Batched] {
+        for scratch in [ByteCount::kib(3), ByteCount::kib(100), ByteCount::mib(4)] {
+            let options = DeviceEngineOptions {
+                path: Some(path),
+                scratch_bytes: scratch,
+                request_bytes: scratch,
+                ..DeviceEngineOptions::default()
+            };
+            let fixture = Fixture::new(&context, options, &ALL);
+            let manager = fixture.manager();
+            for host_kind in LayoutKind::ALL {
+                let here = fixture.endpoint(APART, shape, LAYERS_APART);
+                let there = fixture.endpoint(PINNED, shape, host_kind);
+                Image::scribble(&here, fixture.access(), 1);
+                Image::scribble(&there, fixture.access(), 2);
+                for (from, to) in [(&here, &there), (&there, &here)] {
+                    let (read, written) =
+                        (some(&mut random, 600, 400), some(&mut random, 600, 400));
+                    let access = fixture.access();
+                    check_transfer(&manager, access, (from, &read), (to, &written), 0..3);
+                }
+            }
+        }
+    }
+}
+
+/// No copy reaches from one registration into the next.
+#[test]
+fn registrations_are_not_crossed() {
+    let needs = Needs { device: ByteCount::mib(256), host: ByteCount::mib(512) };
+    let Some(context) = device("registrations_are_not_crossed", needs) else { return };
+    let options = PinnedOptions {
+        registration: Wish::Required,
+        largest_registration: ByteCount::mib(2),
+        unit: ByteCount::ZERO,
+        ..PinnedOptions::default()
+    };
+    let chunked = PinnedAllocator::new(&context, options).unwrap();
+    // Blocks of 1.5 MiB, of which every other one begins in one registration and ends in the next.
+    let shape = config(8, 12, 256);
+    for path in [None, Some(CopyPath::Contiguous), Some(CopyPath::Batched), Some(CopyPath::Staged)]
+    {
+        let options = DeviceEngineOptions { path, ..DeviceEngineOptions::default() };
+        let fixture = Fixture::new(&context, options, &ALL);
+        let manager = fixture.manager();
+        for kind in LayoutKind::ALL {
+            let here = fixture.endpoint(DEVICE, shape, kind);
+            let there = endpoint(&chunked, shape, LayoutKind::FullyContiguous);
+            Image::scribble(&here, fixture.access(), 3);
+            for (from, to) in [(&here, &there), (&there, &here)] {
+                let blocks = [0, 1, 2, 3, 4, 5, 6, 7];
+                check_transfer(&manager, fixture.access(), (from, &blocks), (to, &blocks), 0..12);
+            }
+        }
+    }
+    assert_eq!(context.lost(), None);
+}
+
+/// The end that a process's other libraries have locked, which nobody here knows the parts of.
+#[test]
+fn pinned_memory_of_others_is_served() {
+    let Some(context) = device("pinned_memory_of_others_is_served", LITTLE) else { return };
+    let options = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
+    let of_driver = PinnedAllocator::new(&context, options).unwrap();
+    let shape = config(8, 3, 4);
+    let theirs = endpoint(&of_driver, shape, LayoutKind::FullyContiguous);
+    // As their memory is adopted: a span and an owner, and nothing else known.
+    let adopted = |owner: &Endpoint| {
+        let regions = owner.layout().regions().iter().map(|region| {
+            // SAFETY: the owner keeps the bytes alive, and the test uses them through one
+            // endpoint at a time.
+            let memory = unsafe { terrane_core::ForeignMemory::new(region.span(), region.clone()) };
+            terrane_core::Region::new(memory)
+        });
+        let builder = terrane_layout::LayoutBuilder::new(shape).fully_contiguous();
+        let layout = builder.adopt(regions.collect::<Vec<_>>()).unregistered().build().unwrap();
+        // SAFETY: as above.
+        unsafe { Endpoint::sharing(layout) }
+    };
+    let there = adopted(&theirs);
+    for path in [None, Some(CopyPath::Direct), Some(CopyPath::Staged)] {
+        let options = DeviceEngineOptions { path, ..DeviceEngineOptions::default() };
+        let fixture = Fixture::new(&context, options, &ALL);
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        Image::scribble(&here, fixture.access(), 4);
+        let manager = fixture.manager();
+        for (from, to) in [(&here, &there), (&there, &here)] {
+            check_transfer(&manager, fixture.access(), (from, &[1, 2, 7]), (to, &[0, 5, 3]), 0..3);
+        }
+    }
+}
+
+#[test]
+fn a_calibration_is_measured_saved_and_used() {
+    let needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
+    let name = "a_calibration_is_measured_saved_and_used";
+    let Some(context) = device(name, needs) else { return };
+    let mut options = CalibrationOptions::default();
+    options.bytes = ByteCount::mib(16);
+    let begun = Instant::now();
+    let measured = Calibration::measure(&context, &options).unwrap();
+    eprintln!("measured: a calibration in {:.2?}", begun.elapsed());
+    assert_eq!(measured.device(), context.device().name);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("calibration.json");
+    measured.save(&file).unwrap();
+    let loaded = Calibration::load(&file, &context).unwrap();
+    assert_eq!(loaded, measured);
+    let options = DeviceEngineOptions { calibration: Some(loaded), ..Default::default() };
+    let engine = DeviceEngine::new(&context, options).unwrap();
+    assert_eq!(engine.calibration(), &measured);
+    let manager = TransferManager::new([Arc::new(engine) as Arc<dyn CopyEngine>]);
+    let shape = config(64, 8, 16);
+    let here = endpoint(&DeviceAllocator::new(&context), shape, LAYERS_APART);
+    let there = pinned(&context, shape, LayoutKind::FullyContiguous);
+    let all: Vec<u32> = (0..64).collect();
+    let transfer = ordered(Transfer::new(&here, &there), &here, &there).blocks(&all, &all);
+    eprintln!("{}", manager.explain(&transfer).unwrap());
+    end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
+}
+
+/// What it costs the calling thread to start a transfer of 16 blocks.
+#[test]
+fn sixteen_blocks_are_submitted_in_microseconds() {
+    let name = "sixteen_blocks_are_submitted_in_microseconds";
+    let needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
+    let Some(context) = device(name, needs) else { return };
+    let options = DeviceEngineOptions {
+        watchers: NonZeroU32::new(2).unwrap(),
+        ..DeviceEngineOptions::default()
+    };
+    let fixture = Fixture::new(&context, options, &ALL);
+    let manager = fixture.manager();
+    let shape = config(64, 32, 16);
+    let (here, there) = (
+        fixture.endpoint(DEVICE, shape, LAYERS_APART),
+        fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous),
+    );
+    let mut random = Seeded::new(9);
+    let mut times = Vec::new();
+    for _ in 0..50 {
+        let (read, written) = (some(&mut random, 64, 16), some(&mut random, 64, 16));
+        let transfer = ordered(Transfer::new(&here, &there), &here, &there);
+        let transfer = transfer.blocks(&read, &written);
+        let begun = Instant::now();
+        let completion = manager.submit(transfer, ()).unwrap();
+        times.push(begun.elapsed());
+        completion.wait().result.unwrap();
+    }
+    times.sort();
+    eprintln!("measured: submitting 16 blocks takes {:.2?}, the median of 50", times[25]);
+}
