@@ -13,5 +13,6 @@ pub mod kernels;
 pub mod lint;
 pub mod loom;
 pub mod offload;
+pub mod simulated;
 pub mod soak;
 pub mod test;

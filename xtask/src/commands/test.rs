@@ -6,6 +6,7 @@ use std::io::{BufWriter, Write};
 use anyhow::{Context, Result, bail};
 
 use crate::command::Tool;
+use crate::commands::simulated;
 use crate::tally::Tally;
 use crate::test_log::TestLog;
 use crate::workspace::Workspace;
@@ -20,7 +21,8 @@ pub struct Arguments {
     filter: Option<String>,
 }
 
-/// Runs the tests with all features.
+/// Runs the tests with all features, and those that need a device a second time, over a simulated
+/// one.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
     let mut cargo = Tool::cargo(workspace).env("RUSTDOCFLAGS", "-D warnings").args([
         "test",
@@ -34,7 +36,8 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
         cargo = cargo.args(["--package", package]);
     }
     let cargo = cargo.arg("--").args(&arguments.filter).arg("--show-output");
-    run_counted(workspace, cargo, "test", tally)
+    run_counted(workspace, cargo, "test", tally)?;
+    simulated::run(workspace, &arguments.package, arguments.filter.as_ref(), tally)
 }
 
 /// How many seconds one test binary may run. A deadlock would hold the gate for ever otherwise;
