@@ -13,7 +13,7 @@ use terrane_transfer::{Endpoint, TransferManager};
 
 use crate::methods::{Methods, NAMES};
 use crate::rig::{Rig, address, in_turns, path_of, shuffled, submit, transfer};
-use crate::shapes::{ON_DEVICE, ON_HOST, SHAPES, Shape};
+use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
 
 /// What a transfer has to reach of one contiguous copy: the blocks out of order on the device,
 /// in order on the host.
@@ -53,7 +53,7 @@ struct Cell<'rig> {
 }
 
 pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
-    for shape in &SHAPES {
+    for shape in shapes(rig.smoke) {
         if !cases(shape).iter().any(|case| reporter.wants(case)) {
             continue;
         }

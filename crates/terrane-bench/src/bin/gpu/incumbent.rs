@@ -11,12 +11,12 @@ use terrane_transfer::Endpoint;
 use crate::blocks::Way;
 use crate::raw::Raw;
 use crate::rig::{Rig, address, in_turns, shuffled, transfer};
-use crate::shapes::{ON_DEVICE, ON_HOST, SHAPES};
+use crate::shapes::{ON_DEVICE, ON_HOST, shapes};
 use terrane_cuda::Stream;
 
 pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     let settings = rig.few(settings);
-    for shape in &SHAPES {
+    for shape in shapes(rig.smoke) {
         for way in Way::ALL {
             let case = format!("{}, {}, beside today's pattern", shape.title(), way.name());
             if !reporter.wants(&case) {

@@ -9,7 +9,7 @@ use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
 use crate::blocks::Way;
 use crate::methods::{Methods, NAMES};
 use crate::rig::{Rig, in_turns, path_of, shuffled, submit, transfer};
-use crate::shapes::{ON_DEVICE, ON_HOST, SHAPES, Shape};
+use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
 
 /// A transfer may take this many times as long as the best raw method.
 const MOST_TIMES: f64 = 1.15;
@@ -18,11 +18,11 @@ const MOST_TIMES: f64 = 1.15;
 const LONGEST_SUBMIT: f64 = 15.0;
 
 /// There are this many blocks to choose from.
-const BLOCKS: u32 = 64;
+const BLOCKS: u32 = 32;
 
 pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     let settings = rig.many(settings);
-    for shape in &SHAPES {
+    for shape in shapes(rig.smoke) {
         for way in Way::ALL {
             for blocks in [1, 8] {
                 waited_for(rig, shape, way, blocks, &settings, reporter)?;

@@ -15,7 +15,7 @@ use terrane_transfer::{Endpoint, TransferManager};
 use crate::blocks::Way;
 use crate::product::Product;
 use crate::rig::{Rig, shuffled, submit};
-use crate::shapes::{ON_DEVICE, ON_HOST, SHAPES};
+use crate::shapes::{ON_DEVICE, ON_HOST, USUAL};
 
 /// The direct kernel slows the product down at least this many times as much as staging does.
 const LEAST_TIMES: f64 = 3.0;
@@ -87,7 +87,7 @@ fn beside_transfers(
     path: CopyPath,
     settings: &Settings,
 ) -> Result<Spread> {
-    let shape = &SHAPES[2];
+    let shape = &USUAL;
     let blocks = shape.blocks_of(rig.moved)?;
     let manager = rig.manager(Some(path))?;
     let half = ByteCount::new(u64::from(blocks)).to_usize();

@@ -9,13 +9,13 @@ use terrane_cuda::{Context, DeviceAllocator, probe};
 
 use crate::raw::Raw;
 use crate::rig::{Rig, endpoint, in_turns, shuffled, transfer};
-use crate::shapes::{ON_DEVICE, ON_HOST, SHAPES};
+use crate::shapes::{ON_DEVICE, ON_HOST, shapes};
 
 const CASE: &str = "from one device to another";
 
 pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
     let case = |shape: &crate::shapes::Shape| format!("{}, {CASE}", shape.title());
-    if !SHAPES.iter().any(|shape| reporter.wants(&case(shape))) {
+    if !shapes(rig.smoke).any(|shape| reporter.wants(&case(shape))) {
         return Ok(());
     }
     let own = rig.context.device().id;
@@ -49,7 +49,7 @@ fn measure<W: Write>(
     reporter: &mut Reporter<W>,
 ) -> Result<()> {
     let there = DeviceAllocator::new(other);
-    for shape in &SHAPES {
+    for shape in shapes(rig.smoke) {
         let blocks = shape.blocks_of(rig.moved)?;
         let bytes = ByteCount::new(shape.block_bytes().get() * u64::from(blocks));
         let source = rig.on_device(shape, blocks, ON_DEVICE)?;

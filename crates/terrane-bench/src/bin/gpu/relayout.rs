@@ -8,7 +8,7 @@ use terrane_core::ByteCount;
 use terrane_layout::LayoutKind;
 
 use crate::rig::{Rig, in_turns, shuffled, transfer};
-use crate::shapes::{BLOCK_FIRST, ON_DEVICE, ON_HOST, SHAPES};
+use crate::shapes::{BLOCK_FIRST, ON_DEVICE, ON_HOST, shapes};
 
 /// Of what a plain copy within the device reaches.
 const LEAST_SHARE: f64 = 0.90;
@@ -26,8 +26,12 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
     let (free, _) = rig.context.memory()?;
     // Two layouts and two flat buffers, and room for others.
     let most = free.get() / 8;
-    let bytes = ByteCount::new((rig.moved.get() * TIMES_MOVED).min(most));
-    for shape in &SHAPES {
+    let bytes = if rig.smoke {
+        rig.moved
+    } else {
+        ByteCount::new((rig.moved.get() * TIMES_MOVED).min(most))
+    };
+    for shape in shapes(rig.smoke) {
         for (name, from, to) in pairs {
             let case = format!("{}, within the device, {name}", shape.title());
             if !reporter.wants(&case) {

@@ -49,7 +49,7 @@ impl Rig {
             pinned: PinnedAllocator::new(&context, PinnedOptions::default())?,
             calibration,
             moved: if arguments.smoke {
-                ByteCount::mib(1)
+                ByteCount::kib(256)
             } else {
                 ByteCount::mib(arguments.moved_mib)
             },

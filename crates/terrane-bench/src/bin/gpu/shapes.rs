@@ -15,8 +15,11 @@ pub struct Shape {
     row_bytes: u32,
 }
 
+/// What the product's slowdown is measured beside: pieces of a usual length.
+pub const USUAL: Shape = SHAPES[2];
+
 /// By the length of their pieces: one of K or V of a layer for the tokens of a block.
-pub const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 6] = [
     Shape { name: "GLM-4.6 fp8 TP8", layers: 92, outer: 2, tokens: 16, row_bytes: 128 },
     Shape { name: "Qwen3-235B TP4", layers: 94, outer: 2, tokens: 16, row_bytes: 256 },
     Shape { name: "Llama-70B TP4", layers: 80, outer: 2, tokens: 16, row_bytes: 512 },
@@ -24,6 +27,12 @@ pub const SHAPES: [Shape; 6] = [
     Shape { name: "Llama-8B", layers: 32, outer: 2, tokens: 16, row_bytes: 2048 },
     Shape { name: "Llama-8B, 64 tokens", layers: 32, outer: 2, tokens: 64, row_bytes: 2048 },
 ];
+
+/// All shapes; where only little is to be moved, one with K and V and one without.
+pub fn shapes(is_smoke: bool) -> impl Iterator<Item = &'static Shape> {
+    let all = if is_smoke { 0 } else { SHAPES.len() };
+    SHAPES.iter().enumerate().filter(move |(n, _)| *n < all || [0, 3].contains(n)).map(|(_, s)| s)
+}
 
 /// K and V of a layer in one tensor each, as most engines have them.
 pub const ON_DEVICE: LayoutKind =
