@@ -24,6 +24,7 @@ pub struct Arguments {
 /// Runs the tests with all features, and those that need a device a second time, over a simulated
 /// one.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
+    simulated::build(workspace)?;
     let mut cargo = Tool::cargo(workspace).env("RUSTDOCFLAGS", "-D warnings").args([
         "test",
         "--all-features",

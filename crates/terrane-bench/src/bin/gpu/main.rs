@@ -48,7 +48,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let mut arguments = Arguments::parse();
     if arguments.smoke {
-        arguments.settings.warm_up = 1;
+        arguments.settings.warm_up = 0;
         arguments.settings.repeats = 1;
     }
     run("gpu", &arguments.settings, |settings, reporter| {

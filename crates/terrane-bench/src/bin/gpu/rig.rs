@@ -81,13 +81,14 @@ impl Rig {
 
     /// Repeats for what takes microseconds.
     pub fn many(&self, settings: &Settings) -> Settings {
-        let (warm_up, repeats) = if self.smoke { (1, 3) } else { (20, settings.repeats.max(101)) };
+        let (warm_up, repeats) = if self.smoke { (0, 1) } else { (20, settings.repeats.max(101)) };
         Settings { warm_up, repeats, ..settings.clone() }
     }
 
     /// Repeats for what takes a good part of a second.
     pub fn few(&self, settings: &Settings) -> Settings {
-        Settings { warm_up: 1, repeats: settings.repeats.min(3), ..settings.clone() }
+        let warm_up = settings.warm_up.min(1);
+        Settings { warm_up, repeats: settings.repeats.min(3), ..settings.clone() }
     }
 }
 
