@@ -288,6 +288,9 @@ if wants bench; then
     echo "== bench"
     if [ -n "$json" ]; then
         program bench "$logs/bench.log" "$json" "${limit:-1500}" "$here/bench" --json "$@"
+        echo "bench: missed $(grep -c '"ok":false' "$json") of $(grep -c '"target":[0-9]' "$json") targets"
+        grep '"ok":false' "$json" |
+            sed 's/.*"case":"\([^"]*\)".*"ratio":\([^,]*\),"target":\([^,]*\),.*/missed: \1: ratio \2 of \3/'
     else
         program bench "$logs/bench.log" "$logs/bench.out" "${limit:-1500}" "$here/bench" "$@"
     fi

@@ -182,8 +182,17 @@ fn benchmarks_write_json_and_take_arguments() {
         "one block",
     ]);
     assert_eq!((last_line(&text), code), ("1 passed, 0 failed, 1 skipped", 0), "{text}");
-    let measured = fs::read_to_string(json).unwrap();
+    let measured = fs::read_to_string(&json).unwrap();
     assert_eq!(measured, "{\"arguments\":\"--json --filter one block\"}\n");
+    assert!(text.contains("bench: missed 0 of 0 targets\n"), "{text}");
+
+    // As the suites write it.
+    let line = r#"{"suite":"gpu","case":"a, b","value":1.0,"unit":"GB/s","baseline":2.0,"baseline_name":"c","ratio":0.5,"target":0.97,"ok":false}"#;
+    bundle.program("bench", &format!("#!/bin/sh\necho '{line}'\n"));
+    let (text, code) = bundle.run(&["--only", "bench", "--json", json.to_str().unwrap()]);
+    assert_eq!((last_line(&text), code), ("1 passed, 0 failed, 0 skipped", 0), "{text}");
+    let missed = "bench: missed 1 of 1 targets\nmissed: a, b: ratio 0.5 of 0.97\n";
+    assert!(text.contains(missed), "{text}");
 
     // Without a device a benchmark says so, and measures nothing.
     bundle.program("bench", "#!/bin/sh\necho 'skipped: gpu/all: no device' >&2\n");

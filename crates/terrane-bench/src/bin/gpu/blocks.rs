@@ -9,7 +9,7 @@ use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
 use terrane_core::{ByteCount, Memory};
 use terrane_cuda::DeviceMemory;
 use terrane_testkit::pattern::Pattern;
-use terrane_transfer::{Endpoint, TransferManager};
+use terrane_transfer::Endpoint;
 
 use crate::methods::{Methods, NAMES};
 use crate::rig::{Rig, address, in_turns, path_of, shuffled, submit, transfer};
@@ -44,7 +44,6 @@ impl Way {
 /// Both ends of one shape's transfers, with room for the blocks twice.
 struct Cell<'rig> {
     rig: &'rig Rig,
-    manager: TransferManager,
     device: Endpoint,
     host: Endpoint,
     flat: [DeviceMemory; 2],
@@ -88,7 +87,6 @@ impl<'rig> Cell<'rig> {
         let bytes = ByteCount::new(shape.block_bytes().get() * u64::from(blocks));
         Ok(Self {
             rig,
-            manager: rig.manager(None)?,
             device: rig.on_device(shape, blocks * 2, ON_DEVICE)?,
             host: rig.in_pinned(shape, blocks * 2, ON_HOST)?,
             flat: [rig.flat(bytes)?, rig.flat(bytes)?],
@@ -118,8 +116,8 @@ impl<'rig> Cell<'rig> {
         let back: Vec<u32> = self.second().collect();
         let pattern = Pattern::new(7);
         pattern.fill_blocks(&self.host, &host)?;
-        transfer(&self.manager, (&self.host, &host), (&self.device, &device))?;
-        transfer(&self.manager, (&self.device, &device), (&self.host, &back))?;
+        transfer(&self.rig.manager, (&self.host, &host), (&self.device, &device))?;
+        transfer(&self.rig.manager, (&self.device, &device), (&self.host, &back))?;
         let layers = 0..self.host.layout().config().num_layers();
         let found = pattern.verify_blocks(&self.host, &back, &host, layers)?;
         ensure!(found.is_clean(), "blocks came back changed: {found}");
@@ -167,17 +165,17 @@ impl<'rig> Cell<'rig> {
         let [scattered_source, scattered_destination] = ends(&scattered);
         let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
         let mut methods = Methods::new(rig, from, to)?;
-        let path = path_of(&self.manager, from, to)?;
+        let path = path_of(&self.rig.manager, from, to)?;
 
         let spreads = in_turns(
             settings,
             &mut [
-                &mut || transfer(&self.manager, from, to),
+                &mut || transfer(&self.rig.manager, from, to),
                 &mut || self.contiguous(way, 0, true),
                 &mut || {
                     let (source, destination) = (&scattered_source, &scattered_destination);
                     transfer(
-                        &self.manager,
+                        &self.rig.manager,
                         (&source.0, &source.1),
                         (&destination.0, &destination.1),
                     )
@@ -238,8 +236,8 @@ impl<'rig> Cell<'rig> {
             &mut [
                 &mut || {
                     let (device, host) = (&self.device, &self.host);
-                    let out = submit(&self.manager, (device, &out.0), (host, &out.1))?;
-                    let home = submit(&self.manager, (host, &home.1), (device, &home.0))?;
+                    let out = submit(&self.rig.manager, (device, &out.0), (host, &out.1))?;
+                    let home = submit(&self.rig.manager, (host, &home.1), (device, &home.0))?;
                     out.wait().result?;
                     home.wait().result?;
                     Ok(())

@@ -30,14 +30,13 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
             on_device.truncate(ByteCount::new(blocks.into()).to_usize());
             let on_host: Vec<u32> = (0..blocks).collect();
             let mut pageable = vec![1_u8; ByteCount::new(bytes).to_usize()];
-            let manager = rig.manager(None)?;
             let (from, to) = match way {
                 Way::ToHost => ((&device, &*on_device), (&host, &*on_host)),
                 Way::ToDevice => ((&host, &*on_host), (&device, &*on_device)),
             };
             let spreads = in_turns(
                 &settings,
-                &mut [&mut || transfer(&manager, from, to), &mut || {
+                &mut [&mut || transfer(&rig.manager, from, to), &mut || {
                     today(&rig.raw, &rig.stream, &device, &on_device, way, &mut pageable)
                 }],
             )?;

@@ -55,16 +55,15 @@ fn waited_for<W: Write>(
     let (source, destination) =
         if way == Way::ToHost { (&device, &host) } else { (&host, &device) };
     let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
-    let manager = rig.manager(None)?;
     let methods = Methods::new(rig, from, to)?;
-    let path = path_of(&manager, from, to)?;
+    let path = path_of(&rig.manager, from, to)?;
 
     let with_batches = rig.raw.has_batches();
     let mut batches = Methods::new(rig, from, to)?;
     let spreads = in_turns(
         settings,
         &mut [
-            &mut || transfer(&manager, from, to),
+            &mut || transfer(&rig.manager, from, to),
             &mut || methods.copy_each(rig),
             &mut || if with_batches { batches.copy_batch(rig) } else { Ok(()) },
             &mut || methods.kernel(rig),
@@ -104,11 +103,10 @@ fn submitted<W: Write>(
         Way::ToHost => ((&device, &*on_device), (&host, &*on_host)),
         Way::ToDevice => ((&host, &*on_host), (&device, &*on_device)),
     };
-    let manager = rig.manager(None)?;
     let mut seconds = Vec::new();
     for round in 0..settings.warm_up + settings.repeats.max(1) {
         let begin = Instant::now();
-        let completion = submit(&manager, from, to)?;
+        let completion = submit(&rig.manager, from, to)?;
         let took = begin.elapsed().as_secs_f64();
         completion.wait().result?;
         if round >= settings.warm_up {

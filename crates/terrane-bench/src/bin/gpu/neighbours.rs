@@ -89,7 +89,7 @@ fn beside_transfers(
 ) -> Result<Spread> {
     let shape = &USUAL;
     let blocks = shape.blocks_of(rig.moved)?;
-    let manager = rig.manager(Some(path))?;
+    let manager = rig.forced(path)?;
     let half = ByteCount::new(u64::from(blocks)).to_usize();
     let device = rig.on_device(shape, blocks * 2, ON_DEVICE)?;
     let host = rig.in_pinned(shape, blocks * 2, ON_HOST)?;

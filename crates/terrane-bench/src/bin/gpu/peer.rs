@@ -54,14 +54,13 @@ fn measure<W: Write>(
         let bytes = ByteCount::new(shape.block_bytes().get() * u64::from(blocks));
         let source = rig.on_device(shape, blocks, ON_DEVICE)?;
         let destination = endpoint(shape, blocks, ON_HOST, &there)?;
-        let manager = rig.manager(None)?;
         let request = RegionRequest::new(bytes);
         let flat = (rig.flat(bytes)?, there.allocate(&request).context("the other device")?);
         let (read, written) = (shuffled(0..blocks, 3), shuffled(0..blocks, 5));
         let spreads = in_turns(
             settings,
             &mut [
-                &mut || transfer(&manager, (&source, &read), (&destination, &written)),
+                &mut || transfer(&rig.manager, (&source, &read), (&destination, &written)),
                 &mut || {
                     let (to, from) = (flat.1.address().get(), flat.0.address().get());
                     // SAFETY: both live until the stream has been waited for.

@@ -245,11 +245,15 @@ fn check(name: &str, status: c_int) -> Result<()> {
 fn places() -> Vec<PathBuf> {
     const NAMES: [&str; 3] = ["libcublas.so.13", "libcublas.so.12", "libcublas.so"];
     let mut folders = vec![PathBuf::new(), PathBuf::from("/usr/local/cuda/lib64")];
-    let pythons = ["/usr/local/lib", "/usr/lib", "/opt/conda/lib", "/opt/venv/lib", "/venv/lib"];
-    for lib in pythons {
-        let Ok(entries) = fs::read_dir(lib) else { continue };
-        let entries = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        for python in entries.filter(|path| path.to_string_lossy().contains("/python3")) {
+    let inside = |folder: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(folder).into_iter().flatten();
+        entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+    };
+    let mut prefixes = ["/usr/local", "/usr", "/venv"].map(PathBuf::from).to_vec();
+    prefixes.extend(["/opt", "/root/.pyenv/versions"].map(Path::new).map(inside).concat());
+    for prefix in prefixes {
+        let pythons = inside(&prefix.join("lib")).into_iter();
+        for python in pythons.filter(|path| path.to_string_lossy().contains("/python3")) {
             for packages in ["site-packages", "dist-packages"] {
                 for part in ["nvidia/cu13/lib", "nvidia/cublas/lib"] {
                     folders.push(python.join(packages).join(part));

@@ -47,11 +47,10 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
             });
             let [(_from_memory, flat_from), (_to_memory, flat_to)] = &flat;
             let (read, written) = (shuffled(0..blocks, 3), shuffled(0..blocks, 5));
-            let manager = rig.manager(None)?;
             let spreads = in_turns(
                 settings,
                 &mut [
-                    &mut || transfer(&manager, (&source, &read), (&destination, &written)),
+                    &mut || transfer(&rig.manager, (&source, &read), (&destination, &written)),
                     &mut || {
                         // SAFETY: both spans live in `flat`, and the stream is waited for.
                         unsafe { rig.raw.copy(&rig.stream, *flat_to, *flat_from, bytes.get()) }?;

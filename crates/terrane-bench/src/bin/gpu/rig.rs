@@ -27,7 +27,9 @@ pub struct Rig {
     pub second_stream: Stream,
     pub device: DeviceAllocator,
     pub pinned: PinnedAllocator,
-    pub calibration: Calibration,
+    calibration: Calibration,
+    /// Over the engine as users get it.
+    pub manager: TransferManager,
     pub moved: ByteCount,
     pub smoke: bool,
     pub context: Context,
@@ -41,6 +43,7 @@ impl Rig {
             None => Calibration::measure(&context, &calibration_options(arguments.smoke))?,
         };
         Ok(Self {
+            manager: manager(&context, &calibration, None)?,
             raw: Raw::open(device)?,
             kernels: Kernels::load(&context)?,
             stream: Stream::new(&context)?,
@@ -58,12 +61,9 @@ impl Rig {
         })
     }
 
-    /// A manager over the engine as users get it, or with one path forced.
-    pub fn manager(&self, path: Option<CopyPath>) -> Result<TransferManager> {
-        let calibration = Some(self.calibration.clone());
-        let options = DeviceEngineOptions { path, calibration, ..DeviceEngineOptions::default() };
-        let engine = DeviceEngine::new(&self.context, options)?;
-        Ok(TransferManager::new([Arc::new(engine) as _]))
+    /// A manager over an engine that takes one path for everything.
+    pub fn forced(&self, path: CopyPath) -> Result<TransferManager> {
+        manager(&self.context, &self.calibration, Some(path))
     }
 
     pub fn on_device(&self, shape: &Shape, blocks: u32, kind: LayoutKind) -> Result<Endpoint> {
@@ -90,6 +90,17 @@ impl Rig {
         let warm_up = settings.warm_up.min(1);
         Settings { warm_up, repeats: settings.repeats.min(3), ..settings.clone() }
     }
+}
+
+fn manager(
+    context: &Context,
+    calibration: &Calibration,
+    path: Option<CopyPath>,
+) -> Result<TransferManager> {
+    let calibration = Some(calibration.clone());
+    let options = DeviceEngineOptions { path, calibration, ..DeviceEngineOptions::default() };
+    let engine = DeviceEngine::new(context, options)?;
+    Ok(TransferManager::new([Arc::new(engine) as _]))
 }
 
 fn calibration_options(smoke: bool) -> CalibrationOptions {
