@@ -152,16 +152,28 @@ pub enum CudaError {
     NoThreadBlocks,
     /// More cells than one launch counts.
     #[error(
-        "{cells} cells or runs of {bytes} bytes are more than one launch counts, which is {most} \
-         cells and as many tiles; copy them in parts"
+        "{} cells of {bytes} bytes are more than one launch counts, which is {most} cells and as \
+         many tiles of 128 words; copy them in parts, of fewer pairs each",
+        .counts.map(|count| count.to_string()).join(" * ")
     )]
     TooManyCells {
-        /// How many there are.
-        cells: u128,
-        /// The length of a cell, or of all runs together.
-        bytes: u128,
+        /// Pairs, layers, outers, rows and columns.
+        counts: [u32; 5],
+        /// The length of a cell.
+        bytes: u64,
         /// The most.
-        most: u64,
+        most: u32,
+    },
+    /// More runs, or longer ones, than one launch counts.
+    #[error(
+        "these {runs} runs are more, or longer, than one launch counts, which is {most} runs and \
+         as many tiles; copy them in parts"
+    )]
+    TooManyRuns {
+        /// How many there are.
+        runs: usize,
+        /// The most.
+        most: u32,
     },
     /// Block ids that lie beyond those that a copy carries.
     #[error(

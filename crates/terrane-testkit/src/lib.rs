@@ -8,6 +8,7 @@
 //! - [`engine`]: a copy engine whose order, delays, failures and very steps a test decides.
 //! - [`model`]: what a transfer should do, computed byte by byte.
 //! - [`conformance`]: the rules that every `Memory`, `Allocate` and `CopyEngine` has to keep.
+//! - [`strided`]: copies of cells with strides, and what they should do.
 //! - [`leaks`]: open descriptors and mappings, counted before and after.
 //! - [`process`]: tests that need a process to themselves.
 //!
@@ -34,6 +35,7 @@ pub mod pattern;
 pub mod process;
 pub mod random;
 pub mod recorder;
+pub mod strided;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,6 +1,8 @@
 //! Kernels that copy scattered blocks: loaded once for a context, launched without a look-up.
 
 mod arguments;
+#[cfg(test)]
+mod on_host;
 mod schedule;
 mod width;
 

@@ -32,6 +32,10 @@ const GROUP_WORDS: u32 = 2 * TILE_WORDS;
 /// The most cells, and the most tiles, of one launch: what a [`Divisor`] divides.
 pub(super) const MOST: u32 = (1 << 31) - 1;
 
+/// The most blocks of a launch: far more than a device runs at once, and few enough for the kernels
+/// to number their threads in 32 bits.
+const MOST_BLOCKS: u32 = 1 << 16;
+
 /// What a warp takes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -84,46 +88,45 @@ impl GridSchedule {
     pub(super) fn of(grid: &GridCopy, width: CopyWidth) -> Result<Option<Self>, CudaError> {
         check_inline_blocks(grid, &grid.source)?;
         check_inline_blocks(grid, &grid.destination)?;
+        let counts = [grid.pairs, grid.layers, grid.outers, grid.rows, grid.columns];
         let cell_words = grid.bytes >> width.index();
-        let pieces = product(&[grid.pairs, grid.layers, grid.outers]);
-        let cells = product(&[grid.pairs, grid.layers, grid.outers, grid.rows, grid.columns]);
-        if cells == 0 || cell_words == 0 {
+        if counts.contains(&0) || cell_words == 0 {
             return Ok(None);
         }
-        let too_many =
-            || CudaError::TooManyCells { cells, bytes: grid.bytes.into(), most: MOST.into() };
-        let bounded = |number: u128| match u32::try_from(number) {
-            Ok(number) if number <= MOST => Ok(number),
-            _ => Err(too_many()),
-        };
-        let piece_words = u128::from(cell_words) * product(&[grid.rows, grid.columns]);
-        let short = |words: u128| u32::try_from(words).ok().filter(|&words| words <= MOST);
+        let refused = || CudaError::TooManyCells { counts, bytes: grid.bytes, most: MOST };
+        let cells = counts.iter().try_fold(1, |cells: u32, &count| cells.checked_mul(count));
+        let cells = cells.filter(|&cells| cells <= MOST).ok_or_else(refused)?;
+        // Rows and columns are factors of the cells.
+        let cells_per_piece = grid.rows * grid.columns;
+        let piece_words = cell_words
+            .checked_mul(cells_per_piece.into())
+            .and_then(|words| u32::try_from(words).ok())
+            .filter(|&words| words <= MOST);
 
-        let (split, units, words_per_unit) = if fills_tiles(cell_words.into()) {
-            (Split::Cells, cells, u128::from(cell_words))
-        } else if fills_tiles(piece_words) && short(piece_words).is_some() {
-            (Split::Pieces, pieces, piece_words)
-        } else {
-            (Split::Groups, 0, 0)
+        let in_tiles = |words: u64| words.div_ceil(TILE_WORDS.into());
+        let (split, units, tiles_per_unit) = match piece_words {
+            _ if fills_tiles(cell_words) => (Split::Cells, cells, in_tiles(cell_words)),
+            Some(words) if fills_tiles(words.into()) => {
+                (Split::Pieces, cells / cells_per_piece, in_tiles(words.into()))
+            }
+            _ => (Split::Groups, cells, 1),
         };
-        // Where it is used it is shorter than that.
-        let words_per_cell = short(cell_words.into()).unwrap_or(MOST);
+        // Words of a cell that fills no tiles are few, and those of others are not asked for here.
+        let words_per_cell = u32::try_from(cell_words).unwrap_or(MOST).min(MOST);
         let group_cells = (GROUP_WORDS / words_per_cell).max(1);
-        let tiles_per_unit = words_per_unit.div_ceil(TILE_WORDS.into());
         let tiles = match split {
-            Split::Groups => cells.div_ceil(group_cells.into()),
-            // Neither factor has more than 96 bits together with the other: cells are at most 2³¹
-            // here, or the next line refuses them.
-            _ => units.saturating_mul(tiles_per_unit),
+            Split::Groups => Some(u64::from(cells.div_ceil(group_cells))),
+            Split::Cells | Split::Pieces => tiles_per_unit.checked_mul(units.into()),
         };
+        let bounded = |number: u64| u32::try_from(number).ok().filter(|&number| number <= MOST);
         Ok(Some(Self {
             split,
-            tiles: bounded(tiles)?,
+            tiles: tiles.and_then(bounded).ok_or_else(refused)?,
             cell_words,
-            cells: bounded(cells)?,
+            cells,
             group_cells,
-            piece_words: short(piece_words).unwrap_or(MOST),
-            tiles_per_unit: Divisor::new(bounded(tiles_per_unit.max(1))?),
+            piece_words: piece_words.unwrap_or(MOST),
+            tiles_per_unit: Divisor::new(bounded(tiles_per_unit).ok_or_else(refused)?),
             words_per_cell: Divisor::new(words_per_cell),
             columns: Divisor::new(grid.columns),
             rows: Divisor::new(grid.rows),
@@ -134,14 +137,14 @@ impl GridSchedule {
 
     /// How many blocks to launch, if at most `most` may be: no more than there is work for.
     pub(super) fn blocks(&self, most: u32) -> u32 {
-        most.min(self.tiles.div_ceil(BLOCK_THREADS / WARP_THREADS))
+        most.min(MOST_BLOCKS).min(self.tiles.div_ceil(BLOCK_THREADS / WARP_THREADS))
     }
 }
 
 /// Whether at least four fifths of the tiles that these words are cut into are filled.
-fn fills_tiles(words: u128) -> bool {
-    let tile = u128::from(TILE_WORDS);
-    (words.div_ceil(tile) * tile).saturating_mul(4) <= words.saturating_mul(5)
+fn fills_tiles(words: u64) -> bool {
+    let cut = u128::from(words.div_ceil(TILE_WORDS.into())) * u128::from(TILE_WORDS);
+    cut * 4 <= u128::from(words) * 5
 }
 
 fn check_inline_blocks(grid: &GridCopy, end: &CopyEnd) -> Result<(), CudaError> {
@@ -151,15 +154,6 @@ fn check_inline_blocks(grid: &GridCopy, end: &CopyEnd) -> Result<(), CudaError> 
         return Err(CudaError::InlineBlocks { first: end.first_inline, pairs: grid.pairs, most });
     }
     Ok(())
-}
-
-/// The product, or a number that is too large for everything if it has more than 128 bits.
-fn product(factors: &[u32]) -> u128 {
-    // A zero among the others is not hidden by it.
-    if factors.contains(&0) {
-        return 0;
-    }
-    factors.iter().fold(1, |product: u128, &factor| product.saturating_mul(factor.into()))
 }
 
 impl Divisor {
@@ -191,32 +185,28 @@ impl RunCopy {
     ///
     /// # Errors
     ///
-    /// [`CudaError::TooManyCells`].
+    /// [`CudaError::TooManyRuns`].
     pub fn arrange(runs: &mut [CopyRun]) -> Result<Self, CudaError> {
         let numbers = |run: &CopyRun| [run.source, run.destination, run.bytes];
         let used = runs.iter().filter(|run| run.bytes != 0);
         let width = CopyWidth::of(used.flat_map(numbers));
         let words: u128 = runs.iter().map(|run| u128::from(run.bytes >> width.index())).sum();
-        let cells = terrane_core::ByteCount::from_usize(runs.len()).get();
-        let too_many = || CudaError::TooManyCells {
-            cells: cells.into(),
-            bytes: words << width.index(),
-            most: MOST.into(),
-        };
-        let count =
-            u32::try_from(cells).ok().filter(|&count| count <= MOST).ok_or_else(too_many)?;
-        let lanes_log2 = lanes_log2(words.div_ceil(u128::from(count.max(1))));
+        let length = runs.len();
+        let refused = || CudaError::TooManyRuns { runs: length, most: MOST };
+        let count = u32::try_from(length).ok().filter(|&count| count <= MOST);
+        let count = count.ok_or_else(refused)?;
+        let lanes_log2 = lanes_log2(words.div_ceil(count.max(1).into()));
         let tile_words = u64::from(IN_FLIGHT) << lanes_log2;
         let mut tiles = 0;
         for run in runs {
             run.first_tile = tiles;
-            // At most 2^62 for a run, and at most 2^31 before it.
+            // At most 2^61 of this run, and at most 2^31 before it.
             tiles += (run.bytes >> width.index()).div_ceil(tile_words);
             if tiles > MOST.into() {
-                return Err(too_many());
+                return Err(refused());
             }
         }
-        let tiles = u32::try_from(tiles).map_err(|_| too_many())?;
+        let tiles = u32::try_from(tiles).map_err(|_| refused())?;
         Ok(Self { runs: 0, count, tiles, lanes_log2, width: width.bytes().into() })
     }
 
@@ -224,7 +214,7 @@ impl RunCopy {
     /// then: as many workers as threads divided by lanes.
     pub(super) fn shares(&self, most: u32) -> (u32, u32) {
         let workers_per_block = BLOCK_THREADS >> self.lanes_log2;
-        let blocks = most.min(self.tiles.div_ceil(workers_per_block));
+        let blocks = most.min(MOST_BLOCKS).min(self.tiles.div_ceil(workers_per_block));
         let workers = u64::from(blocks.max(1)) * u64::from(workers_per_block);
         let share = u64::from(self.tiles).div_ceil(workers);
         (blocks, u32::try_from(share).unwrap_or(u32::MAX))
@@ -288,6 +278,8 @@ mod tests {
         let schedule = GridSchedule::of(&grid([1, 1, 1, 1, 1], 2 << 20), CopyWidth::Sixteen);
         let schedule = schedule.unwrap().unwrap();
         assert_eq!([1, 24, 64, 1000].map(|most| schedule.blocks(most)), [1, 24, 64, 64]);
+        let schedule = GridSchedule::of(&grid([1; 5], 1 << 41), CopyWidth::Sixteen);
+        assert_eq!(schedule.unwrap().unwrap().blocks(u32::MAX), MOST_BLOCKS);
     }
 
     #[test]
@@ -348,7 +340,7 @@ mod tests {
             for (lanes_log2, most) in [(5, 1), (5, 24), (1, 132), (5, u32::MAX)] {
                 let copy = RunCopy { tiles, lanes_log2, count: 1, ..RunCopy::default() };
                 let (blocks, share) = copy.shares(most);
-                assert!(blocks >= 1 && blocks <= most);
+                assert!(blocks >= 1 && blocks <= most.min(MOST_BLOCKS));
                 let workers = u64::from(blocks) * u64::from(BLOCK_THREADS >> lanes_log2);
                 assert!(workers * u64::from(share) >= tiles.into());
             }
@@ -359,6 +351,6 @@ mod tests {
     fn runs_that_one_launch_cannot_count_are_refused() {
         let mut runs = [run(0, 0, u64::MAX), run(0, 0, u64::MAX)];
         let error = RunCopy::arrange(&mut runs).unwrap_err();
-        assert!(matches!(error, CudaError::TooManyCells { .. }), "{error}");
+        assert!(matches!(error, CudaError::TooManyRuns { runs: 2, .. }), "{error}");
     }
 }

@@ -12,6 +12,7 @@
 
 mod engine;
 mod exhaustion;
+mod kernels;
 mod lost;
 mod memory;
 mod needs;
