@@ -204,6 +204,24 @@ pub enum CudaError {
         #[source]
         source: OsError,
     },
+    /// Memory that a device's copies or kernels do not reach, met where a quote had said otherwise.
+    #[error(
+        "device {device} does not reach an end of the transfer; lock host memory with the driver, \
+         and see that the transfer is as it was quoted"
+    )]
+    NotReached {
+        /// The device.
+        device: DeviceId,
+    },
+    /// A path could not be measured.
+    #[error("the path `{path}` could not be measured; see the cause")]
+    Calibration {
+        /// The path.
+        path: &'static str,
+        /// Why not.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
     /// A calibration could not be read or written.
     #[error("the calibration {} cannot be read or written; see the cause", .path.display())]
     CalibrationFile {

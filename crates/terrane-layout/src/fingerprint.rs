@@ -168,6 +168,9 @@ mod tests {
         );
         let scaled = of(builder().element(ElementFormat::MXFP4), LayoutKind::FullyContiguous);
         assert_eq!(scaled.to_string(), "e50d7a88ec34515f02731169b22ffe37");
+        let head_major = builder().num_heads(8).token_order(TokenOrder::HeadMajor);
+        let head_major = of(head_major, LayoutKind::FullyContiguous);
+        assert_eq!(head_major.to_string(), "e9aa01a59d1e4d6080eef0ae52e0b60d");
     }
 
     #[test]

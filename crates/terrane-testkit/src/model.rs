@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use terrane_core::{Location, Memory};
-use terrane_layout::{BlockDimension, LayoutConfig, LayoutKind};
+use terrane_layout::{BlockDimension, LayoutConfig, LayoutKind, TokenOrder};
 use terrane_transfer::Endpoint;
 
 use crate::pattern::PieceAccess;
@@ -52,6 +52,27 @@ pub fn place(
     (region, begin..begin + piece)
 }
 
+/// Where one head of one token lies within its piece.
+///
+/// # Panics
+///
+/// If the config states no heads.
+#[must_use]
+pub fn place_in_piece(config: &LayoutConfig, token: u32, head: u32) -> Range<usize> {
+    let index = |index: u32| usize::try_from(index).expect("64 bits");
+    let (token, head) = (index(token), index(head));
+    let tokens = index(config.page_size());
+    let heads = index(config.num_heads().expect("heads are stated"));
+    let row = config.element().row_bytes(config.inner_dim()).expect("a valid config");
+    let bytes = row.to_usize() / heads;
+    // As an array `[tokens][heads]` or `[heads][tokens]`.
+    let place = match config.token_order() {
+        TokenOrder::TokenMajor => token * heads + head,
+        TokenOrder::HeadMajor => head * tokens + token,
+    };
+    place * bytes..(place + 1) * bytes
+}
+
 impl Image {
     /// The bytes of an endpoint as they are. No transfer may be writing there.
     #[must_use]
@@ -85,8 +106,13 @@ impl Image {
         image
     }
 
-    /// Does to this image what a transfer from `source` should do to the layout.
+    /// Does to this image what a transfer from `source` should do to the layout: head by head, if
+    /// both state theirs.
     pub fn transfer(&mut self, source: &Self, from: &[u32], to: &[u32], layers: Range<u32>) {
+        if let (Some(read), Some(written)) = (source.config.num_heads(), self.config.num_heads()) {
+            assert_eq!(read, written, "as many heads");
+            return self.transfer_heads(source, from, to, layers, [0..read, 0..written]);
+        }
         assert_eq!(from.len(), to.len(), "as many source blocks as destination blocks");
         for (&from, &to) in from.iter().zip(to) {
             for layer in layers.clone() {
@@ -95,6 +121,36 @@ impl Image {
                     let piece = &source.regions[region][bytes];
                     let (region, bytes) = place(&self.config, self.kind, [to, layer, outer]);
                     self.regions[region][bytes].copy_from_slice(piece);
+                }
+            }
+        }
+    }
+
+    /// Does to this image what a transfer of these heads should do to the layout.
+    pub fn transfer_heads(
+        &mut self,
+        source: &Self,
+        from: &[u32],
+        to: &[u32],
+        layers: Range<u32>,
+        [read, written]: [Range<u32>; 2],
+    ) {
+        assert_eq!(from.len(), to.len(), "as many source blocks as destination blocks");
+        assert_eq!(read.len(), written.len(), "as many source heads as destination heads");
+        for (&from, &to) in from.iter().zip(to) {
+            for layer in layers.clone() {
+                for outer in 0..self.config.outer_dim() {
+                    let (region, piece) = place(&source.config, source.kind, [from, layer, outer]);
+                    let piece = &source.regions[region][piece];
+                    let (region, bytes) = place(&self.config, self.kind, [to, layer, outer]);
+                    let target = &mut self.regions[region][bytes];
+                    for token in 0..self.config.page_size() {
+                        for (read, written) in read.clone().zip(written.clone()) {
+                            let bytes = &piece[place_in_piece(&source.config, token, read)];
+                            target[place_in_piece(&self.config, token, written)]
+                                .copy_from_slice(bytes);
+                        }
+                    }
                 }
             }
         }

@@ -147,7 +147,9 @@ impl Endpoint {
             Access::Write => Side::Destination,
         };
         self.check_blocks(blocks, side)?;
-        let wanted = Use { access, blocks, layers: 0..self.0.layout.config().num_layers() };
+        let config = self.0.layout.config();
+        let (layers, heads) = (0..config.num_layers(), 0..config.num_heads().unwrap_or(1));
+        let wanted = Use { access, blocks, layers, heads };
         let mut hazards = self.0.hazards.lock();
         let conflicts = hazards.conflicts(&wanted, &|_| false);
         if !conflicts.is_empty() {

@@ -81,6 +81,11 @@ pub enum Declined {
     /// It knows nothing of the device order that the transfer states.
     #[error("cannot run after a device's stream or event")]
     DeviceOrder,
+    /// It copies whole pieces only, or cannot reach the bytes of this plan one by one.
+    #[error(
+        "cannot copy parts of pieces, into which token orders or heads break them, at these ends"
+    )]
+    BrokenPieces,
     /// It cannot make writes durable as the transfer demands.
     #[error("cannot make writes durable")]
     Durability,

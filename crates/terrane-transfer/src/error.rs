@@ -36,7 +36,7 @@ pub enum TransferError {
     /// The two layouts hold blocks of different shapes.
     #[error(
         "the blocks differ in {field}: {from} in the source, {to} in the destination; \
-         a transfer needs blocks of equal shape"
+         a transfer needs blocks of equal shape, but for heads that it names (Transfer::heads)"
     )]
     ShapeMismatch {
         /// The first field of the layouts' configs that differs.
@@ -82,6 +82,36 @@ pub enum TransferError {
         layers: Range<u32>,
         /// The layers that there are.
         num_layers: u32,
+    },
+    /// The heads do not exist, or are none.
+    #[error(
+        "heads {}..{} are not a range within the {num_heads} heads of the {side}",
+        .heads.start, .heads.end
+    )]
+    NoSuchHeads {
+        /// The side.
+        side: Side,
+        /// The heads that were asked for.
+        heads: Range<u32>,
+        /// The heads that there are.
+        num_heads: u32,
+    },
+    /// As many heads have to be named in the source as in the destination.
+    #[error("{from} source heads for {to} destination heads; name as many of each")]
+    UnequalHeadCounts {
+        /// Heads named in the source.
+        from: u32,
+        /// Heads named in the destination.
+        to: u32,
+    },
+    /// Heads have to be told apart, and a layout does not say how many there are.
+    #[error(
+        "the heads of the {side} layout are not stated, and this transfer would have to tell them \
+         apart; state num_heads and token_order in its config"
+    )]
+    HeadsNotStated {
+        /// The side.
+        side: Side,
     },
     /// The transfer would write bytes that it also reads.
     #[error(

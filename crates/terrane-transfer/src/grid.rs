@@ -3,6 +3,7 @@
 use terrane_core::ByteCount;
 use terrane_layout::{ContiguousUnit, Geometry};
 
+use crate::cells::CellsOfEnd;
 use crate::{Side, TransferPlan};
 
 /// A plan as nested counts, with the strides of both ends.
@@ -27,9 +28,11 @@ pub struct CopyGrid {
     pub layers: u32,
     /// Outers that are apart at one end at least; 1 where they are adjacent at both.
     pub outers: u32,
-    /// Rows within a piece that are apart at one end at least.
+    /// Rows within a piece that are apart at one end at least: tokens, where the orders of tokens and
+    /// heads differ or some heads are copied; 1 elsewhere.
     pub rows: u32,
-    /// Columns within a row that are apart at one end at least.
+    /// Columns within a row that are apart at one end at least: heads, where the orders of tokens and
+    /// heads differ; 1 elsewhere.
     pub columns: u32,
     /// The length of a cell.
     pub bytes: ByteCount,
@@ -81,28 +84,31 @@ impl CopyGrid {
             ContiguousUnit::Layer => (layers, 1, u64::from(outers)),
             ContiguousUnit::Block => (1, 1, u64::from(outers) * u64::from(layers)),
         };
-        let end = |geometry: &Geometry| {
+        let cells = plan.cells.as_ref();
+        let end = |geometry: &Geometry, cells: Option<&CellsOfEnd>| {
             let first = geometry.offset(0, plan.layers.start, 0);
             GridEnd {
                 first_region: first.region,
                 regions_per_layer: u32::from(geometry.region_count() > 1),
-                offset: first.offset,
+                offset: first.offset + cells.map_or(0, |cells| cells.offset),
                 block_stride: geometry.block_stride().get(),
                 layer_stride: geometry.layer_stride().get(),
                 outer_stride: geometry.outer_stride().get(),
-                row_stride: 0,
-                column_stride: 0,
+                row_stride: cells.map_or(0, |cells| cells.row_stride),
+                column_stride: cells.map_or(0, |cells| cells.column_stride),
             }
         };
         Self {
             layers,
             outers,
-            rows: 1,
-            columns: 1,
+            rows: cells.map_or(1, |cells| cells.rows),
+            columns: cells.map_or(1, |cells| cells.columns),
             // At most the bytes of a block, which its config proved to fit.
-            bytes: ByteCount::new(source.piece_bytes().get() * pieces),
-            source: end(source),
-            destination: end(destination),
+            bytes: ByteCount::new(
+                cells.map_or_else(|| source.piece_bytes().get() * pieces, |cells| cells.bytes),
+            ),
+            source: end(source, cells.map(|cells| &cells.source)),
+            destination: end(destination, cells.map(|cells| &cells.destination)),
         }
     }
 }

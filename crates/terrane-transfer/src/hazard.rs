@@ -44,12 +44,14 @@ pub struct BlockConflict {
     pub holder: TransferId,
 }
 
-/// The blocks and layers that a transfer is about to use on one side.
+/// The blocks, layers and heads that a transfer is about to use on one side.
 #[derive(Clone, Debug)]
 pub(crate) struct Use<'a> {
     pub(crate) access: Access,
     pub(crate) blocks: &'a [u32],
     pub(crate) layers: Range<u32>,
+    /// All heads of a layout that does not state them are one.
+    pub(crate) heads: Range<u32>,
 }
 
 /// The claims in flight on the blocks of one layout.
@@ -74,6 +76,7 @@ struct Entry {
     holder: TransferId,
     access: Access,
     layers: Range<u32>,
+    heads: Range<u32>,
     /// Ascending, so that a block is found by bisection.
     blocks: Box<[u32]>,
 }
@@ -114,8 +117,8 @@ impl LockedHazards<'_> {
             }
             let held = self.claims.in_flight.iter().map(|(_, entry)| entry).filter(|entry| {
                 entry.excludes(wanted.access)
-                    && entry.layers.start < wanted.layers.end
-                    && wanted.layers.start < entry.layers.end
+                    && meet(&entry.layers, &wanted.layers)
+                    && meet(&entry.heads, &wanted.heads)
                     && entry.blocks.binary_search(&block).is_ok()
                     && !predecessors(entry.holder)
             });
@@ -138,8 +141,9 @@ impl LockedHazards<'_> {
             blocks.sort_unstable();
         }
         claims.count(&blocks, used.access, |count| *count += 1);
-        let (holder, access, layers) = (holder.id(), used.access, used.layers.clone());
-        let key = claims.in_flight.insert(Entry { holder, access, layers, blocks });
+        let (layers, heads) = (used.layers.clone(), used.heads.clone());
+        let entry = Entry { holder: holder.id(), access: used.access, layers, heads, blocks };
+        let key = claims.in_flight.insert(entry);
         Claim { table: Arc::clone(self.table), key }
     }
 }
@@ -183,6 +187,11 @@ impl Drop for Claim {
     }
 }
 
+/// Whether two ranges have anything in common.
+pub(crate) fn meet(a: &Range<u32>, b: &Range<u32>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
 /// A block number as an index.
 fn widen(block: u32) -> usize {
     terrane_core::ByteCount::new(block.into()).to_usize()
@@ -193,7 +202,7 @@ mod tests {
     use super::*;
 
     fn used<'a>(access: Access, blocks: &'a [u32], layers: Range<u32>) -> Use<'a> {
-        Use { access, blocks, layers }
+        Use { access, blocks, layers, heads: 0..1 }
     }
 
     fn nobody(_: TransferId) -> bool {
@@ -227,6 +236,18 @@ mod tests {
         let locked = table.lock();
         assert!(locked.conflicts(&used(Access::Write, &[0], 2..4), &nobody).is_empty());
         assert_eq!(locked.conflicts(&used(Access::Read, &[0], 1..3), &nobody).len(), 1);
+    }
+
+    #[test]
+    fn other_heads_of_a_block_do_not_conflict() {
+        let of_heads = |heads| Use { heads, ..used(Access::Write, &[0], 0..2) };
+        let table = HazardTable::new(2);
+        let _writing = table.lock().claim(&Ticket::new([]), &of_heads(2..4));
+        let locked = table.lock();
+        assert!(locked.conflicts(&of_heads(0..2), &nobody).is_empty());
+        assert!(locked.conflicts(&of_heads(4..8), &nobody).is_empty());
+        assert_eq!(locked.conflicts(&of_heads(3..5), &nobody).len(), 1);
+        assert_eq!(locked.conflicts(&of_heads(0..8), &nobody).len(), 1);
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl CopyJob {
 
     fn describe(&self, failure: CopyFailure) -> TransferError {
         match failure {
-            CopyFailure::Run { index, offset, source } => match self.plan.runs().get(index) {
+            CopyFailure::Run { index, offset, source } => match self.plan.run(index) {
                 Some(run) => {
                     let rest = run.rest(offset);
                     TransferError::Copy {

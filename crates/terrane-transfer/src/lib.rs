@@ -1,12 +1,13 @@
 //! Block transfers between KV-cache layouts.
 //!
 //! A transfer moves blocks between any two layouts of equal shape, whatever order they are laid
-//! out in and whatever memory they are in. On its way it is
+//! out in and whatever memory they are in: some layers of them or all, some heads or all, re-laid
+//! where one end is token-major and the other head-major. On its way it is
 //!
 //! 1. **validated**, in every build: equal shapes, ids and layers in range, no destination named
 //!    twice, no byte both read and written ([`Planner`]);
 //! 2. **planned**: broken into as few contiguous runs as there can be, without an allocation in
-//!    the steady state ([`TransferPlan`]);
+//!    the steady state ([`TransferPlan`]), or described by counts and strides ([`CopyGrid`]);
 //! 3. **explained**: what runs, by which engine and path, why, and how long that should take
 //!    ([`TransferManager::explain`]);
 //! 4. **checked against what is in flight**: a transfer that would write what another one reads
@@ -14,7 +15,8 @@
 //!    ([`Transfer::after`]) or is refused with the blocks in conflict;
 //! 5. **executed** by an engine ([`CopyEngine`]), of which this crate has those that need no
 //!    driver ([`engines`]); others plug in from other crates;
-//! 6. **completed**: waited for, polled or awaited on any runtime ([`Completion`]). What the copy
+//! 6. **completed**: waited for, polled or awaited on any runtime ([`Completion`]), and layer by
+//!    layer before that, where it was asked for ([`Layers`]). What the copy
 //!    needs belongs to it until it has ended, so that nothing the caller does, forgetting it
 //!    included, frees memory under a running copy.
 //!
@@ -74,6 +76,7 @@
 //! ```
 
 mod attend;
+mod cells;
 mod completion;
 mod endpoint;
 mod engine;

@@ -184,8 +184,11 @@ fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
 /// Looks for conflicts at both ends and claims the blocks, in one step.
 fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), TransferError> {
     let layers = plan.layers();
-    let read = Use { access: Access::Read, blocks: plan.source_blocks(), layers: layers.clone() };
-    let write = Use { access: Access::Write, blocks: plan.destination_blocks(), layers };
+    let [heads, heads_written] = [Side::Source, Side::Destination].map(|side| plan.heads(side));
+    let (access, blocks) = (Access::Read, plan.source_blocks());
+    let read = Use { access, blocks, layers: layers.clone(), heads };
+    let (access, blocks) = (Access::Write, plan.destination_blocks());
+    let write = Use { access, blocks, layers, heads: heads_written };
     // A chain can be long, so it is walked only if something is in the way.
     let predecessors = OnceCell::new();
     let precedes = |id| predecessors.get_or_init(|| Ticket::closure(&transfer.after)).contains(&id);
@@ -209,7 +212,7 @@ fn explanation(plan: &TransferPlan, engine: &dyn CopyEngine, quote: Quote) -> Ex
         destination: plan.destination().kind(),
         bytes: plan.bytes(),
         pieces: plan.pieces(),
-        runs: terrane_core::ByteCount::from_usize(plan.runs().len()).get(),
+        runs: plan.run_count(),
         source_alignment: plan.source().alignment(),
         destination_alignment: plan.destination().alignment(),
         engine: engine.name(),

@@ -2,11 +2,15 @@
 
 use terrane_core::{Place, Space};
 
+use crate::hazard::meet;
 use crate::{CopyRun, Side, TransferError, TransferPlan};
 
-/// Within one layout: different blocks never overlap, so it is enough that no block is named on
-/// both sides.
+/// Within one layout: different blocks never overlap, nor do different heads of a block, so it is
+/// enough that no block is named on both sides with heads in common.
 pub(crate) fn check_within_layout(plan: &TransferPlan) -> Result<(), TransferError> {
+    if !meet(&plan.heads(Side::Source), &plan.heads(Side::Destination)) {
+        return Ok(());
+    }
     let destinations = plan.destination_blocks();
     match plan.source_blocks().iter().find(|block| destinations.binary_search(block).is_ok()) {
         Some(&block) => Err(TransferError::Overlap { source_block: block, destination: block }),

@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::ArrayQueue;
-use terrane_core::{ByteCount, Location};
+use terrane_core::{Alignment, ByteCount, Location};
 use terrane_layout::{BlockDimension, ContiguousUnit, Geometry, LayoutKind, RegionOffset};
 
+use crate::cells::Cells;
+use crate::planner::make_runs;
+use crate::sync::{Mutex, lock};
 use crate::{CopyGrid, Endpoint, Side};
 
 /// A validated transfer, broken into as few copies as there can be.
@@ -19,8 +22,17 @@ pub struct TransferPlan {
     pub(crate) layers: Range<u32>,
     /// Whether layers are copied one after the other, and never together.
     pub(crate) layer_wise: bool,
+    /// Of the source and of the destination.
+    pub(crate) heads: [Range<u32>; 2],
+    /// How pieces are broken up; `None` if they are copied whole.
+    pub(crate) cells: Option<Cells>,
     pub(crate) pieces: u64,
     pub(crate) bytes: ByteCount,
+    /// The runs, once somebody asks for the list: engines that compute addresses never do.
+    pub(crate) made: OnceLock<Vec<CopyRun>>,
+    /// The room for them until then.
+    pub(crate) unmade: Mutex<Vec<CopyRun>>,
+    pub(crate) run_count: u64,
     pub(crate) buffers: Buffers,
     pub(crate) spare: Arc<ArrayQueue<Buffers>>,
 }
@@ -78,6 +90,14 @@ impl CopyRun {
         }
     }
 
+    /// Whether another one goes on at both ends where this one ends.
+    pub(crate) const fn is_followed_by(&self, next: &Self) -> bool {
+        self.source_region == next.source_region
+            && self.destination_region == next.destination_region
+            && self.source_offset + self.bytes == next.source_offset
+            && self.destination_offset + self.bytes == next.destination_offset
+    }
+
     /// What is left of it from `offset` on; all of it, if it is shorter than that.
     pub(crate) const fn rest(&self, offset: ByteCount) -> Self {
         let skipped = if offset.get() < self.bytes { offset.get() } else { 0 };
@@ -89,12 +109,31 @@ impl CopyRun {
         }
     }
 
+    /// `bytes` bytes, from these offsets on, which differ at the two ends.
+    pub(crate) const fn part(&self, source: u64, destination: u64, bytes: u64) -> Self {
+        Self {
+            source_offset: self.source_offset + source,
+            destination_offset: self.destination_offset + destination,
+            bytes,
+            ..*self
+        }
+    }
+
     /// How long it is.
     #[inline]
     #[must_use]
     pub const fn bytes(&self) -> ByteCount {
         ByteCount::new(self.bytes)
     }
+}
+
+/// Which piece is meant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Indices {
+    /// The place in the lists of blocks.
+    pub(crate) pair: usize,
+    pub(crate) layer: u32,
+    pub(crate) outer: u32,
 }
 
 impl TransferPlan {
@@ -120,9 +159,71 @@ impl TransferPlan {
     }
 
     /// The runs. No two overlap in the destination, and none overlaps any run's source.
+    ///
+    /// The list is made at the first call: there can be hundreds of thousands, and millions of
+    /// [broken-up](Self::breaks_pieces) pieces. Engines that need none take [`grid`](Self::grid).
     #[must_use]
     pub fn runs(&self) -> &[CopyRun] {
-        &self.buffers.runs
+        self.made.get_or_init(|| {
+            let Some(cells) = &self.cells else {
+                let mut runs = std::mem::take(&mut *lock(&self.unmade));
+                make_runs(self, &mut runs);
+                return runs;
+            };
+            let mut runs = Vec::with_capacity(ByteCount::new(self.run_count()).to_usize());
+            for piece in 0..self.pieces {
+                let whole = self.piece(piece);
+                cells.for_each(|from, to| runs.push(whole.part(from, to, cells.bytes)));
+            }
+            runs
+        })
+    }
+
+    /// The number of runs, without a list of them.
+    #[must_use]
+    pub fn run_count(&self) -> u64 {
+        self.run_count
+    }
+
+    /// A run by its index in [`runs`](Self::runs), without the list.
+    #[must_use]
+    pub fn run(&self, index: usize) -> Option<CopyRun> {
+        let Some(cells) = &self.cells else { return self.runs().get(index).copied() };
+        let index = ByteCount::from_usize(index).get();
+        let piece = index / cells.count();
+        let [from, to] = cells.offsets(index % cells.count());
+        (piece < self.pieces).then(|| self.piece(piece).part(from, to, cells.bytes))
+    }
+
+    /// Whether less than whole pieces is copied at a time: the ends differ in their order of tokens
+    /// and heads, or some heads are copied. Then every run lies within a piece, and every piece has
+    /// as many.
+    #[must_use]
+    pub fn breaks_pieces(&self) -> bool {
+        self.cells.is_some()
+    }
+
+    /// The heads that are copied, at one end; of a layout that does not state any, the one head that
+    /// is its row.
+    #[must_use]
+    pub fn heads(&self, side: Side) -> Range<u32> {
+        let [source, destination] = &self.heads;
+        match side {
+            Side::Source => source.clone(),
+            Side::Destination => destination.clone(),
+        }
+    }
+
+    /// The largest power of two that whatever is contiguous at one end begins and ends at a multiple
+    /// of, however the other end breaks it up.
+    #[must_use]
+    pub fn alignment(&self, side: Side) -> Alignment {
+        let of_pieces = self.end(side).alignment();
+        let cells = self.cells.as_ref().map(|cells| match side {
+            Side::Source => &cells.source,
+            Side::Destination => &cells.destination,
+        });
+        cells.map_or(of_pieces, |cells| of_pieces.min(Alignment::of(cells.stretch_bits)))
     }
 
     /// The same copies as strides, for engines that compute addresses. The blocks are those of
@@ -167,8 +268,12 @@ impl TransferPlan {
     pub(crate) fn unit(&self) -> ContiguousUnit {
         let [source, destination] =
             [&self.source, &self.destination].map(|end| end.layout().geometry().contiguous_unit());
-        let whole = if self.layer_wise { ContiguousUnit::Layer } else { ContiguousUnit::Block };
-        source.min(destination).min(whole)
+        let most = match (&self.cells, self.layer_wise) {
+            (Some(_), _) => ContiguousUnit::Piece,
+            (None, true) => ContiguousUnit::Layer,
+            (None, false) => ContiguousUnit::Block,
+        };
+        source.min(destination).min(most)
     }
 
     /// The layer of which a run is, or that it begins with.
@@ -184,11 +289,66 @@ impl TransferPlan {
         u32::try_from(layer).unwrap_or(u32::MAX)
     }
 
+    /// The largest power of two that every run begins and ends at a multiple of, at one end.
+    pub(crate) fn run_alignment(&self, side: Side) -> Alignment {
+        let of_pieces = self.end(side).alignment();
+        let Some(cells) = &self.cells else { return of_pieces };
+        let end = match side {
+            Side::Source => &cells.source,
+            Side::Destination => &cells.destination,
+        };
+        let bits = cells.bytes | end.offset | end.row_stride | end.column_stride;
+        of_pieces.min(Alignment::of(bits))
+    }
+
+    /// A piece, of those that are broken up, by its number: whole, as if it were one run.
+    pub(crate) fn piece(&self, index: u64) -> CopyRun {
+        let [source, destination] =
+            [&self.source, &self.destination].map(|end| end.layout().geometry());
+        let Indices { pair, layer, outer } = self.indices(index);
+        let block = |blocks: &[u32]| blocks.get(pair).copied().unwrap_or_default();
+        let from = source.offset(block(&self.buffers.sources), layer, outer);
+        let to = destination.offset(block(&self.buffers.destinations), layer, outer);
+        CopyRun {
+            source_region: from.region,
+            destination_region: to.region,
+            source_offset: from.offset,
+            destination_offset: to.offset,
+            bytes: source.piece_bytes().get(),
+        }
+    }
+
+    /// Which piece has a number. They are numbered in the order in which runs are.
+    pub(crate) fn indices(&self, piece: u64) -> Indices {
+        let outers = u64::from(self.source.layout().geometry().outer_dim());
+        let layers = u64::from(self.layers.end - self.layers.start);
+        let (pair, layer, outer) = if self.goes_by_block() {
+            (piece / (layers * outers), piece / outers % layers, piece % outers)
+        } else {
+            let pairs = ByteCount::from_usize(self.buffers.sources.len()).get().max(1);
+            (piece % pairs, piece / (pairs * outers), piece / pairs % outers)
+        };
+        // Remainders of numbers of 32 bits, but for pieces that do not exist.
+        let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+        Indices {
+            pair: ByteCount::new(pair).to_usize(),
+            layer: self.layers.start.saturating_add(small(layer)),
+            outer: small(outer),
+        }
+    }
+
+    /// Whether runs go block by block, for the end that holds blocks whole, which then is met in
+    /// sequence; layer by layer otherwise.
+    pub(crate) fn goes_by_block(&self) -> bool {
+        let holds_blocks =
+            |end: &Endpoint| end.layout().geometry().contiguous_unit() == ContiguousUnit::Block;
+        !self.layer_wise && (holds_blocks(&self.source) || holds_blocks(&self.destination))
+    }
+
     /// The mean length of a run; zero where there is none.
     #[must_use]
     pub fn mean_run(&self) -> ByteCount {
-        let runs = ByteCount::from_usize(self.runs().len()).get();
-        ByteCount::new(self.bytes.get().checked_div(runs).unwrap_or(0))
+        ByteCount::new(self.bytes.get().checked_div(self.run_count()).unwrap_or(0))
     }
 
     /// Where a run begins at one end; `None` for a run of another plan.
@@ -215,6 +375,10 @@ impl TransferPlan {
 impl Drop for TransferPlan {
     fn drop(&mut self) {
         let mut buffers = std::mem::take(&mut self.buffers);
+        let unmade = std::mem::take(&mut *lock(&self.unmade));
+        // Broken-up pieces are rare, and their runs too many to be kept.
+        let made = self.made.take().filter(|_| self.cells.is_none());
+        buffers.runs = made.unwrap_or(unmade);
         buffers.clear();
         // With spares enough, these are just freed.
         let _ = self.spare.push(buffers);
@@ -228,7 +392,7 @@ impl fmt::Debug for TransferPlan {
             .field("layers", &self.layers)
             .field("bytes", &self.bytes)
             .field("pieces", &self.pieces)
-            .field("runs", &self.buffers.runs.len())
+            .field("runs", &self.run_count())
             .finish_non_exhaustive()
     }
 }

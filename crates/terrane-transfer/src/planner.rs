@@ -1,14 +1,16 @@
 //! From a transfer to the runs that it comes down to.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::ArrayQueue;
 use terrane_core::ByteCount;
-use terrane_layout::{ContiguousUnit, Geometry, LayoutConfig};
+use terrane_layout::{ContiguousUnit, Geometry, LayoutConfig, TokenOrder};
 
+use crate::cells::{Cells, HeadsOfEnd};
 use crate::overlap;
 use crate::plan::{Buffers, Segment};
+use crate::sync::Mutex;
 use crate::{CopyRun, Side, Transfer, TransferError, TransferPlan};
 
 /// Validates transfers and plans them. Cloning it shares the buffers.
@@ -41,7 +43,7 @@ impl Planner {
     pub fn plan(&self, transfer: &Transfer) -> Result<TransferPlan, TransferError> {
         let (source, destination) = (&transfer.source, &transfer.destination);
         let config = source.layout().config();
-        check_shapes(config, destination.layout().config())?;
+        let heads = check_shapes(transfer)?;
         let layers = check_layers(transfer.layers.as_ref(), config.num_layers())?;
         let (from, to) = (transfer.source_blocks.len(), transfer.destination_blocks.len());
         if from != to {
@@ -52,16 +54,29 @@ impl Planner {
 
         // The bytes are at most those of the destination, whose size fits in 64 bits, as no
         // destination block is named twice; that is checked below.
-        let piece = config.piece_bytes();
+        let [of_source, of_destination] = [source, destination].map(|end| end.layout().config());
+        let cells = Cells::new(
+            &HeadsOfEnd { config: of_source, heads: heads[0].clone() },
+            &HeadsOfEnd { config: of_destination, heads: heads[1].clone() },
+        );
+        let piece = cells
+            .as_ref()
+            .map_or(config.piece_bytes(), |cells| ByteCount::new(cells.piece_bytes()));
         let pieces = u64::from(layers.end - layers.start) * u64::from(config.outer_dim());
+        let mut buffers = self.spare.pop().unwrap_or_default();
         let mut plan = TransferPlan {
             source: source.clone(),
             destination: destination.clone(),
             layers,
             layer_wise: transfer.terms.layer_wise,
+            heads,
+            cells,
             pieces: 0,
             bytes: ByteCount::ZERO,
-            buffers: self.spare.pop().unwrap_or_default(),
+            made: OnceLock::new(),
+            unmade: Mutex::new(std::mem::take(&mut buffers.runs)),
+            run_count: 0,
+            buffers,
             spare: Arc::clone(&self.spare),
         };
         sort_pairs(transfer, &mut plan.buffers)?;
@@ -71,7 +86,13 @@ impl Planner {
         if source.is(destination) {
             overlap::check_within_layout(&plan)?;
         }
-        make_runs(&mut plan);
+        plan.run_count = match &plan.cells {
+            None => prepare_runs(&mut plan),
+            Some(cells) => {
+                let factors = [("pieces", plan.pieces), ("runs a piece", cells.count())];
+                ByteCount::product(&factors)?.get()
+            }
+        };
         if !source.is(destination) && source.overlaps(destination) {
             overlap::check_between_layouts(&plan)?;
         }
@@ -85,24 +106,63 @@ impl Default for Planner {
     }
 }
 
-/// Blocks are of equal shape if these agree. The number of blocks and their alignment may differ.
-fn check_shapes(from: &LayoutConfig, to: &LayoutConfig) -> Result<(), TransferError> {
+/// Checks that blocks are of equal shape, and finds the heads to copy at both ends. The number of
+/// blocks, their alignment, and the order of stated heads may differ.
+fn check_shapes(transfer: &Transfer) -> Result<[Range<u32>; 2], TransferError> {
     type Field = (&'static str, fn(&LayoutConfig) -> u64);
-    const FIELDS: [Field; 5] = [
+    const OF_ALL: [Field; 3] = [
         ("num_layers", |config| config.num_layers().into()),
         ("outer_dim", |config| config.outer_dim().into()),
         ("page_size", |config| config.page_size().into()),
+    ];
+    const OF_ROWS: [Field; 2] = [
         ("inner_dim", |config| config.inner_dim().into()),
         // With all else equal, this differs with the element format alone.
         ("bytes a piece", |config| config.piece_bytes().get()),
     ];
-    for (field, get) in FIELDS {
-        let (from, to) = (get(from), get(to));
-        if from != to {
-            return Err(TransferError::ShapeMismatch { field, from, to });
+    const OF_HEADS: [Field; 2] = [
+        ("head_dim", |config| config.head_dim().unwrap_or_default().into()),
+        ("bytes a head", |config| config.head_bytes().unwrap_or_default().get()),
+    ];
+    let ends = [&transfer.source, &transfer.destination];
+    let [from, to] = ends.map(|end| end.layout().config());
+    let agree = |fields: &[Field]| {
+        for &(field, get) in fields {
+            let (from, to) = (get(from), get(to));
+            if from != to {
+                return Err(TransferError::ShapeMismatch { field, from, to });
+            }
+        }
+        Ok(())
+    };
+    agree(&OF_ALL)?;
+    let sides = [(Side::Source, from), (Side::Destination, to)];
+    let are_stated = sides.iter().all(|(_, config)| config.num_heads().is_some());
+    if !are_stated {
+        agree(&OF_ROWS)?;
+        let one_is_unstated = |(_, config): &&(Side, &LayoutConfig)| config.num_heads().is_none();
+        let needs_heads = transfer.heads.is_some()
+            || sides.iter().any(|(_, config)| config.token_order() == TokenOrder::HeadMajor);
+        return match sides.iter().find(one_is_unstated) {
+            Some(&(side, _)) if needs_heads => Err(TransferError::HeadsNotStated { side }),
+            // Whole rows; each as one head, where it is not stated how many.
+            _ => Ok([from, to].map(|config| 0..config.num_heads().unwrap_or(1))),
+        };
+    }
+    agree(&OF_HEADS)?;
+    let Some(heads) = &transfer.heads else {
+        agree(&[("num_heads", |config| config.num_heads().unwrap_or_default().into())])?;
+        return Ok([from, to].map(|config| 0..config.num_heads().unwrap_or(1)));
+    };
+    for ((side, config), heads) in sides.into_iter().zip(heads) {
+        let num_heads = config.num_heads().unwrap_or(1);
+        if heads.start >= heads.end || heads.end > num_heads {
+            let heads = heads.clone();
+            return Err(TransferError::NoSuchHeads { side, heads, num_heads });
         }
     }
-    Ok(())
+    let [from, to] = heads.each_ref().map(|heads| heads.end - heads.start);
+    if from == to { Ok(heads.clone()) } else { Err(TransferError::UnequalHeadCounts { from, to }) }
 }
 
 fn check_layers(layers: Option<&Range<u32>>, num_layers: u32) -> Result<Range<u32>, TransferError> {
@@ -179,32 +239,71 @@ impl Joining {
     }
 }
 
+impl Joining {
+    /// Whether runs go block by block: only where a block is several.
+    fn goes_by_block(&self, plan: &TransferPlan) -> bool {
+        plan.goes_by_block() && self.unit != ContiguousUnit::Block
+    }
+
+    /// The run of a segment's blocks, of one layer and outer.
+    fn run(
+        &self,
+        source: &Geometry,
+        destination: &Geometry,
+        segment: &Segment,
+        layer: u32,
+        outer: u32,
+    ) -> CopyRun {
+        let from = source.offset(segment.source, layer, outer);
+        let to = destination.offset(segment.destination, layer, outer);
+        CopyRun {
+            source_region: from.region,
+            destination_region: to.region,
+            source_offset: from.offset,
+            destination_offset: to.offset,
+            bytes: self.unit_bytes * u64::from(segment.blocks),
+        }
+    }
+}
+
 fn geometries(plan: &TransferPlan) -> (&Geometry, &Geometry) {
     (plan.source.layout().geometry(), plan.destination.layout().geometry())
 }
 
-/// Fills in the plan's runs.
+/// Joins blocks that touch, and answers how many runs there will be.
+fn prepare_runs(plan: &mut TransferPlan) -> u64 {
+    let joining = Joining::new(plan);
+    make_segments(&mut plan.buffers, joining.across_blocks);
+    let segments = ByteCount::from_usize(plan.buffers.segments.len()).get();
+    let (layers, outers) = (u64::from(joining.layers.end - joining.layers.start), joining.outers);
+    // At most one for each piece, whose number fits.
+    let all = segments * layers * u64::from(outers);
+    let ends = (plan.buffers.segments.last(), plan.buffers.segments.first());
+    let (Some(last), Some(first)) = ends else { return 0 };
+    if outers < 2 || joining.goes_by_block(plan) {
+        return all;
+    }
+    // The last run of an outer and the first of the next are one, or are not, in every layer.
+    let (source, destination) = geometries(plan);
+    let layer = joining.layers.start;
+    let before = joining.run(source, destination, last, layer, 0);
+    let after = joining.run(source, destination, first, layer, 1);
+    let joins = if before.is_followed_by(&after) { layers * u64::from(outers - 1) } else { 0 };
+    all - joins
+}
+
+/// Fills in the runs of a plan that breaks no pieces.
 ///
 /// Products and sums cannot overflow: every run lies within its regions, as ids, layers and
 /// outers have been checked against the geometries, which prove that of all their pieces.
-fn make_runs(plan: &mut TransferPlan) {
+pub(crate) fn make_runs(plan: &TransferPlan, runs: &mut Vec<CopyRun>) {
     let joining = Joining::new(plan);
-    let mut buffers = std::mem::take(&mut plan.buffers);
-    make_segments(&mut buffers, joining.across_blocks);
-    let units = joining.layers.len() * ByteCount::new(joining.outers.into()).to_usize();
-    buffers.runs.reserve(buffers.segments.len() * units);
-
-    let (source, destination) = geometries(plan);
-    let either_holds_whole_blocks = source.contiguous_unit() == ContiguousUnit::Block
-        || destination.contiguous_unit() == ContiguousUnit::Block;
-    let by_block = either_holds_whole_blocks && !plan.layer_wise;
-    if by_block && joining.unit != ContiguousUnit::Block {
-        // In the order of the end that holds blocks whole, which it then meets in sequence.
-        block_by_block(source, destination, &joining, &mut buffers);
+    runs.reserve(ByteCount::new(plan.run_count).to_usize());
+    if joining.goes_by_block(plan) {
+        block_by_block(plan, &joining, runs);
     } else {
-        layer_by_layer(source, destination, &joining, &mut buffers);
+        layer_by_layer(plan, &joining, runs);
     }
-    plan.buffers = buffers;
 }
 
 /// Pairs of blocks, joined where both ends go on with the next id, if that is of use.
@@ -224,69 +323,33 @@ fn make_segments(buffers: &mut Buffers, join: bool) {
     }
 }
 
-fn block_by_block(
-    source: &Geometry,
-    destination: &Geometry,
-    joining: &Joining,
-    buffers: &mut Buffers,
-) {
-    for segment in &buffers.segments {
+fn block_by_block(plan: &TransferPlan, joining: &Joining, runs: &mut Vec<CopyRun>) {
+    let (source, destination) = geometries(plan);
+    for segment in &plan.buffers.segments {
         for layer in joining.layers.clone() {
             for outer in 0..joining.outers {
-                let from = source.offset(segment.source, layer, outer);
-                let to = destination.offset(segment.destination, layer, outer);
-                buffers.runs.push(CopyRun {
-                    source_region: from.region,
-                    destination_region: to.region,
-                    source_offset: from.offset,
-                    destination_offset: to.offset,
-                    bytes: joining.unit_bytes,
-                });
+                runs.push(joining.run(source, destination, segment, layer, outer));
             }
         }
     }
 }
 
-fn layer_by_layer(
-    source: &Geometry,
-    destination: &Geometry,
-    joining: &Joining,
-    buffers: &mut Buffers,
-) {
+fn layer_by_layer(plan: &TransferPlan, joining: &Joining, runs: &mut Vec<CopyRun>) {
+    let (source, destination) = geometries(plan);
     for layer in joining.layers.clone() {
         for outer in 0..joining.outers {
-            let begun = buffers.runs.len();
-            buffers.runs.extend(buffers.segments.iter().map(|segment| {
-                let from = source.offset(segment.source, layer, outer);
-                let to = destination.offset(segment.destination, layer, outer);
-                CopyRun {
-                    source_region: from.region,
-                    destination_region: to.region,
-                    source_offset: from.offset,
-                    destination_offset: to.offset,
-                    bytes: joining.unit_bytes * u64::from(segment.blocks),
-                }
-            }));
+            let segments = plan.buffers.segments.iter();
+            let mut found =
+                segments.map(|segment| joining.run(source, destination, segment, layer, outer));
             // Runs of different layers stay apart: where they touch, all of the block does, or the
-            // layers are wanted one by one.
-            if outer > 0 {
-                join_at(&mut buffers.runs, begun);
+            // layers are wanted one by one. But the last block of K is followed by the first block
+            // of V where outers are outermost.
+            let first = found.next();
+            match (runs.last_mut().filter(|_| outer > 0), first) {
+                (Some(last), Some(next)) if last.is_followed_by(&next) => last.bytes += next.bytes,
+                (_, first) => runs.extend(first),
             }
+            runs.extend(found);
         }
-    }
-}
-
-/// Joins the run at `index` with the one before, if it follows it at both ends: the last block of
-/// K is followed by the first block of V where outers are outermost.
-fn join_at(runs: &mut Vec<CopyRun>, index: usize) {
-    let Some(before) = index.checked_sub(1) else { return };
-    let (Some(&last), Some(&next)) = (runs.get(before), runs.get(index)) else { return };
-    let follows = last.source_region == next.source_region
-        && last.destination_region == next.destination_region
-        && last.source_offset + last.bytes == next.source_offset
-        && last.destination_offset + last.bytes == next.destination_offset;
-    if follows {
-        runs[before].bytes += next.bytes;
-        runs.remove(index);
     }
 }

@@ -8,6 +8,11 @@ use crate::{DeviceOrder, Durability, Endpoint, Ticket};
 
 /// A transfer of blocks from one layout to another of equal shape.
 ///
+/// Shapes are equal if layers, outers, tokens a block and the bytes of a token's row are. Where both
+/// layouts state their heads, these need to be of equal length only: the orders of tokens and heads
+/// may differ, and pieces are re-laid on the way; of layouts with different numbers of heads,
+/// [some](Self::heads) are copied.
+///
 /// Nothing is checked, and nothing happens, before it is submitted.
 ///
 /// ```compile_fail,E0382
@@ -26,6 +31,8 @@ pub struct Transfer {
     pub(crate) destination_blocks: Vec<u32>,
     /// `None` for all layers.
     pub(crate) layers: Option<Range<u32>>,
+    /// `None` for all heads of both ends.
+    pub(crate) heads: Option<[Range<u32>; 2]>,
     pub(crate) after: Vec<Ticket>,
     pub(crate) terms: Terms,
 }
@@ -39,6 +46,7 @@ impl Transfer {
             source_blocks: Vec::new(),
             destination_blocks: Vec::new(),
             layers: None,
+            heads: None,
             after: Vec::new(),
             terms: Terms::default(),
         }
@@ -55,6 +63,14 @@ impl Transfer {
     /// Only these layers of the blocks.
     pub fn layers(self, layers: Range<u32>) -> Self {
         Self { layers: Some(layers), ..self }
+    }
+
+    /// Only these heads of the source's blocks, to those of the destination's, as many. Both
+    /// layouts [state](terrane_layout::LayoutConfigBuilder::num_heads) their heads, and may differ
+    /// in how many they have: a tensor-parallel rank that holds 2 of 8 reads and writes its share
+    /// of a page that holds all, beside the other ranks.
+    pub fn heads(self, source: Range<u32>, destination: Range<u32>) -> Self {
+        Self { heads: Some([source, destination]), ..self }
     }
 
     /// Starts only when the ticket's transfer has ended. If that fails, this one fails without

@@ -230,7 +230,7 @@ pub(super) enum Task {
     /// Waits for a job's end.
     End(Arc<Flight>),
     /// Finishes a job of which nothing has been submitted: not on the caller's thread.
-    Over(CopyJob, Result<(), CopyFailure>),
+    Over(Box<CopyJob>, Result<(), CopyFailure>),
     /// Waits for what has been submitted of a job that failed, and finishes it.
     Drain(Box<Cargo>, CopyFailure),
     /// Finishes a job that had nothing to submit.

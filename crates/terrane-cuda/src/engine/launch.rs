@@ -47,7 +47,7 @@ impl Launcher<'_> {
     ///
     /// # Errors
     ///
-    /// [`CudaError::NotDeviceMemory`] if the device does not reach an end, which no quote allows;
+    /// [`CudaError::NotReached`] if the device does not reach an end, which no quote allows;
     /// those of the driver. Some of the launches may have been submitted.
     ///
     /// # Safety
@@ -100,8 +100,7 @@ impl Launcher<'_> {
                 let found = reach.kernel_base(self.tables, end, layer, self.stream)?;
                 let Some(found) = found else {
                     let device = self.stream.context().device().id;
-                    let length = terrane_core::ByteCount::ZERO;
-                    return Err(CudaError::NotDeviceMemory { address: 0, length, device });
+                    return Err(CudaError::NotReached { device });
                 };
                 let skipped = u64::from(layer).wrapping_mul(end.layer_stride);
                 Ok(CopyEnd {

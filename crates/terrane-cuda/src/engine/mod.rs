@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{Location, StorageKind};
+use terrane_core::{ByteCount, StorageKind};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
     CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Side, Terms, TransferPlan,
@@ -59,6 +59,8 @@ pub struct DeviceEngine {
     /// To the device, to the host, and between devices' memories.
     feeders: Option<[Sender<Feed>; 3]>,
     watchers: Option<Sender<Task>>,
+    /// To those who wait until jobs may begin.
+    gates: Option<Sender<Task>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -75,6 +77,10 @@ struct Shared {
     has_batches: bool,
 }
 
+/// Threads that wait until large transfers may begin on the device: as many as there are streams
+/// of a user's that such transfers usually run after.
+const GATE_KEEPERS: u32 = 2;
+
 impl Shared {
     /// The thread blocks of a kernel within the device's memory.
     fn relayout_ctas(&self) -> u32 {
@@ -85,7 +91,7 @@ impl Shared {
 
 impl DeviceEngine {
     /// An engine for the context's device. Loads the kernels, and starts the threads, which are
-    /// named `terrane-cuda-feed-0` and so on, and `terrane-cuda-wait-0` and so on.
+    /// named `terrane-cuda-feed-0` and so on, `terrane-cuda-gate-0` and `terrane-cuda-wait-0`.
     ///
     /// # Errors
     ///
@@ -103,12 +109,22 @@ impl DeviceEngine {
             options,
         });
         let (watchers, tasks) = unbounded();
+        let (gates, gated) = unbounded();
         // Dropped on the way out, it joins the threads that have been started.
-        let mut engine =
-            Self { shared, feeders: None, watchers: Some(watchers), threads: Vec::new() };
+        let mut engine = Self {
+            shared,
+            feeders: None,
+            watchers: Some(watchers),
+            gates: Some(gates),
+            threads: Vec::new(),
+        };
         for number in 0..engine.shared.options.watchers.get() {
             let tasks = tasks.clone();
             engine.start(format!("terrane-cuda-wait-{number}"), move || watch(&tasks))?;
+        }
+        for number in 0..GATE_KEEPERS {
+            let tasks = gated.clone();
+            engine.start(format!("terrane-cuda-gate-{number}"), move || watch(&tasks))?;
         }
         let mut queues = Vec::new();
         for number in 0..3 {
@@ -178,7 +194,12 @@ impl DeviceEngine {
         Ok(source.zip(destination).map(|(source, destination)| [source, destination]))
     }
 
-    fn choose(&self, plan: &TransferPlan, terms: &Terms) -> Result<Choice, Declined> {
+    fn choose(
+        &self,
+        plan: &TransferPlan,
+        terms: &Terms,
+        forced: Option<CopyPath>,
+    ) -> Result<Choice, Declined> {
         let direction = self.direction(plan).ok_or(Declined::Kinds)?;
         if let Some(device) = device_of(terms.device_order) {
             let is_end = |side| plan.end(side).kind() == StorageKind::Device(device);
@@ -189,9 +210,8 @@ impl DeviceEngine {
         // What the driver cannot be asked is not served.
         let ends = self.reach(plan).ok().flatten().ok_or(Declined::Kinds)?;
         let shape = self.shape(plan, direction, &ends, terms);
-        let options = &self.shared.options;
         shape
-            .choose(&self.shared.calibration, &self.shared.corrections, options.path)
+            .choose(&self.shared.calibration, &self.shared.corrections, forced)
             .ok_or(Declined::Kinds)
     }
 
@@ -213,13 +233,13 @@ impl DeviceEngine {
             let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
             fits.then(|| packing.count_stretches(blocks))
         });
-        let pairs = terrane_core::ByteCount::from_usize(plan.destination_blocks().len()).get();
+        let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
         let factors = [grid.layers, grid.outers, grid.rows, grid.columns];
         let cells = factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()));
         Shape {
             direction,
             bytes: plan.bytes().get(),
-            runs: terrane_core::ByteCount::from_usize(plan.runs().len()).get(),
+            runs: plan.run_count(),
             cells,
             stretches,
             kernels: ends.iter().all(|end| end.has_kernels()),
@@ -240,14 +260,10 @@ impl DeviceEngine {
             Err(error) => return Err(Box::new((job, error))),
         };
         let (Some((direction, path)), Some(ends)) = (found, ends) else {
-            let location = plan.source().base(0).unwrap_or(Location::Device {
-                device: self.shared.context.device().id,
-                address: terrane_core::DeviceAddress::new(0),
-            });
-            return Err(Box::new((job, CudaError::Unreachable { location })));
+            let device = self.shared.context.device().id;
+            return Err(Box::new((job, CudaError::NotReached { device })));
         };
         let order = job.terms().device_order;
-        let predicted = self.predicted(&job, direction, path, &ends);
         let work = Work::new(&self.shared, job, direction, path, ends)?;
         let gate = match self.order(order, &work) {
             Ok(gate) => gate,
@@ -259,19 +275,15 @@ impl DeviceEngine {
         if work.is_small(&self.shared) {
             self.submit_now(work);
         } else {
+            let predicted = self.predicted(&work, direction, path);
             self.feed(direction, Feed { work: Box::new(work), predicted }, gate);
         }
         Ok(())
     }
 
-    fn predicted(
-        &self,
-        job: &CopyJob,
-        direction: Direction,
-        path: CopyPath,
-        ends: &[Arc<Reach>; 2],
-    ) -> Duration {
-        let shape = self.shape(job.plan(), direction, ends, job.terms());
+    fn predicted(&self, work: &Work, direction: Direction, path: CopyPath) -> Duration {
+        let job = work.job();
+        let shape = self.shape(job.plan(), direction, work.ends(), job.terms());
         let (calibration, corrections) = (&self.shared.calibration, &self.shared.corrections);
         let choice = shape.choose(calibration, corrections, Some(path));
         choice.map_or(Duration::ZERO, |choice| choice.predicted)
@@ -322,7 +334,12 @@ impl DeviceEngine {
             // Should the feeder be gone, the job drops here, and its caller is told.
             None => drop(queue.send(feed)),
             // It would hold buffers and a place in the queue while it waits for the device.
-            Some(gate) => self.watch(Task::Gate(gate, feed, queue.clone())),
+            Some(gate) => {
+                if let Some(gates) = &self.gates {
+                    // As above.
+                    let _ = gates.send(Task::Gate(gate, feed, queue.clone()));
+                }
+            }
         }
     }
 
@@ -352,36 +369,36 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let Choice { path, predicted, reason } = self.choose(plan, terms)?;
+        let Choice { path, predicted, reason } =
+            self.choose(plan, terms, self.shared.options.path)?;
         Ok(Quote { path: path.name(), reason, predicted })
     }
 
     fn submit(&self, job: CopyJob) {
         if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return self.watch(Task::Over(job, Err(CopyFailure::DeadlineExceeded)));
+            return self.watch(Task::Over(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
         }
         if job.plan().bytes().is_zero() {
-            return self.watch(Task::Over(job, Ok(())));
+            return self.watch(Task::Over(Box::new(job), Ok(())));
         }
         // The context is bound once for all the calls of the driver.
         let mut job = Some(job);
         let bound = self.shared.context.bound(|_| {
             if let Some(Err(refused)) = job.take().map(|job| self.dispatch(job)) {
                 let (job, error) = *refused;
-                self.watch(Task::Over(job, Err(engine_failure(error))));
+                self.watch(Task::Over(Box::new(job), Err(engine_failure(error))));
             }
             Ok(())
         });
         if let (Err(error), Some(job)) = (bound, job) {
-            self.watch(Task::Over(job, Err(engine_failure(error))));
+            self.watch(Task::Over(Box::new(job), Err(engine_failure(error))));
         }
     }
 }
 
 impl Drop for DeviceEngine {
     fn drop(&mut self) {
-        self.feeders = None;
-        self.watchers = None;
+        (self.feeders, self.watchers, self.gates) = (None, None, None);
         threads::join(self.threads.drain(..));
     }
 }

@@ -85,6 +85,17 @@ impl Packing {
         Some(Self { order, unit, layers: grid.layers, outers: grid.outers, joins })
     }
 
+    /// The same for layers that are packed one after the other.
+    pub(super) fn by_layers(self, end: &GridEnd) -> Self {
+        match self.order {
+            Order::Blocks => {
+                let joins = end.block_stride == self.of_layer();
+                Self { order: Order::Layers, joins, ..self }
+            }
+            Order::Layers | Order::Outers => self,
+        }
+    }
+
     /// How a kernel that packs nothing is to be cut: blocks one after the other, or layers.
     pub(super) fn unpacked(grid: &CopyGrid, layer_wise: bool) -> Self {
         let unit = grid.bytes.get() * u64::from(grid.rows) * u64::from(grid.columns);

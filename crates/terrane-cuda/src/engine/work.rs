@@ -139,6 +139,10 @@ impl Work {
         &self.job
     }
 
+    pub(super) fn ends(&self) -> &[Arc<Reach>; 2] {
+        &self.ends
+    }
+
     pub(super) fn streams(&self) -> &[StreamLease] {
         &self.streams
     }
@@ -169,9 +173,9 @@ impl Work {
     /// thread.
     pub(super) fn is_small(&self, shared: &Shared) -> bool {
         /// Copies, each a call of two microseconds.
-        const MOST_COPIES: usize = 3;
+        const MOST_COPIES: u64 = 3;
         /// Runs of a batch, at a third of a microsecond each.
-        const MOST_BATCHED: usize = 16;
+        const MOST_BATCHED: u64 = 16;
         const LEAST_LARGE: u64 = 16 << 20;
         let plan = self.job.plan();
         if self.job.layers().is_some() || plan.bytes().get() > LEAST_LARGE {
@@ -180,7 +184,7 @@ impl Work {
         match &self.steps {
             Steps::Runs { together, .. } => {
                 let most = if *together { MOST_BATCHED } else { MOST_COPIES };
-                plan.runs().len() <= most && plan.bytes() <= shared.options.request_bytes
+                plan.run_count() <= most && plan.bytes() <= shared.options.request_bytes
             }
             // A launch carries at least as many pairs.
             Steps::Kernels { cutter, .. } => {
@@ -287,8 +291,7 @@ impl Work {
             });
             let (Some(source), Some(destination)) = (source, destination) else {
                 let device = shared.context.device().id;
-                let error = CudaError::NotDeviceMemory { address: 0, length: run.bytes(), device };
-                return Err(engine_failure(error));
+                return Err(engine_failure(CudaError::NotReached { device }));
             };
             batch.push(source, destination, length);
             calls += 1;
@@ -376,9 +379,7 @@ impl Work {
             let region = u32::try_from(region).unwrap_or(u32::MAX);
             let (mut at, mut left) = (scratch.address() + stretch.at, stretch.bytes);
             let Some(mut address) = reach.copy_address(region, offset) else {
-                let device = shared.context.device().id;
-                let length = ByteCount::new(left);
-                found = Err(CudaError::NotDeviceMemory { address: 0, length, device });
+                found = Err(CudaError::NotReached { device: shared.context.device().id });
                 return;
             };
             while left > 0 {
@@ -503,11 +504,12 @@ impl Staged {
 }
 
 /// How a transfer is packed for one of its ends, if it can be staged.
+///
+/// Of a block that is packed whole no layer arrives before the others, so layers that are to
+/// arrive one by one are packed one by one.
 pub(super) fn packing_for(grid: &CopyGrid, side: Side, layer_wise: bool) -> Option<Packing> {
-    use super::packing::Order;
     let packing = Packing::of(grid, grid.end(side))?;
-    // Whole blocks are packed with all their layers, of which none arrives before the others.
-    (!layer_wise || packing.order != Order::Blocks).then_some(packing)
+    Some(if layer_wise { packing.by_layers(grid.end(side)) } else { packing })
 }
 
 fn sort_by_source(plan: &TransferPlan) -> [Vec<u32>; 2] {

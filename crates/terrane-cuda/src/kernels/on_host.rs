@@ -226,7 +226,7 @@ fn runs_are_copied_one_and_all() {
         }
         let mut copy = RunCopy::arrange(&mut list).unwrap();
         copy.runs = ByteCount::from_usize(list.as_ptr().expose_provenance()).get();
-        let width = CopyWidth::ALL.into_iter().find(|width| copy.width == width.bytes().into());
+        let width = CopyWidth::ALL.into_iter().find(|width| copy.width == u32::from(width.bytes()));
         for most in [1, 3, 1000] {
             let (blocks, share) = copy.shares(most);
             launch(kernels, "run_copy", width.unwrap(), blocks, (&copy, &share));

@@ -126,6 +126,23 @@ fn heads_are_divided_or_held_by_several_ranks() {
 }
 
 #[test]
+fn configs_state_heads_where_these_have_bytes_of_their_own() {
+    let heads = |element: Option<ElementFormat>| {
+        let options = ModelOptions::new().tensor_parallel(2);
+        let options = element.map_or(options, |element| options.kv_element(element));
+        let model = ModelGeometry::from_json(full().to_string(), &options).unwrap();
+        let config = model.layout_config(0, 10, 16).unwrap();
+        assert!(
+            config.num_heads().is_none() || config.head_dim() == Some(model.groups()[0].head_dim())
+        );
+        config.num_heads()
+    };
+    assert_eq!(heads(None), Some(2));
+    assert_eq!(heads(Some(ElementFormat::Width(1))), Some(2));
+    assert_eq!(heads(Some(ElementFormat::RowBytes(200))), None);
+}
+
+#[test]
 fn the_dtype_has_two_names_and_an_override() {
     let width = |fields: Value| read(&with(full(), &fields)).map(|m| m.groups()[0].element());
     assert_eq!(width(json!({})).unwrap(), ElementFormat::Width(2));

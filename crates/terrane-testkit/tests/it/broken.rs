@@ -124,6 +124,11 @@ fn engines_that_copy_wrongly_are_noticed() {
     assert!(exact(Wrong::CopiesOneByteMore).contains("destination"));
     assert!(exact(Wrong::CopiesBackwards).contains("destination"));
     assert!(exact(Wrong::WritesTheSource).contains("source,"));
+    let skips = Broken(Wrong::SkipsLastRun);
+    let message = noticed(|| copy_engine::layers_are_done_when_the_engine_says_so(&skips));
+    assert!(message.contains("differs"), "{message}");
+    let message = noticed(|| copy_engine::relayouts_are_exact_or_declined(&skips, 1, 12));
+    assert!(message.contains("destination"), "{message}");
 }
 
 #[test]

@@ -32,7 +32,7 @@ impl Rate {
         Self { bytes_per_second, per_job, per_run, learned: AtomicU32::new(0) }
     }
 
-    pub(crate) fn predict(&self, bytes: ByteCount, runs: usize) -> Duration {
+    pub(crate) fn predict(&self, bytes: ByteCount, runs: u64) -> Duration {
         // Relaxed here and below: an estimate, which orders nothing.
         let rate = f64::from_bits(self.bytes_per_second.load(Ordering::Relaxed));
         let seconds = bytes.get() as f64 / rate + self.per_run.as_secs_f64() * runs as f64;

@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use terrane_layout::{LayoutConfig, LayoutKind};
+use terrane_layout::{LayoutConfig, LayoutConfigBuilder, LayoutKind, TokenOrder};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 use terrane_transfer::{Endpoint, Planner, Transfer, TransferManager};
@@ -92,10 +92,37 @@ fn a_plan_in_the_steady_state_allocates_nothing() {
             let [source, destination] = [from, to].map(|kind| endpoint(wide(blocks), kind));
             let transfer = scattered(&source, &destination, blocks);
             let planner = Planner::new();
-            drop(planner.plan(&transfer).unwrap());
+            assert!(!planner.plan(&transfer).unwrap().runs().is_empty());
             let (counted, runs) = allocations(|| planner.plan(&transfer).unwrap().runs().len());
             assert_eq!(counted, 0, "{blocks} blocks in {runs} runs, {from} to {to}");
+            // Nor where nobody asks for the list, and it is kept for somebody who does.
+            let (counted, count) = allocations(|| planner.plan(&transfer).unwrap().run_count());
+            assert_eq!((counted, count), (0, u64::try_from(runs).unwrap()));
+            let (counted, _) = allocations(|| planner.plan(&transfer).unwrap().runs().len());
+            assert_eq!(counted, 0, "the room for the list was lost");
         }
+    });
+}
+
+/// Nor does it list the millions of runs that a re-layout may come to.
+#[test]
+fn a_relayout_is_planned_without_its_runs() {
+    every_pair_of_kinds(|from, to| {
+        let config = wide(512);
+        let heads = |order| {
+            let builder = LayoutConfigBuilder::from(config).num_heads(10).token_order(order);
+            builder.build().unwrap()
+        };
+        let [source, destination] = [(from, TokenOrder::HeadMajor), (to, TokenOrder::TokenMajor)]
+            .map(|(kind, order)| endpoint(heads(order), kind));
+        let transfer = scattered(&source, &destination, 512);
+        let planner = Planner::new();
+        drop(planner.plan(&transfer).unwrap());
+        let (counted, plan) = allocations(|| planner.plan(&transfer).unwrap());
+        assert_eq!(counted, 0, "{from} to {to}");
+        assert_eq!(plan.run_count(), 512 * u64::from(LAYERS) * 2 * 3 * 10);
+        assert_eq!(plan.grid().bytes.get(), 2);
+        assert_eq!(plan.mean_run().get(), 2);
     });
 }
 

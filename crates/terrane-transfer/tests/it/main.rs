@@ -18,6 +18,7 @@ mod engines;
 mod failures;
 mod foreign;
 mod hazards;
+mod heads;
 mod layers;
 mod limits;
 mod model;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use terrane_core::{Alignment, StorageKind};
-use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind};
-use terrane_testkit::conformance::copy_engine::check_transfer;
+use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind, TokenOrder};
+use terrane_testkit::conformance::copy_engine::{check_heads, check_transfer};
 use terrane_testkit::conformance::{EngineFixture, check_copy_engine};
 use terrane_testkit::engine::{SimulatedEngine, SimulatedEngineOptions};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
-use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
+use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
 
 use crate::support::*;
 
@@ -24,6 +24,9 @@ pub struct End {
     pub storage: StorageKind,
     pub num_blocks: u32,
     pub alignment: Alignment,
+    pub order: TokenOrder,
+    /// Of a shape that states heads.
+    pub num_heads: u32,
 }
 
 /// A random transfer.
@@ -34,16 +37,32 @@ pub struct Case {
     pub from: Vec<u32>,
     pub to: Vec<u32>,
     pub layers: Range<u32>,
+    /// Of a shape that states heads; all of them, if none are named.
+    pub heads: Option<[Range<u32>; 2]>,
     pub seed: u64,
 }
 
 impl Case {
     pub fn endpoints(&self) -> [Endpoint; 2] {
-        self.ends.clone().map(|End { kind, storage, num_blocks, alignment }| {
-            let config = self.shape.with_num_blocks(num_blocks).unwrap();
-            let config = config.with_block_alignment(alignment).unwrap();
-            endpoint_in(&HeapAllocator::new(storage), config, kind)
+        self.ends.clone().map(|end| {
+            let mut config = self.shape.with_num_blocks(end.num_blocks).unwrap();
+            if config.num_heads().is_some() {
+                config = config.with_num_heads(end.num_heads).unwrap();
+                config = config.with_token_order(end.order).unwrap();
+            }
+            let config = config.with_block_alignment(end.alignment).unwrap();
+            endpoint_in(&HeapAllocator::new(end.storage), config, end.kind)
         })
+    }
+
+    /// The transfer.
+    pub fn transfer(&self, source: &Endpoint, destination: &Endpoint) -> Transfer {
+        let transfer = Transfer::new(source, destination).blocks(&self.from, &self.to);
+        let transfer = transfer.layers(self.layers.clone());
+        match self.heads.clone() {
+            Some([read, written]) => transfer.heads(read, written),
+            None => transfer,
+        }
     }
 }
 
@@ -52,11 +71,15 @@ fn end() -> impl Strategy<Value = End> {
     let storage = proptest::sample::select(&[StorageKind::System, StorageKind::Pinned, DEVICE]);
     // Mostly without padding, so that blocks join.
     let exponent = prop_oneof![3 => Just(0), 1 => 0..10_u32];
-    (kind, storage, 1..12_u32, exponent).prop_map(|(kind, storage, num_blocks, exponent)| End {
+    let order = proptest::sample::select(&TokenOrder::ALL);
+    let parts = (kind, storage, 1..12_u32, exponent, order, 1..7_u32);
+    parts.prop_map(|(kind, storage, num_blocks, exponent, order, num_heads)| End {
         kind,
         storage,
         num_blocks,
         alignment: Alignment::new(1 << exponent).unwrap(),
+        order,
+        num_heads,
     })
 }
 
@@ -66,19 +89,30 @@ fn shapes() -> impl Strategy<Value = LayoutConfig> {
         Just(ElementFormat::MXFP4),
         (1..100_u32).prop_map(ElementFormat::RowBytes),
     ];
-    (1..5_u32, 1..=2_u32, 1..6_u32, 1..3_u32, element).prop_map(
-        |(layers, outers, page, inner, element)| {
-            LayoutConfig::builder()
+    // Half of them state one head, whose number the ends vary.
+    let heads = proptest::bool::ANY;
+    (1..5_u32, 1..=2_u32, 1..6_u32, 1..3_u32, element, heads).prop_map(
+        |(layers, outers, page, inner, element, heads)| {
+            let config = LayoutConfig::builder()
                 .num_blocks(1)
                 .num_layers(layers)
                 .outer_dim(outers)
                 .page_size(page)
                 .inner_dim(inner * 32)
-                .element(element)
-                .build()
-                .unwrap()
+                .element(element);
+            if heads { config.num_heads(1) } else { config }.build().unwrap()
         },
     )
+}
+
+/// As many heads of either end: some, or all if both have as many.
+fn heads([read, written]: [u32; 2]) -> impl Strategy<Value = Option<[Range<u32>; 2]>> {
+    let some = (1..=read.min(written)).prop_flat_map(move |count| {
+        let range = move |all: u32| (0..=all - count).prop_map(move |from| from..from + count);
+        [range(read), range(written)].prop_map(Some)
+    });
+    let all = if read == written { 1 } else { 0 };
+    prop_oneof![2 => some, all => Just(None)]
 }
 
 /// Pairs of blocks: scattered with repeated sources, or a run of neighbours, or all of them.
@@ -102,13 +136,18 @@ pub fn cases() -> impl Strategy<Value = Case> {
         let pairs = pairs(ends[0].num_blocks, ends[1].num_blocks);
         let all = shape.num_layers();
         let layers = prop_oneof![Just((0, all)), layers(all)];
-        (Just(shape), Just(ends), pairs, layers, Just(seed)).prop_map(
-            |(shape, ends, (from, to), (start, end), seed)| Case {
+        let heads = match shape.num_heads() {
+            Some(_) => heads([ends[0].num_heads, ends[1].num_heads]).boxed(),
+            None => Just(None).boxed(),
+        };
+        (Just(shape), Just(ends), pairs, layers, heads, Just(seed)).prop_map(
+            |(shape, ends, (from, to), (start, end), heads, seed)| Case {
                 shape,
                 ends,
                 from,
                 to,
                 layers: start..end,
+                heads,
                 seed,
             },
         )
@@ -130,7 +169,7 @@ proptest! {
         Image::scribble(&source, &InProcess, case.seed);
         Image::scribble(&destination, &InProcess, !case.seed);
         let (from, to) = ((&source, &case.from[..]), (&destination, &case.to[..]));
-        check_transfer(&manager(case.seed), &InProcess, from, to, case.layers);
+        check_heads(&manager(case.seed), &InProcess, from, to, case.layers, case.heads).unwrap();
     }
 
     #[test]
@@ -138,10 +177,8 @@ proptest! {
         case in cases(),
         half in 1..6_u32,
     ) {
-        let end = case.ends[0].clone();
-        let config = case.shape.with_num_blocks(2 * half).unwrap();
-        let config = config.with_block_alignment(end.alignment).unwrap();
-        let both = endpoint_in(&HeapAllocator::new(end.storage), config, end.kind);
+        let end = Case { ends: [(); 2].map(|()| End { num_blocks: 2 * half, ..case.ends[0].clone() }), ..case.clone() };
+        let [both, _] = end.endpoints();
         Image::scribble(&both, &InProcess, case.seed);
         // Even blocks to odd ones, in reverse.
         let from: Vec<_> = (0..half).map(|block| 2 * block).collect();
@@ -160,8 +197,10 @@ proptest! {
         let pairs = case.from.iter().zip(&case.to).filter(|(from, _)| seen.insert(**from));
         let (from, to): (Vec<u32>, Vec<u32>) = pairs.unzip();
         let (there, back) = ((&source, &from[..]), (&destination, &to[..]));
-        check_transfer(&manager, &InProcess, there, back, case.layers.clone());
-        check_transfer(&manager, &InProcess, back, there, case.layers);
+        let heads = case.heads;
+        let reversed = heads.clone().map(|[read, written]| [written, read]);
+        check_heads(&manager, &InProcess, there, back, case.layers.clone(), heads).unwrap();
+        check_heads(&manager, &InProcess, back, there, case.layers, reversed).unwrap();
         Image::of(&source, &InProcess).assert_equals(&before, "there and back again");
     }
 }

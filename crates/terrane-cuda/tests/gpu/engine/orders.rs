@@ -13,7 +13,7 @@ use terrane_transfer::{DeviceOrder, Endpoint, EventHandle, StreamHandle, Transfe
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy};
 use crate::needs::{Needs, device};
 
-const ROOM: Needs = Needs { device: ByteCount::gib(2), host: ByteCount::mib(512) };
+const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];
 const PATHS: [Option<CopyPath>; 5] = [
     None,
@@ -51,7 +51,7 @@ fn a_transfer_waits_for_the_stream_that_writes_its_source() {
     let name = "a_transfer_waits_for_the_stream_that_writes_its_source";
     let Some(context) = device(name, ROOM) else { return };
     let room =
-        DeviceAllocator::new(&context).allocate(&RegionRequest::new(ByteCount::gib(1))).unwrap();
+        DeviceAllocator::new(&context).allocate(&RegionRequest::new(ByteCount::mib(128))).unwrap();
     let compute = Stream::new(&context).unwrap();
     let mut value = 0;
     // One block goes at once, all of them by way of a feeder.
@@ -99,7 +99,7 @@ fn a_transfer_that_waits_holds_up_no_other() {
     Image::scribble(&here, fixture.access(), 1);
     let ids: Vec<u32> = (0..64).collect();
     let room =
-        DeviceAllocator::new(&context).allocate(&RegionRequest::new(ByteCount::gib(1))).unwrap();
+        DeviceAllocator::new(&context).allocate(&RegionRequest::new(ByteCount::mib(128))).unwrap();
     let compute = Stream::new(&context).unwrap();
     write_late(&compute, &room, &held_here, 9);
     let raw = compute.handle().expose_provenance();

@@ -68,7 +68,7 @@ impl Rates {
             return *unknown;
         }
         let [vectored, staged] =
-            ways.map(|way| self.of(&way).predict(plan.bytes(), plan.runs().len()));
+            ways.map(|way| self.of(&way).predict(plan.bytes(), plan.run_count()));
         route.selected(staged < vectored, Selection::Faster)
     }
 }

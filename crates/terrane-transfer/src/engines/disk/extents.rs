@@ -35,12 +35,10 @@ pub(super) struct Extents {
 impl Extents {
     /// All of `plan`, in the order of the file at `side`.
     pub(super) fn new(plan: &TransferPlan, side: Side) -> Self {
-        let key = |run: &CopyRun| run.at(side);
-        let order = (!plan.runs().is_sorted_by_key(key)).then(|| {
-            let mut order: Vec<usize> = (0..plan.runs().len()).collect();
-            order.sort_unstable_by_key(|&run| plan.runs().get(run).map(key));
-            order
-        });
+        let order = match &plan.cells {
+            None => by_run(plan, side),
+            Some(cells) => Some(by_piece(plan, side, cells.count())),
+        };
         Self { side, order, next: 0, offset: 0 }
     }
 
@@ -87,6 +85,28 @@ impl Extents {
         }
         first
     }
+}
+
+fn by_run(plan: &TransferPlan, side: Side) -> Option<Vec<usize>> {
+    let key = |run: &CopyRun| run.at(side);
+    (!plan.runs().is_sorted_by_key(key)).then(|| {
+        let mut order: Vec<usize> = (0..plan.runs().len()).collect();
+        order.sort_unstable_by_key(|&run| plan.runs().get(run).map(key));
+        order
+    })
+}
+
+/// The runs of broken-up pieces, one piece after the other: of a source that is named twice, the
+/// parts of one reading must not come between those of the other, as each on its own may be too
+/// short for direct I/O.
+fn by_piece(plan: &TransferPlan, side: Side, runs_of_piece: u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..plan.runs().len()).collect();
+    order.sort_by_cached_key(|&run| {
+        let piece = ByteCount::from_usize(run).get() / runs_of_piece;
+        let at = plan.runs().get(run).map(|run| run.at(side));
+        (plan.piece(piece).at(side), piece, at)
+    });
+    order
 }
 
 /// Whether `at` is where `bytes` bytes from `first` on end.

@@ -96,7 +96,7 @@ unsafe impl CopyEngine for DiskEngine {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let route = Route::of(plan).ok_or(Declined::Kinds)?;
+        let route = Route::of(plan)?;
         if terms.device_order.is_some() {
             return Err(Declined::DeviceOrder);
         }
@@ -104,7 +104,7 @@ unsafe impl CopyEngine for DiskEngine {
         Ok(Quote {
             path: route.path(),
             reason: route.reason(),
-            predicted: self.rates.of(&route).predict(plan.bytes(), plan.runs().len()),
+            predicted: self.rates.of(&route).predict(plan.bytes(), plan.run_count()),
         })
     }
 

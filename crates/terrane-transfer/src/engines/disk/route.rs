@@ -5,7 +5,7 @@ use std::fmt;
 
 use terrane_core::{Alignment, Location, StorageKind};
 
-use crate::{Endpoint, Side, TransferPlan};
+use crate::{Declined, Endpoint, Side, TransferPlan};
 
 /// What requests begin and end at multiples of, where a run is longer than one, and bounce buffers
 /// begin at. Disks want 512 bytes or 4 KiB.
@@ -35,6 +35,8 @@ pub(super) struct Route {
 pub(super) enum Selection {
     /// Alignment decides.
     Alignment,
+    /// Pieces are broken up, which requests of their own would be too short for.
+    BrokenPieces,
     /// Either would do, and this way has not been measured yet.
     ToBeMeasured,
     /// Either would do, and this way was measured to be faster.
@@ -56,18 +58,41 @@ enum Reach {
 }
 
 impl Route {
-    /// The route, or `None` where no file takes part, or something that is neither file nor host
-    /// memory.
-    pub(super) fn of(plan: &TransferPlan) -> Option<Self> {
+    /// The route.
+    ///
+    /// Parts of pieces go through the engine's buffers, and are as aligned in the file as whole
+    /// pieces are, or declined: the file's pages are not to be reached both ways.
+    ///
+    /// # Errors
+    ///
+    /// [`Declined::Kinds`] where no file takes part, or something that is neither file nor host
+    /// memory; [`Declined::BrokenPieces`].
+    pub(super) fn of(plan: &TransferPlan) -> Result<Self, Declined> {
         let (source, destination) = (plan.source(), plan.destination());
         let is_disk = |end: &Endpoint| end.kind() == StorageKind::Disk;
         let flow = match (is_disk(source), is_disk(destination)) {
             (true, true) => Flow::BetweenFiles,
             (true, false) if destination.kind().is_host() => Flow::Read,
             (false, true) if source.kind().is_host() => Flow::Write,
-            _ => return None,
+            _ => return Err(Declined::Kinds),
         };
         let reach = [source, destination].map(reach);
+        if plan.breaks_pieces() {
+            let is_reached = |side: Side, reach, alignment| match reach {
+                Reach::Direct(_) => alignment >= needed_in_files(plan.end(side)),
+                Reach::NotOffered | Reach::Misaligned { .. } | Reach::TooStrict { .. } => true,
+            };
+            // Between files, each run is written where it goes on its own.
+            let written = match flow {
+                Flow::BetweenFiles => plan.run_alignment(Side::Destination),
+                Flow::Read | Flow::Write => plan.alignment(Side::Destination),
+            };
+            if !is_reached(Side::Source, reach[0], plan.alignment(Side::Source))
+                || !is_reached(Side::Destination, reach[1], written)
+            {
+                return Err(Declined::BrokenPieces);
+            }
+        }
         let is_too_loose = |end: &Endpoint, reach| match reach {
             Reach::Direct(memory_alignment) => end.alignment() < memory_alignment,
             Reach::NotOffered | Reach::Misaligned { .. } | Reach::TooStrict { .. } => false,
@@ -76,8 +101,10 @@ impl Route {
             Flow::Read => is_too_loose(destination, reach[0]),
             Flow::Write => is_too_loose(source, reach[1]),
             Flow::BetweenFiles => true,
-        };
-        Some(Self { flow, reach, staged, selection: Selection::Alignment })
+        } || plan.breaks_pieces();
+        let selection =
+            if plan.breaks_pieces() { Selection::BrokenPieces } else { Selection::Alignment };
+        Ok(Self { flow, reach, staged, selection })
     }
 
     fn reach(&self, side: Side) -> Reach {
@@ -143,6 +170,7 @@ impl Route {
         }
         match self.selection {
             Selection::Alignment => {}
+            Selection::BrokenPieces => return "tokens or heads are re-laid in buffers".into(),
             Selection::ToBeMeasured => return "pieces are short, and this way is measured".into(),
             Selection::Faster => return "pieces are short, and this way was faster here".into(),
         }
@@ -167,6 +195,15 @@ impl fmt::Display for Reach {
             }
         }
     }
+}
+
+/// What direct I/O has to begin and end at a multiple of, in any of the end's files.
+fn needed_in_files(end: &Endpoint) -> Alignment {
+    let needed = end.bases().iter().filter_map(|base| match base {
+        Location::File(position) => Some(position.file.direct?.offset_alignment),
+        _ => None,
+    });
+    needed.max().unwrap_or(Alignment::BYTE)
 }
 
 /// How the files of `end` are reached: directly if all of them have direct I/O and every piece

@@ -141,7 +141,7 @@ impl Worker {
     }
 
     fn begin(&mut self, job: CopyJob) {
-        let Some(route) = Route::of(job.plan()) else {
+        let Ok(route) = Route::of(job.plan()) else {
             return job.finish(Err(engine_failure(NotForFiles)));
         };
         let route = route.quoted(job.path());

@@ -1,5 +1,11 @@
 //! The rules of [`CopyEngine`].
 
+mod heads;
+mod layers;
+
+pub use heads::relayouts_are_exact_or_declined;
+pub use layers::{every_layer_of_a_failed_transfer_ends, layers_are_done_when_the_engine_says_so};
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -8,8 +14,8 @@ use std::time::{Duration, Instant};
 use terrane_core::{Alignment, StorageKind};
 use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind};
 use terrane_transfer::{
-    Completion, CopyEngine, Declined, DeviceOrder, Durability, Endpoint, LayerState, Layers,
-    Outcome, Planner, Report, Terms, Transfer, TransferError, TransferManager,
+    Completion, CopyEngine, Declined, DeviceOrder, Durability, Endpoint, Outcome, Planner, Report,
+    Terms, Transfer, TransferError, TransferManager,
 };
 
 use crate::model::Image;
@@ -56,6 +62,7 @@ pub fn check_copy_engine(fixture: &impl EngineFixture) {
     many_transfers_in_flight_all_end_well(fixture);
     a_deadline_in_the_past_ends_the_transfer(fixture);
     durability_is_granted_or_declined(fixture);
+    relayouts_are_exact_or_declined(fixture, 0x4845_4144, 12);
     layers_are_done_when_the_engine_says_so(fixture);
     every_layer_of_a_failed_transfer_ends(fixture);
     dropping_the_engine_ends_what_is_in_flight(fixture);
@@ -95,28 +102,79 @@ pub fn check_transfer(
     (destination, to): (&Endpoint, &[u32]),
     layers: Range<u32>,
 ) -> Report {
+    check_heads(manager, access, (source, from), (destination, to), layers, None)
+        .unwrap_or_else(|error| panic!("refused: {error}"))
+}
+
+/// Runs one transfer, of all heads or of some at each end, and compares both ends, every byte of
+/// them, with the model.
+///
+/// # Errors
+///
+/// The refusal, if it is one of [broken-up pieces](Declined::BrokenPieces) by every engine that
+/// serves the kinds, which engines are free to; any other is a panic.
+#[track_caller]
+pub fn check_heads(
+    manager: &TransferManager,
+    access: &dyn PieceAccess,
+    (source, from): (&Endpoint, &[u32]),
+    (destination, to): (&Endpoint, &[u32]),
+    layers: Range<u32>,
+    heads: Option<[Range<u32>; 2]>,
+) -> Result<Report, TransferError> {
     let before = Image::of(source, access);
     let mut expected = Image::of(destination, access);
-    expected.transfer(&before, from, to, layers.clone());
     let transfer =
         ordered(Transfer::new(source, destination), source, destination).blocks(from, to);
-    let submitted = manager.submit(transfer.layers(layers.clone()), "guard");
-    let completion = submitted.unwrap_or_else(|rejected| panic!("refused: {rejected}"));
+    let transfer = transfer.layers(layers.clone());
+    let submitted = match heads.clone() {
+        None => {
+            expected.transfer(&before, from, to, layers.clone());
+            manager.submit(transfer, "guard")
+        }
+        Some([read, written]) => {
+            let heads = [read.clone(), written.clone()];
+            expected.transfer_heads(&before, from, to, layers.clone(), heads);
+            manager.submit(transfer.heads(read, written), "guard")
+        }
+    };
+    let completion = match submitted {
+        Ok(completion) => completion,
+        Err(rejected) if breaks_pieces(&rejected.cause) => return Err(rejected.cause),
+        Err(rejected) => panic!("refused: {rejected}"),
+    };
     let outcome = end_of(completion);
     assert_eq!(outcome.guard, "guard", "another guard came back");
     let report = outcome.result.unwrap_or_else(|error| panic!("{}", with_causes(&error)));
+    let orders = [source, destination].map(|end| end.layout().config().token_order());
     let what = format!(
-        "{} in {} to {} in {}, {from:?} to {to:?}, layers {layers:?}",
+        "{} in {} to {} in {}, {from:?} to {to:?}, layers {layers:?}, heads {heads:?}, {} to {}",
         source.layout().kind(),
         source.kind(),
         destination.layout().kind(),
         destination.kind(),
+        orders[0],
+        orders[1],
     );
     Image::of(destination, access).assert_equals(&expected, &format!("destination, {what}"));
     if !std::ptr::eq(source.layout(), destination.layout()) {
         Image::of(source, access).assert_equals(&before, &format!("source, {what}"));
     }
-    report
+    Ok(report)
+}
+
+/// Whether a transfer was refused because no engine breaks pieces up.
+fn breaks_pieces(refusal: &TransferError) -> bool {
+    match refusal {
+        TransferError::NoEngine { declined, .. } => {
+            let mut reasons =
+                declined.iter().map(|(_, why)| why).filter(|&why| *why != Declined::Kinds);
+            reasons.next().is_some_and(|first| {
+                *first == Declined::BrokenPieces && reasons.all(|why| why == first)
+            })
+        }
+        _ => false,
+    }
 }
 
 /// Between all sorts of ends and all kinds of layouts, the bytes asked for arrive, and no other
@@ -334,71 +392,6 @@ pub fn durability_is_granted_or_declined(fixture: &impl EngineFixture) {
     });
 }
 
-/// Of a layer-wise transfer, the bytes of each layer are there when it is said to be done, and all
-/// layers are done at the end, if the engine tells of layers at all or not.
-pub fn layers_are_done_when_the_engine_says_so(fixture: &impl EngineFixture) {
-    let manager = TransferManager::new([fixture.engine()]);
-    for_all_pairs(fixture, |source, destination| {
-        for (kinds, range) in [([0, 2], 0..3), ([2, 0], 1..3), ([0, 0], 0..3), ([1, 1], 0..2)] {
-            let [from, to] = [(source, kinds[0]), (destination, kinds[1])].map(|(name, kind)| {
-                fixture.endpoint(name, odd_config(4, 1), LayoutKind::ALL[kind])
-            });
-            let image = Image::scribble(&from, fixture.access(), 20);
-            let mut expected = Image::scribble(&to, fixture.access(), 21);
-            expected.transfer(&image, &[0, 1, 3], &[3, 2, 1], range.clone());
-            let transfer = Transfer::new(&from, &to).blocks(&[0, 1, 3], &[3, 2, 1]);
-            let transfer = ordered(transfer, &from, &to).layers(range.clone()).layer_wise();
-            let completion = manager.submit(transfer, ()).expect("it is accepted");
-            let layers = completion.layers().expect("layers were asked for");
-            assert_eq!(layers.range(), range);
-            for layer in range.clone() {
-                match end_of_layer(&layers, layer) {
-                    LayerState::Done => {
-                        expected.assert_layer(&to, fixture.access(), &[1, 2, 3], layer);
-                    }
-                    other => panic!("layer {layer} is {other:?}"),
-                }
-                assert_eq!(layers.event(layer), Ok(None), "layer {layer} is done");
-            }
-            end_of(completion).result.expect("it ends well");
-            assert!(range.into_iter().all(|layer| layers.is_done(layer)), "{layers:?}");
-            let found = Image::of(&to, fixture.access());
-            found.assert_equals(&expected, "after a layer-wise transfer");
-        }
-    });
-}
-
-/// Layers of a transfer that fails are done or have failed; nobody waits for them for ever.
-pub fn every_layer_of_a_failed_transfer_ends(fixture: &impl EngineFixture) {
-    let manager = TransferManager::new([fixture.engine()]);
-    for_all_pairs(fixture, |source, destination| {
-        let [from, to] = two_ends(fixture, source, destination);
-        let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&[0, 1], &[3, 2]);
-        let transfer = transfer.layer_wise().deadline(Instant::now());
-        let completion = manager.submit(transfer, ()).expect("it is accepted");
-        let layers = completion.layers().expect("layers were asked for");
-        end_of(completion).result.expect_err("the deadline passed before it began");
-        for layer in 0..3 {
-            end_of_layer(&layers, layer);
-        }
-        assert!((0..3).any(|layer| layers.wait(layer).is_err()), "{layers:?}");
-    });
-}
-
-/// Waits until a layer is done or has failed, and panics if it never is.
-#[track_caller]
-fn end_of_layer(layers: &Layers, layer: u32) -> LayerState {
-    let begun = Instant::now();
-    loop {
-        match layers.state(layer).expect("a layer of the transfer") {
-            LayerState::Waiting | LayerState::Submitted(_) => {}
-            end => return end,
-        }
-        assert!(begun.elapsed() < PATIENCE, "layer {layer} has not ended: {layers:?}");
-        thread::sleep(Duration::from_micros(50));
-    }
-}
-
 /// When the engine drops, everything in flight ends: well, with the right bytes, or with an
 /// error. Nothing hangs.
 pub fn dropping_the_engine_ends_what_is_in_flight(fixture: &impl EngineFixture) {
@@ -497,6 +490,12 @@ fn random_config(random: &mut Seeded) -> LayoutConfig {
         _ => ElementFormat::Width(u8::try_from(number(8)).expect("at most 8")),
     };
     config.inner_dim(inner).element(element).build().expect("a valid config")
+}
+
+/// From 1 to `most`.
+fn random_number(random: &mut Seeded, most: u32) -> u32 {
+    let below = random.below(usize::try_from(most).expect("small"));
+    1 + u32::try_from(below).expect("small")
 }
 
 /// Destination blocks in random order, none twice, and as many source blocks, maybe repeated;

@@ -1,0 +1,67 @@
+//! The rules of re-layouts and of transfers of some heads.
+
+use terrane_core::Alignment;
+use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind, TokenOrder};
+use terrane_transfer::TransferManager;
+
+use super::{
+    EngineFixture, check_heads, for_all_pairs, random_blocks, random_number, random_range,
+};
+use crate::model::Image;
+use crate::random::Seeded;
+
+/// Between token-major and head-major, and of some heads, the bytes are those of the model; or the
+/// quote declines them as broken-up pieces.
+pub fn relayouts_are_exact_or_declined(fixture: &impl EngineFixture, seed: u64, cases: usize) {
+    let manager = TransferManager::new([fixture.engine()]);
+    let mut random = Seeded::new(seed);
+    for_all_pairs(fixture, |source, destination| {
+        for _ in 0..cases {
+            let shape = random_heads(&mut random);
+            let mut end = |name: &str| {
+                let (blocks, heads) =
+                    (random_number(&mut random, 9), random_number(&mut random, 8));
+                let order = TokenOrder::ALL[random.below(2)];
+                let alignment = Alignment::new(1 << random.below(11)).expect("a power of two");
+                let config = shape.with_num_heads(heads).expect("a valid config");
+                let config = config.with_token_order(order).expect("heads are stated");
+                let config = config.with_num_blocks(blocks).expect("a valid config");
+                let config = config.with_block_alignment(alignment).expect("a valid config");
+                let endpoint = fixture.endpoint(name, config, LayoutKind::ALL[random.below(3)]);
+                Image::scribble(&endpoint, fixture.access(), random.next_u64());
+                endpoint
+            };
+            let (from, to) = (end(source), end(destination));
+            let heads = [&from, &to].map(|end| end.layout().config().num_heads().unwrap_or(1));
+            let count = random_number(&mut random, heads[0].min(heads[1]));
+            let heads = heads.map(|all| {
+                let first = random_number(&mut random, all - count + 1) - 1;
+                first..first + count
+            });
+            let (read, written) = random_blocks(&mut random, &from, &to);
+            let layers = random_range(&mut random, shape.num_layers());
+            let ends = ((&from, &read[..]), (&to, &written[..]));
+            let access = fixture.access();
+            // Declined is as good as exact.
+            let _ = check_heads(&manager, access, ends.0, ends.1, layers, Some(heads));
+        }
+    });
+}
+
+/// A shape of one head, whose number is then varied.
+fn random_heads(random: &mut Seeded) -> LayoutConfig {
+    let element = match random.below(4) {
+        0 => ElementFormat::MXFP4,
+        1 => ElementFormat::RowBytes(random_number(random, 70)),
+        _ => ElementFormat::Width(u8::try_from(random_number(random, 8)).expect("at most 8")),
+    };
+    let config = LayoutConfig::builder()
+        .num_blocks(1)
+        .num_layers(random_number(random, 3))
+        .outer_dim(random_number(random, 2))
+        .page_size(random_number(random, 9))
+        .inner_dim(32 * random_number(random, 2))
+        .num_heads(1)
+        .element(element);
+    config.build().expect("a valid config")
+}
