@@ -109,7 +109,7 @@ mod tests {
         // SAFETY: within the mapping.
         unsafe { at.write_bytes(7, 10) };
         // SAFETY: as above.
-        assert_eq!(unsafe { at.add(9).read() }, 7);
+        assert_eq!(unsafe { at.wrapping_add(9).read() }, 7);
         assert!(arena.bytes(arena.start() - 1, 1).is_none());
         assert!(arena.bytes(arena.end() - 1, 2).is_none());
         assert!(arena.bytes(u64::MAX, 2).is_none());

@@ -19,4 +19,5 @@ mod needs;
 mod neighbours;
 mod pinned;
 mod pools;
+mod simulated;
 mod streams;

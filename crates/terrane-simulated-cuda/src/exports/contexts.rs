@@ -171,7 +171,7 @@ exports! {
 }
 
 /// The highest priority of a stream; the lowest is 0.
-pub const HIGHEST_PRIORITY: i32 = -5;
+pub(super) const HIGHEST_PRIORITY: i32 = -5;
 
 /// A context may be made current even when it is lost.
 fn exists(simulator: &Simulator, context: u64) -> Outcome {
@@ -180,7 +180,7 @@ fn exists(simulator: &Simulator, context: u64) -> Outcome {
 }
 
 /// The current context, which is neither destroyed nor lost.
-pub fn current(simulator: &Simulator) -> Outcome<u64> {
+pub(super) fn current(simulator: &Simulator) -> Outcome<u64> {
     let caller = caller();
     simulator.with(|state| state.context(caller.context).map(|_| caller.context))
 }

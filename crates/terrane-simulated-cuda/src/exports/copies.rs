@@ -9,7 +9,7 @@ use crate::state::{Caller, Mark, State};
 use crate::work::{Source, Transfer, Work, staged};
 
 /// `CUmemcpyAttributes`: the order in which the source is read, and hints.
-type Attributes = [u32; 6];
+pub type Attributes = [u32; 6];
 
 const ORDER_STREAM: u32 = 1;
 const ORDER_DURING_CALL: u32 = 2;
@@ -256,7 +256,7 @@ fn fill(
         return Ok(Vec::new());
     }
     let length = count.checked_mul(width).ok_or(Code::INVALID_VALUE)?;
-    if to % width != 0 {
+    if !to.is_multiple_of(width) {
         return Err(Code::INVALID_VALUE);
     }
     match state.space.place(to, length)? {

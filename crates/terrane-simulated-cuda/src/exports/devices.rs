@@ -133,7 +133,7 @@ pub unsafe extern "C" fn cuGetErrorString(code: u32, text: Out<*const c_char>) -
 }
 
 /// A device that there is.
-pub fn known(simulator: &Simulator, device: i32) -> Result<u32, Code> {
+pub(super) fn known(simulator: &Simulator, device: i32) -> Result<u32, Code> {
     let device = u32::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
     simulator.with(|state| state.device(device).map(|_| device))
 }
@@ -148,6 +148,9 @@ fn uuid_of(device: u32) -> [u8; 16] {
 
 /// The attributes that matter to somebody; what else there is, is zero: the device has none of it.
 fn attribute_of(device: u32, attribute: u32) -> Result<i32, Code> {
+    if !(1..=200).contains(&attribute) {
+        return Err(Code::INVALID_VALUE);
+    }
     Ok(match attribute {
         // Threads of a block, and its dimensions.
         1..=3 => 1024,
@@ -179,7 +182,6 @@ fn attribute_of(device: u32, attribute: u32) -> Result<i32, Code> {
         99 | 115 => 1,
         // No NUMA node of the host is nearest.
         134 => -1,
-        1..=200 => 0,
-        _ => return Err(Code::INVALID_VALUE),
+        _ => 0,
     })
 }

@@ -16,25 +16,35 @@ mod streams;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::Builder;
+use std::sync::{Arc, OnceLock};
 
-pub use simulation::{FAIL, Fail};
+pub use contexts::*;
+pub use copies::*;
+pub use devices::*;
+pub use events::*;
+pub use memory::*;
+pub use modules::*;
+pub use pools::*;
+pub use simulation::*;
+pub use streams::*;
 
 use crate::code::{Code, Outcome};
 use crate::config::Config;
+use crate::session::start;
 use crate::simulator::Simulator;
 use crate::state::Caller;
 
 /// The process's simulated driver, made by the first call of `cuInit`.
-static SIMULATOR: OnceLock<Result<Simulator, Code>> = OnceLock::new();
+static SIMULATOR: OnceLock<Result<Arc<Simulator>, Code>> = OnceLock::new();
 
 thread_local! {
     /// The contexts on this thread's stack, the current one last.
     static CURRENT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     /// Whether this thread is calling a function of the host's for a stream.
     static IS_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    /// The driver that this thread calls instead of the process's.
+    static ATTACHED: RefCell<Option<Arc<Simulator>>> = const { RefCell::new(None) };
     /// This thread's number.
     static THREAD: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -63,7 +73,7 @@ macro_rules! exports {
     )*
 
         /// The function of this name, if it is one of these.
-        pub(in crate::exports) fn symbol(name: &str) -> Option<*const ()> {
+        pub(super) fn symbol(name: &str) -> Option<*const ()> {
             match name {
                 $(stringify!($name) => Some($name as *const ()),)*
                 _ => None,
@@ -75,6 +85,7 @@ pub(crate) use exports;
 
 /// Finds a function by the name that the documentation gives it, which is without a version: the
 /// newest that `version` of CUDA has.
+#[expect(unused_qualifications, reason = "every module has one of this name")]
 fn find(name: &str, version: i32) -> Option<*const ()> {
     let newest = format!("{name}_v2");
     let is_of_13 = name == "cuMemcpyBatchAsync" || name == "cuEventElapsedTime";
@@ -87,6 +98,7 @@ fn find(name: &str, version: i32) -> Option<*const ()> {
             .or_else(|| memory::symbol(name))
             .or_else(|| modules::symbol(name))
             .or_else(|| pools::symbol(name))
+            .or_else(|| simulation::symbol(name))
             .or_else(|| streams::symbol(name))
     })
 }
@@ -130,8 +142,15 @@ impl<T> Out<T> {
         Out(self.0.cast())
     }
 
-    fn is_null(self) -> bool {
-        self.0.is_null()
+    /// Where Rust wants an answer. It has to stay there for the call.
+    pub fn to(answer: &mut T) -> Self {
+        Self(answer)
+    }
+
+    /// Where nobody wants one.
+    #[must_use]
+    pub const fn nowhere() -> Self {
+        Self(std::ptr::null_mut())
     }
 }
 
@@ -163,6 +182,26 @@ impl<T> Clone for In<T> {
 }
 
 impl<T> Copy for In<T> {}
+
+impl<T> In<T> {
+    /// Arguments in Rust. They have to stay there for the call.
+    #[must_use]
+    pub const fn of(arguments: &[T]) -> Self {
+        Self(arguments.as_ptr())
+    }
+
+    /// The pointer as that of another type.
+    #[must_use]
+    pub const fn cast<U>(self) -> In<U> {
+        In(self.0.cast())
+    }
+
+    /// No arguments.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self(std::ptr::null())
+    }
+}
 
 impl<T: Copy> In<T> {
     /// # Errors
@@ -202,7 +241,7 @@ impl In<c_char> {
 
 /// Runs the body of a function: the context of the thread is looked up, faults that a test asked
 /// for come first.
-fn enter(name: &'static str, body: impl FnOnce(&'static Simulator, Caller) -> Outcome) -> u32 {
+fn enter(name: &'static str, body: impl FnOnce(&Simulator, Caller) -> Outcome) -> u32 {
     let outcome = (|| {
         if IS_CALLBACK.get() {
             // "The host function must not make any CUDA API calls."
@@ -210,7 +249,7 @@ fn enter(name: &'static str, body: impl FnOnce(&'static Simulator, Caller) -> Ou
         }
         let simulator = simulator(matches!(name, "cuInit"))?;
         simulator.with(|state| state.faults.call(name))?;
-        body(simulator, caller())
+        body(&simulator, caller())
     })();
     outcome.map_or_else(|code| code.0, |()| 0)
 }
@@ -220,16 +259,19 @@ fn caller() -> Caller {
     Caller { context, thread: THREAD.with(|thread| *thread) }
 }
 
-fn simulator(may_be_made: bool) -> Outcome<&'static Simulator> {
+fn simulator(may_be_made: bool) -> Outcome<Arc<Simulator>> {
+    if let Some(attached) = ATTACHED.with_borrow(Option::clone) {
+        return Ok(attached);
+    }
     let made = if may_be_made {
         SIMULATOR.get_or_init(make)
     } else {
         SIMULATOR.get().ok_or(Code::NOT_INITIALIZED)?
     };
-    made.as_ref().map_err(|code| *code)
+    made.clone()
 }
 
-fn make() -> Result<Simulator, Code> {
+fn make() -> Outcome<Arc<Simulator>> {
     let config = Config::from_env().map_err(|error| {
         #[expect(clippy::print_stderr, reason = "a code alone would not say what is misspelt")]
         {
@@ -237,27 +279,22 @@ fn make() -> Result<Simulator, Code> {
         }
         Code::INVALID_VALUE
     })?;
-    let simulator = Simulator::new(config)?;
-    // They wait for the static that is being made, and end with the process, as the driver's do.
-    for (name, run) in [("simulated-cuda", drive as fn()), ("simulated-calls", call_back)] {
-        let started = Builder::new().name(name.to_owned()).spawn(run);
-        started.map_err(|_| Code::OPERATING_SYSTEM)?;
-    }
-    Ok(simulator)
+    // Its threads end with the process, as the driver's do.
+    start(config).map(|(simulator, _threads)| simulator)
 }
 
-fn drive() {
-    if let Ok(simulator) = SIMULATOR.wait() {
-        simulator.drive();
-    }
+/// Makes this thread call another driver than the process's; none of its contexts is current then.
+/// Answers the driver that it has called so far, and its stack.
+pub(crate) fn attach(
+    simulator: Option<Arc<Simulator>>,
+    stack: Vec<u64>,
+) -> (Option<Arc<Simulator>>, Vec<u64>) {
+    (ATTACHED.replace(simulator), CURRENT.replace(stack))
 }
 
-fn call_back() {
+/// Notes that this thread calls functions of the host's for streams, and no function of the driver.
+pub(crate) fn mark_as_callback() {
     IS_CALLBACK.set(true);
-    if let Ok(simulator) = SIMULATOR.wait() {
-        // SAFETY: host functions come from `cuLaunchHostFunc`, whose caller promised it.
-        unsafe { simulator.call_back() };
-    }
 }
 
 /// Calls a function of the host's.
@@ -265,7 +302,7 @@ fn call_back() {
 /// # Safety
 ///
 /// `function` is the address of one that takes one pointer, and `data` is such a pointer.
-pub unsafe fn call(function: usize, data: usize) {
+pub(crate) unsafe fn call(function: usize, data: usize) {
     let function = std::ptr::with_exposed_provenance::<()>(function);
     // SAFETY: the caller's promise.
     let function =

@@ -4,13 +4,9 @@ use std::ffi::c_char;
 
 use crate::arena::wide;
 use crate::code::{Code, Outcome};
+use crate::exports::devices::known;
 use crate::exports::{In, Out, exports};
-use crate::state::State;
-
-/// The name of the function that makes calls fail, for who looks whether a driver is simulated.
-pub const FAIL: &std::ffi::CStr = c"terraneSimulatedFail";
-/// Its type.
-pub type Fail = unsafe extern "C" fn(*const c_char, u64, u32) -> u32;
+use crate::state::{State, Stream, StreamKind};
 
 exports! {
     /// Makes a call of the driver's function of this name answer with `code`: the one that comes
@@ -21,21 +17,23 @@ exports! {
         Ok(())
     }
 
-    /// Loses the current context with `code`, when `spared` further operations of its streams have
-    /// run, and one more.
-    fn terraneSimulatedLose(spared: u64, code: u32) |simulator, caller| {
+    /// Loses a device's primary context with `code`, when `spared` further operations of its
+    /// streams have run, and one more.
+    fn terraneSimulatedLose(device: i32, spared: u64, code: u32) |simulator, _caller| {
+        let device = known(simulator, device)?;
         simulator.with(|state| {
-            state.context(caller.context)?;
-            state.faults.lose(caller.context, spared, Code(code));
+            let context = state.device(device)?.primary.ok_or(Code::INVALID_CONTEXT)?;
+            state.faults.lose(context, spared, Code(code));
             Ok(())
         })
     }
 
-    /// Loses the current context with `code` at once.
-    fn terraneSimulatedLoseNow(code: u32) |simulator, caller| {
+    /// Loses a device's primary context with `code` at once.
+    fn terraneSimulatedLoseNow(device: i32, code: u32) |simulator, _caller| {
+        let device = known(simulator, device)?;
         simulator.with(|state| {
-            state.context(caller.context)?;
-            state.lose(caller.context, Code(code));
+            let context = state.device(device)?.primary.ok_or(Code::INVALID_CONTEXT)?;
+            state.lose(context, Code(code));
             Ok(())
         })
     }
@@ -51,20 +49,15 @@ exports! {
         Ok(())
     }
 
-    /// Holds a stream's work back, what is submitted later included, until it is let go.
-    fn terraneSimulatedHold(stream: u64) |simulator, caller| {
-        simulator.with(|state| {
-            let stream = state.stream(caller, stream)?;
-            hold(state, stream, true)
-        })
+    /// Holds the work of a stream that was created back, what is submitted later included, until
+    /// it is let go.
+    fn terraneSimulatedHold(stream: u64) |simulator, _caller| {
+        simulator.with(|state| hold(state, stream, true))
     }
 
     /// Lets a stream's work go on.
-    fn terraneSimulatedLetGo(stream: u64) |simulator, caller| {
-        simulator.with(|state| {
-            let stream = state.stream(caller, stream)?;
-            hold(state, stream, false)
-        })
+    fn terraneSimulatedLetGo(stream: u64) |simulator, _caller| {
+        simulator.with(|state| hold(state, stream, false))
     }
 
     /// Does up to `most` steps of streams that can go on, and answers how many there were.
@@ -104,6 +97,6 @@ fn count_of(state: &State, sort: u32) -> Outcome<u64> {
     }))
 }
 
-fn is_created(stream: &crate::state::Stream) -> bool {
-    stream.kind == crate::state::StreamKind::Created && !stream.is_destroyed
+fn is_created(stream: &Stream) -> bool {
+    stream.kind == StreamKind::Created && !stream.is_destroyed
 }

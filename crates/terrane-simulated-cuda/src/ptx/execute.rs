@@ -279,7 +279,7 @@ impl Machine<'_> {
 }
 
 fn check_alignment(at: u64, bytes: u64) -> Outcome {
-    if at % bytes.max(1) == 0 { Ok(()) } else { Err(Code::MISALIGNED_ADDRESS) }
+    if at.is_multiple_of(bytes.max(1)) { Ok(()) } else { Err(Code::MISALIGNED_ADDRESS) }
 }
 
 fn to_u32(number: u64) -> u32 {

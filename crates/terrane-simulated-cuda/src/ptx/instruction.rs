@@ -8,8 +8,6 @@ pub struct Type {
 }
 
 impl Type {
-    pub const WORD: Self = Self { is_signed: false, bits: 64 };
-
     /// What of a number of 64 bits a value of this type keeps.
     pub const fn cut(self, value: u64) -> u64 {
         if self.bits >= 64 { value } else { value & ((1 << self.bits) - 1) }

@@ -2,7 +2,7 @@
 
 use super::Kernel;
 use super::instruction::{Action, Binary, Comparison, Instruction, Memory, Operand, Type, Unary};
-use super::operands::{Names, kind, number};
+use super::operands::{Names, kind};
 
 /// Reads all kernels of a text.
 pub fn kernels(text: &str) -> Result<Vec<Kernel>, String> {
@@ -395,6 +395,7 @@ fn comparison(text: &str) -> Option<Comparison> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::operands::number;
     use super::*;
 
     #[test]
