@@ -54,7 +54,9 @@ pub fn run(
 }
 
 /// Builds the driver, and puts it where the dynamic linker can be told to look.
-fn build(workspace: &Workspace) -> Result<PathBuf> {
+///
+/// Other tests than those called `gpu` find it there, too.
+pub fn build(workspace: &Workspace) -> Result<PathBuf> {
     Tool::cargo(workspace).args(["build", "--quiet", "--package", DRIVER]).run()?;
     let folder = workspace.target().join("simulated-cuda");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;

@@ -28,6 +28,7 @@ pub const PROPTEST_SEED: &str = "1";
 /// Runs the tests with all features, and those that need a device a second time, over a simulated
 /// one.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
+    simulated::build(workspace)?;
     let mut cargo = Tool::cargo(workspace)
         .env("RUSTDOCFLAGS", "-D warnings")
         .default_env("PROPTEST_RNG_SEED", PROPTEST_SEED)

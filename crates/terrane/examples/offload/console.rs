@@ -96,7 +96,8 @@ impl Console {
             "time and limit: medians. The limit is measured in turns with the hop: for memory, as \
              many threads\nas the engine has copy as many contiguous bytes; for the disk, requests \
              of the engine's size and\ndepth go to or from one contiguous buffer, in order, \
-             by direct I/O where the file system has it.",
+             by direct I/O where the file system has it;\nfor the device, one DMA copies one \
+             contiguous span.",
         )
     }
 

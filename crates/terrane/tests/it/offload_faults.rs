@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::run::{errors, files, offload, output};
+use crate::run::{errors, files, offload, output, without_a_driver};
 
 /// The run fails with this code, and says these things on standard error and nothing elsewhere.
 fn fails(arguments: &[&str], code: i32, says: &[&str]) {
@@ -30,6 +30,25 @@ fn options_that_make_no_sense() {
     fails(&["--blocks", "4294967295"], 2, &["4294967295 blocks", "use fewer"]);
     fails(&["--page-size", "0"], 2, &["--page-size"]);
     fails(&["--frobnicate"], 2, &["--frobnicate"]);
+}
+
+/// The reason is typed: no library, too old a driver, or no device.
+#[test]
+fn a_gpu_that_is_required_and_missing() {
+    let run = |arguments: &[&str]| without_a_driver(arguments).output().unwrap();
+    let refused = run(&["--require", "gpu", "--json"]);
+    let text = errors(&refused);
+    assert_eq!(refused.status.code(), Some(3), "{text}");
+    assert!(text.contains("a GPU is required, and cannot be used here"), "{text}");
+    let reasons = ["libcuda.so.1 cannot be loaded", "finds no device", "install a newer driver"];
+    assert!(reasons.iter().any(|reason| text.contains(reason)), "{text}");
+    assert!(refused.stdout.is_empty());
+
+    let without = run(&["--blocks", "2", "--rounds", "1"]);
+    let text = String::from_utf8(without.stdout).unwrap();
+    assert!(without.status.success(), "{text}");
+    assert!(text.contains("compute tier: system memory (no device: "), "{text}");
+    fails(&["--require", "gpu", "--without", "gpu"], 2, &["cannot be used with"]);
 }
 
 #[test]
@@ -82,6 +101,7 @@ fn a_kill_in_the_middle_leaves_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let mut child = offload(&["--blocks", "16", "--rounds", "1000", "--json", "--disk-path", path])
+        .args(["--without", "gpu"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -137,6 +157,7 @@ fn scribbled_into(rounds: &str) -> Output {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let child = offload(&["--blocks", "4", "--rounds", rounds, "--json", "--disk-path", path])
+        .args(["--without", "gpu"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

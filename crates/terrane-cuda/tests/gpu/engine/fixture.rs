@@ -14,7 +14,9 @@ use terrane_layout::{
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::pattern::PieceAccess;
-use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
+use terrane_transfer::{
+    CopyEngine, CopyJob, Declined, Endpoint, Quote, Terms, TransferManager, TransferPlan,
+};
 
 use crate::needs::OnDevice;
 
@@ -64,9 +66,38 @@ impl Fixture {
     }
 }
 
+/// An engine with a path forced, and one that takes what that path cannot copy: some heads of
+/// pinned pages, say, are not packed.
+#[derive(Debug)]
+struct Preferring {
+    first: DeviceEngine,
+    second: DeviceEngine,
+}
+
+// SAFETY: all that is done is done by the engines, whose promise it is.
+unsafe impl CopyEngine for Preferring {
+    fn name(&self) -> &'static str {
+        self.first.name()
+    }
+
+    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+        self.first.quote(plan, terms).or_else(|_| self.second.quote(plan, terms))
+    }
+
+    fn submit(&self, job: CopyJob) {
+        // Either takes the path that was quoted.
+        self.first.submit(job);
+    }
+}
+
 impl EngineFixture for Fixture {
     fn engine(&self) -> Arc<dyn CopyEngine> {
-        Arc::new(DeviceEngine::new(&self.context, self.options.clone()).unwrap())
+        let first = DeviceEngine::new(&self.context, self.options.clone()).unwrap();
+        if self.options.path.is_none() {
+            return Arc::new(first);
+        }
+        let any = DeviceEngineOptions { path: None, ..self.options.clone() };
+        Arc::new(Preferring { first, second: DeviceEngine::new(&self.context, any).unwrap() })
     }
 
     fn ends(&self) -> &[&'static str] {
