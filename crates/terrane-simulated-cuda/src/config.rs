@@ -26,11 +26,15 @@ pub struct Config {
     pub policy: Policy,
     /// Whether one device's kernels reach another's memory, once that is enabled.
     pub peers: bool,
+    /// Whether work also goes on when nobody has called for a while. Without it, a single thread
+    /// sees the same run for the same seed, and one that only looks at memory waits for ever.
+    pub background: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { devices: 2, memory: 1 << 30, seed: 0, policy: Policy::default(), peers: true }
+        let policy = Policy::default();
+        Self { devices: 2, memory: 1 << 30, seed: 0, policy, peers: true, background: true }
     }
 }
 
@@ -38,7 +42,8 @@ impl Config {
     /// Reads `TERRANE_SIMULATED_CUDA`: settings separated by commas, each of them optional.
     ///
     /// `devices=2` (0 to 16), `memory=1GiB` (a number, or one with `KiB`, `MiB`, `GiB`),
-    /// `seed=7`, `policy=random` (or `lazy`, `eager`), `peers=on` (or `off`).
+    /// `seed=7`, `policy=random` (or `lazy`, `eager`), `peers=on` (or `off`),
+    /// `background=on` (or `off`).
     ///
     /// # Errors
     ///
@@ -74,6 +79,8 @@ impl Config {
                 ("policy", "random") => config.policy = Policy::Random,
                 ("peers", "on") => config.peers = true,
                 ("peers", "off") => config.peers = false,
+                ("background", "on") => config.background = true,
+                ("background", "off") => config.background = false,
                 _ => return Err(refused()),
             }
         }
@@ -99,8 +106,9 @@ mod tests {
     fn settings_are_read() {
         assert_eq!(Config::parse(""), Ok(Config::default()));
         let config = Config::parse("devices=3, memory=64MiB,seed=9,policy=lazy,peers=off").unwrap();
+        let (memory, policy) = (64 << 20, Policy::Lazy);
         let expected =
-            Config { devices: 3, memory: 64 << 20, seed: 9, policy: Policy::Lazy, peers: false };
+            Config { devices: 3, memory, seed: 9, policy, peers: false, background: true };
         assert_eq!(config, expected);
         assert_eq!(Config::parse("memory=123").unwrap().memory, 123);
     }

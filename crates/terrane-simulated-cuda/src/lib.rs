@@ -47,8 +47,8 @@
 //!
 //! Every choice comes from the seed, but a program with several threads calls in an order of its
 //! own, and after half a millisecond without a call a thread in the background goes on by itself
-//! (10 ms under [`Policy::Lazy`]), so that a program which only looks at memory is not stuck. A
-//! single thread that waits for what it submits sees the same run again.
+//! (10 ms under [`Policy::Lazy`]), so that a program which only looks at memory is not stuck.
+//! `background=off` switches that off: a single thread sees the same run again.
 
 mod arena;
 mod code;

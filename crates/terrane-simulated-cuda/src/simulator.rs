@@ -99,7 +99,8 @@ impl Simulator {
             Policy::Eager | Policy::Random => Duration::from_micros(500),
         };
         let mut state = self.lock();
-        while !state.is_ending {
+        let goes_on = state.config.background;
+        while goes_on && !state.is_ending {
             if !state.has_work() {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;

@@ -268,14 +268,23 @@ impl State {
             stream.queue.clear();
             stream.completed = stream.submitted;
         }
-        self.callbacks.retain(|callback| self.streams.contains_key(&callback.stream));
+        self.forget_callbacks();
         self.streams.retain(|_, stream| !stream.is_destroyed || !stream.queue.is_empty());
+    }
+
+    /// Functions of the host are not called for streams that will not come past them.
+    fn forget_callbacks(&mut self) {
+        let streams = &self.streams;
+        self.callbacks.retain(|callback| {
+            streams.get(&callback.stream).is_some_and(|stream| !stream.queue.is_empty())
+        });
     }
 
     /// Ends a context and everything that is its.
     pub fn end_context(&mut self, context: u64) {
         self.contexts.remove(&context);
         self.streams.retain(|_, stream| stream.context != context);
+        self.forget_callbacks();
         self.events.retain(|_, event| event.context != context);
         self.modules.retain(|_, (owner, _)| *owner != context);
         self.functions.retain(|_, function| function.context != context);

@@ -70,8 +70,8 @@ impl SimulatedCuda {
         count
     }
 
-    /// Holds a stream's work back until the answer drops. Nobody may wait for it meanwhile on the
-    /// thread that has the answer.
+    /// Holds a stream's work back until the answer drops. The thread that has the answer must not
+    /// wait for it meanwhile, nor free memory of its context: that waits for all streams.
     pub fn hold(&self, stream: *mut c_void) -> Held<'_> {
         self.on_stream("terraneSimulatedHold", stream);
         Held { driver: self, stream }

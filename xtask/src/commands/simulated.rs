@@ -16,7 +16,7 @@ use crate::workspace::Workspace;
 const DRIVER: &str = "terrane-simulated-cuda";
 
 /// What each device has: enough for every test that does not ask for a real one.
-const DEVICES: &str = "devices=2,memory=4GiB";
+const DEVICES: &str = "devices=2,memory=8GiB";
 
 /// Runs every test binary called `gpu` twice over the simulated driver: in an order drawn by a
 /// seed, and as late as can be. `packages` and `filter` choose as they do for `test`.

@@ -138,7 +138,7 @@ fn lazy_work_runs_when_it_is_asked_about_and_not_at_once() {
 #[test]
 fn who_only_looks_sees_it_happen() {
     for config in [lazy(), small()] {
-        let _cuda = Cuda::new(config);
+        let _cuda = Cuda::new(terrane_simulated_cuda::Config { background: true, ..config });
         let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
         let stream = stream(NON_BLOCKING);
         ok(fill(memory, 5, BYTES, stream));

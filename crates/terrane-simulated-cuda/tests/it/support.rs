@@ -15,8 +15,9 @@ pub fn configs() -> impl Iterator<Item = Config> {
     fixed.into_iter().chain((0..24).map(|seed| Config { seed, ..small() }))
 }
 
+/// Without a background, so that a test with one thread sees the same run each time.
 pub fn small() -> Config {
-    Config { memory: 16 << 20, ..Config::default() }
+    Config { memory: 16 << 20, background: false, ..Config::default() }
 }
 
 pub fn lazy() -> Config {
