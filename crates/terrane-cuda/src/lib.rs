@@ -1,5 +1,5 @@
 //! CUDA devices as Terrane backends: whether there are any, contexts, streams, events, device
-//! memory and pinned host memory.
+//! memory, pinned host memory, and the engine that moves blocks between them.
 //!
 //! # Should I be using this crate?
 //!
@@ -23,6 +23,9 @@
 //!   [`CudaStreams`] is both as a pool's [`FenceSource`](terrane_pool::FenceSource) and
 //!   [`StreamSource`](terrane_pool::StreamSource).
 //! - [`Kernels`] copy many scattered cells ([`GridCopy`]) or runs ([`RunCopy`]) in one launch.
+//! - [`DeviceEngine`] copies blocks between layouts in the device's memory and in pinned memory, for
+//!   a [`TransferManager`](terrane_transfer::TransferManager), by the [`CopyPath`] that a
+//!   [`Calibration`] predicts to be the fastest.
 //! - [`DeviceAllocator`] and [`DevicePool`] hand out device memory, [`PinnedAllocator`] pinned
 //!   host memory, also [while it comes up](PinnedAllocator::bring_up_in_background). What is held of
 //!   all that, [`Context::holdings`] counts. Somebody else's device memory is checked by

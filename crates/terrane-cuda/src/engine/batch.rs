@@ -61,8 +61,8 @@ impl Batch {
                 match unsafe { self.submit_together(functions, stream) } {
                     // A driver may have the call and not the means; what it has taken is copied
                     // again, from the same bytes.
-                    Some(NOT_SUPPORTED) | None => {}
-                    Some(code) => return check("cuMemcpyBatchAsync", code),
+                    Some((_, NOT_SUPPORTED)) | None => {}
+                    Some((call, code)) => return check(call, code),
                 }
             }
             // SAFETY: the caller's promise.
@@ -89,12 +89,16 @@ impl Batch {
         submitted
     }
 
-    /// The driver's code; `None` if it has no such call.
+    /// The call, and the driver's code; `None` if it has no such call.
     ///
     /// # Safety
     ///
     /// As for [`submit`](Self::submit).
-    unsafe fn submit_together(&mut self, functions: &Functions, stream: &Stream) -> Option<u32> {
+    unsafe fn submit_together(
+        &mut self,
+        functions: &Functions,
+        stream: &Stream,
+    ) -> Option<(&'static str, u32)> {
         let mut attributes = CopyAttributes {
             source_access_order: IN_STREAM_ORDER,
             hints: [[0 as c_int; 2]; 2],
@@ -109,17 +113,19 @@ impl Batch {
         if let Some(call) = functions.cuMemcpyBatchAsync_v2 {
             // SAFETY: the lists have as many elements each, the driver has read them when it
             // returns, and the caller promised the rest.
-            return Some(unsafe {
+            let code = unsafe {
                 call(destinations, sources, sizes, count, attributes, first, 1, stream.raw())
-            });
+            };
+            return Some(("cuMemcpyBatchAsync_v2", code));
         }
         let call = functions.cuMemcpyBatchAsync?;
         let mut failed = 0;
         let failed = &raw mut failed;
         // SAFETY: as above; one number is written.
-        Some(unsafe {
+        let code = unsafe {
             call(destinations, sources, sizes, count, attributes, first, 1, failed, stream.raw())
-        })
+        };
+        Some(("cuMemcpyBatchAsync", code))
     }
 
     /// # Safety

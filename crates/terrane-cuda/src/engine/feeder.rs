@@ -183,10 +183,14 @@ impl Feeder {
     fn retire_oldest(&mut self) -> bool {
         let Some(chunk) = self.pending.pop_front() else { return false };
         let Chunk { event, scratch, bytes, count } = chunk;
-        if event.wait().is_ok() {
-            count.add(bytes);
+        match event.wait() {
+            Ok(()) => {
+                count.add(bytes);
+                self.put_back(scratch);
+            }
+            // Whether the buffer is still in use is not known: freeing it waits for the device.
+            Err(_) => self.scratch.discard(scratch),
         }
-        self.put_back(scratch);
         true
     }
 

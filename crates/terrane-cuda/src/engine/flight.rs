@@ -80,8 +80,9 @@ impl Flight {
                 self.tell_layers();
                 false
             }
-            Ok(true) => self.try_finish(Ok(())),
-            Err(error) => self.try_finish(Err(error)),
+            Ok(true) => self.try_finish(),
+            // Whether the work has ended is not known then. The engine's own thread waits for it.
+            Err(_) => false,
         }
     }
 
@@ -107,8 +108,13 @@ impl Flight {
                 }
             }
         }
-        let result = self.end.wait();
-        self.finish(result);
+        let ended = self.end.wait();
+        let Some(cargo) = self.lock().cargo.take() else { return };
+        match ended {
+            Ok(()) => cargo.finish(Ok(())),
+            // Of the streams it is found out whether anything still runs.
+            Err(error) => cargo.drain(engine_failure(error)),
+        }
     }
 
     fn next_layer(&self) -> Option<Arc<Event>> {
@@ -130,22 +136,16 @@ impl Flight {
         }
     }
 
-    /// Finishes the job, unless somebody has.
-    fn finish(&self, result: Result<(), CudaError>) {
-        let Some(cargo) = self.lock().cargo.take() else { return };
-        cargo.finish(result.map_err(engine_failure));
-    }
-
-    /// As [`finish`](Self::finish), but leaves it to whoever is at it, which may be this thread
-    /// further up its stack: telling of a layer runs foreign code. Answers whether it is finished.
-    fn try_finish(&self, result: Result<(), CudaError>) -> bool {
+    /// Finishes the job, or leaves that to whoever is at it, which may be this thread further up its
+    /// stack: telling of a layer runs foreign code. Answers whether it is finished.
+    fn try_finish(&self) -> bool {
         let cargo = match self.state.try_lock() {
             Ok(mut state) => state.cargo.take(),
             Err(TryLockError::Poisoned(state)) => state.into_inner().cargo.take(),
             Err(TryLockError::WouldBlock) => return false,
         };
         if let Some(cargo) = cargo {
-            cargo.finish(result.map_err(engine_failure));
+            cargo.finish(Ok(()));
         }
         true
     }

@@ -63,6 +63,14 @@ impl ScratchPool {
         }
     }
 
+    /// Frees a buffer that may still be in use, which waits for the device.
+    pub(super) fn discard(&mut self, scratch: Option<Scratch>) {
+        if let Some(scratch) = scratch {
+            drop(scratch);
+            self.made = self.made.saturating_sub(1);
+        }
+    }
+
     pub(super) fn give_back(&mut self, scratch: Scratch) {
         self.free.push(scratch);
     }

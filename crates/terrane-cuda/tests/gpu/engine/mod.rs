@@ -1,5 +1,6 @@
 //! The copy engine: every path over every kind of memory, and what can go wrong.
 
+mod calls;
 mod faults;
 mod fixture;
 mod orders;
