@@ -43,6 +43,8 @@ enum Task {
     /// The terminal shows one line per runner, and whole what failed; the full log is
     /// `target/xtask/test.log`. The last line is `N passed, N failed, N skipped`. A test that
     /// cannot run prints `skipped: NAME: REASON` and is counted as skipped, not as passed.
+    /// Test binaries called `gpu` run twice more, over the simulated CUDA driver: with a random
+    /// seed, which is printed (TERRANE_SIMULATED_SEED sets it), and with work as late as can be.
     Test(commands::test::Arguments),
     /// Checks what the compiler does not: crate arrows, file heads, unsafe proofs, leftovers
     ///
@@ -60,6 +62,11 @@ enum Task {
     Lint,
     /// Builds each library crate alone: without features, with its default ones, with all
     Features,
+    /// Checks that Terrane builds beside crates that use cudarc in other ways
+    ///
+    /// Crates that name what candle-core names of cudarc, or an explicit version of CUDA, are
+    /// generated under `target/compose`, and checked with the facade beside them. Needs no CUDA.
+    Compose,
     /// Builds the documentation of the workspace, warnings denied
     Doc(commands::doc::Arguments),
     /// Runs the benchmark suites in release mode, each beside its baseline from the same run
@@ -69,6 +76,13 @@ enum Task {
     /// larger), target (the least ratio) and ok. Fails if a suite fails to run and, with --check,
     /// if a target is missed.
     Bench(commands::bench::Arguments),
+    /// Measures the copy paths of this machine's GPU, prints them, and saves them to a file
+    ///
+    /// Without a GPU it says what is missing and exits with 3. `--output FILE` says where to; the
+    /// program's own `--help` lists the rest.
+    Calibrate(commands::calibrate::Arguments),
+    /// What needs a GPU, as a folder that runs on a machine without Rust
+    Gpu(commands::gpu::Arguments),
     /// Compiles the CUDA kernels to the PTX that is committed, or checks that it fits its source
     #[command(subcommand)]
     Kernels(commands::kernels::Action),
@@ -109,6 +123,8 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
     match task {
         Task::Ci(arguments) => return commands::ci::run(&workspace, arguments),
         Task::Bench(arguments) => return commands::bench::run(&workspace, arguments),
+        Task::Calibrate(arguments) => return commands::calibrate::run(&workspace, arguments),
+        Task::Gpu(arguments) => return commands::gpu::run(&workspace, arguments),
         Task::Test(arguments) => {
             return summed(|tally| commands::test::run(&workspace, arguments, tally));
         }
@@ -118,6 +134,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Fmt(arguments) => commands::lint::fmt(&workspace, arguments)?,
         Task::Lint => commands::lint::clippy(&workspace)?,
         Task::Features => commands::features::run(&workspace)?,
+        Task::Compose => commands::compose::run(&workspace)?,
         Task::Doc(arguments) => commands::doc::run(&workspace, arguments)?,
         Task::Kernels(action) => commands::kernels::run(&workspace, action)?,
         Task::Deny => commands::deny::run(&workspace)?,

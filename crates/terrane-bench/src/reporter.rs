@@ -102,13 +102,13 @@ impl<W: Write> Reporter<W> {
         }
     }
 
-    /// Writes what is still to be written (the table) and sums up.
+    /// Writes what is still to be written (the table, if there is a row in it) and sums up.
     ///
     /// # Errors
     ///
     /// What the output refuses.
     pub fn finish(mut self) -> io::Result<Outcome> {
-        if !self.json {
+        if !self.json && !self.rows.is_empty() {
             writeln!(self.output, "{}", table(&self.rows))?;
         }
         self.output.flush()?;
@@ -247,6 +247,15 @@ mod tests {
         for part in ["address", "1.600", "ns ↓", "1.500 … 1.900", "1.000 limit", "0.62", "NO"] {
             assert!(text.contains(part), "`{part}` is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn nothing_measured_is_nothing_written() {
+        let mut output = Vec::new();
+        let mut reporter = Reporter::new("gpu", &settings(false), &mut output);
+        reporter.skip("all cases", "no device");
+        assert_eq!(reporter.finish().unwrap(), Outcome { skipped: 1, ..Outcome::default() });
+        assert!(output.is_empty());
     }
 
     #[test]

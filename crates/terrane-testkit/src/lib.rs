@@ -11,6 +11,7 @@
 //! - [`strided`]: copies of cells with strides, and what they should do.
 //! - [`leaks`]: open descriptors and mappings, counted before and after.
 //! - [`process`]: tests that need a process to themselves.
+//! - [`simulated_cuda`]: faults of the simulated CUDA driver, streams that are held, leaks.
 //!
 //! # What it does not do
 //!
@@ -35,6 +36,7 @@ pub mod pattern;
 pub mod process;
 pub mod random;
 pub mod recorder;
+pub mod simulated_cuda;
 pub mod strided;
 
 #[cfg(doctest)]

@@ -12,6 +12,8 @@
 #[doc(inline)]
 pub use terrane_core as core;
 #[doc(inline)]
+pub use terrane_cuda as cuda;
+#[doc(inline)]
 pub use terrane_layout as layout;
 #[doc(inline)]
 pub use terrane_pool as pool;

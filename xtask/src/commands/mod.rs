@@ -2,13 +2,17 @@
 
 pub mod asan;
 pub mod bench;
+pub mod calibrate;
 pub mod ci;
+pub mod compose;
 pub mod deny;
 pub mod doc;
 pub mod features;
+pub mod gpu;
 pub mod kernels;
 pub mod lint;
 pub mod loom;
 pub mod offload;
+pub mod simulated;
 pub mod soak;
 pub mod test;

@@ -15,7 +15,7 @@ enum Level {
 }
 
 /// All crates, planned ones included, as `docs/architecture.md` draws them.
-const LEVELS: [(&str, Level); 13] = [
+const LEVELS: [(&str, Level); 14] = [
     ("terrane-core", Level::Library(0)),
     ("terrane-layout", Level::Library(1)),
     ("terrane-storage", Level::Library(1)),
@@ -27,6 +27,7 @@ const LEVELS: [(&str, Level); 13] = [
     ("terrane", Level::Library(5)),
     ("terrane-testkit", Level::Tool),
     ("terrane-bench", Level::Tool),
+    ("terrane-simulated-cuda", Level::Tool),
     ("terrane-tests", Level::Tool),
     ("xtask", Level::Tool),
 ];

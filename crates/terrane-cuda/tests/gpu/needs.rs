@@ -27,6 +27,22 @@ pub fn device(test: &str, needs: Needs) -> Option<Context> {
     }
 }
 
+/// As [`device`], but not one that is simulated: for what is measured, for what takes as much memory
+/// as a device has, and for work that has to take its time.
+pub fn real_device(test: &str, needs: Needs) -> Option<Context> {
+    let context = device(test, needs)?;
+    if is_simulated(&context) {
+        eprintln!("skipped: {test}: a real device needed, this one is simulated");
+        return None;
+    }
+    Some(context)
+}
+
+/// Whether the device is one of `terrane-simulated-cuda`.
+pub fn is_simulated(context: &Context) -> bool {
+    context.device().name == "Terrane Simulated Device"
+}
+
 fn check(needs: Needs) -> Result<Context, BoxedCause> {
     let context = Context::primary(DeviceId::new(0))?;
     let (free, _) = context.memory()?;

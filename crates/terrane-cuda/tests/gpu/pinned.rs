@@ -11,7 +11,7 @@ use terrane_cuda::{
 use terrane_storage::Progress;
 use terrane_testkit::pattern::{InProcess, PieceAccess};
 
-use crate::needs::{LITTLE, Needs, device};
+use crate::needs::{LITTLE, Needs, device, real_device};
 
 fn registered(context: &Context) -> PinnedAllocator {
     let options = PinnedOptions { registration: Wish::Required, ..PinnedOptions::default() };
@@ -136,7 +136,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
 #[test]
 fn bring_up_of_8_gib_beside_the_drivers_own() {
     let needs = Needs { device: ByteCount::mib(64), host: ByteCount::gib(10) };
-    let Some(context) = device("bring_up_of_8_gib_beside_the_drivers_own", needs) else { return };
+    let name = "bring_up_of_8_gib_beside_the_drivers_own";
+    let Some(context) = real_device(name, needs) else { return };
     let request = RegionRequest::new(ByteCount::gib(8));
     let options = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
     let of_driver = PinnedAllocator::new(&context, options).unwrap();
@@ -190,7 +191,7 @@ fn raw_host_alloc(bytes: ByteCount) -> Duration {
 #[test]
 fn one_contiguous_copy_each_way() {
     let needs = Needs { device: ByteCount::gib(2), host: ByteCount::gib(2) };
-    let Some(context) = device("one_contiguous_copy_each_way", needs) else { return };
+    let Some(context) = real_device("one_contiguous_copy_each_way", needs) else { return };
     let request = RegionRequest::new(ByteCount::gib(1));
     let pinned = registered(&context).allocate(&request).unwrap();
     let on_device = DeviceAllocator::new(&context).allocate(&request).unwrap();

@@ -32,6 +32,12 @@ pub struct Options {
     /// memory if there is any
     #[arg(long, value_name = "DIRECTORY")]
     pub disk_path: Option<PathBuf>,
+    /// Fails, with 3, where this cannot be used; without it, the job is done without
+    #[arg(long, value_enum, value_name = "PART")]
+    pub require: Option<Part>,
+    /// Does the job without this, even where it could be used
+    #[arg(long, value_enum, value_name = "PART", conflicts_with = "require")]
+    pub without: Option<Part>,
     /// The pages that host memory is made of
     #[arg(long, value_enum, default_value_t = Pages::Transparent)]
     pub huge_pages: Pages,
@@ -50,6 +56,13 @@ pub struct Options {
     /// Also explains how each hop is made, before and after
     #[arg(short, long)]
     pub verbose: bool,
+}
+
+/// What not every machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// A GPU: the first tier is its memory then, and the second one pinned memory
+    Gpu,
 }
 
 /// The pages that memory is made of.

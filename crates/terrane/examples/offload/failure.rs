@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use terrane::core::{ByteCount, OsError, SizeOverflow};
+use terrane::cuda::CudaError;
 use terrane::layout::LayoutError;
 use terrane::storage::StorageError;
 use terrane::transfer::{BytesInUse, Rejected, TransferError};
@@ -58,6 +59,10 @@ pub enum Failure {
         #[source]
         source: StorageError,
     },
+    #[error("a GPU is required, and cannot be used here")]
+    NoGpu(#[source] CudaError),
+    #[error("the device does not do what the job needs of it; `--without gpu` works without it")]
+    Device(#[source] CudaError),
     #[error("the threads that copy could not be started")]
     Threads(#[source] OsError),
     #[error("the memory of a tier is in use")]
@@ -83,6 +88,8 @@ impl Failure {
             | Self::Tier { .. }
             | Self::Limit(_)
             | Self::Engine { .. }
+            | Self::NoGpu(_)
+            | Self::Device(_)
             | Self::Threads(_) => 3,
             Self::Mismatch { .. }
             | Self::InUse(_)

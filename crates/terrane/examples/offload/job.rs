@@ -4,18 +4,19 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrane::core::ByteCount;
+use terrane::core::{ByteCount, StorageKind};
 use terrane::layout::LayoutError;
 use terrane::layout::model::CacheGroup;
 use terrane::layout::{BlockDimension, LayoutKind};
 use terrane::storage::{DiskAllocator, DiskOptions, Progress, SystemAllocator, SystemOptions};
 use terrane::transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
-use terrane::transfer::{CopyEngine, Report, Transfer, TransferManager};
+use terrane::transfer::{CopyEngine, DeviceOrder, Endpoint, Report, Transfer, TransferManager};
 use terrane_testkit::pattern::Pattern;
 use terrane_testkit::random::Seeded;
 
 use crate::cli::Options;
 use crate::console::Console;
+use crate::device::{Gpu, Wire};
 use crate::failure::Failure;
 use crate::limits::{Limit, Limits, Setup};
 use crate::machine;
@@ -33,7 +34,7 @@ const ON_COMPUTE: LayoutKind =
 /// A hop that was made: medians over the rounds.
 pub struct Hop {
     pub name: String,
-    pub path: &'static str,
+    pub path: String,
     pub bytes: ByteCount,
     pub seconds: f64,
     pub limit_seconds: f64,
@@ -63,6 +64,7 @@ pub struct Job<'a> {
     patterns: Patterns,
     threads: NonZeroUsize,
     memory: SystemAllocator,
+    gpu: Option<Gpu>,
     progress: Progress,
     disk: DiskAllocator,
     manager: TransferManager,
@@ -123,11 +125,15 @@ impl<'a> Job<'a> {
         let disk_engine = DiskEngine::new(&disk_options)
             .map_err(|source| Failure::Engine { what: "the disk", source })?;
         let queue = disk_engine.capabilities().clone();
-        let engines: [Arc<dyn CopyEngine>; 2] = [Arc::new(host), Arc::new(disk_engine)];
+        let mut engines: Vec<Arc<dyn CopyEngine>> = vec![Arc::new(host), Arc::new(disk_engine)];
 
         let progress = Progress::default();
         let memory =
             SystemOptions { huge_pages: options.huge_pages.into(), ..SystemOptions::default() };
+        let gpu = Gpu::find(options, &memory, &progress)?;
+        if let Ok(gpu) = &gpu {
+            engines.push(Arc::new(gpu.engine()?));
+        }
         console.note(format_args!(
             "model: {} ({}), rank 1 of {}",
             model.name,
@@ -136,7 +142,10 @@ impl<'a> Job<'a> {
         ))?;
         let a_token = model.geometry.bytes_per_token().map_err(|e| invalid(model, e))?;
         console.note(format_args!("cache: {} bytes a token", a_token.get()))?;
-        console.note("compute tier: system memory (no device in this build)")?;
+        match &gpu {
+            Ok(gpu) => console.note(format_args!("device tier: {}", gpu.describe()))?,
+            Err(why) => console.note(format_args!("compute tier: system memory ({why})"))?,
+        }
         console.note(format_args!(
             "disk tier: {} on {}{}; {}; {queue}",
             disk.directory.display(),
@@ -154,6 +163,7 @@ impl<'a> Job<'a> {
             },
             threads,
             memory: SystemAllocator::new(memory).reporting_to(progress.clone()),
+            gpu: gpu.ok(),
             progress,
             disk: allocator,
             manager: TransferManager::new(engines),
@@ -194,10 +204,14 @@ impl<'a> Job<'a> {
             hops.push(hop);
             Ok(())
         };
-        hop(compute, host, Limit::Memory)?;
+        let (out, home) = match self.gpu {
+            Some(_) => (Limit::ToHost, Limit::ToDevice),
+            None => (Limit::Memory, Limit::Memory),
+        };
+        hop(compute, host, out)?;
         hop(host, disk, Limit::DiskWrite)?;
         hop(disk, host, Limit::DiskRead)?;
-        hop(host, compute, Limit::Memory)?;
+        hop(host, compute, home)?;
         Ok(hops)
     }
 
@@ -220,15 +234,26 @@ impl<'a> Job<'a> {
         let contiguous = LayoutKind::FullyContiguous;
         let disk = Tier::bring_up("disk", &config, on_disk, contiguous, &self.disk)?;
         let stage = progress::while_up("memory comes up", &self.progress, || {
+            let bytes = config.total_bytes();
             let setup = Setup {
                 threads: self.threads.get(),
                 queue: &self.disk_options.queue,
                 request: self.disk_options.request,
+                wire: self.gpu.as_ref().map(|gpu| Wire::new(gpu, bytes)).transpose()?,
             };
-            let directory = self.disk.directory();
-            let limits = Limits::new(config.total_bytes(), &self.memory, directory, &setup)?;
-            let host = Tier::bring_up("host", &config, in_memory, contiguous, &self.memory)?;
-            let compute = Tier::bring_up("compute", &config, in_memory, ON_COMPUTE, &self.memory)?;
+            let limits = Limits::new(bytes, &self.memory, self.disk.directory(), setup)?;
+            let memory = &self.memory;
+            let (compute, host) = match &self.gpu {
+                Some(gpu) => (
+                    Tier::bring_up("device", &config, in_memory, ON_COMPUTE, &gpu.memory)?
+                        .seen_through_a_copy(gpu, memory)?,
+                    Tier::bring_up("pinned", &config, in_memory, contiguous, &gpu.pinned)?,
+                ),
+                None => (
+                    Tier::bring_up("compute", &config, in_memory, ON_COMPUTE, memory)?,
+                    Tier::bring_up("host", &config, in_memory, contiguous, memory)?,
+                ),
+            };
             Ok::<_, Failure>(Stage { compute, host, disk, limits })
         })?;
         for tier in [&stage.compute, &stage.host, &stage.disk] {
@@ -268,12 +293,11 @@ impl<'a> Job<'a> {
         console: &Console,
     ) -> Result<Hop, Failure> {
         let (mut times, mut limit_times) = (Vec::new(), Vec::new());
-        let (mut verified, mut path) = (true, "");
+        let (mut verified, mut path) = (true, String::new());
         let bytes = bytes_of(from, self.counts.moved)?;
         for round in 1..=self.options.rounds {
             let targets = to.choose(self.counts.moved(), random);
-            let transfer =
-                Transfer::new(&from.endpoint, &to.endpoint).blocks(from.current(), &targets);
+            let transfer = transfer(&from.endpoint, &to.endpoint).blocks(from.current(), &targets);
             if round == 1 {
                 console.detail(format_args!("{name}: {}", self.manager.explain(&transfer)?))?;
             }
@@ -290,7 +314,7 @@ impl<'a> Job<'a> {
                     console.warn(format_args!("{name}, round {round}: {found}"))?;
                 }
             }
-            path = report.explanation.path;
+            path = report.explanation.path.into_owned();
             times.push(took);
             limit_times.push(limits.measure(limit)?);
         }
@@ -302,6 +326,17 @@ impl<'a> Job<'a> {
             limit_seconds: median(limit_times),
             verified,
         })
+    }
+}
+
+/// A transfer of no blocks yet. Nothing computes on the device here, and what was copied to it has
+/// been waited for.
+fn transfer(from: &Endpoint, to: &Endpoint) -> Transfer {
+    let transfer = Transfer::new(from, to);
+    let is_device = |end: &Endpoint| matches!(end.kind(), StorageKind::Device(_));
+    match is_device(from) || is_device(to) {
+        true => transfer.device_order(DeviceOrder::AlreadySynchronised),
+        false => transfer,
     }
 }
 

@@ -12,6 +12,7 @@ use terrane::storage::{
     SystemAllocator, SystemMemory,
 };
 
+use crate::device::Wire;
 use crate::failure::Failure;
 
 /// Two contiguous buffers and a file, each as large as what a hop moves.
@@ -23,6 +24,7 @@ pub struct Limits {
     file: DiskFile,
     request: ByteCount,
     threads: usize,
+    wire: Option<Wire>,
 }
 
 /// Which way the limit of a hop lies.
@@ -31,6 +33,8 @@ pub enum Limit {
     Memory,
     DiskWrite,
     DiskRead,
+    ToHost,
+    ToDevice,
 }
 
 /// How the engines that the limits stand beside are set up.
@@ -38,6 +42,7 @@ pub struct Setup<'a> {
     pub threads: usize,
     pub queue: &'a IoQueueOptions,
     pub request: ByteCount,
+    pub wire: Option<Wire>,
 }
 
 impl Limits {
@@ -45,7 +50,7 @@ impl Limits {
         bytes: ByteCount,
         memory: &SystemAllocator,
         directory: &Path,
-        setup: &Setup<'_>,
+        setup: Setup<'_>,
     ) -> Result<Self, Failure> {
         let make = || {
             let file = DiskFile::scratch(directory, bytes, &DiskOptions::default())?;
@@ -53,11 +58,12 @@ impl Limits {
             let (from, to) = (buffer()?, buffer()?);
             let queue = IoQueue::new(setup.queue)?;
             let (request, threads) = (setup.request, setup.threads);
-            Ok(Self { queue, from, to, file, request, threads })
+            Ok(Self { queue, from, to, file, request, threads, wire: None })
         };
         let mut limits = make().map_err(Failure::Limit)?;
         // The first pass over blocks that were only reserved does not count.
         limits.measure(Limit::DiskWrite)?;
+        limits.wire = setup.wire;
         Ok(limits)
     }
 
@@ -66,6 +72,13 @@ impl Limits {
         match limit {
             Limit::Memory => Ok(self.copy()),
             Limit::DiskWrite | Limit::DiskRead => self.transfer(limit).map_err(Failure::Limit),
+            Limit::ToHost | Limit::ToDevice => {
+                let begin = Instant::now();
+                if let Some(wire) = &self.wire {
+                    wire.copy(limit == Limit::ToDevice)?;
+                }
+                Ok(begin.elapsed())
+            }
         }
     }
 

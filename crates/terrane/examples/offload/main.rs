@@ -1,11 +1,13 @@
 //! KV blocks of a real model, offloaded from the compute tier to host memory and to disk, brought
 //! back to other block ids, and verified byte for byte; with the bandwidth of each hop beside the
-//! machine's own limit.
+//! machine's own limit. Where there is a GPU, the compute tier is its memory, and the host's is
+//! pinned for it.
 //!
 //! `cargo run --release --example offload`, or with `-- --help` for the options.
 
 mod cli;
 mod console;
+mod device;
 mod failure;
 mod job;
 mod limits;

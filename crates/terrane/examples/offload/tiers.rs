@@ -6,10 +6,12 @@
 
 use terrane::core::{Allocate, ByteCount};
 use terrane::layout::{LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane::storage::SystemAllocator;
 use terrane::transfer::Endpoint;
-use terrane_testkit::pattern::{Pattern, Verification};
+use terrane_testkit::pattern::{InProcess, Pattern, Verification};
 use terrane_testkit::random::Seeded;
 
+use crate::device::{Gpu, Image};
 use crate::failure::Failure;
 
 /// The two patterns that a block can hold.
@@ -30,6 +32,8 @@ enum Held {
 pub struct Tier {
     pub name: &'static str,
     pub endpoint: Endpoint,
+    /// How the processor reaches the bytes where it cannot do so itself.
+    image: Option<Image>,
     ledger: Vec<Held>,
     /// Where the blocks that were computed are now, in their order.
     current: Vec<u32>,
@@ -51,12 +55,47 @@ impl Tier {
         };
         let layout = build().map_err(|source| Failure::Tier { tier: name, source })?;
         let ledger = (0..blocks).map(Held::Poison).collect();
-        Ok(Self { name, endpoint: Endpoint::new(layout)?, ledger, current: Vec::new() })
+        let endpoint = Endpoint::new(layout)?;
+        Ok(Self { name, endpoint, image: None, ledger, current: Vec::new() })
+    }
+
+    /// The same tier, of a device, whose bytes the processor reaches through a copy.
+    pub fn seen_through_a_copy(self, gpu: &Gpu, memory: &SystemAllocator) -> Result<Self, Failure> {
+        let image = Some(Image::new(gpu, &self.endpoint, memory)?);
+        Ok(Self { image, ..self })
+    }
+
+    /// Fills in blocks, by the processor.
+    fn fill(&self, pattern: &Pattern, blocks: &[u32]) -> Result<(), Failure> {
+        match &self.image {
+            None => Ok(pattern.fill_with(&self.endpoint, blocks, &InProcess)?),
+            Some(image) => {
+                image.fetch()?;
+                pattern.fill_with(&self.endpoint, blocks, image)?;
+                image.put()
+            }
+        }
+    }
+
+    /// Looks at blocks that the processor can read, here or in the copy that was fetched.
+    fn look(
+        &self,
+        pattern: &Pattern,
+        blocks: &[u32],
+        filled_as: &[u32],
+    ) -> Result<Verification, Failure> {
+        let layers = 0..self.endpoint.layout().config().num_layers();
+        let end = &self.endpoint;
+        Ok(match &self.image {
+            None => pattern.verify_with(end, blocks, filled_as, layers, &InProcess)?,
+            Some(image) => pattern.verify_with(end, blocks, filled_as, layers, image)?,
+        })
     }
 
     /// Poisons all blocks, by the processor.
     pub fn poison(&mut self, patterns: &Patterns) -> Result<(), Failure> {
-        Ok(patterns.poison.fill(&self.endpoint)?)
+        let all: Vec<u32> = (0..self.endpoint.layout().config().num_blocks()).collect();
+        self.fill(&patterns.poison, &all)
     }
 
     /// Computes so many blocks: fills them with data. Which ones they are is drawn.
@@ -67,7 +106,7 @@ impl Tier {
         random: &mut Seeded,
     ) -> Result<(), Failure> {
         let chosen = self.choose(blocks, random);
-        patterns.data.fill_blocks(&self.endpoint, &chosen)?;
+        self.fill(&patterns.data, &chosen)?;
         self.enter(&chosen, &chosen.iter().copied().map(Held::Data).collect::<Vec<_>>());
         self.current = chosen;
         Ok(())
@@ -128,7 +167,9 @@ impl Tier {
     /// Looks at every byte of every block: those that were written, and those that were not.
     /// Answers with what was found among the data and among the poison.
     pub fn verify(&self, patterns: &Patterns) -> Result<[Verification; 2], Failure> {
-        let layers = 0..self.endpoint.layout().config().num_layers();
+        if let Some(image) = &self.image {
+            image.fetch()?;
+        }
         let held_as = |select: fn(Held) -> Option<u32>| -> (Vec<u32>, Vec<u32>) {
             (0_u32..).zip(&self.ledger).filter_map(|(id, &held)| Some((id, select(held)?))).unzip()
         };
@@ -141,8 +182,8 @@ impl Tier {
             Held::Poison(of) => Some(of),
         });
         Ok([
-            patterns.data.verify_blocks(&self.endpoint, &data, &data_of, layers.clone())?,
-            patterns.poison.verify_blocks(&self.endpoint, &poison, &poison_of, layers)?,
+            self.look(&patterns.data, &data, &data_of)?,
+            self.look(&patterns.poison, &poison, &poison_of)?,
         ])
     }
 

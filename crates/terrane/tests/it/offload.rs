@@ -1,21 +1,27 @@
 //! The example does its job, and says so to programs and to people.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::run::{errors, files, output};
+use crate::run::{errors, files, offload, on_simulated_device, output};
 
 const FIELDS: [&str; 7] =
     ["hop", "path", "bytes", "seconds", "gb_per_s", "limit_gb_per_s", "verified"];
 
-/// The hops of a run that is to succeed.
+/// The hops of a run without a device that is to succeed.
 fn hops(arguments: &[&str]) -> Vec<Value> {
+    hops_of(offload(&["--without", "gpu"]), arguments)
+}
+
+/// The hops of a run that is to succeed, with these arguments besides those that `command` has.
+fn hops_of(mut command: Command, arguments: &[&str]) -> Vec<Value> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let mut all = vec!["--json", "--rounds", "2", "--disk-path", path];
     all.extend(arguments);
-    let output = output(&all);
+    let output = command.args(&all).output().unwrap();
     assert!(output.status.success(), "{all:?}: {}", errors(&output));
     assert_eq!(files(directory.path()), [] as [PathBuf; 0], "{all:?}");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -99,13 +105,13 @@ fn one_block_is_enough() {
 
 #[test]
 fn people_get_a_table_and_the_reasons() {
-    let output = output(&["--blocks", "4", "--rounds", "1", "-v"]);
+    let output = output(&["--blocks", "4", "--rounds", "1", "-v", "--without", "gpu"]);
     assert!(output.status.success(), "{}", errors(&output));
     let text = String::from_utf8(output.stdout).unwrap();
     for said in [
         "llama-3.1-8b (llama)",
         "131072 bytes a token",
-        "compute tier: system memory (no device in this build)",
+        "compute tier: system memory (as asked for by --without gpu)",
         "direct I/O: ",
         "io_uring: ",
         "of padding",
@@ -119,4 +125,49 @@ fn people_get_a_table_and_the_reasons() {
         assert!(text.contains(said), "nothing is said of {said:?}:\n{text}");
     }
     assert!(!text.contains("| NO "), "{text}");
+}
+
+#[test]
+fn blocks_go_from_the_device_to_pinned_memory_to_disk_and_back() {
+    let name = "blocks_go_from_the_device_to_pinned_memory_to_disk_and_back";
+    let Some(command) = on_simulated_device(name, &["--require", "gpu"]) else { return };
+    let hops = hops_of(command, &["--blocks", "4"]);
+    let names: Vec<_> = hops.iter().map(|hop| hop["hop"].as_str().unwrap()).collect();
+    assert_eq!(names, ["device to pinned", "pinned to disk", "disk to pinned", "pinned to device"]);
+    hops.iter().for_each(|hop| check(hop, 4 * (2 << 20)));
+}
+
+#[test]
+fn a_latent_goes_through_the_device() {
+    let name = "a_latent_goes_through_the_device";
+    let Some(command) = on_simulated_device(name, &["--require", "gpu"]) else { return };
+    let hops = hops_of(command, &["--model", "deepseek-v3", "--blocks", "3"]);
+    hops.iter().for_each(|hop| check(hop, 3 * 61 * 18_432));
+}
+
+#[test]
+fn people_hear_of_the_device() {
+    let name = "people_hear_of_the_device";
+    let Some(mut command) = on_simulated_device(name, &["--blocks", "2", "--rounds", "1", "-v"])
+    else {
+        return;
+    };
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", errors(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for said in
+        ["device tier: ", "compute capability", "by cuda (", "| device to pinned ", "| yes "]
+    {
+        assert!(text.contains(said), "nothing is said of {said:?}:\n{text}");
+    }
+    assert!(!text.contains("| NO "), "{text}");
+}
+
+/// The simulated driver would be a device as any other.
+#[test]
+fn without_a_gpu_means_without_one() {
+    let name = "without_a_gpu_means_without_one";
+    let Some(command) = on_simulated_device(name, &["--without", "gpu"]) else { return };
+    let hops = hops_of(command, &["--blocks", "2"]);
+    assert_eq!(hops[0]["hop"], "compute to host");
 }

@@ -45,6 +45,17 @@ fn storage() {
 }
 
 #[test]
+fn cuda() {
+    let _: fn() -> Result<terrane::cuda::Availability, terrane::cuda::CudaError> =
+        terrane::cuda::probe;
+    let options = terrane::cuda::DeviceEngineOptions::default();
+    assert_eq!(options.path, None::<terrane::cuda::CopyPath>);
+    if let Err(reason) = terrane::cuda::Context::primary(terrane::core::DeviceId::new(0)) {
+        assert!(!reason.to_string().is_empty());
+    }
+}
+
+#[test]
 fn transfer() {
     let manager = terrane::transfer::TransferManager::with_default_engines().unwrap();
     let names: Vec<_> = manager.engines().iter().map(|engine| engine.name()).collect();

@@ -36,6 +36,29 @@ pub fn offload(arguments: &[&str]) -> Command {
     command
 }
 
+/// The example with these arguments, for which the simulated driver is CUDA's; `None` after having
+/// said that it has not been built.
+pub fn on_simulated_device(test: &str, arguments: &[&str]) -> Option<Command> {
+    let binary = std::env::current_exe().unwrap();
+    let target = binary.ancestors().nth(3).expect("target/PROFILE/deps/it-HASH");
+    let folder = target.join("simulated-cuda");
+    if !folder.join("libcuda.so.1").is_file() {
+        eprintln!("skipped: {test}: the simulated driver is not built; `cargo xtask test` does so");
+        return None;
+    }
+    let mut command = offload(arguments);
+    command.env("LD_LIBRARY_PATH", folder);
+    Some(command)
+}
+
+/// The example with these arguments, on a machine whose linker finds no driver.
+pub fn without_a_driver(arguments: &[&str]) -> Command {
+    let mut command = offload(arguments);
+    // No device is visible even where a driver is.
+    command.env("CUDA_VISIBLE_DEVICES", "").env_remove("LD_LIBRARY_PATH");
+    command
+}
+
 /// What it says with these arguments.
 pub fn output(arguments: &[&str]) -> Output {
     offload(arguments).output().unwrap()

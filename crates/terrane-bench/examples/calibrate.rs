@@ -1,0 +1,89 @@
+//! Measures how fast each copy path of a GPU is, prints it, and saves it for
+//! `DeviceEngineOptions::calibration`.
+//!
+//! `cargo xtask calibrate`, or `calibrate` of a GPU bundle.
+
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use comfy_table::{CellAlignment, Table, presets};
+use terrane_core::DeviceId;
+use terrane_cuda::{Calibration, CalibrationOptions, Context, CopyPath, Direction};
+
+/// Measures the copy paths of a GPU.
+///
+/// Exits with 3 where there is none, and says what is missing.
+#[derive(Parser)]
+struct Arguments {
+    /// Where the measured figures go, as JSON
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// The device, by its ordinal
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: u32,
+}
+
+/// The machine cannot do what was asked.
+const MACHINE: u8 = 3;
+
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints")]
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let context = match Context::primary(DeviceId::new(arguments.device)) {
+        Ok(context) => context,
+        Err(reason) => {
+            eprintln!("error: nothing can be calibrated here: {reason}");
+            return ExitCode::from(MACHINE);
+        }
+    };
+    let measured = Calibration::measure(&context, &CalibrationOptions::default());
+    let calibration = match measured {
+        Ok(calibration) => calibration,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    println!("{}, CUDA {}\n{}", calibration.device(), calibration.driver(), table(&calibration));
+    if let Some(output) = &arguments.output {
+        if let Err(error) = calibration.save(output) {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+        println!("saved in {}", output.display());
+    }
+    ExitCode::SUCCESS
+}
+
+/// What each path costs in each direction that it serves.
+fn table(calibration: &Calibration) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN).set_header([
+        "direction",
+        "path",
+        "fixed, us",
+        "a piece, ns",
+        "a short piece, ns",
+        "GB/s",
+    ]);
+    for direction in Direction::ALL {
+        for path in CopyPath::ALL {
+            let Some(cost) = calibration.cost(direction, path) else { continue };
+            table.add_row([
+                format!("{direction:?}"),
+                path.name().to_owned(),
+                format!("{:.1}", cost.fixed.as_secs_f64() * 1e6),
+                format!("{:.1}", cost.per_piece.as_secs_f64() * 1e9),
+                format!("{:.1}", cost.per_short_piece.as_secs_f64() * 1e9),
+                format!("{:.1}", cost.bytes_per_second * 1e-9),
+            ]);
+        }
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}

@@ -1,0 +1,265 @@
+//! Many blocks between a layer-separate device layout and pinned memory: against one contiguous
+//! copy, and against the raw methods that move the same blocks.
+
+use std::io::Write;
+use std::ops::Range;
+
+use anyhow::{Result, ensure};
+use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_core::{ByteCount, Memory};
+use terrane_cuda::DeviceMemory;
+use terrane_testkit::pattern::Pattern;
+use terrane_transfer::Endpoint;
+
+use crate::methods::{Methods, NAMES};
+use crate::rig::{Rig, address, in_turns, path_of, shuffled, submit, transfer};
+use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
+
+/// What a transfer has to reach of one contiguous copy: the blocks out of order on the device,
+/// in order on the host.
+const LEAST_SHARE: f64 = 0.97;
+/// The same with the blocks out of order on both sides.
+const LEAST_SCATTERED: f64 = 0.93;
+/// Both directions at once, of what two contiguous copies reach together.
+const LEAST_BOTH: f64 = 0.95;
+
+/// A direction of the wire.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    ToHost,
+    ToDevice,
+}
+
+impl Way {
+    pub const ALL: [Self; 2] = [Self::ToHost, Self::ToDevice];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ToHost => "device to pinned",
+            Self::ToDevice => "pinned to device",
+        }
+    }
+}
+
+/// Both ends of one shape's transfers, with room for the blocks twice.
+struct Cell<'rig> {
+    rig: &'rig Rig,
+    device: Endpoint,
+    host: Endpoint,
+    flat: [DeviceMemory; 2],
+    blocks: u32,
+    bytes: ByteCount,
+}
+
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+    for shape in shapes(rig.smoke) {
+        if !cases(shape).iter().any(|case| reporter.wants(case)) {
+            continue;
+        }
+        let cell = Cell::new(rig, shape)?;
+        cell.verify()?;
+        for way in Way::ALL {
+            cell.one_way(shape, way, settings, reporter)?;
+        }
+        cell.both_ways(shape, settings, reporter)?;
+    }
+    Ok(())
+}
+
+fn cases(shape: &Shape) -> Vec<String> {
+    let title = shape.title();
+    let mut cases = vec![format!("{title}, both directions at once")];
+    for way in Way::ALL {
+        let case = format!("{title}, {}", way.name());
+        cases.extend(NAMES.map(|name| format!("{case}, raw {name}")));
+        cases.extend([
+            format!("{case}, beside the best raw method"),
+            format!("{case}, both sides scattered"),
+            case,
+        ]);
+    }
+    cases
+}
+
+impl<'rig> Cell<'rig> {
+    fn new(rig: &'rig Rig, shape: &Shape) -> Result<Self> {
+        let blocks = shape.blocks_of(rig.moved)?;
+        let bytes = ByteCount::new(shape.block_bytes().get() * u64::from(blocks));
+        Ok(Self {
+            rig,
+            device: rig.on_device(shape, blocks * 2, ON_DEVICE)?,
+            host: rig.in_pinned(shape, blocks * 2, ON_HOST)?,
+            flat: [rig.flat(bytes)?, rig.flat(bytes)?],
+            blocks,
+            bytes,
+        })
+    }
+
+    /// Half of the device's blocks, out of order: the first half of the shuffled ids, or the other.
+    fn on_device(&self, half: Range<u32>) -> Vec<u32> {
+        let all = shuffled(0..self.blocks * 2, 3);
+        let index = |number: u32| ByteCount::new(number.into()).to_usize();
+        all.get(index(half.start)..index(half.end)).unwrap_or_default().to_vec()
+    }
+
+    fn first(&self) -> Range<u32> {
+        0..self.blocks
+    }
+
+    fn second(&self) -> Range<u32> {
+        self.blocks..self.blocks * 2
+    }
+
+    /// Blocks go to the device and come back to other places; every byte of them is looked at.
+    fn verify(&self) -> Result<()> {
+        let (device, host) = (self.on_device(self.first()), self.first().collect::<Vec<_>>());
+        let back: Vec<u32> = self.second().collect();
+        let pattern = Pattern::new(7);
+        pattern.fill_blocks(&self.host, &host)?;
+        transfer(&self.rig.manager, (&self.host, &host), (&self.device, &device))?;
+        transfer(&self.rig.manager, (&self.device, &device), (&self.host, &back))?;
+        let layers = 0..self.host.layout().config().num_layers();
+        let found = pattern.verify_blocks(&self.host, &back, &host, layers)?;
+        ensure!(found.is_clean(), "blocks came back changed: {found}");
+        Ok(())
+    }
+
+    /// One contiguous copy of as many bytes, between the flat memory and the pinned blocks.
+    fn contiguous(&self, way: Way, half: usize, wait: bool) -> Result<()> {
+        let region = self.host.layout().regions().first();
+        let region = region.ok_or_else(|| anyhow::anyhow!("no region"))?;
+        let offset = ByteCount::from_usize(half).get() * self.bytes.get();
+        let host = address(region.location())? + offset;
+        let flat = self.flat.get(half).ok_or_else(|| anyhow::anyhow!("no such half"))?;
+        let device = flat.address().get();
+        let stream = if half == 0 { &self.rig.stream } else { &self.rig.second_stream };
+        let (to, from) = match way {
+            Way::ToHost => (host, device),
+            Way::ToDevice => (device, host),
+        };
+        // SAFETY: both spans live in this value, and the stream is waited for before anything else
+        // uses them.
+        unsafe { self.rig.raw.copy(stream, to, from, self.bytes.get()) }?;
+        if wait {
+            stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    fn one_way<W: Write>(
+        &self,
+        shape: &Shape,
+        way: Way,
+        settings: &Settings,
+        reporter: &mut Reporter<W>,
+    ) -> Result<()> {
+        let rig = self.rig;
+        let (on_device, on_host) = (self.on_device(self.first()), self.first().collect::<Vec<_>>());
+        let scattered = shuffled(self.first(), 5);
+        let ends = |host: &'_ [u32]| -> [(Endpoint, Vec<u32>); 2] {
+            let (device, host) =
+                ((self.device.clone(), on_device.clone()), (self.host.clone(), host.to_vec()));
+            if way == Way::ToHost { [device, host] } else { [host, device] }
+        };
+        let [source, destination] = ends(&on_host);
+        let [scattered_source, scattered_destination] = ends(&scattered);
+        let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
+        let mut methods = Methods::new(rig, from, to)?;
+        let path = path_of(&self.rig.manager, from, to)?;
+
+        let spreads = in_turns(
+            settings,
+            &mut [
+                &mut || transfer(&self.rig.manager, from, to),
+                &mut || self.contiguous(way, 0, true),
+                &mut || {
+                    let (source, destination) = (&scattered_source, &scattered_destination);
+                    transfer(
+                        &self.rig.manager,
+                        (&source.0, &source.1),
+                        (&destination.0, &destination.1),
+                    )
+                },
+                &mut || methods.kernel(rig),
+            ],
+        )?;
+        let [ours, contiguous, scattered, kernel] = spreads.as_slice() else { return Ok(()) };
+        let few = rig.few(settings);
+        let each = in_turns(&few, &mut [&mut || methods.copy_each(rig)])?;
+        let batched = match rig.raw.has_batches() {
+            true => in_turns(&few, &mut [&mut || methods.copy_batch(rig)])?,
+            false => Vec::new(),
+        };
+
+        let case = format!("{}, {}", shape.title(), way.name());
+        let limit = self.rate(*contiguous).median;
+        let beside_limit = |case: String, spread: Spread| {
+            Measurement::new(case, self.rate(spread), "GB/s", Direction::HigherIsBetter)
+                .beside("contiguous DMA", limit)
+        };
+        reporter.report(&beside_limit(case.clone(), *ours).at_least(LEAST_SHARE))?;
+        let name = format!("{case}, both sides scattered");
+        reporter.report(&beside_limit(name, *scattered).at_least(LEAST_SCATTERED))?;
+        let mut best: Option<(&str, f64)> = None;
+        for (name, spread) in NAMES.into_iter().zip([each.first(), batched.first(), Some(kernel)]) {
+            let case = format!("{case}, raw {name}");
+            let Some(spread) = spread else {
+                reporter.skip(&case, "the driver has no cuMemcpyBatchAsync");
+                continue;
+            };
+            reporter.report(&beside_limit(case, *spread))?;
+            let rate = self.rate(*spread).median;
+            if best.is_none_or(|(_, best)| rate > best) {
+                best = Some((name, rate));
+            }
+        }
+        if let Some((name, rate)) = best {
+            let case = format!("{case}, beside the best raw method");
+            let measured =
+                Measurement::new(case, self.rate(*ours), "GB/s", Direction::HigherIsBetter);
+            let name = format!("{name}; terrane: {path}");
+            reporter.report(&measured.beside(name, rate).at_least(1.0))?;
+        }
+        Ok(())
+    }
+
+    fn both_ways<W: Write>(
+        &self,
+        shape: &Shape,
+        settings: &Settings,
+        reporter: &mut Reporter<W>,
+    ) -> Result<()> {
+        let out = (self.on_device(self.first()), self.first().collect::<Vec<_>>());
+        let home = (self.on_device(self.second()), self.second().collect::<Vec<_>>());
+        let spreads = in_turns(
+            settings,
+            &mut [
+                &mut || {
+                    let (device, host) = (&self.device, &self.host);
+                    let out = submit(&self.rig.manager, (device, &out.0), (host, &out.1))?;
+                    let home = submit(&self.rig.manager, (host, &home.1), (device, &home.0))?;
+                    out.wait().result?;
+                    home.wait().result?;
+                    Ok(())
+                },
+                &mut || {
+                    self.contiguous(Way::ToHost, 0, false)?;
+                    self.contiguous(Way::ToDevice, 1, false)?;
+                    self.rig.stream.synchronize()?;
+                    Ok(self.rig.second_stream.synchronize()?)
+                },
+            ],
+        )?;
+        let [ours, contiguous] = spreads.as_slice() else { return Ok(()) };
+        let sum = |spread: Spread| spread.rate(self.bytes.get() as f64 * 2e-9);
+        let case = format!("{}, both directions at once", shape.title());
+        let measured = Measurement::new(case, sum(*ours), "GB/s", Direction::HigherIsBetter)
+            .beside("contiguous DMAs", sum(*contiguous).median)
+            .at_least(LEAST_BOTH);
+        Ok(reporter.report(&measured)?)
+    }
+
+    fn rate(&self, seconds: Spread) -> Spread {
+        seconds.rate(self.bytes.get() as f64 * 1e-9)
+    }
+}

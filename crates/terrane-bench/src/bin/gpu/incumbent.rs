@@ -1,0 +1,84 @@
+//! How Rust engines offload today: a pageable tensor on the host for each tensor of the device, a
+//! copy for each block, a synchronise for each tensor.
+
+use std::io::Write;
+
+use anyhow::Result;
+use terrane_bench::{Direction, Measurement, Reporter, Settings};
+use terrane_core::ByteCount;
+use terrane_transfer::Endpoint;
+
+use crate::blocks::Way;
+use crate::raw::Raw;
+use crate::rig::{Rig, address, in_turns, shuffled, transfer};
+use crate::shapes::{ON_DEVICE, ON_HOST, shapes};
+use terrane_cuda::Stream;
+
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+    let settings = rig.few(settings);
+    for shape in shapes(rig.smoke) {
+        for way in Way::ALL {
+            let case = format!("{}, {}, beside today's pattern", shape.title(), way.name());
+            if !reporter.wants(&case) {
+                continue;
+            }
+            let blocks = shape.blocks_of(rig.moved)?;
+            let bytes = shape.block_bytes().get() * u64::from(blocks);
+            let device = rig.on_device(shape, blocks * 2, ON_DEVICE)?;
+            let host = rig.in_pinned(shape, blocks, ON_HOST)?;
+            let mut on_device = shuffled(0..blocks * 2, 3);
+            on_device.truncate(ByteCount::new(blocks.into()).to_usize());
+            let on_host: Vec<u32> = (0..blocks).collect();
+            let mut pageable = vec![1_u8; ByteCount::new(bytes).to_usize()];
+            let (from, to) = match way {
+                Way::ToHost => ((&device, &*on_device), (&host, &*on_host)),
+                Way::ToDevice => ((&host, &*on_host), (&device, &*on_device)),
+            };
+            let spreads = in_turns(
+                &settings,
+                &mut [&mut || transfer(&rig.manager, from, to), &mut || {
+                    today(&rig.raw, &rig.stream, &device, &on_device, way, &mut pageable)
+                }],
+            )?;
+            let [ours, theirs] = spreads.as_slice() else { return Ok(()) };
+            let gigabytes = bytes as f64 * 1e-9;
+            let rate = ours.rate(gigabytes);
+            let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter);
+            let name = "pageable, a copy a block, a synchronise a tensor";
+            reporter.report(&measured.beside(name, theirs.rate(gigabytes).median))?;
+        }
+    }
+    Ok(())
+}
+
+/// One tensor after the other: its blocks, then a wait.
+fn today(
+    raw: &Raw,
+    stream: &Stream,
+    device: &Endpoint,
+    blocks: &[u32],
+    way: Way,
+    host: &mut [u8],
+) -> Result<()> {
+    let config = device.layout().config();
+    let piece = config.piece_bytes();
+    let mut pieces = host.chunks_exact_mut(piece.to_usize());
+    for layer in 0..config.num_layers() {
+        for outer in 0..config.outer_dim() {
+            for &block in blocks {
+                let Some(host) = pieces.next() else { break };
+                let host = ByteCount::from_usize(host.as_mut_ptr().expose_provenance()).get();
+                let device = address(device.layout().location(block, layer, outer)?)?;
+                let (to, from) = match way {
+                    Way::ToHost => (host, device),
+                    Way::ToDevice => (device, host),
+                };
+                // SAFETY: both spans live until the stream has been waited for, and nobody else
+                // uses them.
+                unsafe { raw.copy(stream, to, from, piece.get()) }?;
+            }
+            stream.synchronize()?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! Few blocks: how long one waits for them, and how long the caller is held up.
+
+use std::io::Write;
+use std::time::Instant;
+
+use anyhow::Result;
+use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+
+use crate::blocks::Way;
+use crate::methods::{Methods, NAMES};
+use crate::rig::{Rig, in_turns, path_of, shuffled, submit, transfer};
+use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
+
+/// A transfer may take this many times as long as the best raw method.
+const MOST_TIMES: f64 = 1.15;
+
+/// A submit of 16 blocks may hold the caller up for as long, in microseconds.
+const LONGEST_SUBMIT: f64 = 15.0;
+
+/// There are this many blocks to choose from.
+const BLOCKS: u32 = 32;
+
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+    let settings = rig.many(settings);
+    for shape in shapes(rig.smoke) {
+        for way in Way::ALL {
+            for blocks in [1, 8] {
+                waited_for(rig, shape, way, blocks, &settings, reporter)?;
+            }
+            submitted(rig, shape, way, &settings, reporter)?;
+        }
+    }
+    Ok(())
+}
+
+fn waited_for<W: Write>(
+    rig: &Rig,
+    shape: &Shape,
+    way: Way,
+    blocks: usize,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    let case = format!("{}, {}, {blocks} of {BLOCKS} blocks", shape.title(), way.name());
+    if !reporter.wants(&case) {
+        return Ok(());
+    }
+    let ids = |seed| {
+        let mut ids = shuffled(0..BLOCKS, seed);
+        ids.truncate(blocks);
+        ids
+    };
+    let device = (rig.on_device(shape, BLOCKS, ON_DEVICE)?, ids(3));
+    let host = (rig.in_pinned(shape, BLOCKS, ON_HOST)?, ids(5));
+    let (source, destination) =
+        if way == Way::ToHost { (&device, &host) } else { (&host, &device) };
+    let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
+    let methods = Methods::new(rig, from, to)?;
+    let path = path_of(&rig.manager, from, to)?;
+
+    let with_batches = rig.raw.has_batches();
+    let mut batches = Methods::new(rig, from, to)?;
+    let spreads = in_turns(
+        settings,
+        &mut [
+            &mut || transfer(&rig.manager, from, to),
+            &mut || methods.copy_each(rig),
+            &mut || if with_batches { batches.copy_batch(rig) } else { Ok(()) },
+            &mut || methods.kernel(rig),
+        ],
+    )?;
+    let Some((ours, raw)) = spreads.split_first() else { return Ok(()) };
+    let best = NAMES
+        .into_iter()
+        .zip(raw)
+        .filter(|(name, _)| with_batches || *name != "batched copies")
+        .min_by(|one, other| one.1.median.total_cmp(&other.1.median));
+    let Some((name, best)) = best else { return Ok(()) };
+    let measured = Measurement::new(case, ours.scaled(1e6), "us", Direction::LowerIsBetter)
+        .beside(format!("{name}; terrane: {path}"), best.median * 1e6)
+        .at_least(1.0 / MOST_TIMES);
+    Ok(reporter.report(&measured)?)
+}
+
+/// How long the calling thread is in `submit` for 16 blocks.
+fn submitted<W: Write>(
+    rig: &Rig,
+    shape: &Shape,
+    way: Way,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    let case = format!("{}, {}, submit of 16 blocks", shape.title(), way.name());
+    if !reporter.wants(&case) {
+        return Ok(());
+    }
+    let device = rig.on_device(shape, BLOCKS, ON_DEVICE)?;
+    let host = rig.in_pinned(shape, BLOCKS, ON_HOST)?;
+    let (mut on_device, mut on_host) = (shuffled(0..BLOCKS, 3), shuffled(0..BLOCKS, 5));
+    on_device.truncate(16);
+    on_host.truncate(16);
+    let (from, to) = match way {
+        Way::ToHost => ((&device, &*on_device), (&host, &*on_host)),
+        Way::ToDevice => ((&host, &*on_host), (&device, &*on_device)),
+    };
+    let mut seconds = Vec::new();
+    for round in 0..settings.warm_up + settings.repeats.max(1) {
+        let begin = Instant::now();
+        let completion = submit(&rig.manager, from, to)?;
+        let took = begin.elapsed().as_secs_f64();
+        completion.wait().result?;
+        if round >= settings.warm_up {
+            seconds.push(took);
+        }
+    }
+    let spread = Spread::of(&seconds).unwrap_or(Spread::single(f64::NAN));
+    let measured = Measurement::new(case, spread.scaled(1e6), "us", Direction::LowerIsBetter);
+    Ok(reporter.report(&measured.within(LONGEST_SUBMIT))?)
+}

@@ -1,0 +1,72 @@
+//! Blocks between a GPU and pinned memory, beside what the driver itself reaches on the same
+//! machine in the same run.
+
+mod blocks;
+mod bring_up;
+mod incumbent;
+mod latency;
+mod methods;
+mod neighbours;
+mod peer;
+mod pools;
+mod product;
+mod raw;
+mod relayout;
+mod rig;
+mod shapes;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use terrane_bench::{Settings, run};
+
+use rig::{Rig, first_device};
+
+/// Measures copies between a GPU and pinned memory.
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    settings: Settings,
+    /// The device, by its ordinal
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: u32,
+    /// How much is moved in each case, in MiB
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    moved_mib: u32,
+    /// A calibration that was saved; measured anew if not given
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
+    /// cuBLAS, for the matrix product; looked for where it usually is if not given
+    #[arg(long, value_name = "LIBRARY")]
+    cublas: Option<PathBuf>,
+    /// Moves little, a few times: whether everything still runs, not how fast
+    #[arg(long)]
+    smoke: bool,
+}
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::parse();
+    if arguments.smoke {
+        arguments.settings.warm_up = 0;
+        arguments.settings.repeats = 1;
+    }
+    run("gpu", &arguments.settings, |settings, reporter| {
+        let context = match first_device(arguments.device) {
+            Ok(context) => context,
+            Err(reason) => {
+                reporter.skip("all cases", &reason.to_string());
+                return Ok(());
+            }
+        };
+        let rig = Rig::new(context, &arguments)?;
+        blocks::report(&rig, settings, reporter)?;
+        latency::report(&rig, settings, reporter)?;
+        relayout::report(&rig, settings, reporter)?;
+        incumbent::report(&rig, settings, reporter)?;
+        neighbours::report(&rig, arguments.cublas.as_deref(), settings, reporter)?;
+        bring_up::report(&rig, settings, reporter)?;
+        pools::report(&rig, settings, reporter)?;
+        peer::report(&rig, settings, reporter)
+    })
+}

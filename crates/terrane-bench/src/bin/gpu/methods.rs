@@ -1,0 +1,140 @@
+//! The raw methods that move the same blocks as a transfer: a copy for each piece, one batch of
+//! copies, one kernel.
+
+use anyhow::Result;
+use terrane_core::{Allocate, ByteCount, HostAddress, Location, Memory, RegionRequest};
+use terrane_cuda::{BlockIds, CopyEnd, DeviceMemory, GridCopy};
+use terrane_transfer::{DeviceOrder, Endpoint, GridEnd, Planner, Transfer};
+
+use crate::raw::Pieces;
+use crate::rig::{Rig, address, device_address};
+
+/// How many thread blocks the kernel has, as the engine's own: enough to fill the wire.
+const THREAD_BLOCKS: u32 = 32;
+
+/// The raw methods for one transfer.
+pub struct Methods {
+    pieces: Pieces,
+    batch: Pieces,
+    grid: GridCopy,
+    /// What the grid's tables and lists lie in.
+    _tables: Vec<DeviceMemory>,
+}
+
+/// What a raw method is called in reports.
+pub const NAMES: [&str; 3] = ["copy each", "batched copies", "kernel"];
+
+impl Methods {
+    pub fn new(
+        rig: &Rig,
+        (source, from): (&Endpoint, &[u32]),
+        (destination, to): (&Endpoint, &[u32]),
+    ) -> Result<Self> {
+        let (mut pieces, mut batch) = (Pieces::default(), Pieces::default());
+        let config = *source.layout().config();
+        for (&from, &to) in from.iter().zip(to) {
+            for layer in 0..config.num_layers() {
+                for outer in 0..config.outer_dim() {
+                    let at = |end: &Endpoint, block| -> Result<u64> {
+                        address(end.layout().location(block, layer, outer)?)
+                    };
+                    let (to, from) = (at(destination, to)?, at(source, from)?);
+                    pieces.push(to, from, config.piece_bytes());
+                    batch.push(to, from, config.piece_bytes());
+                }
+            }
+        }
+        let mut tables = Vec::new();
+        let grid = grid(rig, (source, from), (destination, to), &mut tables)?;
+        Ok(Self { pieces, batch, grid, _tables: tables })
+    }
+
+    pub fn copy_each(&self, rig: &Rig) -> Result<()> {
+        // SAFETY: the addresses are those of live layouts, whose blocks nobody else touches before
+        // the stream has been waited for.
+        unsafe { self.pieces.copy_each(&rig.raw, &rig.stream) }?;
+        Ok(rig.stream.synchronize()?)
+    }
+
+    pub fn copy_batch(&mut self, rig: &Rig) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { rig.raw.copy_batch(&rig.stream, &mut self.batch) }?;
+        Ok(rig.stream.synchronize()?)
+    }
+
+    pub fn kernel(&self, rig: &Rig) -> Result<()> {
+        // SAFETY: as above; tables and lists live in this value.
+        unsafe { rig.kernels.copy(&rig.stream, &self.grid, THREAD_BLOCKS) }?;
+        Ok(rig.stream.synchronize()?)
+    }
+}
+
+/// The transfer as the kernel's argument, with tables and lists in device memory.
+fn grid(
+    rig: &Rig,
+    (source, from): (&Endpoint, &[u32]),
+    (destination, to): (&Endpoint, &[u32]),
+    tables: &mut Vec<DeviceMemory>,
+) -> Result<GridCopy> {
+    let transfer = Transfer::new(source, destination)
+        .blocks(from, to)
+        .device_order(DeviceOrder::AlreadySynchronised);
+    let plan = Planner::new().plan(&transfer)?;
+    let grid = plan.grid();
+    let mut end = |end: &GridEnd, at: &Endpoint, blocks: &[u32]| -> Result<CopyEnd> {
+        let layers = if end.regions_per_layer == 0 { 1 } else { grid.layers };
+        let mut bases = Vec::new();
+        for layer in 0..layers {
+            let region = ByteCount::new((end.first_region + layer).into()).to_usize();
+            let region = at.layout().regions().get(region);
+            let region = region.ok_or_else(|| anyhow::anyhow!("a grid beyond its regions"))?;
+            bases.push(device_address(region)?);
+        }
+        let ids: Vec<u8> = blocks.iter().flat_map(|id| id.to_ne_bytes()).collect();
+        let (base, bases_at) = match bases.as_slice() {
+            [only] => (end.offset + only, 0),
+            many => {
+                let bytes: Vec<u8> = many.iter().flat_map(|base| base.to_ne_bytes()).collect();
+                (end.offset, put(rig, &bytes, tables)?)
+            }
+        };
+        Ok(CopyEnd {
+            base,
+            bases: bases_at,
+            bases_bits: bases.iter().fold(0, |bits, base| bits | base),
+            blocks: put(rig, &ids, tables)?,
+            block_ids: BlockIds::Listed,
+            first_inline: 0,
+            block_stride: end.block_stride,
+            // With a region for each layer, the table says where it is.
+            layer_stride: if end.regions_per_layer == 0 { end.layer_stride } else { 0 },
+            outer_stride: end.outer_stride,
+            row_stride: end.row_stride,
+            column_stride: end.column_stride,
+        })
+    };
+    Ok(GridCopy {
+        pairs: u32::try_from(plan.source_blocks().len())?,
+        layers: grid.layers,
+        outers: grid.outers,
+        rows: grid.rows,
+        columns: grid.columns,
+        bytes: grid.bytes.get(),
+        source: end(&grid.source, source, plan.source_blocks())?,
+        destination: end(&grid.destination, destination, plan.destination_blocks())?,
+        ..GridCopy::EMPTY
+    })
+}
+
+/// Puts bytes into device memory, and answers where they are.
+fn put(rig: &Rig, bytes: &[u8], tables: &mut Vec<DeviceMemory>) -> Result<u64> {
+    let length = ByteCount::from_usize(bytes.len());
+    let memory = rig.device.allocate(&RegionRequest::new(length).labelled("table"))?;
+    let from = HostAddress::new(std::ptr::NonNull::from(bytes).cast::<u8>());
+    // SAFETY: both live until the stream has been waited for, and nobody else uses them.
+    unsafe { rig.stream.copy(Location::Host(from), memory.location(), length) }?;
+    rig.stream.synchronize()?;
+    let at = memory.address().get();
+    tables.push(memory);
+    Ok(at)
+}

@@ -1,0 +1,88 @@
+//! Memory of the device that comes and goes with a stream's work: a pool's hit, beside the
+//! driver's own stream-ordered allocation.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Result;
+use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_core::{ByteCount, RegionRequest};
+use terrane_cuda::{CudaStreams, Stream};
+use terrane_pool::{Fence, FenceError, FenceSource, Pool, PoolOptions};
+
+use crate::rig::{Rig, in_turns};
+
+/// A hit may take this share of the driver's pair of calls.
+const LEAST_TIMES: f64 = 10.0;
+
+/// How often memory is taken and given back in one measured call.
+const PAIRS: u32 = 1000;
+
+/// Fences that are counted when they are made: each holds an event.
+#[derive(Debug)]
+struct Counted {
+    streams: CudaStreams,
+    made: AtomicU64,
+}
+
+impl FenceSource for Counted {
+    fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        FenceSource::create(&self.streams)
+    }
+}
+
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+    for bytes in [ByteCount::kib(64), ByteCount::mib(2), ByteCount::mib(64)] {
+        let case = format!("pool hit on a stream, {bytes}");
+        let eventless = format!("{case}, hits that made no event");
+        if !reporter.wants(&case) && !reporter.wants(&eventless) {
+            continue;
+        }
+        let streams = CudaStreams::new(&rig.context);
+        let stream = streams.add(Arc::new(Stream::new(&rig.context)?))?;
+        let fences = Arc::new(Counted { streams, made: AtomicU64::new(0) });
+        let pool = Pool::with_fences(
+            rig.device.clone(),
+            PoolOptions::default(),
+            Arc::clone(&fences) as _,
+        )?;
+        let request = RegionRequest::new(bytes);
+        rig.raw.keep_default_pool()?;
+        // The first one is a miss.
+        drop(pool.acquire_on(stream, &request)?);
+        let before = fences.made.load(Ordering::Relaxed);
+        let spreads = in_turns(
+            settings,
+            &mut [
+                &mut || {
+                    for _ in 0..PAIRS {
+                        drop(pool.acquire_on(stream, &request)?);
+                    }
+                    Ok(())
+                },
+                &mut || {
+                    for _ in 0..PAIRS {
+                        rig.raw.allocate_and_free(&rig.stream, bytes)?;
+                    }
+                    Ok(())
+                },
+                &mut || Ok(rig.stream.synchronize()?),
+            ],
+        )?;
+        let [ours, driver, _] = spreads.as_slice() else { return Ok(()) };
+        let nanoseconds = |spread: Spread| spread.scaled(1e9 / f64::from(PAIRS));
+        let lower = Direction::LowerIsBetter;
+        let measured = Measurement::new(case, nanoseconds(*ours), "ns", lower)
+            .beside("cuMemAllocAsync and cuMemFreeAsync", nanoseconds(*driver).median)
+            .at_least(LEAST_TIMES);
+        reporter.report(&measured)?;
+        let hits = f64::from(PAIRS) * f64::from(settings.warm_up + settings.repeats.max(1));
+        let made = fences.made.load(Ordering::Relaxed) - before;
+        let share = Spread::single((hits - made as f64) / hits * 100.0);
+        let measured = Measurement::new(eventless, share, "%", Direction::HigherIsBetter);
+        reporter.report(&measured.within(100.0))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! What only a simulated driver does on demand: calls that fail, streams that stand still, leaks.
+
+use terrane_core::{Allocate, AllocateError, ByteCount, Memory, RegionRequest};
+use terrane_cuda::{
+    Context, DeviceAllocator, DevicePool, Event, PinnedAllocator, PinnedOptions, Stream, Timing,
+};
+use terrane_testkit::process::in_child;
+use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
+
+use crate::needs::{LITTLE, device};
+
+/// The device and its driver, or `None` after having said that it is not simulated.
+fn simulated(test: &str) -> Option<(Context, SimulatedCuda)> {
+    let context = device(test, LITTLE)?;
+    let driver = SimulatedCuda::find();
+    if driver.is_none() {
+        eprintln!("skipped: {test}: a simulated device needed, this one is real");
+    }
+    Some((context, driver?))
+}
+
+#[test]
+fn every_refusal_of_the_driver_undoes_what_was_done_before() {
+    let name = "simulated::every_refusal_of_the_driver_undoes_what_was_done_before";
+    in_child(name, || {
+        let Some((context, driver)) = simulated(name) else { return };
+        let live = || {
+            [Live::Streams, Live::Allocations, Live::Pinned, Live::Pools]
+                .map(|sort| driver.count(sort))
+        };
+        let before = live();
+        let request = RegionRequest::new(ByteCount::mib(6));
+        let three = PinnedOptions {
+            largest_registration: ByteCount::mib(2),
+            registration: terrane_core::Wish::Required,
+            ..PinnedOptions::default()
+        };
+        let pinned = PinnedAllocator::new(&context, three).unwrap();
+        for spared in 0..3 {
+            driver.fail("cuMemHostRegister_v2", spared, 2);
+            let error = pinned.allocate(&request).unwrap_err();
+            assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
+            assert_eq!(live(), before, "chunks before the refused one are registered no more");
+        }
+        for function in ["cuMemPoolCreate", "cuMemPoolSetAttribute", "cuStreamCreateWithPriority"] {
+            driver.fail(function, 0, 2);
+            assert!(DevicePool::new(&context, ByteCount::ZERO).is_err(), "{function}");
+            assert_eq!(live(), before, "{function}");
+        }
+        driver.fail("cuMemAlloc_v2", 0, 2);
+        let error = DeviceAllocator::new(&context).allocate(&request).unwrap_err();
+        assert!(error.is_exhaustion(), "{error}");
+        assert_eq!((driver.forgive(), context.lost(), context.failed_drops()), (0, None, 0));
+        drop(pinned);
+        drop(context);
+        assert_eq!(driver.count(Live::Contexts), 0);
+    });
+}
+
+#[test]
+fn a_stream_that_stands_still_holds_up_those_that_wait_for_it() {
+    let name = "simulated::a_stream_that_stands_still_holds_up_those_that_wait_for_it";
+    in_child(name, || {
+        let Some((context, driver)) = simulated(name) else { return };
+        let memory = DeviceAllocator::new(&context)
+            .allocate(&RegionRequest::new(ByteCount::mib(1)))
+            .unwrap();
+        let [slow, waiting, free] = [(); 3].map(|()| Stream::new(&context).unwrap());
+        let event = Event::new(&context, Timing::Off).unwrap();
+        let held = driver.hold(slow.handle());
+        // SAFETY: the memory is alive until the streams have been waited for.
+        unsafe { slow.fill(memory.location(), 1, memory.length()) }.unwrap();
+        event.record(&slow).unwrap();
+        waiting.wait_for(&event).unwrap();
+        // SAFETY: as above, and after the other fill.
+        unsafe { waiting.fill(memory.location(), 2, memory.length()) }.unwrap();
+        free.synchronize().unwrap();
+        for _ in 0..100 {
+            assert!(!event.is_complete().unwrap());
+            assert!(!waiting.is_idle().unwrap());
+        }
+        drop(held);
+        waiting.synchronize().unwrap();
+        assert!(event.is_complete().unwrap() && slow.is_idle().unwrap());
+    });
+}

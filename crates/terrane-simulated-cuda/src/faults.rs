@@ -1,0 +1,85 @@
+//! What a test makes go wrong.
+
+use crate::code::{Code, Outcome};
+
+/// A call that will fail.
+#[derive(Debug)]
+struct Failing {
+    function: String,
+    /// How many calls of it go well before.
+    spared: u64,
+    code: Code,
+}
+
+/// A context that will be lost.
+#[derive(Debug)]
+struct Losing {
+    context: u64,
+    /// How many operations of it run before.
+    spared: u64,
+    code: Code,
+}
+
+#[derive(Debug, Default)]
+pub struct Faults {
+    failing: Vec<Failing>,
+    losing: Vec<Losing>,
+}
+
+impl Faults {
+    /// The call of `function` after `spared` further ones answers with `code`.
+    pub fn fail(&mut self, function: &str, spared: u64, code: Code) {
+        self.failing.push(Failing { function: function.to_owned(), spared, code });
+    }
+
+    /// The operation of `context` after `spared` further ones loses the context with `code`.
+    pub fn lose(&mut self, context: u64, spared: u64, code: Code) {
+        self.losing.push(Losing { context, spared, code });
+    }
+
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// How many have been asked for and have not come to pass.
+    pub fn pending(&self) -> usize {
+        self.failing.len() + self.losing.len()
+    }
+
+    /// Notes a call.
+    ///
+    /// # Errors
+    ///
+    /// The code that it has to answer.
+    pub fn call(&mut self, function: &str) -> Outcome {
+        let Some(index) = self.failing.iter().position(|failing| failing.function == function)
+        else {
+            return Ok(());
+        };
+        match self.failing.get_mut(index) {
+            Some(failing) if failing.spared > 0 => {
+                failing.spared -= 1;
+                Ok(())
+            }
+            _ => Err(self.failing.remove(index).code),
+        }
+    }
+
+    /// Notes an operation that is about to run.
+    ///
+    /// # Errors
+    ///
+    /// The code that it loses its context with.
+    pub fn operation(&mut self, context: u64) -> Outcome {
+        let Some(index) = self.losing.iter().position(|losing| losing.context == context) else {
+            return Ok(());
+        };
+        match self.losing.get_mut(index) {
+            Some(losing) if losing.spared > 0 => {
+                losing.spared -= 1;
+                Ok(())
+            }
+            _ => Err(self.losing.remove(index).code),
+        }
+    }
+}

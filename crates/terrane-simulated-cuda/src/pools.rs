@@ -1,0 +1,161 @@
+//! The driver's memory pools: what they hold, and when they give it back.
+
+use crate::code::{Code, Outcome};
+use crate::state::State;
+
+/// The steps in which a pool takes memory of its device.
+const STEP: u64 = 2 << 20;
+
+/// The attributes that are numbers of 32 bits come before it.
+const RELEASE_THRESHOLD: u32 = 4;
+
+#[derive(Debug)]
+pub struct Pool {
+    pub device: u32,
+    /// How much it keeps when a stream, an event or a context is waited for.
+    threshold: u64,
+    used: u64,
+    used_high: u64,
+    reserved: u64,
+    reserved_high: u64,
+    /// Which memory it may use again: followed events, luck, dependencies of its own.
+    reuse: [u64; 3],
+    is_destroyed: bool,
+}
+
+impl Pool {
+    pub const fn new(device: u32) -> Self {
+        Self {
+            device,
+            threshold: 0,
+            used: 0,
+            used_high: 0,
+            reserved: 0,
+            reserved_high: 0,
+            reuse: [1; 3],
+            is_destroyed: false,
+        }
+    }
+
+    /// An attribute, and whether it has 32 bits only.
+    pub fn attribute(&self, attribute: u32) -> Outcome<(u64, bool)> {
+        let [events, luck, own] = self.reuse;
+        let value = match attribute {
+            1 => events,
+            2 => luck,
+            3 => own,
+            RELEASE_THRESHOLD => self.threshold,
+            5 => self.reserved,
+            6 => self.reserved_high,
+            7 => self.used,
+            8 => self.used_high,
+            _ => return Err(Code::INVALID_VALUE),
+        };
+        Ok((value, attribute < RELEASE_THRESHOLD))
+    }
+
+    /// Whether an attribute has 32 bits only.
+    pub const fn is_narrow(attribute: u32) -> bool {
+        attribute < RELEASE_THRESHOLD
+    }
+
+    pub fn set_attribute(&mut self, attribute: u32, value: u64) -> Outcome {
+        let [events, luck, own] = &mut self.reuse;
+        match (attribute, value) {
+            (1, value) => *events = value,
+            (2, value) => *luck = value,
+            (3, value) => *own = value,
+            (RELEASE_THRESHOLD, value) => self.threshold = value,
+            // A high-water mark can be taken back, and nothing else.
+            (6, 0) => self.reserved_high = self.reserved,
+            (8, 0) => self.used_high = self.used,
+            _ => return Err(Code::INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    /// Lets go of what is neither in use nor to be kept; answers how much that is.
+    fn shrink(&mut self, keep: u64) -> u64 {
+        let floor = self.used.max(keep.min(self.reserved)).next_multiple_of(STEP);
+        let given = self.reserved.saturating_sub(floor);
+        self.reserved -= given;
+        given
+    }
+}
+
+impl State {
+    /// The pool, if it is alive.
+    pub fn pool(&mut self, pool: u64) -> Outcome<&mut Pool> {
+        let alive = self.pools.get_mut(&pool).filter(|pool| !pool.is_destroyed);
+        alive.ok_or(Code::INVALID_VALUE)
+    }
+
+    /// Takes bytes of a pool, which takes them of its device where it has too few.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory.
+    pub fn take_from_pool(&mut self, pool: u64, bytes: u64) -> Outcome {
+        let memory = self.config.memory;
+        let state = self.pool(pool)?;
+        let unused = state.reserved - state.used;
+        let missing = bytes.saturating_sub(unused).next_multiple_of(STEP);
+        let device = state.device;
+        let device = self.device(device)?;
+        if device.used.checked_add(missing).is_none_or(|used| used > memory) {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        device.used += missing;
+        let state = self.pool(pool)?;
+        state.reserved += missing;
+        state.used += bytes;
+        state.used_high = state.used_high.max(state.used);
+        state.reserved_high = state.reserved_high.max(state.reserved);
+        Ok(())
+    }
+
+    /// Bytes of a pool are unused again. It keeps them.
+    pub fn return_to_pool(&mut self, pool: u64, bytes: u64) {
+        let Some(state) = self.pools.get_mut(&pool) else { return };
+        state.used = state.used.saturating_sub(bytes);
+        if state.is_destroyed && state.used == 0 {
+            self.trim_pool(pool, 0);
+            self.pools.remove(&pool);
+        }
+    }
+
+    /// Gives back what is unused beyond `keep`.
+    pub fn trim_pool(&mut self, pool: u64, keep: u64) {
+        let Some(state) = self.pools.get_mut(&pool) else { return };
+        let (device, given) = (state.device, state.shrink(keep));
+        if let Ok(device) = self.device(device) {
+            device.used = device.used.saturating_sub(given);
+        }
+    }
+
+    /// What pools do whenever something is waited for: each keeps what its threshold says.
+    pub fn release_beyond_thresholds(&mut self) {
+        let pools: Vec<(u64, u64)> =
+            self.pools.iter().map(|(&pool, state)| (pool, state.threshold)).collect();
+        for (pool, threshold) in pools {
+            self.trim_pool(pool, threshold);
+        }
+    }
+
+    /// Ends a pool, once nothing of it is in use any more.
+    pub fn destroy_pool(&mut self, pool: u64) -> Outcome {
+        if self.devices.iter().any(|device| device.default_pool == pool) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let state = self.pool(pool)?;
+        state.is_destroyed = true;
+        let is_unused = state.used == 0;
+        for device in self.devices.iter_mut().filter(|device| device.current_pool == pool) {
+            device.current_pool = device.default_pool;
+        }
+        if is_unused {
+            self.return_to_pool(pool, 0);
+        }
+        Ok(())
+    }
+}

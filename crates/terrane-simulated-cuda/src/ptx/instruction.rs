@@ -1,0 +1,202 @@
+//! Instructions, decoded.
+
+/// How a number is read: whether with a sign, and its bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Type {
+    pub is_signed: bool,
+    pub bits: u32,
+}
+
+impl Type {
+    /// What of a number of 64 bits a value of this type keeps.
+    pub const fn cut(self, value: u64) -> u64 {
+        if self.bits >= 64 { value } else { value & ((1 << self.bits) - 1) }
+    }
+
+    /// A value of this type as one of 64 bits, with its sign.
+    pub const fn widen(self, value: u64) -> u64 {
+        let value = self.cut(value);
+        let is_negative = self.is_signed && self.bits < 64 && value >> (self.bits - 1) & 1 == 1;
+        if is_negative { value | !((1 << self.bits) - 1) } else { value }
+    }
+
+    pub const fn bytes(self) -> u64 {
+        // A multiplication without a change of type.
+        match self.bits {
+            64 => 8,
+            32 => 4,
+            16 => 2,
+            _ => 1,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    Register(usize),
+    Number(u64),
+    Special(Special),
+}
+
+/// Where a thread is; the number is that of the dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Special {
+    Thread(usize),
+    Threads(usize),
+    Block(usize),
+    Blocks(usize),
+    Lane,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    Parameters,
+    Global,
+    Shared,
+    Local,
+}
+
+/// An address: a register or number, and an offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    pub base: Operand,
+    pub offset: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binary {
+    Add,
+    Subtract,
+    Multiply,
+    /// The upper half of the product.
+    MultiplyHigh,
+    /// The product in twice the bits.
+    MultiplyWide,
+    Divide,
+    Remainder,
+    Least,
+    Greatest,
+    And,
+    Or,
+    Xor,
+    ShiftLeft,
+    ShiftRight,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unary {
+    Not,
+    Negate,
+    Absolute,
+    /// How many bits are set.
+    Count,
+    /// How many zeros lead.
+    Leading,
+    Reverse,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    Equal,
+    Unequal,
+    Less,
+    AtMost,
+    Greater,
+    AtLeast,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    Move {
+        to: usize,
+        from: Operand,
+        kind: Type,
+    },
+    /// Several registers into one, the lowest first.
+    Pack {
+        to: usize,
+        from: Vec<Operand>,
+        part: Type,
+    },
+    Unpack {
+        to: Vec<usize>,
+        from: Operand,
+        part: Type,
+    },
+    Unary {
+        what: Unary,
+        kind: Type,
+        to: usize,
+        from: Operand,
+    },
+    Binary {
+        what: Binary,
+        kind: Type,
+        to: usize,
+        left: Operand,
+        right: Operand,
+    },
+    /// A product, of this sort, and a sum.
+    MultiplyAdd {
+        what: Binary,
+        kind: Type,
+        to: usize,
+        factors: [Operand; 2],
+        summand: Operand,
+    },
+    /// Bits of one value into another: what, into what, from which bit on, how many.
+    Insert {
+        kind: Type,
+        to: usize,
+        from: [Operand; 4],
+    },
+    /// Bits of a value: of which, from which bit on, how many.
+    Extract {
+        kind: Type,
+        to: usize,
+        from: [Operand; 3],
+    },
+    Compare {
+        what: Comparison,
+        kind: Type,
+        to: usize,
+        opposite: Option<usize>,
+        from: [Operand; 2],
+    },
+    Select {
+        kind: Type,
+        to: usize,
+        from: [Operand; 2],
+        by: Operand,
+    },
+    Convert {
+        to_kind: Type,
+        kind: Type,
+        to: usize,
+        from: Operand,
+    },
+    Load {
+        memory: Memory,
+        kind: Type,
+        to: Vec<usize>,
+        address: Address,
+    },
+    Store {
+        memory: Memory,
+        kind: Type,
+        from: Vec<Operand>,
+        address: Address,
+    },
+    Branch(usize),
+    Barrier,
+    Exit,
+    Trap,
+    Nothing,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instruction {
+    /// The register that has to be true, or false if that is what is asked for.
+    pub guard: Option<(usize, bool)>,
+    pub action: Action,
+}

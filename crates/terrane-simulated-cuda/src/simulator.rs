@@ -1,0 +1,144 @@
+//! The state behind its lock, and who drives it.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::code::{Code, Outcome};
+use crate::config::{Config, Policy};
+use crate::state::{Caller, Mark, State};
+
+/// How many steps the background does at once when nobody has called for a while.
+const BACKGROUND_STEPS: u64 = 16;
+
+/// A simulated driver with its devices.
+#[derive(Debug)]
+pub struct Simulator {
+    state: Mutex<State>,
+    /// Something has happened that somebody may wait for.
+    changed: Condvar,
+    policy: Policy,
+}
+
+impl Simulator {
+    /// # Errors
+    ///
+    /// The system's, if it does not reserve the devices' addresses.
+    pub fn new(config: Config) -> Outcome<Self> {
+        let policy = config.policy;
+        Ok(Self { state: Mutex::new(State::new(config)?), changed: Condvar::new(), policy })
+    }
+
+    /// Runs `call` on the state, and wakes who waits for a change.
+    pub fn with<T>(&self, call: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        state.activity = state.activity.wrapping_add(1);
+        let answer = call(&mut state);
+        drop(state);
+        self.changed.notify_all();
+        answer
+    }
+
+    /// Blocks until the streams have come to all of these places, doing the work meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// The code that the context was lost with, if it was.
+    pub fn wait(&self, context: u64, marks: &[Mark]) -> Outcome {
+        let mut state = self.lock();
+        state.activity = state.activity.wrapping_add(1);
+        loop {
+            let lost = state.contexts.get(&context).map(|context| context.lost);
+            match lost {
+                None => return Err(Code::CONTEXT_IS_DESTROYED),
+                Some(Some(code)) => return Err(code),
+                Some(None) => {}
+            }
+            let missing: Vec<Mark> =
+                marks.iter().copied().filter(|&mark| !state.is_done(mark)).collect();
+            let Some(&first) = missing.first() else {
+                state.release_beyond_thresholds();
+                drop(state);
+                self.changed.notify_all();
+                return Ok(());
+            };
+            let can_go_on = missing.iter().any(|&mark| state.advance(mark));
+            if can_go_on {
+                // Others get a chance between any two steps.
+                drop(state);
+                self.changed.notify_all();
+                state = self.lock();
+            } else if !state.is_done(first) {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    /// Blocks until everything that a context has been given has run.
+    ///
+    /// # Errors
+    ///
+    /// As for [`wait`](Self::wait).
+    pub fn wait_for_context(&self, caller: Caller) -> Outcome {
+        let marks = self.with(|state| {
+            state.context(caller.context)?;
+            Ok(state.marks_of(caller.context))
+        })?;
+        self.wait(caller.context, &marks)
+    }
+
+    /// Makes the background threads return.
+    pub fn end(&self) {
+        self.with(|state| state.is_ending = true);
+    }
+
+    /// Does work whenever nobody has called for a while, so that who only looks at memory, or asks
+    /// seldom, sees it happen. Returns at the [end](Self::end).
+    pub fn drive(&self) {
+        let pause = match self.policy {
+            Policy::Lazy => Duration::from_millis(10),
+            Policy::Eager | Policy::Random => Duration::from_micros(500),
+        };
+        let mut state = self.lock();
+        while !state.is_ending {
+            if !state.has_work() {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let seen = state.activity;
+            drop(state);
+            std::thread::sleep(pause);
+            state = self.lock();
+            if state.activity == seen {
+                for _ in 0..=state.random.below(BACKGROUND_STEPS) {
+                    state.step_any();
+                }
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// Calls the host's functions that streams come to. Returns at the [end](Self::end).
+    ///
+    /// # Safety
+    ///
+    /// What was submitted as a host's function is one, for the data that came with it.
+    pub unsafe fn call_back(&self) {
+        let mut state = self.lock();
+        while !state.is_ending {
+            let Some(callback) = state.callbacks.pop_front() else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(state);
+            // SAFETY: the caller's promise.
+            unsafe { crate::exports::call(callback.function, callback.data) };
+            state = self.lock();
+            state.returned(callback.stream);
+            self.changed.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

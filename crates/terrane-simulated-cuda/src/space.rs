@@ -1,0 +1,396 @@
+//! Who has which addresses: device memory, pinned host memory, and everything else.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use crate::arena::Arena;
+use crate::code::{Code, Outcome};
+
+/// By how much the device's address of registered host memory differs from the host's own. No
+/// address of a process is as large, so that whoever mixes them up is caught.
+const ALIAS: u64 = 1 << 52;
+
+/// Between two allocations lie as many bytes at least that are nobody's.
+const GAP: u64 = 256;
+
+const PAGE: u64 = 4096;
+
+/// How much of fresh and of freed memory is overwritten at either end.
+const POISONED: u64 = 256 << 10;
+
+/// Whose a device's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Allocated at once, in a context.
+    Context(u64),
+    /// Allocated in the order of a stream, from a pool.
+    Pool(u64),
+}
+
+/// Memory of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Allocation {
+    pub device: u32,
+    pub length: u64,
+    pub owner: Owner,
+    /// Whether the stream that it is allocated on has come to it.
+    pub is_live: bool,
+    /// Whether it will be freed in the order of a stream.
+    pub is_freed: bool,
+}
+
+/// Memory of the host that devices reach.
+#[derive(Clone, Copy, Debug)]
+pub struct Pinned {
+    pub host: u64,
+    pub alias: u64,
+    pub length: u64,
+    pub context: u64,
+    /// Whether the driver allocated it, and not only registered it.
+    pub is_owned: bool,
+    pub flags: u32,
+}
+
+/// What lies at an address.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    Device {
+        base: u64,
+        allocation: Allocation,
+    },
+    Pinned(Pinned),
+    /// Memory of the host that the driver knows nothing of.
+    Pageable,
+}
+
+/// Who reaches for memory.
+#[derive(Clone, Copy, Debug)]
+pub enum Reach<'a> {
+    /// A copy engine, which reaches everything that is pinned or a device's.
+    Engine,
+    /// A kernel of the first of these devices, which also reaches the others' memory.
+    Kernel(&'a [u32]),
+}
+
+/// Memory that was looked up, for as long as the lock is held under which it was.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    start: u64,
+    length: u64,
+    bytes: *mut u8,
+}
+
+impl Window {
+    /// Where the bytes of a span are, if all of it is in here.
+    pub fn bytes(&self, address: u64, length: u64) -> Option<*mut u8> {
+        let offset = address.checked_sub(self.start)?;
+        let is_inside = offset.checked_add(length)? <= self.length;
+        let offset = usize::try_from(offset).ok().filter(|_| is_inside)?;
+        Some(self.bytes.wrapping_add(offset))
+    }
+}
+
+#[derive(Debug)]
+pub struct Space {
+    arenas: Vec<Arena>,
+    /// Where each arena is looked through from.
+    cursors: Vec<u64>,
+    allocations: BTreeMap<u64, Allocation>,
+    /// By the host's address.
+    pinned: BTreeMap<u64, Pinned>,
+}
+
+impl Space {
+    pub fn new(arenas: Vec<Arena>) -> Self {
+        // What comes before the first is nobody's, either.
+        let cursors = arenas.iter().map(|arena| arena.start() + GAP).collect();
+        Self { arenas, cursors, allocations: BTreeMap::new(), pinned: BTreeMap::new() }
+    }
+
+    /// Finds addresses for device memory, those first that have not been used for longest.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory if no stretch is long enough.
+    pub fn allocate(&mut self, allocation: Allocation) -> Outcome<u64> {
+        let index = usize::try_from(allocation.device).map_err(|_| Code::INVALID_DEVICE)?;
+        let (Some(arena), Some(cursor)) = (self.arenas.get(index), self.cursors.get_mut(index))
+        else {
+            return Err(Code::INVALID_DEVICE);
+        };
+        // The driver maps large allocations in large pages; others are aligned as documented.
+        let alignment = if allocation.length >= 2 << 20 { 2 << 20 } else { GAP };
+        let mut at = (*cursor).next_multiple_of(alignment);
+        let mut has_wrapped = false;
+        loop {
+            let end = at.checked_add(allocation.length).ok_or(Code::OUT_OF_MEMORY)?;
+            if end + GAP > arena.end() {
+                if has_wrapped {
+                    return Err(Code::OUT_OF_MEMORY);
+                }
+                has_wrapped = true;
+                at = (arena.start() + GAP).next_multiple_of(alignment);
+                continue;
+            }
+            // The last that begins before the end of this stretch.
+            match self.allocations.range(..end + GAP).next_back() {
+                Some((&base, taken)) if base + taken.length + GAP > at => {
+                    at = (base + taken.length + GAP).next_multiple_of(alignment);
+                }
+                _ => break,
+            }
+        }
+        *cursor = at + allocation.length + GAP;
+        poison(arena, at, allocation.length, 0xCD);
+        self.allocations.insert(at, allocation);
+        Ok(at)
+    }
+
+    /// The allocation that begins at an address.
+    pub fn allocation(&mut self, base: u64) -> Option<&mut Allocation> {
+        self.allocations.get_mut(&base)
+    }
+
+    /// Lets an allocation go.
+    pub fn release(&mut self, base: u64) -> Option<Allocation> {
+        let allocation = self.allocations.remove(&base)?;
+        if let Some(arena) = self.arena(allocation.device) {
+            arena.discard(base, allocation.length);
+            poison(arena, base, allocation.length.min(PAGE), 0xDD);
+        }
+        Some(allocation)
+    }
+
+    /// The allocations of an owner.
+    pub fn owned_by(&self, owner: Owner) -> Vec<u64> {
+        let own = self.allocations.iter().filter(|(_, allocation)| allocation.owner == owner);
+        own.map(|(&base, _)| base).collect()
+    }
+
+    /// How many allocations and how many pinned spans there are.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.allocations.len(), self.pinned.len())
+    }
+
+    /// Notes host memory as pinned.
+    ///
+    /// # Errors
+    ///
+    /// If some page of it is pinned already.
+    pub fn pin(&mut self, mut pinned: Pinned) -> Outcome {
+        const WRITE_COMBINED: u32 = 4;
+        let end = pinned.host.checked_add(pinned.length).ok_or(Code::INVALID_VALUE)?;
+        let (first, last) = (pinned.host / PAGE * PAGE, end.next_multiple_of(PAGE));
+        if let Some((&host, before)) = self.pinned.range(..last).next_back()
+            && (host + before.length).next_multiple_of(PAGE) > first
+        {
+            return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        // With unified addresses, what the driver allocates has one address, unless it is write
+        // combined; what is registered has two, unless the device says otherwise.
+        let is_one = pinned.is_owned && pinned.flags & WRITE_COMBINED == 0;
+        pinned.alias = if is_one { pinned.host } else { pinned.host + ALIAS };
+        self.pinned.insert(pinned.host, pinned);
+        Ok(())
+    }
+
+    pub fn unpin(&mut self, host: u64) -> Option<Pinned> {
+        self.pinned.remove(&host)
+    }
+
+    pub fn pinned_at(&self, host: u64) -> Option<&Pinned> {
+        self.pinned.get(&host)
+    }
+
+    pub fn pinned_in(&self, context: u64) -> Vec<u64> {
+        let own = self.pinned.values().filter(|pinned| pinned.context == context);
+        own.map(|pinned| pinned.host).collect()
+    }
+
+    /// What lies at a span, which has to be of one sort, and of one allocation or registration.
+    ///
+    /// # Errors
+    ///
+    /// An invalid value if it is not.
+    pub fn place(&self, address: u64, length: u64) -> Outcome<Place> {
+        let end = address.checked_add(length).ok_or(Code::INVALID_VALUE)?;
+        if address < PAGE {
+            return Err(Code::INVALID_VALUE);
+        }
+        if self.arenas.iter().any(|arena| (arena.start()..arena.end()).contains(&address)) {
+            return match self.allocations.range(..=address).next_back() {
+                Some((&base, allocation))
+                    if end <= base + allocation.length && (address < base + allocation.length) =>
+                {
+                    Ok(Place::Device { base, allocation: *allocation })
+                }
+                _ => Err(Code::INVALID_VALUE),
+            };
+        }
+        let (host, is_alias) = match address.checked_sub(ALIAS) {
+            Some(host) => (host, true),
+            None => (address, false),
+        };
+        let host_end = host + length;
+        let pinned = self.pinned.range(..=host).next_back().map(|(_, pinned)| pinned);
+        if let Some(pinned) = pinned.filter(|pinned| host < pinned.host + pinned.length) {
+            let is_whole = host_end <= pinned.host + pinned.length;
+            let has_alias = !is_alias || pinned.alias != pinned.host;
+            return if is_whole && has_alias {
+                Ok(Place::Pinned(*pinned))
+            } else {
+                Err(Code::INVALID_VALUE)
+            };
+        }
+        // From memory that is not pinned into some that is.
+        let next = self.pinned.range((Bound::Excluded(host), Bound::Unbounded)).next();
+        let runs_into = next.is_some_and(|(&next, _)| next < host_end);
+        if is_alias || runs_into { Err(Code::INVALID_VALUE) } else { Ok(Place::Pageable) }
+    }
+
+    /// Where the bytes of a span are, for whoever reaches for them while work runs.
+    ///
+    /// # Errors
+    ///
+    /// An illegal address if the span is not live memory that may be reached from there.
+    pub fn bytes(&self, address: u64, length: u64, reach: Reach<'_>) -> Outcome<*mut u8> {
+        match self.place(address, length) {
+            Ok(Place::Device { allocation, .. }) if allocation.is_live => {
+                let may = match reach {
+                    Reach::Engine => true,
+                    Reach::Kernel(devices) => devices.contains(&allocation.device),
+                };
+                let arena = self.arena(allocation.device).filter(|_| may);
+                arena.and_then(|arena| arena.bytes(address, length)).ok_or(Code::ILLEGAL_ADDRESS)
+            }
+            Ok(Place::Pinned(pinned)) => {
+                let is_alias = address >= pinned.alias;
+                if matches!(reach, Reach::Kernel(_)) && !is_alias {
+                    return Err(Code::ILLEGAL_ADDRESS);
+                }
+                let offset = if is_alias { pinned.alias - pinned.host } else { 0 };
+                Ok(host_pointer(address - offset))
+            }
+            Ok(Place::Pageable) if matches!(reach, Reach::Engine) => Ok(host_pointer(address)),
+            _ => Err(Code::ILLEGAL_ADDRESS),
+        }
+    }
+
+    /// All of the memory around an address that is of one allocation or registration.
+    ///
+    /// # Errors
+    ///
+    /// As for [`bytes`](Self::bytes).
+    pub fn window(&self, address: u64, reach: Reach<'_>) -> Outcome<Window> {
+        let (start, length) = match self.place(address, 1) {
+            Ok(Place::Device { base, allocation }) => (base, allocation.length),
+            Ok(Place::Pinned(pinned)) if address >= pinned.alias => (pinned.alias, pinned.length),
+            _ => return Err(Code::ILLEGAL_ADDRESS),
+        };
+        Ok(Window { start, length, bytes: self.bytes(start, length, reach)? })
+    }
+
+    fn arena(&self, device: u32) -> Option<&Arena> {
+        self.arenas.get(usize::try_from(device).ok()?)
+    }
+}
+
+/// The host's own pointer to one of its addresses.
+pub fn host_pointer(address: u64) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
+}
+
+/// Overwrites memory that nobody may expect anything of: both ends of it, so that large
+/// allocations cost no more than small ones.
+fn poison(arena: &Arena, base: u64, length: u64, value: u8) {
+    let part = length.min(POISONED);
+    for at in [base, base + length - part] {
+        if let (Some(bytes), Ok(part)) = (arena.bytes(at, part), usize::try_from(part)) {
+            // SAFETY: within the arena's mapping, and nobody's but this allocation's.
+            unsafe { bytes.write_bytes(value, part) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space() -> Space {
+        Space::new(vec![Arena::new(4 << 20).unwrap(), Arena::new(1 << 20).unwrap()])
+    }
+
+    fn memory(length: u64) -> Allocation {
+        let owner = Owner::Context(1);
+        Allocation { device: 0, length, owner, is_live: true, is_freed: false }
+    }
+
+    fn registered(host: u64, length: u64) -> Pinned {
+        Pinned { host, alias: 0, length, context: 1, is_owned: false, flags: 0 }
+    }
+
+    #[test]
+    fn allocations_are_apart_and_bounds_are_exact() {
+        let mut space = space();
+        let first = space.allocate(memory(1000)).unwrap();
+        let second = space.allocate(memory(1000)).unwrap();
+        assert!(second >= first + 1000 + GAP);
+        assert!(matches!(space.place(first, 1000), Ok(Place::Device { .. })));
+        assert!(matches!(space.place(first + 999, 1), Ok(Place::Device { .. })));
+        for (address, length) in [(first, 1001), (first + 1000, 1), (first - 1, 2), (first, 9999)] {
+            assert_eq!(space.place(address, length).unwrap_err(), Code::INVALID_VALUE);
+        }
+        space.release(first).unwrap();
+        assert_eq!(space.place(first, 1).unwrap_err(), Code::INVALID_VALUE);
+        assert!(space.bytes(first, 1, Reach::Engine).is_err());
+        assert!(space.bytes(second, 1, Reach::Kernel(&[0])).is_ok());
+        assert!(space.bytes(second, 1, Reach::Kernel(&[1])).is_err());
+    }
+
+    #[test]
+    fn addresses_come_again_after_all_others() {
+        let mut space = space();
+        let first = space.allocate(memory(8 << 20)).unwrap();
+        space.release(first).unwrap();
+        let second = space.allocate(memory(8 << 20)).unwrap();
+        assert_ne!(first, second);
+        space.release(second).unwrap();
+        for _ in 0..10 {
+            let next = space.allocate(memory(8 << 20)).unwrap();
+            space.release(next).unwrap();
+        }
+        let large = space.allocate(memory(27 << 20)).unwrap();
+        assert_eq!(space.allocate(memory(8 << 20)).unwrap_err(), Code::OUT_OF_MEMORY);
+        space.release(large).unwrap();
+    }
+
+    #[test]
+    fn registrations_do_not_overlap_and_spans_do_not_cross_them() {
+        let mut space = space();
+        let host = 0x7000_0000_0000;
+        space.pin(registered(host, 8192)).unwrap();
+        space.pin(registered(host + 8192, 4096)).unwrap();
+        for (at, length) in [(host, 1), (host + 4096, 8192), (host - 1, 2), (host - 9, 99_999)] {
+            let refused = space.pin(registered(at, length)).unwrap_err();
+            assert_eq!(refused, Code::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        assert!(matches!(space.place(host, 8192), Ok(Place::Pinned(_))));
+        assert!(matches!(space.place(host + ALIAS + 1, 8), Ok(Place::Pinned(_))));
+        assert!(matches!(space.place(host - 4096, 4096), Ok(Place::Pageable)));
+        for (at, length) in [
+            (host, 8193),
+            (host + 4096, 8192),
+            (host + ALIAS, 8193),
+            (host - 1, 2),
+            (host + 8192, 4097),
+            (host + ALIAS + (1 << 30), 1),
+        ] {
+            assert_eq!(space.place(at, length).unwrap_err(), Code::INVALID_VALUE, "{at:x}");
+        }
+        // A kernel reaches registered memory at its alias alone.
+        assert!(space.bytes(host, 1, Reach::Kernel(&[0])).is_err());
+        let by_alias = space.bytes(host + ALIAS, 1, Reach::Kernel(&[0])).unwrap();
+        assert_eq!(by_alias, host_pointer(host));
+        assert_eq!(space.bytes(host, 1, Reach::Engine), Ok(host_pointer(host)));
+    }
+}

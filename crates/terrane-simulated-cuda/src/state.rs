@@ -1,0 +1,316 @@
+//! Everything that the simulated driver knows.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::arena::Arena;
+use crate::code::{Code, Outcome};
+use crate::config::Config;
+use crate::faults::Faults;
+use crate::pools::Pool;
+use crate::ptx::{Kernel, Module};
+use crate::random::Random;
+use crate::space::{Owner, Space, host_pointer};
+use crate::work::Work;
+
+/// Who calls: the context that is current on the thread, and the thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    pub context: u64,
+    pub thread: u64,
+}
+
+/// A place in a stream: its work up to and with this number.
+pub type Mark = (u64, u64);
+
+#[derive(Debug)]
+pub struct Device {
+    /// The primary context, while somebody retains it.
+    pub primary: Option<u64>,
+    pub retained: u64,
+    /// The bytes that allocations and pools hold.
+    pub used: u64,
+    pub default_pool: u64,
+    pub current_pool: u64,
+}
+
+#[derive(Debug)]
+pub struct Context {
+    pub device: u32,
+    pub lost: Option<Code>,
+    /// The stream that a null handle names.
+    pub legacy: u64,
+    /// The streams that the handle of the per-thread default stream names.
+    pub of_threads: BTreeMap<u64, u64>,
+    /// The contexts whose memory this one's kernels reach.
+    pub peers: BTreeSet<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamKind {
+    Legacy,
+    PerThread,
+    Created,
+}
+
+#[derive(Debug)]
+pub struct Stream {
+    pub context: u64,
+    pub kind: StreamKind,
+    /// Whether it does without waiting for the legacy default stream.
+    pub is_non_blocking: bool,
+    pub priority: i32,
+    pub queue: VecDeque<Operation>,
+    /// The number of the last operation that was submitted.
+    pub submitted: u64,
+    /// The number of the last operation that has run.
+    pub completed: u64,
+    /// Whether a test holds its work back.
+    pub is_held: bool,
+    pub is_destroyed: bool,
+}
+
+#[derive(Debug)]
+pub struct Operation {
+    /// What has to have run before it.
+    pub after: Vec<Mark>,
+    pub work: Work,
+}
+
+#[derive(Debug)]
+pub struct Event {
+    pub context: u64,
+    pub flags: u32,
+    /// What the last record marks.
+    pub mark: Option<Mark>,
+    /// When the stream came to a mark.
+    pub time: Option<(Mark, Instant)>,
+}
+
+#[derive(Debug)]
+pub struct Function {
+    pub module: u64,
+    pub context: u64,
+    pub kernel: Arc<Kernel>,
+}
+
+/// A function of the host that a stream has come to.
+#[derive(Clone, Copy, Debug)]
+pub struct Callback {
+    pub stream: u64,
+    pub function: usize,
+    pub data: usize,
+}
+
+#[derive(Debug)]
+pub struct State {
+    pub config: Config,
+    pub random: Random,
+    pub devices: Vec<Device>,
+    pub contexts: BTreeMap<u64, Context>,
+    pub streams: BTreeMap<u64, Stream>,
+    pub events: BTreeMap<u64, Event>,
+    pub pools: BTreeMap<u64, Pool>,
+    pub modules: BTreeMap<u64, (u64, Arc<Module>)>,
+    pub functions: BTreeMap<u64, Function>,
+    pub space: Space,
+    pub faults: Faults,
+    pub callbacks: VecDeque<Callback>,
+    /// Calls so far: the background waits until nobody calls.
+    pub activity: u64,
+    pub is_ending: bool,
+    next_handle: u64,
+}
+
+impl State {
+    /// # Errors
+    ///
+    /// The system's, if it does not reserve the addresses.
+    pub fn new(config: Config) -> Outcome<Self> {
+        let arenas: Result<Vec<Arena>, _> =
+            (0..config.devices).map(|_| Arena::new(config.memory)).collect();
+        let space = Space::new(arenas.map_err(|_| Code::OPERATING_SYSTEM)?);
+        let mut state = Self {
+            random: Random::new(config.seed),
+            devices: Vec::new(),
+            contexts: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            space,
+            faults: Faults::default(),
+            callbacks: VecDeque::new(),
+            activity: 0,
+            is_ending: false,
+            next_handle: 0x10_0000,
+            config,
+        };
+        for device in 0..state.config.devices {
+            let pool = state.new_handle();
+            state.pools.insert(pool, Pool::new(device));
+            let device = Device {
+                primary: None,
+                retained: 0,
+                used: 0,
+                default_pool: pool,
+                current_pool: pool,
+            };
+            state.devices.push(device);
+        }
+        Ok(state)
+    }
+
+    /// A handle, which is never given again: a stale one is refused instead of naming another.
+    pub const fn new_handle(&mut self) -> u64 {
+        self.next_handle += 16;
+        self.next_handle
+    }
+
+    pub fn device(&mut self, device: u32) -> Outcome<&mut Device> {
+        let index = usize::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
+        self.devices.get_mut(index).ok_or(Code::INVALID_DEVICE)
+    }
+
+    /// The context, if it is alive and not lost.
+    pub fn context(&mut self, context: u64) -> Outcome<&mut Context> {
+        if context == 0 {
+            return Err(Code::INVALID_CONTEXT);
+        }
+        let context = self.contexts.get_mut(&context).ok_or(Code::CONTEXT_IS_DESTROYED)?;
+        match context.lost {
+            Some(code) => Err(code),
+            None => Ok(context),
+        }
+    }
+
+    /// The current context's device.
+    pub fn current_device(&mut self, caller: Caller) -> Outcome<u32> {
+        Ok(self.context(caller.context)?.device)
+    }
+
+    pub fn new_context(&mut self, device: u32) -> u64 {
+        let context = self.new_handle();
+        let legacy = self.new_stream(context, StreamKind::Legacy, false, 0);
+        let (of_threads, peers) = (BTreeMap::new(), BTreeSet::new());
+        self.contexts.insert(context, Context { device, lost: None, legacy, of_threads, peers });
+        context
+    }
+
+    pub fn new_stream(
+        &mut self,
+        context: u64,
+        kind: StreamKind,
+        is_non_blocking: bool,
+        priority: i32,
+    ) -> u64 {
+        let handle = self.new_handle();
+        let stream = Stream {
+            context,
+            kind,
+            is_non_blocking,
+            priority,
+            queue: VecDeque::new(),
+            submitted: 0,
+            completed: 0,
+            is_held: false,
+            is_destroyed: false,
+        };
+        self.streams.insert(handle, stream);
+        handle
+    }
+
+    /// The stream that a handle names to the caller: one of its own, or a default stream.
+    pub fn stream(&mut self, caller: Caller, handle: u64) -> Outcome<u64> {
+        const LEGACY: u64 = 1;
+        const PER_THREAD: u64 = 2;
+        match handle {
+            0 | LEGACY => Ok(self.context(caller.context)?.legacy),
+            PER_THREAD => {
+                let context = self.context(caller.context)?;
+                if let Some(&stream) = context.of_threads.get(&caller.thread) {
+                    return Ok(stream);
+                }
+                let stream = self.new_stream(caller.context, StreamKind::PerThread, false, 0);
+                self.context(caller.context)?.of_threads.insert(caller.thread, stream);
+                Ok(stream)
+            }
+            handle => {
+                self.context(caller.context)?;
+                let stream = self.streams.get(&handle).ok_or(Code::INVALID_HANDLE)?;
+                let context = stream.context;
+                if stream.is_destroyed {
+                    return Err(Code::INVALID_HANDLE);
+                }
+                self.context(context)?;
+                Ok(handle)
+            }
+        }
+    }
+
+    /// The last work of every stream of a context.
+    pub fn marks_of(&self, context: u64) -> Vec<Mark> {
+        let own = self.streams.iter().filter(|(_, stream)| stream.context == context);
+        own.map(|(&handle, stream)| (handle, stream.submitted)).collect()
+    }
+
+    pub fn is_done(&self, (stream, number): Mark) -> bool {
+        self.streams.get(&stream).is_none_or(|stream| stream.completed >= number)
+    }
+
+    /// Makes a context unusable: what was submitted will not run, and every call says why.
+    pub fn lose(&mut self, context: u64, code: Code) {
+        let Some(lost) = self.contexts.get_mut(&context) else { return };
+        lost.lost = lost.lost.or(Some(code));
+        for stream in self.streams.values_mut().filter(|stream| stream.context == context) {
+            stream.queue.clear();
+            stream.completed = stream.submitted;
+        }
+        self.callbacks.retain(|callback| self.streams.contains_key(&callback.stream));
+        self.streams.retain(|_, stream| !stream.is_destroyed || !stream.queue.is_empty());
+    }
+
+    /// Ends a context and everything that is its.
+    pub fn end_context(&mut self, context: u64) {
+        self.contexts.remove(&context);
+        self.streams.retain(|_, stream| stream.context != context);
+        self.events.retain(|_, event| event.context != context);
+        self.modules.retain(|_, (owner, _)| *owner != context);
+        self.functions.retain(|_, function| function.context != context);
+        for base in self.space.owned_by(Owner::Context(context)) {
+            self.free_now(base);
+        }
+        for host in self.space.pinned_in(context) {
+            self.unpin(host);
+        }
+    }
+
+    /// Gives an allocation back to the device, or to the pool that it is from.
+    pub fn free_now(&mut self, base: u64) {
+        let Some(allocation) = self.space.release(base) else { return };
+        match allocation.owner {
+            Owner::Context(_) => {
+                if let Ok(device) = self.device(allocation.device) {
+                    device.used = device.used.saturating_sub(granted(allocation.length));
+                }
+            }
+            Owner::Pool(pool) => self.return_to_pool(pool, granted(allocation.length)),
+        }
+    }
+
+    /// Host memory is pinned no more; what the driver mapped itself is unmapped.
+    pub fn unpin(&mut self, host: u64) {
+        let Some(pinned) = self.space.unpin(host).filter(|pinned| pinned.is_owned) else { return };
+        if let Ok(length) = usize::try_from(pinned.length) {
+            // SAFETY: the driver mapped it, and the caller gave it back.
+            let _ = unsafe { rustix::mm::munmap(host_pointer(host).cast(), length) };
+        }
+    }
+}
+
+/// The bytes of a device that an allocation takes: whole large pages, or parts of one.
+pub const fn granted(length: u64) -> u64 {
+    if length >= 1 << 20 { length.next_multiple_of(2 << 20) } else { length.next_multiple_of(512) }
+}

@@ -1,0 +1,202 @@
+//! Kernels, interpreted.
+
+use terrane_simulated_cuda::exports::*;
+
+use crate::support::*;
+
+/// `to[i] = from[i] + 1` for a length of words, by a stride over the grid.
+const ADD: &std::ffi::CStr = c"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry add_one(
+    .param .u64 add_one_param_0, .param .u64 add_one_param_1, .param .u32 add_one_param_2
+)
+{
+    .reg .pred %p<3>;
+    .reg .b32 %r<12>;
+    .reg .b64 %rd<10>;
+    ld.param.u64 %rd1, [add_one_param_0];
+    ld.param.u64 %rd2, [add_one_param_1];
+    ld.param.u32 %r1, [add_one_param_2];
+    cvta.to.global.u64 %rd3, %rd1;
+    cvta.to.global.u64 %rd4, %rd2;
+    mov.u32 %r2, %ntid.x;
+    mov.u32 %r3, %ctaid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    mov.u32 %r6, %nctaid.x;
+    mul.lo.s32 %r7, %r6, %r2;
+    setp.ge.u32 %p1, %r5, %r1;
+    @%p1 bra $L__end;
+$L__loop:
+    mul.wide.u32 %rd5, %r5, 4;
+    add.s64 %rd6, %rd4, %rd5;
+    ld.global.u32 %r8, [%rd6];
+    add.s32 %r9, %r8, 1;
+    add.s64 %rd7, %rd3, %rd5;
+    st.global.u32 [%rd7], %r9;
+    add.s32 %r5, %r5, %r7;
+    setp.lt.u32 %p2, %r5, %r1;
+    @%p2 bra $L__loop;
+$L__end:
+    ret;
+}
+// Each block turns its 64 bytes round through shared memory.
+.visible .entry turn_round(.param .u64 memory)
+{
+    .shared .align 4 .b8 held[64];
+    ld.param.u64 %rd1, [memory];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, %ctaid.x;
+    shl.b32 %r3, %r2, 6;
+    add.u32 %r4, %r3, %r1;
+    cvt.u64.u32 %rd2, %r4;
+    add.u64 %rd3, %rd1, %rd2;
+    ld.global.u8 %rs1, [%rd3];
+    mov.u32 %r5, held;
+    add.u32 %r6, %r5, %r1;
+    st.shared.u8 [%r6], %rs1;
+    bar.sync 0;
+    sub.u32 %r7, 63, %r1;
+    add.u32 %r8, %r5, %r7;
+    ld.shared.u8 %rs2, [%r8];
+    st.global.u8 [%rd3], %rs2;
+    exit;
+}
+";
+
+fn load(text: &std::ffi::CStr) -> Result<u64, u32> {
+    let mut module = 0;
+    let text = In::of(text.to_bytes_with_nul()).cast();
+    // SAFETY: one handle is written; the text ends with a zero byte.
+    match unsafe { cuModuleLoadData(Out::to(&mut module), text) } {
+        0 => Ok(module),
+        code => Err(code),
+    }
+}
+
+fn function(module: u64, name: &std::ffi::CStr) -> Result<u64, u32> {
+    let mut function = 0;
+    let name = In::of(name.to_bytes_with_nul()).cast();
+    // SAFETY: one handle is written; the name ends with a zero byte.
+    match unsafe { cuModuleGetFunction(Out::to(&mut function), module, name) } {
+        0 => Ok(function),
+        code => Err(code),
+    }
+}
+
+fn launch(function: u64, blocks: u32, threads: u32, stream: u64, arguments: &[&[u8]]) -> u32 {
+    let arguments: Vec<In<u8>> = arguments.iter().map(|argument| In::of(argument)).collect();
+    let (parameters, none) = (In::of(&arguments), In::none());
+    // SAFETY: as many arguments as the kernel has parameters, each of its size.
+    unsafe { cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, none) }
+}
+
+fn add_one(function: u64, to: u64, from: u64, words: u32, stream: u64) -> u32 {
+    let arguments: [&[u8]; 3] = [&to.to_le_bytes(), &from.to_le_bytes(), &words.to_le_bytes()];
+    launch(function, 3, 96, stream, &arguments)
+}
+
+#[test]
+fn a_kernel_does_what_its_text_says() {
+    for config in configs() {
+        let _cuda = Cuda::new(config);
+        let stream = stream(NON_BLOCKING);
+        let add = function(load(ADD).unwrap(), c"add_one").unwrap();
+        let words = 1000_u32;
+        let bytes: Vec<u8> = (0..words).flat_map(u32::to_le_bytes).collect();
+        let (from, to) = (allocate(bytes.len()), allocate(bytes.len()));
+        write(from, &bytes);
+        ok(add_one(add, to, from, words, stream));
+        ok(add_one(add, from, to, words, stream));
+        ok(synchronize(stream));
+        let expected: Vec<u8> = (2..words + 2).flat_map(u32::to_le_bytes).collect();
+        assert!(read(from, bytes.len()) == expected);
+    }
+}
+
+#[test]
+fn threads_of_a_block_wait_for_each_other() {
+    let _cuda = Cuda::new(small());
+    let stream = stream(NON_BLOCKING);
+    let turn = function(load(ADD).unwrap(), c"turn_round").unwrap();
+    let bytes: Vec<u8> = (0..=255).collect();
+    let memory = allocate(256);
+    write(memory, &bytes);
+    ok(launch(turn, 4, 64, stream, &[&memory.to_le_bytes()]));
+    ok(synchronize(stream));
+    let expected: Vec<u8> = bytes.chunks(64).flat_map(|part| part.iter().rev().copied()).collect();
+    assert_eq!(read(memory, 256), expected);
+}
+
+#[test]
+fn a_kernel_that_leaves_its_memory_loses_the_context() {
+    for (beyond, code) in [(1, ILLEGAL_ADDRESS), (0, 0)] {
+        let _cuda = Cuda::new(small());
+        let stream = stream(NON_BLOCKING);
+        let add = function(load(ADD).unwrap(), c"add_one").unwrap();
+        let memory = allocate(400);
+        ok(add_one(add, memory, memory, 100 + beyond, stream));
+        assert_eq!(synchronize(stream), code);
+    }
+    let _cuda = Cuda::new(small());
+    let stream = stream(NON_BLOCKING);
+    let add = function(load(ADD).unwrap(), c"add_one").unwrap();
+    let memory = allocate(400);
+    ok(add_one(add, memory + 2, memory, 1, stream));
+    assert_eq!(synchronize(stream), 716, "misaligned");
+}
+
+#[test]
+fn a_kernel_reaches_pinned_memory_at_its_alias_and_peers_when_enabled() {
+    let cuda = Cuda::new(small());
+    let stream = stream(NON_BLOCKING);
+    let add = function(load(ADD).unwrap(), c"add_one").unwrap();
+    let owned = vec![1_u32; 4096];
+    let start = u64::try_from(owned.as_ptr().expose_provenance()).unwrap().next_multiple_of(4096);
+    // SAFETY: the memory outlives the registration.
+    ok(unsafe { cuMemHostRegister_v2(start, 4096, 0) });
+    let mut alias = 0;
+    // SAFETY: one address is written.
+    ok(unsafe { cuMemHostGetDevicePointer_v2(Out::to(&mut alias), start, 0) });
+    ok(add_one(add, alias, alias, 16, stream));
+    ok(synchronize(stream));
+    let other = make_current(1);
+    let there = allocate(64);
+    write(there, &[0; 64]);
+    // SAFETY: no pointers.
+    ok(unsafe { cuCtxSetCurrent(cuda.context) });
+    // SAFETY: no pointers.
+    ok(unsafe { cuCtxEnablePeerAccess(other, 0) });
+    // SAFETY: no pointers.
+    assert_eq!(unsafe { cuCtxEnablePeerAccess(other, 0) }, 704);
+    ok(add_one(add, there, there, 16, stream));
+    ok(synchronize(stream));
+    assert_eq!(read(there, 4), 1_u32.to_le_bytes());
+    // SAFETY: no pointers.
+    ok(unsafe { cuCtxDisablePeerAccess(other) });
+    ok(add_one(add, there, there, 16, stream));
+    assert_eq!(synchronize(stream), ILLEGAL_ADDRESS);
+    let first = usize::try_from(start).unwrap() - owned.as_ptr().addr();
+    assert_eq!(owned[first / 4], 2);
+}
+
+#[test]
+fn what_cannot_be_launched_is_refused() {
+    let _cuda = Cuda::new(small());
+    assert_eq!(load(c"no PTX at all"), Err(218));
+    let module = load(ADD).unwrap();
+    assert_eq!(function(module, c"subtract_one"), Err(500));
+    let add = function(module, c"add_one").unwrap();
+    let stream = stream(NON_BLOCKING);
+    let memory = allocate(64).to_le_bytes();
+    let arguments: [&[u8]; 3] = [&memory, &memory, &16_u32.to_le_bytes()];
+    assert_eq!(launch(add, 0, 32, stream, &arguments), INVALID_VALUE);
+    assert_eq!(launch(add, 1, 2048, stream, &arguments), INVALID_VALUE);
+    ok(launch(add, 1, 32, stream, &arguments));
+    ok(synchronize(stream));
+    // SAFETY: no pointers.
+    ok(unsafe { cuModuleUnload(module) });
+    assert_eq!(launch(add, 1, 32, stream, &arguments), 400, "unloaded");
+}

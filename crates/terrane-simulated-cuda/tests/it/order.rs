@@ -1,0 +1,204 @@
+//! Streams and events: what runs before what.
+
+use std::sync::Mutex;
+
+use terrane_simulated_cuda::exports::*;
+
+use crate::support::*;
+
+const BYTES: usize = 10_000;
+
+#[test]
+fn a_stream_runs_in_order_whatever_the_policy() {
+    for config in configs() {
+        let _cuda = Cuda::new(config.clone());
+        let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
+        let stream = stream(NON_BLOCKING);
+        for value in 1..=20 {
+            ok(fill(memory, value, BYTES, stream));
+        }
+        ok(copy(seen.address, memory, BYTES, stream));
+        ok(synchronize(stream));
+        assert!(seen.bytes().iter().all(|&byte| byte == 20), "{config:?}");
+    }
+}
+
+#[test]
+fn a_wait_takes_the_record_that_it_finds() {
+    for config in configs() {
+        let _cuda = Cuda::new(config.clone());
+        let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
+        let (first, second, slow) =
+            (stream(NON_BLOCKING), stream(NON_BLOCKING), stream(NON_BLOCKING));
+        let event = event();
+        ok(fill(memory, 7, BYTES, first));
+        record(event, first);
+        wait_for(second, event);
+        // Recorded again, behind work that does not run: the wait is not for this one.
+        hold(slow);
+        let elsewhere = allocate(BYTES);
+        ok(fill(elsewhere, 9, BYTES, slow));
+        record(event, slow);
+        ok(copy(seen.address, memory, BYTES, second));
+        ok(synchronize(second));
+        assert!(seen.bytes().iter().all(|&byte| byte == 7), "{config:?}");
+        assert!(!is_done(event), "it marks what is held");
+        let_go(slow);
+        // SAFETY: no pointers.
+        ok(unsafe { cuEventSynchronize(event) });
+        assert!(is_done(event));
+    }
+}
+
+#[test]
+fn an_event_can_go_while_it_is_waited_for() {
+    for config in configs() {
+        let _cuda = Cuda::new(config);
+        let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
+        let (first, second) = (stream(NON_BLOCKING), stream(NON_BLOCKING));
+        let event = event();
+        assert!(is_done(event), "never recorded");
+        ok(fill(memory, 3, BYTES, first));
+        record(event, first);
+        wait_for(second, event);
+        // SAFETY: no pointers.
+        ok(unsafe { cuEventDestroy_v2(event) });
+        // SAFETY: as above.
+        ok(unsafe { cuStreamDestroy_v2(first) });
+        ok(copy(seen.address, memory, BYTES, second));
+        ok(synchronize(second));
+        assert!(seen.bytes().iter().all(|&byte| byte == 3));
+        for code in [
+            // SAFETY: as above.
+            unsafe { cuEventQuery(event) },
+            // SAFETY: as above.
+            unsafe { cuStreamQuery(first) },
+        ] {
+            assert_eq!(code, 400, "a stale handle");
+        }
+    }
+}
+
+#[test]
+fn streams_without_order_run_in_any() {
+    let mut outcomes = std::collections::BTreeSet::new();
+    for seed in 0..40 {
+        let _cuda = Cuda::new(terrane_simulated_cuda::Config { seed, ..small() });
+        let memory = allocate(64);
+        let streams = [1, 2, 3].map(|value| (value, stream(NON_BLOCKING)));
+        for (value, stream) in streams {
+            ok(fill(memory, value, 64, stream));
+        }
+        for (_, stream) in streams {
+            ok(synchronize(stream));
+        }
+        outcomes.insert(read(memory, 1));
+    }
+    assert_eq!(outcomes.len(), 3, "each of them is last for some seed");
+}
+
+#[test]
+fn the_default_stream_waits_for_those_that_do_not_opt_out() {
+    for config in configs() {
+        let _cuda = Cuda::new(config.clone());
+        let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
+        let blocking = stream(0);
+        for value in [1, 2, 3] {
+            ok(fill(memory, value, BYTES, blocking));
+            ok(copy(seen.address, memory, BYTES, 0));
+            ok(fill(memory, 99, BYTES, blocking));
+            ok(synchronize(0));
+            assert!(seen.bytes().iter().all(|&byte| byte == value), "{config:?}");
+        }
+    }
+}
+
+#[test]
+fn lazy_work_runs_when_it_is_asked_about_and_not_at_once() {
+    let _cuda = Cuda::new(lazy());
+    let memory = allocate(BYTES);
+    let (asked, other) = (stream(NON_BLOCKING), stream(NON_BLOCKING));
+    hold(other);
+    ok(fill(memory, 1, BYTES, asked));
+    ok(fill(memory, 2, BYTES, other));
+    let marked = event();
+    record(marked, asked);
+    let mut questions = 0;
+    while !is_done(marked) {
+        questions += 1;
+    }
+    assert!(questions >= 2, "work and mark are steps of their own: {questions}");
+    // SAFETY: no pointers.
+    assert_eq!(unsafe { cuStreamQuery(other) }, NOT_READY);
+    let_go(other);
+    ok(synchronize(other));
+    assert_eq!(read(memory, BYTES), [2; BYTES]);
+}
+
+#[test]
+fn who_only_looks_sees_it_happen() {
+    for config in [lazy(), small()] {
+        let _cuda = Cuda::new(config);
+        let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
+        let stream = stream(NON_BLOCKING);
+        ok(fill(memory, 5, BYTES, stream));
+        ok(copy(seen.address, memory, BYTES, stream));
+        // Nobody calls any more; the background does it.
+        while seen.bytes().iter().any(|&byte| byte != 5) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+static CALLED: Mutex<Vec<(usize, u32)>> = Mutex::new(Vec::new());
+
+extern "C" fn note(data: *mut ()) {
+    let mut count = 0;
+    // SAFETY: one number is written.
+    let code = unsafe { cuDeviceGetCount(Out::to(&mut count)) };
+    CALLED.lock().unwrap().push((data.addr(), code));
+}
+
+#[test]
+fn functions_of_the_host_are_called_in_order_and_may_call_nothing() {
+    let _cuda = Cuda::new(small());
+    let (stream, memory) = (stream(NON_BLOCKING), allocate(BYTES));
+    let function = u64::try_from((note as *const ()).expose_provenance()).unwrap();
+    for data in 1..=5 {
+        ok(fill(memory, 1, BYTES, stream));
+        // SAFETY: the function takes any number.
+        ok(unsafe { cuLaunchHostFunc(stream, function, data) });
+    }
+    ok(synchronize(stream));
+    assert_eq!(*CALLED.lock().unwrap(), [(1, 800), (2, 800), (3, 800), (4, 800), (5, 800)]);
+}
+
+#[test]
+fn many_threads_share_devices() {
+    let cuda = Cuda::new(small());
+    let (session, context) = (&cuda.session, cuda.context);
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            scope.spawn(move || {
+                let _attached = session.attach();
+                let mut current = 1;
+                // SAFETY: one handle is written.
+                ok(unsafe { cuCtxGetCurrent(Out::to(&mut current)) });
+                assert_eq!(current, 0, "each thread has a stack of its own");
+                // SAFETY: one number would be written.
+                assert_eq!(unsafe { cuMemGetInfo_v2(Out::nowhere(), Out::nowhere()) }, 201);
+                // SAFETY: no pointers.
+                ok(unsafe { cuCtxPushCurrent_v2(context) });
+                let (memory, seen) = (allocate(BYTES), Pinned::new(BYTES));
+                // The handle of the per-thread default stream.
+                for round in 0..20 {
+                    let value = thread * 20 + round;
+                    ok(fill(memory, value, BYTES, 2));
+                    ok(copy(seen.address, memory, BYTES, 2));
+                    ok(synchronize(2));
+                    assert!(seen.bytes().iter().all(|&byte| byte == value));
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,173 @@
+//! The device, where there is one: its tier and pinned memory beside it, and how the processor
+//! looks at its bytes.
+
+use terrane::core::{Allocate, BoxedCause, ByteCount, DeviceId, Location, Memory, RegionRequest};
+use terrane::cuda::{
+    Context, CudaError, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
+    PinnedOptions, Stream,
+};
+use terrane::storage::{Progress, SystemAllocator, SystemMemory, SystemOptions};
+use terrane::transfer::Endpoint;
+use terrane_testkit::pattern::{InProcess, PieceAccess};
+
+use crate::cli::{Options, Part};
+use crate::failure::Failure;
+
+/// The first device, and the allocators of its tiers.
+pub struct Gpu {
+    context: Context,
+    pub memory: DeviceAllocator,
+    pub pinned: PinnedAllocator,
+}
+
+impl Gpu {
+    /// The device; or why the job is done without one, for people.
+    pub fn find(
+        options: &Options,
+        system: &SystemOptions,
+        progress: &Progress,
+    ) -> Result<Result<Self, String>, Failure> {
+        if options.without == Some(Part::Gpu) {
+            return Ok(Err("as asked for by --without gpu".to_owned()));
+        }
+        match Self::open(system, progress) {
+            Ok(gpu) => Ok(Ok(gpu)),
+            Err(source) if options.require == Some(Part::Gpu) => Err(Failure::NoGpu(source)),
+            Err(reason) => Ok(Err(format!("no device: {reason}"))),
+        }
+    }
+
+    fn open(system: &SystemOptions, progress: &Progress) -> Result<Self, CudaError> {
+        let context = Context::primary(DeviceId::new(0))?;
+        let pinned = PinnedOptions { system: system.clone(), ..PinnedOptions::default() };
+        Ok(Self {
+            memory: DeviceAllocator::new(&context),
+            pinned: PinnedAllocator::new(&context, pinned)?.reporting_to(progress.clone()),
+            context,
+        })
+    }
+
+    /// The engine between the device and pinned memory.
+    pub fn engine(&self) -> Result<DeviceEngine, Failure> {
+        DeviceEngine::new(&self.context, DeviceEngineOptions::default()).map_err(Failure::Device)
+    }
+
+    /// The device in a line.
+    pub fn describe(&self) -> String {
+        let device = self.context.device();
+        let (major, minor) = device.compute_capability;
+        format!("{}, {}, compute capability {major}.{minor}", device.name, device.memory)
+    }
+}
+
+/// A copy of a tier of the device in host memory, through which the processor writes and reads it:
+/// all of it travels by plain copies, apart from the engine whose work is verified.
+pub struct Image {
+    stream: Stream,
+    parts: Vec<Copied>,
+}
+
+/// A region of the device and its copy.
+struct Copied {
+    on_device: Location,
+    begin: u64,
+    copy: SystemMemory,
+    length: ByteCount,
+}
+
+impl Image {
+    pub fn new(gpu: &Gpu, endpoint: &Endpoint, system: &SystemAllocator) -> Result<Self, Failure> {
+        let layout = endpoint.layout();
+        let length = layout.geometry().region_bytes();
+        let mut parts = Vec::new();
+        for region in layout.regions() {
+            let Location::Device { address, .. } = region.location() else { continue };
+            let request = RegionRequest::new(length).labelled("image");
+            let copy = system.bring_up(&request).map_err(Failure::Limit)?;
+            let on_device = region.location();
+            parts.push(Copied { on_device, begin: address.get(), copy, length });
+        }
+        Ok(Self { stream: Stream::new(&gpu.context).map_err(Failure::Device)?, parts })
+    }
+
+    /// Fetches all of the tier; no transfer may be writing it.
+    pub fn fetch(&self) -> Result<(), Failure> {
+        self.copy_all(|part| (part.on_device, part.copy.location()))
+    }
+
+    /// Puts all of the tier back; no transfer may be using it.
+    pub fn put(&self) -> Result<(), Failure> {
+        self.copy_all(|part| (part.copy.location(), part.on_device))
+    }
+
+    fn copy_all(&self, ends: impl Fn(&Copied) -> (Location, Location)) -> Result<(), Failure> {
+        for part in &self.parts {
+            let (from, to) = ends(part);
+            // SAFETY: the endpoint keeps the region alive, this value its copy, and both are used
+            // by nobody else before the stream has been waited for: the job makes one step after
+            // the other.
+            unsafe { self.stream.copy(from, to, part.length) }.map_err(Failure::Device)?;
+        }
+        self.stream.synchronize().map_err(Failure::Device)
+    }
+
+    /// Where the copy has what is there on the device.
+    fn find(&self, at: Location, bytes: usize) -> Result<Location, BoxedCause> {
+        let Location::Device { address, .. } = at else { return Ok(at) };
+        let bytes = ByteCount::from_usize(bytes).get();
+        let found = self.parts.iter().find_map(|part| {
+            let offset = address.get().checked_sub(part.begin)?;
+            let end = offset.checked_add(bytes)?;
+            let inside = end <= part.length.get();
+            inside.then(|| part.copy.location().checked_add(ByteCount::new(offset)))?
+        });
+        found.ok_or_else(|| format!("{at} is not of this tier").into())
+    }
+}
+
+impl PieceAccess for Image {
+    unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause> {
+        let at = self.find(at, bytes.len())?;
+        // SAFETY: the span lies in the copy, whose pieces are as apart as those on the device, of
+        // which the caller promised that nobody writes them.
+        unsafe { InProcess.read(at, bytes) }
+    }
+
+    unsafe fn write(&self, at: Location, bytes: &[u8]) -> Result<(), BoxedCause> {
+        let at = self.find(at, bytes.len())?;
+        // SAFETY: as above.
+        unsafe { InProcess.write(at, bytes) }
+    }
+}
+
+/// Contiguous memory on both sides, for the limit of the wire.
+pub struct Wire {
+    stream: Stream,
+    on_device: <DeviceAllocator as Allocate>::Memory,
+    pinned: <PinnedAllocator as Allocate>::Memory,
+    bytes: ByteCount,
+}
+
+impl Wire {
+    pub fn new(gpu: &Gpu, bytes: ByteCount) -> Result<Self, Failure> {
+        let request = RegionRequest::new(bytes).labelled("limit");
+        Ok(Self {
+            stream: Stream::new(&gpu.context).map_err(Failure::Device)?,
+            on_device: gpu.memory.bring_up(&request).map_err(Failure::Device)?,
+            pinned: gpu.pinned.bring_up(&request).map_err(Failure::Device)?,
+            bytes,
+        })
+    }
+
+    /// One contiguous copy of all the bytes.
+    pub fn copy(&self, to_device: bool) -> Result<(), Failure> {
+        let (from, to) = match to_device {
+            true => (self.pinned.location(), self.on_device.location()),
+            false => (self.on_device.location(), self.pinned.location()),
+        };
+        // SAFETY: both live in this value, and nobody else uses them before the stream has been
+        // waited for.
+        unsafe { self.stream.copy(from, to, self.bytes) }.map_err(Failure::Device)?;
+        self.stream.synchronize().map_err(Failure::Device)
+    }
+}

@@ -1,0 +1,61 @@
+//! `gpu`: what needs a GPU, as a folder that runs on a machine without Rust.
+
+mod bundle;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::command::Tool;
+use crate::workspace::Workspace;
+
+/// The options of `cargo xtask gpu`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Builds all that needs a GPU into one folder with a `run.sh`, 60 MiB at most
+    ///
+    /// In it are, in release mode and stripped: every test binary called `gpu`, the benchmark
+    /// suite `gpu`, the calibration and the example `offload`. Copy the folder to a machine with
+    /// an NVIDIA driver and run `./run.sh` there; `./run.sh --help` says what it can leave out or
+    /// add. It needs a POSIX shell and awk, no Rust and no CUDA toolkit.
+    Bundle {
+        /// Where to; what an earlier bundle left there is replaced [default: target/gpu-bundle]
+        #[arg(long, value_name = "DIRECTORY")]
+        output: Option<PathBuf>,
+    },
+    /// Builds the bundle and runs it here, for machines with Rust and a GPU
+    ///
+    /// Without a GPU everything is skipped, with the reason. The arguments are those of `run.sh`.
+    Test {
+        /// What `run.sh` is given
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+        arguments: Vec<OsString>,
+    },
+}
+
+/// Builds the bundle, and runs it if that is asked.
+pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
+    let default = || workspace.target().join("gpu-bundle");
+    match &arguments.action {
+        Action::Bundle { output } => {
+            bundle::make(workspace, &output.clone().unwrap_or_else(default))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Action::Test { arguments } => {
+            let folder = default();
+            bundle::make(workspace, &folder)?;
+            let code = Tool::new(workspace, folder.join("run.sh")).args(arguments).exit_code()?;
+            Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+        }
+    }
+}

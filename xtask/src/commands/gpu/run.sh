@@ -1,0 +1,302 @@
+#!/bin/sh
+# Runs what needs a GPU: tests, the example, the calibration, benchmarks, the sanitizer.
+# Made by `cargo xtask gpu bundle`; needs no Rust, only a POSIX shell and awk. `./run.sh --help`.
+set -u
+
+usage() {
+    cat <<'END'
+usage: run.sh [OPTIONS] [-- ARGUMENTS OF THE BENCHMARKS]
+
+Without options: every test binary one test at a time, the example, and the calibration.
+
+  --bench          also the benchmarks
+  --sanitize       also compute-sanitizer (memcheck, racecheck) over the tests of the kernels
+  --only PART      only one of tests, example, calibrate, bench, sanitize
+  --filter TEXT    only tests whose name contains TEXT
+  --json FILE      writes what the benchmarks measure to FILE, one JSON object a line
+  --timeout N      ends a test binary, or a benchmark, after N seconds (default 300; 1500 for
+                   a benchmark)
+  --logs DIRECTORY keeps the whole output of everything there (default: a new temporary one)
+
+What cannot run here is counted as skipped, and named with its reason. The last line is
+`N passed, N failed, N skipped`; the exit status is 0 if nothing failed.
+END
+}
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 2
+only='' bench=no sanitize=no filter='' json='' limit='' logs=''
+need() { [ "$1" -ge 2 ] || { echo "run.sh: $2 needs a value" >&2; exit 2; }; }
+while [ $# -gt 0 ]; do
+    case $1 in
+        --bench) bench=yes ;;
+        --sanitize) sanitize=yes ;;
+        --only) need $# "$1"; only=$2; shift ;;
+        --filter) need $# "$1"; filter=$2; shift ;;
+        --json) need $# "$1"; json=$2; shift ;;
+        --timeout) need $# "$1"; limit=$2; shift ;;
+        --logs) need $# "$1"; logs=$2; shift ;;
+        --help|-h) usage; exit 0 ;;
+        --) shift; break ;;
+        *) echo "run.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
+    esac
+    shift
+done
+case $only in
+    ''|tests|example|calibrate|bench|sanitize) ;;
+    *) echo "run.sh: --only knows tests, example, calibrate, bench, sanitize" >&2; exit 2 ;;
+esac
+case $limit in
+    *[!0-9]*) echo "run.sh: --timeout takes whole seconds" >&2; exit 2 ;;
+esac
+if [ -z "$logs" ]; then
+    logs=$(mktemp -d) || exit 2
+else
+    mkdir -p "$logs" || exit 2
+fi
+if [ -n "$json" ]; then
+    : >"$json" || exit 2
+fi
+passed=0 failed=0
+skips=$logs/skipped
+: >"$skips"
+
+wants() {
+    if [ -n "$only" ]; then [ "$only" = "$1" ]; return; fi
+    case $1 in
+        bench) [ $bench = yes ] ;;
+        sanitize) [ $sanitize = yes ] ;;
+        *) true ;;
+    esac
+}
+
+skip() { echo "skipped: $1: $2" | tee -a "$skips"; }
+
+# limited SECONDS COMMAND...: ends it after so many seconds (status 124, or 137 if it would not).
+if command -v timeout >/dev/null 2>&1; then
+    limited() { timeout --kill-after=10 "$@"; }
+else
+    echo "there is no \`timeout\` here: what hangs is not ended"
+    limited() { shift; "$@"; }
+fi
+
+machine() {
+    echo "== machine"
+    echo "host: $(uname -n), $(uname -srm), $(getconf _NPROCESSORS_ONLN 2>/dev/null) processors," \
+        "$(awk '/^MemTotal:/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo 2>/dev/null) of memory"
+    awk -F': *' '/^model name/ {print "processor: " $2; exit}' /proc/cpuinfo 2>/dev/null
+    if command -v nvidia-smi >/dev/null 2>&1; then
+        fields=index,name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current
+        nvidia-smi --query-gpu=$fields --format=csv 2>&1
+    else
+        echo "device: there is no nvidia-smi here"
+    fi
+    if [ -r "$here/VERSION" ]; then echo "bundle: $(cat "$here/VERSION")"; fi
+    echo "logs: $logs"
+}
+
+# Reads the output of libtest (one thread, nothing captured). For each test one line goes to
+# RESULTS: `passed NAME`, `failed NAME`, or `skipped NAME`. The skips' reasons go to SKIPS. The
+# output of tests that failed is shown.
+#
+# A test's block is all that follows its `test NAME ... `; its result is the block's last line that
+# ends with one. Where the binary was ended, or crashed, the test that was running has failed.
+# The awk program has no apostrophe in it, and its variables come from the environment: awk would
+# read escapes in what -v gives it.
+read_results='
+function finish(   i, result, text) {
+    if (name == "") return
+    result = "failed"
+    text = ""
+    for (i = 1; i <= lines; i++) {
+        text = text block[i] "\n"
+        if (block[i] ~ /^    /) continue
+        if (block[i] ~ /ok$/) result = "passed"
+        else if (block[i] ~ /FAILED$/) result = "failed"
+        else if (block[i] ~ /^ignored/) {
+            result = "skipped"
+            reason = substr(block[i], 8)
+            sub(/^[, ]+/, "", reason)
+            print "skipped: " name ": " (reason == "" ? "ignored" : reason) >> ENVIRON["SKIPS"]
+        }
+    }
+    if (last && ENVIRON["STATUS"] != 0 && ENVIRON["STATUS"] != 101) {
+        result = "failed"
+        text = text "the test binary ended here with status " ENVIRON["STATUS"] "\n"
+    }
+    if (result == "passed")
+        for (i = 1; i <= lines; i++)
+            if (block[i] ~ /^skipped: [^:]+(::[^:]+)*: ./) {
+                result = "skipped"
+                print block[i] >> ENVIRON["SKIPS"]
+            }
+    print result " " name >> ENVIRON["RESULTS"]
+    if (result == "failed") printf "---- FAILED: %s\n%s----\n", name, text
+    name = ""
+}
+BEGIN { while ((getline line < ENVIRON["NAMES"]) > 0) known[line] = 1 }
+{
+    if ($1 == "test" && ($2 in known) && !($2 in seen) && $0 ~ /^test [^ ]+( - should panic)? \.\.\. ?/) {
+        finish()
+        name = $2
+        seen[name] = 1
+        lines = 0
+        sub(/^test [^ ]+( - should panic)? \.\.\. ?/, "")
+    }
+    block[++lines] = $0
+}
+END { last = 1; finish() }
+'
+
+lines() { awk 'END {print NR}' "$1"; }
+count() { awk -v what="$1" '$1 == what {n++} END {print n + 0}' "$2"; }
+
+# suite LABEL LOG FILTER COMMAND...: a test binary, perhaps behind a tool.
+suite() {
+    label=$1 log=$2 FILTER=$3
+    export FILTER
+    shift 3
+    # In scratch files of this suite: the names still to run, what they gave.
+    NAMES=$logs/names RESULTS=$logs/results SKIPS=$skips output=$logs/output
+    export NAMES RESULTS SKIPS
+    : >"$log"
+    : >"$RESULTS"
+    # The last argument is the binary, which is asked without the tool what it has.
+    for binary; do :; done
+    if ! "$binary" --list --format terse >"$output" 2>&1; then
+        cat "$output"
+        echo "$label: cannot start (status $?)"
+        failed=$((failed + 1))
+        return
+    fi
+    awk '/: test$/ {sub(/: test$/, ""); print}' "$output" |
+        awk '{ if (ENVIRON["FILTER"] == "" || index($0, ENVIRON["FILTER"])) print }' >"$NAMES"
+    if [ ! -s "$NAMES" ]; then
+        skip "$label" "no test's name contains \`$FILTER\`"
+        return
+    fi
+    begin=$(date +%s)
+    while [ -s "$NAMES" ]; do
+        # What is named exactly runs, also after a test that took the binary down with it.
+        # shellcheck disable=SC2046 # Names of tests have no spaces.
+        limited "${limit:-300}" "$@" --exact --test-threads=1 --nocapture \
+            $(cat "$NAMES") >"$output" 2>&1
+        status=$?
+        cat "$output" >>"$log"
+        before=$(lines "$RESULTS")
+        STATUS=$status awk "$read_results" "$output"
+        if [ "$(lines "$RESULTS")" -eq "$before" ]; then
+            cat "$output"
+            echo "failed ($label)" >>"$RESULTS"
+            echo "$label: ended with status $status before a test began"
+            break
+        fi
+        case $status in
+            0 | 101) ;;
+            # Ended, crashed, or the sanitizer's own verdict (99), though each test may have passed.
+            *) echo "$label: status $status; going on with the tests that are left" ;;
+        esac
+        awk 'FILENAME == ENVIRON["RESULTS"] {done[$2] = 1; next} !($0 in done)' \
+            "$RESULTS" "$NAMES" >"$NAMES.left"
+        if [ "$(lines "$NAMES")" -eq "$(lines "$NAMES.left")" ]; then
+            echo "failed ($label)" >>"$RESULTS"
+            echo "$label: runs the same tests again"
+            break
+        fi
+        mv "$NAMES.left" "$NAMES"
+    done
+    end=$(date +%s)
+    p=$(count passed "$RESULTS") f=$(count failed "$RESULTS") s=$(count skipped "$RESULTS")
+    passed=$((passed + p)) failed=$((failed + f))
+    echo "$label: $p passed, $f failed, $s skipped, in $((end - begin)) s"
+}
+
+run_tests() {
+    echo "== tests"
+    for binary in "$here"/tests/*; do
+        [ -x "$binary" ] || continue
+        suite "tests/${binary##*/}" "$logs/${binary##*/}.log" "$filter" "$binary"
+    done
+}
+
+run_sanitizer() {
+    echo "== sanitizer"
+    sanitizer=$(command -v compute-sanitizer || true)
+    if [ -z "$sanitizer" ] && [ -x /usr/local/cuda/bin/compute-sanitizer ]; then
+        sanitizer=/usr/local/cuda/bin/compute-sanitizer
+    fi
+    for tool in memcheck racecheck; do
+        if [ -z "$sanitizer" ]; then
+            skip "sanitize/$tool" "there is no compute-sanitizer here"
+            continue
+        fi
+        for binary in "$here"/tests/*; do
+            [ -x "$binary" ] || continue
+            # Only some binaries have such tests.
+            "$binary" --list --format terse 2>/dev/null | grep -q kernel || continue
+            suite "sanitize/$tool/${binary##*/}" "$logs/$tool-${binary##*/}.log" \
+                "${filter:-kernel}" \
+                "$sanitizer" --tool $tool --error-exitcode 99 --target-processes all "$binary"
+        done
+    done
+}
+
+# program LABEL LOG OUT SECONDS COMMAND...: passed if it ends with 0, skipped if with 3 (what the
+# machine cannot do), and also if it measured nothing and says what it skipped. Standard output is
+# written to OUT while it runs.
+program() {
+    label=$1 log=$2 out=$3
+    shift 3
+    begin=$(date +%s)
+    : >"$out"
+    limited "$@" >>"$out" 2>"$log.err"
+    status=$?
+    end=$(date +%s)
+    cat "$out" "$log.err" >"$log"
+    cat "$log"
+    case $status in
+        0)
+            grep '^skipped: ' "$log.err" >>"$skips"
+            if [ -s "$out" ] || ! grep -q '^skipped: ' "$log.err"; then
+                passed=$((passed + 1))
+                echo "$label: passed, in $((end - begin)) s"
+            else
+                echo "$label: skipped"
+            fi ;;
+        3)
+            # The first line says what is missing; a cause may follow it.
+            skip "$label" "$(awk '{sub(/^(error|  caused by): /, ""); printf "%s%s", (NR > 1 ? ": " : ""), $0}' "$log.err")" ;;
+        *)
+            failed=$((failed + 1))
+            echo "$label: FAILED with status $status, after $((end - begin)) s" ;;
+    esac
+}
+
+machine
+if wants tests; then run_tests; fi
+if wants sanitize; then run_sanitizer; fi
+if wants example; then
+    echo "== example"
+    program example "$logs/example.log" "$logs/example.out" "${limit:-300}" \
+        "$here/offload" --require gpu
+fi
+if wants calibrate; then
+    echo "== calibrate"
+    program calibrate "$logs/calibrate.log" "$logs/calibrate.out" "${limit:-300}" \
+        "$here/calibrate" --output "$logs/calibration.json"
+fi
+if wants bench; then
+    echo "== bench"
+    if [ -n "$json" ]; then
+        program bench "$logs/bench.log" "$json" "${limit:-1500}" "$here/bench" --json "$@"
+        echo "bench: missed $(grep -c '"ok":false' "$json") of $(grep -c '"target":[0-9]' "$json") targets"
+        grep '"ok":false' "$json" |
+            sed 's/.*"case":"\([^"]*\)".*"ratio":\([^,]*\),"target":\([^,]*\),.*/missed: \1: ratio \2 of \3/'
+    else
+        program bench "$logs/bench.log" "$logs/bench.out" "${limit:-1500}" "$here/bench" "$@"
+    fi
+fi
+
+echo "== sum"
+cat "$skips"
+echo "$passed passed, $failed failed, $(lines "$skips") skipped"
+[ "$failed" -eq 0 ]

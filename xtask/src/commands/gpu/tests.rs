@@ -1,0 +1,222 @@
+//! `run.sh` over programs that answer as libtest, the benchmarks and the example do.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// A bundle of shell scripts.
+struct Bundle(TempDir);
+
+impl Bundle {
+    fn new() -> Self {
+        let bundle = Self(tempfile::tempdir().unwrap());
+        fs::create_dir(bundle.path().join("tests")).unwrap();
+        bundle.program("run.sh", include_str!("run.sh"));
+        bundle
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn program(&self, name: &str, text: &str) -> &Self {
+        let path = self.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        self
+    }
+
+    /// A test binary: for each test its name and the script that is its body. A body that sets
+    /// `result` to something else than `ok` fails; one that exits ends the binary.
+    fn tests(&self, name: &str, tests: &[(&str, &str)]) -> &Self {
+        let mut text = String::from("#!/bin/sh\nif [ \"$1\" = --list ]; then\n");
+        for (test, _) in tests {
+            text.push_str(&format!("echo '{test}: test'\n"));
+        }
+        text.push_str("exit\nfi\nasked=\" $* \"\nstatus=0\nprintf '\\nrunning tests\\n'\n");
+        for (test, body) in tests {
+            text.push_str(&format!(
+                "case $asked in *' {test} '*) printf 'test {test} ... '; result=ok\n{body}\n\
+                 echo \"$result\"; if [ \"$result\" = FAILED ]; then status=101; fi ;; esac\n"
+            ));
+        }
+        text.push_str("printf '\\nfailures:\\n    some_ok\\n\\ntest result: ok. 1 passed\\n'\n");
+        text.push_str("exit $status\n");
+        self.program(&format!("tests/{name}"), &text)
+    }
+
+    /// Standard output and the exit code.
+    fn run(&self, arguments: &[&str]) -> (String, i32) {
+        let output = Command::new(self.path().join("run.sh"))
+            .args(["--logs", self.path().join("logs").to_str().unwrap()])
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(errors, "", "{text}");
+        let sums = text.lines().filter(|line| line.contains(" passed, ") && !line.contains(':'));
+        assert_eq!(sums.count(), 1, "{text}");
+        (text, output.status.code().unwrap())
+    }
+}
+
+fn last_line(text: &str) -> &str {
+    text.lines().last().unwrap()
+}
+
+#[test]
+fn passes_failures_and_skips_are_told_apart() {
+    let bundle = Bundle::new();
+    bundle.tests(
+        "first",
+        &[
+            ("a::good", "echo 'it says ok'"),
+            ("a::bad", "echo 'assertion failed: 1 == 2' >&2; result=FAILED"),
+            ("a::skips", "echo 'skipped: a::skips: no device' >&2"),
+            ("a::ignored", "result='ignored, takes an hour'"),
+            ("a::child", "echo 'test a::child ... ok'; echo 'test result: ok. 1 passed'"),
+        ],
+    );
+    bundle.tests("second", &[("b", ":")]);
+    let (text, code) = bundle.run(&["--only", "tests"]);
+    assert_eq!(last_line(&text), "3 passed, 1 failed, 2 skipped", "{text}");
+    assert_eq!(code, 1);
+    for said in [
+        "== machine",
+        "tests/first: 2 passed, 1 failed, 2 skipped, in",
+        "tests/second: 1 passed, 0 failed, 0 skipped, in",
+        "---- FAILED: a::bad\nassertion failed: 1 == 2\nFAILED\n",
+        "skipped: a::skips: no device\n",
+        "skipped: a::ignored: takes an hour\n",
+    ] {
+        assert!(text.contains(said), "nothing is said of {said:?}:\n{text}");
+    }
+    assert!(!text.contains("it says ok"), "{text}");
+}
+
+#[test]
+fn a_filter_chooses_tests() {
+    let bundle = Bundle::new();
+    bundle.tests("some", &[("copies::one", ":"), ("fills", "result=FAILED")]).tests("none", &[]);
+    let (text, code) = bundle.run(&["--only", "tests", "--filter", "copies"]);
+    assert_eq!((last_line(&text), code), ("1 passed, 0 failed, 1 skipped", 0), "{text}");
+    assert!(text.contains("skipped: tests/none: no test's name contains `copies`"), "{text}");
+}
+
+#[test]
+fn after_a_crash_the_other_tests_run() {
+    let bundle = Bundle::new();
+    bundle.tests(
+        "crashing",
+        &[
+            ("before", ":"),
+            ("crash", "echo 'all is ok'; kill -SEGV $$"),
+            // What `timeout` ends looks like this to the script.
+            ("hang", "exit 124"),
+            ("after", ":"),
+        ],
+    );
+    let (text, code) = bundle.run(&["--only", "tests"]);
+    assert_eq!((last_line(&text), code), ("2 passed, 2 failed, 0 skipped", 1), "{text}");
+    assert!(text.contains("---- FAILED: crash\nall is ok\n"), "{text}");
+    assert!(text.contains("the test binary ended here with status 124"), "{text}");
+}
+
+#[test]
+fn what_hangs_is_ended() {
+    let bundle = Bundle::new();
+    bundle.tests("hanging", &[("hang", "exec sleep 100000")]);
+    let (text, code) = bundle.run(&["--only", "tests", "--timeout", "1"]);
+    assert_eq!((last_line(&text), code), ("0 passed, 1 failed, 0 skipped", 1), "{text}");
+}
+
+#[test]
+fn binaries_that_do_not_start_have_failed() {
+    let bundle = Bundle::new();
+    bundle.program("tests/broken", "#!/bin/sh\necho 'GLIBC_9.99 not found' >&2\nexit 1\n");
+    bundle.program("tests/silent", "#!/bin/sh\n[ \"$1\" = --list ] && echo 'x: test'\nexit 0\n");
+    let (text, code) = bundle.run(&["--only", "tests"]);
+    assert_eq!((last_line(&text), code), ("0 passed, 2 failed, 0 skipped", 1), "{text}");
+    assert!(text.contains("GLIBC_9.99 not found"), "{text}");
+    assert!(text.contains("before a test began"), "{text}");
+}
+
+const NO_DEVICE: &str = "#!/bin/sh\n\
+    printf 'error: a GPU is required\\n  caused by: there is no driver\\n' >&2\nexit 3\n";
+
+#[test]
+fn programs_pass_fail_or_are_skipped() {
+    let bundle = Bundle::new();
+    bundle.tests("t", &[("t", ":")]);
+    bundle.program("offload", NO_DEVICE).program("calibrate", "#!/bin/sh\necho fast\n");
+    let (text, code) = bundle.run(&[]);
+    assert_eq!((last_line(&text), code), ("2 passed, 0 failed, 1 skipped", 0), "{text}");
+    let reason = "skipped: example: a GPU is required: there is no driver\n";
+    assert!(text.contains(reason), "{text}");
+
+    bundle.program("offload", "#!/bin/sh\necho 'a byte is wrong' >&2; exit 1\n");
+    let (text, code) = bundle.run(&["--only", "example"]);
+    assert_eq!((last_line(&text), code), ("0 passed, 1 failed, 0 skipped", 1), "{text}");
+    assert!(text.contains("a byte is wrong"), "{text}");
+}
+
+#[test]
+fn benchmarks_write_json_and_take_arguments() {
+    let bundle = Bundle::new();
+    bundle.program(
+        "bench",
+        "#!/bin/sh\necho '{\"arguments\":\"'\"$*\"'\"}'\necho 'skipped: gpu/peer: one' >&2\n",
+    );
+    let json = bundle.path().join("measured.json");
+    let (text, code) = bundle.run(&[
+        "--only",
+        "bench",
+        "--json",
+        json.to_str().unwrap(),
+        "--",
+        "--filter",
+        "one block",
+    ]);
+    assert_eq!((last_line(&text), code), ("1 passed, 0 failed, 1 skipped", 0), "{text}");
+    let measured = fs::read_to_string(&json).unwrap();
+    assert_eq!(measured, "{\"arguments\":\"--json --filter one block\"}\n");
+    assert!(text.contains("bench: missed 0 of 0 targets\n"), "{text}");
+
+    // As the suites write it.
+    let line = r#"{"suite":"gpu","case":"a, b","value":1.0,"unit":"GB/s","baseline":2.0,"baseline_name":"c","ratio":0.5,"target":0.97,"ok":false}"#;
+    bundle.program("bench", &format!("#!/bin/sh\necho '{line}'\n"));
+    let (text, code) = bundle.run(&["--only", "bench", "--json", json.to_str().unwrap()]);
+    assert_eq!((last_line(&text), code), ("1 passed, 0 failed, 0 skipped", 0), "{text}");
+    let missed = "bench: missed 1 of 1 targets\nmissed: a, b: ratio 0.5 of 0.97\n";
+    assert!(text.contains(missed), "{text}");
+
+    // Without a device a benchmark says so, and measures nothing.
+    bundle.program("bench", "#!/bin/sh\necho 'skipped: gpu/all: no device' >&2\n");
+    let (text, _) = bundle.run(&["--only", "bench"]);
+    assert_eq!(last_line(&text), "0 passed, 0 failed, 1 skipped", "{text}");
+}
+
+#[test]
+fn the_sanitizer_judges_only_the_kernels() {
+    let bundle = Bundle::new();
+    bundle.tests("t", &[("kernels::copy", ":"), ("other", "result=FAILED")]);
+    let (text, code) = bundle.run(&["--only", "sanitize"]);
+    // Where it is installed it judges shell scripts, which have no kernels.
+    let sums = ["0 passed, 0 failed, 2 skipped", "2 passed, 0 failed, 0 skipped"];
+    assert!(sums.contains(&last_line(&text)), "{text}");
+    assert_eq!(code, 0);
+}
+
+#[test]
+fn unknown_options_are_refused() {
+    let bundle = Bundle::new();
+    for arguments in [&["--frobnicate"][..], &["--only", "everything"], &["--timeout", "1 h"]] {
+        let output = Command::new(bundle.path().join("run.sh")).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(!output.stderr.is_empty());
+    }
+}

@@ -1,0 +1,104 @@
+//! The tests that need a device, over the simulated driver.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+
+use crate::command::Tool;
+use crate::commands::test::run_counted;
+use crate::tally::Tally;
+use crate::workspace::Workspace;
+
+/// The crate that is the driver.
+const DRIVER: &str = "terrane-simulated-cuda";
+
+/// What each device has: enough for every test that does not ask for a real one.
+const DEVICES: &str = "devices=2,memory=4GiB";
+
+/// Runs every test binary called `gpu` twice over the simulated driver: in an order drawn by a
+/// seed, and as late as can be. `packages` and `filter` choose as they do for `test`.
+///
+/// The seed is that of `TERRANE_SIMULATED_SEED`, else the time's; it is part of the command line
+/// that a failure shows.
+pub fn run(
+    workspace: &Workspace,
+    packages: &[String],
+    filter: Option<&String>,
+    tally: &mut Tally,
+) -> Result<()> {
+    let chosen: Vec<&str> = with_gpu_tests(workspace)
+        .into_iter()
+        .filter(|name| packages.is_empty() || packages.iter().any(|package| package == name))
+        .collect();
+    if chosen.is_empty() {
+        return Ok(());
+    }
+    let folder = build(workspace)?;
+    let random = format!("{DEVICES},policy=random,seed={}", seed()?);
+    for (log, settings) in [("simulated", random), ("lazy", format!("{DEVICES},policy=lazy"))] {
+        println!("simulated device ({settings})");
+        let cargo = Tool::cargo(workspace)
+            .env("LD_LIBRARY_PATH", search_path(&folder))
+            .env("TERRANE_SIMULATED_CUDA", &settings)
+            .args(["test", "--all-features", "--no-fail-fast", "--test", "gpu"])
+            .args(chosen.iter().flat_map(|name| ["--package", name]))
+            .arg("--")
+            .args(filter)
+            .args(["--show-output", "--test-threads=1"]);
+        run_counted(workspace, cargo, &format!("test-{log}"), tally)?;
+    }
+    Ok(())
+}
+
+/// Builds the driver, and puts it where the dynamic linker can be told to look.
+///
+/// Other tests than those called `gpu` find it there, too.
+pub fn build(workspace: &Workspace) -> Result<PathBuf> {
+    Tool::cargo(workspace).args(["build", "--quiet", "--package", DRIVER]).run()?;
+    let folder = workspace.target().join("simulated-cuda");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let built = workspace.target().join("debug/libterrane_simulated_cuda.so");
+    let library = folder.join("libcuda.so.1");
+    // In one step: a test that still runs keeps the library that it has loaded.
+    let fresh = folder.join("libcuda.so.1.new");
+    fs::copy(&built, &fresh).with_context(|| format!("cannot copy {}", built.display()))?;
+    fs::rename(&fresh, &library).with_context(|| format!("cannot put {}", library.display()))?;
+    // Other libraries ask for it without the number first.
+    let short = folder.join("libcuda.so");
+    if !short.exists() {
+        symlink("libcuda.so.1", &short)
+            .with_context(|| format!("cannot link {}", short.display()))?;
+    }
+    Ok(folder)
+}
+
+/// The crates that have a test binary called `gpu`.
+fn with_gpu_tests(workspace: &Workspace) -> Vec<&str> {
+    let members = workspace.members().into_iter().filter(|package| {
+        package.targets.iter().any(|target| target.is_test() && target.name == "gpu")
+    });
+    members.map(|package| package.name.as_str()).collect()
+}
+
+/// The folder in front of what is looked through already.
+#[expect(clippy::disallowed_methods, reason = "the ban is for library crates; this is a tool")]
+fn search_path(folder: &Path) -> String {
+    let folder = folder.display();
+    match std::env::var("LD_LIBRARY_PATH") {
+        Ok(path) if !path.is_empty() => format!("{folder}:{path}"),
+        _ => folder.to_string(),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the ban is for library crates; this is a tool")]
+fn seed() -> Result<u64> {
+    match std::env::var("TERRANE_SIMULATED_SEED") {
+        Ok(seed) => seed.parse().context("TERRANE_SIMULATED_SEED is no number"),
+        Err(_) => Ok(SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |time| u64::from(time.subsec_nanos()))),
+    }
+}
