@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -18,14 +19,45 @@ use crate::error::CudaError;
 /// A job for a feeder.
 pub(super) struct Feed {
     pub(super) work: Box<Work>,
-    /// Alone in its direction when it came, so that what it takes says something about its path.
     pub(super) predicted: Duration,
+    /// The first part, if it is on the device already.
+    pub(super) begun: Option<Chunk>,
+    /// Where it is counted.
+    pub(super) desk: Arc<Desk>,
+}
+
+impl Feed {
+    /// Ends a job that no feeder takes any more, without a word; what of it is on the device is
+    /// waited for.
+    pub(super) fn abandon(self) {
+        self.work.into_cargo(None).abandon();
+    }
+}
+
+/// What a feeder and those who bring it jobs share.
+#[derive(Debug)]
+pub(super) struct Desk {
+    pub(super) scratch: Mutex<ScratchPool>,
+    /// Jobs that have been brought, and not submitted to their end.
+    pub(super) jobs: AtomicUsize,
+}
+
+impl Desk {
+    pub(super) fn new(shared: &Shared) -> Arc<Self> {
+        let scratch = Mutex::new(ScratchPool::new(&shared.context, &shared.options));
+        Arc::new(Self { scratch, jobs: AtomicUsize::new(0) })
+    }
+
+    pub(super) fn scratch(&self) -> MutexGuard<'_, ScratchPool> {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Feed {
     /// Ends the job, of which nothing has been submitted.
     pub(super) fn cancel(self, error: CudaError) {
-        self.work.into_cargo().drain(engine_failure(error));
+        self.desk.jobs.fetch_sub(1, Ordering::Relaxed);
+        self.work.into_cargo(None).drain(engine_failure(error));
     }
 }
 
@@ -35,17 +67,21 @@ pub(super) struct Feeder {
     shared: Arc<Shared>,
     jobs: Receiver<Feed>,
     watchers: Sender<Task>,
-    scratch: ScratchPool,
+    desk: Arc<Desk>,
     turns: VecDeque<Feed>,
     /// Parts on the device, in the order of their submission.
     pending: VecDeque<Chunk>,
 }
 
 impl Feeder {
-    pub(super) fn new(shared: Arc<Shared>, jobs: Receiver<Feed>, watchers: Sender<Task>) -> Self {
-        let scratch = ScratchPool::new(&shared.context, &shared.options);
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        desk: Arc<Desk>,
+        jobs: Receiver<Feed>,
+        watchers: Sender<Task>,
+    ) -> Self {
         let (turns, pending) = (VecDeque::new(), VecDeque::new());
-        Self { shared, jobs, watchers, scratch, turns, pending }
+        Self { shared, jobs, watchers, desk, turns, pending }
     }
 
     /// Serves until nobody can bring a job any more, and all have been submitted.
@@ -78,6 +114,7 @@ impl Feeder {
 
     /// Submits a part of a job; gives it back if there is more of it.
     fn turn(&mut self, mut feed: Feed) -> Option<Feed> {
+        self.pending.extend(feed.begun.take());
         feed.work.job().start();
         let deadline = feed.work.job().terms().deadline;
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -115,8 +152,8 @@ impl Feeder {
                 None
             }
             Err(failure) => {
+                // The job's streams come to their ends.
                 self.fail(feed, failure);
-                // The job's streams have come to their ends.
                 self.put_back(scratch);
                 None
             }
@@ -124,6 +161,7 @@ impl Feeder {
     }
 
     fn all_submitted(&self, feed: Feed) {
+        self.desk.jobs.fetch_sub(1, Ordering::Relaxed);
         let task = match feed.work.into_flight(&self.shared, feed.predicted) {
             Ok(flight) => Task::End(flight),
             Err(cargo) => Task::Drained(cargo),
@@ -134,7 +172,8 @@ impl Feeder {
 
     /// Ends a job, after waiting for what has been submitted of it.
     fn fail(&mut self, feed: Feed, failure: CopyFailure) {
-        feed.work.into_cargo().drain(failure);
+        self.desk.jobs.fetch_sub(1, Ordering::Relaxed);
+        feed.work.into_cargo(None).drain(failure);
         self.retire_ended();
     }
 
@@ -150,7 +189,8 @@ impl Feeder {
             self.retire_oldest();
         }
         while feed.work.needs_scratch() {
-            match self.scratch.take() {
+            let taken = self.desk.scratch().take();
+            match taken {
                 Ok(Some(scratch)) => return Ok(Some(scratch)),
                 Ok(None) => {
                     if !self.retire_oldest() {
@@ -189,14 +229,18 @@ impl Feeder {
                 self.put_back(scratch);
             }
             // Whether the buffer is still in use is not known: freeing it waits for the device.
-            Err(_) => self.scratch.discard(scratch),
+            Err(_) if scratch.is_some() => {
+                drop(scratch);
+                self.desk.scratch().forget_one();
+            }
+            Err(_) => {}
         }
         true
     }
 
     fn put_back(&mut self, scratch: Option<Scratch>) {
         if let Some(scratch) = scratch {
-            self.scratch.give_back(scratch);
+            self.desk.scratch().give_back(scratch);
         }
     }
 }

@@ -16,6 +16,7 @@ use super::choice::Corrections;
 use super::feeder::Feed;
 use super::options::CopyPath;
 use super::reach::Reach;
+use super::scratch::Scratch;
 use super::streams::StreamLease;
 use crate::error::CudaError;
 use crate::event::Event;
@@ -43,6 +44,8 @@ pub(super) struct Cargo {
     pub(super) streams: SmallVec<[StreamLease; 2]>,
     pub(super) ends: [Arc<Reach>; 2],
     pub(super) lesson: Option<Lesson>,
+    /// A buffer that work which failed may still use.
+    pub(super) scratch: Option<Scratch>,
 }
 
 /// What can be learned of a job.
@@ -167,7 +170,7 @@ impl Attend for Flight {
 impl Cargo {
     /// Finishes the job, of which nothing is on the device any more.
     pub(super) fn finish(self, result: Result<(), CopyFailure>) {
-        let Self { job, count, streams, ends, lesson } = self;
+        let Self { job, count, streams, ends, lesson, scratch } = self;
         if result.is_ok() {
             count.complete(job.plan().bytes());
             if let Some(lesson) = lesson {
@@ -177,18 +180,27 @@ impl Cargo {
             }
         }
         // Others may use the streams before the caller hears of the end.
-        drop(streams);
+        drop((streams, scratch));
         job.finish(result);
         drop(ends);
     }
 
     /// Finishes the job after whatever has been put on its streams, which takes what it takes.
     pub(super) fn drain(self, failure: CopyFailure) {
+        self.come_to_rest();
+        self.finish(Err(failure));
+    }
+
+    /// Drops the job, likewise, so that its caller is told that the engine stopped.
+    pub(super) fn abandon(self) {
+        self.come_to_rest();
+    }
+
+    fn come_to_rest(&self) {
         for stream in &self.streams {
             // A stream that fails has nothing that runs any more.
             let _ = stream.synchronize();
         }
-        self.finish(Err(failure));
     }
 }
 
@@ -250,8 +262,11 @@ pub(super) fn watch(tasks: &Receiver<Task>) {
             Task::Drain(cargo, failure) => cargo.drain(failure),
             Task::Drained(cargo) => cargo.finish(Ok(())),
             Task::Gate(gate, feed, to) => match gate.wait() {
-                // Should the feeder be gone, the job drops here, and its caller is told.
-                Ok(()) => drop(to.send(feed)),
+                Ok(()) => {
+                    if let Err(refused) = to.send(feed) {
+                        refused.into_inner().abandon();
+                    }
+                }
                 Err(error) => feed.cancel(error),
             },
         }));

@@ -17,6 +17,7 @@ mod work;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ use crate::event::{Event, Timing};
 use crate::kernels::Kernels;
 use crate::stream::Stream;
 use choice::{Choice, Corrections, Shape};
-use feeder::{Feed, Feeder};
+use feeder::{Desk, Feed, Feeder};
 use flight::{Task, engine_failure, watch};
 use reach::{Reach, ReachCache, Tables};
 use streams::{StreamPool, obey};
@@ -58,7 +59,7 @@ use work::{Work, packing_for};
 pub struct DeviceEngine {
     shared: Arc<Shared>,
     /// To the device, to the host, and between devices' memories.
-    feeders: Option<[Sender<Feed>; 3]>,
+    feeders: Option<[(Sender<Feed>, Arc<Desk>); 3]>,
     watchers: Option<Sender<Task>>,
     /// To those who wait until jobs may begin.
     gates: Option<Sender<Task>>,
@@ -131,9 +132,11 @@ impl DeviceEngine {
         for number in 0..3 {
             let (queue, jobs) = unbounded();
             let Some(watchers) = engine.watchers.clone() else { break };
-            let feeder = Feeder::new(Arc::clone(&engine.shared), jobs, watchers);
+            let desk = Desk::new(&engine.shared);
+            let shared = Arc::clone(&engine.shared);
+            let feeder = Feeder::new(shared, Arc::clone(&desk), jobs, watchers);
             engine.start(format!("terrane-cuda-feed-{number}"), move || feeder.serve())?;
-            queues.push(queue);
+            queues.push((queue, desk));
         }
         engine.feeders = queues.try_into().ok();
         Ok(engine)
@@ -269,7 +272,7 @@ impl DeviceEngine {
         let gate = match self.order(order, &work) {
             Ok(gate) => gate,
             Err(error) => {
-                self.watch(Task::Drain(work.into_cargo(), engine_failure(error)));
+                self.watch(Task::Drain(work.into_cargo(None), engine_failure(error)));
                 return Ok(());
             }
         };
@@ -277,7 +280,7 @@ impl DeviceEngine {
             self.submit_now(work);
         } else {
             let predicted = self.predicted(&work, direction, path);
-            self.feed(direction, Feed { work: Box::new(work), predicted }, gate);
+            self.feed(direction, Box::new(work), predicted, gate);
         }
         Ok(())
     }
@@ -312,7 +315,7 @@ impl DeviceEngine {
             match work.step(&self.shared, &mut None) {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
-                Err(failure) => return self.watch(Task::Drain(work.into_cargo(), failure)),
+                Err(failure) => return self.watch(Task::Drain(work.into_cargo(None), failure)),
             }
         }
         match work.into_flight(&self.shared, Duration::ZERO) {
@@ -324,22 +327,70 @@ impl DeviceEngine {
         }
     }
 
-    fn feed(&self, direction: Direction, feed: Feed, gate: Option<Event>) {
+    fn feed(
+        &self,
+        direction: Direction,
+        work: Box<Work>,
+        predicted: Duration,
+        gate: Option<Event>,
+    ) {
         let Some([to_device, to_host, between]) = &self.feeders else { return };
-        let queue = match direction {
+        let (queue, desk) = match direction {
             Direction::ToDevice => to_device,
             Direction::ToHost => to_host,
             Direction::WithinDevice | Direction::BetweenDevices => between,
         };
+        let mut feed = Feed { work, predicted, begun: None, desk: Arc::clone(desk) };
+        // Relaxed: a hint.
+        let is_idle = desk.jobs.fetch_add(1, Ordering::Relaxed) == 0;
+        if is_idle && gate.is_none() {
+            // The wire need not be idle while the feeder wakes.
+            feed = match self.begin(feed) {
+                Some(feed) => feed,
+                None => return,
+            };
+        }
         match gate {
-            // Should the feeder be gone, the job drops here, and its caller is told.
-            None => drop(queue.send(feed)),
+            None => {
+                if let Err(refused) = queue.send(feed) {
+                    refused.into_inner().abandon();
+                }
+            }
             // It would hold buffers and a place in the queue while it waits for the device.
             Some(gate) => {
                 if let Some(gates) = &self.gates {
-                    // As above.
+                    // Should they be gone, the job drops here, and its caller is told.
                     let _ = gates.send(Task::Gate(gate, feed, queue.clone()));
                 }
+            }
+        }
+    }
+
+    /// Submits the first part of a staged job, if a buffer is there. Gives the job back, unless that
+    /// failed.
+    fn begin(&self, mut feed: Feed) -> Option<Feed> {
+        if !feed.work.needs_scratch() {
+            return Some(feed);
+        }
+        let desk = Arc::clone(&feed.desk);
+        let mut scratch = desk.scratch().take_free();
+        if scratch.is_none() {
+            return Some(feed);
+        }
+        feed.work.job().start();
+        match feed.work.step(&self.shared, &mut scratch) {
+            Ok(begun) => {
+                feed.begun = begun;
+                if let Some(unused) = scratch {
+                    desk.scratch().give_back(unused);
+                }
+                Some(feed)
+            }
+            Err(failure) => {
+                desk.jobs.fetch_sub(1, Ordering::Relaxed);
+                desk.scratch().forget_one();
+                self.watch(Task::Drain(feed.work.into_cargo(scratch), failure));
+                None
             }
         }
     }

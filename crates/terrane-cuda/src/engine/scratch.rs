@@ -39,6 +39,11 @@ impl ScratchPool {
         }
     }
 
+    /// A buffer that has been allocated and is not in use.
+    pub(super) fn take_free(&mut self) -> Option<Scratch> {
+        self.free.pop()
+    }
+
     /// A buffer; `None` if all are in use.
     ///
     /// # Errors
@@ -63,12 +68,9 @@ impl ScratchPool {
         }
     }
 
-    /// Frees a buffer that may still be in use, which waits for the device.
-    pub(super) fn discard(&mut self, scratch: Option<Scratch>) {
-        if let Some(scratch) = scratch {
-            drop(scratch);
-            self.made = self.made.saturating_sub(1);
-        }
+    /// Counts a buffer out, which its holder frees.
+    pub(super) fn forget_one(&mut self) {
+        self.made = self.made.saturating_sub(1);
     }
 
     pub(super) fn give_back(&mut self, scratch: Scratch) {

@@ -256,17 +256,17 @@ impl Work {
         let corrections = || Arc::clone(&shared.corrections);
         let lesson =
             is_telling.then(|| Lesson { corrections: corrections(), direction, path, predicted });
-        let cargo = Cargo { job, count, streams, ends, lesson };
+        let cargo = Cargo { job, count, streams, ends, lesson, scratch: None };
         match end {
             Some(end) => Ok(Flight::new(cargo, end, before_end, layers)),
             None => Err(Box::new(cargo)),
         }
     }
 
-    /// Part of it failed.
-    pub(super) fn into_cargo(self) -> Box<Cargo> {
+    /// Part of it failed, and may still use `scratch`.
+    pub(super) fn into_cargo(self, scratch: Option<Scratch>) -> Box<Cargo> {
         let Self { job, count, streams, ends, .. } = self;
-        Box::new(Cargo { job, count, streams, ends, lesson: None })
+        Box::new(Cargo { job, count, streams, ends, lesson: None, scratch })
     }
 
     fn step_runs(&mut self, shared: &Shared) -> Result<Option<Stepped>, CopyFailure> {
