@@ -107,6 +107,7 @@ fn calibration_options(smoke: bool) -> CalibrationOptions {
     let mut options = CalibrationOptions::default();
     if smoke {
         options.bytes = ByteCount::mib(1);
+        options.repetitions = 1;
     }
     options
 }
