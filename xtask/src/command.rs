@@ -2,13 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write as _};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::workspace::Workspace;
 
@@ -108,54 +106,56 @@ impl Tool {
 
     /// Hands each line of standard output and standard error, in the order in which they were
     /// written, to `on_line`; answers whether the program succeeded.
+    ///
+    /// What a process that outlives the program (a test left it behind, say) writes is not waited
+    /// for.
     pub fn each_line(mut self, mut on_line: impl FnMut(&str) -> Result<()>) -> Result<bool> {
         // One pipe for both streams: two would lose their common order.
-        let (reader, writer) = io::pipe().context("cannot create a pipe")?;
-        self.command.stdout(writer.try_clone().context("cannot duplicate a pipe")?).stderr(writer);
+        let (reader, mut writer) = io::pipe().context("cannot create a pipe")?;
+        let duplicate = || writer.try_clone().context("cannot duplicate a pipe");
+        self.command.stdout(duplicate()?).stderr(duplicate()?);
         let mut child = self.command.spawn().with_context(|| format!("cannot start `{self}`"))?;
-        // The builder keeps the writing ends open; the loop below would never see the end.
+        // The builder keeps its writing ends open, which nobody needs any more.
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
 
-        // The pipe ends when the last process that holds it does, which may be one that a test left
-        // behind; so the lines come over a channel, and the program's own end ends the loop, too.
-        let (sender, lines) = mpsc::channel();
-        thread::Builder::new()
-            .name(String::from("command output"))
-            .spawn(move || {
-                // A closed channel means that nobody listens any more.
-                split_lines(reader, |line| sender.send(line).is_ok());
-            })
-            .context("cannot start a thread")?;
-        let status = loop {
-            match lines.recv_timeout(QUIET) {
-                Ok(line) => on_line(&line)?,
-                Err(RecvTimeoutError::Disconnected) => break child.wait(),
-                Err(RecvTimeoutError::Timeout) => match child.try_wait() {
-                    Ok(None) => {}
-                    Ok(Some(status)) => break Ok(status),
-                    Err(error) => break Err(error),
-                },
-            }
-        };
+        // The pipe ends when the last process that holds it does, which may be long after the
+        // program. So its end is marked in the pipe, behind all that it wrote.
+        let mark = format!("\0{} ended\0\n", child.id());
+        let (read, status) = thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let status = child.wait();
+                // Nobody reads any more if `on_line` failed.
+                let _ = writer.write_all(mark.as_bytes());
+                status
+            });
+            (lines_until(reader, mark.trim_end(), &mut on_line), waiting.join())
+        });
+        read?;
+        let status = status.map_err(|_| anyhow!("the thread that waits for `{self}` panicked"))?;
         let status = status.with_context(|| format!("cannot wait for `{self}`"))?;
         Ok(status.success())
     }
 }
 
-/// How long a program that has ended must have been silent before its output is taken as complete.
-const QUIET: Duration = Duration::from_millis(500);
-
-/// Hands over the lines of `reader` until it ends, fails, or `on_line` says that it is enough.
-fn split_lines(reader: impl Read, mut on_line: impl FnMut(String) -> bool) {
+/// Hands over the lines of `reader` until one ends with `mark`, or `on_line` fails.
+fn lines_until(
+    reader: impl Read,
+    mark: &str,
+    on_line: &mut impl FnMut(&str) -> Result<()>,
+) -> Result<()> {
     let mut reader = BufReader::new(reader);
     let mut bytes = Vec::new();
-    while reader.read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
-        let line = String::from_utf8_lossy(&bytes).trim_end_matches(['\n', '\r']).to_owned();
-        if !on_line(line) {
-            return;
+    while reader.read_until(b'\n', &mut bytes).context("cannot read a program's output")? > 0 {
+        let text = String::from_utf8_lossy(&bytes);
+        let line = text.trim_end_matches(['\n', '\r']);
+        if let Some(last) = line.strip_suffix(mark) {
+            // What the program wrote last need not end with a line feed.
+            return if last.is_empty() { Ok(()) } else { on_line(last) };
         }
+        on_line(line)?;
         bytes.clear();
     }
+    Ok(())
 }
 
 impl fmt::Display for Tool {
@@ -172,8 +172,6 @@ fn environment(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     fn shell(script: &str) -> Tool {
@@ -205,10 +203,20 @@ mod tests {
 
     #[test]
     fn a_process_left_behind_does_not_hold_the_output_open() {
-        let started = Instant::now();
-        let (lines, succeeded) = lines("sleep 30 & echo done");
+        // It goes when the folder does: never, if its end were waited for.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        let (lines, succeeded) =
+            lines(&format!("(while [ -e '{path}' ]; do sleep 0.1; done) & echo done"));
         assert_eq!((lines, succeeded), (vec![String::from("done")], true));
-        assert!(started.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_used_ends_it() {
+        // More than the pipe holds, so that the program has to be ended for it to end.
+        let tool = shell("yes");
+        let error = tool.each_line(|line| bail!("{line} is enough")).unwrap_err();
+        assert_eq!(error.to_string(), "y is enough");
     }
 
     #[test]

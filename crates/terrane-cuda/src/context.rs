@@ -12,6 +12,7 @@ use crate::device::{self, Device};
 use crate::driver::{Driver, DriverCode, Functions};
 use crate::error::{CudaError, check};
 use crate::event::IdleEvents;
+use crate::holdings::{Counters, Holdings};
 
 /// The primary context of one device: the one that the CUDA runtime, `cudarc` and PyTorch use as
 /// well, so that their pointers and streams are valid here.
@@ -33,6 +34,7 @@ struct Shared {
     handle: CUdevice,
     raw: CUcontext,
     idle_events: IdleEvents,
+    counters: Counters,
     /// The first code that lost the context, or zero.
     lost: AtomicU32,
     failed_drops: AtomicU64,
@@ -64,6 +66,7 @@ impl Context {
             handle,
             raw,
             idle_events: IdleEvents::default(),
+            counters: Counters::default(),
             lost: AtomicU32::new(0),
             failed_drops: AtomicU64::new(0),
         })))
@@ -115,6 +118,24 @@ impl Context {
     #[must_use]
     pub fn failed_drops(&self) -> u64 {
         self.0.failed_drops.load(Ordering::Relaxed)
+    }
+
+    /// What is held through this context and its clones: memory, streams, events. Other contexts
+    /// of the same device, from another [`primary`](Self::primary), count apart.
+    #[must_use]
+    pub fn holdings(&self) -> Holdings {
+        let counters = &self.0.counters;
+        Holdings {
+            device: counters.device.held(),
+            pooled: counters.pooled.held(),
+            registered: counters.registered.held(),
+            host: counters.host.held(),
+            streams: counters.streams.held().count,
+            events_created: counters.events_created.load(Ordering::Relaxed),
+            events: counters.events.held().count,
+            events_idle: self.0.idle_events.count(),
+            handles: Arc::strong_count(&self.0),
+        }
     }
 
     /// Checks that `length` bytes from `address` on lie within one live allocation of this
@@ -202,6 +223,10 @@ impl Context {
         if let Err(error) = self.bound(call) {
             note_failed_drop(&self.0, &error);
         }
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.0.counters
     }
 
     pub(crate) fn idle_events(&self) -> &IdleEvents {

@@ -7,6 +7,7 @@ use terrane_core::{
     Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, OsError, SizeOverflow,
     StorageKind,
 };
+use terrane_pool::managed::ManagedError;
 use terrane_storage::StorageError;
 
 use crate::driver::{DriverCode, DriverVersion};
@@ -244,6 +245,13 @@ pub enum CudaError {
         measured_on: String,
         /// The model of the device.
         device: String,
+    },
+    /// Managed memory could not be used.
+    #[error("the managed memory cannot be used by a stream")]
+    Managed {
+        /// Why.
+        #[source]
+        source: Arc<ManagedError>,
     },
     /// Host memory could not be brought up.
     #[error("the host memory that was to be pinned could not be brought up")]

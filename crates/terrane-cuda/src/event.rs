@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent;
+use terrane_core::ByteCount;
 
 use crate::context::Context;
 use crate::driver::Functions;
@@ -207,6 +208,7 @@ impl Drop for Event {
         // Streams that wait for it have taken note of what it marks, so that it can be recorded
         // elsewhere at once.
         if let Some(surplus) = self.context.idle_events().keep(self.raw, self.timing) {
+            self.context.counters().events.subtract(ByteCount::ZERO);
             self.context.bound_in_drop(|functions| surplus.destroy(functions));
         }
     }
@@ -242,6 +244,8 @@ impl RawEvent {
             // SAFETY: the function writes one handle.
             check("cuEventCreate", unsafe { (functions.cuEventCreate)(&raw mut raw, flags) })
         })?;
+        context.counters().events_created.fetch_add(1, Ordering::Relaxed);
+        context.counters().events.add(ByteCount::ZERO);
         Ok(Self(raw))
     }
 
@@ -280,6 +284,11 @@ impl IdleEvents {
         }
         idle.push(event);
         None
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        let count = |timing| self.of(timing).lock().unwrap_or_else(PoisonError::into_inner).len();
+        ByteCount::from_usize(count(Timing::Off) + count(Timing::On)).get()
     }
 
     /// All of them, for the context's end.

@@ -24,8 +24,11 @@
 //!   [`StreamSource`](terrane_pool::StreamSource).
 //! - [`Kernels`] copy many scattered cells ([`GridCopy`]) or runs ([`RunCopy`]) in one launch.
 //! - [`DeviceAllocator`] and [`DevicePool`] hand out device memory, [`PinnedAllocator`] pinned
-//!   host memory. Somebody else's device memory is checked by [`Context::device_span`] and
-//!   adopted as [`ForeignMemory`](terrane_core::ForeignMemory).
+//!   host memory, also [while it comes up](PinnedAllocator::bring_up_in_background). What is held of
+//!   all that, [`Context::holdings`] counts. Somebody else's device memory is checked by
+//!   [`Context::device_span`] and adopted as [`ForeignMemory`](terrane_core::ForeignMemory).
+//! - [`kernel_argument`] makes managed memory an argument of `cudarc`'s kernels and copies, and
+//!   [`CudaFill`] lets poison and guards reach device memory.
 //!
 //! # Example
 //!
@@ -69,6 +72,9 @@ mod driver;
 mod engine;
 mod error;
 mod event;
+mod fill;
+mod holdings;
+pub mod kernel_argument;
 mod kernels;
 mod memory;
 mod stream;
@@ -83,12 +89,14 @@ pub use engine::{
 };
 pub use error::CudaError;
 pub use event::{Event, Timing};
+pub use fill::CudaFill;
+pub use holdings::{Held, Holdings};
 pub use kernels::{
     BlockIds, CopyEnd, CopyRun, CopyWidth, GridCopy, INLINE_BLOCKS, KernelFigures, Kernels, RunCopy,
 };
 pub use memory::{
-    DeviceAllocator, DeviceMemory, DevicePool, DevicePoolMemory, PinnedAllocator, PinnedMemory,
-    PinnedNuma, PinnedOptions,
+    DeviceAllocator, DeviceMemory, DevicePool, DevicePoolMemory, OrderedMemory, PinnedAllocator,
+    PinnedBringUp, PinnedMemory, PinnedNuma, PinnedOptions,
 };
 pub use stream::{Stream, StreamPriority};
 pub use streams::CudaStreams;

@@ -78,6 +78,7 @@ impl Stream {
             };
             check("cuStreamCreateWithPriority", code)
         })?;
+        context.counters().streams.add(ByteCount::ZERO);
         Ok(Self { raw, context: context.clone(), owner: None })
     }
 
@@ -269,6 +270,7 @@ impl Drop for Stream {
         if self.owner.is_some() {
             return;
         }
+        self.context.counters().streams.subtract(ByteCount::ZERO);
         self.context.bound_in_drop(|functions| {
             // SAFETY: the stream was made here, and nobody uses it any more.
             check("cuStreamDestroy_v2", unsafe { (functions.cuStreamDestroy_v2)(self.raw) })

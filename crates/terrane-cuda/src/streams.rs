@@ -14,8 +14,9 @@ use crate::stream::{Stream, StreamPriority};
 
 /// The streams of one context by number, and fences over its events.
 ///
-/// A number is given once and never again, so that one that outlives its stream is refused instead
-/// of naming another. Cloning gives another handle to the same streams.
+/// A number is given once in a process and never again, so that one that outlives its stream, or
+/// belongs to other `CudaStreams`, is refused instead of naming another. Cloning gives another handle
+/// to the same streams.
 #[derive(Clone, Debug)]
 pub struct CudaStreams(Arc<Registry>);
 
@@ -23,7 +24,6 @@ pub struct CudaStreams(Arc<Registry>);
 struct Registry {
     context: Context,
     priority: StreamPriority,
-    next: AtomicU64,
     streams: RwLock<BTreeMap<StreamId, Arc<Stream>>>,
 }
 
@@ -37,12 +37,7 @@ impl CudaStreams {
     /// No streams yet, of this context. Those that it will make have this priority.
     #[must_use]
     pub fn with_priority(context: &Context, priority: StreamPriority) -> Self {
-        Self(Arc::new(Registry {
-            context: context.clone(),
-            priority,
-            next: AtomicU64::new(1),
-            streams: RwLock::default(),
-        }))
+        Self(Arc::new(Registry { context: context.clone(), priority, streams: RwLock::default() }))
     }
 
     /// Gives a stream a number: one made elsewhere, or a borrowed one.
@@ -55,7 +50,8 @@ impl CudaStreams {
             let device = self.0.context.device().id;
             return Err(CudaError::WrongContext { what: "stream", device });
         }
-        let id = StreamId::new(self.0.next.fetch_add(1, Ordering::Relaxed));
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed));
         self.0.streams.write().unwrap_or_else(PoisonError::into_inner).insert(id, stream);
         Ok(id)
     }

@@ -154,6 +154,15 @@ impl LayoutConfig {
         LayoutConfigBuilder::from(*self).num_blocks(num_blocks).build()
     }
 
+    /// The same cache with another number of layers: those of a stage of a pipeline, say.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError`] as from [`LayoutConfigBuilder::build`].
+    pub fn with_num_layers(&self, num_layers: u32) -> Result<Self, LayoutError> {
+        LayoutConfigBuilder::from(*self).num_layers(num_layers).build()
+    }
+
     /// The same cache with another block alignment, as on another tier.
     ///
     /// # Errors

@@ -104,6 +104,26 @@ impl LayoutPlan {
             .then(|| ByteCount::new(self.region_stride.get() * u64::from(region)))
     }
 
+    /// How many blocks, from block 0 on, lie wholly within the first `prefix` bytes of the base
+    /// allocation: those that can be used while the rest of it still comes up.
+    ///
+    /// A block of a [`LayerSeparate`](LayoutKind::LayerSeparate) layout has a part in the last
+    /// region, so that none is there before that; the blocks of a
+    /// [`FullyContiguous`](LayoutKind::FullyContiguous) one come one after the other.
+    #[must_use]
+    pub fn blocks_within(&self, prefix: ByteCount) -> u32 {
+        let geometry = &self.geometry;
+        let last = geometry.offset(0, geometry.num_layers() - 1, geometry.outer_dim() - 1);
+        let region = self.region_offset(last.region).unwrap_or(self.base_bytes);
+        // Below `base_bytes`, as a layout has one block at least.
+        let end = region.get() + last.offset + geometry.piece_bytes().get();
+        let Some(beyond) = prefix.get().checked_sub(end) else { return 0 };
+        let blocks = geometry.num_blocks();
+        // Of the blocks behind the first one, of which there are `blocks - 1`.
+        let others = u32::try_from(beyond / geometry.block_stride().get()).unwrap_or(u32::MAX);
+        if others >= blocks { blocks } else { blocks.min(others + 1) }
+    }
+
     /// The bytes of the base allocation that holds all regions.
     #[must_use]
     pub const fn base_bytes(&self) -> ByteCount {
@@ -270,6 +290,32 @@ mod tests {
         assert_eq!(each_fits.requests().len(), 4);
         assert!(each_fits.requests().all(|request| request.bytes == ByteCount::new(420)));
         assert!(plan(1 << 20).unwrap().check_base().is_ok());
+    }
+
+    #[test]
+    fn blocks_within_a_prefix_have_all_their_pieces_in_it() {
+        for kind in LayoutKind::ALL {
+            for block in [Alignment::BYTE, Alignment::SECTOR] {
+                let plan = LayoutPlan::new(&config(block), kind, Limits::NONE).unwrap();
+                let geometry = plan.geometry();
+                // Where the last byte of each block's pieces is, piece by piece.
+                let end = |block| {
+                    let pieces = (0..4).flat_map(|layer| (0..2).map(move |outer| (layer, outer)));
+                    let ends = pieces.map(|(layer, outer)| {
+                        let at = geometry.offset(block, layer, outer);
+                        let region = plan.region_offset(at.region).unwrap().get();
+                        region + at.offset + geometry.piece_bytes().get()
+                    });
+                    ends.max().unwrap()
+                };
+                for prefix in 0..=plan.base_bytes().get() {
+                    let expected = (0..3).take_while(|&block| end(block) <= prefix).count();
+                    let found = plan.blocks_within(ByteCount::new(prefix));
+                    assert_eq!(usize::try_from(found).unwrap(), expected, "{kind}, {prefix}");
+                }
+                assert_eq!(plan.blocks_within(ByteCount::new(u64::MAX)), 3);
+            }
+        }
     }
 
     #[test]

@@ -77,11 +77,17 @@ mod linux {
     }
 
     pub(super) fn barrier_everywhere() {
-        if !membarrier(PRIVATE_EXPEDITED) {
+        if !expedited() {
             // A sandbox put up since the registration refuses the call. What remains is that a
             // store leaves its core's buffer by itself within microseconds.
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Runs a barrier on every core that runs a thread of this process; answers whether the kernel
+    /// did.
+    pub(super) fn expedited() -> bool {
+        membarrier(PRIVATE_EXPEDITED)
     }
 
     // `include/uapi/linux/membarrier.h`.
@@ -154,8 +160,6 @@ mod tests {
             return;
         }
         // Registered once, it does not fail.
-        let started = std::time::Instant::now();
-        super::heavy();
-        assert!(started.elapsed() < std::time::Duration::from_millis(10));
+        assert!((0..100).all(|_| super::linux::expedited()));
     }
 }

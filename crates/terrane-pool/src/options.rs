@@ -22,8 +22,9 @@ use crate::SizeClasses;
 pub struct PoolOptions {
     /// How sizes are rounded.
     pub classes: SizeClasses,
-    /// The smallest block: a power of two, 16 bytes or more. Smaller requests get one of this
-    /// size. Default: 512 bytes.
+    /// The smallest block: a power of two, 16 bytes or more, and no less than the granule of an
+    /// upstream whose regions are the blocks. Smaller requests get one of this size. Default:
+    /// 512 bytes.
     pub smallest_class: ByteCount,
     /// The largest request that is pooled, at most 2^48 bytes. Larger ones go straight to the
     /// upstream and back to it. Default: 1 GiB.

@@ -433,10 +433,8 @@ mod tests {
             let pool = Pool::with_fences(Simulated::new(upstream), options, source).unwrap();
             let request = RegionRequest::new(ByteCount::kib(4));
             drop(pool.acquire_on(StreamId::new(1), &request).unwrap());
-            let started = Instant::now();
             assert!(pool.acquire_on(StreamId::new(2), &request).is_err());
             pool.close();
-            assert!(started.elapsed() < Duration::from_secs(5));
             let waits = fences.waits.load(Ordering::Relaxed);
             assert!(!waits_fail || waits < 1000, "{waits} waits in 40 ms");
         }

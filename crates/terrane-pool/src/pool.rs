@@ -99,6 +99,11 @@ impl<A: Allocate> Pool<A> {
         if !matches!(options.classes, SizeClasses::ExactSlab { .. }) {
             // Each block is a region of the upstream's, so it is aligned like one.
             options.alignment = options.alignment.max(upstream.limits().alignment);
+            // Less than the granule costs as much of the upstream, and would count as less here.
+            let granule = ByteCount::new(upstream.limits().granule.get());
+            if granule <= options.largest_class {
+                options.smallest_class = options.smallest_class.max(granule);
+            }
         }
         let table = ClassTable::new(
             options.classes,
@@ -265,7 +270,8 @@ impl<A: Allocate> Pool<A> {
     }
 
     /// The choices that the pool was made with. The alignment is that of the upstream's regions if
-    /// they are aligned more strictly, but for slabs.
+    /// they are aligned more strictly, and the smallest class the upstream's granule if that is
+    /// larger, but for slabs.
     pub fn options(&self) -> &PoolOptions {
         &self.options
     }

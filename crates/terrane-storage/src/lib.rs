@@ -89,6 +89,6 @@ pub use queue::{
     IoOperation, IoQueue, IoQueueOptions, IoRequest, IoWaker,
 };
 pub use system::{
-    FirstTouch, HugePageSize, HugePages, NumaPolicy, Progress, SystemAllocator, SystemMemory,
-    SystemOptions,
+    BringUp, BringUpEnded, FirstTouch, HugePageSize, HugePages, NumaPolicy, Progress, Raising,
+    SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
 };

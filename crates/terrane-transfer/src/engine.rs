@@ -19,6 +19,8 @@ use crate::{CopyJob, Terms, TransferPlan};
 /// An engine owes four things in return:
 ///
 /// - [`quote`](Self::quote) looks at a plan and touches nothing.
+/// - A plan without runs is executed like any other: the job ends once what its terms state is so,
+///   after the device's order and with durable files.
 /// - [`submit`](Self::submit) returns at once. It neither copies nor waits on the caller's thread.
 /// - The job is [finished](CopyJob::finish) exactly once, whatever happens. A job that is dropped
 ///   unfinished ends with [`TransferError::EngineStopped`](crate::TransferError::EngineStopped).
@@ -64,7 +66,7 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quote {
     /// The path: `"streaming copy"`, `"direct vectored"`.
-    pub path: &'static str,
+    pub path: Cow<'static, str>,
     /// Why this one and no other of the engine's paths.
     pub reason: Cow<'static, str>,
     /// How long it should take once started.
@@ -89,4 +91,7 @@ pub enum Declined {
     /// It cannot make writes durable as the transfer demands.
     #[error("cannot make writes durable")]
     Durability,
+    /// One layer of a block is larger than the buffers that it would pass through.
+    #[error("one layer of a block does not fit in a bounce slot; make the slots larger")]
+    SlotTooSmall,
 }

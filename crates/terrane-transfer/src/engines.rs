@@ -1,10 +1,13 @@
-//! The engines that need no driver: between host memory, and between host memory and files.
+//! The engines that need no driver: between host memory, between host memory and files, and by way
+//! of memory that two other engines reach.
 
 mod copy;
 mod disk;
 mod host;
 mod rate;
+mod relay;
 pub mod threads;
 
 pub use disk::{DiskEngine, DiskEngineOptions};
 pub use host::{HostEngine, HostEngineOptions};
+pub use relay::{RelayEngine, RelayOptions, RelaySlots, RelayStep, StepFailed};

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use terrane_core::{Alignment, ByteCount, StorageKind};
 
+use crate::{CopyEngine, Quote, TransferPlan};
+
 /// How a transfer is executed: what it was broken into, the path, the reason and the prediction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
@@ -26,7 +28,7 @@ pub struct Explanation {
     /// The engine that copies.
     pub engine: &'static str,
     /// The engine's path.
-    pub path: &'static str,
+    pub path: Cow<'static, str>,
     /// Why that path.
     pub reason: Cow<'static, str>,
     /// How long the copy should take once started.
@@ -34,6 +36,23 @@ pub struct Explanation {
 }
 
 impl Explanation {
+    /// What `engine` quoted for `plan`.
+    pub(crate) fn new(plan: &TransferPlan, engine: &dyn CopyEngine, quote: Quote) -> Self {
+        Self {
+            source: plan.source().kind(),
+            destination: plan.destination().kind(),
+            bytes: plan.bytes(),
+            pieces: plan.pieces(),
+            runs: plan.run_count(),
+            source_alignment: plan.source().alignment(),
+            destination_alignment: plan.destination().alignment(),
+            engine: engine.name(),
+            path: quote.path,
+            reason: quote.reason,
+            predicted: quote.predicted,
+        }
+    }
+
     /// The mean length of a run.
     #[must_use]
     pub fn mean_run(&self) -> ByteCount {

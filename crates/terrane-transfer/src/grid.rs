@@ -85,8 +85,8 @@ impl CopyGrid {
             ContiguousUnit::Block => (1, 1, u64::from(outers) * u64::from(layers)),
         };
         let cells = plan.cells.as_ref();
-        let end = |geometry: &Geometry, cells: Option<&CellsOfEnd>| {
-            let first = geometry.offset(0, plan.layers.start, 0);
+        let end = |geometry: &Geometry, layer, cells: Option<&CellsOfEnd>| {
+            let first = geometry.offset(0, layer, 0);
             GridEnd {
                 first_region: first.region,
                 regions_per_layer: u32::from(geometry.region_count() > 1),
@@ -107,8 +107,8 @@ impl CopyGrid {
             bytes: ByteCount::new(
                 cells.map_or_else(|| source.piece_bytes().get() * pieces, |cells| cells.bytes),
             ),
-            source: end(source, cells.map(|cells| &cells.source)),
-            destination: end(destination, cells.map(|cells| &cells.destination)),
+            source: end(source, plan.layers.start, cells.map(|cells| &cells.source)),
+            destination: end(destination, plan.landing, cells.map(|cells| &cells.destination)),
         }
     }
 }

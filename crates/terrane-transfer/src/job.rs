@@ -29,7 +29,7 @@ pub struct CopyJob {
     // Fields drop in this order, so that when the outcome is published the memory at both ends
     // is no longer held and the blocks are free for others.
     plan: TransferPlan,
-    _claims: Claims,
+    _claims: Option<Claims>,
     terms: Terms,
     progress: Arc<Progress>,
     ending: Ending,
@@ -49,6 +49,9 @@ pub struct Terms {
     pub durability: Durability,
     /// When the job has to be finished, done or not.
     pub deadline: Option<Instant>,
+    /// Whether further jobs write the same files for the same transfer, so that it is too early to
+    /// make them durable. The last of them, which may have no runs, says otherwise.
+    pub more_follows: bool,
     /// Whether the job is to say what becomes of each layer. The plan is ordered by layer then.
     pub layer_wise: bool,
 }
@@ -61,7 +64,18 @@ impl CopyJob {
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, _claims: claims, terms, progress, ending }
+        Self { plan, _claims: Some(claims), terms, progress, ending }
+    }
+
+    /// A part of another job, which outlives this one and holds the claims on what is the
+    /// transfer's. What else the plan touches is its maker's alone.
+    pub(crate) fn part(
+        plan: TransferPlan,
+        terms: Terms,
+        progress: Arc<Progress>,
+        ending: Ending,
+    ) -> Self {
+        Self { plan, _claims: None, terms, progress, ending }
     }
 
     /// What to copy.
@@ -72,8 +86,8 @@ impl CopyJob {
 
     /// The path that the engine quoted.
     #[must_use]
-    pub fn path(&self) -> &'static str {
-        self.ending.explanation.path
+    pub fn path(&self) -> &str {
+        &self.ending.explanation.path
     }
 
     /// What the transfer asks for besides the copy itself.
@@ -131,7 +145,8 @@ impl CopyJob {
         shielded(|| drop(self));
     }
 
-    /// Ends a job that was never handed to an engine.
+    /// Ends the job with this very error: it was never handed to an engine, or its engine has it
+    /// from another.
     pub(crate) fn abandon(mut self, cause: TransferError) {
         self.ending.result = Some(Err(cause));
         shielded(|| drop(self));

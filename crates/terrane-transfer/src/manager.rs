@@ -85,7 +85,7 @@ impl TransferManager {
     pub fn explain(&self, transfer: &Transfer) -> Result<Explanation, TransferError> {
         let plan = self.planner.plan(transfer)?;
         let (engine, quote) = self.choose(transfer, &plan)?;
-        Ok(explanation(&plan, &**engine, quote))
+        Ok(Explanation::new(&plan, &**engine, quote))
     }
 
     /// Starts a transfer, and lends it `guard`: whatever the caller must not lose before the copy
@@ -109,7 +109,7 @@ impl TransferManager {
     fn prepare(&self, transfer: Transfer) -> Result<Prepared, TransferError> {
         let plan = self.planner.plan(&transfer)?;
         let (engine, quote) = self.choose(&transfer, &plan)?;
-        let explanation = explanation(&plan, &**engine, quote);
+        let explanation = Explanation::new(&plan, &**engine, quote);
         let engine = Arc::clone(engine);
         let (ticket, claims) = claim(&transfer, &plan)?;
         Ok(Prepared { transfer, plan, engine, explanation, ticket, claims })
@@ -204,20 +204,4 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     let reading = source.claim(&ticket, &read);
     let writing = destination.as_mut().unwrap_or(&mut source).claim(&ticket, &write);
     Ok((ticket, [reading, writing]))
-}
-
-fn explanation(plan: &TransferPlan, engine: &dyn CopyEngine, quote: Quote) -> Explanation {
-    Explanation {
-        source: plan.source().kind(),
-        destination: plan.destination().kind(),
-        bytes: plan.bytes(),
-        pieces: plan.pieces(),
-        runs: plan.run_count(),
-        source_alignment: plan.source().alignment(),
-        destination_alignment: plan.destination().alignment(),
-        engine: engine.name(),
-        path: quote.path,
-        reason: quote.reason,
-        predicted: quote.predicted,
-    }
 }

@@ -20,6 +20,8 @@ pub struct TransferPlan {
     pub(crate) source: Endpoint,
     pub(crate) destination: Endpoint,
     pub(crate) layers: Range<u32>,
+    /// The layer of the destination to which the first one goes.
+    pub(crate) landing: u32,
     /// Whether layers are copied one after the other, and never together.
     pub(crate) layer_wise: bool,
     /// Of the source and of the destination.
@@ -246,7 +248,7 @@ impl TransferPlan {
         &self.buffers.destinations
     }
 
-    /// The layers.
+    /// The layers, by their numbers in the source.
     #[must_use]
     pub fn layers(&self) -> Range<u32> {
         self.layers.clone()
@@ -276,10 +278,10 @@ impl TransferPlan {
         source.min(destination).min(most)
     }
 
-    /// The layer of which a run is, or that it begins with.
+    /// The layer of which a run is, or that it begins with, by its number in the source.
     #[must_use]
     pub fn layer(&self, run: &CopyRun) -> u32 {
-        let (geometry, at) = (self.destination.layout().geometry(), run.destination());
+        let (geometry, at) = (self.source.layout().geometry(), run.source());
         if geometry.region_count() > 1 {
             return at.region;
         }
@@ -306,9 +308,10 @@ impl TransferPlan {
         let [source, destination] =
             [&self.source, &self.destination].map(|end| end.layout().geometry());
         let Indices { pair, layer, outer } = self.indices(index);
+        let landing = layer.saturating_sub(self.layers.start).saturating_add(self.landing);
         let block = |blocks: &[u32]| blocks.get(pair).copied().unwrap_or_default();
         let from = source.offset(block(&self.buffers.sources), layer, outer);
-        let to = destination.offset(block(&self.buffers.destinations), layer, outer);
+        let to = destination.offset(block(&self.buffers.destinations), landing, outer);
         CopyRun {
             source_region: from.region,
             destination_region: to.region,

@@ -43,8 +43,10 @@ impl Planner {
     pub fn plan(&self, transfer: &Transfer) -> Result<TransferPlan, TransferError> {
         let (source, destination) = (&transfer.source, &transfer.destination);
         let config = source.layout().config();
+        let destination_config = destination.layout().config();
         let heads = check_shapes(transfer)?;
         let layers = check_layers(transfer.layers.as_ref(), config.num_layers())?;
+        let landing = check_landing(transfer.landing, &layers, destination_config.num_layers())?;
         let (from, to) = (transfer.source_blocks.len(), transfer.destination_blocks.len());
         if from != to {
             return Err(TransferError::UnequalBlockCounts { from, to });
@@ -68,6 +70,7 @@ impl Planner {
             source: source.clone(),
             destination: destination.clone(),
             layers,
+            landing,
             layer_wise: transfer.terms.layer_wise,
             heads,
             cells,
@@ -135,7 +138,8 @@ fn check_shapes(transfer: &Transfer) -> Result<[Range<u32>; 2], TransferError> {
         }
         Ok(())
     };
-    agree(&OF_ALL)?;
+    // With a landing, it is the layers copied that have to fit both ends.
+    agree(if transfer.landing.is_none() { &OF_ALL } else { &OF_ALL[1..] })?;
     let sides = [(Side::Source, from), (Side::Destination, to)];
     let are_stated = sides.iter().all(|(_, config)| config.num_heads().is_some());
     if !are_stated {
@@ -174,6 +178,21 @@ fn check_layers(layers: Option<&Range<u32>>, num_layers: u32) -> Result<Range<u3
     }
 }
 
+fn check_landing(
+    landing: Option<u32>,
+    layers: &Range<u32>,
+    num_layers: u32,
+) -> Result<u32, TransferError> {
+    let Some(first) = landing else { return Ok(layers.start) };
+    let end = first.checked_add(layers.end - layers.start);
+    if end.is_some_and(|end| end <= num_layers) {
+        Ok(first)
+    } else {
+        let layers = first..end.unwrap_or(u32::MAX);
+        Err(TransferError::NoSuchLayers { layers, num_layers })
+    }
+}
+
 /// Puts the pairs in ascending order of the destination, in which neighbours and duplicates meet.
 fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), TransferError> {
     let (sources, destinations) = (&mut buffers.sources, &mut buffers.destinations);
@@ -207,6 +226,8 @@ struct Joining {
     /// Whether the units of neighbouring blocks touch at both ends.
     across_blocks: bool,
     layers: Range<u32>,
+    /// Where the first of the layers goes.
+    landing: u32,
     outers: u32,
 }
 
@@ -234,6 +255,7 @@ impl Joining {
             } else {
                 layers
             },
+            landing: plan.landing,
             outers: if unit == ContiguousUnit::Piece { source.outer_dim() } else { 1 },
         }
     }
@@ -245,7 +267,7 @@ impl Joining {
         plan.goes_by_block() && self.unit != ContiguousUnit::Block
     }
 
-    /// The run of a segment's blocks, of one layer and outer.
+    /// The run of a segment's blocks, of one outer and one of the layers.
     fn run(
         &self,
         source: &Geometry,
@@ -254,8 +276,9 @@ impl Joining {
         layer: u32,
         outer: u32,
     ) -> CopyRun {
+        let landing = self.landing + (layer - self.layers.start);
         let from = source.offset(segment.source, layer, outer);
-        let to = destination.offset(segment.destination, layer, outer);
+        let to = destination.offset(segment.destination, landing, outer);
         CopyRun {
             source_region: from.region,
             destination_region: to.region,
@@ -326,9 +349,15 @@ fn make_segments(buffers: &mut Buffers, join: bool) {
 fn block_by_block(plan: &TransferPlan, joining: &Joining, runs: &mut Vec<CopyRun>) {
     let (source, destination) = geometries(plan);
     for segment in &plan.buffers.segments {
-        for layer in joining.layers.clone() {
-            for outer in 0..joining.outers {
-                runs.push(joining.run(source, destination, segment, layer, outer));
+        let run = |layer, outer| joining.run(source, destination, segment, layer, outer);
+        let layers = joining.layers.clone();
+        match joining.outers {
+            // Of known length, so that the list's capacity is looked at once.
+            1 => runs.extend(layers.map(|layer| run(layer, 0))),
+            2 => runs.extend(layers.flat_map(|layer| [run(layer, 0), run(layer, 1)])),
+            outers => {
+                let units = layers.flat_map(|layer| (0..outers).map(move |outer| (layer, outer)));
+                runs.extend(units.map(|(layer, outer)| run(layer, outer)));
             }
         }
     }

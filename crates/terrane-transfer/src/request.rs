@@ -33,6 +33,9 @@ pub struct Transfer {
     pub(crate) layers: Option<Range<u32>>,
     /// `None` for all heads of both ends.
     pub(crate) heads: Option<[Range<u32>; 2]>,
+    /// The first layer at the destination; `None` for that of the source. With one, the ends may
+    /// differ in their number of layers.
+    pub(crate) landing: Option<u32>,
     pub(crate) after: Vec<Ticket>,
     pub(crate) terms: Terms,
 }
@@ -47,6 +50,7 @@ impl Transfer {
             destination_blocks: Vec::new(),
             layers: None,
             heads: None,
+            landing: None,
             after: Vec::new(),
             terms: Terms::default(),
         }

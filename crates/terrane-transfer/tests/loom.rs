@@ -110,7 +110,7 @@ unsafe impl CopyEngine for Engine {
 
     fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
         Ok(Quote {
-            path: "none",
+            path: "none".into(),
             reason: "a model copies nothing".into(),
             predicted: Default::default(),
         })

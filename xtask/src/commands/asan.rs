@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::command::Tool;
-use crate::commands::test::{host_triple, run_counted};
+use crate::commands::test::{PROPTEST_SEED, host_triple, run_counted};
 use crate::tally::Tally;
 use crate::tidy::has_unsafe_code;
 use crate::workspace::Workspace;
@@ -37,6 +37,7 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
         .env("RUSTFLAGS", "-Zsanitizer=address")
         .default_env("ASAN_OPTIONS", "detect_leaks=0")
         .default_env("PROPTEST_CASES", PROPTEST_CASES)
+        .default_env("PROPTEST_RNG_SEED", PROPTEST_SEED)
         .env("CARGO_TARGET_DIR", workspace.target().join("asan"))
         .args(["test", "--all-features", "--no-fail-fast", "--lib", "--tests", "--target", &host])
         .args(packages.iter().flat_map(|name| ["--package", name]))

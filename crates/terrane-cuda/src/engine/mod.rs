@@ -14,6 +14,7 @@ mod scratch;
 mod streams;
 mod work;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -371,7 +372,7 @@ unsafe impl CopyEngine for DeviceEngine {
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
         let Choice { path, predicted, reason } =
             self.choose(plan, terms, self.shared.options.path)?;
-        Ok(Quote { path: path.name(), reason, predicted })
+        Ok(Quote { path: Cow::Borrowed(path.name()), reason, predicted })
     }
 
     fn submit(&self, job: CopyJob) {

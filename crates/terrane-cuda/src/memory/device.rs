@@ -52,6 +52,7 @@ impl DeviceAllocator {
         };
         let (base, first) = aligned(request, allocate, |base| free(&context, base))?;
         let first = DeviceAddress::new(first);
+        context.counters().device.add(length);
         Ok(DeviceMemory { context, base: Some(base), first, length })
     }
 }
@@ -121,6 +122,7 @@ unsafe impl Memory for DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Some(base) = self.base {
+            self.context.counters().device.subtract(self.length);
             free(&self.context, base);
         }
     }

@@ -22,7 +22,8 @@ use crate::stream::Stream;
 ///
 /// Memory is allocated and freed in the order of a stream that is the pool's alone and otherwise
 /// idle. An allocation waits for that stream, which takes microseconds, so that the memory is good
-/// for every stream and for other libraries from the start; a free waits for nothing. Cloning
+/// for every stream and for other libraries from the start; a free waits for nothing. What one
+/// stream alone is to use, [`allocate_on`](Self::allocate_on) allocates without any wait. Cloning
 /// gives another handle to the same pool.
 #[derive(Clone, Debug)]
 pub struct DevicePool(Arc<Pool>);
@@ -136,22 +137,83 @@ impl DevicePool {
             let first = DeviceAddress::new(request.alignment.max(DRIVER_ALIGNMENT).get());
             return Ok(DevicePoolMemory { pool: owner, base: None, first, length });
         }
-        let (base, first) = aligned(request, |bytes| pool.take(bytes), |base| pool.give(base))?;
+        let stream = &pool.stream;
+        let take = |bytes| pool.take(bytes, stream);
+        let (base, first) = aligned(request, take, |base| pool.give(base, stream))?;
         let first = DeviceAddress::new(first);
+        pool.raw.context.counters().pooled.add(length);
         let memory = DevicePoolMemory { pool: owner, base: Some(base), first, length };
-        pool.stream.synchronize()?;
+        stream.synchronize()?;
         Ok(memory)
+    }
+
+    /// Allocates one region in the order of `stream`, and waits for nothing.
+    ///
+    /// What is submitted to `stream` from now on may use the memory. Work of another stream may if
+    /// it runs after an event that was recorded on `stream` from now on: before that, the driver
+    /// may still have somebody else's work in these bytes. For memory that is good for all,
+    /// [`settle`](OrderedMemory::settle) it.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use terrane_core::{ByteCount, DeviceId, RegionRequest};
+    /// # use terrane_cuda::{Context, CudaError, DevicePool, Stream};
+    /// # fn main() -> Result<(), CudaError> {
+    /// let context = Context::primary(DeviceId::new(0))?;
+    /// let pool = DevicePool::new(&context, ByteCount::gib(1))?;
+    /// let stream = Arc::new(Stream::new(&context)?);
+    /// let scratch = pool.allocate_on(&stream, &RegionRequest::new(ByteCount::mib(32)))?;
+    /// // SAFETY: the fill runs after the allocation and before the free, which are on its stream.
+    /// unsafe { stream.fill(scratch.location(), 0, scratch.length()) }?;
+    /// drop(scratch);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::WrongContext`] if the stream is of another device, and as for
+    /// [`bring_up`](Self::bring_up).
+    pub fn allocate_on(
+        &self,
+        stream: &Arc<Stream>,
+        request: &RegionRequest,
+    ) -> Result<OrderedMemory, CudaError> {
+        let pool = &self.0;
+        let context = &pool.raw.context;
+        if !context.same(stream.context()) {
+            let device = context.device().id;
+            return Err(CudaError::WrongContext { what: "stream", device });
+        }
+        check_request(context, request)?;
+        let (base, first) = if request.bytes.is_zero() {
+            (None, request.alignment.max(DRIVER_ALIGNMENT).get())
+        } else {
+            let take = |bytes| pool.take(bytes, stream);
+            let (base, first) = aligned(request, take, |base| pool.give(base, stream))?;
+            (Some(base), first)
+        };
+        if base.is_some() {
+            context.counters().pooled.add(request.bytes);
+        }
+        let memory = DevicePoolMemory {
+            pool: Arc::clone(pool),
+            base,
+            first: DeviceAddress::new(first),
+            length: request.bytes,
+        };
+        Ok(OrderedMemory { memory, stream: Arc::clone(stream) })
     }
 }
 
 impl Pool {
-    fn take(&self, bytes: ByteCount) -> Result<u64, CudaError> {
+    fn take(&self, bytes: ByteCount, stream: &Stream) -> Result<u64, CudaError> {
         let context = &self.raw.context;
         let allocate = context.driver().functions().cuMemAllocFromPoolAsync;
         let allocate = require(context, allocate, "cuMemAllocFromPoolAsync")?;
         let mut address = 0;
         context.bound(|_| {
-            let (pool, stream) = (self.raw.raw, self.stream.raw());
+            let (pool, stream) = (self.raw.raw, stream.raw());
             // SAFETY: pool and stream are alive; one address is written.
             let code = unsafe { allocate(&raw mut address, bytes.to_usize(), pool, stream) };
             check("cuMemAllocFromPoolAsync", code)
@@ -159,12 +221,13 @@ impl Pool {
         Ok(address)
     }
 
-    fn give(&self, base: u64) {
+    fn give(&self, base: u64, stream: &Stream) {
         let context = &self.raw.context;
         context.bound_in_drop(|functions| {
             let free = require(context, functions.cuMemFreeAsync, "cuMemFreeAsync")?;
-            // SAFETY: it was allocated on this stream, and nobody uses it any more.
-            check("cuMemFreeAsync", unsafe { free(base, self.stream.raw()) })
+            // SAFETY: it was allocated here, before whatever the stream has been given, and nobody
+            // uses it but what the stream was given before.
+            check("cuMemFreeAsync", unsafe { free(base, stream.raw()) })
         });
     }
 }
@@ -216,8 +279,8 @@ impl Drop for RawPool {
     fn drop(&mut self) {
         self.context.bound_in_drop(|functions| {
             let destroy = require(&self.context, functions.cuMemPoolDestroy, "cuMemPoolDestroy")?;
-            // SAFETY: the last memory of the pool has gone; what was freed on its stream and has
-            // not come to pass, the driver waits for by itself.
+            // SAFETY: the last memory of the pool has gone; what was freed on streams and has not
+            // come to pass, the driver waits for by itself.
             check("cuMemPoolDestroy", unsafe { destroy(self.raw) })
         });
     }
@@ -296,7 +359,86 @@ unsafe impl Memory for DevicePoolMemory {
 impl Drop for DevicePoolMemory {
     fn drop(&mut self) {
         if let Some(base) = self.base {
-            self.pool.give(base);
+            self.pool.raw.context.counters().pooled.subtract(self.length);
+            self.pool.give(base, &self.pool.stream);
+        }
+    }
+}
+
+/// Device memory in the order of a stream, from [`DevicePool::allocate_on`].
+///
+/// It is no [`Memory`] yet, as it is not good for every user. When it drops, it is freed in the
+/// order of its stream: what was submitted there before may still use it. Uses of other streams
+/// have to be over, or the stream made to wait for them ([`Stream::wait_for`]), before that.
+#[derive(Debug)]
+#[must_use = "dropped, it is freed in the order of its stream"]
+pub struct OrderedMemory {
+    /// Its base is taken out on drop, so that it is not freed on the pool's stream as well.
+    memory: DevicePoolMemory,
+    stream: Arc<Stream>,
+}
+
+impl OrderedMemory {
+    /// The address of the first byte.
+    #[must_use]
+    pub const fn address(&self) -> DeviceAddress {
+        self.memory.first
+    }
+
+    /// Where the first byte lies, for work in the order of the stream.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.memory.location()
+    }
+
+    /// How many bytes there are.
+    #[must_use]
+    pub const fn length(&self) -> ByteCount {
+        self.memory.length
+    }
+
+    /// The stream that it is freed on.
+    #[must_use]
+    pub const fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    /// Frees it in the order of another stream, which has been made to wait for every use that is
+    /// not its own.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::WrongContext`] if that stream is of another device; it is freed on its own
+    /// stream then.
+    pub fn free_on(mut self, stream: &Arc<Stream>) -> Result<(), CudaError> {
+        let context = &self.memory.pool.raw.context;
+        if !context.same(stream.context()) {
+            let device = context.device().id;
+            return Err(CudaError::WrongContext { what: "stream", device });
+        }
+        self.stream = Arc::clone(stream);
+        Ok(())
+    }
+
+    /// Waits until the stream has come past the allocation: then the memory is good for all.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::DeviceLost`] or [`CudaError::Driver`], and it is freed.
+    pub fn settle(mut self) -> Result<DevicePoolMemory, CudaError> {
+        self.stream.synchronize()?;
+        let DevicePoolMemory { pool, base, first, length } = &mut self.memory;
+        let (pool, first, length) = (Arc::clone(pool), *first, *length);
+        Ok(DevicePoolMemory { pool, base: base.take(), first, length })
+    }
+}
+
+impl Drop for OrderedMemory {
+    fn drop(&mut self) {
+        if let Some(base) = self.memory.base.take() {
+            let pool = &self.memory.pool;
+            pool.raw.context.counters().pooled.subtract(self.memory.length);
+            pool.give(base, &self.stream);
         }
     }
 }

@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 use terrane_core::{Alignment, AllocateError, ByteCount, HostAddress, RegionRequest, StorageKind};
 
 pub use device::{DeviceAllocator, DeviceMemory};
-pub use device_pool::{DevicePool, DevicePoolMemory};
-pub use pinned::{PinnedAllocator, PinnedMemory, PinnedNuma, PinnedOptions};
+pub use device_pool::{DevicePool, DevicePoolMemory, OrderedMemory};
+pub use pinned::{PinnedAllocator, PinnedBringUp, PinnedMemory, PinnedNuma, PinnedOptions};
 
 pub(crate) use pinned::device_pointer;
 

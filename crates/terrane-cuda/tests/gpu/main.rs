@@ -10,14 +10,25 @@
     reason = "a test says what it expects by panicking, and what it measured by printing"
 )]
 
+mod background;
+mod budgets;
+mod debugging;
 mod engine;
 mod exhaustion;
+mod faults;
+mod holdings;
+mod kernel_arguments;
 mod kernels;
+mod ladder;
 mod lost;
+mod managed;
 mod memory;
 mod needs;
 mod neighbours;
+mod ordered;
 mod pinned;
 mod pools;
 mod simulated;
+mod size_classes;
+mod staging;
 mod streams;

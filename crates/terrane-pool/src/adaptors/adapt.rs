@@ -34,6 +34,11 @@ pub trait Adapt: Allocate + Sized {
         Guard::new(self)
     }
 
+    /// The same with canaries that `fill` reaches, in the order of `stream`.
+    fn guarded_on(self, fill: impl Fill, stream: StreamId) -> Guard<Self> {
+        Guard::ordered(self, fill, stream)
+    }
+
     /// Fills memory by means of `fill`, in the order of `stream`.
     fn poisoned(self, fill: impl Fill, bytes: PoisonBytes, stream: StreamId) -> Poison<Self> {
         Poison::new(self, fill, bytes, stream)

@@ -1,6 +1,7 @@
 //! Which debugging adaptors stand around an upstream: chosen in code, or by the environment.
 
 use std::ffi::OsString;
+use std::sync::Arc;
 
 use terrane_core::{Allocate, AllocateError, Limits, Region, RegionRequest, StorageKind};
 
@@ -83,23 +84,24 @@ impl DebugOptions {
         })
     }
 
-    /// Puts the chosen adaptors around `upstream`: poison, by means of `fill` in the order of
-    /// `stream`, and the guard around that, so that its canaries are no part of what is filled
-    /// last.
+    /// Puts the chosen adaptors around `upstream`, both by means of `fill` and in the order of
+    /// `stream`: poison, and the guard around that, so that its canaries are no part of what is
+    /// filled last.
     #[must_use]
     pub fn around<A>(&self, upstream: A, fill: impl Fill, stream: StreamId) -> Debugged
     where
         A: Allocate + Send + Sync + 'static,
         A::Memory: 'static,
     {
+        let fill: Arc<dyn Fill> = Arc::new(fill);
         let poisoned: AnyUpstream = match self.poison {
-            Some(bytes) => Erased::shared(Poison::new(upstream, fill, bytes, stream)),
+            Some(bytes) => Erased::shared(Poison::new(upstream, Arc::clone(&fill), bytes, stream)),
             None => Erased::shared(upstream),
         };
         if !self.guard {
             return Debugged { upstream: poisoned, log: None };
         }
-        let guard = Guard::new(poisoned);
+        let guard = Guard::ordered(poisoned, fill, stream);
         let log = Some(guard.log().clone());
         Debugged { upstream: Erased::shared(guard), log }
     }

@@ -77,7 +77,9 @@ pub use fault::{FaultPlan, Faulty, InjectedFault};
 pub use guard::{Guard, GuardLog, GuardViolation, Guarded, Side, StaleReference};
 pub use limit::{Limit, Limited};
 pub use on_failure::{OnFailure, RefusedRequest, Verdict};
-pub use poison::{CannotFill, Fill, FillHost, Poison, PoisonBytes, PoisonReport, Poisoned};
+pub use poison::{
+    CannotFill, CannotReach, Fill, FillHost, Poison, PoisonBytes, PoisonReport, Poisoned,
+};
 pub(crate) use random::SplitMix64;
 pub use simulated::{Simulated, SimulatedMemory, SimulatedOptions, SimulatedUsage};
 pub use snapshot::{BlockRecord, BlockState, Inspect, Snapshot, TagTotal};

@@ -12,7 +12,8 @@ use terrane_core::{
 use crate::StreamId;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Writes a byte all over some memory, in the order of a stream.
+/// Writes a byte all over some memory, in the order of a stream, and reaches single bytes of it: what
+/// a [`Poison`] and a [`Guard`](super::Guard) do to memory.
 pub trait Fill: Send + Sync + fmt::Debug + 'static {
     /// Fills all of `memory` with `byte`: after what `stream` has been given to do so far, and
     /// before what it is given later.
@@ -32,6 +33,86 @@ pub trait Fill: Send + Sync + fmt::Debug + 'static {
         byte: u8,
         stream: StreamId,
     ) -> Result<(), BoxedCause>;
+
+    /// Whether memory of this kind can be written and read here. By default, if it is the host's.
+    fn reaches(&self, kind: StorageKind) -> bool {
+        kind.is_host()
+    }
+
+    /// Writes `bytes` at `at`: after what `stream` has been given to do so far, and before the call
+    /// returns. By default, to host memory, and on the calling thread.
+    ///
+    /// # Safety
+    ///
+    /// The span is valid, and nobody else accesses it meanwhile, except on `stream` before.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, or [`CannotReach`].
+    unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
+        let _ = stream;
+        let Location::Host(address) = at else {
+            return Err(Box::new(CannotReach { location: at }));
+        };
+        // SAFETY: the span is valid by the caller's promise, and no reference to it exists.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), address.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Reads the bytes at `at`, as [`write`](Self::write) writes them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`write`](Self::write).
+    ///
+    /// # Errors
+    ///
+    /// As for [`write`](Self::write).
+    unsafe fn read(
+        &self,
+        at: Location,
+        into: &mut [u8],
+        stream: StreamId,
+    ) -> Result<(), BoxedCause> {
+        let _ = stream;
+        let Location::Host(address) = at else {
+            return Err(Box::new(CannotReach { location: at }));
+        };
+        // SAFETY: as for `write`.
+        unsafe { ptr::copy_nonoverlapping(address.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+}
+
+impl<F: Fill + ?Sized> Fill for Arc<F> {
+    unsafe fn fill(
+        &self,
+        memory: &dyn Memory,
+        byte: u8,
+        stream: StreamId,
+    ) -> Result<(), BoxedCause> {
+        // SAFETY: by the caller's promise.
+        unsafe { (**self).fill(memory, byte, stream) }
+    }
+
+    fn reaches(&self, kind: StorageKind) -> bool {
+        (**self).reaches(kind)
+    }
+
+    unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
+        // SAFETY: by the caller's promise.
+        unsafe { (**self).write(at, bytes, stream) }
+    }
+
+    unsafe fn read(
+        &self,
+        at: Location,
+        into: &mut [u8],
+        stream: StreamId,
+    ) -> Result<(), BoxedCause> {
+        // SAFETY: by the caller's promise.
+        unsafe { (**self).read(at, into, stream) }
+    }
 }
 
 /// Fills host memory, on the calling thread.
@@ -57,6 +138,14 @@ impl Fill for FillHost {
 pub struct CannotFill {
     /// The kind.
     pub kind: StorageKind,
+}
+
+/// A place that a [`Fill`] cannot reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{location} cannot be reached from here; give a `Fill` that knows it")]
+pub struct CannotReach {
+    /// The place.
+    pub location: Location,
 }
 
 /// With what memory is filled.

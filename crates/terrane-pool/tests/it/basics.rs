@@ -7,6 +7,7 @@ use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, DeviceId, ForeignMemory, Limits,
     Location, Memory as _, RegionRequest, Span, StorageKind,
 };
+use terrane_pool::adaptors::{Simulated, SimulatedOptions};
 use terrane_pool::{Pool, PoolError, PoolOptions, SizeClasses, Tag};
 use terrane_testkit::memory::HeapAllocator;
 
@@ -326,4 +327,19 @@ fn a_pool_over_a_pool() {
     assert_eq!(inner.snapshot().cached.get(), (128 << 10) + (2 << 20));
     drop((outer, inner));
     upstream.assert_empty();
+}
+
+/// What is less than the upstream's granule costs a granule, and is counted as one.
+#[test]
+fn no_class_is_smaller_than_the_granule_of_the_upstream() {
+    let limits = Limits { granule: Alignment::PAGE, ..Limits::NONE };
+    let upstream = Simulated::new(SimulatedOptions { limits, ..SimulatedOptions::default() });
+    let pool = Pool::new(upstream, PoolOptions::default()).unwrap();
+    assert_eq!(pool.options().smallest_class, ByteCount::kib(4));
+    let block = pool.acquire(ByteCount::new(1)).unwrap();
+    assert_eq!(block.granted(), ByteCount::kib(4));
+    assert_eq!(pool.snapshot().held, ByteCount::kib(4));
+    drop(block);
+    let snapshot = pool.snapshot();
+    assert_eq!((snapshot.cached, snapshot.live), (ByteCount::kib(4), ByteCount::ZERO));
 }

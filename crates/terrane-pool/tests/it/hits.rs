@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use terrane_core::{Allocate, ByteCount, RegionRequest};
 use terrane_pool::{Pool, PoolOptions};
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::with_default;
+use tracing::subscriber::{Interest, with_default};
 use tracing::{Event, Metadata, Subscriber};
 
 use crate::support::Counted;
@@ -21,6 +21,11 @@ impl Listener {
 }
 
 impl Subscriber for Listener {
+    /// Asked for every place of the program, on whichever thread comes there first: only what is
+    /// enabled is told by this thread alone.
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         if metadata.target().starts_with("terrane_pool") {
             self.hear();

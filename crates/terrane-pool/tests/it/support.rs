@@ -102,10 +102,10 @@ impl Counted {
     }
 }
 
-/// Waits a while for `condition`, and answers whether it holds: what a thread gives back as it
-/// ends may come after the end of its scope.
+/// Waits for `condition`, and answers whether it holds: what a thread gives back as it ends may
+/// come after the end of its scope. Long, as only what is wrong takes all of it.
 pub fn comes_true(condition: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(2);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         if Instant::now() > deadline {
             return false;

@@ -166,8 +166,8 @@ proptest! {
         let pool = Pool::new(upstream.clone(), options).unwrap();
         let passed: Mutex<Vec<Block>> = Mutex::default();
         scope(|scope| {
-            for plan in &plans {
-                let (pool, passed) = (&pool, &passed);
+            let (pool, passed) = (&pool, &passed);
+            let start = |plan| {
                 scope.spawn(move || {
                     let mut own: Vec<Block> = Vec::new();
                     for &(bytes, what) in plan {
@@ -180,8 +180,11 @@ proptest! {
                             _ => own.extend(pool.acquire(ByteCount::new(bytes))),
                         }
                     }
-                });
-            }
+                })
+            };
+            // The end of a scope does not wait for what threads give back as they end; a join does.
+            let started: Vec<_> = plans.iter().map(start).collect();
+            started.into_iter().for_each(|thread| thread.join().unwrap());
         });
         let left: u64 = passed.lock().unwrap().iter().map(|block| block.granted().get()).sum();
         let seen = pool.snapshot();

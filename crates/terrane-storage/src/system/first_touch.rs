@@ -1,8 +1,9 @@
 //! Making the kernel find and zero pages before they are used, with several threads.
 
+use std::collections::BTreeSet;
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use terrane_core::{Alignment, ByteCount, OsError};
 
@@ -43,45 +44,111 @@ pub(super) fn touch(
     crew: Crew<'_>,
     progress: &Progress,
 ) -> Touched {
-    let page = ByteCount::new(page.get()).to_usize();
-    let work = Work {
-        mapping,
-        page,
-        chunk: CHUNK.max(page),
-        can_populate: sys::memory::can_populate(),
-        progress,
-        next: AtomicUsize::new(0),
-        is_over: AtomicBool::new(false),
-        touched: Mutex::default(),
+    let can_populate = sys::memory::can_populate();
+    let advance = |bytes| {
+        progress.advance(bytes);
+        !progress.is_cancelled()
     };
-    let threads = crew.threads.min(mapping.length().div_ceil(work.chunk));
+    let work = Work::new(mapping, page, can_populate, &advance);
+    if progress.is_cancelled() {
+        return Touched::default();
+    }
+    let threads = work.threads(crew);
     if threads <= 1 && crew.cpus.is_none() {
         work.run(None);
     } else {
-        let mut refusal = None;
-        std::thread::scope(|scope| {
-            let mut started = Vec::with_capacity(threads);
-            for number in 0..threads {
-                let builder = std::thread::Builder::new().name(format!("terrane-touch-{number}"));
-                match builder.spawn_scoped(scope, || work.run(crew.cpus)) {
-                    Ok(thread) => started.push(thread),
-                    Err(error) => {
-                        refusal = Some(OsError::from_io("pthread_create", &error));
-                        break;
-                    }
-                }
-            }
-            if started.is_empty() {
-                work.run(None);
-            }
-            for thread in started {
-                // The scope waits for their work, this for their stacks to be given back.
-                let _ = thread.join();
-            }
-        });
-        lock(&work.touched).thread_refusal = refusal;
+        work.run_with(crew, threads, || {});
     }
-    work.touched.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    work.touched.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Touches `mapping`, which others may be using, from the front to the end, or until `advance`,
+/// which is told of each piece, answers `false`. Meanwhile the calling thread calls `reached` each
+/// time that the bytes up to one more multiple of `step`, or to the end, have been touched.
+///
+/// Only where the kernel can populate: there is no other way that leaves the bytes alone.
+pub(super) fn touch_from_the_front(
+    mapping: &Mapping,
+    page: Alignment,
+    crew: Crew<'_>,
+    step: ByteCount,
+    advance: &(dyn Fn(ByteCount) -> bool + Sync),
+    reached: &mut dyn FnMut(ByteCount),
+) -> Touched {
+    let work = Work::new(mapping, page, true, advance);
+    let (length, step) = (mapping.length(), step.to_usize().max(1));
+    let threads = work.threads(crew).max(1);
+    work.run_with(crew, threads, || {
+        let mut told = 0;
+        while told < length && !work.is_over.load(Ordering::Relaxed) {
+            let next = told.checked_add(step).unwrap_or(length).min(length);
+            if !work.front.wait_for(next) {
+                break;
+            }
+            told = next;
+            reached(ByteCount::from_usize(told));
+        }
+        work.is_over.store(true, Ordering::Relaxed);
+    });
+    work.touched.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How far all has been touched from the beginning on.
+#[derive(Default)]
+struct Front {
+    state: Mutex<FrontState>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct FrontState {
+    /// Everything before this has been touched.
+    front: usize,
+    /// Pieces beyond it that have been touched, by where they begin and end.
+    beyond: BTreeSet<(usize, usize)>,
+    /// How many threads are touching.
+    running: usize,
+}
+
+impl Front {
+    fn touched(&self, begin: usize, end: usize) {
+        let mut state = lock(&self.state);
+        state.beyond.insert((begin, end));
+        while let Some(&(begin, end)) = state.beyond.first()
+            && begin == state.front
+        {
+            state.front = end;
+            state.beyond.pop_first();
+        }
+        self.moved.notify_all();
+    }
+
+    /// Waits until everything before `end` has been touched, or nobody is touching any more;
+    /// answers whether it has.
+    fn wait_for(&self, end: usize) -> bool {
+        let mut state = lock(&self.state);
+        while state.front < end && state.running > 0 {
+            state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.front >= end
+    }
+}
+
+/// A thread that is touching, until it drops.
+struct Running<'a>(&'a Front);
+
+impl<'a> Running<'a> {
+    fn new(front: &'a Front) -> Self {
+        lock(&front.state).running += 1;
+        Self(front)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).running -= 1;
+        self.0.moved.notify_all();
+    }
 }
 
 /// What the threads share.
@@ -90,13 +157,73 @@ struct Work<'a> {
     page: usize,
     chunk: usize,
     can_populate: bool,
-    progress: &'a Progress,
+    /// Is told of the bytes that have been touched, and answers whether to go on.
+    advance: &'a (dyn Fn(ByteCount) -> bool + Sync),
     next: AtomicUsize,
     is_over: AtomicBool,
+    front: Front,
     touched: Mutex<Touched>,
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
+    fn new(
+        mapping: &'a Mapping,
+        page: Alignment,
+        can_populate: bool,
+        advance: &'a (dyn Fn(ByteCount) -> bool + Sync),
+    ) -> Self {
+        let page = ByteCount::new(page.get()).to_usize();
+        Self {
+            mapping,
+            page,
+            chunk: CHUNK.max(page),
+            can_populate,
+            advance,
+            next: AtomicUsize::new(0),
+            is_over: AtomicBool::new(false),
+            front: Front::default(),
+            touched: Mutex::default(),
+        }
+    }
+
+    /// How many threads there is work for.
+    fn threads(&self, crew: Crew<'_>) -> usize {
+        crew.threads.min(self.mapping.length().div_ceil(self.chunk))
+    }
+
+    /// Takes chunks on `threads` threads, while `beside` runs on this one. Where not even one can
+    /// be started, this thread does their work first.
+    fn run_with(&self, crew: Crew<'_>, threads: usize, beside: impl FnOnce()) {
+        let mut refusal = None;
+        std::thread::scope(|scope| {
+            let mut started = Vec::with_capacity(threads);
+            for number in 0..threads {
+                let builder = std::thread::Builder::new().name(format!("terrane-touch-{number}"));
+                let running = Running::new(&self.front);
+                let run = move || {
+                    let _running = running;
+                    self.run(crew.cpus);
+                };
+                match builder.spawn_scoped(scope, run) {
+                    Ok(thread) => started.push(thread),
+                    Err(error) => {
+                        refusal = Some(OsError::from_io("pthread_create", &error));
+                        break;
+                    }
+                }
+            }
+            if started.is_empty() {
+                self.run(None);
+            }
+            beside();
+            for thread in started {
+                // The scope waits for their work, this for their stacks to be given back.
+                let _ = thread.join();
+            }
+        });
+        lock(&self.touched).thread_refusal = refusal;
+    }
+
     /// Takes chunks until none is left.
     fn run(&self, cpus: Option<&[u32]>) {
         if let Some(cpus) = cpus
@@ -104,7 +231,7 @@ impl Work<'_> {
         {
             lock(&self.touched).affinity_refusal.get_or_insert(error);
         }
-        while !self.is_over.load(Ordering::Relaxed) && !self.progress.is_cancelled() {
+        while !self.is_over.load(Ordering::Relaxed) {
             let offset = self.next.fetch_add(self.chunk, Ordering::Relaxed);
             let (address, length) = self.mapping.part(offset, self.chunk);
             if length == 0 {
@@ -116,9 +243,13 @@ impl Work<'_> {
                 return;
             }
             let bytes = ByteCount::from_usize(length);
-            self.progress.advance(bytes);
             let mut touched = lock(&self.touched);
             touched.bytes = touched.bytes.checked_add(bytes).unwrap_or(touched.bytes);
+            drop(touched);
+            self.front.touched(offset, offset + length);
+            if !(self.advance)(bytes) {
+                self.is_over.store(true, Ordering::Relaxed);
+            }
         }
     }
 
@@ -138,8 +269,8 @@ impl Work<'_> {
 }
 
 /// No thread panics while it holds the lock, and what it guards is whole at any time.
-fn lock(touched: &Mutex<Touched>) -> std::sync::MutexGuard<'_, Touched> {
-    touched.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn lock<T>(guarded: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    guarded.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -150,17 +281,11 @@ mod tests {
     fn without_populate_a_byte_of_each_page_is_written() {
         let mapping = Mapping::new(ByteCount::mib(40), Alignment::PAGE, None).unwrap();
         let progress = Progress::default();
-        let work = Work {
-            mapping: &mapping,
-            page: 4096,
-            chunk: CHUNK,
-            can_populate: false,
-            progress: &progress,
-            next: AtomicUsize::new(0),
-            is_over: AtomicBool::new(false),
-            touched: Mutex::default(),
+        let advance = |bytes| {
+            progress.advance(bytes);
+            true
         };
-        work.run(None);
+        Work::new(&mapping, Alignment::PAGE, false, &advance).run(None);
         assert_eq!(progress.ready(), ByteCount::mib(40));
     }
 
@@ -172,5 +297,56 @@ mod tests {
         assert_eq!(touched.bytes, ByteCount::mib(40));
         assert!(touched.affinity_refusal.is_some());
         assert_eq!(touched.failure, None);
+    }
+
+    #[test]
+    fn what_is_touched_in_any_order_moves_the_front_in_order() {
+        let front = Front::default();
+        let running = Running::new(&front);
+        let at = |front: &Front| lock(&front.state).front;
+        for (begin, end, reached) in [(2, 3, 0), (1, 2, 0), (0, 1, 3), (3, 4, 4), (7, 9, 4)] {
+            front.touched(begin, end);
+            assert_eq!(at(&front), reached);
+        }
+        assert!(front.wait_for(4));
+        drop(running);
+        assert!(!front.wait_for(5), "nobody will touch it");
+    }
+
+    #[test]
+    fn steps_are_reached_in_order_and_the_last_is_the_end() {
+        let mapping = Mapping::new(ByteCount::mib(100), Alignment::PAGE, None).unwrap();
+        for threads in [1, 3] {
+            let crew = Crew { threads, cpus: None };
+            let mut steps = Vec::new();
+            let mut reached = |prefix: ByteCount| steps.push(prefix.get() >> 20);
+            let step = ByteCount::mib(40);
+            let touched = touch_from_the_front(
+                &mapping,
+                Alignment::PAGE,
+                crew,
+                step,
+                &|_| true,
+                &mut reached,
+            );
+            assert_eq!(steps, [40, 80, 100]);
+            assert_eq!(touched.bytes, ByteCount::mib(100));
+        }
+    }
+
+    #[test]
+    fn touching_stops_when_it_is_told_to() {
+        let mapping = Mapping::new(ByteCount::mib(100), Alignment::PAGE, None).unwrap();
+        let crew = Crew { threads: 1, cpus: None };
+        let mut steps = 0;
+        let touched = touch_from_the_front(
+            &mapping,
+            Alignment::PAGE,
+            crew,
+            ByteCount::mib(64),
+            &|_| false,
+            &mut |_| steps += 1,
+        );
+        assert_eq!((touched.bytes, steps), (ByteCount::mib(16), 0));
     }
 }

@@ -1,6 +1,8 @@
 //! System memory: mapped, zeroed by the kernel, on the pages and nodes that a policy asks for.
 
 mod available;
+mod background;
+mod bring_up;
 mod first_touch;
 mod huge;
 mod mapping;
@@ -8,19 +10,22 @@ mod options;
 mod progress;
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, Grant,
     HostAddress, Limits, Location, Memory, OsError, Reason, RegionRequest, StorageKind, Wish,
 };
 
+pub use bring_up::{BringUp, BringUpEnded, Raising, UsablePrefix};
 pub use options::{FirstTouch, HugePageSize, HugePages, NumaPolicy, SystemOptions};
 pub use progress::Progress;
 
 use crate::error::StorageError;
 use crate::numa::{NodeId, NumaTopology};
 use crate::sys;
-use first_touch::{Crew, touch};
+use background::Toucher;
+use first_touch::{Crew, Touched, touch};
 pub(crate) use mapping::Mapping;
 
 /// 1 GiB, the largest huge page, and the strictest alignment that can be asked for.
@@ -86,6 +91,14 @@ impl SystemAllocator {
     /// [`StorageError::Cancelled`] if the progress was cancelled,
     /// [`StorageError::Memory`] if the kernel refuses otherwise. Nothing stays mapped.
     pub fn bring_up(&self, request: &RegionRequest) -> Result<SystemMemory, StorageError> {
+        self.bring_up_when(request, Touching::Now)
+    }
+
+    fn bring_up_when(
+        &self,
+        request: &RegionRequest,
+        touching: Touching,
+    ) -> Result<SystemMemory, StorageError> {
         if request.alignment > GIB {
             return Err(StorageError::TooStrictlyAligned {
                 requested: request.alignment,
@@ -98,24 +111,26 @@ impl SystemAllocator {
         }
         let mapping = match self.options.huge_pages {
             HugePages::Explicit(size, wish) if wish != Wish::Off => {
-                match self.try_explicit(request, size, wish, &mut report)? {
+                match self.try_explicit(request, touching, size, wish, &mut report)? {
                     Some(mapping) => mapping,
                     None => {
-                        self.bring_up_on(request, Pages::Transparent(Wish::Preferred), &mut report)?
+                        let pages = Pages::Transparent(Wish::Preferred);
+                        self.bring_up_on(request, touching, pages, &mut report)?
                     }
                 }
             }
             HugePages::Transparent(wish) if wish != Wish::Off => {
-                self.bring_up_on(request, Pages::Transparent(wish), &mut report)?
+                self.bring_up_on(request, touching, Pages::Transparent(wish), &mut report)?
             }
-            _ => self.bring_up_on(request, Pages::Base, &mut report)?,
+            _ => self.bring_up_on(request, touching, Pages::Base, &mut report)?,
         };
         report.check()?;
         tracing::debug!(label = %request.label, bytes = mapping.length(), %report, "memory is up");
         Ok(SystemMemory {
             address: HostAddress::new(mapping.address()),
             length: ByteCount::from_usize(mapping.length()),
-            mapping: Some(mapping),
+            toucher: None,
+            mapping: Some(Arc::new(mapping)),
             report,
         })
     }
@@ -124,6 +139,7 @@ impl SystemAllocator {
     fn try_explicit(
         &self,
         request: &RegionRequest,
+        touching: Touching,
         size: HugePageSize,
         wish: Wish,
         report: &mut CapabilityReport,
@@ -137,7 +153,8 @@ impl SystemAllocator {
             return Ok(None);
         }
         let mut own_report = CapabilityReport::default();
-        let error = match self.bring_up_on(request, Pages::Explicit(size), &mut own_report) {
+        let brought = self.bring_up_on(request, touching, Pages::Explicit(size), &mut own_report);
+        let error = match brought {
             Ok(mapping) => {
                 report.record(Capability::ExplicitHugePages, wish, Grant::Granted);
                 report.extend(own_report.outcomes().iter().cloned());
@@ -157,12 +174,14 @@ impl SystemAllocator {
     fn bring_up_on(
         &self,
         request: &RegionRequest,
+        touching: Touching,
         pages: Pages,
         report: &mut CapabilityReport,
     ) -> Result<Mapping, StorageError> {
         let bytes = request.bytes;
-        let is_touched = self.options.first_touch != FirstTouch::None;
-        if is_touched && !matches!(pages, Pages::Explicit(_)) {
+        let wants_touch = self.options.first_touch != FirstTouch::None;
+        let is_touched = wants_touch && touching == Touching::Now;
+        if wants_touch && !matches!(pages, Pages::Explicit(_)) {
             // Running out while touching would be met by the kernel's killer, not by an error.
             let available = available::available_memory();
             if available.is_some_and(|available| available < bytes) {
@@ -239,6 +258,27 @@ impl SystemAllocator {
         is_bound: bool,
         report: &mut CapabilityReport,
     ) -> Result<(), StorageError> {
+        let crew = self.crew_of(is_bound);
+        let page = match pages {
+            Pages::Explicit(size) => size.alignment(),
+            _ => sys::memory::page_size(),
+        };
+        let length = ByteCount::from_usize(mapping.length());
+        self.progress.begin(length);
+        let touched = touch(mapping, page, crew, &self.progress);
+        if touched.bytes < length {
+            self.progress.take_back(touched.bytes, length);
+            return Err(match touched.failure {
+                Some(error) => refusal(length, error),
+                None => StorageError::Cancelled { ready: touched.bytes, of: length },
+            });
+        }
+        self.report_crew(crew, &touched, report);
+        Ok(())
+    }
+
+    /// Who touches, and on which CPUs, where the memory is bound to a node or is not.
+    fn crew_of(&self, is_bound: bool) -> Crew<'_> {
         let cpus = match self.options.numa {
             NumaPolicy::Bind(node, _) if is_bound => {
                 self.topology.nearest_with_cpus(node).first().map(|node| node.cpus.as_slice())
@@ -252,32 +292,22 @@ impl SystemAllocator {
                 .map_or(1, usize::from)
                 .min(cpus.map_or(usize::MAX, <[u32]>::len)),
         };
-        let page = match pages {
-            Pages::Explicit(size) => size.alignment(),
-            _ => sys::memory::page_size(),
-        };
-        let length = ByteCount::from_usize(mapping.length());
-        self.progress.begin(length);
-        let touched = touch(mapping, page, Crew { threads, cpus }, &self.progress);
-        if touched.bytes < length {
-            self.progress.take_back(touched.bytes, length);
-            return Err(match touched.failure {
-                Some(error) => refusal(length, error),
-                None => StorageError::Cancelled { ready: touched.bytes, of: length },
-            });
-        }
+        Crew { threads, cpus }
+    }
+
+    /// Enters in the report how touching was done.
+    fn report_crew(&self, crew: Crew<'_>, touched: &Touched, report: &mut CapabilityReport) {
         let entry = |refusal: Option<OsError>| {
             refusal.map_or(Grant::Granted, |error| Grant::Refused(Reason::Os(error)))
         };
-        if threads > 1 {
+        if crew.threads > 1 {
             let grant = entry(touched.thread_refusal);
             report.record(Capability::ParallelFirstTouch, Wish::Preferred, grant);
         }
-        if cpus.is_some() {
+        if crew.cpus.is_some() {
             let grant = entry(touched.affinity_refusal);
             report.record(Capability::ThreadAffinity, Wish::Preferred, grant);
         }
-        Ok(())
     }
 }
 
@@ -312,8 +342,10 @@ unsafe impl Allocate for SystemAllocator {
 pub struct SystemMemory {
     address: HostAddress,
     length: ByteCount,
+    /// Before the mapping, as fields drop in their order; `None` if no thread touches it.
+    toucher: Option<Toucher>,
     /// `None` for no bytes.
-    mapping: Option<Mapping>,
+    mapping: Option<Arc<Mapping>>,
     report: CapabilityReport,
 }
 
@@ -324,6 +356,7 @@ impl SystemMemory {
         Self {
             address: HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling())),
             length: ByteCount::ZERO,
+            toucher: None,
             mapping: None,
             report,
         }
@@ -338,7 +371,7 @@ impl SystemMemory {
     ///
     /// The code with which reading `/proc/self/smaps` failed.
     pub fn huge_bytes(&self) -> Result<ByteCount, OsError> {
-        self.mapping.as_ref().map_or(Ok(ByteCount::ZERO), huge_bytes)
+        self.mapping.as_deref().map_or(Ok(ByteCount::ZERO), huge_bytes)
     }
 }
 
@@ -360,6 +393,13 @@ unsafe impl Memory for SystemMemory {
     fn capabilities(&self) -> CapabilityReport {
         self.report.clone()
     }
+}
+
+/// When pages are touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Touching {
+    Now,
+    Later,
 }
 
 /// A sort of pages.

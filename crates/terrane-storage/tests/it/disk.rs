@@ -113,7 +113,8 @@ fn blocks_are_reserved_where_that_is_wished_for() {
 #[test]
 fn direct_io_works_as_the_handle_says() {
     let test = "direct_io_works_as_the_handle_says";
-    let directory = tempfile::tempdir_in(".").unwrap();
+    // Beside what is built: the system's own folder for temporary files may be in memory.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let file = DiskFile::scratch(directory.path(), ByteCount::mib(1), &OPTIONS).unwrap();
     let report = file.capabilities();
     let Some(direct) = file.handle().direct else {

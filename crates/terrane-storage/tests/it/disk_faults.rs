@@ -111,9 +111,10 @@ fn a_directory_that_must_not_be_written() {
 fn no_space_leaves_nothing_behind() {
     in_child("disk_faults::no_space_leaves_nothing_behind", || {
         let directory = tempfile::tempdir().unwrap();
-        if let Err(error) = mount_tiny(directory.path(), 256 << 10) {
-            return skipped("no_space_leaves_nothing_behind", error);
-        }
+        let _mounted = match mount_tiny(directory.path(), 256 << 10) {
+            Ok(mounted) => mounted,
+            Err(error) => return skipped("no_space_leaves_nothing_behind", error),
+        };
         let before = Holdings::now().descriptors;
         let errors = every_creation(directory.path(), ByteCount::mib(1));
         // The three that reserve their blocks; the others are sparse.
@@ -204,6 +205,9 @@ fn a_killed_process_leaves_no_scratch_file() {
 }
 
 fn write_until_killed(directory: &Path) -> ! {
+    // Not for ever, should the parent be killed itself.
+    // SAFETY: the call takes plain numbers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let files: Vec<DiskFile> = [Wish::Preferred, Wish::Off]
         .map(|unnamed| {
             let options = DiskOptions { unnamed, ..SPARSE };

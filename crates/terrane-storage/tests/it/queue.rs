@@ -139,16 +139,15 @@ fn a_deadline_calls_off_what_the_kernel_waits_for() {
         let file = terrane_storage::IoFile { descriptor, ..target(&tempfile::tempfile().unwrap()) };
         let mut bytes = [0_u8; 16];
         let pieces = [buffer(&mut bytes)];
-        let begin = Instant::now();
-        let request =
-            IoRequest::read(1, file, count(0), &pieces).by(begin + Duration::from_millis(30));
+        let request = IoRequest::read(2, file, count(0), &pieces);
         // SAFETY: the buffer and the pipe outlive the drain.
         unsafe { queue.submit(&request) }.unwrap();
-        // SAFETY: as above.
-        unsafe { queue.submit(&IoRequest { token: 2, deadline: None, ..request }) }.unwrap();
-
         let mut completions = Vec::new();
+        let begin = Instant::now();
         assert_eq!(queue.wait(Some(begin), &mut completions).unwrap(), 0, "nothing is ready");
+        let request = IoRequest { token: 1, ..request }.by(begin + Duration::from_millis(30));
+        // SAFETY: as above.
+        unsafe { queue.submit(&request) }.unwrap();
         queue.wait(None, &mut completions).unwrap();
         assert!(begin.elapsed() >= Duration::from_millis(30));
         assert_eq!(completions[0].token, 1);
@@ -166,9 +165,15 @@ fn a_deadline_calls_off_what_the_kernel_waits_for() {
     }
 }
 
-/// One worker is busy with the first requests when the last ones are cancelled.
+/// One worker is busy with the first requests when the last ones are cancelled. On a busy machine
+/// it can be done with all of them before; then once more.
 #[test]
 fn cancelled_requests_never_reach_a_busy_worker() {
+    assert!((0..100).any(|_| cancel_behind_a_busy_worker() > 0), "nothing was ever cancelled");
+}
+
+/// Cancels the last 8 of 32 requests; how many of them it was in time for.
+fn cancel_behind_a_busy_worker() -> u64 {
     let options = IoQueueOptions { depth: 32, backend: IoBackend::Threads, threads: 1 };
     let mut queue = IoQueue::new(&options).unwrap();
     let file = tempfile::tempfile().unwrap();
@@ -183,13 +188,19 @@ fn cancelled_requests_never_reach_a_busy_worker() {
     queue.cancel(2).unwrap();
     let completions = drain(&mut queue);
     assert_eq!(completions.len(), 32);
+    let (mut cancelled, mut written) = (0, 0);
     for completion in completions {
-        match completion.token {
-            1 => assert_eq!(completion.outcome, Ok(())),
-            _ => assert_eq!(completion.outcome.unwrap_err().reason, IoFailureReason::Cancelled),
+        match completion.outcome {
+            Ok(()) => written += 4 << 20,
+            Err(failure) => {
+                assert_eq!((completion.token, failure.reason), (2, IoFailureReason::Cancelled));
+                written += failure.transferred.get();
+                cancelled += 1;
+            }
         }
     }
-    assert_eq!(file.metadata().unwrap().len(), 24 << 22, "what was cancelled wrote nothing");
+    assert_eq!(file.metadata().unwrap().len(), written, "what was cancelled wrote nothing");
+    cancelled
 }
 
 #[test]

@@ -71,9 +71,10 @@ fn a_limit_on_file_sizes() {
 fn a_full_disk() {
     in_child("queue_faults::a_full_disk", || {
         let directory = tempfile::tempdir().unwrap();
-        if let Err(error) = mount_tiny(directory.path(), 256 << 10) {
-            return skipped("a_full_disk", error);
-        }
+        let _mounted = match mount_tiny(directory.path(), 256 << 10) {
+            Ok(mounted) => mounted,
+            Err(error) => return skipped("a_full_disk", error),
+        };
         for mut queue in queues("a_full_disk", 4) {
             let file = tempfile::tempfile_in(directory.path()).unwrap();
             let failure = write_too_much(&mut queue, &file);

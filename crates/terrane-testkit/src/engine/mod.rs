@@ -8,10 +8,11 @@ pub use options::{Fault, InjectedFault, SimulatedEngineOptions};
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use terrane_core::StorageKind;
+use terrane_transfer::engines::threads;
 use terrane_transfer::{CopyEngine, CopyJob, Declined, Quote, Terms, TransferPlan};
 
 use crate::device::{Gate, lock};
@@ -26,7 +27,8 @@ use crate::random::Seeded;
 ///
 /// While it [holds](Self::hold) jobs back, they stay in flight until the test
 /// [releases](Self::release) them one by one. When it drops, jobs that neither the test nor a
-/// stream holds back are executed, the others dropped unfinished, and the threads joined.
+/// stream holds back are executed, the others dropped unfinished, and the threads joined,
+/// unless it drops on a thread of an engine.
 #[derive(Debug)]
 pub struct SimulatedEngine {
     shared: Arc<Shared>,
@@ -85,10 +87,7 @@ impl SimulatedEngine {
             Arc::new(Shared { options, state: Mutex::new(state), changed: Condvar::new() });
         let start = |number| {
             let shared = Arc::clone(&shared);
-            thread::Builder::new()
-                .name(format!("simulated-{number}"))
-                .spawn(move || shared.work())
-                .expect("a thread")
+            threads::spawn(format!("simulated-{number}"), move || shared.work()).expect("a thread")
         };
         let workers = (0..threads).map(start).collect();
         Self { shared, workers }
@@ -158,7 +157,7 @@ unsafe impl CopyEngine for SimulatedEngine {
             return Err(Declined::DeviceOrder);
         }
         Ok(Quote {
-            path: "simulated copy",
+            path: "simulated copy".into(),
             reason: "it is the only path of a simulated engine".into(),
             predicted: options.predicted,
         })
@@ -175,13 +174,7 @@ impl Drop for SimulatedEngine {
     fn drop(&mut self) {
         lock(&self.shared.state).closed = true;
         self.shared.changed.notify_all();
-        for worker in self.workers.drain(..) {
-            // A job that waited for another one brings the engine along, so that the last
-            // reference may well drop on one of the engine's own threads, which ends by itself.
-            if worker.thread().id() != thread::current().id() {
-                let _ = worker.join();
-            }
-        }
+        threads::join(self.workers.drain(..));
     }
 }
 

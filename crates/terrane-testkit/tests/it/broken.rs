@@ -50,7 +50,7 @@ unsafe impl CopyEngine for Broken {
         if !host && self.0 != Wrong::TakesEveryKind {
             return Err(Declined::Kinds);
         }
-        Ok(Quote { path: "broken", reason: "none".into(), predicted: Default::default() })
+        Ok(Quote { path: "broken".into(), reason: "none".into(), predicted: Default::default() })
     }
 
     fn submit(&self, job: CopyJob) {

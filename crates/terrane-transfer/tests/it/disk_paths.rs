@@ -81,7 +81,7 @@ fn carried_out(manager: &TransferManager, from: &Endpoint, to: &Endpoint) -> Exp
     assert_eq!(report.explanation, explained);
     assert!(report.copied > Duration::ZERO && report.bytes_per_second() > 0.0);
     let text = report.to_string();
-    for part in [explained.path, &explained.reason, "by disk", "predicted", "took"] {
+    for part in [&explained.path, &explained.reason, "by disk", "predicted", "took"] {
         assert!(text.contains(part), "{part:?} is not in {text:?}");
     }
     explained

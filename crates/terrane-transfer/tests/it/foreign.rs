@@ -7,30 +7,21 @@ use std::pin::Pin;
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Wake, Waker};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use terrane_core::{
     Allocate, AllocateError, ForeignMemory, Limits, RegionRequest, Span, StorageKind,
 };
 use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::engine::Fault;
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
 use terrane_transfer::{
-    Completion, CompletionFuture, CopyEngine, Endpoint, Hold, Outcome, Transfer, TransferError,
+    Completion, CompletionFuture, CopyEngine, Endpoint, Hold, Transfer, TransferError,
     TransferManager,
 };
 
 use crate::support::*;
-
-/// Waits, but not for ever: what these tests are afraid of is a transfer that never ends.
-#[track_caller]
-fn end_soon<G>(completion: Completion<G>) -> Outcome<G> {
-    match completion.wait_until(Instant::now() + Duration::from_secs(10)) {
-        Ok(outcome) => outcome,
-        Err(completion) => panic!("{completion:?} does not end"),
-    }
-}
 
 fn poll_with<G>(completion: Completion<G>, waker: impl Wake + Send + Sync + 'static) {
     let mut future: CompletionFuture<G> = completion.into_future();
@@ -84,7 +75,7 @@ fn engines_survive_guards_that_panic() {
         drop(gate);
         for block in 2..8 {
             let transfer = Transfer::new(&source, &destination).blocks(&[block], &[block]);
-            end_soon(manager.submit(transfer, ()).unwrap()).result.unwrap();
+            end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
         }
     }
 }
@@ -99,7 +90,7 @@ fn transfers_run_after_one_whose_waker_panics() {
         let second = manager.submit(transfer(1).after(&first.ticket()), ()).unwrap();
         poll_with(first, PanicsOnWake);
         drop(gate);
-        end_soon(second).result.unwrap();
+        end_of(second).result.unwrap();
     }
 }
 
@@ -116,7 +107,7 @@ fn all_dependents_hear_of_an_end_though_one_of_them_panics() {
     let behind = rig.manager.submit(after_first(3), ()).unwrap();
     rig.engine.release_all();
     for dependent in [before, behind] {
-        let error = end_soon(dependent).result.unwrap_err();
+        let error = end_of(dependent).result.unwrap_err();
         assert!(matches!(error, TransferError::PredecessorFailed { .. }), "{error:?}");
     }
 }
@@ -135,7 +126,7 @@ fn dependents_start_in_the_order_in_which_they_were_submitted() {
     for (number, completion) in all.into_iter().enumerate() {
         assert_eq!(rig.engine.ended(), number);
         rig.engine.release(1);
-        end_soon(completion).result.unwrap();
+        end_of(completion).result.unwrap();
         rig.engine.wait_until_idle();
     }
 }
@@ -159,8 +150,8 @@ fn a_hold_may_go_with_its_thread() {
         drop(dropped);
     });
     thread.unwrap().join().unwrap();
-    end_soon(first).result.unwrap();
-    end_soon(second).result.unwrap();
+    end_of(first).result.unwrap();
+    end_of(second).result.unwrap();
 }
 
 /// Holds an engine's thread at the end of a transfer until others are there, too.
@@ -191,8 +182,8 @@ fn two_engines_that_drop_on_each_others_threads_do_not_wait_for_each_other() {
     poll_with(second, Meets(meeting));
     drop(manager);
     drop(gate);
-    end_soon(on_host).result.unwrap();
-    end_soon(on_disk).result.unwrap();
+    end_of(on_host).result.unwrap();
+    end_of(on_disk).result.unwrap();
 }
 
 /// Memory that breaks its contract: on disk, as it says, at an address of the host.
@@ -225,8 +216,8 @@ fn the_disk_engine_gets_its_buffers_back_from_transfers_that_fail() {
     let (wrong, from, to) =
         (endpoint_in(&Lies(HeapAllocator::system()), config(8), CONTIGUOUS), file(), file());
     let transfer = Transfer::new(&wrong, &to).blocks(&[0], &[0]);
-    let error = end_soon(manager.submit(transfer, ()).unwrap()).result.unwrap_err();
+    let error = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap_err();
     assert_says(&error, &["engine disk failed"]);
     let transfer = Transfer::new(&from, &to).blocks(&[1], &[1]);
-    end_soon(manager.submit(transfer, ()).unwrap()).result.unwrap();
+    end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
 }

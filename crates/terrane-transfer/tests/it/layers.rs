@@ -35,7 +35,7 @@ unsafe impl CopyEngine for Keeping {
     }
 
     fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
-        Ok(Quote { path: "none", reason: "of a test".into(), predicted: Default::default() })
+        Ok(Quote { path: "none".into(), reason: "of a test".into(), predicted: Default::default() })
     }
 
     fn submit(&self, job: CopyJob) {

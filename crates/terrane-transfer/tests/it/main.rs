@@ -27,4 +27,5 @@ mod ownership;
 mod plans;
 mod queues;
 mod refusals;
+mod relays;
 mod support;

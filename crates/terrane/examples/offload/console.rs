@@ -58,7 +58,7 @@ impl Console {
         }
         let line = Line {
             hop: &hop.name,
-            path: hop.path,
+            path: &hop.path,
             bytes: hop.bytes.get(),
             seconds: hop.seconds,
             gb_per_s: hop.gb_per_s(),
@@ -78,7 +78,7 @@ impl Console {
             |hop| {
                 [
                     hop.name.clone(),
-                    hop.path.to_owned(),
+                    hop.path.clone(),
                     hop.bytes.to_string(),
                     format!("{:.1} ms", hop.seconds * 1e3),
                     format!("{:.2}", hop.gb_per_s()),

@@ -34,7 +34,7 @@ const ON_COMPUTE: LayoutKind =
 /// A hop that was made: medians over the rounds.
 pub struct Hop {
     pub name: String,
-    pub path: &'static str,
+    pub path: String,
     pub bytes: ByteCount,
     pub seconds: f64,
     pub limit_seconds: f64,
@@ -293,7 +293,7 @@ impl<'a> Job<'a> {
         console: &Console,
     ) -> Result<Hop, Failure> {
         let (mut times, mut limit_times) = (Vec::new(), Vec::new());
-        let (mut verified, mut path) = (true, "");
+        let (mut verified, mut path) = (true, String::new());
         let bytes = bytes_of(from, self.counts.moved)?;
         for round in 1..=self.options.rounds {
             let targets = to.choose(self.counts.moved(), random);
@@ -314,7 +314,7 @@ impl<'a> Job<'a> {
                     console.warn(format_args!("{name}, round {round}: {found}"))?;
                 }
             }
-            path = report.explanation.path;
+            path = report.explanation.path.into_owned();
             times.push(took);
             limit_times.push(limits.measure(limit)?);
         }

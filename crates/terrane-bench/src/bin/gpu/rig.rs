@@ -1,5 +1,6 @@
 //! What all cases share: the device, memory on both sides, engines, and taking times in turns.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -169,8 +170,7 @@ pub fn path_of(
     manager: &TransferManager,
     (source, from): (&Endpoint, &[u32]),
     (destination, to): (&Endpoint, &[u32]),
-) -> Result<&'static str> {
-    let transfer = Transfer::new(source, destination)
+) -> Result<Cow<'static, str>> {
         .blocks(from, to)
         .device_order(DeviceOrder::AlreadySynchronised);
     Ok(manager.explain(&transfer)?.path)

@@ -1,5 +1,6 @@
 //! Measuring what paths cost.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -232,7 +233,7 @@ unsafe impl CopyEngine for Forced {
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
         let Choice { path, predicted, reason } =
             self.engine.choose(plan, terms, Some(self.path))?;
-        Ok(Quote { path: path.name(), reason, predicted })
+        Ok(Quote { path: Cow::Borrowed(path.name()), reason, predicted })
     }
 
     fn submit(&self, job: CopyJob) {

@@ -10,16 +10,21 @@ use crate::error::{CudaError, check};
 /// device's address space.
 const PORTABLE_AND_MAPPED: u32 = 1 | 2;
 
-/// Mapped memory that is locked for the device, until it drops.
+/// Mapped memory that is locked for the device, chunk by chunk, until it drops.
 #[derive(Debug)]
 pub(super) struct Registrations {
     context: Context,
-    /// The beginning of each chunk, in order.
-    chunks: Vec<HostAddress>,
+    /// Each chunk, in order.
+    chunks: Vec<(HostAddress, ByteCount)>,
     chunk_length: ByteCount,
 }
 
 impl Registrations {
+    /// None yet, of a span that is registered in chunks of `chunk_length`.
+    pub(super) fn none(context: &Context, chunk_length: ByteCount) -> Self {
+        Self { context: context.clone(), chunks: Vec::new(), chunk_length }
+    }
+
     /// Registers `length` bytes from `address` on, in chunks of `chunk_length`.
     ///
     /// # Errors
@@ -37,19 +42,39 @@ impl Registrations {
         chunk_length: ByteCount,
     ) -> Result<Self, CudaError> {
         // Dropped on the way out, it unregisters what had been registered.
-        let mut registrations = Self { context: context.clone(), chunks: Vec::new(), chunk_length };
+        let mut registrations = Self::none(context, chunk_length);
         for (offset, bytes) in chunks(length, chunk_length) {
             let Some(chunk) = address.checked_add(offset) else { break };
-            context.bound(|functions| {
-                let (start, bytes) = (chunk.as_ptr().cast(), bytes.to_usize());
-                // SAFETY: the span is mapped until it is unregistered, as the caller promised.
-                let code =
-                    unsafe { (functions.cuMemHostRegister_v2)(start, bytes, PORTABLE_AND_MAPPED) };
-                check("cuMemHostRegister_v2", code)
-            })?;
-            registrations.chunks.push(chunk);
+            // SAFETY: a part of the span, for which the caller promised it.
+            unsafe { registrations.register(chunk, bytes) }?;
         }
         Ok(registrations)
+    }
+
+    /// Registers the next chunk, which has `chunk_length` bytes unless it is the last.
+    ///
+    /// # Errors
+    ///
+    /// The driver's refusal; what was registered stays so.
+    ///
+    /// # Safety
+    ///
+    /// The chunk is mapped, and stays so until the value drops.
+    pub(super) unsafe fn register(
+        &mut self,
+        chunk: HostAddress,
+        bytes: ByteCount,
+    ) -> Result<(), CudaError> {
+        self.context.bound(|functions| {
+            let (start, bytes) = (chunk.as_ptr().cast(), bytes.to_usize());
+            // SAFETY: the span is mapped until it is unregistered, as the caller promised.
+            let code =
+                unsafe { (functions.cuMemHostRegister_v2)(start, bytes, PORTABLE_AND_MAPPED) };
+            check("cuMemHostRegister_v2", code)
+        })?;
+        self.context.counters().registered.add(bytes);
+        self.chunks.push((chunk, bytes));
+        Ok(())
     }
 
     /// How many bytes each chunk has but the last, which may have fewer.
@@ -57,17 +82,18 @@ impl Registrations {
         self.chunk_length
     }
 
-    /// Where the device reaches the first byte, if it reaches all of them from there on.
+    /// Where the device reaches the first byte, if it reaches all of them from there on: the
+    /// driver gives each chunk an address of its own, and they may not follow one another.
     pub(super) fn device_alias(&self) -> Option<DeviceAddress> {
         let mut expected = None;
         let mut first = None;
-        for chunk in &self.chunks {
-            let alias = device_pointer(&self.context, *chunk).ok()?;
+        for &(chunk, bytes) in &self.chunks {
+            let alias = device_pointer(&self.context, chunk).ok()?;
             if expected.is_some_and(|expected| alias != expected) {
                 return None;
             }
             first = first.or(Some(alias));
-            expected = alias.checked_add(self.chunk_length);
+            expected = alias.checked_add(bytes);
         }
         first
     }
@@ -75,7 +101,8 @@ impl Registrations {
 
 impl Drop for Registrations {
     fn drop(&mut self) {
-        for chunk in self.chunks.iter().rev() {
+        for &(chunk, bytes) in self.chunks.iter().rev() {
+            self.context.counters().registered.subtract(bytes);
             self.context.bound_in_drop(|functions| {
                 // SAFETY: it was registered here, and no copy uses it any more.
                 let code = unsafe { (functions.cuMemHostUnregister)(chunk.as_ptr().cast()) };
@@ -104,7 +131,8 @@ pub(crate) fn device_pointer(
     Ok(DeviceAddress::new(pointer))
 }
 
-/// The most bytes that one chunk may have: whole pages and whole units, no more than `largest`.
+/// The bytes of a chunk: whole pages and whole units, as many as `wanted` holds, one at least, and
+/// no more than `largest`.
 ///
 /// # Errors
 ///
@@ -112,6 +140,7 @@ pub(crate) fn device_pointer(
 pub(super) fn chunk_length(
     unit: ByteCount,
     page: Alignment,
+    wanted: ByteCount,
     largest: ByteCount,
 ) -> Result<ByteCount, CudaError> {
     let refused = CudaError::UnitTooLarge { unit, largest };
@@ -127,8 +156,11 @@ pub(super) fn chunk_length(
             }
         }
     };
-    let length = ByteCount::new(largest.get() - largest.get() % step);
-    if length.is_zero() { Err(refused) } else { Ok(length) }
+    if step > largest.get() {
+        return Err(refused);
+    }
+    let wanted = wanted.min(largest).get();
+    Ok(ByteCount::new((wanted - wanted % step).max(step)))
 }
 
 /// The offset and the length of each chunk of `length` bytes.
@@ -165,7 +197,8 @@ mod tests {
         let page = Alignment::PAGE;
         for unit in [0, 1, 512, 4096, 36_864, 2 << 20, 3 * 4096 + 512] {
             let unit = ByteCount::new(unit);
-            let length = chunk_length(unit, page, ByteCount::gib(64)).unwrap();
+            let most = ByteCount::gib(64);
+            let length = chunk_length(unit, page, most, most).unwrap();
             assert!(length.is_aligned_to(page), "{unit:?}");
             assert_eq!(length.get() % unit.get().max(1), 0, "{unit:?}");
             assert!(length <= ByteCount::gib(64) && length > ByteCount::gib(63), "{unit:?}");
@@ -175,15 +208,29 @@ mod tests {
     #[test]
     fn a_unit_that_fits_no_chunk_is_refused() {
         for (unit, largest) in [(8192, 4096), (4097, 4 << 20), (u64::MAX, 64 << 30)] {
-            let unit = ByteCount::new(unit);
-            let error = chunk_length(unit, Alignment::PAGE, ByteCount::new(largest)).unwrap_err();
+            let (unit, largest) = (ByteCount::new(unit), ByteCount::new(largest));
+            let error = chunk_length(unit, Alignment::PAGE, largest, largest).unwrap_err();
             assert!(matches!(error, CudaError::UnitTooLarge { .. }), "{error}");
         }
     }
 
     #[test]
     fn no_more_than_64_gib_whatever_is_asked_for() {
-        let length = chunk_length(ByteCount::mib(2), Alignment::PAGE, ByteCount::new(u64::MAX));
+        let most = ByteCount::new(u64::MAX);
+        let length = chunk_length(ByteCount::mib(2), Alignment::PAGE, most, most);
         assert_eq!(length.unwrap(), ByteCount::gib(64));
+    }
+
+    #[test]
+    fn a_chunk_holds_one_unit_at_least() {
+        let length = |unit, wanted| {
+            let (unit, wanted) = (ByteCount::new(unit), ByteCount::new(wanted));
+            chunk_length(unit, Alignment::PAGE, wanted, ByteCount::mib(64)).unwrap().get()
+        };
+        assert_eq!(length(3 << 20, 8 << 20), 6 << 20);
+        assert_eq!(length(3 << 20, 1 << 20), 3 << 20);
+        assert_eq!(length(3 << 20, 0), 3 << 20);
+        assert_eq!(length(0, 0), 4096);
+        assert_eq!(length(3 << 20, 1 << 40), 63 << 20);
     }
 }

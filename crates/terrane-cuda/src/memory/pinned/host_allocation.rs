@@ -20,6 +20,7 @@ pub(super) struct HostAllocation {
     context: Context,
     base: HostAddress,
     first: HostAddress,
+    length: ByteCount,
 }
 
 impl HostAllocation {
@@ -47,7 +48,8 @@ impl HostAllocation {
         })?;
         let base = HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling()));
         // Dropped from here on, it is freed.
-        let mut allocation = Self { context: context.clone(), base, first: base };
+        context.counters().host.add(length);
+        let mut allocation = Self { context: context.clone(), base, first: base, length };
         let first = ByteCount::new(base.get()).align_up(alignment)?;
         let skipped = first.checked_sub(ByteCount::new(base.get())).unwrap_or(ByteCount::ZERO);
         allocation.first = base.checked_add(skipped).unwrap_or(base);
@@ -63,6 +65,7 @@ impl HostAllocation {
 
 impl Drop for HostAllocation {
     fn drop(&mut self) {
+        self.context.counters().host.subtract(self.length);
         self.context.bound_in_drop(|functions| {
             // SAFETY: it was allocated here, and nobody uses it any more.
             let code = unsafe { (functions.cuMemFreeHost)(self.base.as_ptr().cast()) };

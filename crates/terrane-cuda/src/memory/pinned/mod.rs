@@ -1,5 +1,6 @@
 //! Pinned memory: the host's, locked so that the device's copy engines reach it by themselves.
 
+mod background;
 mod chunks;
 mod host_allocation;
 mod options;
@@ -12,11 +13,14 @@ use terrane_core::{
 };
 use terrane_storage::{NodeId, NumaPolicy, NumaTopology, Progress, SystemAllocator, SystemMemory};
 
+pub use background::PinnedBringUp;
+
 pub use options::{PinnedNuma, PinnedOptions};
 
 use super::{PINNED, nowhere};
 use crate::context::Context;
 use crate::error::CudaError;
+use background::Rising;
 pub(crate) use chunks::device_pointer;
 use chunks::{Registrations, chunk_length};
 use host_allocation::HostAllocation;
@@ -32,6 +36,8 @@ pub struct PinnedAllocator {
     options: PinnedOptions,
     system: SystemAllocator,
     chunk_length: ByteCount,
+    /// The same for what comes up in the background.
+    step: ByteCount,
     /// What became of the wish to be near the device, where sysfs decided it.
     near_device: Option<(Wish, Grant)>,
 }
@@ -63,8 +69,10 @@ impl PinnedAllocator {
         }
         let system = SystemAllocator::with_topology(system, topology);
         let page = system.limits().alignment;
-        let chunk_length = chunk_length(options.unit, page, options.largest_registration)?;
-        Ok(Self { context: context.clone(), options, system, chunk_length, near_device })
+        let largest = options.largest_registration;
+        let length = |wanted| chunk_length(options.unit, page, wanted, largest);
+        let (chunk_length, step) = (length(largest)?, length(options.background_step)?);
+        Ok(Self { context: context.clone(), options, system, chunk_length, step, near_device })
     }
 
     /// The same allocator, whose mapping and touching can be watched and cancelled through
@@ -89,11 +97,7 @@ impl PinnedAllocator {
     /// the driver allocates no memory either, [`CudaError::DeviceLost`]. Nothing stays mapped or
     /// registered.
     pub fn bring_up(&self, request: &RegionRequest) -> Result<PinnedMemory, CudaError> {
-        let mut report = CapabilityReport::default();
-        if let Some((wish, grant)) = &self.near_device {
-            report.record(Capability::NumaBinding, *wish, grant.clone());
-            report.check()?;
-        }
+        let mut report = self.report()?;
         if request.bytes.is_zero() {
             return Ok(PinnedMemory {
                 backing: Backing::Nothing,
@@ -119,6 +123,16 @@ impl PinnedAllocator {
         }
         report.check()?;
         self.let_the_driver_allocate(request, report)
+    }
+
+    /// The beginning of a report: what became of the wish to be near the device.
+    fn report(&self) -> Result<CapabilityReport, CudaError> {
+        let mut report = CapabilityReport::default();
+        if let Some((wish, grant)) = &self.near_device {
+            report.record(Capability::NumaBinding, *wish, grant.clone());
+            report.check()?;
+        }
+        Ok(report)
     }
 
     /// Maps and registers, or answers why the driver refused to register.
@@ -208,7 +222,7 @@ unsafe impl Allocate for PinnedAllocator {
 }
 
 /// A region of pinned memory, zeroed at first. When it drops it is unregistered first, and
-/// unmapped after that.
+/// unmapped after that; if it is still coming up, that is stopped and waited for before.
 #[derive(Debug)]
 pub struct PinnedMemory {
     backing: Backing,
@@ -226,6 +240,8 @@ enum Backing {
         registrations: Registrations,
         _memory: Box<SystemMemory>,
     },
+    /// Mapped, and being registered in the background, or registered so.
+    Rising(Rising),
     Driver {
         _allocation: HostAllocation,
     },
@@ -245,7 +261,19 @@ impl PinnedMemory {
     pub const fn registration_length(&self) -> Option<ByteCount> {
         match &self.backing {
             Backing::Registered { registrations, .. } => Some(registrations.chunk_length()),
+            Backing::Rising(rising) => Some(rising.registration_length()),
             Backing::Nothing | Backing::Driver { .. } => None,
+        }
+    }
+
+    /// How many bytes from the first on are locked for the device by now: all of them, unless the
+    /// memory is still [coming up](PinnedAllocator::bring_up_in_background). A copy beyond them is
+    /// correct, and as slow as with memory that is not pinned.
+    #[must_use]
+    pub fn usable_prefix(&self) -> ByteCount {
+        match &self.backing {
+            Backing::Rising(rising) => rising.bring_up().usable_prefix(),
+            Backing::Nothing | Backing::Registered { .. } | Backing::Driver { .. } => self.length,
         }
     }
 }
@@ -266,7 +294,10 @@ unsafe impl Memory for PinnedMemory {
     }
 
     fn device_alias(&self) -> Option<DeviceAddress> {
-        self.alias
+        match &self.backing {
+            Backing::Rising(rising) => rising.device_alias(),
+            Backing::Nothing | Backing::Registered { .. } | Backing::Driver { .. } => self.alias,
+        }
     }
 
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
@@ -280,6 +311,10 @@ unsafe impl Memory for PinnedMemory {
     }
 
     fn capabilities(&self) -> CapabilityReport {
-        self.report.clone()
+        let mut report = self.report.clone();
+        if let Backing::Rising(rising) = &self.backing {
+            rising.report_to(&mut report);
+        }
+        report
     }
 }

@@ -20,6 +20,10 @@ pub struct PinnedOptions {
     /// What no registration splits: the stride of a block or of a region within the allocation,
     /// counted from its beginning. A copy must not cross from one registration into the next.
     pub unit: ByteCount,
+    /// How much [`bring_up_in_background`](super::PinnedAllocator::bring_up_in_background) touches
+    /// and registers before it says that it is usable: so much has each registration, rounded down
+    /// to whole units, but one at least.
+    pub background_step: ByteCount,
     /// Whether the processor's writes go around its caches and its reads are slow, as only the
     /// driver's own allocation can have it.
     pub is_write_combined: bool,
@@ -30,7 +34,8 @@ pub(super) const LARGEST_REGISTRATION: ByteCount = ByteCount::gib(64);
 
 impl Default for PinnedOptions {
     /// Transparent huge pages near the device, touched by all its node's processors, registered
-    /// in chunks of at most 64 GiB that split no 2 MiB; cached as other memory is.
+    /// in chunks of at most 64 GiB that split no 2 MiB, or in steps of 512 MiB in the background;
+    /// cached as other memory is.
     fn default() -> Self {
         Self {
             system: SystemOptions::default(),
@@ -38,6 +43,7 @@ impl Default for PinnedOptions {
             registration: Wish::Preferred,
             largest_registration: LARGEST_REGISTRATION,
             unit: ByteCount::mib(2),
+            background_step: ByteCount::mib(512),
             is_write_combined: false,
         }
     }

@@ -1,11 +1,29 @@
 //! Bytes around a block that nobody has business to change.
 
-use std::ptr;
+use std::sync::Arc;
 
-use terrane_core::{Alignment, ByteCount, HostAddress, Location, Memory, SizeOverflow, Span};
+use terrane_core::{
+    Alignment, BoxedCause, ByteCount, Location, Memory, SizeOverflow, Span, StorageKind,
+};
+
+use crate::StreamId;
+use crate::adaptors::Fill;
 
 /// The bytes that are watched on each side of a block: more than the widest vector store.
 pub(super) const WIDTH: usize = 64;
+
+/// By what means canaries are written and read, and in the order of which stream.
+#[derive(Clone, Debug)]
+pub(super) struct Reach {
+    pub(super) fill: Arc<dyn Fill>,
+    pub(super) stream: StreamId,
+}
+
+impl Reach {
+    pub(super) fn reaches(&self, kind: StorageKind) -> bool {
+        self.fill.reaches(kind)
+    }
+}
 
 /// How a block with canaries lies in the memory that it is cut from.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +60,8 @@ impl Frame {
 /// Whoever holds this owes that the memory is alive whenever its methods run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Canaries {
-    before: HostAddress,
-    after: HostAddress,
+    before: Location,
+    after: Location,
     /// What the bytes are made from, so that a neighbour's canary is not taken for this one's.
     seed: u64,
 }
@@ -58,50 +76,71 @@ pub enum Side {
 }
 
 impl Canaries {
-    /// Writes the canaries around the block that `frame` cuts out of `memory`; `None` if that is
-    /// not the host's, or too short.
+    /// Writes the canaries around the block that `frame` cuts out of `memory`; `None` if that is too
+    /// short.
+    ///
+    /// # Errors
+    ///
+    /// Why they could not be written.
     ///
     /// # Safety
     ///
-    /// Nobody else accesses the canaries' bytes now, and nobody is entitled to until the memory
-    /// drops.
-    pub(super) unsafe fn write(memory: &impl Memory, frame: &Frame, seed: u64) -> Option<Self> {
-        let Location::Host(base) = memory.location() else { return None };
+    /// Nobody else accesses the canaries' bytes now, except on the stream of `reach` before, and
+    /// nobody is entitled to until the memory drops.
+    pub(super) unsafe fn write(
+        memory: &impl Memory,
+        frame: &Frame,
+        seed: u64,
+        reach: &Reach,
+    ) -> Result<Option<Self>, BoxedCause> {
+        let Some(canaries) = Self::around(memory, frame, seed) else { return Ok(None) };
+        let bytes = canaries.bytes();
+        for at in [canaries.before, canaries.after] {
+            // SAFETY: both are `WIDTH` bytes within the memory, which `whole` spans; and by the
+            // caller's promise.
+            unsafe { reach.fill.write(at, &bytes, reach.stream) }?;
+        }
+        Ok(Some(canaries))
+    }
+
+    fn around(memory: &impl Memory, frame: &Frame, seed: u64) -> Option<Self> {
+        let base = memory.location();
         if memory.length() < frame.whole {
             return None;
         }
         let width = ByteCount::from_usize(WIDTH);
-        let canaries = Self {
+        Some(Self {
             before: base.checked_add(frame.offset.checked_sub(width)?)?,
             after: base.checked_add(frame.offset.checked_add(frame.length).ok()?)?,
             seed,
-        };
-        for address in [canaries.before, canaries.after] {
-            let bytes = canaries.bytes();
-            // SAFETY: both are `WIDTH` bytes within the memory, which `whole` spans, and nobody
-            // else accesses them.
-            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), address.as_ptr(), WIDTH) };
-        }
-        Some(canaries)
+        })
     }
 
     /// The sides that were overwritten, each with the distance from the block of the nearest
     /// byte that changed: 0 for the neighbour of its first or last byte.
     ///
+    /// # Errors
+    ///
+    /// Why they could not be read.
+    ///
     /// # Safety
     ///
     /// The memory is alive.
-    pub(super) unsafe fn overwritten(&self) -> impl Iterator<Item = (Side, usize)> + use<> {
+    pub(super) unsafe fn overwritten(
+        &self,
+        reach: &Reach,
+    ) -> Result<impl Iterator<Item = (Side, usize)> + use<>, BoxedCause> {
         let expected = self.bytes();
-        // SAFETY: by the caller's promise.
-        let before = unsafe { read(self.before) };
-        // SAFETY: by the caller's promise.
-        let after = unsafe { read(self.after) };
+        let (mut before, mut after) = ([0; WIDTH], [0; WIDTH]);
+        // SAFETY: by the caller's promise; whoever writes there has no business to.
+        unsafe { reach.fill.read(self.before, &mut before, reach.stream) }?;
+        // SAFETY: as above.
+        unsafe { reach.fill.read(self.after, &mut after, reach.stream) }?;
         let changed =
             move |found: [u8; WIDTH]| move |&index: &usize| found[index] != expected[index];
         let below = (0..WIDTH).rev().find(changed(before)).map(|i| (Side::Before, WIDTH - 1 - i));
         let above = (0..WIDTH).find(changed(after)).map(|i| (Side::After, i));
-        below.into_iter().chain(above)
+        Ok(below.into_iter().chain(above))
     }
 
     /// Never a run of equal bytes, and never zeros.
@@ -113,12 +152,4 @@ impl Canaries {
         }
         bytes
     }
-}
-
-/// # Safety
-///
-/// `WIDTH` bytes at `address` are readable.
-unsafe fn read(address: HostAddress) -> [u8; WIDTH] {
-    // SAFETY: they are readable by the caller's promise, and bytes need no alignment.
-    unsafe { ptr::read(address.as_ptr().cast::<[u8; WIDTH]>()) }
 }

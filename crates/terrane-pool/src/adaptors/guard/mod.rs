@@ -15,17 +15,20 @@ use terrane_core::{
 
 use super::limit::size_overflow;
 use super::live_ranges::LiveRanges;
+use super::{Fill, FillHost};
+use crate::StreamId;
 use crate::sync::Mutex;
 pub use canary::Side;
-use canary::{Canaries, Frame};
+use canary::{Canaries, Frame, Reach};
 pub use violation::{GuardViolation, StaleReference};
 
 /// An upstream that is watched.
 ///
 /// - A block that overlaps a live one is not handed out. The request fails, and the block is kept
 ///   until the guard drops, as giving it back might free the other.
-/// - Blocks of host memory lie between canaries of 64 bytes, which are checked when the block
-///   goes and on [`verify`](Self::verify). Such a block is exactly as long as was asked for,
+/// - Blocks of host memory, and of what else the guard was given a way to [reach](Self::ordered),
+///   lie between canaries of 64 bytes, which are checked when the block goes and on
+///   [`verify`](Self::verify). Such a block is exactly as long as was asked for,
 ///   rounded up to the upstream's granule, so that its first byte too many is a violation.
 /// - Each block has a generation, by which [`check`](Self::check) tells a reference to it from a
 ///   stale one to an earlier block at the same place.
@@ -34,6 +37,7 @@ pub use violation::{GuardViolation, StaleReference};
 pub struct Guard<A: Allocate> {
     upstream: A,
     log: GuardLog,
+    reach: Reach,
     /// Blocks that the upstream should not have handed out.
     quarantine: Mutex<Vec<A::Memory>>,
 }
@@ -48,6 +52,7 @@ struct State {
     next_generation: u64,
     violations: Vec<GuardViolation>,
     found: u64,
+    reach: Reach,
 }
 
 #[derive(Clone, Debug)]
@@ -63,16 +68,26 @@ struct Watched {
 const KEPT_VIOLATIONS: usize = 1024;
 
 impl<A: Allocate> Guard<A> {
-    /// Watches over what `upstream` hands out.
+    /// Watches over what `upstream` hands out, with canaries if that is the host's memory.
     #[must_use]
     pub fn new(upstream: A) -> Self {
+        Self::ordered(upstream, FillHost, StreamId::new(0))
+    }
+
+    /// Watches over what `upstream` hands out, with canaries that are written and read by means of
+    /// `fill`, in the order of `stream`. Writes out of bounds that other streams are still to make
+    /// when the block goes are not seen: have them waited for before.
+    #[must_use]
+    pub fn ordered(upstream: A, fill: impl Fill, stream: StreamId) -> Self {
+        let reach = Reach { fill: Arc::new(fill), stream };
         let log = GuardLog(Arc::new(Mutex::new(State {
             live: LiveRanges::new(),
             next_generation: 1,
             violations: Vec::new(),
             found: 0,
+            reach: reach.clone(),
         })));
-        Self { upstream, log, quarantine: Mutex::new(Vec::new()) }
+        Self { upstream, log, reach, quarantine: Mutex::new(Vec::new()) }
     }
 
     /// What has been found.
@@ -90,7 +105,7 @@ impl<A: Allocate> Guard<A> {
             .flat_map(|(_, watched)| {
                 // SAFETY: an entry leaves the table, under the lock that is held here, before its
                 // memory drops.
-                unsafe { watched.violations() }
+                unsafe { watched.violations(&state.reach) }
             })
             .collect();
         let count = found.len();
@@ -135,7 +150,7 @@ impl<A: Allocate> Guard<A> {
 
     /// How the block is framed, and the request to the upstream that this comes to.
     fn frame(&self, request: &RegionRequest) -> Result<Option<Frame>, AllocateError> {
-        if request.bytes.is_zero() || !self.kind().is_host() {
+        if request.bytes.is_zero() || !self.reach.reaches(self.kind()) {
             return Ok(None);
         }
         let limits = self.upstream.limits();
@@ -159,8 +174,9 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
     /// The upstream's; of the largest region, the canaries take their part.
     fn limits(&self) -> Limits {
         let limits = self.upstream.limits();
-        let canaries =
-            Frame::new(ByteCount::ZERO, limits.alignment).ok().filter(|_| self.kind().is_host());
+        let canaries = Frame::new(ByteCount::ZERO, limits.alignment)
+            .ok()
+            .filter(|_| self.reach.reaches(self.kind()));
         let largest_region = limits.largest_region.map(|largest| match canaries {
             Some(frame) => largest.checked_sub(frame.whole).unwrap_or(ByteCount::ZERO),
             None => largest,
@@ -260,7 +276,12 @@ impl GuardLog {
         let canaries = frame.and_then(|frame| {
             // SAFETY: the memory has not been handed out, overlaps nothing that is live, and what
             // will be handed out of it is the block between the canaries.
-            unsafe { Canaries::write(memory, frame, generation) }
+            let written = unsafe { Canaries::write(memory, frame, generation, &state.reach) };
+            written.unwrap_or_else(|error| {
+                tracing::warn!(%error, %label, "a block has no canaries");
+                state.report(GuardViolation::Unwatched { block, label: label.clone() });
+                None
+            })
         });
         state.live.insert(granted, Watched { block, generation, label: label.clone(), canaries });
         Ok(Entry { log: self.clone(), granted, block, generation })
@@ -281,15 +302,22 @@ impl Watched {
     /// # Safety
     ///
     /// The memory is alive.
-    unsafe fn violations(&self) -> impl Iterator<Item = GuardViolation> + use<'_> {
-        let overwritten = self.canaries.map(|canaries| {
-            // SAFETY: by the caller's promise.
-            unsafe { canaries.overwritten() }
-        });
-        overwritten.into_iter().flatten().map(move |(side, distance)| {
-            let (block, label) = (self.block, self.label.clone());
-            GuardViolation::Overwritten { block, label, side, distance }
-        })
+    unsafe fn violations(&self, reach: &Reach) -> Vec<GuardViolation> {
+        let Some(canaries) = self.canaries else { return Vec::new() };
+        let (block, label) = (self.block, &self.label);
+        // SAFETY: by the caller's promise.
+        match unsafe { canaries.overwritten(reach) } {
+            Ok(overwritten) => overwritten
+                .map(|(side, distance)| {
+                    let label = label.clone();
+                    GuardViolation::Overwritten { block, label, side, distance }
+                })
+                .collect(),
+            Err(error) => {
+                tracing::warn!(%error, %label, "a block's canaries cannot be read");
+                vec![GuardViolation::Unwatched { block, label: label.clone() }]
+            }
+        }
     }
 }
 
@@ -357,8 +385,8 @@ impl Drop for Entry {
         let mut state = self.log.0.lock();
         if let Some(watched) = state.live.remove(&self.granted) {
             // SAFETY: the memory drops after its entry.
-            let found = unsafe { watched.violations() };
-            found.for_each(|violation| state.report(violation));
+            let found = unsafe { watched.violations(&state.reach) };
+            found.into_iter().for_each(|violation| state.report(violation));
         }
     }
 }

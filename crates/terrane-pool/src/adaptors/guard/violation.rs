@@ -53,6 +53,18 @@ pub enum GuardViolation {
         /// How far from the block the nearest such byte is; 0 for its neighbour.
         distance: usize,
     },
+    /// The bytes around a block could not be written or read, so that nobody can say.
+    #[error(
+        "{label}: the bytes around the block of {} at {} could not be reached, so that writes out \
+         of bounds go unseen; the log has the reason",
+        .block.length, .block.location
+    )]
+    Unwatched {
+        /// The block.
+        block: Span,
+        /// Whose it is.
+        label: Label,
+    },
 }
 
 /// A reference to memory that a [`Guard`](super::Guard) does not know, or not any more.

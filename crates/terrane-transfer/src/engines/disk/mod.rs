@@ -102,7 +102,7 @@ unsafe impl CopyEngine for DiskEngine {
         }
         let route = self.rates.choose(route, plan);
         Ok(Quote {
-            path: route.path(),
+            path: route.path().into(),
             reason: route.reason(),
             predicted: self.rates.of(&route).predict(plan.bytes(), plan.run_count()),
         })

@@ -82,6 +82,9 @@ pub(super) fn by_deadline<'a>(request: IoRequest<'a>, job: &CopyJob) -> IoReques
 /// The different files that a job writes and that have to be made durable, with how much so.
 pub(super) fn files_to_sync(job: &CopyJob) -> Vec<(FileHandle, Durability)> {
     let mut files: Vec<(FileHandle, Durability)> = Vec::new();
+    if job.terms().more_follows {
+        return files;
+    }
     for base in job.plan().destination().bases() {
         let Location::File(FilePosition { file, .. }) = base else { continue };
         let durability = file.durability.max(job.terms().durability);

@@ -145,7 +145,7 @@ unsafe impl CopyEngine for HostEngine {
             Caching::Past => (PAST_CACHE, "too large to be of use in the cache"),
         };
         let predicted = self.rates.of(path).predict(plan.bytes(), plan.run_count());
-        Ok(Quote { path, reason: Cow::Borrowed(reason), predicted })
+        Ok(Quote { path: Cow::Borrowed(path), reason: Cow::Borrowed(reason), predicted })
     }
 
     fn submit(&self, job: CopyJob) {

@@ -1,0 +1,180 @@
+//! Transfers by way of bounce memory, beside the slower of their two hops by itself.
+//!
+//! Files to and from system memory, through memory that says it is pinned, by the disk and the host
+//! engine. The baseline is whichever of the two engines is slower by itself, in the same run: the
+//! disk engine between the same file and memory, or the host engine between the same memory and
+//! other memory. Both hops of a relay share the processors and the memory, so a machine with few
+//! cores that are busy with other work shows less than the engines could.
+
+#![forbid(unsafe_code)]
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+use clap::Parser;
+use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread, run};
+use terrane_core::ByteCount;
+use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_transfer::engines::{
+    DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
+};
+use terrane_transfer::{Endpoint, Transfer, TransferManager};
+
+/// Measures transfers by way of bounce memory.
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    settings: Settings,
+    /// The directory of the file; the disk that it is on is measured
+    #[arg(long, default_value = "target")]
+    directory: PathBuf,
+    /// How much is moved in each case, in MiB
+    #[arg(long, default_value_t = 1024)]
+    size_mib: u32,
+    /// The bytes of a bounce slot, in MiB
+    #[arg(long, default_value_t = 16)]
+    slot_mib: u32,
+    /// How many bounce slots there are
+    #[arg(long, default_value_t = 8)]
+    slots: usize,
+}
+
+/// The share of the slower hop's rate that a relay has to reach.
+const TARGET: f64 = 0.95;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    run("relay", &arguments.settings, |settings, reporter| measure(&arguments, settings, reporter))
+}
+
+fn measure<W: Write>(
+    arguments: &Arguments,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    const NAME: &str = "blocks of 32 layers of 64 KiB";
+    if !reporter.wants(NAME) {
+        return Ok(());
+    }
+    let rig = Rig::new(arguments)?;
+    // The first pass writes what was only reserved, and does not count; nor do those in which an
+    // engine measures which way is faster, or memory is touched for the first time.
+    for is_write in [true, false, true, false, true, false] {
+        for way in Way::ALL {
+            rig.pass(way, is_write)?;
+        }
+    }
+    for is_write in [true, false] {
+        let mut rates = [const { Vec::new() }; Way::ALL.len()];
+        // In turns, and the first of each turn by turns: disks remember.
+        for round in 0..settings.repeats.max(1) {
+            let mut order: Vec<_> = rates.iter_mut().zip(Way::ALL).collect();
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for (rates, way) in order {
+                rates.push(rig.pass(way, is_write)?);
+            }
+        }
+        let spreads = rates.map(|rates| Spread::of(&rates).unwrap_or(Spread::single(f64::NAN)));
+        let [relayed, disk, host] = spreads;
+        let slower = match disk.median < host.median {
+            true => ("disk hop alone", disk.median),
+            false => ("host hop alone", host.median),
+        };
+        let direction = if is_write { "to the file" } else { "from the file" };
+        let name = format!("{direction}, {NAME}");
+        let measured = Measurement::new(name, relayed, "GB/s", Direction::HigherIsBetter);
+        reporter.report(&measured.beside(slower.0, slower.1).at_least(TARGET))?;
+    }
+    Ok(())
+}
+
+/// Which engine makes a pass.
+#[derive(Clone, Copy)]
+enum Way {
+    Relayed,
+    DiskAlone,
+    HostAlone,
+}
+
+impl Way {
+    const ALL: [Self; 3] = [Self::Relayed, Self::DiskAlone, Self::HostAlone];
+}
+
+/// A file and memory of the same blocks, and what moves them.
+struct Rig {
+    relayed: TransferManager,
+    disk_alone: TransferManager,
+    host_alone: TransferManager,
+    memory: Endpoint,
+    disk: Endpoint,
+    /// Laid out as the file is, and as the slots are.
+    other: Endpoint,
+    ids: Vec<u32>,
+}
+
+impl Rig {
+    fn new(arguments: &Arguments) -> Result<Self> {
+        let config = LayoutConfig::builder()
+            .num_blocks(arguments.size_mib / 2)
+            .num_layers(32)
+            .outer_dim(2)
+            .page_size(16)
+            .inner_dim(1024)
+            .element(ElementFormat::Width(2))
+            .build()?;
+        let files = DiskAllocator::new(&arguments.directory, DiskOptions::default())
+            .with_context(|| format!("cannot make a file in {:?}", arguments.directory))?;
+        let builder = LayoutBuilder::new(config).fully_contiguous().allocate(&files);
+        let disk = Endpoint::new(builder.unregistered().build()?)?;
+        let system = SystemAllocator::new(SystemOptions::default());
+        let builder = LayoutBuilder::new(config).kind(LayoutKind::ALL[1]).allocate(&system);
+        let memory = Endpoint::new(builder.unregistered().build()?)?;
+
+        let builder = LayoutBuilder::new(config).fully_contiguous().allocate(&system);
+        let other = Endpoint::new(builder.unregistered().build()?)?;
+
+        let disk_engine = Arc::new(DiskEngine::new(&DiskEngineOptions::default())?);
+        let host_engine = Arc::new(HostEngine::new(HostEngineOptions::default())?);
+        let options =
+            RelayOptions { slot_bytes: ByteCount::mib(arguments.slot_mib), slots: arguments.slots };
+        let bounce = HeapAllocator::pinned();
+        let relay = RelayEngine::new(disk_engine, host_engine, bounce, &options)?;
+        // Engines of their own, as each learns from what passes through it.
+        let disk_alone = DiskEngine::new(&DiskEngineOptions::default())?;
+        let host_alone = HostEngine::new(HostEngineOptions::default())?;
+        Ok(Self {
+            relayed: TransferManager::new([Arc::new(relay) as _]),
+            disk_alone: TransferManager::new([Arc::new(disk_alone) as _]),
+            host_alone: TransferManager::new([Arc::new(host_alone) as _]),
+            memory,
+            disk,
+            other,
+            ids: (0..config.num_blocks()).collect(),
+        })
+    }
+
+    /// One pass over the blocks; GB/s.
+    fn pass(&self, way: Way, is_write: bool) -> Result<f64> {
+        let (manager, end) = match way {
+            Way::Relayed => (&self.relayed, &self.disk),
+            Way::DiskAlone => (&self.disk_alone, &self.disk),
+            Way::HostAlone => (&self.host_alone, &self.other),
+        };
+        let (from, to) = if is_write { (&self.memory, end) } else { (end, &self.memory) };
+        let transfer = Transfer::new(from, to).blocks(&self.ids, &self.ids);
+        let begun = Instant::now();
+        let submitted = manager.submit(transfer, ());
+        let completion = submitted.map_err(|rejected| anyhow!(rejected.cause))?;
+        completion.wait().result.context("the transfer failed")?;
+        let bytes = self.disk.layout().config().total_bytes().get();
+        Ok(bytes as f64 / begun.elapsed().as_secs_f64() / 1e9)
+    }
+}

@@ -1,0 +1,274 @@
+//! Managed memory as an argument of `cudarc`'s kernels and copies.
+//!
+//! The types of `cudarc` stand in the public signatures of this module, and in those of no other.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop};
+use terrane_core::{Location, Memory};
+use terrane_pool::managed::TrackedSlice;
+use terrane_pool::{Access, StreamId};
+
+use crate::error::CudaError;
+use crate::event::{Event, Timing};
+use crate::stream::Stream;
+use crate::streams::CudaStreams;
+
+/// A stream of `cudarc`'s that [`CudaStreams`] has a number for, on which [`TrackedSlice`]s can be
+/// used: as arguments of kernels that `cudarc` launches, and as an end of its copies.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use cudarc::driver::{CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
+/// use terrane_core::{ByteCount, DeviceId};
+/// use terrane_cuda::kernel_argument::CudarcStream;
+/// use terrane_cuda::{Context, CudaStreams, DeviceAllocator};
+/// use terrane_pool::adaptors::Budget;
+/// use terrane_pool::managed::{ManagerOptions, MemoryManager};
+///
+/// # fn scaled(kernel: &CudaFunction) -> Result<(), Box<dyn std::error::Error>> {
+/// let context = Context::primary(DeviceId::new(0))?;
+/// let streams = CudaStreams::new(&context);
+/// let theirs = CudaContext::new(0)?.new_stream()?;
+/// let stream = CudarcStream::new(&streams, &theirs)?;
+/// let options =
+///     ManagerOptions { fences: Some(Arc::new(streams.clone())), ..ManagerOptions::default() };
+/// let budget = Budget::new("device", ByteCount::gib(1));
+/// let manager = MemoryManager::new(DeviceAllocator::new(&context), budget, options);
+///
+/// let mut scores = manager.alloc::<f32>(1024)?;
+/// theirs.memcpy_htod(&[1.0; 1024], &mut stream.write(&mut scores)?)?;
+/// let (argument, length) = (stream.write(&mut scores)?, 1024_u32);
+/// // SAFETY: the kernel takes a pointer to that many floats, and their number.
+/// unsafe {
+///     theirs
+///         .launch_builder(kernel)
+///         .arg(&argument)
+///         .arg(&length)
+///         .launch(LaunchConfig::for_num_elems(length))
+/// }?;
+/// // It goes back when the stream has come past the kernel.
+/// drop(scores);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What it costs
+///
+/// No event and no reference for each slice: a use is an entry in the slice's block, by stream. An
+/// event of the context's is recorded only where a slice changes from one stream to another, and
+/// when a slice drops that streams have used; both come from those that are kept.
+#[derive(Clone)]
+pub struct CudarcStream {
+    streams: CudaStreams,
+    id: StreamId,
+    /// The same stream as `streams` has it.
+    ours: Arc<Stream>,
+    theirs: Arc<CudaStream>,
+}
+
+impl CudarcStream {
+    /// Gives a stream of `cudarc`'s a number in `streams`, which keep a reference to it until the
+    /// number is [removed](CudaStreams::remove).
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::WrongContext`] if it is not of the primary context of their device,
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn new(streams: &CudaStreams, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
+        let (handle, owner) = (stream.cu_stream().cast(), Arc::clone(stream));
+        // SAFETY: `cudarc` destroys a stream of its own with its last owner, of which this is one,
+        // the default stream never, and for another's whoever wrapped it vouched.
+        let ours = Arc::new(unsafe { Stream::borrow(streams.context(), handle, owner) }?);
+        let id = streams.add(Arc::clone(&ours))?;
+        Ok(Self { streams: streams.clone(), id, ours, theirs: Arc::clone(stream) })
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn id(&self) -> StreamId {
+        self.id
+    }
+
+    /// The stream.
+    #[must_use]
+    pub const fn stream(&self) -> &Arc<CudaStream> {
+        &self.theirs
+    }
+
+    /// The slice for work on this stream that reads it: after what other streams have been given
+    /// to write it, and before the slice's memory goes back.
+    ///
+    /// The work is to be submitted while the argument lives.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Unreachable`] for memory that the device does not reach,
+    /// [`CudaError::Managed`] if the slice's manager knows no streams,
+    /// [`CudaError::UnknownStream`] if it was used on a stream of other `CudaStreams`,
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn read<'a, T: Pod, M: Memory>(
+        &'a self,
+        slice: &'a TrackedSlice<T, M>,
+    ) -> Result<CudaArgument<'a, T>, CudaError> {
+        Ok(CudaArgument(self.used(slice, Access::Read)?))
+    }
+
+    /// The slice for work on this stream that writes it, or reads and writes it: after whatever
+    /// other streams have been given to do with it, and before the slice's memory goes back.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read`](Self::read).
+    pub fn write<'a, T: Pod, M: Memory>(
+        &'a self,
+        slice: &'a mut TrackedSlice<T, M>,
+    ) -> Result<CudaArgumentMut<'a, T>, CudaError> {
+        Ok(CudaArgumentMut(self.used(slice, Access::Write)?))
+    }
+
+    fn used<'a, T: Pod, M: Memory>(
+        &'a self,
+        slice: &'a TrackedSlice<T, M>,
+        access: Access,
+    ) -> Result<Used<'a, T>, CudaError> {
+        let block = slice.block();
+        let device = self.streams.context().device().id;
+        let address = match slice.location() {
+            Location::Device { device: of, address } if of == device => address,
+            location => block.device_alias().ok_or(CudaError::Unreachable { location })?,
+        };
+        // Before anything is submitted: whatever fails after this, the memory waits for it.
+        block
+            .record_use(self.id, access)
+            .map_err(|error| CudaError::Managed { source: Arc::new(error) })?;
+        for (other, what) in block.uses() {
+            if other != self.id && (access == Access::Write || what == Access::Write) {
+                self.wait_for(other)?;
+            }
+        }
+        Ok(Used { address: address.get(), len: slice.len(), on: self, element: PhantomData })
+    }
+
+    /// Makes what is submitted from now on run after what `other` has been given so far.
+    fn wait_for(&self, other: StreamId) -> Result<(), CudaError> {
+        let event = Event::new(self.streams.context(), Timing::Off)?;
+        event.record(&*self.streams.get(other)?)?;
+        self.ours.wait_for(&event)
+    }
+}
+
+impl fmt::Debug for CudarcStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudarcStream").field("id", &self.id).field("stream", &self.ours).finish()
+    }
+}
+
+/// A slice whose use on a stream is on record. The address comes first: a kernel is given a
+/// pointer to this, and reads as many bytes as its parameter has.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Used<'a, T> {
+    address: CUdeviceptr,
+    len: usize,
+    on: &'a CudarcStream,
+    element: PhantomData<&'a [T]>,
+}
+
+impl<'a, T> Used<'a, T> {
+    /// The address for work on `stream`, and what to do when that has been submitted.
+    fn pointer(&self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        let said = &self.on.theirs;
+        if stream.cu_stream() == said.cu_stream() && stream.context() == said.context() {
+            return (self.address, SyncOnDrop::Record(None));
+        }
+        // Another stream than was said: no number is known for it, so that it is waited for.
+        stream.context().record_err(stream.join(&self.on.theirs));
+        (self.address, SyncOnDrop::sync_stream(stream))
+    }
+}
+
+/// A [`TrackedSlice`] that work on a stream reads, from [`CudarcStream::read`].
+///
+/// A reference to it is an argument of a kernel launch, where it stands for the address of the
+/// first element; and it is the source of `cudarc`'s copies.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct CudaArgument<'a, T>(Used<'a, T>);
+
+/// A [`TrackedSlice`] that work on a stream writes, from [`CudarcStream::write`].
+///
+/// A reference to it is an argument of a kernel launch, where it stands for the address of the
+/// first element; and it is either end of `cudarc`'s copies.
+#[repr(transparent)]
+pub struct CudaArgumentMut<'a, T>(Used<'a, T>);
+
+// SAFETY: what a launch copies from here is a parameter of a pointer's size, and that is the
+// address; a kernel whose parameter is larger is the wrong kernel, which the launch is unsafe for.
+unsafe impl<T> DeviceRepr for CudaArgument<'_, T> {}
+// SAFETY: as for `CudaArgument`.
+unsafe impl<T> DeviceRepr for CudaArgumentMut<'_, T> {}
+
+impl<T> DeviceSlice<T> for CudaArgument<'_, T> {
+    fn len(&self) -> usize {
+        self.0.len
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        &self.0.on.theirs
+    }
+}
+
+impl<T> DevicePtr<T> for CudaArgument<'_, T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.0.pointer(stream)
+    }
+}
+
+impl<T> DeviceSlice<T> for CudaArgumentMut<'_, T> {
+    fn len(&self) -> usize {
+        self.0.len
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        &self.0.on.theirs
+    }
+}
+
+impl<T> DevicePtr<T> for CudaArgumentMut<'_, T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.0.pointer(stream)
+    }
+}
+
+impl<T> DevicePtrMut<T> for CudaArgumentMut<'_, T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.0.pointer(stream)
+    }
+}
+
+impl<T> fmt::Debug for CudaArgument<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<T> fmt::Debug for CudaArgumentMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<T> fmt::Debug for Used<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaArgument")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("len", &self.len)
+            .field("stream", &self.on.id)
+            .finish()
+    }
+}

@@ -1,0 +1,342 @@
+//! Pinned memory that is used while it comes up.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use terrane_core::{
+    Allocate, ByteCount, Capability, Grant, Location, Memory, Reason, Region, RegionRequest, Wish,
+};
+use terrane_cuda::{
+    Context, CudaError, DeviceAllocator, DriverCode, PinnedAllocator, PinnedOptions, Stream,
+};
+use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind, LayoutPlan};
+use terrane_storage::StorageError;
+use terrane_testkit::pattern::{InProcess, PieceAccess};
+
+use crate::faults;
+use crate::needs::{LITTLE, Needs, device};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const STEP: ByteCount = ByteCount::mib(4);
+const OUT_OF_MEMORY: DriverCode = DriverCode::OUT_OF_MEMORY;
+
+fn in_steps(context: &Context, step: ByteCount) -> PinnedAllocator {
+    let options = PinnedOptions { background_step: step, ..PinnedOptions::default() };
+    PinnedAllocator::new(context, options).unwrap()
+}
+
+/// Nothing is registered, and no drop has failed.
+fn assert_all_gone(context: &Context) {
+    assert_eq!(context.holdings().registered, terrane_cuda::Held::default());
+    assert_eq!((context.failed_drops(), context.lost()), (0, None));
+}
+
+#[test]
+fn a_prefix_is_copied_while_the_rest_comes_up() {
+    let Some(context) = device("a_prefix_is_copied_while_the_rest_comes_up", LITTLE) else {
+        return;
+    };
+    let request = RegionRequest::new(ByteCount::mib(46));
+    let (memory, bring_up) = in_steps(&context, STEP).bring_up_in_background(&request).unwrap();
+    assert_eq!((memory.length(), bring_up.length()), (request.bytes, request.bytes));
+    assert_eq!(memory.registration_length(), Some(STEP));
+
+    // The processor may use all of it from the start; what it writes stays.
+    let last = memory.location().checked_add(ByteCount::mib(45)).unwrap();
+    // SAFETY: nobody else uses the memory.
+    unsafe { InProcess.write(last, &[0xC3; 4096]) }.unwrap();
+
+    let stream = Stream::new(&context).unwrap();
+    let on_device = DeviceAllocator::new(&context).allocate(&RegionRequest::new(STEP)).unwrap();
+    let (mut offset, mut before) = (ByteCount::ZERO, ByteCount::ZERO);
+    while offset < request.bytes {
+        let length = STEP.min(request.bytes.checked_sub(offset).unwrap());
+        let end = offset.checked_add(length).unwrap();
+        assert!(bring_up.wait_for(end, PATIENCE).unwrap());
+        let usable = memory.usable_prefix();
+        assert!(usable >= end && usable >= before, "it only grows");
+        before = usable;
+        let at = memory.location().checked_add(offset).unwrap();
+        // SAFETY: both are alive until the stream has been waited for, and nobody else uses them.
+        unsafe { stream.fill(on_device.location(), 0x5A, length) }.unwrap();
+        // SAFETY: as above.
+        unsafe { stream.copy(on_device.location(), at, length) }.unwrap();
+        stream.synchronize().unwrap();
+        let mut bytes = vec![0; length.to_usize()];
+        // SAFETY: the copy has run.
+        unsafe { InProcess.read(at, &mut bytes) }.unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 0x5A));
+        offset = end;
+    }
+    assert_eq!(context.holdings().registered.bytes, request.bytes);
+    assert_eq!(context.holdings().registered.count, 12, "one for each step");
+    drop((memory, bring_up));
+    assert_all_gone(&context);
+}
+
+#[test]
+fn when_all_is_up_it_is_as_memory_that_came_up_at_once() {
+    let name = "when_all_is_up_it_is_as_memory_that_came_up_at_once";
+    let Some(context) = device(name, LITTLE) else { return };
+    let request = RegionRequest::new(ByteCount::mib(10));
+    let (memory, bring_up) = in_steps(&context, STEP).bring_up_in_background(&request).unwrap();
+    assert!(complete(&bring_up));
+    assert!(bring_up.is_complete() && bring_up.ended().is_none());
+    assert_eq!(bring_up.touched(), request.bytes);
+    let report = memory.capabilities();
+    assert_eq!(report.grant(&Capability::HostRegistration), Some(&Grant::Granted), "{report}");
+    let alias = memory.device_alias().expect("the device reaches all of it");
+    if context.device().uses_host_addresses {
+        assert_eq!(alias.get(), memory.address().get());
+    }
+    let at = Location::Device { device: context.device().id, address: alias };
+    let stream = Stream::new(&context).unwrap();
+    let mut offset = ByteCount::ZERO;
+    while offset < memory.length() {
+        let length = STEP.min(memory.length().checked_sub(offset).unwrap());
+        // SAFETY: the memory is alive until the stream has been waited for.
+        unsafe { stream.fill(at.checked_add(offset).unwrap(), 0xA5, length) }.unwrap();
+        offset = offset.checked_add(length).unwrap();
+    }
+    stream.synchronize().unwrap();
+    let mut bytes = vec![0; memory.length().to_usize()];
+    // SAFETY: nobody else uses the memory any more.
+    unsafe { InProcess.read(memory.location(), &mut bytes) }.unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 0xA5));
+}
+
+/// Waits for all as a task does.
+fn complete(bring_up: &terrane_cuda::PinnedBringUp) -> bool {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut all = pin!(bring_up.usable(bring_up.length()));
+    let started = Instant::now();
+    loop {
+        match all.as_mut().poll(&mut context) {
+            Poll::Ready(answer) => {
+                answer.unwrap();
+                return bring_up.is_complete();
+            }
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(1)),
+        }
+        assert!(started.elapsed() < PATIENCE);
+    }
+}
+
+#[test]
+fn what_drops_while_it_comes_up_leaves_nothing() {
+    let Some(context) = device("what_drops_while_it_comes_up_leaves_nothing", LITTLE) else {
+        return;
+    };
+    let pinned = in_steps(&context, ByteCount::mib(2));
+    let request = RegionRequest::new(ByteCount::mib(40));
+    for round in 0..20 {
+        let (memory, bring_up) = pinned.bring_up_in_background(&request).unwrap();
+        if round % 2 == 0 {
+            bring_up.wait_for(ByteCount::mib(2), PATIENCE).unwrap();
+        }
+        drop(memory);
+        // Joined: nothing is registered any more, and how it ended has been said.
+        assert_all_gone(&context);
+        assert!(bring_up.is_complete() || bring_up.ended().is_some());
+    }
+    let (memory, bring_up) = pinned.bring_up_in_background(&request).unwrap();
+    bring_up.cancel();
+    let usable = match bring_up.wait_for(request.bytes, PATIENCE) {
+        Ok(is_usable) => {
+            assert!(is_usable);
+            request.bytes
+        }
+        Err(ended) => {
+            assert!(ended.cause.is_none(), "{ended:?}");
+            ended.usable
+        }
+    };
+    assert_eq!(context.holdings().registered.bytes, usable, "what was usable stays so");
+    drop(memory);
+    assert_all_gone(&context);
+}
+
+#[test]
+fn a_step_that_is_refused_ends_it_and_keeps_what_is_usable() {
+    let name = "a_step_that_is_refused_ends_it_and_keeps_what_is_usable";
+    let Some(context) = device(name, LITTLE) else { return };
+    for refused in [0, 2, 5] {
+        if !faults::fail(name, "cuMemHostRegister_v2", refused, OUT_OF_MEMORY) {
+            return;
+        }
+        let request = RegionRequest::new(ByteCount::mib(24));
+        let (memory, bring_up) = in_steps(&context, STEP).bring_up_in_background(&request).unwrap();
+        let ended = bring_up.wait_for(request.bytes, PATIENCE).unwrap_err();
+        let usable = STEP.checked_mul("steps", refused).unwrap();
+        assert_eq!((ended.usable, ended.of), (usable, request.bytes));
+        let cause = ended.cause.as_deref().expect("a refusal has a cause");
+        assert_eq!(cause.code(), Some(OUT_OF_MEMORY), "{cause}");
+        assert_eq!(context.holdings().registered.bytes, usable);
+        assert_eq!(memory.device_alias(), None, "no kernel is led beyond the prefix");
+        let report = memory.capabilities();
+        match report.grant(&Capability::HostRegistration) {
+            Some(Grant::Partial { granted, of }) => {
+                assert_eq!((*granted, *of), (usable, request.bytes));
+            }
+            Some(Grant::Refused(Reason::Driver { operation, code })) if refused == 0 => {
+                assert_eq!((*operation, *code), ("cuMemHostRegister_v2", OUT_OF_MEMORY.get()));
+            }
+            other => panic!("{other:?}"),
+        }
+        drop(memory);
+        assert_all_gone(&context);
+    }
+}
+
+#[test]
+fn a_registration_that_fails_midway_is_rolled_back_and_replaced_or_refused() {
+    let name = "a_registration_that_fails_midway_is_rolled_back_and_replaced_or_refused";
+    let Some(context) = device(name, LITTLE) else { return };
+    let pinned = |registration| {
+        let options =
+            PinnedOptions { registration, largest_registration: STEP, ..PinnedOptions::default() };
+        PinnedAllocator::new(&context, options).unwrap()
+    };
+    let request = RegionRequest::new(ByteCount::mib(16));
+    if !faults::fail(name, "cuMemHostRegister_v2", 2, OUT_OF_MEMORY) {
+        return;
+    }
+    let memory = pinned(Wish::Preferred).bring_up(&request).unwrap();
+    let holdings = context.holdings();
+    assert_eq!(
+        holdings.registered,
+        terrane_cuda::Held::default(),
+        "the first two were rolled back"
+    );
+    assert_eq!((holdings.host.count, holdings.host.bytes), (1, request.bytes));
+    let report = memory.capabilities();
+    let Some(Grant::Refused(Reason::Driver { code, .. })) =
+        report.grant(&Capability::HostRegistration)
+    else {
+        panic!("{report}");
+    };
+    assert_eq!(*code, OUT_OF_MEMORY.get());
+    drop(memory);
+
+    assert!(faults::fail(name, "cuMemHostRegister_v2", 3, OUT_OF_MEMORY));
+    let error = pinned(Wish::Required).bring_up(&request).unwrap_err();
+    assert!(matches!(error, CudaError::Capability(_)), "{error}");
+    assert_all_gone(&context);
+    assert_eq!(context.holdings().host, terrane_cuda::Held::default());
+
+    // Neither of the two ways: the driver's own refusal is the error.
+    assert!(faults::fail(name, "cuMemHostRegister_v2", 0, OUT_OF_MEMORY));
+    assert!(faults::fail(name, "cuMemHostAlloc", 0, OUT_OF_MEMORY));
+    let error = pinned(Wish::Preferred).allocate(&request).unwrap_err();
+    assert!(error.is_exhaustion(), "{error}");
+    assert_all_gone(&context);
+}
+
+#[test]
+fn blocks_of_a_layout_are_usable_one_after_the_other() {
+    let name = "blocks_of_a_layout_are_usable_one_after_the_other";
+    let Some(context) = device(name, LITTLE) else { return };
+    let config = LayoutConfig::builder()
+        .num_blocks(24)
+        .num_layers(8)
+        .outer_dim(2)
+        .page_size(16)
+        .inner_dim(4096)
+        .element(ElementFormat::Width(1))
+        .build()
+        .unwrap();
+    let block = ByteCount::mib(1);
+    let options = PinnedOptions { background_step: STEP, unit: block, ..PinnedOptions::default() };
+    let pinned = PinnedAllocator::new(&context, options).unwrap();
+    let plan = LayoutPlan::new(&config, LayoutKind::FullyContiguous, pinned.limits()).unwrap();
+    assert_eq!(plan.geometry().block_stride(), block);
+    let (memory, bring_up) = pinned.bring_up_in_background(&plan.base_request()).unwrap();
+    let regions = plan.cut(&Region::new(memory)).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let device = DeviceAllocator::new(&context);
+    let on_device = device.allocate(&RegionRequest::new(block)).unwrap();
+    for id in 0..24 {
+        // The gate of whoever hands out block ids.
+        let started = Instant::now();
+        while plan.blocks_within(bring_up.usable_prefix()) <= id {
+            let end = block.checked_mul("blocks", u64::from(id) + 1).unwrap();
+            assert!(bring_up.wait_for(end, PATIENCE).unwrap());
+            assert!(started.elapsed() < PATIENCE);
+        }
+        let offset = ByteCount::new(plan.geometry().offset(id, 0, 0).offset);
+        let at = regions[0].location().checked_add(offset).unwrap();
+        // SAFETY: both are alive until the stream has been waited for.
+        unsafe { stream.copy(at, on_device.location(), block) }.unwrap();
+        stream.synchronize().unwrap();
+    }
+    assert_eq!(plan.blocks_within(bring_up.usable_prefix()), 24);
+}
+
+#[test]
+fn what_is_not_registered_is_up_when_it_is_handed_out() {
+    let name = "what_is_not_registered_is_up_when_it_is_handed_out";
+    let Some(context) = device(name, LITTLE) else { return };
+    let request = RegionRequest::new(ByteCount::mib(3));
+    let pinned = |registration, is_write_combined| {
+        let options = PinnedOptions { registration, is_write_combined, ..PinnedOptions::default() };
+        PinnedAllocator::new(&context, options).unwrap()
+    };
+    for allocator in [pinned(Wish::Off, false), pinned(Wish::Preferred, true)] {
+        let (memory, bring_up) = allocator.bring_up_in_background(&request).unwrap();
+        assert!(bring_up.is_complete());
+        assert_eq!(memory.usable_prefix(), memory.length());
+        assert!(memory.device_alias().is_some());
+    }
+    let nothing = RegionRequest::new(ByteCount::ZERO);
+    let (memory, bring_up) = in_steps(&context, STEP).bring_up_in_background(&nothing).unwrap();
+    assert!(memory.length().is_zero() && bring_up.is_complete());
+
+    let cancelled = terrane_storage::Progress::default();
+    cancelled.cancel();
+    let allocator = in_steps(&context, STEP).reporting_to(cancelled);
+    let (memory, bring_up) = allocator.bring_up_in_background(&request).unwrap();
+    let ended = bring_up.wait_for(request.bytes, PATIENCE).unwrap_err();
+    assert!(ended.cause.is_none() && memory.usable_prefix().is_zero(), "{ended}");
+    let beyond = RegionRequest::new(ByteCount::new(1 << 60));
+    let error = in_steps(&context, STEP).bring_up_in_background(&beyond).unwrap_err();
+    let CudaError::HostMemory { source } = &error else { panic!("{error}") };
+    assert!(matches!(**source, StorageError::OutOfMemory { .. }), "{source}");
+}
+
+#[test]
+fn how_soon_the_first_part_of_8_gib_is_usable() {
+    let needs = Needs { device: ByteCount::mib(64), host: ByteCount::gib(10) };
+    let name = "how_soon_the_first_part_of_8_gib_is_usable";
+    let Some(context) = device(name, needs) else { return };
+    if faults::is_simulated() {
+        eprintln!("skipped: {name}: the times of a simulated driver say nothing");
+        return;
+    }
+    let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
+    let request = RegionRequest::new(ByteCount::gib(8));
+    for _ in 0..3 {
+        let started = Instant::now();
+        let (memory, bring_up) = pinned.bring_up_in_background(&request).unwrap();
+        let mapped = started.elapsed();
+        let mut after = Vec::new();
+        for part in [ByteCount::mib(512), ByteCount::gib(1), ByteCount::gib(4), request.bytes] {
+            assert!(bring_up.wait_for(part, PATIENCE).unwrap());
+            after.push((part, started.elapsed()));
+        }
+        eprintln!(
+            "measured: pinned memory in the background: mapped after {mapped:.2?}; {after:.2?}"
+        );
+        drop(memory);
+    }
+    assert_all_gone(&context);
+}

@@ -1,0 +1,180 @@
+//! Poison and guards around device and pinned memory, in the order of a stream.
+
+use std::sync::Arc;
+
+use terrane_core::{Alignment, Allocate, ByteCount, Location, Memory, RegionRequest};
+use terrane_cuda::{
+    Context, CudaFill, CudaStreams, DeviceAllocator, DevicePool, PinnedAllocator, PinnedOptions,
+    Stream,
+};
+use terrane_pool::adaptors::{
+    Adapt, DebugOptions, Delayed, GuardViolation, Poison, PoisonBytes, Side,
+};
+use terrane_pool::{Pool, PoolOptions, StreamId, StreamSource};
+use terrane_testkit::conformance::{AllocatorFixture, check_allocator};
+use terrane_testkit::pattern::PieceAccess;
+
+use crate::needs::{LITTLE, OnDevice, device};
+
+fn stream_of(context: &Context) -> (CudaStreams, StreamId, Arc<Stream>) {
+    let streams = CudaStreams::new(context);
+    let id = StreamSource::create(&streams).unwrap();
+    let stream = streams.get(id).unwrap();
+    (streams, id, stream)
+}
+
+fn seen(access: &OnDevice, at: Location, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0x11; length];
+    // SAFETY: the memory is alive, and nobody else uses it.
+    unsafe { access.read(at, &mut bytes) }.unwrap();
+    bytes
+}
+
+/// New memory has the one byte all over, freed memory the other.
+fn poisoned<A: Allocate>(context: &Context, upstream: A) {
+    let (streams, id, stream) = stream_of(context);
+    let access = OnDevice::new(context);
+    // It keeps what is freed, so that it can be looked at.
+    let delayed = Arc::new(Delayed::new(upstream, 1));
+    let bytes = PoisonBytes { allocated: 0xA1, freed: 0xF2 };
+    let poison = Poison::new(Arc::clone(&delayed), CudaFill::new(&streams), bytes, id);
+    let request = RegionRequest::new(ByteCount::kib(64));
+    let memory = poison.allocate(&request).unwrap();
+    let (at, length) = (memory.location(), memory.length().to_usize());
+    // The fill has run, whatever stream looks.
+    assert!(seen(&access, at, length).iter().all(|&byte| byte == 0xA1));
+    if at.as_host().is_none() {
+        // SAFETY: the memory is alive until the stream has been waited for, by its free.
+        unsafe { stream.fill(at, 0x33, request.bytes) }.unwrap();
+    }
+    drop(memory);
+    assert!(seen(&access, at, length).iter().all(|&byte| byte == 0xF2), "after the last write");
+    let report = poison.report();
+    assert_eq!((report.filled, report.failed), (2, 0), "{:?}", report.last_failure);
+}
+
+#[test]
+fn new_and_freed_memory_is_poisoned_behind_what_the_stream_does() {
+    let name = "new_and_freed_memory_is_poisoned_behind_what_the_stream_does";
+    let Some(context) = device(name, LITTLE) else { return };
+    poisoned(&context, DeviceAllocator::new(&context));
+    poisoned(&context, DevicePool::new(&context, ByteCount::mib(32)).unwrap());
+    poisoned(&context, PinnedAllocator::new(&context, PinnedOptions::default()).unwrap());
+    assert_eq!((context.failed_drops(), context.lost()), (0, None));
+}
+
+#[test]
+fn a_stream_that_is_not_known_poisons_nothing_and_says_so() {
+    let name = "a_stream_that_is_not_known_poisons_nothing_and_says_so";
+    let Some(context) = device(name, LITTLE) else { return };
+    let fill = CudaFill::without_waiting(&CudaStreams::new(&context));
+    let nobody = StreamId::new(u64::MAX);
+    let poison = DeviceAllocator::new(&context).poisoned(fill, PoisonBytes::default(), nobody);
+    drop(poison.allocate(&RegionRequest::new(ByteCount::kib(1))).unwrap());
+    let report = poison.report();
+    assert_eq!((report.filled, report.failed), (0, 2));
+    assert!(report.last_failure.unwrap().to_string().contains("stream"));
+}
+
+/// Writes out of bounds, by the device or by the processor, are found on both sides.
+fn guarded<A: Allocate>(context: &Context, upstream: A) {
+    let (streams, id, stream) = stream_of(context);
+    let guard = upstream.guarded_on(CudaFill::new(&streams), id);
+    let block = guard.allocate(&RegionRequest::new(ByteCount::kib(8)).labelled("kv")).unwrap();
+    assert_eq!(guard.verify(), 0);
+    let (at, length) = (block.location(), block.length());
+    let (one, behind) = (ByteCount::new(1), at.checked_add(length).unwrap());
+    // SAFETY: within the memory that the guard obtained, which nobody else uses.
+    unsafe { stream.fill(at, 0, length) }.unwrap();
+    assert_eq!(guard.verify(), 0, "within bounds");
+    // Not waited for: the canaries are read behind it.
+    // SAFETY: as above, one byte behind the block.
+    unsafe { stream.fill(behind, 0, one) }.unwrap();
+    drop(block);
+    let violations = guard.log().violations();
+    let [GuardViolation::Overwritten { label, side, distance, .. }] = violations.as_slice() else {
+        panic!("{violations:?}");
+    };
+    assert_eq!((label.as_str(), *side, *distance), ("kv", Side::After, 0));
+    assert_eq!(guard.log().live(), 0);
+}
+
+#[test]
+fn a_write_out_of_bounds_is_found_in_device_memory() {
+    let name = "a_write_out_of_bounds_is_found_in_device_memory";
+    let Some(context) = device(name, LITTLE) else { return };
+    guarded(&context, DeviceAllocator::new(&context));
+    guarded(&context, Pool::new(DeviceAllocator::new(&context), PoolOptions::default()).unwrap());
+    if context.device().uses_host_addresses {
+        let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
+        guarded(&context, pinned);
+    }
+    // Without a way to reach the device, a guard still knows what overlaps and what is stale.
+    let guard = DeviceAllocator::new(&context).guarded();
+    let block = guard.allocate(&RegionRequest::new(ByteCount::kib(8))).unwrap();
+    guard.check(block.location(), block.length(), block.generation()).unwrap();
+    assert_eq!(guard.verify(), 0);
+    assert_eq!((context.failed_drops(), context.lost()), (0, None));
+}
+
+#[test]
+fn variables_put_poison_and_guard_around_device_memory() {
+    let name = "variables_put_poison_and_guard_around_device_memory";
+    let Some(context) = device(name, LITTLE) else { return };
+    let (streams, id, stream) = stream_of(&context);
+    let access = OnDevice::new(&context);
+    let options = DebugOptions::from_variables(|name| match name {
+        DebugOptions::GUARD => Some("1".into()),
+        DebugOptions::POISON => Some("0c,0d".into()),
+        _ => None,
+    })
+    .unwrap();
+    let source = options.around(DeviceAllocator::new(&context), CudaFill::new(&streams), id);
+    let block = source.allocate(&RegionRequest::new(ByteCount::new(1000))).unwrap();
+    assert!(seen(&access, block.location(), 1000).iter().all(|&byte| byte == 0x0C));
+    let before = block.location().place().start - 1;
+    let before = Location::Device {
+        device: context.device().id,
+        address: terrane_core::DeviceAddress::new(before),
+    };
+    // SAFETY: within the memory that the guard obtained, which nobody else uses.
+    unsafe { stream.fill(before, 0, ByteCount::new(1)) }.unwrap();
+    drop(block);
+    assert_eq!(source.log().unwrap().found(), 1);
+}
+
+/// A stack that a function makes.
+struct Stack<F>(F, OnDevice);
+
+impl<A: Allocate, F: Fn() -> A> AllocatorFixture for Stack<F> {
+    type Allocator = A;
+
+    fn allocator(&self) -> A {
+        (self.0)()
+    }
+
+    fn access(&self) -> &dyn PieceAccess {
+        &self.1
+    }
+
+    fn strictest_alignment(&self) -> Alignment {
+        Alignment::PAGE
+    }
+}
+
+#[test]
+fn debugged_memory_of_every_kind_conforms() {
+    let name = "debugged_memory_of_every_kind_conforms";
+    let Some(context) = device(name, LITTLE) else { return };
+    let (streams, id, _stream) = stream_of(&context);
+    let options = DebugOptions { guard: true, poison: Some(PoisonBytes::default()) };
+    let fill = || CudaFill::new(&streams);
+    let on_device = || options.around(DeviceAllocator::new(&context), fill(), id);
+    check_allocator(&Stack(on_device, OnDevice::new(&context)));
+    let pinned = || {
+        let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
+        options.around(pinned, fill(), id)
+    };
+    check_allocator(&Stack(pinned, OnDevice::new(&context)));
+    assert_eq!((context.failed_drops(), context.lost()), (0, None));
+}

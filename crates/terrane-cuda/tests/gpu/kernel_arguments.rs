@@ -1,0 +1,218 @@
+//! Managed memory as an argument of `cudarc`'s kernels and copies, which leaves nothing behind.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use terrane_core::{ByteCount, Memory};
+use terrane_cuda::kernel_argument::CudarcStream;
+use terrane_cuda::{
+    Context, CudaError, CudaStreams, DeviceAllocator, PinnedAllocator, PinnedOptions,
+};
+use terrane_pool::adaptors::Budget;
+use terrane_pool::managed::{ManagerOptions, MemoryManager};
+use terrane_pool::{Access, Pool, PoolOptions};
+use terrane_storage::{SystemAllocator, SystemOptions};
+
+use crate::needs::{LITTLE, device};
+
+/// Adds one to each of `count` numbers.
+const PTX: &str = "
+.version 7.0
+.target sm_50
+.address_size 64
+.visible .entry add_one(.param .u64 numbers, .param .u32 count)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<8>;
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [numbers];
+    ld.param.u32 %r1, [count];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.s32 %r5, %r2, %r3, %r4;
+    setp.ge.u32 %p1, %r5, %r1;
+    @%p1 bra DONE;
+    cvta.to.global.u64 %rd2, %rd1;
+    mul.wide.u32 %rd3, %r5, 4;
+    add.s64 %rd4, %rd2, %rd3;
+    ld.global.u32 %r6, [%rd4];
+    add.s32 %r7, %r6, 1;
+    st.global.u32 [%rd4], %r7;
+DONE:
+    ret;
+}
+";
+
+struct Setup {
+    context: Context,
+    streams: CudaStreams,
+    theirs: Arc<CudaContext>,
+    manager: MemoryManager<Pool<DeviceAllocator>>,
+}
+
+impl Setup {
+    fn new(context: Context) -> Self {
+        let streams = CudaStreams::new(&context);
+        let pool = Pool::new(DeviceAllocator::new(&context), PoolOptions::default()).unwrap();
+        let options =
+            ManagerOptions { fences: Some(Arc::new(streams.clone())), ..ManagerOptions::default() };
+        let manager = MemoryManager::new(pool, Budget::new("device", ByteCount::mib(32)), options);
+        Self { context, streams, theirs: CudaContext::new(0).unwrap(), manager }
+    }
+
+    fn stream(&self) -> (Arc<CudaStream>, CudarcStream) {
+        let theirs = self.theirs.new_stream().unwrap();
+        let ours = CudarcStream::new(&self.streams, &theirs).unwrap();
+        (theirs, ours)
+    }
+
+    fn kernel(&self) -> CudaFunction {
+        self.theirs.load_module(PTX.into()).unwrap().load_function("add_one").unwrap()
+    }
+}
+
+#[test]
+fn a_kernel_of_cudarcs_adds_to_a_tracked_slice() {
+    let name = "a_kernel_of_cudarcs_adds_to_a_tracked_slice";
+    let Some(context) = device(name, LITTLE) else { return };
+    let setup = Setup::new(context);
+    let (theirs, stream) = setup.stream();
+    let kernel = setup.kernel();
+    let numbers: Vec<u32> = (0..5000).collect();
+    let mut slice = setup.manager.alloc_slice::<u32>(5000, "numbers", Some(stream.id())).unwrap();
+    theirs.memcpy_htod(&numbers, &mut stream.write(&mut slice).unwrap()).unwrap();
+    for _ in 0..3 {
+        let (argument, count) = (stream.write(&mut slice).unwrap(), 5000_u32);
+        // SAFETY: the kernel takes a pointer to numbers, and how many there are.
+        unsafe {
+            theirs
+                .launch_builder(&kernel)
+                .arg(&argument)
+                .arg(&count)
+                .launch(LaunchConfig::for_num_elems(count))
+        }
+        .unwrap();
+    }
+    assert_eq!(slice.block().uses(), [(stream.id(), Access::Write)]);
+    let mut seen = vec![0; 5000];
+    theirs.memcpy_dtoh(&stream.read(&slice).unwrap(), &mut seen).unwrap();
+    theirs.synchronize().unwrap();
+    assert!(
+        seen.iter().zip(&numbers).all(|(seen, number)| *seen == number + 3),
+        "{:?}",
+        &seen[..4]
+    );
+    setup.theirs.check_err().expect("nothing was left for the next caller");
+}
+
+#[test]
+fn ten_thousand_arguments_create_no_event_and_leave_no_reference() {
+    let name = "ten_thousand_arguments_create_no_event_and_leave_no_reference";
+    let Some(context) = device(name, LITTLE) else { return };
+    let setup = Setup::new(context);
+    let (theirs, stream) = setup.stream();
+    let kernel = setup.kernel();
+    let round = || {
+        let mut slice = setup.manager.alloc::<u32>(256).unwrap();
+        let (argument, count) = (stream.write(&mut slice).unwrap(), 256_u32);
+        // SAFETY: the kernel takes a pointer to numbers, and how many there are.
+        unsafe {
+            theirs
+                .launch_builder(&kernel)
+                .arg(&argument)
+                .arg(&count)
+                .launch(LaunchConfig::for_num_elems(count))
+        }
+        .unwrap();
+        drop(slice);
+        theirs.synchronize().unwrap();
+        setup.manager.reap();
+    };
+    round();
+    let references = Arc::strong_count(&theirs);
+    let before = setup.context.holdings();
+    for _ in 0..10_000 {
+        round();
+    }
+    assert_eq!(setup.context.holdings(), before, "no event, no reference, no memory");
+    assert_eq!(Arc::strong_count(&theirs), references);
+    assert_eq!((setup.manager.pending(), setup.manager.allocated()), (0, ByteCount::ZERO));
+
+    // All that is left of the stream is what its owners hold.
+    let id = stream.id();
+    drop(setup.streams.remove(id));
+    drop(stream);
+    assert_eq!(Arc::strong_count(&theirs), 1);
+    setup.theirs.check_err().expect("nothing was left for the next caller");
+}
+
+#[test]
+fn a_slice_that_changes_streams_is_used_in_order() {
+    let name = "a_slice_that_changes_streams_is_used_in_order";
+    let Some(context) = device(name, LITTLE) else { return };
+    let setup = Setup::new(context);
+    let [(first, writes), (second, reads)] = [(); 2].map(|()| setup.stream());
+    let mut slice = setup.manager.alloc::<u8>(4 << 20).unwrap();
+    let mut other = setup.manager.alloc::<u8>(4 << 20).unwrap();
+    let ours = setup.streams.get(writes.id()).unwrap();
+    for round in 0..20_u8 {
+        let (at, length) = (slice.location(), slice.bytes());
+        let _written = writes.write(&mut slice).unwrap();
+        for value in [!round, round] {
+            // SAFETY: the slice is alive, and its use on this stream is on record.
+            unsafe { ours.fill(at, value, length) }.unwrap();
+        }
+        // On another stream: behind the fills, by an event of the context's.
+        let from = reads.read(&slice).unwrap();
+        second.memcpy_dtod(&from, &mut reads.write(&mut other).unwrap()).unwrap();
+        let mut seen = vec![!round; 4 << 20];
+        second.memcpy_dtoh(&reads.read(&other).unwrap(), &mut seen).unwrap();
+        second.synchronize().unwrap();
+        assert!(seen.iter().all(|&byte| byte == round), "round {round}: {:?}", &seen[..4]);
+    }
+    // A stream that was not said is waited for.
+    let mut seen = vec![0; 4 << 20];
+    first.memcpy_dtoh(&reads.read(&other).unwrap(), &mut seen).unwrap();
+    assert!(seen.iter().all(|&byte| byte == 19));
+    let created = setup.context.holdings().events_created;
+    assert!(created <= 4, "{created} events for 60 changes of streams");
+    setup.theirs.check_err().expect("nothing was left for the next caller");
+}
+
+#[test]
+fn what_a_device_does_not_reach_is_refused() {
+    let name = "what_a_device_does_not_reach_is_refused";
+    let Some(context) = device(name, LITTLE) else { return };
+    let setup = Setup::new(context);
+    let (_theirs, stream) = setup.stream();
+    let budget = || Budget::new("host", ByteCount::mib(1));
+    let fences = || ManagerOptions {
+        fences: Some(Arc::new(setup.streams.clone())),
+        ..ManagerOptions::default()
+    };
+    let system = SystemAllocator::new(SystemOptions::default());
+    let of_system = MemoryManager::new(system, budget(), fences()).alloc::<u8>(64).unwrap();
+    let error = stream.read(&of_system).unwrap_err();
+    assert!(matches!(error, CudaError::Unreachable { .. }), "{error}");
+
+    // Pinned memory is reached by its alias.
+    let pinned = PinnedAllocator::new(&setup.context, PinnedOptions::default()).unwrap();
+    let of_pinned = MemoryManager::new(pinned, budget(), fences()).alloc::<u8>(64).unwrap();
+    let alias = of_pinned.block().device_alias().unwrap();
+    let argument = stream.read(&of_pinned).unwrap();
+    assert!(format!("{argument:?}").contains(&format!("{:#x}", alias.get())), "{argument:?}");
+
+    let device = DeviceAllocator::new(&setup.context);
+    let without = MemoryManager::new(device.clone(), budget(), ManagerOptions::default());
+    let slice = without.alloc::<u8>(64).unwrap();
+    let error = stream.read(&slice).unwrap_err();
+    assert!(matches!(error, CudaError::Managed { .. }), "{error}");
+
+    // Streams of another registry have other numbers.
+    let elsewhere = CudaStreams::new(&setup.context);
+    let stranger = CudarcStream::new(&elsewhere, stream.stream()).unwrap();
+    assert_ne!(stranger.id(), stream.id());
+    let error = elsewhere.get(stream.id()).unwrap_err();
+    assert!(matches!(error, CudaError::UnknownStream { .. }), "{error}");
+}

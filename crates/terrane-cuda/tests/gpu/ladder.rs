@@ -1,0 +1,127 @@
+//! What a pool does when the device really has no memory left.
+
+use std::error::Error as _;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use terrane_core::{Allocate, AllocateError, ByteCount, Memory, RegionRequest};
+use terrane_cuda::{Context, CudaStreams, DeviceAllocator, DeviceMemory};
+use terrane_pool::{Exhausted, Pool, PoolOptions, Retry, StreamSource};
+
+use crate::needs::{LITTLE, device};
+
+/// A power of two of which some are free, and its half.
+fn unit(context: &Context) -> (ByteCount, ByteCount) {
+    let (free, _) = context.memory().unwrap();
+    let unit = 1 << (free.get() / 16).ilog2();
+    (ByteCount::new(unit), ByteCount::new(unit / 2))
+}
+
+/// Takes all that is left, in pieces.
+fn take_all(context: &Context, piece: ByteCount) -> Vec<DeviceMemory> {
+    let device = DeviceAllocator::new(context);
+    let mut all = Vec::new();
+    for bytes in [piece, ByteCount::new(piece.get() / 8)] {
+        while let Ok(memory) = device.allocate(&RegionRequest::new(bytes)) {
+            all.push(memory);
+        }
+    }
+    all
+}
+
+/// A pool that keeps whatever it is given, in classes up to `largest`.
+fn keeping(largest: ByteCount) -> PoolOptions {
+    PoolOptions {
+        largest_class: largest,
+        cached_bytes: ByteCount::gib(512),
+        cached_percent: 100,
+        magazine_bytes: largest,
+        pending_wait: Duration::from_secs(60),
+        ..PoolOptions::default()
+    }
+}
+
+#[test]
+fn an_exhausted_pool_gives_its_own_back_before_it_refuses() {
+    let name = "an_exhausted_pool_gives_its_own_back_before_it_refuses";
+    let Some(context) = device(name, LITTLE) else { return };
+    let (unit, half) = unit(&context);
+    let pool = Pool::new(DeviceAllocator::new(&context), keeping(unit)).unwrap();
+    drop([(); 3].map(|()| pool.acquire(half).unwrap()));
+    assert_eq!(pool.snapshot().cached, half.checked_mul("blocks", 3).unwrap());
+    let greedy = take_all(&context, half);
+
+    // A larger class than any that is cached: only what is cached can make room for it.
+    let block = pool.acquire(unit).expect("the cached blocks made room");
+    let ladder = pool.snapshot().ladder;
+    assert_eq!((ladder.exhausted, ladder.trimmed, ladder.refused), (1, 1, 0), "{ladder:?}");
+
+    let error = pool.acquire(unit).unwrap_err();
+    assert!(error.is_exhaustion(), "{error}");
+    let AllocateError::OutOfMemory { requested, .. } = &error else { panic!("{error:?}") };
+    assert!(*requested >= unit);
+    let state = error.source().unwrap().downcast_ref::<Exhausted>().unwrap();
+    assert_eq!(state.live, block.length(), "{state}");
+    assert_eq!(pool.snapshot().ladder.refused, 1);
+    assert_eq!(context.lost(), None);
+
+    drop(greedy);
+    let second = pool.acquire(unit).expect("there is room again");
+    drop((block, second));
+    pool.clear();
+    assert_eq!(context.holdings().device.count, 0);
+}
+
+#[test]
+fn a_block_that_a_stream_still_uses_is_waited_for() {
+    let name = "a_block_that_a_stream_still_uses_is_waited_for";
+    let Some(context) = device(name, LITTLE) else { return };
+    let (unit, half) = unit(&context);
+    let streams = CudaStreams::new(&context);
+    let id = StreamSource::create(&streams).unwrap();
+    let upstream = DeviceAllocator::new(&context);
+    let pool = Pool::with_fences(upstream, keeping(unit), Arc::new(streams.clone())).unwrap();
+    let request = RegionRequest::new(half);
+    let block = pool.acquire_on(id, &request).unwrap();
+    let greedy = take_all(&context, half);
+    let stream = streams.get(id).unwrap();
+    for round in 0..20 {
+        // SAFETY: the block is this stream's until it is released on it.
+        unsafe { stream.fill(block.location(), round, half) }.unwrap();
+    }
+    let at = block.location();
+    block.release_on(id).map_err(|(_, error)| error).unwrap();
+    let again = pool.acquire(half).expect("the only block there is, when its stream is done");
+    assert_eq!(again.location(), at);
+    assert!(stream.is_idle().unwrap(), "it was waited for");
+    drop((again, greedy));
+    assert_eq!((context.failed_drops(), context.lost()), (0, None));
+}
+
+#[test]
+fn the_callback_may_make_room() {
+    let Some(context) = device("the_callback_may_make_room", LITTLE) else { return };
+    let (unit, half) = unit(&context);
+    let greedy = Arc::new(Mutex::new(Vec::new()));
+    let held = Arc::clone(&greedy);
+    let pool = Pool::new(DeviceAllocator::new(&context), keeping(unit)).unwrap().on_exhaustion(
+        move |state, wanted| {
+            eprintln!("{wanted} wanted: {state}");
+            let mut held = held.lock().unwrap();
+            let freed = held.drain(..).count();
+            if freed > 0 { Retry::Again } else { Retry::GiveUp }
+        },
+    );
+    *greedy.lock().unwrap() = take_all(&context, half);
+    let block = pool.acquire(unit).expect("the callback let go of all");
+    let ladder = pool.snapshot().ladder;
+    assert_eq!((ladder.callback, ladder.refused), (1, 0), "{ladder:?}");
+    // A second time there is nothing that it could let go of.
+    let rest = take_all(&context, half);
+    let error = pool.acquire(unit).unwrap_err();
+    let state = error.source().unwrap().downcast_ref::<Exhausted>().unwrap();
+    assert_eq!((state.callback_attempts, state.live), (1, block.length()), "{state}");
+    drop((block, rest));
+    pool.clear();
+    assert_eq!(context.holdings().device.count, 0);
+}

@@ -1,0 +1,384 @@
+//! Memory that is used while it comes up: how far it is, for who waits, watches or stops it.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use terrane_core::ByteCount;
+
+use crate::error::StorageError;
+
+/// How far memory has come up that can be used meanwhile, from its first byte on.
+///
+/// What "usable" means is up to who brings it up: that the pages are there, or that a device
+/// reaches them. The usable prefix only grows, and what was usable stays so for as long as the
+/// memory lives, also when coming up ends early. Cloning gives another handle to the same state,
+/// which keeps nothing of the memory alive.
+#[derive(Debug)]
+pub struct BringUp<E = StorageError>(Arc<State<E>>);
+
+/// The other side of a [`BringUp`]: what brings the memory up. Dropped before it said that all is
+/// up, it ends the bring-up as cancelled.
+#[derive(Debug)]
+pub struct Raising<E = StorageError>(Arc<State<E>>);
+
+#[derive(Debug)]
+struct State<E> {
+    length: ByteCount,
+    touched: AtomicU64,
+    usable: AtomicU64,
+    is_cancelled: AtomicBool,
+    ending: Mutex<Ending<E>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Ending<E> {
+    end: Option<End<E>>,
+    wakers: Vec<Waker>,
+}
+
+#[derive(Debug)]
+enum End<E> {
+    Complete,
+    Cancelled,
+    Failed(Arc<E>),
+}
+
+impl<E> BringUp<E> {
+    /// A bring-up of `length` bytes of which none is usable yet, and the side that raises it.
+    #[must_use]
+    pub fn new(length: ByteCount) -> (Self, Raising<E>) {
+        let state = Arc::new(State {
+            length,
+            touched: AtomicU64::new(0),
+            usable: AtomicU64::new(0),
+            is_cancelled: AtomicBool::new(false),
+            ending: Mutex::new(Ending { end: None, wakers: Vec::new() }),
+            changed: Condvar::new(),
+        });
+        (Self(Arc::clone(&state)), Raising(state))
+    }
+
+    /// A bring-up that has come to its end: all of `length` bytes are usable.
+    #[must_use]
+    pub fn complete(length: ByteCount) -> Self {
+        let (bring_up, raising) = Self::new(length);
+        raising.complete();
+        bring_up
+    }
+
+    /// The bytes that there are to be.
+    #[must_use]
+    pub fn length(&self) -> ByteCount {
+        self.0.length
+    }
+
+    /// How many bytes have pages of their own by now, wherever they are.
+    #[must_use]
+    pub fn touched(&self) -> ByteCount {
+        ByteCount::new(self.0.touched.load(Ordering::Relaxed))
+    }
+
+    /// How many bytes from the first on are usable by now.
+    #[must_use]
+    pub fn usable_prefix(&self) -> ByteCount {
+        self.0.usable()
+    }
+
+    /// Whether all is usable.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        matches!(self.0.lock().end, Some(End::Complete))
+    }
+
+    /// Why coming up has ended early, if it has.
+    #[must_use]
+    pub fn ended(&self) -> Option<BringUpEnded<E>> {
+        self.0.lock().end.as_ref().and_then(|end| self.0.early(end))
+    }
+
+    /// Blocks until the first `bytes` bytes are usable, or `timeout` has passed; answers whether
+    /// they are. More than there are counts as all of them.
+    ///
+    /// # Errors
+    ///
+    /// [`BringUpEnded`] if coming up has ended before them.
+    pub fn wait_for(&self, bytes: ByteCount, timeout: Duration) -> Result<bool, BringUpEnded<E>> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut ending = self.0.lock();
+        loop {
+            if let Some(answer) = self.0.answer(&ending, bytes) {
+                return answer.map(|()| true);
+            }
+            ending = match deadline {
+                None => self.0.changed.wait(ending).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Ok(false);
+                    }
+                    let waited = self.0.changed.wait_timeout(ending, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Waits, without blocking, until the first `bytes` bytes are usable. On any runtime; dropping
+    /// the future stops nothing.
+    pub fn usable(&self, bytes: ByteCount) -> UsablePrefix<E> {
+        UsablePrefix { bring_up: self.clone(), bytes }
+    }
+
+    /// Stops bringing up, soon. What is usable stays so.
+    pub fn cancel(&self) {
+        self.0.is_cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+impl<E> Clone for BringUp<E> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<E> Raising<E> {
+    /// Whether somebody wants it to stop.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    /// So many more bytes have pages of their own.
+    pub fn touched(&self, bytes: ByteCount) {
+        self.0.touched.fetch_add(bytes.get(), Ordering::Relaxed);
+    }
+
+    /// The first `prefix` bytes are usable. Less than before says nothing; nor does all of them,
+    /// which [`complete`](Self::complete) says, so that who has waited for all finds whatever else
+    /// belongs to the end.
+    pub fn usable(&self, prefix: ByteCount) {
+        if prefix >= self.0.length {
+            return;
+        }
+        // Before the lock: who holds it and sees too little sleeps only after letting go of it.
+        self.0.usable.fetch_max(prefix.get(), Ordering::Release);
+        self.0.wake(None);
+    }
+
+    /// Wants it to stop, as [`BringUp::cancel`] does: for a side with threads of its own.
+    pub fn stop(&self) {
+        self.0.is_cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// All is usable.
+    pub fn complete(self) {
+        self.0.touched.store(self.0.length.get(), Ordering::Relaxed);
+        {
+            // Together, for who waits.
+            let mut ending = self.0.lock();
+            self.0.usable.store(self.0.length.get(), Ordering::Release);
+            ending.end.get_or_insert(End::Complete);
+        }
+        self.0.wake(None);
+    }
+
+    /// No more will be usable, and why.
+    pub fn fail(self, error: E) {
+        self.0.wake(Some(End::Failed(Arc::new(error))));
+    }
+}
+
+impl<E> Drop for Raising<E> {
+    fn drop(&mut self) {
+        self.0.wake(Some(End::Cancelled));
+    }
+}
+
+impl<E> State<E> {
+    fn lock(&self) -> MutexGuard<'_, Ending<E>> {
+        // What it guards is whole at any time.
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn usable(&self) -> ByteCount {
+        ByteCount::new(self.usable.load(Ordering::Acquire))
+    }
+
+    /// Wakes who waits; the first end that is said stays.
+    fn wake(&self, end: Option<End<E>>) {
+        let mut ending = self.lock();
+        if ending.end.is_none() {
+            ending.end = end;
+        }
+        let wakers = std::mem::take(&mut ending.wakers);
+        drop(ending);
+        self.changed.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// What somebody who wants `bytes` can be told; `None` while it may still come.
+    fn answer(&self, ending: &Ending<E>, bytes: ByteCount) -> Option<Result<(), BringUpEnded<E>>> {
+        if self.usable() >= bytes.min(self.length) {
+            return Some(Ok(()));
+        }
+        ending.end.as_ref().and_then(|end| self.early(end)).map(Err)
+    }
+
+    fn early(&self, end: &End<E>) -> Option<BringUpEnded<E>> {
+        let cause = match end {
+            End::Complete => return None,
+            End::Cancelled => None,
+            End::Failed(error) => Some(Arc::clone(error)),
+        };
+        Some(BringUpEnded { usable: self.usable(), of: self.length, cause })
+    }
+}
+
+/// Memory stopped coming up before all of it was usable.
+pub struct BringUpEnded<E = StorageError> {
+    /// The bytes that are usable, and stay so.
+    pub usable: ByteCount,
+    /// All the bytes.
+    pub of: ByteCount,
+    /// Why; `None` if it was cancelled.
+    pub cause: Option<Arc<E>>,
+}
+
+impl<E> fmt::Display for BringUpEnded<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.cause.is_some() { "failed" } else { "was cancelled" };
+        let Self { usable, of, .. } = self;
+        write!(f, "bringing up {of} {how} after {usable}; use those, or drop it and try again")
+    }
+}
+
+impl<E: fmt::Debug> fmt::Debug for BringUpEnded<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BringUpEnded")
+            .field("usable", &self.usable)
+            .field("of", &self.of)
+            .field("cause", &self.cause)
+            .finish()
+    }
+}
+
+impl<E: std::error::Error + 'static> std::error::Error for BringUpEnded<E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.as_deref().map(|cause| cause as _)
+    }
+}
+
+/// Ready when a prefix is usable; from [`BringUp::usable`].
+#[derive(Debug)]
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct UsablePrefix<E = StorageError> {
+    bring_up: BringUp<E>,
+    bytes: ByteCount,
+}
+
+impl<E> Future for UsablePrefix<E> {
+    type Output = Result<(), BringUpEnded<E>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let state = &self.bring_up.0;
+        let mut ending = state.lock();
+        if let Some(answer) = state.answer(&ending, self.bytes) {
+            return Poll::Ready(answer);
+        }
+        if !ending.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            ending.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    const ENOUGH: Duration = Duration::from_secs(60);
+
+    fn bytes(bytes: u64) -> ByteCount {
+        ByteCount::new(bytes)
+    }
+
+    #[test]
+    fn the_prefix_only_grows_and_ends_with_the_length() {
+        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        for (said, usable) in [(30, 30), (10, 30), (70, 70), (100, 70), (1000, 70)] {
+            raising.usable(bytes(said));
+            assert_eq!(bring_up.usable_prefix(), bytes(usable));
+            assert!(bring_up.wait_for(bytes(usable), Duration::ZERO).unwrap());
+            assert!(!bring_up.is_complete(), "that is said apart");
+        }
+        raising.complete();
+        assert!(bring_up.is_complete() && bring_up.ended().is_none());
+        assert!(bring_up.wait_for(bytes(u64::MAX), Duration::ZERO).unwrap());
+        assert!(BringUp::<StorageError>::complete(bytes(5)).is_complete());
+    }
+
+    #[test]
+    fn who_waits_is_told_of_the_prefix_or_of_the_end() {
+        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        assert!(!bring_up.wait_for(bytes(1), Duration::ZERO).unwrap());
+        let (half, all) = std::thread::scope(|scope| {
+            let half = scope.spawn(|| bring_up.wait_for(bytes(50), ENOUGH).unwrap());
+            let all = scope.spawn(|| bring_up.wait_for(bytes(100), ENOUGH).unwrap_err());
+            raising.usable(bytes(60));
+            raising.fail(StorageError::Cancelled { ready: bytes(60), of: bytes(100) });
+            (half.join().unwrap(), all.join().unwrap())
+        });
+        assert!(half);
+        assert_eq!((all.usable, all.of), (bytes(60), bytes(100)));
+        assert!(matches!(all.cause.as_deref(), Some(StorageError::Cancelled { .. })));
+        assert!(std::error::Error::source(&all).is_some());
+        assert!(bring_up.wait_for(bytes(60), Duration::ZERO).unwrap(), "that stays usable");
+        assert!(bring_up.ended().is_some());
+    }
+
+    #[test]
+    fn nobody_waits_for_a_thread_that_has_gone() {
+        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        raising.usable(bytes(10));
+        bring_up.cancel();
+        assert!(raising.is_cancelled());
+        drop(raising);
+        let ended = bring_up.wait_for(bytes(11), ENOUGH).unwrap_err();
+        assert!(ended.cause.is_none());
+        assert!(ended.to_string().contains("cancelled"), "{ended}");
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_future_is_woken_once_a_change() {
+        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        let mut future = bring_up.usable(bytes(50));
+        for _ in 0..3 {
+            assert!(Pin::new(&mut future).poll(&mut context).is_pending());
+        }
+        raising.usable(bytes(20));
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
+        assert!(Pin::new(&mut future).poll(&mut context).is_pending());
+        raising.complete();
+        assert!(matches!(Pin::new(&mut future).poll(&mut context), Poll::Ready(Ok(()))));
+    }
+}

@@ -1,0 +1,179 @@
+//! The memory between the hops.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, Memory, Region, RegionRequest, StorageKind,
+};
+use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutError};
+
+use super::RelayOptions;
+use crate::Endpoint;
+
+/// Slots of one size: the first from the beginning, the others when they are needed.
+pub(super) struct Bounce {
+    allocate: Box<Allocating>,
+    kind: StorageKind,
+    slot_bytes: ByteCount,
+    /// The memory of the first slot, over which quotes and jobs without bytes are planned.
+    first: Region,
+    state: Mutex<State>,
+    /// The endpoint of the latest quote.
+    quoted: Mutex<Option<(LayoutConfig, Endpoint)>>,
+}
+
+type Allocating = dyn Fn() -> Result<Region, AllocateError> + Send + Sync;
+
+struct State {
+    free: Vec<Slot>,
+    slots: RelaySlots,
+}
+
+/// The slots of a [`RelayEngine`](super::RelayEngine).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelaySlots {
+    /// How many there are now.
+    pub held: usize,
+    /// How many there may be.
+    pub most: usize,
+    /// How often one more was wanted and the allocator refused it. Transfers then share those
+    /// that there are.
+    pub refused: u64,
+}
+
+/// One of the slots, until it is given back.
+pub(super) struct Slot {
+    region: Region,
+    /// The endpoint of the latest chunk.
+    latest: Option<(LayoutConfig, Endpoint)>,
+}
+
+impl Bounce {
+    /// # Errors
+    ///
+    /// [`AllocateError`] if the first slot cannot be had.
+    pub(super) fn new(
+        allocator: impl Allocate + Send + Sync + 'static,
+        options: &RelayOptions,
+    ) -> Result<Self, AllocateError> {
+        let kind = allocator.kind();
+        let slot_bytes = options.slot_bytes.max(ByteCount::new(1));
+        // Pages are what direct I/O wants of buffers, at most.
+        let request =
+            RegionRequest::new(slot_bytes).aligned_to(Alignment::PAGE).labelled("relay slot");
+        let allocate = Box::new(move || allocator.allocate(&request).map(Region::new));
+        let first = allocate()?;
+        let slots = RelaySlots { held: 1, most: options.slots.max(1), refused: 0 };
+        let free = vec![Slot { region: first.clone(), latest: None }];
+        let state = Mutex::new(State { free, slots });
+        Ok(Self { allocate, kind, slot_bytes, first, state, quoted: Mutex::default() })
+    }
+
+    pub(super) fn kind(&self) -> StorageKind {
+        self.kind
+    }
+
+    pub(super) fn slot_bytes(&self) -> ByteCount {
+        self.slot_bytes
+    }
+
+    pub(super) fn slots(&self) -> RelaySlots {
+        lock(&self.state).slots
+    }
+
+    /// A slot, or `None` if all that there are and may be are in use. Called by one thread at a
+    /// time, which may have to wait for the allocator.
+    pub(super) fn take(&self) -> Option<Slot> {
+        let mut state = lock(&self.state);
+        if let Some(slot) = state.free.pop() {
+            return Some(slot);
+        }
+        if state.slots.held >= state.slots.most {
+            return None;
+        }
+        drop(state);
+        let allocated = (self.allocate)();
+        let mut state = lock(&self.state);
+        match allocated {
+            Ok(region) => {
+                state.slots.held += 1;
+                Some(Slot { region, latest: None })
+            }
+            // There is one slot at least, so that whoever wants one gets one in the end.
+            Err(error) => {
+                state.slots.refused += 1;
+                drop(state);
+                tracing::warn!(%error, "a relay goes on with fewer slots than it might have");
+                None
+            }
+        }
+    }
+
+    pub(super) fn give_back(&self, slot: Slot) {
+        lock(&self.state).free.push(slot);
+    }
+
+    /// Frees what is not in use, but for the first slot. Says how much that was.
+    pub(super) fn trim(&self) -> ByteCount {
+        let mut state = lock(&self.state);
+        let free = std::mem::take(&mut state.free);
+        let (kept, freed): (Vec<Slot>, Vec<Slot>) =
+            free.into_iter().partition(|slot| slot.region.same_memory(&self.first));
+        state.free = kept;
+        state.slots.held -= freed.len();
+        drop(state);
+        // Less than what is mapped, so that it fits.
+        ByteCount::new(freed.iter().map(|slot| slot.region.length().get()).sum())
+    }
+
+    /// An endpoint of such blocks, to plan by and not to copy by: its bytes are those of a slot
+    /// that others use.
+    pub(super) fn to_plan_by(&self, config: &LayoutConfig) -> Result<Endpoint, LayoutError> {
+        let mut quoted = lock(&self.quoted);
+        cached(&mut quoted, &self.first, config)
+    }
+}
+
+impl fmt::Debug for Bounce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bounce")
+            .field("kind", &self.kind)
+            .field("slot_bytes", &self.slot_bytes)
+            .field("slots", &self.slots())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Slot {
+    /// The slot as an endpoint of such blocks. It is for the chunk that the slot is taken for, and
+    /// for one hop at a time.
+    pub(super) fn endpoint(&mut self, config: &LayoutConfig) -> Result<Endpoint, LayoutError> {
+        cached(&mut self.latest, &self.region, config)
+    }
+}
+
+fn cached(
+    latest: &mut Option<(LayoutConfig, Endpoint)>,
+    region: &Region,
+    config: &LayoutConfig,
+) -> Result<Endpoint, LayoutError> {
+    if let Some((_, endpoint)) = latest.as_ref().filter(|(known, _)| known == config) {
+        return Ok(endpoint.clone());
+    }
+    let layout = LayoutBuilder::new(*config)
+        .fully_contiguous()
+        .adopt([region.clone()])
+        .unregistered()
+        .build()?;
+    // SAFETY: a slot's bytes are reached by the endpoints made here only. A slot has one owner,
+    // who runs one hop at a time over it and gives it back when that has ended; by an endpoint
+    // that is made to plan by, nothing is copied.
+    let endpoint = unsafe { Endpoint::sharing(layout) };
+    *latest = Some((*config, endpoint.clone()));
+    Ok(endpoint)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

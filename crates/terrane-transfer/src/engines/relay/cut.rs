@@ -1,0 +1,146 @@
+//! How a plan is cut into chunks that fit a slot.
+
+use std::ops::Range;
+
+use terrane_core::{Alignment, ByteCount, StorageKind};
+use terrane_layout::LayoutConfig;
+
+use crate::{Declined, Endpoint, Side, TransferPlan};
+
+/// A plan's blocks and layers in chunks of so many, and what a chunk looks like in a slot:
+/// the config of a layout of whole blocks, of which only the layers of the chunk are there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Of a full chunk. Its blocks and layers are those of a chunk.
+    pub(super) slot: LayoutConfig,
+    blocks: usize,
+    layers: Range<u32>,
+    landing: u32,
+    /// Whether some layers of all blocks come before the next layers.
+    by_layer: bool,
+}
+
+/// Some of the plan's pairs of blocks, and some of its layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub(super) pairs: Range<usize>,
+    /// By their numbers in the source.
+    pub(super) layers: Range<u32>,
+    /// Which layer of the destination the first of them goes to.
+    pub(super) landing: u32,
+}
+
+/// With this many chunks, all but an eighth of the shorter hop is hidden behind the other one.
+const CHUNKS: u64 = 8;
+
+/// Smaller chunks would cost more in latency than they hide.
+const LEAST_CHUNK: ByteCount = ByteCount::mib(1);
+
+impl Cut {
+    /// Cuts `plan` for slots of `slot_bytes`.
+    ///
+    /// Chunks are of whole blocks, as near to an eighth of the plan as the slots and the latency
+    /// of a hop allow; of some layers of one block, where a block does not fit; and of some layers
+    /// of all blocks, or of as many blocks as fit, where layers are wanted one after the other.
+    pub(super) fn of(
+        plan: &TransferPlan,
+        by_layer: bool,
+        slot_bytes: ByteCount,
+    ) -> Result<Self, Declined> {
+        let base = plan.end(shaping_side(plan)).layout().config();
+        let layers = plan.layers();
+        let num_layers = u64::from(layers.end - layers.start);
+        // All of these are at most the bytes of the plan, which it proved to fit, or of a block.
+        let layer_bytes = base.piece_bytes().get() * u64::from(base.outer_dim());
+        let blocks = plan.destination_blocks().len();
+        let num_blocks = ByteCount::from_usize(blocks).get().max(1);
+        let wanted = (plan.bytes().get() / CHUNKS).max(LEAST_CHUNK.get()).min(slot_bytes.get());
+        // How many of the outer dimension a chunk has of which as many of the inner one, if not
+        // even one of the former fits, of as many bytes each.
+        let fit = |outer: u64, inner: u64, bytes: u64| {
+            if inner * bytes <= slot_bytes.get() {
+                ((wanted / (inner * bytes)).clamp(1, outer), inner)
+            } else {
+                (1, slot_bytes.get() / bytes)
+            }
+        };
+        let (of_blocks, of_layers) = if by_layer {
+            let (of_layers, of_blocks) = fit(num_layers, num_blocks, layer_bytes);
+            (of_blocks, of_layers)
+        } else {
+            fit(num_blocks, num_layers, layer_bytes)
+        };
+        let [of_blocks, of_layers] = [of_blocks, of_layers].map(u32::try_from);
+        let (Ok(of_blocks @ 1..), Ok(of_layers @ 1..)) = (of_blocks, of_layers) else {
+            return Err(Declined::SlotTooSmall);
+        };
+        let slot = base
+            .with_num_layers(of_layers)
+            .and_then(|config| config.with_num_blocks(of_blocks))
+            .and_then(|config| config.with_block_alignment(Alignment::BYTE))
+            .map_err(|_| Declined::SlotTooSmall)?;
+        Ok(Self { slot, blocks, layers, landing: plan.landing, by_layer })
+    }
+
+    /// How many chunks there are.
+    pub(super) fn chunks(&self) -> usize {
+        self.groups_of_blocks() * self.groups_of_layers()
+    }
+
+    /// A chunk by its number, from 0 on.
+    pub(super) fn chunk(&self, number: usize) -> Option<Chunk> {
+        let blocks = match self.by_layer {
+            true => number.checked_rem(self.groups_of_blocks())?,
+            false => number / self.groups_of_layers(),
+        };
+        let begin = blocks * index(self.slot.num_blocks());
+        let pairs = begin..(begin + index(self.slot.num_blocks())).min(self.blocks);
+        let layers = self.layers_of(self.group_of_layers(number)?)?;
+        let landing = self.landing + (layers.start - self.layers.start);
+        Some(Chunk { pairs, layers, landing })
+    }
+
+    /// Which of the groups of layers a chunk is of.
+    pub(super) fn group_of_layers(&self, number: usize) -> Option<usize> {
+        if number >= self.chunks() {
+            return None;
+        }
+        match self.by_layer {
+            true => number.checked_div(self.groups_of_blocks()),
+            false => Some(number % self.groups_of_layers()),
+        }
+    }
+
+    /// The layers of a group.
+    pub(super) fn layers_of(&self, group: usize) -> Option<Range<u32>> {
+        let first = u32::try_from(group).ok()?.checked_mul(self.slot.num_layers())?;
+        let first = self.layers.start.checked_add(first)?;
+        Some(first..first.saturating_add(self.slot.num_layers()).min(self.layers.end))
+    }
+
+    /// The groups that layers come in, of chunks of all blocks each.
+    pub(super) fn groups_of_layers(&self) -> usize {
+        index((self.layers.end - self.layers.start).div_ceil(self.slot.num_layers()))
+    }
+
+    /// The chunks of a group of layers.
+    pub(super) fn groups_of_blocks(&self) -> usize {
+        self.blocks.div_ceil(index(self.slot.num_blocks()))
+    }
+}
+
+/// The end whose blocks the chunks look like: what reorders pieces is then the other hop. Files
+/// want what they have in one piece, and devices reorder best.
+pub(super) fn shaping_side(plan: &TransferPlan) -> Side {
+    let rank = |end: &Endpoint| match end.kind() {
+        StorageKind::Disk => 2,
+        kind if kind.is_device() => 0,
+        _ => 1,
+    };
+    let is_source = rank(plan.source()) > rank(plan.destination());
+    if is_source { Side::Source } else { Side::Destination }
+}
+
+fn index(count: u32) -> usize {
+    ByteCount::new(count.into()).to_usize()
+}

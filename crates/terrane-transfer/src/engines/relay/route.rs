@@ -1,0 +1,265 @@
+//! Which engine copies into the bounce slots and which out of them, and how long that takes.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrane_core::{Durability, Location, StorageKind};
+
+use super::bounce::Bounce;
+use super::cut::{Chunk, Cut, shaping_side};
+use super::step::{Failure, RelayStep};
+use crate::{
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
+    TransferError, TransferPlan,
+};
+
+/// What the engine and its thread share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) engines: [Arc<dyn CopyEngine>; 2],
+    pub(super) bounce: Bounce,
+    pub(super) planner: Planner,
+}
+
+/// How a plan is relayed.
+#[derive(Debug)]
+pub(super) struct Route {
+    pub(super) cut: Cut,
+    /// The engine into the slots, and that out of them.
+    engines: [Arc<dyn CopyEngine>; 2],
+    quotes: [Quote; 2],
+    /// The hop of the device whose order is stated.
+    order_step: RelayStep,
+}
+
+impl Shared {
+    /// The route of a plan.
+    pub(super) fn route(&self, plan: &TransferPlan, terms: &Terms) -> Result<Route, Declined> {
+        let bounce = self.bounce.kind();
+        if [plan.source(), plan.destination()].iter().any(|end| end.kind() == bounce) {
+            return Err(Declined::Kinds);
+        }
+        let cut = Cut::of(plan, terms.layer_wise, self.bounce.slot_bytes())?;
+        let slot = self.bounce.to_plan_by(&cut.slot).map_err(|_| Declined::SlotTooSmall)?;
+        let sample = Sample::of(&cut, plan);
+        let hops = [
+            self.planner.plan(&sample.inwards(plan, &slot)),
+            self.planner.plan(&sample.outwards(&slot, plan)),
+        ];
+        // Refused are layouts that overlap the slots', which no other can.
+        let [Ok(into), Ok(out)] = hops else { return Err(Declined::Kinds) };
+        let quotes = |into_slots: &dyn CopyEngine, out_of_slots: &dyn CopyEngine| {
+            let [first, second] = quoted_terms(plan, terms, self);
+            Ok([into_slots.quote(&into, &first)?, out_of_slots.quote(&out, &second)?])
+        };
+        let [one, other] = &self.engines;
+        let order_step = order_step(plan, terms);
+        let mut why = Declined::Kinds;
+        for [into_slots, out_of_slots] in [[one, other], [other, one]] {
+            match quotes(&**into_slots, &**out_of_slots) {
+                Ok(quotes) => {
+                    let engines = [into_slots, out_of_slots].map(Arc::clone);
+                    return Ok(Route { cut, engines, quotes, order_step });
+                }
+                // Of two reasons, that which says more.
+                Err(Declined::Kinds) => {}
+                Err(declined) => why = declined,
+            }
+        }
+        Err(why)
+    }
+
+    /// The route of a job that has been accepted.
+    pub(super) fn route_job(&self, job: &CopyJob) -> Result<Route, Failure> {
+        self.route(job.plan(), job.terms())
+            .map_err(|why| Failure::declined(why, RelayStep::IntoBounce, super::NAME))
+    }
+
+    /// The plan of a job that copies nothing, and is done when the device order has been reached.
+    pub(super) fn order_plan(
+        &self,
+        route: &Route,
+        plan: &TransferPlan,
+    ) -> Result<TransferPlan, TransferError> {
+        let slot = self.bounce.to_plan_by(&route.cut.slot)?;
+        let nothing = Sample::nothing();
+        self.planner.plan(&match route.order_step {
+            RelayStep::OutOfBounce => nothing.outwards(&slot, plan),
+            _ => nothing.inwards(plan, &slot),
+        })
+    }
+
+    /// The plan of a job that copies nothing, and is done when the destination is durable.
+    pub(super) fn durability_plan(
+        &self,
+        route: &Route,
+        plan: &TransferPlan,
+    ) -> Result<TransferPlan, TransferError> {
+        let slot = self.bounce.to_plan_by(&route.cut.slot)?;
+        self.planner.plan(&Sample::nothing().outwards(&slot, plan))
+    }
+
+    /// The terms of a part of a transfer whose device order has been reached.
+    pub(super) fn terms(&self, step: RelayStep, plan: &TransferPlan, terms: &Terms) -> Terms {
+        let end = match step {
+            RelayStep::Order | RelayStep::IntoBounce => plan.source(),
+            RelayStep::OutOfBounce | RelayStep::Durability => plan.destination(),
+        };
+        let on_device = end.kind().is_device() || self.bounce.kind().is_device();
+        Terms {
+            device_order: on_device.then_some(DeviceOrder::AlreadySynchronised),
+            durability: Durability::None,
+            deadline: terms.deadline,
+            more_follows: true,
+            layer_wise: false,
+        }
+    }
+}
+
+impl Route {
+    /// Whoever is to make a step.
+    pub(super) fn engine(&self, step: RelayStep) -> &Arc<dyn CopyEngine> {
+        let [into, out] = &self.engines;
+        let hop = if step == RelayStep::Order { self.order_step } else { step };
+        match hop {
+            RelayStep::Order | RelayStep::IntoBounce => into,
+            RelayStep::OutOfBounce | RelayStep::Durability => out,
+        }
+    }
+
+    /// What the manager is told.
+    pub(super) fn quote(&self, bounce: &Bounce) -> Quote {
+        let ([into, out], [first, second]) = (&self.engines, &self.quotes);
+        let (into, out) = (into.name(), out.name());
+        let chunks = self.cut.chunks();
+        Quote {
+            path: format!("{} by {into}, then {} by {out}", first.path, second.path).into(),
+            reason: format!(
+                "by way of {} memory, in {chunks} chunks of up to {}; {into}: {}; {out}: {}",
+                bounce.kind(),
+                self.cut.slot.total_bytes(),
+                first.reason,
+                second.reason,
+            )
+            .into(),
+            predicted: pipelined(first.predicted, second.predicted, chunks),
+        }
+    }
+}
+
+/// The first chunk by both hops, and the slower hop of every further one.
+fn pipelined(first: Duration, second: Duration, chunks: usize) -> Duration {
+    let further = u32::try_from(chunks.saturating_sub(1)).unwrap_or(u32::MAX);
+    first.saturating_add(second).saturating_add(first.max(second).saturating_mul(further))
+}
+
+/// Which hop the device of a stated order takes part in.
+fn order_step(plan: &TransferPlan, terms: &Terms) -> RelayStep {
+    let stated = match terms.device_order {
+        Some(DeviceOrder::AfterStream(stream)) => Some(stream.device()),
+        Some(DeviceOrder::AfterEvent(event)) => Some(event.device()),
+        _ => None,
+    };
+    let takes_part = |end: &Endpoint| match end.kind() {
+        StorageKind::Device(device) => stated.is_none_or(|stated| stated == device),
+        _ => false,
+    };
+    if takes_part(plan.destination()) && !takes_part(plan.source()) {
+        RelayStep::OutOfBounce
+    } else {
+        RelayStep::IntoBounce
+    }
+}
+
+/// The terms by which the hops are quoted: here the device's order and the durability have to be
+/// such as the engines take.
+fn quoted_terms(plan: &TransferPlan, terms: &Terms, shared: &Shared) -> [Terms; 2] {
+    let [mut first, mut second] =
+        [RelayStep::IntoBounce, RelayStep::OutOfBounce].map(|step| shared.terms(step, plan, terms));
+    match order_step(plan, terms) {
+        RelayStep::OutOfBounce => second.device_order = terms.device_order,
+        _ if terms.device_order.is_some() => first.device_order = terms.device_order,
+        _ => {}
+    }
+    second.durability = terms.durability;
+    [first, second]
+}
+
+/// Whether the device's order has still to be waited for.
+pub(super) fn has_order(terms: &Terms) -> bool {
+    !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised))
+}
+
+/// Whether anything that the plan writes has to be made durable.
+pub(super) fn has_durability(plan: &TransferPlan, terms: &Terms) -> bool {
+    let stated = plan.destination().bases().iter().filter_map(|base| match base {
+        Location::File(position) => Some(position.file.durability),
+        _ => None,
+    });
+    stated.map(|durability| durability.max(terms.durability)).any(|it| it > Durability::None)
+}
+
+/// The transfers of one chunk.
+pub(super) struct Sample<'a> {
+    pub(super) sources: &'a [u32],
+    pub(super) destinations: &'a [u32],
+    /// `None` for a chunk of no blocks.
+    pub(super) chunk: Option<Chunk>,
+}
+
+impl<'a> Sample<'a> {
+    /// The first chunk of a plan.
+    fn of(cut: &Cut, plan: &'a TransferPlan) -> Self {
+        let chunk = cut.chunk(0);
+        let pairs = chunk.as_ref().map(|chunk| chunk.pairs.clone()).unwrap_or_default();
+        Self {
+            sources: plan.source_blocks().get(pairs.clone()).unwrap_or_default(),
+            destinations: plan.destination_blocks().get(pairs).unwrap_or_default(),
+            chunk,
+        }
+    }
+
+    fn nothing() -> Self {
+        Self { sources: &[], destinations: &[], chunk: None }
+    }
+
+    /// From the plan's source into a slot.
+    pub(super) fn inwards(&self, plan: &TransferPlan, slot: &Endpoint) -> Transfer {
+        let transfer = Transfer::new(plan.source(), slot).blocks(self.sources, &self.in_slot());
+        let heads = [plan.heads(Side::Source), plan.heads(shaping_side(plan))];
+        self.layered(of_heads(transfer, plan, heads), Side::Source)
+    }
+
+    /// Out of a slot to the plan's destination.
+    pub(super) fn outwards(&self, slot: &Endpoint, plan: &TransferPlan) -> Transfer {
+        let transfer =
+            Transfer::new(slot, plan.destination()).blocks(&self.in_slot(), self.destinations);
+        let heads = [plan.heads(shaping_side(plan)), plan.heads(Side::Destination)];
+        self.layered(of_heads(transfer, plan, heads), Side::Destination)
+    }
+
+    /// The blocks of the slot, in the order of the chunk.
+    fn in_slot(&self) -> Vec<u32> {
+        (0..).take(self.sources.len()).collect()
+    }
+
+    /// In a slot, the first layer of the chunk is layer 0.
+    fn layered(&self, transfer: Transfer, side: Side) -> Transfer {
+        let (layers, landing) = match &self.chunk {
+            Some(chunk) => (chunk.layers.clone(), chunk.landing),
+            None => (0..1, 0),
+        };
+        let (layers, landing) = match side {
+            Side::Source => (layers, 0),
+            Side::Destination => (0..layers.end - layers.start, landing),
+        };
+        Transfer { layers: Some(layers), landing: Some(landing), ..transfer }
+    }
+}
+
+/// The heads of a hop, where pieces are broken up: in a slot they are where the end has them whose
+/// shape it has.
+fn of_heads(transfer: Transfer, plan: &TransferPlan, heads: [Range<u32>; 2]) -> Transfer {
+    Transfer { heads: plan.breaks_pieces().then_some(heads), ..transfer }
+}

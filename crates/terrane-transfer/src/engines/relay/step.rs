@@ -1,0 +1,156 @@
+//! The jobs that a relayed transfer is made of.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use terrane_core::BoxedCause;
+
+use super::worker::Message;
+use crate::attend::Attendant;
+use crate::completion::Settle;
+use crate::job::Ending;
+use crate::{
+    CopyEngine, CopyJob, Declined, Explanation, Progress, Report, Terms, Ticket, TransferError,
+    TransferPlan,
+};
+
+/// What a relay has another engine do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RelayStep {
+    /// To wait for the device order that the transfer states.
+    Order,
+    /// To copy a chunk into a bounce slot.
+    IntoBounce,
+    /// To copy a chunk out of a bounce slot.
+    OutOfBounce,
+    /// To make durable what has been written.
+    Durability,
+}
+
+impl fmt::Display for RelayStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Order => "waiting for the device's order",
+            Self::IntoBounce => "copying into a bounce slot",
+            Self::OutOfBounce => "copying out of a bounce slot",
+            Self::Durability => "making the files durable",
+        })
+    }
+}
+
+/// The cause of a relayed transfer's failure: which engine failed at what, and its own cause.
+#[derive(Debug, thiserror::Error)]
+#[error("{step}, by engine {engine}, failed")]
+pub struct StepFailed {
+    /// What it was to do.
+    pub step: RelayStep,
+    /// The engine.
+    pub engine: &'static str,
+    /// What it said.
+    #[source]
+    pub source: BoxedCause,
+}
+
+/// Which job of which transfer has ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) transfer: u64,
+    pub(super) step: RelayStep,
+    /// The chunk, of steps that copy one.
+    pub(super) chunk: usize,
+}
+
+/// Tells the relay's thread of the end of a part.
+struct Notice {
+    part: Part,
+    to: Sender<Message>,
+}
+
+impl Settle for Notice {
+    /// Nobody waits for a part: the thread that is told of its end does not look before.
+    fn attend(&self, _: Attendant) {}
+
+    fn settle(&self, result: Result<Report, TransferError>) {
+        // The thread is there until every part has ended.
+        let _ = self.to.send(Message::Ended(self.part, result.map(drop)));
+    }
+}
+
+/// A job for `engine`, of whose end the relay's thread will be told.
+pub(super) fn job(
+    engine: &dyn CopyEngine,
+    plan: TransferPlan,
+    terms: Terms,
+    progress: Arc<Progress>,
+    part: Part,
+    to: &Sender<Message>,
+) -> Result<CopyJob, Declined> {
+    let quote = engine.quote(&plan, &terms)?;
+    let explanation = Explanation::new(&plan, engine, quote);
+    let settle = Arc::new(Notice { part, to: to.clone() });
+    let ending = Ending::new(Ticket::new([]), settle, None, explanation);
+    Ok(CopyJob::part(plan, terms, progress, ending))
+}
+
+/// How a relayed transfer fails.
+#[derive(Debug)]
+pub(super) enum Failure {
+    DeadlineExceeded,
+    Other(TransferError),
+}
+
+impl Failure {
+    /// The failure of a step, said of the transfer: `pair` tells which blocks a block of the slot
+    /// stands for.
+    pub(super) fn of(
+        error: TransferError,
+        step: RelayStep,
+        engine: &'static str,
+        pair: impl Fn(u32) -> Option<(u32, u32)>,
+    ) -> Self {
+        let failed = |source| Box::new(StepFailed { step, engine, source });
+        Self::Other(match error {
+            TransferError::DeadlineExceeded { .. } => return Self::DeadlineExceeded,
+            TransferError::Copy { source_block, destination_block, bytes, source } => {
+                let in_slot = match step {
+                    RelayStep::OutOfBounce => source_block,
+                    _ => destination_block,
+                };
+                let (source_block, destination_block) =
+                    pair(in_slot).unwrap_or((source_block, destination_block));
+                TransferError::Copy {
+                    source_block,
+                    destination_block,
+                    bytes,
+                    source: failed(source),
+                }
+            }
+            TransferError::Engine { source, .. } => {
+                TransferError::Engine { engine: super::NAME, source: failed(source) }
+            }
+            other => TransferError::Engine { engine: super::NAME, source: failed(Box::new(other)) },
+        })
+    }
+
+    /// A step that its engine does not take.
+    pub(super) fn declined(declined: Declined, step: RelayStep, engine: &'static str) -> Self {
+        let source = Box::new(StepFailed { step, engine, source: Box::new(declined) });
+        Self::Other(TransferError::Engine { engine: super::NAME, source })
+    }
+
+    pub(super) fn end(self, job: CopyJob) {
+        match self {
+            Self::DeadlineExceeded => job.finish(Err(crate::CopyFailure::DeadlineExceeded)),
+            Self::Other(error) => job.abandon(error),
+        }
+    }
+}
+
+/// What the relay itself could not do: its plan of a part was refused.
+impl From<TransferError> for Failure {
+    fn from(error: TransferError) -> Self {
+        Self::Other(TransferError::Engine { engine: super::NAME, source: Box::new(error) })
+    }
+}
