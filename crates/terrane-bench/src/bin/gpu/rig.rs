@@ -171,6 +171,7 @@ pub fn path_of(
     (source, from): (&Endpoint, &[u32]),
     (destination, to): (&Endpoint, &[u32]),
 ) -> Result<Cow<'static, str>> {
+    let transfer = Transfer::new(source, destination)
         .blocks(from, to)
         .device_order(DeviceOrder::AlreadySynchronised);
     Ok(manager.explain(&transfer)?.path)
