@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
-use terrane_core::DeviceId;
+use terrane_core::{ByteCount, DeviceId};
 use terrane_cuda::{Calibration, CalibrationOptions, Context, CopyPath, Direction};
 
 /// Measures the copy paths of a GPU.
@@ -24,6 +24,9 @@ struct Arguments {
     /// The device, by its ordinal
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
+    /// How much is moved at once, in MiB; by default enough to fill the wire of any device
+    #[arg(long, value_name = "N")]
+    moved_mib: Option<u32>,
 }
 
 /// The machine cannot do what was asked.
@@ -39,8 +42,11 @@ fn main() -> ExitCode {
             return ExitCode::from(MACHINE);
         }
     };
-    let measured = Calibration::measure(&context, &CalibrationOptions::default());
-    let calibration = match measured {
+    let mut options = CalibrationOptions::default();
+    if let Some(moved) = arguments.moved_mib {
+        options.bytes = ByteCount::mib(moved);
+    }
+    let calibration = match Calibration::measure(&context, &options) {
         Ok(calibration) => calibration,
         Err(error) => {
             eprintln!("error: {error}");

@@ -135,7 +135,7 @@ fn a_calibration_is_printed_and_saved() {
     let Some(mut command) = on_simulated_device(name, command) else { return };
     let directory = tempfile::tempdir().unwrap();
     let file: &Path = &directory.path().join("calibration.json");
-    command.arg("--output").arg(file);
+    command.args(["--moved-mib", "1", "--output"]).arg(file);
     let printed = text(&succeeds(command).stdout);
     for said in ["| ToHost ", "| staged ", "direct kernel", "saved in "] {
         assert!(printed.contains(said), "nothing is said of {said:?}:\n{printed}");

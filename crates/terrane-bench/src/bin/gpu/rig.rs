@@ -108,6 +108,7 @@ fn calibration_options(smoke: bool) -> CalibrationOptions {
     let mut options = CalibrationOptions::default();
     if smoke {
         options.bytes = ByteCount::mib(1);
+        options.repetitions = 1;
     }
     options
 }
