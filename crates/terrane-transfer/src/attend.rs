@@ -4,6 +4,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use crate::engines::threads;
+use crate::job::tell_rest;
 use crate::sync::{Countdown, yield_now};
 
 /// What an engine lets waiting threads do for it: look whether anything has ended.
@@ -52,7 +53,9 @@ pub(crate) fn poll(attendant: &Attendant) {
 pub(crate) struct Helping(Countdown);
 
 impl Helping {
+    /// Begins a wait. The caller holds no lock, as what this thread has still to tell is told.
     pub(crate) fn new(attention: Duration) -> Self {
+        tell_rest();
         Self(Countdown::new(attention))
     }
 
@@ -64,6 +67,7 @@ impl Helping {
     /// Looks once, and lets others run, who may be what is waited for. The caller holds no lock.
     pub(crate) fn help(attendant: &Attendant) {
         poll(attendant);
+        tell_rest();
         yield_now();
     }
 }

@@ -166,12 +166,13 @@ impl<G> Future for CompletionFuture<G> {
         if let Some(outcome) = state.take_outcome() {
             return Poll::Ready(outcome);
         }
-        if let State::InFlight { waker, .. } = &mut *state {
-            match waker {
-                Some(waker) => waker.clone_from(context.waker()),
-                None => *waker = Some(context.waker().clone()),
-            }
-        }
+        let replaced = match &mut *state {
+            State::InFlight { waker, .. } => waker.replace(context.waker().clone()),
+            State::Ended(_) | State::Taken => None,
+        };
+        // With a waker a task may drop, and whatever that holds.
+        drop(state);
+        drop(replaced);
         Poll::Pending
     }
 }

@@ -197,13 +197,17 @@ impl Future for LayerFuture {
             LayerState::Failed => return Poll::Ready(Err(LayerError::Failed { layer })),
             LayerState::Waiting | LayerState::Submitted(_) => {}
         }
-        match state.wakers.iter_mut().find(|entry| entry.future == self.number) {
-            Some(entry) => entry.waker.clone_from(context.waker()),
+        let waker = context.waker().clone();
+        let replaced = match state.wakers.iter_mut().find(|entry| entry.future == self.number) {
+            Some(entry) => Some(std::mem::replace(&mut entry.waker, waker)),
             None => {
-                let waker = context.waker().clone();
                 state.wakers.push(Waiter { future: self.number, index, waker });
+                None
             }
-        }
+        };
+        // What drops with a waker, such as a task and its futures of layers, needs the lock.
+        drop(state);
+        drop(replaced);
         Poll::Pending
     }
 }

@@ -27,7 +27,7 @@ use terrane_transfer::{
 use crate::support::*;
 
 /// An engine between devices and pinned memory, as a driver's is.
-fn to_device() -> SimulatedEngineOptions {
+pub fn to_device() -> SimulatedEngineOptions {
     SimulatedEngineOptions::default().named("device").serving(|from, to| {
         (from.is_device() && to == StorageKind::Pinned)
             || (from == StorageKind::Pinned && to.is_device())
@@ -35,7 +35,7 @@ fn to_device() -> SimulatedEngineOptions {
 }
 
 /// A stand-in for whatever is on the other side of the bounce memory.
-fn to_system() -> SimulatedEngineOptions {
+pub fn to_system() -> SimulatedEngineOptions {
     SimulatedEngineOptions::default().named("system").serving(|from, to| {
         (from == StorageKind::System && to == StorageKind::Pinned)
             || (from == StorageKind::Pinned && to == StorageKind::System)

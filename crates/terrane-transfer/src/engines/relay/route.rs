@@ -1,13 +1,12 @@
 //! Which engine copies into the bounce slots and which out of them, and how long that takes.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use terrane_core::{Durability, Location, StorageKind};
 
 use super::bounce::Bounce;
-use super::cut::{Chunk, Cut, shaping_side};
+use super::cut::{Chunk, Cut, heads_in_slot};
 use super::step::{Failure, RelayStep};
 use crate::{
     CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
@@ -227,16 +226,16 @@ impl<'a> Sample<'a> {
     /// From the plan's source into a slot.
     pub(super) fn inwards(&self, plan: &TransferPlan, slot: &Endpoint) -> Transfer {
         let transfer = Transfer::new(plan.source(), slot).blocks(self.sources, &self.in_slot());
-        let heads = [plan.heads(Side::Source), plan.heads(shaping_side(plan))];
-        self.layered(of_heads(transfer, plan, heads), Side::Source)
+        let heads = heads_in_slot(plan).map(|in_slot| [plan.heads(Side::Source), in_slot]);
+        self.layered(Transfer { heads, ..transfer }, Side::Source)
     }
 
     /// Out of a slot to the plan's destination.
     pub(super) fn outwards(&self, slot: &Endpoint, plan: &TransferPlan) -> Transfer {
         let transfer =
             Transfer::new(slot, plan.destination()).blocks(&self.in_slot(), self.destinations);
-        let heads = [plan.heads(shaping_side(plan)), plan.heads(Side::Destination)];
-        self.layered(of_heads(transfer, plan, heads), Side::Destination)
+        let heads = heads_in_slot(plan).map(|in_slot| [in_slot, plan.heads(Side::Destination)]);
+        self.layered(Transfer { heads, ..transfer }, Side::Destination)
     }
 
     /// The blocks of the slot, in the order of the chunk.
@@ -256,10 +255,4 @@ impl<'a> Sample<'a> {
         };
         Transfer { layers: Some(layers), landing: Some(landing), ..transfer }
     }
-}
-
-/// The heads of a hop, where pieces are broken up: in a slot they are where the end has them whose
-/// shape it has.
-fn of_heads(transfer: Transfer, plan: &TransferPlan, heads: [Range<u32>; 2]) -> Transfer {
-    Transfer { heads: plan.breaks_pieces().then_some(heads), ..transfer }
 }
