@@ -1,6 +1,5 @@
 //! Every path moves the right bytes.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -227,36 +226,4 @@ fn a_calibration_is_measured_saved_and_used() {
     let transfer = ordered(Transfer::new(&here, &there), &here, &there).blocks(&all, &all);
     eprintln!("{}", manager.explain(&transfer).unwrap());
     end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
-}
-
-/// What it costs the calling thread to start a transfer of 16 blocks.
-#[test]
-fn sixteen_blocks_are_submitted_in_microseconds() {
-    let name = "sixteen_blocks_are_submitted_in_microseconds";
-    let needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
-    let Some(context) = device(name, needs) else { return };
-    let options = DeviceEngineOptions {
-        watchers: NonZeroU32::new(2).unwrap(),
-        ..DeviceEngineOptions::default()
-    };
-    let fixture = Fixture::new(&context, options, &ALL);
-    let manager = fixture.manager();
-    let shape = config(64, 32, 16);
-    let (here, there) = (
-        fixture.endpoint(DEVICE, shape, LAYERS_APART),
-        fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous),
-    );
-    let mut random = Seeded::new(9);
-    let mut times = Vec::new();
-    for _ in 0..50 {
-        let (read, written) = (some(&mut random, 64, 16), some(&mut random, 64, 16));
-        let transfer = ordered(Transfer::new(&here, &there), &here, &there);
-        let transfer = transfer.blocks(&read, &written);
-        let begun = Instant::now();
-        let completion = manager.submit(transfer, ()).unwrap();
-        times.push(begun.elapsed());
-        completion.wait().result.unwrap();
-    }
-    times.sort();
-    eprintln!("measured: submitting 16 blocks takes {:.2?}, the median of 50", times[25]);
 }
