@@ -5,3 +5,4 @@ mod faults;
 mod fixture;
 mod orders;
 mod paths;
+mod relays;
