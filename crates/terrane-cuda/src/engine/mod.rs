@@ -213,6 +213,10 @@ impl DeviceEngine {
         }
         // What the driver cannot be asked is not served.
         let ends = self.reach(plan).ok().flatten().ok_or(Declined::Kinds)?;
+        let sides = [Side::Source, Side::Destination];
+        if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
+            return Err(Declined::ComingUp);
+        }
         let shape = self.shape(plan, direction, &ends, terms);
         shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)

@@ -6,3 +6,4 @@ mod fixture;
 mod orders;
 mod paths;
 mod relays;
+mod rising;
