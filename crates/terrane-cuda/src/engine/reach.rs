@@ -81,7 +81,8 @@ impl Reach {
                     let is_whole = splits.len() == before;
                     // No kernel is led beyond what is locked.
                     let is_up = bytes >= region.length().get();
-                    let alias = if is_up { alias(context, region, address, is_whole) } else { None };
+                    let alias =
+                        if is_up { alias(context, region, address, is_whole) } else { None };
                     (host_number(address), alias)
                 }
                 _ => return Ok(None),

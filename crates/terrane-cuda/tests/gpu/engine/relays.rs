@@ -125,15 +125,13 @@ fn all_engines_together_serve_every_pair() {
     let fixture = Relayed::new(&context, RelayOptions::default(), &[DEVICE]);
     let manager = TransferManager::new(engines(&context, &EnginesOptions::default()).unwrap());
     let ids: Vec<u32> = (0..24).rev().collect();
-    for (seed, (from, to)) in
-        (0..).zip(places.iter().flat_map(|&from| places.map(|to| (from, to))))
+    for (seed, (from, to)) in (0..).zip(places.iter().flat_map(|&from| places.map(|to| (from, to))))
     {
         let (shape, access) = (config(24, 3, 16), fixture.access());
         let source = fixture.endpoint(from, shape, LayoutKind::FullyContiguous);
         let destination = fixture.endpoint(to, shape, LAYERS_APART);
         Image::scribble(&source, access, seed);
-        let report =
-            check_transfer(&manager, access, (&source, &ids), (&destination, &ids), 0..3);
+        let report = check_transfer(&manager, access, (&source, &ids), (&destination, &ids), 0..3);
         let on_device = [from, to].map(|end| end == DEVICE || end == APART);
         let engine = match (on_device, [from, to]) {
             ([true, true], _) => "cuda",

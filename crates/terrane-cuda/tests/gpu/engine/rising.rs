@@ -53,8 +53,10 @@ fn only_blocks_that_have_come_up_are_copied() {
             return;
         }
         let (there, bring_up) = rising(&context);
-        assert_eq!(bring_up.wait_for(STEP.checked_mul("steps", 4).unwrap(), PATIENCE).unwrap_err().usable,
-            ByteCount::mib(2));
+        assert_eq!(
+            bring_up.wait_for(STEP.checked_mul("steps", 4).unwrap(), PATIENCE).unwrap_err().usable,
+            ByteCount::mib(2)
+        );
         let options = DeviceEngineOptions { path, ..DeviceEngineOptions::default() };
         let fixture = Fixture::new(&context, options, &[DEVICE, APART, PINNED]);
         let (manager, access) = (fixture.manager(), fixture.access());
