@@ -30,6 +30,8 @@
 //!   host memory, also [while it comes up](PinnedAllocator::bring_up_in_background). What is held of
 //!   all that, [`Context::holdings`] counts. Somebody else's device memory is checked by
 //!   [`Context::device_span`] and adopted as [`ForeignMemory`](terrane_core::ForeignMemory).
+//! - [`DeviceEngine`] copies blocks between the device and pinned memory; [`engines`] puts it
+//!   together with those of host memory and files, and with relays between what is left.
 //! - [`kernel_argument`] makes managed memory an argument of `cudarc`'s kernels and copies, and
 //!   [`CudaFill`] lets poison and guards reach device memory.
 //!
@@ -73,6 +75,7 @@ mod context;
 mod device;
 mod driver;
 mod engine;
+mod engines;
 mod error;
 mod event;
 mod fill;
@@ -90,6 +93,7 @@ pub use engine::{
     Calibration, CalibrationOptions, CopyPath, DeviceEngine, DeviceEngineOptions, Direction,
     PathCost,
 };
+pub use engines::{EnginesOptions, engines};
 pub use error::CudaError;
 pub use event::{Event, Timing};
 pub use fill::CudaFill;

@@ -213,6 +213,10 @@ impl DeviceEngine {
         }
         // What the driver cannot be asked is not served.
         let ends = self.reach(plan).ok().flatten().ok_or(Declined::Kinds)?;
+        let sides = [Side::Source, Side::Destination];
+        if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
+            return Err(Declined::ComingUp);
+        }
         let shape = self.shape(plan, direction, &ends, terms);
         shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)
@@ -268,7 +272,7 @@ impl DeviceEngine {
             return Err(Box::new((job, CudaError::NotReached { device })));
         };
         let order = job.terms().device_order;
-        let work = Work::new(&self.shared, job, direction, path, ends)?;
+        let mut work = Work::new(&self.shared, job, direction, path, ends)?;
         let gate = match self.order(order, &work) {
             Ok(gate) => gate,
             Err(error) => {
@@ -276,7 +280,10 @@ impl DeviceEngine {
                 return Ok(());
             }
         };
-        if work.is_small(&self.shared) {
+        if work.job().plan().bytes().is_zero() {
+            work.end_with(gate);
+            self.submit_now(work);
+        } else if work.is_small(&self.shared) {
             self.submit_now(work);
         } else {
             let predicted = self.predicted(&work, direction, path);
@@ -430,7 +437,8 @@ unsafe impl CopyEngine for DeviceEngine {
         if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return self.watch(Task::Over(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
         }
-        if job.plan().bytes().is_zero() {
+        // Without an order there is nothing to wait for.
+        if job.plan().bytes().is_zero() && device_of(job.terms().device_order).is_none() {
             return self.watch(Task::Over(Box::new(job), Ok(())));
         }
         // The context is bound once for all the calls of the driver.

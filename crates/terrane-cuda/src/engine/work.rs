@@ -245,6 +245,11 @@ impl Work {
         Ok(event)
     }
 
+    /// Of a job that copies nothing: what its end is behind.
+    pub(super) fn end_with(&mut self, event: Option<Event>) {
+        self.last = [event.map(Arc::new), None];
+    }
+
     /// All has been submitted.
     pub(super) fn into_flight(
         self,

@@ -59,7 +59,7 @@ fn check(needs: Needs) -> Result<Context, BoxedCause> {
     Ok(context)
 }
 
-/// Reaches device memory by copies on a stream.
+/// Reaches device memory by copies on a stream, and everything else as this process does.
 pub struct OnDevice(pub Stream);
 
 impl OnDevice {
@@ -70,7 +70,7 @@ impl OnDevice {
 
 impl PieceAccess for OnDevice {
     unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause> {
-        if matches!(at, Location::Host(_)) {
+        if !matches!(at, Location::Device { .. }) {
             // SAFETY: the caller's promise.
             return unsafe { InProcess.read(at, bytes) };
         }
@@ -82,7 +82,7 @@ impl PieceAccess for OnDevice {
     }
 
     unsafe fn write(&self, at: Location, bytes: &[u8]) -> Result<(), BoxedCause> {
-        if matches!(at, Location::Host(_)) {
+        if !matches!(at, Location::Device { .. }) {
             // SAFETY: the caller's promise.
             return unsafe { InProcess.write(at, bytes) };
         }

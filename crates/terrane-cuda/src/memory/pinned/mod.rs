@@ -301,7 +301,7 @@ unsafe impl Memory for PinnedMemory {
     }
 
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        let left = self.length.checked_sub(offset).unwrap_or(ByteCount::ZERO);
+        let left = self.usable_prefix().checked_sub(offset).unwrap_or(ByteCount::ZERO);
         Some(match self.registration_length() {
             Some(chunk) if !chunk.is_zero() => {
                 ByteCount::new(chunk.get() - offset.get() % chunk.get()).min(left)

@@ -5,3 +5,5 @@ mod faults;
 mod fixture;
 mod orders;
 mod paths;
+mod relays;
+mod rising;
