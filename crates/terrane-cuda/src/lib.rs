@@ -80,6 +80,7 @@ mod holdings;
 pub mod kernel_argument;
 mod kernels;
 mod memory;
+mod order;
 mod stream;
 mod streams;
 
