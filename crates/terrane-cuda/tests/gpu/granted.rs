@@ -1,8 +1,13 @@
 //! Whether what was asked of the driver is what it made.
 
 use cudarc::driver::{CudaContext, sys};
-use terrane_core::{Allocate, ByteCount, Memory, RegionRequest, Wish};
-use terrane_cuda::{Context, PinnedAllocator, PinnedOptions, Stream, StreamPriority};
+use terrane_core::{
+    Allocate, AllocateError, ByteCount, Capability, Grant, Memory, RegionRequest, Wish,
+};
+use terrane_cuda::{
+    Context, Held, PinnedAllocator, PinnedNuma, PinnedOptions, Stream, StreamPriority,
+};
+use terrane_storage::{HugePages, NodeId, NumaPolicy, SystemOptions};
 
 use crate::needs::{LITTLE, device};
 
@@ -58,4 +63,41 @@ fn memory_is_write_combined_only_when_asked() {
     assert_eq!(found & (WRITE_COMBINED | USUAL), USUAL, "{found:#x}");
     let found = flags(&context, asked);
     assert_eq!(found & WRITE_COMBINED, WRITE_COMBINED, "{found:#x}");
+}
+
+/// Memory that the driver allocates by itself is not bound to nodes, nor made of huge pages: a wish
+/// for that is answered, and a requirement is an error.
+#[test]
+fn what_the_driver_does_not_heed_is_said_or_an_error() {
+    let name = "what_the_driver_does_not_heed_is_said_or_an_error";
+    let Some(context) = device(name, LITTLE) else { return };
+    let request = RegionRequest::new(ByteCount::mib(2));
+    let allocate = |bound, huge, is_write_combined| {
+        let system =
+            SystemOptions { huge_pages: HugePages::Transparent(huge), ..SystemOptions::default() };
+        let numa = PinnedNuma::Policy(NumaPolicy::Bind(NodeId::new(0), bound));
+        let registration = if is_write_combined { Wish::Preferred } else { Wish::Off };
+        let options = PinnedOptions {
+            system,
+            numa,
+            registration,
+            is_write_combined,
+            ..PinnedOptions::default()
+        };
+        PinnedAllocator::new(&context, options).unwrap().allocate(&request)
+    };
+    for is_write_combined in [false, true] {
+        let memory = allocate(Wish::Preferred, Wish::Preferred, is_write_combined).unwrap();
+        let report = memory.capabilities();
+        for capability in [Capability::NumaBinding, Capability::TransparentHugePages] {
+            let grant = report.grant(&capability);
+            assert!(matches!(grant, Some(Grant::Refused(_))), "{capability}: {report}");
+        }
+        drop(memory);
+        for (bound, huge) in [(Wish::Required, Wish::Off), (Wish::Off, Wish::Required)] {
+            let error = allocate(bound, huge, is_write_combined).unwrap_err();
+            assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
+        }
+        assert_eq!(context.holdings().host, Held::default());
+    }
 }
