@@ -56,6 +56,79 @@ use work::{Work, packing_for};
 /// Dropping the engine lets its threads finish what was submitted, and joins them, unless it drops
 /// on a thread that finishes transfers, which must not wait for others: then they end by
 /// themselves.
+///
+/// It copies between the device and *pinned* memory. To other memory of the host, and to files, a
+/// [`RelayEngine`](terrane_transfer::engines::RelayEngine) joins it with the engine that reaches
+/// those. One manager has them all, and each transfer goes to the one that is fastest.
+///
+/// # Example
+///
+/// Blocks of a model go from the device to pinned memory, and come back to other blocks, layer by
+/// layer, while compute on the first of them runs:
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use terrane_core::DeviceId;
+/// use terrane_cuda::{
+///     Context, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
+///     PinnedOptions, Stream,
+/// };
+/// use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig};
+/// use terrane_transfer::{Endpoint, Transfer, TransferManager};
+///
+/// fn offload_and_bring_back() -> Result<(), Box<dyn std::error::Error>> {
+///     let context = Context::primary(DeviceId::new(0))?;
+///     // Llama 3.1 8B: 32 layers of K and V, 8 heads of 128 numbers of 2 bytes, 16 tokens a block.
+///     let config = LayoutConfig::builder().num_blocks(16).num_layers(32).outer_dim(2)
+///         .page_size(16).inner_dim(8 * 128).element(ElementFormat::Width(2)).build()?;
+///
+///     // On the device K and V of each layer; in pinned memory each block in one piece. Tensors
+///     // that there are already are adopted: see `Context::device_span`.
+///     let device = DeviceAllocator::new(&context);
+///     let cache = LayoutBuilder::new(config).layer_separate(BlockDimension::Second)
+///         .allocate(&device).unregistered().build()?;
+///     let pinned = PinnedAllocator::new(&context, PinnedOptions::default())?;
+///     let tier = LayoutBuilder::new(config).fully_contiguous()
+///         .allocate(&pinned).unregistered().build()?;
+///     let (cache, tier) = (Endpoint::new(cache)?, Endpoint::new(tier)?);
+///     let engine = DeviceEngine::new(&context, DeviceEngineOptions::default())?;
+///     let manager = TransferManager::new([Arc::new(engine) as _]);
+///
+///     // The stream on which the model runs; `Stream::borrow` takes another library's.
+///     let compute = Stream::new(&context)?;
+///     // SAFETY: the stream lives until both transfers have ended.
+///     let after_compute = unsafe { compute.order() };
+///
+///     // Out, behind what has been submitted to the stream. The submit waits for nothing; the
+///     // guard, whatever it is, comes back with the outcome.
+///     let out = Transfer::new(&cache, &tier).blocks(&[5, 9, 2], &[0, 1, 2]);
+///     let out = out.device_order(after_compute);
+///     println!("{}", manager.explain(&out)?);
+///     let completion = manager.submit(out, "my lock on blocks 5, 9 and 2")?;
+///     println!("{}", completion.wait().result?);
+///
+///     // Home. Each layer's compute is submitted as soon as the layer is on its way.
+///     let home = Transfer::new(&tier, &cache).blocks(&[0, 1, 2], &[7, 8, 3]);
+///     let completion = manager.submit(home.device_order(after_compute).layer_wise(), ())?;
+///     let layers = completion.layers().ok_or("it is layer by layer")?;
+///     for layer in layers.range() {
+///         compute.wait_for_layer(&layers, layer)?;
+///         // Here the kernels of this layer are launched on `compute`.
+///     }
+///     println!("{}", completion.wait().result?);
+///     compute.synchronize()?;
+///     Ok(())
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// match terrane_cuda::probe() {
+///     Ok(_) => offload_and_bring_back()?,
+///     Err(reason) => println!("without a device: {reason}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct DeviceEngine {
     shared: Arc<Shared>,
     /// To the device, to the host, and between devices' memories.

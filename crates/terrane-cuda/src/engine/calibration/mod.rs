@@ -129,7 +129,8 @@ impl Calibration {
     }
 
     /// Measures the paths on a device, in about a second: moves some hundred MiB of memory of its
-    /// own each way. Anything else that the device does meanwhile spoils the figures.
+    /// own each way. Anything else that the device does meanwhile spoils the figures. What it does
+    /// not measure keeps the built-in ones: paths between devices, and what the driver lacks.
     ///
     /// # Errors
     ///

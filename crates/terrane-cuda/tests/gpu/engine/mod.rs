@@ -1,9 +1,12 @@
 //! The copy engine: every path over every kind of memory, and what can go wrong.
 
+mod adopted;
 mod calls;
 mod faults;
-mod fixture;
+pub mod fixture;
 mod orders;
 mod paths;
+mod ranks;
 mod relays;
 mod rising;
+mod submits;
