@@ -7,6 +7,7 @@ use terrane_core::{Durability, Location, StorageKind};
 
 use super::bounce::Bounce;
 use super::cut::{Chunk, Cut, heads_in_slot};
+use super::lanes::LaneNumber;
 use super::step::{Failure, RelayStep};
 use crate::{
     CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
@@ -27,6 +28,8 @@ pub(super) struct Route {
     pub(super) cut: Cut,
     /// The engine into the slots, and that out of them.
     engines: [Arc<dyn CopyEngine>; 2],
+    /// Which of the relay's these are.
+    lanes: [LaneNumber; 2],
     quotes: [Quote; 2],
     /// The hop of the device whose order is stated.
     order_step: RelayStep,
@@ -55,11 +58,15 @@ impl Shared {
         let [one, other] = &self.engines;
         let order_step = order_step(plan, terms);
         let mut why = Declined::Kinds;
-        for [into_slots, out_of_slots] in [[one, other], [other, one]] {
+        // They may be one and the same.
+        let second = usize::from(!Arc::ptr_eq(one, other));
+        for ([into_slots, out_of_slots], lanes) in
+            [([one, other], [0, second]), ([other, one], [second, 0])]
+        {
             match quotes(&**into_slots, &**out_of_slots) {
                 Ok(quotes) => {
                     let engines = [into_slots, out_of_slots].map(Arc::clone);
-                    return Ok(Route { cut, engines, quotes, order_step });
+                    return Ok(Route { cut, engines, lanes, quotes, order_step });
                 }
                 // Of two reasons, that which says more.
                 Err(Declined::Kinds) => {}
@@ -125,6 +132,12 @@ impl Route {
             RelayStep::Order | RelayStep::IntoBounce => into,
             RelayStep::OutOfBounce | RelayStep::Durability => out,
         }
+    }
+
+    /// Which of the relay's engines makes a hop.
+    pub(super) fn lane(&self, step: RelayStep) -> LaneNumber {
+        let [into, out] = self.lanes;
+        if step == RelayStep::OutOfBounce { out } else { into }
     }
 
     /// What the manager is told.
