@@ -11,7 +11,7 @@ use terrane_testkit::model::Image;
 use terrane_transfer::{Transfer, TransferError};
 
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
-use crate::needs::{LITTLE, device};
+use crate::needs::{LITTLE, device_with_kernels as device};
 
 /// Makes a later call of a function answer with a code.
 type Fail = unsafe extern "C" fn(*const c_char, u64, u32) -> u32;
