@@ -96,8 +96,6 @@ fn every_case_runs_over_the_simulated_driver() {
         "submit of 16 blocks",
         "within the device, layer separate to block contiguous",
         "within the device, outer first to block first",
-        "within the device, token-major to head-major",
-        "within the device, head-major to token-major",
         "beside today's pattern",
         "slowdown of a matrix product, device to pinned, staged",
         "of pinned memory up",

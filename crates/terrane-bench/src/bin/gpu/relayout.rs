@@ -5,11 +5,10 @@ use std::io::Write;
 use anyhow::Result;
 use terrane_bench::{Direction, Measurement, Reporter, Settings};
 use terrane_core::ByteCount;
-use terrane_layout::{LayoutKind, TokenOrder};
-use terrane_transfer::Endpoint;
+use terrane_layout::LayoutKind;
 
 use crate::rig::{Rig, in_turns, shuffled, transfer};
-use crate::shapes::{BLOCK_FIRST, ON_DEVICE, ON_HOST, Shape, of_heads, shapes};
+use crate::shapes::{BLOCK_FIRST, ON_DEVICE, ON_HOST, shapes};
 
 /// Of what a plain copy within the device reaches.
 const LEAST_SHARE: f64 = 0.90;
@@ -39,57 +38,34 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
                 continue;
             }
             let blocks = shape.blocks_of(bytes)?;
+            let bytes = ByteCount::new(shape.block_bytes().get() * u64::from(blocks));
             let source = rig.on_device(shape, blocks, from)?;
             let destination = rig.on_device(shape, blocks, to)?;
-            between(rig, case, shape, blocks, [&source, &destination], settings, reporter)?;
-        }
-    }
-    for shape in of_heads(rig.smoke) {
-        let orders = [TokenOrder::TokenMajor, TokenOrder::HeadMajor];
-        for [from, to] in [orders, [orders[1], orders[0]]] {
-            let case = format!("{}, within the device, {from} to {to}", shape.title());
-            if !reporter.wants(&case) {
-                continue;
-            }
-            let blocks = shape.blocks_of(bytes)?;
-            let source = rig.on_device_in(shape, blocks, from)?;
-            let destination = rig.on_device_in(shape, blocks, to)?;
-            between(rig, case, shape, blocks, [&source, &destination], settings, reporter)?;
+            let flat = [rig.flat(bytes)?, rig.flat(bytes)?].map(|memory| {
+                let address = memory.address().get();
+                (memory, address)
+            });
+            let [(_from_memory, flat_from), (_to_memory, flat_to)] = &flat;
+            let (read, written) = (shuffled(0..blocks, 3), shuffled(0..blocks, 5));
+            let spreads = in_turns(
+                settings,
+                &mut [
+                    &mut || transfer(&rig.manager, (&source, &read), (&destination, &written)),
+                    &mut || {
+                        // SAFETY: both spans live in `flat`, and the stream is waited for.
+                        unsafe { rig.raw.copy(&rig.stream, *flat_to, *flat_from, bytes.get()) }?;
+                        Ok(rig.stream.synchronize()?)
+                    },
+                ],
+            )?;
+            let [ours, copy] = spreads.as_slice() else { return Ok(()) };
+            let gigabytes = bytes.get() as f64 * 1e-9;
+            let rate = ours.rate(gigabytes);
+            let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter)
+                .beside("device copy", copy.rate(gigabytes).median)
+                .at_least(LEAST_SHARE);
+            reporter.report(&measured)?;
         }
     }
     Ok(())
-}
-
-/// All blocks from one end to the other, out of order at both.
-fn between<W: Write>(
-    rig: &Rig,
-    case: String,
-    shape: &Shape,
-    blocks: u32,
-    [source, destination]: [&Endpoint; 2],
-    settings: &Settings,
-    reporter: &mut Reporter<W>,
-) -> Result<()> {
-    let bytes = ByteCount::new(shape.block_bytes().get() * u64::from(blocks));
-    let flat = [rig.flat(bytes)?, rig.flat(bytes)?];
-    let [from, to] = flat.each_ref().map(|memory| memory.address().get());
-    let (read, written) = (shuffled(0..blocks, 3), shuffled(0..blocks, 5));
-    let spreads = in_turns(
-        settings,
-        &mut [
-            &mut || transfer(&rig.manager, (source, &read), (destination, &written)),
-            &mut || {
-                // SAFETY: both spans live in `flat`, and the stream is waited for.
-                unsafe { rig.raw.copy(&rig.stream, to, from, bytes.get()) }?;
-                Ok(rig.stream.synchronize()?)
-            },
-        ],
-    )?;
-    let [ours, copy] = spreads.as_slice() else { return Ok(()) };
-    let gigabytes = bytes.get() as f64 * 1e-9;
-    let rate = ours.rate(gigabytes);
-    let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter)
-        .beside("device copy", copy.rate(gigabytes).median)
-        .at_least(LEAST_SHARE);
-    Ok(reporter.report(&measured)?)
 }

@@ -12,13 +12,13 @@ use terrane_cuda::{
     Calibration, CalibrationOptions, Context, CopyPath, DeviceAllocator, DeviceEngine,
     DeviceEngineOptions, DeviceMemory, Kernels, PinnedAllocator, PinnedOptions, Stream,
 };
-use terrane_layout::{LayoutBuilder, LayoutKind, TokenOrder};
+use terrane_layout::{LayoutBuilder, LayoutKind};
 use terrane_testkit::random::Seeded;
 use terrane_transfer::{Completion, DeviceOrder, Endpoint, Transfer, TransferManager};
 
 use crate::Arguments;
 use crate::raw::Raw;
-use crate::shapes::{ON_DEVICE, Shape};
+use crate::shapes::Shape;
 
 /// One device, ready to be measured.
 pub struct Rig {
@@ -69,13 +69,6 @@ impl Rig {
 
     pub fn on_device(&self, shape: &Shape, blocks: u32, kind: LayoutKind) -> Result<Endpoint> {
         endpoint(shape, blocks, kind, &self.device)
-    }
-
-    /// As most engines have it, with its heads and tokens in an order.
-    pub fn on_device_in(&self, shape: &Shape, blocks: u32, order: TokenOrder) -> Result<Endpoint> {
-        let config = shape.config_in(blocks, order)?;
-        let layout = LayoutBuilder::new(config).kind(ON_DEVICE).allocate(&self.device);
-        Ok(Endpoint::new(layout.unregistered().build()?)?)
     }
 
     pub fn in_pinned(&self, shape: &Shape, blocks: u32, kind: LayoutKind) -> Result<Endpoint> {

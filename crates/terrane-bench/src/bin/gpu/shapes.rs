@@ -2,9 +2,7 @@
 
 use anyhow::Result;
 use terrane_core::ByteCount;
-use terrane_layout::{
-    BlockDimension, ElementFormat, LayoutConfig, LayoutConfigBuilder, LayoutKind, TokenOrder,
-};
+use terrane_layout::{BlockDimension, ElementFormat, LayoutConfig, LayoutKind};
 
 /// A cache of one model.
 #[derive(Clone, Copy)]
@@ -15,8 +13,6 @@ pub struct Shape {
     tokens: u32,
     /// Of one token, layer and outer.
     row_bytes: u32,
-    /// How many heads of the keys and values the rank has.
-    heads: u32,
 }
 
 /// What the product's slowdown is measured beside: pieces of a usual length.
@@ -24,38 +20,18 @@ pub const USUAL: Shape = SHAPES[2];
 
 /// By the length of their pieces: one of K or V of a layer for the tokens of a block.
 const SHAPES: [Shape; 6] = [
-    Shape { name: "GLM-4.6 fp8 TP8", layers: 92, outer: 2, tokens: 16, row_bytes: 128, heads: 1 },
-    Shape { name: "Qwen3-235B TP4", layers: 94, outer: 2, tokens: 16, row_bytes: 256, heads: 1 },
-    Shape { name: "Llama-70B TP4", layers: 80, outer: 2, tokens: 16, row_bytes: 512, heads: 2 },
-    Shape {
-        name: "DeepSeek-V3 latent",
-        layers: 61,
-        outer: 1,
-        tokens: 16,
-        row_bytes: 1152,
-        heads: 1,
-    },
-    Shape { name: "Llama-8B", layers: 32, outer: 2, tokens: 16, row_bytes: 2048, heads: 8 },
-    Shape {
-        name: "Llama-8B, 64 tokens",
-        layers: 32,
-        outer: 2,
-        tokens: 64,
-        row_bytes: 2048,
-        heads: 8,
-    },
+    Shape { name: "GLM-4.6 fp8 TP8", layers: 92, outer: 2, tokens: 16, row_bytes: 128 },
+    Shape { name: "Qwen3-235B TP4", layers: 94, outer: 2, tokens: 16, row_bytes: 256 },
+    Shape { name: "Llama-70B TP4", layers: 80, outer: 2, tokens: 16, row_bytes: 512 },
+    Shape { name: "DeepSeek-V3 latent", layers: 61, outer: 1, tokens: 16, row_bytes: 1152 },
+    Shape { name: "Llama-8B", layers: 32, outer: 2, tokens: 16, row_bytes: 2048 },
+    Shape { name: "Llama-8B, 64 tokens", layers: 32, outer: 2, tokens: 64, row_bytes: 2048 },
 ];
 
 /// All shapes; where only little is to be moved, one with K and V and one without.
 pub fn shapes(is_smoke: bool) -> impl Iterator<Item = &'static Shape> {
     let all = if is_smoke { 0 } else { SHAPES.len() };
     SHAPES.iter().enumerate().filter(move |(n, _)| *n < all || [0, 3].contains(n)).map(|(_, s)| s)
-}
-
-/// Shapes of several heads, which can change places with the tokens.
-pub fn of_heads(is_smoke: bool) -> impl Iterator<Item = &'static Shape> {
-    let most = if is_smoke { 1 } else { SHAPES.len() };
-    SHAPES.iter().filter(|shape| shape.heads > 1).take(most)
 }
 
 /// K and V of a layer in one tensor each, as most engines have them.
@@ -97,11 +73,5 @@ impl Shape {
             .element(ElementFormat::Width(1))
             .build()?;
         Ok(config)
-    }
-
-    /// The same with the heads stated, and in which order they and the tokens are.
-    pub fn config_in(&self, blocks: u32, order: TokenOrder) -> Result<LayoutConfig> {
-        let config = LayoutConfigBuilder::from(self.config(blocks)?);
-        Ok(config.num_heads(self.heads).token_order(order).build()?)
     }
 }
