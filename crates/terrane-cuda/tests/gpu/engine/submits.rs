@@ -34,7 +34,7 @@ fn all_are(end: &Endpoint, fixture: &Fixture, value: u8) -> bool {
         let mut bytes = vec![0; region.length().to_usize()];
         // SAFETY: the region is alive, and nothing in flight writes it.
         unsafe { fixture.access().read(region.location(), &mut bytes) }.unwrap();
-        bytes.iter().all(|&byte| byte == value)
+        bytes == vec![value; bytes.len()]
     })
 }
 
