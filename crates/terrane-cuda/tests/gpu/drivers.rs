@@ -20,7 +20,7 @@ use terrane_transfer::{CopyEngine, Declined, Transfer, TransferError, TransferMa
 use crate::engine::fixture::{
     APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, config, endpoint, pinned,
 };
-use crate::needs::{LITTLE, device};
+use crate::needs::{LITTLE, device, two_devices};
 
 /// Where the process's simulated driver lies, or `None` after having said that it has none.
 fn simulated_library(test: &str) -> Option<PathBuf> {
@@ -206,9 +206,7 @@ fn without_batched_copies_no_transfer_takes_them() {
         assert!(calibration.cost(Direction::ToHost, CopyPath::Staged).is_some());
 
         let options = DeviceEngineOptions::default();
-        check_copy_engine(&Fixture::new(&context, options, &[DEVICE, APART, PINNED]));
-        let staged = Fixture::in_small_parts(&context, CopyPath::Staged, &[APART, PINNED]);
-        check_copy_engine(&staged);
+        check_copy_engine(&Fixture::new(&context, options, &[APART, PINNED]));
         assert_eq!((context.lost(), context.failed_drops()), (None, 0));
     });
 }
@@ -218,7 +216,7 @@ fn the_older_call_for_batched_copies_conforms() {
     let name = "drivers::the_older_call_for_batched_copies_conforms";
     without(name, &["cuMemcpyBatchAsync_v2"], || {
         let Some(context) = device(name, LITTLE) else { return };
-        let ends = [DEVICE, APART, PINNED];
+        let ends = [APART, PINNED];
         check_copy_engine(&Fixture::in_small_parts(&context, CopyPath::Batched, &ends));
         assert_eq!((context.lost(), context.failed_drops()), (None, 0));
     });
@@ -228,11 +226,7 @@ fn the_older_call_for_batched_copies_conforms() {
 fn without_reach_between_devices_they_are_copied_between() {
     let name = "drivers::without_reach_between_devices_they_are_copied_between";
     without(name, &["cuCtxEnablePeerAccess"], || {
-        let Some(context) = device(name, LITTLE) else { return };
-        let peer = match Context::primary(DeviceId::new(1)) {
-            Ok(peer) => peer,
-            Err(error) => return eprintln!("skipped: {name}: {error}"),
-        };
+        let Some([context, peer]) = two_devices(name, LITTLE) else { return };
         let shape = config(4, 2, 16);
         let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &[DEVICE, PEER]);
         let fixture = fixture.beside(peer);

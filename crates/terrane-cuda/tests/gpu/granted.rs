@@ -5,8 +5,9 @@ use terrane_core::{
     Allocate, AllocateError, ByteCount, Capability, Grant, Memory, RegionRequest, Wish,
 };
 use terrane_cuda::{
-    Context, Held, PinnedAllocator, PinnedNuma, PinnedOptions, Stream, StreamPriority,
+    Context, CudaStreams, Held, PinnedAllocator, PinnedNuma, PinnedOptions, Stream, StreamPriority,
 };
+use terrane_pool::StreamSource;
 use terrane_storage::{HugePages, NodeId, NumaPolicy, SystemOptions};
 
 use crate::needs::{LITTLE, device};
@@ -33,6 +34,9 @@ fn streams_have_the_priority_that_was_asked_for() {
     assert_eq!(of(StreamPriority::Highest), highest);
     assert_eq!(of(StreamPriority::Default), 0);
     assert_eq!(priority(&Stream::new(&context).unwrap()), 0);
+    let streams = CudaStreams::with_priority(&context, StreamPriority::Highest);
+    let pooled = StreamSource::create(&streams).unwrap();
+    assert_eq!(priority(&streams.get(pooled).unwrap()), highest);
 }
 
 /// The flags with which the driver allocated or registered memory.

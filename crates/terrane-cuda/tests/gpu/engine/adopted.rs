@@ -12,7 +12,7 @@ use terrane_testkit::model::Image;
 use terrane_transfer::Endpoint;
 
 use super::fixture::{Fixture, PINNED, config};
-use crate::needs::{LITTLE, device};
+use crate::needs::{LITTLE, device_with_kernels as device};
 
 /// K and V of a layer in one tensor, as serving engines have them.
 const TENSORS: LayoutKind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };

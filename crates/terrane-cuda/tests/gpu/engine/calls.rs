@@ -10,7 +10,7 @@ use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{Transfer, TransferError};
 
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
-use crate::needs::{LITTLE, device};
+use crate::needs::{LITTLE, device_with_kernels as device};
 
 fn check(name: &str, path: CopyPath, calls: &[&str]) {
     let Some(context) = device(name, LITTLE) else { return };

@@ -14,7 +14,7 @@ use terrane_testkit::process::in_child;
 use terrane_transfer::Transfer;
 
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
-use crate::needs::{Needs, device};
+use crate::needs::{Needs, device_with_kernels as device};
 
 const ROOM: Needs = Needs { device: ByteCount::gib(1), host: ByteCount::gib(1) };
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];

@@ -9,7 +9,7 @@ use terrane_testkit::model::Image;
 use terrane_transfer::{DeviceOrder, Endpoint, EventHandle, StreamHandle, Transfer, TransferError};
 
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
-use crate::needs::{Needs, device};
+use crate::needs::{Needs, device_with_kernels as device};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];

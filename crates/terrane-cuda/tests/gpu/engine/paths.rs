@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrane_core::{ByteCount, DeviceId, Wish};
+use terrane_core::{ByteCount, Wish};
 use terrane_cuda::{
-    Calibration, CalibrationOptions, Context, CopyPath, DeviceAllocator, DeviceEngine,
-    DeviceEngineOptions, PinnedAllocator, PinnedOptions,
+    Calibration, CalibrationOptions, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions,
+    PinnedAllocator, PinnedOptions,
 };
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
@@ -18,7 +18,7 @@ use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
 use super::fixture::{
     APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, config, endpoint, pinned,
 };
-use crate::needs::{LITTLE, Needs, device};
+use crate::needs::{LITTLE, Needs, device_with_kernels as device, two_devices};
 
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];
 
@@ -68,15 +68,11 @@ fn the_relayout_kernel_conforms() {
 #[test]
 fn paths_between_devices_conform() {
     let name = "paths_between_devices_conform";
-    let Some(context) = device(name, LITTLE) else { return };
-    let peer = match Context::primary(DeviceId::new(1)) {
-        Ok(peer) => peer,
-        Err(error) => return eprintln!("skipped: {name}: {error}"),
-    };
+    let Some([context, peer]) = two_devices(name, LITTLE) else { return };
     let ends = [DEVICE, PEER];
     let default = Fixture::new(&context, DeviceEngineOptions::default(), &ends);
     check_copy_engine(&default.beside(peer.clone()));
-    for path in [CopyPath::CopyEach, CopyPath::Batched, CopyPath::Peer] {
+    for path in [CopyPath::Contiguous, CopyPath::CopyEach, CopyPath::Batched, CopyPath::Peer] {
         let fixture = Fixture::in_small_parts(&context, path, &ends).beside(peer.clone());
         let probe = |end| fixture.endpoint(end, config(1, 1, 1), LayoutKind::FullyContiguous);
         let (here, there) = (probe(DEVICE), probe(PEER));

@@ -10,7 +10,7 @@ use terrane_testkit::model::Image;
 use terrane_transfer::{Endpoint, Transfer};
 
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED};
-use crate::needs::{Needs, device};
+use crate::needs::{Needs, device_with_kernels as device};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(256), host: ByteCount::mib(256) };
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];

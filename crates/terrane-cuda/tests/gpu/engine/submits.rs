@@ -12,7 +12,7 @@ use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{DeviceOrder, Endpoint, LayerState, Transfer};
 
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
-use crate::needs::{Needs, device};
+use crate::needs::{Needs, device_with_kernels as device};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
 
@@ -34,7 +34,7 @@ fn all_are(end: &Endpoint, fixture: &Fixture, value: u8) -> bool {
         let mut bytes = vec![0; region.length().to_usize()];
         // SAFETY: the region is alive, and nothing in flight writes it.
         unsafe { fixture.access().read(region.location(), &mut bytes) }.unwrap();
-        bytes.iter().all(|&byte| byte == value)
+        bytes == vec![value; bytes.len()]
     })
 }
 
