@@ -372,6 +372,7 @@ impl Work {
             (None, true) => plan.destination_blocks(),
         };
         let Some(reach) = self.ends.get(host) else { return Ok(None) };
+        let most = shared.options.request_bytes.get().max(1);
         let mut found = Ok(());
         staged.packing.stretches(&part, host_blocks, |stretch| {
             let layer = u64::from(stretch.layer);
@@ -388,7 +389,7 @@ impl Work {
                 return;
             };
             while left > 0 {
-                let bytes = reach.unsplit(address, left);
+                let bytes = reach.unsplit(address, left.min(most));
                 let (from, to) = if to_host { (at, address) } else { (address, at) };
                 staged.batch.push(from, to, bytes);
                 (at, address, left) = (at + bytes, address + bytes, left - bytes);

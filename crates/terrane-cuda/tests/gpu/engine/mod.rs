@@ -3,6 +3,7 @@
 mod calls;
 mod faults;
 mod fixture;
+mod held;
 mod orders;
 mod paths;
 mod relays;
