@@ -21,6 +21,7 @@ use super::scratch::Scratch;
 use super::streams::StreamLease;
 use crate::error::CudaError;
 use crate::event::Event;
+use crate::kernels::Kernels;
 
 /// A job whose last work is on a stream. Whoever first sees that its end event has happened, a
 /// thread of the engine or of the caller, takes the job out and finishes it.
@@ -47,6 +48,8 @@ pub(super) struct Cargo {
     pub(super) lesson: Option<Lesson>,
     /// A buffer that work which failed may still use.
     pub(super) scratch: Option<Scratch>,
+    /// They must not be unloaded while they run, whatever becomes of the engine.
+    pub(super) kernels: Kernels,
 }
 
 /// What can be learned of a job.
@@ -171,7 +174,7 @@ impl Attend for Flight {
 impl Cargo {
     /// Finishes the job, of which nothing is on the device any more.
     pub(super) fn finish(self, result: Result<(), CopyFailure>) {
-        let Self { job, count, streams, ends, lesson, scratch } = self;
+        let Self { job, count, streams, ends, lesson, scratch, kernels } = self;
         if result.is_ok() {
             count.complete(job.plan().bytes());
             if let Some(lesson) = lesson {
@@ -183,7 +186,7 @@ impl Cargo {
         // Others may use the streams before the caller hears of the end.
         drop((streams, scratch));
         job.finish(result);
-        drop(ends);
+        drop((ends, kernels));
     }
 
     /// Finishes the job after whatever has been put on its streams, which takes what it takes.
