@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use super::scratch::Scratch;
 use super::streams::StreamLease;
 use crate::error::CudaError;
 use crate::event::Event;
+use crate::kernels::Kernels;
 
 /// A job whose last work is on a stream. Whoever first sees that its end event has happened, a
 /// thread of the engine or of the caller, takes the job out and finishes it.
@@ -46,6 +48,8 @@ pub(super) struct Cargo {
     pub(super) lesson: Option<Lesson>,
     /// A buffer that work which failed may still use.
     pub(super) scratch: Option<Scratch>,
+    /// They must not be unloaded while they run, whatever becomes of the engine.
+    pub(super) kernels: Kernels,
 }
 
 /// What can be learned of a job.
@@ -170,7 +174,7 @@ impl Attend for Flight {
 impl Cargo {
     /// Finishes the job, of which nothing is on the device any more.
     pub(super) fn finish(self, result: Result<(), CopyFailure>) {
-        let Self { job, count, streams, ends, lesson, scratch } = self;
+        let Self { job, count, streams, ends, lesson, scratch, kernels } = self;
         if result.is_ok() {
             count.complete(job.plan().bytes());
             if let Some(lesson) = lesson {
@@ -182,7 +186,7 @@ impl Cargo {
         // Others may use the streams before the caller hears of the end.
         drop((streams, scratch));
         job.finish(result);
-        drop(ends);
+        drop((ends, kernels));
     }
 
     /// Finishes the job after whatever has been put on its streams, which takes what it takes.
@@ -251,17 +255,15 @@ pub(super) enum Task {
     Gate(Event, Feed, Sender<Feed>),
 }
 
-/// What a watcher's thread does until nobody can give it a task any more.
-pub(super) fn watch(tasks: &Receiver<Task>) {
-    for task in tasks {
-        // Only foreign code can panic, such as the drop of a caller's guard. The thread has other
-        // jobs to see through.
-        let _ = catch_unwind(AssertUnwindSafe(|| match task {
-            Task::End(flight) => flight.see_through(),
-            Task::Over(job, result) => job.finish(result),
-            Task::Drain(cargo, failure) => cargo.drain(failure),
-            Task::Drained(cargo) => cargo.finish(Ok(())),
-            Task::Gate(gate, feed, to) => match gate.wait() {
+impl Task {
+    /// Does it, however long that takes.
+    fn see_through(self) {
+        match self {
+            Self::End(flight) => flight.see_through(),
+            Self::Over(job, result) => job.finish(result),
+            Self::Drain(cargo, failure) => cargo.drain(failure),
+            Self::Drained(cargo) => cargo.finish(Ok(())),
+            Self::Gate(gate, feed, to) => match gate.wait() {
                 Ok(()) => {
                     if let Err(refused) = to.send(feed) {
                         refused.into_inner().abandon();
@@ -269,6 +271,97 @@ pub(super) fn watch(tasks: &Receiver<Task>) {
                 }
                 Err(error) => feed.cancel(error),
             },
-        }));
+        }
     }
+
+    /// Does it if there is nothing to wait for, and gives it back otherwise.
+    fn look(self) -> Option<Self> {
+        let event = match &self {
+            Self::End(flight) => &*flight.end,
+            Self::Gate(gate, ..) => gate,
+            Self::Over(..) | Self::Drain(..) | Self::Drained(..) => {
+                self.see_through();
+                return None;
+            }
+        };
+        if matches!(event.is_complete(), Ok(false)) {
+            if let Self::End(flight) = &self {
+                flight.tell_layers();
+            }
+            return Some(self);
+        }
+        self.see_through();
+        None
+    }
+}
+
+/// The tasks of some threads, each of which sleeps until one is done. The last one of them that
+/// has nothing to do looks after all that come, in turn, so that none waits for the device behind
+/// others that it holds up.
+pub(super) struct Watch {
+    tasks: Receiver<Task>,
+    idle: AtomicUsize,
+}
+
+/// For so long the last thread looks again at once.
+const LOOKS: Duration = Duration::from_micros(20);
+/// The longest that it sleeps between two looks.
+const LONGEST_NAP: Duration = Duration::from_micros(100);
+
+impl Watch {
+    pub(super) fn new(tasks: Receiver<Task>) -> Arc<Self> {
+        Arc::new(Self { tasks, idle: AtomicUsize::new(0) })
+    }
+
+    /// What a thread does until nobody can give it a task any more.
+    pub(super) fn serve(&self) {
+        loop {
+            self.idle.fetch_add(1, Ordering::SeqCst);
+            let task = self.tasks.recv();
+            let is_last = self.idle.fetch_sub(1, Ordering::SeqCst) == 1;
+            let Ok(task) = task else { return };
+            if is_last {
+                self.take_turns(task);
+            } else {
+                guarded(|| task.see_through());
+            }
+        }
+    }
+
+    /// Looks after this task and all that come meanwhile, until they are done, or there is but one
+    /// and another thread to take the next.
+    fn take_turns(&self, task: Task) {
+        let (mut held, mut next) = (vec![task], Vec::new());
+        let mut changed = Instant::now();
+        while !held.is_empty() {
+            if held.len() == 1 && self.idle.load(Ordering::SeqCst) > 0 {
+                if let Some(task) = held.pop() {
+                    guarded(|| task.see_through());
+                }
+                return;
+            }
+            let before = held.len();
+            next.extend(held.drain(..).filter_map(|task| guarded(|| task.look()).flatten()));
+            let left = next.len();
+            next.extend(self.tasks.try_iter());
+            let is_changed = left < before || next.len() > left;
+            std::mem::swap(&mut held, &mut next);
+            if is_changed {
+                changed = Instant::now();
+                continue;
+            }
+            let waited = changed.elapsed();
+            if waited < LOOKS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep((waited / 4).min(LONGEST_NAP));
+            }
+        }
+    }
+}
+
+/// Only foreign code can panic, such as the drop of a caller's guard. The thread has other jobs to
+/// see through.
+fn guarded<T>(run: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(run)).ok()
 }

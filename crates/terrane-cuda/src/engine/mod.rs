@@ -38,7 +38,7 @@ use crate::kernels::Kernels;
 use crate::stream::Stream;
 use choice::{Choice, Corrections, Shape};
 use feeder::{Desk, Feed, Feeder};
-use flight::{Task, engine_failure, watch};
+use flight::{Task, Watch, engine_failure};
 use reach::{Reach, ReachCache, Tables};
 use streams::{StreamPool, obey};
 use work::{Work, packing_for};
@@ -152,8 +152,8 @@ struct Shared {
     has_batches: bool,
 }
 
-/// Threads that wait until large transfers may begin on the device: as many as there are streams
-/// of a user's that such transfers usually run after.
+/// Threads that wait until large transfers may begin on the device. The last of them looks at all
+/// that the others have no time for.
 const GATE_KEEPERS: u32 = 2;
 
 impl Shared {
@@ -193,13 +193,14 @@ impl DeviceEngine {
             gates: Some(gates),
             threads: Vec::new(),
         };
+        let (tasks, gated) = (Watch::new(tasks), Watch::new(gated));
         for number in 0..engine.shared.options.watchers.get() {
-            let tasks = tasks.clone();
-            engine.start(format!("terrane-cuda-wait-{number}"), move || watch(&tasks))?;
+            let tasks = Arc::clone(&tasks);
+            engine.start(format!("terrane-cuda-wait-{number}"), move || tasks.serve())?;
         }
         for number in 0..GATE_KEEPERS {
-            let tasks = gated.clone();
-            engine.start(format!("terrane-cuda-gate-{number}"), move || watch(&tasks))?;
+            let gated = Arc::clone(&gated);
+            engine.start(format!("terrane-cuda-gate-{number}"), move || gated.serve())?;
         }
         let mut queues = Vec::new();
         for number in 0..3 {

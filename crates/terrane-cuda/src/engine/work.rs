@@ -20,10 +20,13 @@ use super::scratch::Scratch;
 use super::streams::StreamLease;
 use crate::error::CudaError;
 use crate::event::{Event, Timing};
+use crate::kernels::Kernels;
 
 /// A job, and how far it has been submitted.
 pub(super) struct Work {
     job: CopyJob,
+    /// They outlive the engine, if that goes while they run.
+    kernels: Kernels,
     direction: Direction,
     path: CopyPath,
     /// Of source and destination.
@@ -122,6 +125,7 @@ impl Work {
         Ok(Self {
             count: Count::new(&job),
             job,
+            kernels: shared.kernels.clone(),
             direction,
             path,
             ends,
@@ -257,11 +261,11 @@ impl Work {
         predicted: std::time::Duration,
     ) -> Result<Arc<Flight>, Box<Cargo>> {
         let (direction, path, is_telling) = (self.direction, self.path, self.is_telling);
-        let Self { job, count, streams, ends, last: [end, before_end], layers, .. } = self;
+        let Self { job, kernels, count, streams, ends, last: [end, before_end], layers, .. } = self;
         let corrections = || Arc::clone(&shared.corrections);
         let lesson =
             is_telling.then(|| Lesson { corrections: corrections(), direction, path, predicted });
-        let cargo = Cargo { job, count, streams, ends, lesson, scratch: None };
+        let cargo = Cargo { job, count, streams, ends, lesson, scratch: None, kernels };
         match end {
             Some(end) => Ok(Flight::new(cargo, end, before_end, layers)),
             None => Err(Box::new(cargo)),
@@ -270,8 +274,8 @@ impl Work {
 
     /// Part of it failed, and may still use `scratch`.
     pub(super) fn into_cargo(self, scratch: Option<Scratch>) -> Box<Cargo> {
-        let Self { job, count, streams, ends, .. } = self;
-        Box::new(Cargo { job, count, streams, ends, lesson: None, scratch })
+        let Self { job, kernels, count, streams, ends, .. } = self;
+        Box::new(Cargo { job, count, streams, ends, lesson: None, scratch, kernels })
     }
 
     fn step_runs(&mut self, shared: &Shared) -> Result<Option<Stepped>, CopyFailure> {
@@ -372,6 +376,7 @@ impl Work {
             (None, true) => plan.destination_blocks(),
         };
         let Some(reach) = self.ends.get(host) else { return Ok(None) };
+        let most = shared.options.request_bytes.get().max(1);
         let mut found = Ok(());
         staged.packing.stretches(&part, host_blocks, |stretch| {
             let layer = u64::from(stretch.layer);
@@ -388,7 +393,7 @@ impl Work {
                 return;
             };
             while left > 0 {
-                let bytes = reach.unsplit(address, left);
+                let bytes = reach.unsplit(address, left.min(most));
                 let (from, to) = if to_host { (at, address) } else { (address, at) };
                 staged.batch.push(from, to, bytes);
                 (at, address, left) = (at + bytes, address + bytes, left - bytes);

@@ -86,7 +86,9 @@ fn parse(text: &str) -> Result<Calibration, Cause> {
         return Err(cause(Flaw::Format { found: head.format }));
     }
     let file: File = serde_json::from_str(text).map_err(cause)?;
-    let mut calibration = Calibration::empty(&file.device, &file.driver);
+    // A path that the file does not speak of is not lost.
+    let mut calibration =
+        Calibration { device: file.device, driver: file.driver, ..Calibration::built_in() };
     for entry in file.costs {
         let (direction, path, cost) = entry.check().map_err(cause)?;
         calibration.set(direction, path, cost);
@@ -173,6 +175,14 @@ mod tests {
     }
 
     #[test]
+    fn what_a_file_does_not_speak_of_is_as_built_in() {
+        let mut file = File::of(&Calibration::built_in());
+        file.costs.clear();
+        let parsed = parse(&serde_json::to_string(&file).unwrap()).unwrap();
+        assert_eq!(parsed, Calibration::built_in());
+    }
+
+    #[test]
     fn what_is_no_calibration_is_refused_with_what_is_wrong() {
         let good = serde_json::to_value(File::of(&Calibration::built_in())).unwrap();
         let refusal = |change: &dyn Fn(&mut serde_json::Value)| {
@@ -190,6 +200,10 @@ mod tests {
             assert!(error.contains("plausible"), "{field}: {error}");
         }
         assert!(parse("{").is_err());
+        for garbage in ["null", "1e999", "-1", "1e300"] {
+            let text = good.to_string().replacen("55000000000.0", garbage, 1);
+            assert!(parse(&text).is_err(), "{garbage}");
+        }
         let error = read(Path::new("/nonexistent/calibration.json")).unwrap_err();
         assert!(error.to_string().contains("/nonexistent/calibration.json"), "{error}");
     }

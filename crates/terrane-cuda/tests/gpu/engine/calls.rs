@@ -103,3 +103,32 @@ fn a_failing_call_of_any_sort_ends_a_staged_transfer() {
     ];
     check("a_failing_call_of_any_sort_ends_a_staged_transfer", CopyPath::Staged, &calls);
 }
+
+/// No request is longer than the options allow, also where the staged path finds a long stretch.
+#[test]
+fn the_staged_path_keeps_its_requests_short() {
+    let name = "the_staged_path_keeps_its_requests_short";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: no simulated driver, whose calls can be made to fail");
+    };
+    let options = DeviceEngineOptions {
+        path: Some(CopyPath::Staged),
+        request_bytes: ByteCount::kib(16),
+        ..DeviceEngineOptions::default()
+    };
+    let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+    let manager = fixture.manager();
+    let shape = config(8, 8, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let ids: Vec<u32> = (0..8).collect();
+    for (from, to) in [(&here, &there), (&there, &here)] {
+        // Half a MiB in one stretch: several requests, and so a batch.
+        driver.fail("cuMemcpyBatchAsync_v2", 0, 701);
+        let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
+        let result = end_of(manager.submit(transfer, ()).unwrap()).result;
+        assert!(result.is_err(), "in one request");
+        assert_eq!(driver.forgive(), 0);
+    }
+}

@@ -4,6 +4,7 @@ mod adopted;
 mod calls;
 mod faults;
 pub mod fixture;
+mod held;
 mod orders;
 mod paths;
 mod ranks;
