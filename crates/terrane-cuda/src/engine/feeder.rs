@@ -162,7 +162,7 @@ impl Feeder {
 
     fn all_submitted(&self, feed: Feed) {
         self.desk.jobs.fetch_sub(1, Ordering::Relaxed);
-        let task = match feed.work.into_flight(&self.shared, feed.predicted) {
+        let task = match feed.work.into_flight(&self.shared, feed.predicted, None) {
             Ok(flight) => Task::End(flight),
             Err(cargo) => Task::Drained(cargo),
         };

@@ -14,6 +14,7 @@ use terrane_transfer::{Attend, CopyFailure, CopyJob, Progress};
 use super::calibration::Direction;
 use super::choice::Corrections;
 use super::feeder::Feed;
+use super::lists::BlockLists;
 use super::options::CopyPath;
 use super::reach::Reach;
 use super::scratch::Scratch;
@@ -28,6 +29,8 @@ pub(super) struct Flight {
     end: Arc<Event>,
     /// Behind the work before that, if the whole takes long.
     before_end: Option<Arc<Event>>,
+    /// When it should happen, if that is known.
+    due: Option<Range<Instant>>,
     state: Mutex<State>,
 }
 
@@ -43,6 +46,7 @@ pub(super) struct Cargo {
     pub(super) count: Arc<Count>,
     pub(super) streams: SmallVec<[StreamLease; 2]>,
     pub(super) ends: [Arc<Reach>; 2],
+    pub(super) lists: Option<BlockLists>,
     pub(super) lesson: Option<Lesson>,
     /// A buffer that work which failed may still use.
     pub(super) scratch: Option<Scratch>,
@@ -62,9 +66,10 @@ impl Flight {
         end: Arc<Event>,
         before_end: Option<Arc<Event>>,
         layers: VecDeque<(Range<u32>, Arc<Event>)>,
+        due: Option<Range<Instant>>,
     ) -> Arc<Self> {
         let state = Mutex::new(State { cargo: Some(cargo), layers });
-        Arc::new(Self { end, before_end, state })
+        Arc::new(Self { end, before_end, due, state })
     }
 
     /// Lets threads that wait for the job look for themselves.
@@ -159,18 +164,22 @@ impl Flight {
 }
 
 /// How long a thread looks for an end that is near before it goes to sleep.
-const LAST_SPIN: Duration = Duration::from_micros(100);
+const LAST_SPIN: Duration = Duration::from_micros(500);
 
 impl Attend for Flight {
     fn poll(&self) {
         self.look();
+    }
+
+    fn due(&self) -> Option<Range<Instant>> {
+        self.due.clone()
     }
 }
 
 impl Cargo {
     /// Finishes the job, of which nothing is on the device any more.
     pub(super) fn finish(self, result: Result<(), CopyFailure>) {
-        let Self { job, count, streams, ends, lesson, scratch } = self;
+        let Self { job, count, streams, ends, lists, lesson, scratch } = self;
         if result.is_ok() {
             count.complete(job.plan().bytes());
             if let Some(lesson) = lesson {
@@ -180,7 +189,7 @@ impl Cargo {
             }
         }
         // Others may use the streams before the caller hears of the end.
-        drop((streams, scratch));
+        drop((streams, scratch, lists));
         job.finish(result);
         drop(ends);
     }

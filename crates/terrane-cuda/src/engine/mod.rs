@@ -7,6 +7,7 @@ mod choice;
 mod feeder;
 mod flight;
 mod launch;
+mod lists;
 mod options;
 mod packing;
 mod reach;
@@ -16,6 +17,7 @@ mod work;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -39,6 +41,7 @@ use crate::stream::Stream;
 use choice::{Choice, Corrections, Shape};
 use feeder::{Desk, Feed, Feeder};
 use flight::{Task, engine_failure, watch};
+use lists::ListPool;
 use reach::{Reach, ReachCache, Tables};
 use streams::{StreamPool, obey};
 use work::{Work, packing_for};
@@ -73,6 +76,7 @@ struct Shared {
     kernels: Kernels,
     reach: ReachCache,
     tables: Tables,
+    lists: Arc<ListPool>,
     streams: Arc<StreamPool>,
     calibration: Calibration,
     corrections: Arc<Corrections>,
@@ -103,6 +107,7 @@ impl DeviceEngine {
             kernels: Kernels::load(context)?,
             reach: ReachCache::new(context),
             tables: Tables::new(context)?,
+            lists: ListPool::new(context)?,
             streams: StreamPool::new(context, &options),
             calibration: options.calibration.clone().unwrap_or_default(),
             corrections: Arc::new(Corrections::new(options.learns)),
@@ -277,20 +282,12 @@ impl DeviceEngine {
             }
         };
         if work.is_small(&self.shared) {
-            self.submit_now(work);
+            self.submit_now(work, gate.is_none());
         } else {
-            let predicted = self.predicted(&work, direction, path);
+            let predicted = work.job().predicted();
             self.feed(direction, Box::new(work), predicted, gate);
         }
         Ok(())
-    }
-
-    fn predicted(&self, work: &Work, direction: Direction, path: CopyPath) -> Duration {
-        let job = work.job();
-        let shape = self.shape(job.plan(), direction, work.ends(), job.terms());
-        let (calibration, corrections) = (&self.shared.calibration, &self.shared.corrections);
-        let choice = shape.choose(calibration, corrections, Some(path));
-        choice.map_or(Duration::ZERO, |choice| choice.predicted)
     }
 
     /// Makes the job's streams run after what its terms say. Answers an event behind that, unless
@@ -308,9 +305,10 @@ impl DeviceEngine {
         Ok(if gate.is_complete()? { None } else { Some(gate) })
     }
 
-    /// Submits all of a small job.
-    fn submit_now(&self, mut work: Work) {
+    /// Submits all of a small job, which begins at once or when the device comes to it.
+    fn submit_now(&self, mut work: Work, at_once: bool) {
         work.job().start();
+        let due = if at_once { due(work.job().predicted()) } else { None };
         loop {
             match work.step(&self.shared, &mut None) {
                 Ok(Some(_)) => {}
@@ -318,7 +316,7 @@ impl DeviceEngine {
                 Err(failure) => return self.watch(Task::Drain(work.into_cargo(None), failure)),
             }
         }
-        match work.into_flight(&self.shared, Duration::ZERO) {
+        match work.into_flight(&self.shared, Duration::ZERO, due) {
             Ok(flight) => {
                 flight.invite();
                 self.watch(Task::End(flight));
@@ -401,6 +399,19 @@ impl DeviceEngine {
             let _ = watchers.send(task);
         }
     }
+}
+
+/// When a job that begins now and has the device to itself should end, give or take an eighth and
+/// what it takes to fall asleep and to be woken; `None` if that is far off.
+fn due(predicted: Duration) -> Option<Range<Instant>> {
+    const FAR: Duration = Duration::from_millis(5);
+    const EARLY: Duration = Duration::from_micros(100);
+    const LATE: Duration = Duration::from_micros(250);
+    if predicted > FAR {
+        return None;
+    }
+    let (now, eighth) = (Instant::now(), predicted / 8);
+    Some(now + (predicted - eighth).saturating_sub(EARLY)..now + predicted + eighth + LATE)
 }
 
 /// The device of whose stream or event an order speaks.

@@ -167,16 +167,9 @@ impl Packing {
         }
     }
 
-    /// How many stretches all of the transfer has, if it is cut nowhere. The blocks count as they
-    /// are ordered.
+    /// How many stretches all of the transfer has, if it is cut nowhere and its blocks are sorted.
     pub(super) fn count_stretches(&self, blocks: &[u32]) -> u64 {
-        let breaks = if self.joins {
-            let apart = |pair: &[u32]| matches!(pair, [a, b] if a.checked_add(1) != Some(*b));
-            let breaks = blocks.windows(2).filter(|pair| apart(pair)).count();
-            if blocks.is_empty() { 0 } else { breaks + 1 }
-        } else {
-            blocks.len()
-        };
+        let breaks = if self.joins { count_rows(blocks) } else { blocks.len() };
         let breaks = terrane_core::ByteCount::from_usize(breaks).get();
         match self.order {
             Order::Blocks => breaks,
@@ -215,6 +208,8 @@ pub(super) enum Ramp {
 
 /// The smallest part. Packing it takes about as long as it takes to start a kernel.
 const LEAST: u64 = 2 << 20;
+/// The last part of those that grow: what travels while a thread wakes up, twice.
+const LAST: u64 = 6 << 20;
 /// How much larger the next may be: packing is more than four times as fast as the wire.
 const GROWTH: u64 = 4;
 
@@ -234,6 +229,11 @@ impl Cutter {
         self.packing.bytes(part)
     }
 
+    /// Pairs of blocks, in all.
+    pub(super) fn pairs(&self) -> u32 {
+        self.pairs
+    }
+
     /// How many bytes the next part should have.
     fn aim(&self) -> u64 {
         let least = LEAST.min(self.largest);
@@ -245,7 +245,10 @@ impl Cutter {
                     before += size;
                     size *= GROWTH;
                 }
-                size.min(self.largest)
+                // The last one is short, so that its beginning announces the end.
+                let left = self.total - self.taken;
+                let size = size.min(self.largest);
+                if left > LAST { size.min(left - LAST) } else { size }
             }
             Ramp::Down => {
                 let left = self.total - self.taken;
@@ -310,6 +313,29 @@ impl Iterator for Cutter {
         };
         Some(part)
     }
+}
+
+/// How many rows of neighbours there are among blocks in any order.
+fn count_rows(blocks: &[u32]) -> usize {
+    if blocks.is_sorted() {
+        let apart = |pair: &[u32]| matches!(pair, [a, b] if a.checked_add(1) != Some(*b));
+        let breaks = blocks.windows(2).filter(|pair| apart(pair)).count();
+        return if blocks.is_empty() { 0 } else { breaks + 1 };
+    }
+    // A bit for each block is faster than sorting them.
+    let mut bits = vec![0_u64; index(blocks.iter().max().map_or(0, |most| most / 64 + 1))];
+    for &block in blocks {
+        if let Some(word) = bits.get_mut(index(block / 64)) {
+            *word |= 1 << (block % 64);
+        }
+    }
+    let mut before = 0;
+    let mut rows = 0;
+    for word in bits {
+        rows += index((word & !(word << 1 | before)).count_ones());
+        before = word >> 63;
+    }
+    rows
 }
 
 fn count(range: &Range<u32>) -> u64 {

@@ -13,7 +13,7 @@ use terrane_transfer::{
     TransferPlan,
 };
 
-use super::{Calibration, Direction, PathCost};
+use super::{Calibration, Direction, PathCost, SHORT};
 use crate::context::Context;
 use crate::engine::choice::Choice;
 use crate::engine::options::{CopyPath, DeviceEngineOptions};
@@ -42,17 +42,34 @@ impl Default for CalibrationOptions {
     }
 }
 
-/// Layers, and the bytes of a piece, of transfers of short pieces.
-const SHORT: (u32, u64) = (4, 4 << 10);
-
 /// The bytes of a token of one layer.
 const ROW: u64 = 256;
 
-/// The same of transfers of long pieces, with 128 of them in `all` bytes if that makes them no
-/// longer than a MiB, and with 16 times as many.
-fn long_shapes(all: u64) -> [(u32, u64); 2] {
-    let piece = |most: u64, parts: u64| (all / parts).next_power_of_two().clamp(4 << 10, most);
-    [(8, piece(1 << 20, 128)), (16, piece(64 << 10, 2048))]
+/// What is transferred: blocks of so many layers, each in a piece of so many bytes.
+#[derive(Clone, Copy, Debug)]
+struct Cells {
+    blocks: u64,
+    layers: u32,
+    piece: u64,
+}
+
+/// The transfers from which the cost of a path is found, `all` bytes at most: hardly anything, few
+/// short pieces, many of them, many long ones, few of a MiB, and what is one piece anyway.
+fn shapes(all: u64) -> [Cells; 6] {
+    let of = |layers: u32, piece: u64, bytes: u64| Cells {
+        blocks: (bytes / (u64::from(layers) * piece)).max(1),
+        layers,
+        piece,
+    };
+    let long = |most: u64, parts: u64| (all / parts).next_power_of_two().clamp(4 << 10, most);
+    [
+        Cells { blocks: 1, layers: 2, piece: 4 << 10 },
+        of(64, 4 << 10, all / 128),
+        of(64, 4 << 10, all / 16),
+        of(32, long(64 << 10, 2048), all),
+        of(8, long(1 << 20, 128), all),
+        of(1, (all / 2).next_power_of_two().min(64 << 20), 1),
+    ]
 }
 
 pub(super) fn measure(
@@ -87,13 +104,16 @@ pub(super) fn measure(
             if path == CopyPath::Batched && !batch::is_there(context) {
                 continue;
             }
-            let cost = bench.cost(direction, path).map_err(|source| match source.downcast() {
+            let refused = |source: BoxedCause| match source.downcast() {
                 Ok(error) => *error,
                 Err(source) => CudaError::Calibration { path: path.name(), source: source.into() },
-            })?;
-            calibration.set(direction, path, cost);
+            };
+            let samples = bench.samples(direction, path).map_err(refused)?;
+            calibration.set(direction, path, fit(&samples));
             if path == CopyPath::CopyEach {
-                calibration.set(direction, CopyPath::Contiguous, cost);
+                // The same calls, of which this one has few and long ones.
+                let [nothing, .., huge, whole] = samples;
+                calibration.set(direction, CopyPath::Contiguous, fit(&[nothing, huge, whole]));
             }
         }
     }
@@ -108,6 +128,9 @@ struct Bench {
     options: CalibrationOptions,
 }
 
+/// Transfers before those that count.
+const WARM_UPS: u32 = 2;
+
 /// A transfer that was measured.
 #[derive(Clone, Copy)]
 struct Sample {
@@ -117,26 +140,23 @@ struct Sample {
 }
 
 impl Bench {
-    fn cost(&self, direction: Direction, path: CopyPath) -> Result<PathCost, BoxedCause> {
-        let all = self.options.bytes.get();
-        let [huge, long] = long_shapes(all);
-        let huge = self.sample(direction, path, huge, all)?;
-        let long = self.sample(direction, path, long, all)?;
-        let short = self.sample(direction, path, SHORT, all / 8)?;
-        let one = self.sample(direction, path, SHORT, 1)?;
-        Ok(fit(&huge, &long, &short, &one))
+    fn samples(&self, direction: Direction, path: CopyPath) -> Result<[Sample; 6], BoxedCause> {
+        let mut samples = [Sample { seconds: 0.0, bytes: 0.0, pieces: 0.0 }; 6];
+        for (sample, cells) in samples.iter_mut().zip(shapes(self.options.bytes.get())) {
+            *sample = self.sample(direction, path, cells)?;
+        }
+        Ok(samples)
     }
 
-    /// The median of some transfers of scattered blocks, one at least, of `bytes` in all.
+    /// The median of some transfers of scattered blocks.
     fn sample(
         &self,
         direction: Direction,
         path: CopyPath,
-        (layers, piece): (u32, u64),
-        bytes: u64,
+        Cells { blocks, layers, piece }: Cells,
     ) -> Result<Sample, BoxedCause> {
         let of_block = u64::from(layers) * piece;
-        let blocks = u32::try_from((bytes / of_block).max(1))?;
+        let blocks = u32::try_from(blocks)?;
         // Every other block of twice as many, so that none touch.
         let shape = config(blocks.saturating_mul(2), layers, piece)?;
         let ids: Vec<u32> = (0..blocks).map(|block| block * 2 + 1).collect();
@@ -150,8 +170,8 @@ impl Bench {
             Arc::new(Forced { engine: Arc::clone(&self.engine), path });
         let manager = TransferManager::new([forced]);
         let mut times = Vec::new();
-        // The first one brings up what the others find.
-        for _ in 0..=self.options.repetitions.max(1) {
+        // The first ones bring up what the others find.
+        for _ in 0..WARM_UPS + self.options.repetitions.max(1) {
             let transfer = Transfer::new(from, to).blocks(&ids, &ids);
             let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
             let begun = Instant::now();
@@ -159,7 +179,8 @@ impl Bench {
             completion.wait().result?;
             times.push(begun.elapsed());
         }
-        let mut counted: Vec<Duration> = times.into_iter().skip(1).collect();
+        let warm_ups = usize::try_from(WARM_UPS)?;
+        let mut counted: Vec<Duration> = times.into_iter().skip(warm_ups).collect();
         counted.sort_unstable();
         let median = counted.get(counted.len() / 2).copied().unwrap_or_default();
         let pieces = match path {
@@ -171,25 +192,45 @@ impl Bench {
     }
 }
 
-/// Finds the cost that explains the samples: `huge` and `long` have as many bytes in few and in
-/// many pieces, `short` has short pieces, and `one` hardly anything.
-fn fit(huge: &Sample, long: &Sample, short: &Sample, one: &Sample) -> PathCost {
-    let per_piece = (long.seconds - huge.seconds).max(0.0) / (long.pieces - huge.pieces).max(1.0);
-    let (mut fixed, mut per_short, mut per_byte) = (0.0, 0.0, 0.0);
-    // Each from the others; a few rounds are enough, as each sample is mostly one of them.
-    for _ in 0..8 {
-        per_byte = ((huge.seconds - fixed - huge.pieces * per_piece) / huge.bytes).max(1e-15);
-        let of_pieces = short.seconds - one.seconds - (short.bytes - one.bytes) * per_byte;
-        per_short = of_pieces.max(0.0) / (short.pieces - one.pieces).max(1.0);
-        fixed = (one.seconds - one.pieces * per_short - one.bytes * per_byte).max(0.0);
+/// No memory is faster than this many bytes a second.
+const FASTEST: f64 = 2e13;
+
+/// Finds the cost that explains the samples best: the one of the least squares of what it is off
+/// by, each as a share of its sample, so that short transfers count as much as long ones.
+fn fit(samples: &[Sample]) -> PathCost {
+    // What each of the four unknowns is multiplied by: in microseconds, so that they are near 1.
+    let factors = |sample: &Sample| {
+        let is_short = sample.bytes < SHORT as f64 * sample.pieces;
+        let [long, short] = if is_short { [0.0, sample.pieces] } else { [sample.pieces, 0.0] };
+        [1.0, long, short, sample.bytes * 1e-4].map(|factor| factor * 1e-6 / sample.seconds)
+    };
+    let rows: Vec<[f64; 4]> =
+        samples.iter().filter(|sample| sample.seconds > 0.0).map(factors).collect();
+    let least = [0.0, 0.0, 0.0, 1e10 / FASTEST];
+    let mut found = least;
+    // One unknown after the other, none below its least.
+    for _ in 0..2000 {
+        for (unknown, least) in least.into_iter().enumerate() {
+            let (mut missing, mut weight) = (0.0, 0.0);
+            for row in &rows {
+                let predicted: f64 = row.iter().zip(&found).map(|(factor, x)| factor * x).sum();
+                let own = row.get(unknown).copied().unwrap_or_default();
+                missing += own * (1.0 - predicted);
+                weight += own * own;
+            }
+            if let Some(slot) = found.get_mut(unknown).filter(|_| weight > 0.0) {
+                *slot = (*slot + missing / weight).max(least);
+            }
+        }
     }
-    let time = |seconds: f64| Duration::try_from_secs_f64(seconds.min(1.0)).unwrap_or_default();
+    let [fixed, per_piece, per_short, per_byte] = found;
+    // Whole numbers of what matters, which a file holds as they are.
+    let rounded = |micros: f64| (micros * 1e6).round() / 1e3;
     PathCost {
-        fixed: time(fixed),
-        per_piece: time(per_piece),
-        per_short_piece: time(per_short),
-        // A whole number, which a file holds as it is.
-        bytes_per_second: (1.0 / per_byte).clamp(1e6, 1e15).round(),
+        fixed: Duration::try_from_secs_f64((fixed * 1e3).round() * 1e-9).unwrap_or_default(),
+        per_piece_ns: rounded(per_piece),
+        per_short_piece_ns: rounded(per_short),
+        bytes_per_second: (1e10 / per_byte).clamp(1e6, FASTEST).round(),
     }
 }
 
@@ -249,29 +290,29 @@ mod tests {
     fn a_fit_finds_the_cost_that_made_the_samples() {
         let cost = PathCost {
             fixed: Duration::from_micros(9),
-            per_piece: Duration::from_nanos(350),
-            per_short_piece: Duration::from_nanos(2400),
+            per_piece_ns: 350.0,
+            per_short_piece_ns: 2400.0,
             bytes_per_second: 55e9,
         };
-        let sample = |bytes: u64, pieces: u64| Sample {
-            seconds: cost.predict(bytes, pieces),
-            bytes: bytes as f64,
-            pieces: pieces as f64,
-        };
-        let (all, some) = (128 << 20, 16 << 20);
-        let found =
-            fit(&sample(all, 128), &sample(all, 2048), &sample(some, 4096), &sample(16 << 10, 4));
-        let near = |a: Duration, b: Duration| a.abs_diff(b) < Duration::from_nanos(300);
-        assert!(near(found.fixed, cost.fixed), "{found:?}");
-        assert!(near(found.per_piece, cost.per_piece), "{found:?}");
-        assert!(near(found.per_short_piece, cost.per_short_piece), "{found:?}");
-        assert!((found.bytes_per_second / 55e9 - 1.0).abs() < 0.01, "{found:?}");
+        let samples = shapes(128 << 20).map(|Cells { blocks, layers, piece }| {
+            let pieces = blocks * u64::from(layers);
+            let seconds = cost.predict(pieces * piece, pieces);
+            Sample { seconds, bytes: (pieces * piece) as f64, pieces: pieces as f64 }
+        });
+        let found = fit(&samples);
+        for (sample, Cells { blocks, layers, piece }) in samples.iter().zip(shapes(128 << 20)) {
+            let pieces = blocks * u64::from(layers);
+            let off = found.predict(pieces * piece, pieces) / sample.seconds;
+            assert!((0.99..1.01).contains(&off), "{off}: {found:?}");
+        }
+        assert!((found.per_short_piece_ns / 2400.0 - 1.0).abs() < 0.02, "{found:?}");
+        assert!((found.bytes_per_second / 55e9 - 1.0).abs() < 0.02, "{found:?}");
     }
 
     #[test]
     fn nonsense_makes_no_nonsense() {
         let nothing = Sample { seconds: 0.0, bytes: 1.0, pieces: 1.0 };
-        let found = fit(&nothing, &nothing, &nothing, &nothing);
+        let found = fit(&[nothing; 6]);
         assert!(found.bytes_per_second.is_finite() && found.predict(1 << 30, 1) >= 0.0);
     }
 }
