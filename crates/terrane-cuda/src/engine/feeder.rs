@@ -39,13 +39,33 @@ impl Feed {
 pub(super) struct Desk {
     pub(super) scratch: Mutex<ScratchPool>,
     /// Jobs that have been brought, and not submitted to their end.
-    pub(super) jobs: AtomicUsize,
+    jobs: AtomicUsize,
+    /// The same of all desks of the engine.
+    of_all: Arc<AtomicUsize>,
 }
 
 impl Desk {
-    pub(super) fn new(shared: &Shared) -> Arc<Self> {
+    pub(super) fn new(shared: &Shared, of_all: &Arc<AtomicUsize>) -> Arc<Self> {
         let scratch = Mutex::new(ScratchPool::new(&shared.context, &shared.options));
-        Arc::new(Self { scratch, jobs: AtomicUsize::new(0) })
+        Arc::new(Self { scratch, jobs: AtomicUsize::new(0), of_all: Arc::clone(of_all) })
+    }
+
+    /// Counts a job in; answers whether it is the only one here.
+    pub(super) fn enter(&self) -> bool {
+        // Relaxed, here and below: hints.
+        self.of_all.fetch_add(1, Ordering::Relaxed);
+        self.jobs.fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// Counts a job out.
+    pub(super) fn leave(&self) {
+        self.jobs.fetch_sub(1, Ordering::Relaxed);
+        self.of_all.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether no desk has another job: what goes the other way takes its share of the wire.
+    fn is_alone(&self) -> bool {
+        self.of_all.load(Ordering::Relaxed) <= 1
     }
 
     pub(super) fn scratch(&self) -> MutexGuard<'_, ScratchPool> {
@@ -56,7 +76,7 @@ impl Desk {
 impl Feed {
     /// Ends the job, of which nothing has been submitted.
     pub(super) fn cancel(self, error: CudaError) {
-        self.desk.jobs.fetch_sub(1, Ordering::Relaxed);
+        self.desk.leave();
         self.work.into_cargo(None).drain(engine_failure(error));
     }
 }
@@ -91,9 +111,8 @@ impl Feeder {
                 match self.jobs.recv() {
                     Ok(mut feed) => {
                         self.retire_ended();
-                        if self.pending.is_empty() && self.jobs.is_empty() {
-                            feed.work.teach();
-                        }
+                        let is_first = self.pending.is_empty() && self.jobs.is_empty();
+                        feed.work.teach(is_first && self.desk.is_alone());
                         self.turns.push_back(feed);
                     }
                     Err(_) => break,
@@ -160,8 +179,11 @@ impl Feeder {
         }
     }
 
-    fn all_submitted(&self, feed: Feed) {
-        self.desk.jobs.fetch_sub(1, Ordering::Relaxed);
+    fn all_submitted(&self, mut feed: Feed) {
+        if !self.desk.is_alone() {
+            feed.work.teach(false);
+        }
+        self.desk.leave();
         let task = match feed.work.into_flight(&self.shared, feed.predicted, None) {
             Ok(flight) => Task::End(flight),
             Err(cargo) => Task::Drained(cargo),
@@ -172,7 +194,7 @@ impl Feeder {
 
     /// Ends a job, after waiting for what has been submitted of it.
     fn fail(&mut self, feed: Feed, failure: CopyFailure) {
-        self.desk.jobs.fetch_sub(1, Ordering::Relaxed);
+        self.desk.leave();
         feed.work.into_cargo(None).drain(failure);
         self.retire_ended();
     }

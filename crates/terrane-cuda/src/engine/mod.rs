@@ -19,7 +19,6 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -133,11 +132,11 @@ impl DeviceEngine {
             let tasks = gated.clone();
             engine.start(format!("terrane-cuda-gate-{number}"), move || watch(&tasks))?;
         }
-        let mut queues = Vec::new();
+        let (mut queues, of_all) = (Vec::new(), Arc::default());
         for number in 0..3 {
             let (queue, jobs) = unbounded();
             let Some(watchers) = engine.watchers.clone() else { break };
-            let desk = Desk::new(&engine.shared);
+            let desk = Desk::new(&engine.shared, &of_all);
             let shared = Arc::clone(&engine.shared);
             let feeder = Feeder::new(shared, Arc::clone(&desk), jobs, watchers);
             engine.start(format!("terrane-cuda-feed-{number}"), move || feeder.serve())?;
@@ -339,8 +338,7 @@ impl DeviceEngine {
             Direction::WithinDevice | Direction::BetweenDevices => between,
         };
         let mut feed = Feed { work, predicted, begun: None, desk: Arc::clone(desk) };
-        // Relaxed: a hint.
-        let is_idle = desk.jobs.fetch_add(1, Ordering::Relaxed) == 0;
+        let is_idle = desk.enter();
         if is_idle && gate.is_none() {
             // The wire need not be idle while the feeder wakes.
             feed = match self.begin(feed) {
@@ -385,7 +383,7 @@ impl DeviceEngine {
                 Some(feed)
             }
             Err(failure) => {
-                desk.jobs.fetch_sub(1, Ordering::Relaxed);
+                desk.leave();
                 desk.scratch().forget_one();
                 self.watch(Task::Drain(feed.work.into_cargo(scratch), failure));
                 None

@@ -13,7 +13,7 @@ use terrane_transfer::{
     TransferPlan,
 };
 
-use super::{Calibration, Direction, PathCost, SHORT};
+use super::{Calibration, Direction, PathCost};
 use crate::context::Context;
 use crate::engine::choice::Choice;
 use crate::engine::options::{CopyPath, DeviceEngineOptions};
@@ -28,17 +28,17 @@ pub struct CalibrationOptions {
     /// What the largest transfers move. Four times as much is taken of the device's memory, and
     /// twice as much of pinned memory.
     pub bytes: ByteCount,
-    /// How often each transfer is repeated; the median counts.
+    /// How often each transfer is repeated; the lower quartile counts.
     pub repetitions: u32,
     /// The engine whose paths are measured; which path it is to take does not matter.
     pub engine: DeviceEngineOptions,
 }
 
 impl Default for CalibrationOptions {
-    /// 128 MiB, 7 times.
+    /// 128 MiB, 9 times.
     fn default() -> Self {
         let engine = DeviceEngineOptions::default();
-        Self { bytes: ByteCount::mib(128), repetitions: 7, engine }
+        Self { bytes: ByteCount::mib(128), repetitions: 9, engine }
     }
 }
 
@@ -53,23 +53,31 @@ struct Cells {
     piece: u64,
 }
 
-/// The transfers from which the cost of a path is found, `all` bytes at most: hardly anything, few
-/// short pieces, many of them, many long ones, few of a MiB, and what is one piece anyway.
-fn shapes(all: u64) -> [Cells; 6] {
+/// The transfers from which the cost of a path is found: hardly anything, few pieces with many
+/// bytes, many long pieces, many short ones.
+///
+/// What is small next to the bytes is told from them by differences of transfers of as many bytes,
+/// and by so many pieces that what else disturbs a transfer is little for each.
+fn shapes(path: CopyPath, all: u64) -> [Cells; 4] {
     let of = |layers: u32, piece: u64, bytes: u64| Cells {
         blocks: (bytes / (u64::from(layers) * piece)).max(1),
         layers,
-        piece,
+        piece: piece.min(all / u64::from(layers)),
     };
-    let long = |most: u64, parts: u64| (all / parts).next_power_of_two().clamp(4 << 10, most);
-    [
-        Cells { blocks: 1, layers: 2, piece: 4 << 10 },
-        of(64, 4 << 10, all / 128),
-        of(64, 4 << 10, all / 16),
-        of(32, long(64 << 10, 2048), all),
-        of(8, long(1 << 20, 128), all),
-        of(1, (all / 2).next_power_of_two().min(64 << 20), 1),
-    ]
+    let nothing = Cells { blocks: 1, layers: 2, piece: 4 << 10 };
+    match path {
+        // Of these the pieces are blocks.
+        CopyPath::Staged => {
+            [nothing, of(8, 1 << 20, all), of(8, 8 << 10, all / 2), of(2, 4 << 10, all / 8)]
+        }
+        CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
+            [nothing, of(8, 1 << 20, all), of(32, 64 << 10, all), of(64, 2 << 10, all)]
+        }
+        // A copy takes microseconds.
+        CopyPath::Contiguous | CopyPath::CopyEach | CopyPath::Batched => {
+            [nothing, of(1, 16 << 20, 1), of(32, 64 << 10, all), of(64, 4 << 10, all / 16)]
+        }
+    }
 }
 
 pub(super) fn measure(
@@ -109,11 +117,10 @@ pub(super) fn measure(
                 Err(source) => CudaError::Calibration { path: path.name(), source: source.into() },
             };
             let samples = bench.samples(direction, path).map_err(refused)?;
-            calibration.set(direction, path, fit(&samples));
+            let cost = fit(&samples);
+            calibration.set(direction, path, cost);
             if path == CopyPath::CopyEach {
-                // The same calls, of which this one has few and long ones.
-                let [nothing, .., huge, whole] = samples;
-                calibration.set(direction, CopyPath::Contiguous, fit(&[nothing, huge, whole]));
+                calibration.set(direction, CopyPath::Contiguous, cost);
             }
         }
     }
@@ -140,15 +147,16 @@ struct Sample {
 }
 
 impl Bench {
-    fn samples(&self, direction: Direction, path: CopyPath) -> Result<[Sample; 6], BoxedCause> {
-        let mut samples = [Sample { seconds: 0.0, bytes: 0.0, pieces: 0.0 }; 6];
-        for (sample, cells) in samples.iter_mut().zip(shapes(self.options.bytes.get())) {
+    fn samples(&self, direction: Direction, path: CopyPath) -> Result<[Sample; 4], BoxedCause> {
+        let mut samples = [Sample { seconds: 0.0, bytes: 0.0, pieces: 0.0 }; 4];
+        for (sample, cells) in samples.iter_mut().zip(shapes(path, self.options.bytes.get())) {
             *sample = self.sample(direction, path, cells)?;
         }
         Ok(samples)
     }
 
-    /// The median of some transfers of scattered blocks.
+    /// How long some transfers of scattered blocks take: the lower quartile, as what disturbs one
+    /// never makes it shorter.
     fn sample(
         &self,
         direction: Direction,
@@ -182,55 +190,40 @@ impl Bench {
         let warm_ups = usize::try_from(WARM_UPS)?;
         let mut counted: Vec<Duration> = times.into_iter().skip(warm_ups).collect();
         counted.sort_unstable();
-        let median = counted.get(counted.len() / 2).copied().unwrap_or_default();
+        let quartile = counted.get(counted.len() / 4).copied().unwrap_or_default();
         let pieces = match path {
             CopyPath::Staged => u64::from(blocks),
             _ => u64::from(blocks) * u64::from(layers),
         };
         let bytes = u64::from(blocks) * of_block;
-        Ok(Sample { seconds: median.as_secs_f64(), bytes: bytes as f64, pieces: pieces as f64 })
+        Ok(Sample { seconds: quartile.as_secs_f64(), bytes: bytes as f64, pieces: pieces as f64 })
     }
 }
 
 /// No memory is faster than this many bytes a second.
 const FASTEST: f64 = 2e13;
 
-/// Finds the cost that explains the samples best: the one of the least squares of what it is off
-/// by, each as a share of its sample, so that short transfers count as much as long ones.
-fn fit(samples: &[Sample]) -> PathCost {
-    // What each of the four unknowns is multiplied by: in microseconds, so that they are near 1.
-    let factors = |sample: &Sample| {
-        let is_short = sample.bytes < SHORT as f64 * sample.pieces;
-        let [long, short] = if is_short { [0.0, sample.pieces] } else { [sample.pieces, 0.0] };
-        [1.0, long, short, sample.bytes * 1e-4].map(|factor| factor * 1e-6 / sample.seconds)
+/// Finds the cost that explains the samples of [`shapes`].
+fn fit([nothing, whole, long, short]: &[Sample; 4]) -> PathCost {
+    let of_piece = |sample: &Sample, fixed: f64, per_byte: f64| {
+        ((sample.seconds - fixed - sample.bytes * per_byte) / sample.pieces).max(0.0)
     };
-    let rows: Vec<[f64; 4]> =
-        samples.iter().filter(|sample| sample.seconds > 0.0).map(factors).collect();
-    let least = [0.0, 0.0, 0.0, 1e10 / FASTEST];
-    let mut found = least;
-    // One unknown after the other, none below its least.
-    for _ in 0..2000 {
-        for (unknown, least) in least.into_iter().enumerate() {
-            let (mut missing, mut weight) = (0.0, 0.0);
-            for row in &rows {
-                let predicted: f64 = row.iter().zip(&found).map(|(factor, x)| factor * x).sum();
-                let own = row.get(unknown).copied().unwrap_or_default();
-                missing += own * (1.0 - predicted);
-                weight += own * own;
-            }
-            if let Some(slot) = found.get_mut(unknown).filter(|_| weight > 0.0) {
-                *slot = (*slot + missing / weight).max(least);
-            }
-        }
+    let (mut fixed, mut per_piece, mut per_short, mut per_byte) = (0.0, 0.0, 0.0, 0.0);
+    // Each from the others; some rounds are enough, as each sample is mostly one of them.
+    for _ in 0..32 {
+        let of_bytes = whole.seconds - fixed - whole.pieces * per_piece;
+        per_byte = (of_bytes / whole.bytes).clamp(1.0 / FASTEST, 1e-6);
+        per_piece = of_piece(long, fixed, per_byte);
+        per_short = of_piece(short, fixed, per_byte);
+        fixed = (nothing.seconds - nothing.pieces * per_short - nothing.bytes * per_byte).max(0.0);
     }
-    let [fixed, per_piece, per_short, per_byte] = found;
-    // Whole numbers of what matters, which a file holds as they are.
-    let rounded = |micros: f64| (micros * 1e6).round() / 1e3;
+    // Picoseconds, and whole numbers of the others: a file holds them as they are.
+    let picoseconds = |seconds: f64| (seconds * 1e12).round() / 1e3;
     PathCost {
-        fixed: Duration::try_from_secs_f64((fixed * 1e3).round() * 1e-9).unwrap_or_default(),
-        per_piece_ns: rounded(per_piece),
-        per_short_piece_ns: rounded(per_short),
-        bytes_per_second: (1e10 / per_byte).clamp(1e6, FASTEST).round(),
+        fixed: Duration::try_from_secs_f64((fixed * 1e9).round() * 1e-9).unwrap_or_default(),
+        per_piece_ns: picoseconds(per_piece),
+        per_short_piece_ns: picoseconds(per_short),
+        bytes_per_second: (1.0 / per_byte).round(),
     }
 }
 
@@ -294,17 +287,15 @@ mod tests {
             per_short_piece_ns: 2400.0,
             bytes_per_second: 55e9,
         };
-        let samples = shapes(128 << 20).map(|Cells { blocks, layers, piece }| {
-            let pieces = blocks * u64::from(layers);
-            let seconds = cost.predict(pieces * piece, pieces);
-            Sample { seconds, bytes: (pieces * piece) as f64, pieces: pieces as f64 }
+        let samples = shapes(CopyPath::CopyEach, 128 << 20).map(|cells| {
+            let pieces = cells.blocks * u64::from(cells.layers);
+            let bytes = pieces * cells.piece;
+            let seconds = cost.predict(bytes, pieces);
+            Sample { seconds, bytes: bytes as f64, pieces: pieces as f64 }
         });
         let found = fit(&samples);
-        for (sample, Cells { blocks, layers, piece }) in samples.iter().zip(shapes(128 << 20)) {
-            let pieces = blocks * u64::from(layers);
-            let off = found.predict(pieces * piece, pieces) / sample.seconds;
-            assert!((0.99..1.01).contains(&off), "{off}: {found:?}");
-        }
+        assert!(found.fixed.abs_diff(cost.fixed) < Duration::from_nanos(100), "{found:?}");
+        assert!((found.per_piece_ns / 350.0 - 1.0).abs() < 0.02, "{found:?}");
         assert!((found.per_short_piece_ns / 2400.0 - 1.0).abs() < 0.02, "{found:?}");
         assert!((found.bytes_per_second / 55e9 - 1.0).abs() < 0.02, "{found:?}");
     }
@@ -312,7 +303,7 @@ mod tests {
     #[test]
     fn nonsense_makes_no_nonsense() {
         let nothing = Sample { seconds: 0.0, bytes: 1.0, pieces: 1.0 };
-        let found = fit(&[nothing; 6]);
+        let found = fit(&[nothing; 4]);
         assert!(found.bytes_per_second.is_finite() && found.predict(1 << 30, 1) >= 0.0);
     }
 }

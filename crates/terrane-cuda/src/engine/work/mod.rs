@@ -124,9 +124,9 @@ impl Work {
         &self.streams
     }
 
-    /// Says that the job has the device to itself.
-    pub(super) fn teach(&mut self) {
-        self.is_telling = true;
+    /// Says whether the job has the device to itself.
+    pub(super) fn teach(&mut self, is_alone: bool) {
+        self.is_telling = is_alone;
     }
 
     pub(super) fn needs_scratch(&self) -> bool {
