@@ -1,6 +1,7 @@
 //! The threads that submit large jobs, a part at a time.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use terrane_core::ByteCount;
 use terrane_transfer::CopyFailure;
 
 use super::Shared;
-use super::flight::{Task, engine_failure};
+use super::flight::{Task, due, engine_failure};
 use super::scratch::{Scratch, ScratchPool};
 use super::work::{Chunk, Work};
 use crate::error::CudaError;
@@ -184,12 +185,32 @@ impl Feeder {
             feed.work.teach(false);
         }
         self.desk.leave();
-        let task = match feed.work.into_flight(&self.shared, feed.predicted, None) {
-            Ok(flight) => Task::End(flight),
+        let due = self.due(&feed);
+        let task = match feed.work.into_flight(&self.shared, feed.predicted, due) {
+            Ok(flight) => {
+                flight.invite();
+                Task::End(flight)
+            }
             Err(cargo) => Task::Drained(cargo),
         };
         // There are watchers for as long as there are feeders.
         let _ = self.watchers.send(task);
+    }
+
+    /// When the parts on the device should have ended, if the job has it to itself.
+    fn due(&self, feed: &Feed) -> Option<Range<Instant>> {
+        let job = feed.work.job();
+        if !self.turns.is_empty() || job.layers().is_some() {
+            return None;
+        }
+        let all: u64 = self.pending.iter().map(|part| part.bytes).sum();
+        // How far the first of them has come is not known.
+        let first = self.pending.front().map_or(0, |part| part.bytes);
+        let time = |bytes: u64| {
+            let share = bytes as f64 / job.plan().bytes().get().max(1) as f64;
+            Duration::try_from_secs_f64(feed.predicted.as_secs_f64() * share.min(1.0)).ok()
+        };
+        due(time(all - first)?..time(all)?)
     }
 
     /// Ends a job, after waiting for what has been submitted of it.

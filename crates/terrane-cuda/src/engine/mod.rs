@@ -17,7 +17,6 @@ mod work;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -39,7 +38,7 @@ use crate::kernels::Kernels;
 use crate::stream::Stream;
 use choice::{Choice, Corrections, Shape};
 use feeder::{Desk, Feed, Feeder};
-use flight::{Task, engine_failure, watch};
+use flight::{Task, due, engine_failure, watch};
 use lists::ListPool;
 use reach::{Reach, ReachCache, Tables};
 use streams::{StreamPool, obey};
@@ -307,7 +306,7 @@ impl DeviceEngine {
     /// Submits all of a small job, which begins at once or when the device comes to it.
     fn submit_now(&self, mut work: Work, at_once: bool) {
         work.job().start();
-        let due = if at_once { due(work.job().predicted()) } else { None };
+        let due = if at_once { due(work.job().predicted()..work.job().predicted()) } else { None };
         loop {
             match work.step(&self.shared, &mut None) {
                 Ok(Some(_)) => {}
@@ -397,19 +396,6 @@ impl DeviceEngine {
             let _ = watchers.send(task);
         }
     }
-}
-
-/// When a job that begins now and has the device to itself should end, give or take an eighth and
-/// what it takes to fall asleep and to be woken; `None` if that is far off.
-fn due(predicted: Duration) -> Option<Range<Instant>> {
-    const FAR: Duration = Duration::from_millis(5);
-    const EARLY: Duration = Duration::from_micros(100);
-    const LATE: Duration = Duration::from_micros(250);
-    if predicted > FAR {
-        return None;
-    }
-    let (now, eighth) = (Instant::now(), predicted / 8);
-    Some(now + (predicted - eighth).saturating_sub(EARLY)..now + predicted + eighth + LATE)
 }
 
 /// The device of whose stream or event an order speaks.

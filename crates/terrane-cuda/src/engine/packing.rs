@@ -209,7 +209,10 @@ pub(super) enum Ramp {
 /// The smallest part. Packing it takes about as long as it takes to start a kernel.
 const LEAST: u64 = 2 << 20;
 /// The last part of those that grow: what travels while a thread wakes up, twice.
-const LAST: u64 = 6 << 20;
+const LAST: u64 = 12 << 20;
+/// The first of those that grow: what travels until a thread has woken up and submitted the next.
+/// With nothing else going on, packing it takes hardly longer than starting a kernel.
+const FIRST: u64 = 8 << 20;
 /// How much larger the next may be: packing is more than four times as fast as the wire.
 const GROWTH: u64 = 4;
 
@@ -236,11 +239,10 @@ impl Cutter {
 
     /// How many bytes the next part should have.
     fn aim(&self) -> u64 {
-        let least = LEAST.min(self.largest);
         match self.ramp {
             Ramp::Up => {
-                // 1 + 4 + 16 … of the least come before one of the next size.
-                let (mut size, mut before) = (least, 0);
+                // 1 + 4 + 16 … of the first come before one of the next size.
+                let (mut size, mut before) = (FIRST.min(self.largest), 0);
                 while size < self.largest && before + size <= self.taken {
                     before += size;
                     size *= GROWTH;
@@ -252,7 +254,7 @@ impl Cutter {
             }
             Ramp::Down => {
                 let left = self.total - self.taken;
-                let (mut size, mut after) = (least, 0);
+                let (mut size, mut after) = (LEAST.min(self.largest), 0);
                 while size < self.largest && after + size < left {
                     after += size;
                     size *= GROWTH;
@@ -451,7 +453,7 @@ mod tests {
             let cutter = Cutter::new(packing, 128, 32 << 20, ramp).unwrap();
             cutter.map(|part| packing.bytes(&part) >> 20).collect()
         };
-        assert_eq!(sizes(Ramp::Up), [2, 8, 32, 32, 32, 32, 32, 32, 32, 16, 6]);
+        assert_eq!(sizes(Ramp::Up), [8, 32, 32, 32, 32, 32, 32, 32, 12, 12]);
         assert_eq!(sizes(Ramp::Down), [32, 32, 32, 32, 32, 32, 32, 22, 8, 2]);
     }
 

@@ -60,7 +60,7 @@ pub(super) struct Chunk {
 /// How many of the latest parts are remembered.
 const MARKS: usize = 4;
 /// What travels while a thread wakes up, and another one: the end is near when no more is left.
-const NEAR: u64 = 4 << 20;
+const NEAR: u64 = 10 << 20;
 
 impl Work {
     /// Prepares a job, of which nothing has been submitted.
