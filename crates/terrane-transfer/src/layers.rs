@@ -150,7 +150,7 @@ impl Layers {
                 Some(attendant) if helping.goes_on() => {
                     let attendant = attendant.clone();
                     drop(state);
-                    Helping::help(&attendant);
+                    helping.help(&attendant);
                     state = lock(&self.shared.state);
                 }
                 _ => state = wait(&self.shared.changed, state),

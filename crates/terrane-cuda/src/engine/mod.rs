@@ -7,17 +7,18 @@ mod choice;
 mod feeder;
 mod flight;
 mod launch;
+mod lists;
 mod options;
 mod packing;
 mod reach;
 mod scratch;
 mod streams;
+mod watch;
 mod work;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,9 +39,11 @@ use crate::kernels::Kernels;
 use crate::stream::Stream;
 use choice::{Choice, Corrections, Shape};
 use feeder::{Desk, Feed, Feeder};
-use flight::{Task, Watch, engine_failure};
+use flight::{due, engine_failure};
+use lists::ListPool;
 use reach::{Reach, ReachCache, Tables};
 use streams::{StreamPool, obey};
+use watch::{Task, Watch};
 use work::{Work, packing_for};
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
@@ -146,6 +149,7 @@ struct Shared {
     kernels: Kernels,
     reach: ReachCache,
     tables: Tables,
+    lists: Arc<ListPool>,
     streams: Arc<StreamPool>,
     calibration: Calibration,
     corrections: Arc<Corrections>,
@@ -176,6 +180,7 @@ impl DeviceEngine {
             kernels: Kernels::load(context)?,
             reach: ReachCache::new(context),
             tables: Tables::new(context)?,
+            lists: ListPool::new(context)?,
             streams: StreamPool::new(context, &options),
             calibration: options.calibration.clone().unwrap_or_default(),
             corrections: Arc::new(Corrections::new(options.learns)),
@@ -202,11 +207,11 @@ impl DeviceEngine {
             let gated = Arc::clone(&gated);
             engine.start(format!("terrane-cuda-gate-{number}"), move || gated.serve())?;
         }
-        let mut queues = Vec::new();
+        let (mut queues, of_all) = (Vec::new(), Arc::default());
         for number in 0..3 {
             let (queue, jobs) = unbounded();
             let Some(watchers) = engine.watchers.clone() else { break };
-            let desk = Desk::new(&engine.shared);
+            let desk = Desk::new(&engine.shared, &of_all);
             let shared = Arc::clone(&engine.shared);
             let feeder = Feeder::new(shared, Arc::clone(&desk), jobs, watchers);
             engine.start(format!("terrane-cuda-feed-{number}"), move || feeder.serve())?;
@@ -356,22 +361,14 @@ impl DeviceEngine {
         };
         if work.job().plan().bytes().is_zero() {
             work.end_with(gate);
-            self.submit_now(work);
+            self.submit_now(work, false);
         } else if work.is_small(&self.shared) {
-            self.submit_now(work);
+            self.submit_now(work, gate.is_none());
         } else {
-            let predicted = self.predicted(&work, direction, path);
+            let predicted = work.job().predicted();
             self.feed(direction, Box::new(work), predicted, gate);
         }
         Ok(())
-    }
-
-    fn predicted(&self, work: &Work, direction: Direction, path: CopyPath) -> Duration {
-        let job = work.job();
-        let shape = self.shape(job.plan(), direction, work.ends(), job.terms());
-        let (calibration, corrections) = (&self.shared.calibration, &self.shared.corrections);
-        let choice = shape.choose(calibration, corrections, Some(path));
-        choice.map_or(Duration::ZERO, |choice| choice.predicted)
     }
 
     /// Makes the job's streams run after what its terms say. Answers an event behind that, unless
@@ -389,9 +386,10 @@ impl DeviceEngine {
         Ok(if gate.is_complete()? { None } else { Some(gate) })
     }
 
-    /// Submits all of a small job.
-    fn submit_now(&self, mut work: Work) {
+    /// Submits all of a small job, which begins at once or when the device comes to it.
+    fn submit_now(&self, mut work: Work, at_once: bool) {
         work.job().start();
+        let due = if at_once { due(work.job().predicted()..work.job().predicted()) } else { None };
         loop {
             match work.step(&self.shared, &mut None) {
                 Ok(Some(_)) => {}
@@ -399,7 +397,7 @@ impl DeviceEngine {
                 Err(failure) => return self.watch(Task::Drain(work.into_cargo(None), failure)),
             }
         }
-        match work.into_flight(&self.shared, Duration::ZERO) {
+        match work.into_flight(&self.shared, Duration::ZERO, due) {
             Ok(flight) => {
                 flight.invite();
                 self.watch(Task::End(flight));
@@ -422,8 +420,7 @@ impl DeviceEngine {
             Direction::WithinDevice | Direction::BetweenDevices => between,
         };
         let mut feed = Feed { work, predicted, begun: None, desk: Arc::clone(desk) };
-        // Relaxed: a hint.
-        let is_idle = desk.jobs.fetch_add(1, Ordering::Relaxed) == 0;
+        let is_idle = desk.enter();
         if is_idle && gate.is_none() {
             // The wire need not be idle while the feeder wakes.
             feed = match self.begin(feed) {
@@ -468,7 +465,7 @@ impl DeviceEngine {
                 Some(feed)
             }
             Err(failure) => {
-                desk.jobs.fetch_sub(1, Ordering::Relaxed);
+                desk.leave();
                 desk.scratch().forget_one();
                 self.watch(Task::Drain(feed.work.into_cargo(scratch), failure));
                 None
