@@ -159,6 +159,7 @@ pub struct HeldStream {
 impl HeldStream {
     pub fn new(context: &Context) -> Self {
         /// Keeps the stream where it is until the other end has gone.
+        // SAFETY: the driver calls it once, with the receiver that it is given below.
         unsafe extern "C" fn keep(until: *mut c_void) {
             // SAFETY: it comes from `Box::into_raw` below, and the driver calls once.
             let until = unsafe { Box::from_raw(until.cast::<Receiver<()>>()) };
