@@ -19,7 +19,9 @@
 //! - [`probe`] says what is missing, or which [`Device`]s there are; [`Driver`] is the library.
 //! - [`Context`] is a device's primary context, bound for each call on whatever thread it comes
 //!   from.
-//! - [`Stream`]s are owned or borrowed; [`Event`]s are pooled, with timing where asked for.
+//! - [`Stream`]s are owned or borrowed; [`Event`]s are pooled, with timing where asked for. Either is
+//!   what a transfer [runs after](Stream::order), and a stream [waits](Stream::wait_for_layer) for a
+//!   layer of one.
 //!   [`CudaStreams`] is both as a pool's [`FenceSource`](terrane_pool::FenceSource) and
 //!   [`StreamSource`](terrane_pool::StreamSource).
 //! - [`Kernels`] copy many scattered cells ([`GridCopy`]) or runs ([`RunCopy`]) in one launch.
@@ -36,6 +38,9 @@
 //!   [`CudaFill`] lets poison and guards reach device memory.
 //!
 //! # Example
+//!
+//! Memory of both sorts, and a copy there and back. [`DeviceEngine`] has one of blocks that are
+//! offloaded and brought back, layer by layer.
 //!
 //! ```
 //! use terrane_core::{Allocate, ByteCount, DeviceId, Memory, RegionRequest};
@@ -83,6 +88,7 @@ mod holdings;
 pub mod kernel_argument;
 mod kernels;
 mod memory;
+mod order;
 mod stream;
 mod streams;
 

@@ -90,6 +90,12 @@ impl CopyJob {
         &self.ending.explanation.path
     }
 
+    /// How long the engine said that the copy would take.
+    #[must_use]
+    pub fn predicted(&self) -> Duration {
+        self.ending.explanation.predicted
+    }
+
     /// What the transfer asks for besides the copy itself.
     #[must_use]
     pub fn terms(&self) -> &Terms {
@@ -320,10 +326,19 @@ pub(crate) fn tell(dependents: Vec<Arc<dyn Dependent>>, ended: TransferId, succe
     if TELLING.with(|telling| telling.replace(true)) {
         return;
     }
-    while let Some(notice) = NOTICES.with(|list| list.borrow_mut().pop_front()) {
+    tell_rest();
+    TELLING.with(|telling| telling.set(false));
+}
+
+/// Tells whoever is still on this thread's list.
+///
+/// Before the thread sleeps for another transfer, as the drop of a guard may have it do while a
+/// dependent is told of an end: what is waited for may be further down the list.
+pub(crate) fn tell_rest() {
+    // Where the thread is about to end, its list has gone.
+    while let Ok(Some(notice)) = NOTICES.try_with(|list| list.borrow_mut().pop_front()) {
         deliver(notice);
     }
-    TELLING.with(|telling| telling.set(false));
 }
 
 fn deliver((dependent, ended, succeeded): Notice) {

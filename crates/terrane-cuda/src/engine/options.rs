@@ -128,7 +128,7 @@ impl Default for DeviceEngineOptions {
             direct_ctas: number(32),
             relayout_ctas: None,
             request_bytes: ByteCount::mib(32),
-            relayout_bytes: ByteCount::mib(256),
+            relayout_bytes: ByteCount::mib(512),
             priority: StreamPriority::Default,
             streams: number(24),
             watchers: number(4),

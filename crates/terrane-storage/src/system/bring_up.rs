@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -219,7 +220,13 @@ impl<E> State<E> {
         let wakers = std::mem::take(&mut ending.wakers);
         drop(ending);
         self.changed.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
+        for waker in wakers {
+            // Foreign code: one that panics must not keep the others from being told, nor stop
+            // whoever brings the memory up, who may be unwinding already.
+            if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+                tracing::error!("a waker panicked as memory came up");
+            }
+        }
     }
 
     /// What somebody who wants `bytes` can be told; `None` while it may still come.
@@ -363,6 +370,27 @@ mod tests {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
+    }
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker of a test panics");
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_nobody_from_being_told() {
+        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let count = Arc::new(Count::default());
+        let (mut first, mut second) = (bring_up.usable(bytes(50)), bring_up.usable(bytes(50)));
+        let panics = Waker::from(Arc::new(Panics));
+        let counts = Waker::from(Arc::clone(&count));
+        assert!(Pin::new(&mut first).poll(&mut Context::from_waker(&panics)).is_pending());
+        assert!(Pin::new(&mut second).poll(&mut Context::from_waker(&counts)).is_pending());
+        raising.usable(bytes(60));
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,9 @@ use terrane_testkit::engine::{Fault, SimulatedEngine};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 use terrane_transfer::{
-    Attend, Completion, CopyEngine, CopyJob, DEFAULT_ATTENTION, Declined, DeviceOrder, Endpoint,
-    EventHandle, LayerError, LayerState, Planner, Quote, Terms, Transfer, TransferManager,
-    TransferPlan,
+    Attend, Completion, CopyEngine, CopyFailure, CopyJob, DEFAULT_ATTENTION, Declined, DeviceOrder,
+    Endpoint, EventHandle, LayerError, LayerState, Layers, Planner, Quote, Terms, Transfer,
+    TransferManager, TransferPlan,
 };
 
 use crate::completion::CountsWakes;
@@ -300,4 +300,77 @@ fn an_attendant_that_has_gone_is_missed_by_nobody() {
     assert!(!completion.has_ended());
     drop(job);
     assert!(completion.wait().result.is_err());
+}
+
+/// Looks at the layers of a transfer when it drops, as a task does that holds a future of one.
+struct LooksAsItDrops(Layers);
+
+impl Wake for LooksAsItDrops {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for LooksAsItDrops {
+    fn drop(&mut self) {
+        assert!(!self.0.is_done(0));
+    }
+}
+
+/// A future that moves from task to task, the first of which goes with its waker.
+#[test]
+fn what_drops_with_a_waker_may_look_at_layers() {
+    let engine = Arc::new(Keeping::default());
+    let manager = TransferManager::new([engine.clone() as _]);
+    let [from, to] = ends();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+    let completion = manager.submit(transfer, ()).unwrap();
+    let layers = completion.layers().unwrap();
+    let mut future = Box::pin(layers.done(0));
+    let first = Waker::from(Arc::new(LooksAsItDrops(layers.clone())));
+    assert!(future.as_mut().poll(&mut Context::from_waker(&first)).is_pending());
+    drop(first);
+    assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+
+    let mut future = Box::pin(completion.into_future());
+    let first = Waker::from(Arc::new(LooksAsItDrops(layers)));
+    assert!(future.as_mut().poll(&mut Context::from_waker(&first)).is_pending());
+    drop(first);
+    assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    engine.take().finish(Ok(()));
+    assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+}
+
+/// Waits for a transfer as it drops.
+struct WaitsAsItDrops(Option<Completion<()>>);
+
+impl Drop for WaitsAsItDrops {
+    fn drop(&mut self) {
+        let waited = self.0.take().map(Completion::wait);
+        assert!(waited.is_none_or(|outcome| outcome.result.is_err()));
+    }
+}
+
+/// Two transfers fail with a third. While the first of them is told, its guard drops, and waits for
+/// the second, which the same thread is to tell next.
+#[test]
+fn a_guard_may_wait_for_whatever_ends_on_its_thread() {
+    let engine = Arc::new(Keeping::default());
+    let manager = TransferManager::new([engine.clone() as _]);
+    let [from, to] = ends();
+    let transfer = |block| Transfer::new(&from, &to).blocks(&[block], &[block]);
+    let failing = manager.submit(transfer(0), ()).unwrap();
+    let (told_first, told_next) = (transfer(1), transfer(2));
+    // The guard is put in place once there is something to wait for.
+    let guard = Arc::new(Mutex::new(WaitsAsItDrops(None)));
+    let first = manager.submit(told_first.after(&failing.ticket()), guard.clone()).unwrap();
+    let next = manager.submit(told_next.after(&failing.ticket()), ()).unwrap();
+    guard.lock().unwrap().0 = Some(next);
+    drop((first, guard));
+    let (ended, end) = std::sync::mpsc::channel();
+    let job = engine.take();
+    thread::spawn(move || {
+        job.finish(Err(CopyFailure::DeadlineExceeded));
+        let _ = ended.send(());
+    });
+    end.recv_timeout(Duration::from_secs(60)).expect("a thread waits for itself");
+    assert!(failing.wait().result.is_err());
 }

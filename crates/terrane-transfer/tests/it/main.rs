@@ -27,5 +27,6 @@ mod ownership;
 mod plans;
 mod queues;
 mod refusals;
+mod relayed_model;
 mod relays;
 mod support;

@@ -1,6 +1,7 @@
 //! Plans cover exactly the pieces asked for, in as few runs as there can be.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use proptest::prelude::*;
 use terrane_core::Alignment;
@@ -24,7 +25,12 @@ struct Stretch {
 
 /// The pieces, one by one from the documented formulas, in the order of the destination: head by
 /// head, if both ends state theirs.
-fn expected_pieces(plan: &TransferPlan, from: &[u32], to: &[u32]) -> Vec<Stretch> {
+fn expected_pieces(
+    plan: &TransferPlan,
+    from: &[u32],
+    to: &[u32],
+    layers: Range<u32>,
+) -> Vec<Stretch> {
     let at = |end: &Endpoint, piece| {
         let (region, bytes) = place(end.layout().config(), end.layout().kind(), piece);
         (u32::try_from(region).unwrap(), u64::try_from(bytes.start).unwrap())
@@ -34,7 +40,7 @@ fn expected_pieces(plan: &TransferPlan, from: &[u32], to: &[u32]) -> Vec<Stretch
     let are_stated = configs.iter().all(|config| config.num_heads().is_some());
     let mut pieces = Vec::new();
     for (&from, &to) in from.iter().zip(to) {
-        for layer in plan.layers() {
+        for layer in layers.clone() {
             for outer in 0..plan.source().layout().config().outer_dim() {
                 let to = at(plan.destination(), [to, layer, outer]);
                 let from = at(plan.source(), [from, layer, outer]);
@@ -95,17 +101,21 @@ fn coincidences(plan: &TransferPlan) -> usize {
 
 /// The plan's runs, in the order of the destination.
 fn runs(plan: &TransferPlan) -> Vec<Stretch> {
-    let at = |at: terrane_layout::RegionOffset| (at.region, at.offset);
-    let runs = plan.runs().iter();
-    let mut runs: Vec<_> = runs
-        .map(|run| Stretch {
-            to: at(run.destination()),
-            from: at(run.source()),
-            bytes: run.bytes().get(),
-        })
-        .collect();
+    let mut runs = runs_as_they_are(plan);
     runs.sort_by_key(|run| run.to);
     runs
+}
+
+/// The plan's runs, in its own order.
+fn runs_as_they_are(plan: &TransferPlan) -> Vec<Stretch> {
+    let at = |at: terrane_layout::RegionOffset| (at.region, at.offset);
+    let runs = plan.runs().iter();
+    runs.map(|run| Stretch {
+        to: at(run.destination()),
+        from: at(run.source()),
+        bytes: run.bytes().get(),
+    })
+    .collect()
 }
 
 /// The cells of the plan's grid, by its documented formula, in the order of the destination.
@@ -152,7 +162,7 @@ proptest! {
         let plan = Planner::new().plan(&case.transfer(&source, &destination)).unwrap();
         // By arithmetic, before there is a list.
         let count = plan.run_count();
-        let fewest = joined(&expected_pieces(&plan, from, to));
+        let fewest = joined(&expected_pieces(&plan, from, to, layers.clone()));
         let runs = runs(&plan);
         prop_assert_eq!(&joined(&runs), &fewest);
         prop_assert_eq!(&joined(&cells(&plan)), &fewest);
@@ -192,6 +202,39 @@ proptest! {
             prop_assert_eq!(&named, block);
         }
         check_alignments(&plan, &fewest);
+    }
+
+    #[test]
+    fn runs_by_layer_are_those_of_each_layer_one_after_the_other(case in cases()) {
+        let Case { from, to, layers, .. } = &case;
+        let [source, destination] = case.endpoints();
+        let transfer = case.transfer(&source, &destination).layer_wise();
+        let plan = Planner::new().plan(&transfer).unwrap();
+        check_agreement(&plan);
+        prop_assert_eq!(plan.grid().layers as usize, layers.len());
+        prop_assert!(plan.runs().is_sorted_by_key(|run| plan.layer(run)));
+        for layer in layers.clone() {
+            let fewest = joined(&expected_pieces(&plan, from, to, layer..layer + 1));
+            let all = plan.runs().iter().zip(runs_as_they_are(&plan));
+            let of_layer = all.filter(|(run, _)| plan.layer(run) == layer);
+            let mut of_layer: Vec<_> = of_layer.map(|(_, stretch)| stretch).collect();
+            of_layer.sort_by_key(|run| run.to);
+            prop_assert_eq!(&joined(&of_layer), &fewest);
+            prop_assert!(of_layer.len() <= fewest.len() + coincidences(&plan), "{:?}", of_layer);
+        }
+    }
+}
+
+/// The list of runs, the number of them and the grid agree, whatever the plan is a part of.
+#[track_caller]
+pub fn check_agreement(plan: &TransferPlan) {
+    let count = plan.run_count();
+    assert_eq!(count, u64::try_from(plan.runs().len()).unwrap(), "{plan:?}");
+    let runs = runs(plan);
+    assert_eq!(joined(&cells(plan)), joined(&runs), "{plan:?}");
+    assert_eq!(plan.bytes().get(), runs.iter().map(|run| run.bytes).sum::<u64>(), "{plan:?}");
+    for (index, run) in plan.runs().iter().enumerate() {
+        assert_eq!(plan.run(index).as_ref(), Some(run));
     }
 }
 

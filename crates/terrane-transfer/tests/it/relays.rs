@@ -28,7 +28,7 @@ use terrane_transfer::{
 use crate::support::*;
 
 /// An engine between devices and pinned memory, as a driver's is.
-fn to_device() -> SimulatedEngineOptions {
+pub fn to_device() -> SimulatedEngineOptions {
     SimulatedEngineOptions::default().named("device").serving(|from, to| {
         (from.is_device() && to == StorageKind::Pinned)
             || (from == StorageKind::Pinned && to.is_device())
@@ -36,7 +36,7 @@ fn to_device() -> SimulatedEngineOptions {
 }
 
 /// A stand-in for whatever is on the other side of the bounce memory.
-fn to_system() -> SimulatedEngineOptions {
+pub fn to_system() -> SimulatedEngineOptions {
     SimulatedEngineOptions::default().named("system").serving(|from, to| {
         (from == StorageKind::System && to == StorageKind::Pinned)
             || (from == StorageKind::Pinned && to == StorageKind::System)
@@ -154,7 +154,7 @@ fn blocks_larger_than_a_slot_and_of_its_very_size_are_copied() {
 /// A relay between simulated engines that the test steers.
 struct Steered {
     /// Drops first: a relay waits for its parts, and a test that fails must not.
-    _release: ReleaseAll,
+    _release: [ReleaseAll; 2],
     device: Arc<SimulatedEngine>,
     system: Arc<SimulatedEngine>,
     relay: Arc<RelayEngine>,
@@ -189,7 +189,7 @@ impl Steered {
         let source = endpoint_in(&HeapAllocator::simulated_device(0), config(16), OUTER_FIRST);
         let destination = endpoint(config(16), CONTIGUOUS);
         Pattern::new(1).fill(&source).unwrap();
-        let _release = ReleaseAll(system.clone());
+        let _release = [ReleaseAll(system.clone()), ReleaseAll(device.clone())];
         Self { _release, device, system, relay, manager, source, destination }
     }
 
@@ -216,14 +216,41 @@ fn first_hops_go_on_while_second_hops_run_in_as_many_slots_as_there_are() {
     rig.system.hold();
     let all: Vec<u32> = (0..8).collect();
     let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
-    // Of eight chunks three have slots, whose second hops are held.
-    until(|| rig.system.queued() == 3);
+    // Of eight chunks three have slots. The second hop of one is held, for which those of the
+    // others wait.
+    until(|| rig.device.ended() == 3);
     rig.device.wait_until_idle();
+    until(|| rig.system.queued() == 1);
     assert_eq!((rig.device.ended(), rig.relay.slots().held), (3, 3));
     assert!(completion.copied().is_zero(), "nothing has arrived");
     rig.system.release(1);
-    until(|| rig.device.ended() == 4 && rig.system.queued() == 3);
+    until(|| rig.device.ended() == 4 && rig.system.queued() == 1);
     assert_eq!(completion.copied(), ByteCount::new(BLOCK));
+    rig.system.release_all();
+    end_of(completion).result.unwrap();
+    Pattern::new(1).verify_blocks(&rig.destination, &all, &all, 0..4).unwrap().assert_clean("all");
+}
+
+/// Engines that share themselves out among their jobs end all of them together. So they get few at
+/// a time, and go on while the other hop of what they have done is under way.
+#[test]
+fn an_engine_has_a_part_of_the_chunks_at_a_time() {
+    let rig = Steered::new(&slots(8, BLOCK));
+    let all: Vec<u32> = (0..16).collect();
+    rig.device.hold();
+    rig.system.hold();
+    let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
+    until(|| rig.device.queued() == 4);
+    // One more has a slot, so as to be next.
+    until(|| rig.relay.slots().held == 5);
+    rig.device.release(2);
+    until(|| rig.system.queued() == 2 && rig.device.queued() == 4);
+    rig.device.release(4);
+    // The other hop has its share; further ones wait for it, in the slots that there are.
+    until(|| rig.system.queued() == 4 && rig.relay.slots().held == 8);
+    rig.device.release_all();
+    until(|| rig.device.ended() == 8);
+    assert_eq!(rig.system.queued(), 4);
     rig.system.release_all();
     end_of(completion).result.unwrap();
     Pattern::new(1).verify_blocks(&rig.destination, &all, &all, 0..4).unwrap().assert_clean("all");
@@ -254,7 +281,7 @@ fn idle_slots_are_freed_and_had_again() {
     for _ in 0..2 {
         rig.system.hold();
         let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
-        until(|| rig.system.queued() == 4);
+        until(|| rig.device.ended() % 8 == 4 && rig.relay.slots().held == 4);
         assert_eq!((pinned.live(), rig.relay.trim()), (4, ByteCount::ZERO));
         rig.system.release_all();
         end_of(completion).result.unwrap();
@@ -325,12 +352,13 @@ fn a_failure_of_either_hop_names_the_blocks_and_the_cause() {
 
 #[test]
 fn a_failed_transfer_waits_for_what_is_in_flight_of_it() {
-    let rig = Steered::new(&slots(2, BLOCK));
+    let rig = Steered::new(&slots(4, BLOCK));
     rig.system.hold();
     rig.system.fail_next(Fault::Engine);
-    let all: Vec<u32> = (0..4).collect();
+    let all: Vec<u32> = (0..8).collect();
     let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
-    until(|| rig.system.queued() == 2);
+    // Two are on their second hop, and two wait for theirs.
+    until(|| rig.system.queued() == 2 && rig.device.ended() == 4);
     rig.system.release(1);
     until(|| rig.system.ended() == 1);
     // A transfer through the same thread and the slot that came back: what comes before it has
@@ -341,7 +369,11 @@ fn a_failed_transfer_waits_for_what_is_in_flight_of_it() {
     rig.system.release_all();
     assert!(end_of(completion).result.is_err());
     end_of(other).result.unwrap();
-    assert_eq!(rig.device.ended(), 3, "a chunk was begun after the failure");
+    assert_eq!(rig.device.ended(), 5, "a chunk was begun after the failure");
+    assert_eq!(rig.system.ended(), 3, "so was a second hop");
+    // Every slot has come back.
+    end_of(rig.manager.submit(rig.transfer(&all, &all), ()).unwrap()).result.unwrap();
+    assert_eq!(rig.relay.trim(), ByteCount::new(3 * BLOCK));
 }
 
 #[test]

@@ -104,13 +104,12 @@ impl File {
         let entries = Direction::ALL.into_iter().flat_map(|direction| {
             CopyPath::ALL.into_iter().filter_map(move |path| {
                 let cost = calibration.cost(direction, path)?;
-                let nanoseconds = |time: Duration| time.as_secs_f64() * 1e9;
                 Some(Entry {
                     direction: direction_name(direction).to_owned(),
                     path: path.name().to_owned(),
-                    fixed_ns: nanoseconds(cost.fixed),
-                    per_piece_ns: nanoseconds(cost.per_piece),
-                    per_short_piece_ns: nanoseconds(cost.per_short_piece),
+                    fixed_ns: cost.fixed.as_secs_f64() * 1e9,
+                    per_piece_ns: cost.per_piece_ns,
+                    per_short_piece_ns: cost.per_short_piece_ns,
                     bytes_per_second: cost.bytes_per_second,
                 })
             })
@@ -135,17 +134,17 @@ impl Entry {
         };
         let time = |what, value: f64| {
             let plausible = (0.0..=1e9).contains(&value);
-            let time = Duration::try_from_secs_f64(value * 1e-9).ok().filter(|_| plausible);
-            time.ok_or(Flaw::Implausible { what, value })
+            plausible.then_some(value).ok_or(Flaw::Implausible { what, value })
         };
+        let fixed = time("fixed cost in nanoseconds", self.fixed_ns)?;
         let value = self.bytes_per_second;
         if !(1e6..=1e15).contains(&value) {
             return Err(Flaw::Implausible { what: "rate in bytes a second", value });
         }
         let cost = PathCost {
-            fixed: time("fixed cost in nanoseconds", self.fixed_ns)?,
-            per_piece: time("cost of a piece in nanoseconds", self.per_piece_ns)?,
-            per_short_piece: time("cost of a piece in nanoseconds", self.per_short_piece_ns)?,
+            fixed: Duration::try_from_secs_f64(fixed * 1e-9).unwrap_or_default(),
+            per_piece_ns: time("cost of a piece in nanoseconds", self.per_piece_ns)?,
+            per_short_piece_ns: time("cost of a piece in nanoseconds", self.per_short_piece_ns)?,
             bytes_per_second: value,
         };
         Ok((direction, path, cost))

@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use cudarc::driver::{CudaContext, sys};
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, RegionRequest};
 use terrane_cuda::{
-    Context, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
-    PinnedOptions, Stream,
+    Context, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions, DeviceMemory,
+    PinnedAllocator, PinnedOptions, Stream,
 };
 use terrane_layout::{
     BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind,
@@ -23,7 +23,7 @@ use terrane_transfer::{
     TransferManager, TransferPlan,
 };
 
-use crate::needs::OnDevice;
+use crate::needs::{OnDevice, is_simulated};
 
 /// Blocks in one allocation of the device.
 pub const DEVICE: &str = "device";
@@ -232,6 +232,12 @@ pub fn config(blocks: u32, layers: u32, page: u32) -> LayoutConfig {
         .inner_dim(128)
         .element(ElementFormat::Width(2));
     config.build().unwrap()
+}
+
+/// Room for [`keep_busy`]; a simulated device takes its time over less.
+pub fn much(context: &Context) -> DeviceMemory {
+    let bytes = if is_simulated(context) { ByteCount::mib(2) } else { ByteCount::mib(128) };
+    DeviceAllocator::new(context).allocate(&RegionRequest::new(bytes)).unwrap()
 }
 
 /// Some milliseconds of work on a stream.

@@ -47,7 +47,7 @@ impl Cut {
         by_layer: bool,
         slot_bytes: ByteCount,
     ) -> Result<Self, Declined> {
-        let base = plan.end(shaping_side(plan)).layout().config();
+        let base = shape(plan)?;
         let layers = plan.layers();
         let num_layers = u64::from(layers.end - layers.start);
         // All of these are at most the bytes of the plan, which it proved to fit, or of a block.
@@ -129,9 +129,24 @@ impl Cut {
     }
 }
 
+/// What blocks look like in a slot: as at one of the ends, but for heads that are not copied.
+fn shape(plan: &TransferPlan) -> Result<LayoutConfig, Declined> {
+    let config = plan.end(shaping_side(plan)).layout().config();
+    match heads_in_slot(plan) {
+        Some(heads) => config.with_num_heads(heads.end).map_err(|_| Declined::BrokenPieces),
+        None => Ok(*config),
+    }
+}
+
+/// Where the heads that are copied are in a slot; `None` where pieces are copied whole.
+pub(super) fn heads_in_slot(plan: &TransferPlan) -> Option<Range<u32>> {
+    let heads = plan.heads(Side::Source);
+    plan.breaks_pieces().then(|| 0..heads.end - heads.start)
+}
+
 /// The end whose blocks the chunks look like: what reorders pieces is then the other hop. Files
 /// want what they have in one piece, and devices reorder best.
-pub(super) fn shaping_side(plan: &TransferPlan) -> Side {
+fn shaping_side(plan: &TransferPlan) -> Side {
     let rank = |end: &Endpoint| match end.kind() {
         StorageKind::Disk => 2,
         kind if kind.is_device() => 0,

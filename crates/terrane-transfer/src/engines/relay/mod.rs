@@ -2,6 +2,7 @@
 
 mod bounce;
 mod cut;
+mod lanes;
 mod route;
 mod step;
 mod worker;

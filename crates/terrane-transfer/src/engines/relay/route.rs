@@ -1,13 +1,13 @@
 //! Which engine copies into the bounce slots and which out of them, and how long that takes.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use terrane_core::{Durability, Location, StorageKind};
 
 use super::bounce::Bounce;
-use super::cut::{Chunk, Cut, shaping_side};
+use super::cut::{Chunk, Cut, heads_in_slot};
+use super::lanes::LaneNumber;
 use super::step::{Failure, RelayStep};
 use crate::{
     CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
@@ -28,6 +28,8 @@ pub(super) struct Route {
     pub(super) cut: Cut,
     /// The engine into the slots, and that out of them.
     engines: [Arc<dyn CopyEngine>; 2],
+    /// Which of the relay's these are.
+    lanes: [LaneNumber; 2],
     quotes: [Quote; 2],
     /// The hop of the device whose order is stated.
     order_step: RelayStep,
@@ -56,11 +58,15 @@ impl Shared {
         let [one, other] = &self.engines;
         let order_step = order_step(plan, terms);
         let mut why = Declined::Kinds;
-        for [into_slots, out_of_slots] in [[one, other], [other, one]] {
+        // They may be one and the same.
+        let second = usize::from(!Arc::ptr_eq(one, other));
+        for ([into_slots, out_of_slots], lanes) in
+            [([one, other], [0, second]), ([other, one], [second, 0])]
+        {
             match quotes(&**into_slots, &**out_of_slots) {
                 Ok(quotes) => {
                     let engines = [into_slots, out_of_slots].map(Arc::clone);
-                    return Ok(Route { cut, engines, quotes, order_step });
+                    return Ok(Route { cut, engines, lanes, quotes, order_step });
                 }
                 // Of two reasons, that which says more.
                 Err(Declined::Kinds) => {}
@@ -126,6 +132,12 @@ impl Route {
             RelayStep::Order | RelayStep::IntoBounce => into,
             RelayStep::OutOfBounce | RelayStep::Durability => out,
         }
+    }
+
+    /// Which of the relay's engines makes a hop.
+    pub(super) fn lane(&self, step: RelayStep) -> LaneNumber {
+        let [into, out] = self.lanes;
+        if step == RelayStep::OutOfBounce { out } else { into }
     }
 
     /// What the manager is told.
@@ -227,16 +239,16 @@ impl<'a> Sample<'a> {
     /// From the plan's source into a slot.
     pub(super) fn inwards(&self, plan: &TransferPlan, slot: &Endpoint) -> Transfer {
         let transfer = Transfer::new(plan.source(), slot).blocks(self.sources, &self.in_slot());
-        let heads = [plan.heads(Side::Source), plan.heads(shaping_side(plan))];
-        self.layered(of_heads(transfer, plan, heads), Side::Source)
+        let heads = heads_in_slot(plan).map(|in_slot| [plan.heads(Side::Source), in_slot]);
+        self.layered(Transfer { heads, ..transfer }, Side::Source)
     }
 
     /// Out of a slot to the plan's destination.
     pub(super) fn outwards(&self, slot: &Endpoint, plan: &TransferPlan) -> Transfer {
         let transfer =
             Transfer::new(slot, plan.destination()).blocks(&self.in_slot(), self.destinations);
-        let heads = [plan.heads(shaping_side(plan)), plan.heads(Side::Destination)];
-        self.layered(of_heads(transfer, plan, heads), Side::Destination)
+        let heads = heads_in_slot(plan).map(|in_slot| [in_slot, plan.heads(Side::Destination)]);
+        self.layered(Transfer { heads, ..transfer }, Side::Destination)
     }
 
     /// The blocks of the slot, in the order of the chunk.
@@ -256,10 +268,4 @@ impl<'a> Sample<'a> {
         };
         Transfer { layers: Some(layers), landing: Some(landing), ..transfer }
     }
-}
-
-/// The heads of a hop, where pieces are broken up: in a slot they are where the end has them whose
-/// shape it has.
-fn of_heads(transfer: Transfer, plan: &TransferPlan, heads: [Range<u32>; 2]) -> Transfer {
-    Transfer { heads: plan.breaks_pieces().then_some(heads), ..transfer }
 }

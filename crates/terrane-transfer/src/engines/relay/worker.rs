@@ -12,6 +12,7 @@ use terrane_core::{ByteCount, StorageKind};
 
 use super::bounce::Slot;
 use super::cut::Chunk;
+use super::lanes::{Lanes, at_a_time};
 use super::route::{Route, Sample, Shared, has_durability};
 use super::step::{self, Failure, Part, RelayStep};
 use crate::{CopyJob, Progress, Terms, TransferError, TransferPlan};
@@ -43,6 +44,9 @@ pub(super) struct Worker {
     transfers: FxHashMap<u64, Active>,
     /// The transfers that want a slot, each for its next chunk, in turn.
     turns: VecDeque<u64>,
+    lanes: Lanes,
+    /// No slot was to be had, and none has come back since.
+    is_out_of_slots: bool,
     closed: bool,
 }
 
@@ -55,8 +59,10 @@ struct Active {
     destinations: Vec<u32>,
     /// The chunk that begins next.
     next: usize,
-    /// Chunks that have a slot.
+    /// Chunks that have a slot: each is on a hop, or waits for one.
     chunks: Slab<Held>,
+    /// How many of them an engine has at a time.
+    most: usize,
     /// Parts that have not ended.
     in_flight: usize,
     /// Of each group of layers, the chunks that have not arrived.
@@ -80,7 +86,17 @@ impl Worker {
         outbox: Sender<Message>,
     ) -> Self {
         let (transfers, turns) = (FxHashMap::default(), VecDeque::new());
-        Self { shared, inbox, outbox, transfers, turns, closed: false }
+        let lanes = Lanes::default();
+        Self {
+            shared,
+            inbox,
+            outbox,
+            transfers,
+            turns,
+            lanes,
+            is_out_of_slots: false,
+            closed: false,
+        }
     }
 
     /// Serves transfers until the engine has dropped and all of them have ended.
@@ -91,7 +107,9 @@ impl Worker {
             while let Ok(message) = self.inbox.try_recv() {
                 self.take_in(message);
             }
-            self.fill_slots();
+            // An allocator that refused may have changed its mind by now.
+            self.is_out_of_slots = false;
+            while self.fill_slots() || self.feed_engines() {}
         }
     }
 
@@ -112,6 +130,7 @@ impl Worker {
         let (sources, destinations) = in_order(job.plan());
         let to_arrive = vec![route.cut.groups_of_blocks(); route.cut.groups_of_layers()];
         let to_sync = has_durability(job.plan(), job.terms());
+        let most = at_a_time(route.cut.slot.total_bytes(), self.shared.bounce.slots().most);
         let active = Active {
             job,
             route,
@@ -119,6 +138,7 @@ impl Worker {
             destinations,
             next: 0,
             chunks: Slab::new(),
+            most,
             in_flight: usize::from(ordered),
             to_arrive,
             to_sync,
@@ -134,18 +154,20 @@ impl Worker {
     fn ended(&mut self, part: Part, result: Result<(), TransferError>) {
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return };
         active.in_flight -= 1;
+        let is_hop = matches!(part.step, RelayStep::IntoBounce | RelayStep::OutOfBounce);
+        if is_hop {
+            self.lanes.end(active.route.lane(part.step));
+        }
         match result {
             Ok(()) if part.step == RelayStep::OutOfBounce => active.arrived(part.chunk),
             Ok(()) => {}
             Err(error) => active.fail_at(part, error),
         }
-        let goes_out = part.step == RelayStep::IntoBounce
-            && active.failure.is_none()
-            && self.copy_out(part.transfer, part.chunk);
-        if goes_out {
-            return;
+        if part.step == RelayStep::IntoBounce && active.failure.is_none() {
+            let step = RelayStep::OutOfBounce;
+            return self.lanes.push(active.route.lane(step), Part { step, ..part });
         }
-        if matches!(part.step, RelayStep::IntoBounce | RelayStep::OutOfBounce) {
+        if is_hop {
             self.release(part.transfer, part.chunk);
         }
         if part.step == RelayStep::Order {
@@ -165,63 +187,75 @@ impl Worker {
         }
     }
 
-    /// Begins chunks, of one transfer after the other, while there are slots.
+    /// Gives slots to chunks, of one transfer after the other, while there are slots, and an engine
+    /// has none to go on with. Says whether anything has come of it.
     ///
-    /// A chunk has all that it needs once it has a slot, so that slots always come back; and a
-    /// transfer waits for its turn behind each other one once at most.
-    fn fill_slots(&mut self) {
-        while let Some(&transfer) = self.turns.front() {
-            let Some(active) = self.transfers.get_mut(&transfer).filter(|it| it.wants_slot())
-            else {
-                self.turns.pop_front();
-                continue;
-            };
+    /// A chunk has all that it needs once it has a slot, as engines come to every chunk in turn. So
+    /// slots always come back; and a transfer waits for its turn behind each other one once at most.
+    fn fill_slots(&mut self) -> bool {
+        let (mut has_filled, mut blocked) = (false, 0);
+        while !self.is_out_of_slots
+            && blocked < self.turns.len()
+            && let Some(transfer) = self.turns.pop_front()
+        {
+            let active = self.transfers.get_mut(&transfer);
+            let Some(active) = active.filter(|active| active.wants_slot()) else { continue };
             if active.job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 active.failure = Some(Failure::DeadlineExceeded);
-                self.turns.pop_front();
                 self.settle(transfer);
+                continue;
+            }
+            if self.lanes.has_next(active.route.lane(RelayStep::IntoBounce)) {
+                self.turns.push_back(transfer);
+                blocked += 1;
                 continue;
             }
             let bounce = &self.shared.bounce;
             let Some(slot) = catch_unwind(AssertUnwindSafe(|| bounce.take())).unwrap_or(None)
             else {
-                return;
+                self.turns.push_front(transfer);
+                self.is_out_of_slots = true;
+                return has_filled;
             };
-            self.turns.pop_front();
-            self.copy_in(transfer, slot);
-            if self.transfers.get(&transfer).is_some_and(Active::wants_slot) {
+            if let Err(slot) = active.begin_chunk(transfer, slot, &mut self.lanes) {
+                bounce.give_back(slot);
+                active.failure.get_or_insert(TransferError::EngineStopped.into());
+                self.settle(transfer);
+                continue;
+            }
+            if active.wants_slot() {
                 self.turns.push_back(transfer);
             }
+            (has_filled, blocked) = (true, 0);
         }
+        has_filled
     }
 
-    /// Begins the next chunk of a transfer.
-    fn copy_in(&mut self, transfer: u64, slot: Slot) {
-        let Some(active) = self.transfers.get_mut(&transfer) else {
-            return self.shared.bounce.give_back(slot);
-        };
-        let Some(chunk) = active.route.cut.chunk(active.next) else {
-            return self.shared.bounce.give_back(slot);
-        };
-        let number = active.next;
-        active.next += 1;
-        active.job.start();
-        let chunk = active.chunks.insert(Held { number, chunk, slot });
-        let part = Part { transfer, step: RelayStep::IntoBounce, chunk };
-        if !self.copy(part) {
-            self.release(transfer, chunk);
-            self.settle(transfer);
+    /// Hands the engines the chunks that wait for them, as far as each is to have more. Says
+    /// whether there were any.
+    fn feed_engines(&mut self) -> bool {
+        let mut has_fed = false;
+        for lane in 0..self.shared.engines.len() {
+            let transfers = &self.transfers;
+            // Of a transfer that has gone, there is nothing to wait for.
+            let most = |part: &Part| transfers.get(&part.transfer).map_or(usize::MAX, |it| it.most);
+            let Some(part) = self.lanes.begin(lane, most) else { continue };
+            has_fed = true;
+            if !self.copy(part) {
+                self.lanes.end(lane);
+                self.release(part.transfer, part.chunk);
+                self.settle(part.transfer);
+            }
         }
-    }
-
-    /// Begins the second hop of a chunk. Says whether it could.
-    fn copy_out(&mut self, transfer: u64, chunk: usize) -> bool {
-        self.copy(Part { transfer, step: RelayStep::OutOfBounce, chunk })
+        has_fed
     }
 
     /// Begins a hop of a chunk. Says whether it could; if not, the transfer has failed.
     fn copy(&mut self, part: Part) -> bool {
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return false };
+        if active.failure.is_some() {
+            return false;
+        }
         let plan = match active.plan_hop(&self.shared, part) {
             Ok(plan) => plan,
             Err(error) => {
@@ -241,6 +275,7 @@ impl Worker {
     fn release(&mut self, transfer: u64, chunk: usize) {
         let Some(active) = self.transfers.get_mut(&transfer) else { return };
         if let Some(held) = active.chunks.try_remove(chunk) {
+            self.is_out_of_slots = false;
             self.shared.bounce.give_back(held.slot);
         }
     }
@@ -249,7 +284,8 @@ impl Worker {
     /// done too, or when it has failed and nothing of it is in flight any more.
     fn settle(&mut self, transfer: u64) {
         let Some(active) = self.transfers.get_mut(&transfer) else { return };
-        if active.in_flight > 0 || active.wants_slot() {
+        let has_more = active.wants_slot() || !active.chunks.is_empty();
+        if active.in_flight > 0 || (active.failure.is_none() && has_more) {
             return;
         }
         if active.failure.is_none() && active.to_sync {
@@ -269,7 +305,12 @@ impl Worker {
                 Err(error) => active.failure = Some(error.into()),
             }
         }
-        let Some(Active { job, failure, .. }) = self.transfers.remove(&transfer) else { return };
+        let Some(Active { job, failure, chunks, .. }) = self.transfers.remove(&transfer) else {
+            return;
+        };
+        // Those of a failed transfer that wait for an engine: nothing will be made of them.
+        self.is_out_of_slots &= chunks.is_empty();
+        chunks.into_iter().for_each(|(_, held)| self.shared.bounce.give_back(held.slot));
         match failure {
             Some(failure) => failure.end(job),
             None => {
@@ -283,6 +324,18 @@ impl Worker {
 impl Active {
     fn wants_slot(&self) -> bool {
         self.failure.is_none() && self.next < self.route.cut.chunks()
+    }
+
+    /// Has the next chunk, in this slot, wait for its engine; gives the slot back if there is none.
+    fn begin_chunk(&mut self, transfer: u64, slot: Slot, lanes: &mut Lanes) -> Result<(), Slot> {
+        let Some(chunk) = self.route.cut.chunk(self.next) else { return Err(slot) };
+        let number = self.next;
+        self.next += 1;
+        self.job.start();
+        let chunk = self.chunks.insert(Held { number, chunk, slot });
+        let step = RelayStep::IntoBounce;
+        lanes.push(self.route.lane(step), Part { transfer, step, chunk });
+        Ok(())
     }
 
     fn plan_hop(&mut self, shared: &Shared, part: Part) -> Result<TransferPlan, TransferError> {
