@@ -41,9 +41,7 @@ pub fn run(
     let lazy = format!("{DEVICES},policy=lazy");
     let run = |log: &str, settings: &str| {
         println!("simulated device ({settings})");
-        let cargo = Tool::cargo(workspace)
-            .env("LD_LIBRARY_PATH", search_path(&folder))
-            .env("TERRANE_SIMULATED_CUDA", settings)
+        let cargo = over(Tool::cargo(workspace), &folder, settings)
             .args(["test", "--all-features", "--no-fail-fast", "--test", "gpu"])
             .args(chosen.iter().flat_map(|name| ["--package", name]))
             .arg("--")
@@ -85,6 +83,15 @@ pub fn build(workspace: &Workspace) -> Result<PathBuf> {
             .with_context(|| format!("cannot link {}", short.display()))?;
     }
     Ok(folder)
+}
+
+/// Has the programs that `tool` starts find the driver, which is built if it is not yet.
+pub fn over_driver(workspace: &Workspace, tool: Tool, settings: &str) -> Result<Tool> {
+    Ok(over(tool, &build(workspace)?, settings))
+}
+
+fn over(tool: Tool, folder: &Path, settings: &str) -> Tool {
+    tool.env("LD_LIBRARY_PATH", search_path(folder)).env("TERRANE_SIMULATED_CUDA", settings)
 }
 
 /// The crates that have a test binary called `gpu`.

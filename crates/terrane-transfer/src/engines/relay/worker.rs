@@ -210,6 +210,11 @@ impl Worker {
                 blocked += 1;
                 continue;
             }
+            let Some(chunk) = active.route.cut.chunk(active.next) else {
+                active.failure.get_or_insert(TransferError::EngineStopped.into());
+                self.settle(transfer);
+                continue;
+            };
             let bounce = &self.shared.bounce;
             let Some(slot) = catch_unwind(AssertUnwindSafe(|| bounce.take())).unwrap_or(None)
             else {
@@ -217,12 +222,7 @@ impl Worker {
                 self.is_out_of_slots = true;
                 return has_filled;
             };
-            if let Err(slot) = active.begin_chunk(transfer, slot, &mut self.lanes) {
-                bounce.give_back(slot);
-                active.failure.get_or_insert(TransferError::EngineStopped.into());
-                self.settle(transfer);
-                continue;
-            }
+            active.begin_chunk(transfer, chunk, slot, &mut self.lanes);
             if active.wants_slot() {
                 self.turns.push_back(transfer);
             }
@@ -326,16 +326,13 @@ impl Active {
         self.failure.is_none() && self.next < self.route.cut.chunks()
     }
 
-    /// Has the next chunk, in this slot, wait for its engine; gives the slot back if there is none.
-    fn begin_chunk(&mut self, transfer: u64, slot: Slot, lanes: &mut Lanes) -> Result<(), Slot> {
-        let Some(chunk) = self.route.cut.chunk(self.next) else { return Err(slot) };
-        let number = self.next;
-        self.next += 1;
+    /// Has the next chunk, in this slot, wait for its engine.
+    fn begin_chunk(&mut self, transfer: u64, chunk: Chunk, slot: Slot, lanes: &mut Lanes) {
         self.job.start();
-        let chunk = self.chunks.insert(Held { number, chunk, slot });
+        let chunk = self.chunks.insert(Held { number: self.next, chunk, slot });
+        self.next += 1;
         let step = RelayStep::IntoBounce;
         lanes.push(self.route.lane(step), Part { transfer, step, chunk });
-        Ok(())
     }
 
     fn plan_hop(&mut self, shared: &Shared, part: Part) -> Result<TransferPlan, TransferError> {
