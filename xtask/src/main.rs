@@ -43,8 +43,8 @@ enum Task {
     /// The terminal shows one line per runner, and whole what failed; the full log is
     /// `target/xtask/test.log`. The last line is `N passed, N failed, N skipped`. A test that
     /// cannot run prints `skipped: NAME: REASON` and is counted as skipped, not as passed.
-    /// Test binaries called `gpu` run twice more, over the simulated CUDA driver: with a random
-    /// seed, which is printed (TERRANE_SIMULATED_SEED sets it), and with work as late as can be.
+    /// Test binaries called `gpu` run twice more, over the simulated CUDA driver: in an order that
+    /// is drawn from a seed (TERRANE_SIMULATED_SEED changes it), and with work as late as can be.
     Test(commands::test::Arguments),
     /// Checks what the compiler does not: crate arrows, file heads, unsafe proofs, leftovers
     ///

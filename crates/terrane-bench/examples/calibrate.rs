@@ -82,8 +82,8 @@ fn table(calibration: &Calibration) -> Table {
                 format!("{direction:?}"),
                 path.name().to_owned(),
                 format!("{:.1}", cost.fixed.as_secs_f64() * 1e6),
-                format!("{:.1}", cost.per_piece.as_secs_f64() * 1e9),
-                format!("{:.1}", cost.per_short_piece.as_secs_f64() * 1e9),
+                format!("{:.2}", cost.per_piece_ns),
+                format!("{:.2}", cost.per_short_piece_ns),
                 format!("{:.1}", cost.bytes_per_second * 1e-9),
             ]);
         }

@@ -49,8 +49,9 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
 
     /// How many bytes from `offset` on a device may copy in one request: fewer than are left where
     /// the memory was locked for the device in several parts, as no request may reach from one
-    /// into the next. `None` where the memory does not know, so that the device's driver has to be
-    /// asked; of memory that is not locked for a device it means nothing.
+    /// into the next; zero where it is not locked yet, in memory that is still coming up. `None`
+    /// where the memory does not know, so that the device's driver has to be asked; of memory that
+    /// is not locked for a device it means nothing.
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
         let _ = offset;
         None

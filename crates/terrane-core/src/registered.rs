@@ -77,6 +77,10 @@ unsafe impl<M: Memory> Memory for Registered<M> {
         self.memory.device_alias()
     }
 
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        self.memory.copyable_from(offset)
+    }
+
     fn capabilities(&self) -> CapabilityReport {
         self.memory.capabilities()
     }

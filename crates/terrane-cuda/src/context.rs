@@ -142,6 +142,25 @@ impl Context {
     /// device's memory, whoever made it: the first half of adopting it as
     /// [`ForeignMemory`](terrane_core::ForeignMemory).
     ///
+    /// ```
+    /// use terrane_core::{ByteCount, DeviceAddress, ForeignMemory, Region};
+    /// use terrane_cuda::{Context, CudaError};
+    ///
+    /// /// A tensor of another library (PyTorch's `data_ptr()` and `nbytes`), for
+    /// /// `LayoutBuilder::adopt`, which takes one region a layer, or one for all.
+    /// fn adopt<T: Send + Sync + 'static>(
+    ///     context: &Context,
+    ///     tensor: T,
+    ///     address: u64,
+    ///     bytes: u64,
+    /// ) -> Result<Region, CudaError> {
+    ///     let span = context.device_span(DeviceAddress::new(address), ByteCount::new(bytes))?;
+    ///     // SAFETY: the tensor keeps the bytes alive, and whoever uses them orders that with the
+    ///     // transfers: by streams, events, or holds of blocks.
+    ///     Ok(Region::new(unsafe { ForeignMemory::new(span, tensor) }))
+    /// }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`CudaError::NotDeviceMemory`] if they do not, [`CudaError::DeviceLost`].

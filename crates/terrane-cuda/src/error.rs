@@ -9,6 +9,7 @@ use terrane_core::{
 };
 use terrane_pool::managed::ManagedError;
 use terrane_storage::StorageError;
+use terrane_transfer::LayerError;
 
 use crate::driver::{DriverCode, DriverVersion};
 
@@ -246,6 +247,9 @@ pub enum CudaError {
         /// The model of the device.
         device: String,
     },
+    /// A layer of a transfer will not arrive.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
     /// Managed memory could not be used.
     #[error("the managed memory cannot be used by a stream")]
     Managed {

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent;
-use terrane_core::ByteCount;
+use terrane_core::{ByteCount, DeviceId};
 
 use crate::context::Context;
 use crate::driver::Functions;
@@ -178,6 +178,11 @@ impl Event {
     #[must_use]
     pub const fn handle(&self) -> *mut c_void {
         self.raw.0.cast()
+    }
+
+    /// The device that it belongs to.
+    pub(crate) fn device(&self) -> DeviceId {
+        self.context.device().id
     }
 
     /// Whether the event is in a stream.

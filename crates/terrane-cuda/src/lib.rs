@@ -19,7 +19,9 @@
 //! - [`probe`] says what is missing, or which [`Device`]s there are; [`Driver`] is the library.
 //! - [`Context`] is a device's primary context, bound for each call on whatever thread it comes
 //!   from.
-//! - [`Stream`]s are owned or borrowed; [`Event`]s are pooled, with timing where asked for.
+//! - [`Stream`]s are owned or borrowed; [`Event`]s are pooled, with timing where asked for. Either is
+//!   what a transfer [runs after](Stream::order), and a stream [waits](Stream::wait_for_layer) for a
+//!   layer of one.
 //!   [`CudaStreams`] is both as a pool's [`FenceSource`](terrane_pool::FenceSource) and
 //!   [`StreamSource`](terrane_pool::StreamSource).
 //! - [`Kernels`] copy many scattered cells ([`GridCopy`]) or runs ([`RunCopy`]) in one launch.
@@ -30,10 +32,15 @@
 //!   host memory, also [while it comes up](PinnedAllocator::bring_up_in_background). What is held of
 //!   all that, [`Context::holdings`] counts. Somebody else's device memory is checked by
 //!   [`Context::device_span`] and adopted as [`ForeignMemory`](terrane_core::ForeignMemory).
+//! - [`DeviceEngine`] copies blocks between the device and pinned memory; [`engines`] puts it
+//!   together with those of host memory and files, and with relays between what is left.
 //! - [`kernel_argument`] makes managed memory an argument of `cudarc`'s kernels and copies, and
 //!   [`CudaFill`] lets poison and guards reach device memory.
 //!
 //! # Example
+//!
+//! Memory of both sorts, and a copy there and back. [`DeviceEngine`] has one of blocks that are
+//! offloaded and brought back, layer by layer.
 //!
 //! ```
 //! use terrane_core::{Allocate, ByteCount, DeviceId, Memory, RegionRequest};
@@ -73,6 +80,7 @@ mod context;
 mod device;
 mod driver;
 mod engine;
+mod engines;
 mod error;
 mod event;
 mod fill;
@@ -80,6 +88,7 @@ mod holdings;
 pub mod kernel_argument;
 mod kernels;
 mod memory;
+mod order;
 mod stream;
 mod streams;
 
@@ -90,6 +99,7 @@ pub use engine::{
     Calibration, CalibrationOptions, CopyPath, DeviceEngine, DeviceEngineOptions, Direction,
     PathCost,
 };
+pub use engines::{EnginesOptions, engines};
 pub use error::CudaError;
 pub use event::{Event, Timing};
 pub use fill::CudaFill;

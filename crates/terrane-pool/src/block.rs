@@ -153,6 +153,12 @@ unsafe impl<M: Memory> Memory for PoolBlock<M> {
         self.record.memory().device_alias()?.checked_add(self.record.offset())
     }
 
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        let within = self.record.offset().checked_add(offset).ok()?;
+        let left = self.granted().checked_sub(offset).unwrap_or(ByteCount::ZERO);
+        Some(self.record.memory().copyable_from(within)?.min(left))
+    }
+
     fn capabilities(&self) -> CapabilityReport {
         self.record.memory().capabilities()
     }

@@ -13,15 +13,25 @@ const VARIABLE: &str = "TERRANE_TEST_IN_CHILD";
 ///
 /// If the test fails there, or is not found.
 #[track_caller]
-#[expect(clippy::print_stderr, reason = "what could not run is said on standard error")]
 pub fn in_child(test: &str, body: impl FnOnce()) {
-    #[expect(clippy::disallowed_methods, reason = "tests find out in which process they run")]
-    if std::env::var_os(VARIABLE).is_some_and(|value| value == *test) {
+    in_child_with(test, &[], body);
+}
+
+/// As [`in_child`], in a process with these variables besides those of this one.
+///
+/// # Panics
+///
+/// As [`in_child`] does.
+#[track_caller]
+#[expect(clippy::print_stderr, reason = "what could not run is said on standard error")]
+pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
+    if is_child(test) {
         return body();
     }
     let output = Command::new(std::env::current_exe().expect("the path of the test binary"))
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env(VARIABLE, test)
+        .envs(variables.iter().copied())
         .output()
         .expect("the test binary can be started again");
     let text = String::from_utf8_lossy(&output.stderr);
@@ -32,6 +42,13 @@ pub fn in_child(test: &str, body: impl FnOnce()) {
     text.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
 }
 
+/// Whether this process was started for `test`.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "tests find out in which process they run")]
+pub fn is_child(test: &str) -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|value| value == *test)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,9 +57,7 @@ mod tests {
     fn the_body_runs_elsewhere() {
         let mut ran = false;
         in_child("process::tests::the_body_runs_elsewhere", || ran = true);
-        #[expect(clippy::disallowed_methods, reason = "the test asks in which process it runs")]
-        let is_child = std::env::var_os(VARIABLE).is_some();
-        assert_eq!(ran, is_child);
+        assert_eq!(ran, is_child("process::tests::the_body_runs_elsewhere"));
     }
 
     #[test]

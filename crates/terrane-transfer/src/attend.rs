@@ -1,7 +1,8 @@
 //! Waiting threads that help the engine to notice the end.
 
+use std::ops::Range;
 use std::sync::Weak;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::engines::threads;
 use crate::job::tell_rest;
@@ -25,6 +26,12 @@ pub trait Attend: Send + Sync {
     /// never blocks: where another thread is at it already, it returns. As wherever a job is
     /// finished, the engine holds no lock meanwhile that it takes to accept one.
     fn poll(&self);
+
+    /// Between which times the end is to be expected, where the engine knows. A thread that has
+    /// helped for a while and sleeps wakes for it, once, and helps until the later time.
+    fn due(&self) -> Option<Range<Instant>> {
+        None
+    }
 }
 
 /// How long a thread that waits helps before it sleeps, if its manager
@@ -48,26 +55,60 @@ pub(crate) fn poll(attendant: &Attendant) {
     });
 }
 
-/// The part of a wait in which the thread helps: for a while from the first attendant on that it
-/// sees, and never again after that.
-pub(crate) struct Helping(Countdown);
+/// The parts of a wait in which the thread helps: for a while from the first attendant on that it
+/// sees, and, where that knows when, about the time at which the end is to be expected.
+pub(crate) struct Helping {
+    left: Countdown,
+    helps: bool,
+    expects: Expects,
+}
+
+/// What is known of when the end is due.
+enum Expects {
+    /// Nobody has been asked.
+    NotAsked,
+    /// The thread may sleep, and is to help from the one time to the other.
+    At(Range<Instant>),
+    /// It sleeps until it is woken.
+    Nothing,
+}
 
 impl Helping {
     /// Begins a wait. The caller holds no lock, as what this thread has still to tell is told.
     pub(crate) fn new(attention: Duration) -> Self {
         tell_rest();
-        Self(Countdown::new(attention))
+        let never = cfg!(loom) || attention.is_zero();
+        let expects = if never { Expects::Nothing } else { Expects::NotAsked };
+        Self { left: Countdown::new(attention), helps: false, expects }
+    }
+
+    /// Looks once, and lets others run, who may be what is waited for; the last time, asks when to
+    /// look again. The caller holds no lock.
+    pub(crate) fn help(&mut self, attendant: &Attendant) {
+        if self.helps {
+            poll(attendant);
+            tell_rest();
+            yield_now();
+            return;
+        }
+        // What drops in here may end the job, as in `poll`.
+        threads::finishing(|| {
+            let due = attendant.upgrade().and_then(|attendant| attendant.due());
+            self.expects = due.map_or(Expects::Nothing, Expects::At);
+        });
     }
 
     /// Whether it is still to help, for which it then calls [`help`](Self::help).
     pub(crate) fn goes_on(&mut self) -> bool {
-        self.0.goes_on()
+        self.helps = self.left.goes_on();
+        self.helps || matches!(self.expects, Expects::NotAsked)
     }
 
-    /// Looks once, and lets others run, who may be what is waited for. The caller holds no lock.
-    pub(crate) fn help(attendant: &Attendant) {
-        poll(attendant);
-        tell_rest();
-        yield_now();
+    /// How long to sleep, at most, before it [goes on](Self::goes_on) again; `None` if it does not.
+    pub(crate) fn nap(&mut self) -> Option<Duration> {
+        let expects = std::mem::replace(&mut self.expects, Expects::Nothing);
+        let Expects::At(due) = expects else { return None };
+        self.left = Countdown::until(due.end);
+        Some(due.start.saturating_duration_since(Instant::now()))
     }
 }

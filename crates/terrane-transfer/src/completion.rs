@@ -12,7 +12,7 @@ use std::time::Instant;
 use terrane_core::ByteCount;
 
 use crate::attend::{self, Attendant, Helping};
-use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::sync::{Condvar, Mutex, lock, wait_at_most};
 use crate::{Layers, Progress, Report, Ticket, TransferError};
 
 /// A transfer in flight.
@@ -90,10 +90,10 @@ impl<G> Completion<G> {
             match state.attendant() {
                 Some(attendant) if helping.goes_on() => {
                     drop(state);
-                    Helping::help(&attendant);
+                    helping.help(&attendant);
                     state = lock(&self.shared.state);
                 }
-                _ => state = wait(&self.shared.changed, state),
+                _ => state = wait_at_most(&self.shared.changed, state, helping.nap()),
             }
         }
     }
@@ -120,12 +120,12 @@ impl<G> Completion<G> {
             match state.attendant() {
                 Some(attendant) if helping.goes_on() => {
                     drop(state);
-                    Helping::help(&attendant);
+                    helping.help(&attendant);
                     state = lock(&self.shared.state);
                 }
                 _ => {
-                    let waited = self.shared.changed.wait_timeout(state, left);
-                    state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+                    let most = helping.nap().map_or(left, |nap| nap.min(left));
+                    state = wait_at_most(&self.shared.changed, state, Some(most));
                 }
             }
         }

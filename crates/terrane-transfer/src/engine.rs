@@ -83,6 +83,10 @@ pub enum Declined {
     /// It knows nothing of the device order that the transfer states.
     #[error("cannot run after a device's stream or event")]
     DeviceOrder,
+    /// Memory at one end is not locked for the device yet, or only in part and not where these
+    /// blocks are.
+    #[error("memory at one end has not come up as far as these blocks; wait until it has")]
+    ComingUp,
     /// It copies whole pieces only, or cannot reach the bytes of this plan one by one.
     #[error(
         "cannot copy parts of pieces, into which token orders or heads break them, at these ends"

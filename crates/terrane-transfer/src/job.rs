@@ -90,6 +90,12 @@ impl CopyJob {
         &self.ending.explanation.path
     }
 
+    /// How long the engine said that the copy would take.
+    #[must_use]
+    pub fn predicted(&self) -> Duration {
+        self.ending.explanation.predicted
+    }
+
     /// What the transfer asks for besides the copy itself.
     #[must_use]
     pub fn terms(&self) -> &Terms {

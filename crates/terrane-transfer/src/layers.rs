@@ -20,7 +20,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 /// [`Completion::layers`](crate::Completion::layers). Cloning it costs a reference count.
 ///
 /// Compute on layer 0 can begin while layer 1 travels: have its stream wait for the layer's
-/// [`event`](Self::event), or wait for the layer on the host. A layer that is done stays so,
+/// [`event`](Self::event) (`Stream::wait_for_layer` of `terrane-cuda`), or wait for the layer on the
+/// host. A layer that is done stays so,
 /// whatever becomes of the others; its blocks stay claimed until the whole transfer has ended.
 ///
 /// Layers go by their number in the layout, as in [`Transfer::layers`](crate::Transfer::layers).
@@ -149,7 +150,7 @@ impl Layers {
                 Some(attendant) if helping.goes_on() => {
                     let attendant = attendant.clone();
                     drop(state);
-                    Helping::help(&attendant);
+                    helping.help(&attendant);
                     state = lock(&self.shared.state);
                 }
                 _ => state = wait(&self.shared.changed, state),

@@ -54,6 +54,9 @@ impl TransferManager {
     /// A manager over the engines that every machine has: between host memory and host memory, and
     /// between host memory and files, both with their default options.
     ///
+    /// A device has an engine of its own (`DeviceEngine` of `terrane-cuda`), which goes into
+    /// [`new`](Self::new) beside them.
+    ///
     /// Their threads are joined when the last clone has dropped and the last transfer has ended. If
     /// that happens on one of them, they end by themselves.
     ///

@@ -5,7 +5,8 @@ use terrane_core::DeviceId;
 /// When the bytes of a device are ready to be copied.
 ///
 /// Copying before the compute that writes the source has finished is silent corruption, so a
-/// transfer with a device on either side has to say one of these.
+/// transfer with a device on either side has to say one of these. For CUDA, `terrane-cuda` makes them
+/// of its streams and events (`Stream::order`, `Event::order`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceOrder {

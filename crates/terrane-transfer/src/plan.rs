@@ -45,6 +45,8 @@ pub(crate) struct Buffers {
     /// The blocks, as pairs in ascending order of the destination.
     pub(crate) sources: Vec<u32>,
     pub(crate) destinations: Vec<u32>,
+    /// The pairs while they are sorted.
+    pub(crate) pairs: Vec<u64>,
     pub(crate) segments: Vec<Segment>,
     pub(crate) runs: Vec<CopyRun>,
 }

@@ -201,16 +201,15 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
         destinations.extend_from_slice(&transfer.destination_blocks);
     } else {
         let pairs = transfer.destination_blocks.iter().zip(&transfer.source_blocks);
-        // The segments serve as the buffer of pairs; they are made after this.
-        buffers.segments.extend(pairs.map(|(&destination, &source)| Segment {
-            source,
-            destination,
-            blocks: 1,
-        }));
-        buffers.segments.sort_unstable_by_key(|pair| pair.destination);
-        sources.extend(buffers.segments.iter().map(|pair| pair.source));
-        destinations.extend(buffers.segments.iter().map(|pair| pair.destination));
-        buffers.segments.clear();
+        // As one number each: such are sorted twice as fast.
+        let pairs =
+            pairs.map(|(&destination, &source)| (u64::from(destination) << 32) | u64::from(source));
+        buffers.pairs.extend(pairs);
+        buffers.pairs.sort_unstable();
+        let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+        sources.extend(buffers.pairs.iter().map(|&pair| half(pair)));
+        destinations.extend(buffers.pairs.iter().map(|&pair| half(pair >> 32)));
+        buffers.pairs.clear();
     }
     match destinations.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => Err(TransferError::DuplicateDestination { block: pair[0] }),

@@ -40,6 +40,29 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> Mute
     condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
+/// As [`wait`], and no longer than `most`, if there is such a bound.
+#[cfg(not(loom))]
+pub(crate) fn wait_at_most<'a, T>(
+    condition: &Condvar,
+    guard: MutexGuard<'a, T>,
+    most: Option<Duration>,
+) -> MutexGuard<'a, T> {
+    match most {
+        Some(most) => condition.wait_timeout(guard, most).unwrap_or_else(PoisonError::into_inner).0,
+        None => wait(condition, guard),
+    }
+}
+
+/// The model checker has no clock.
+#[cfg(loom)]
+pub(crate) fn wait_at_most<'a, T>(
+    condition: &Condvar,
+    guard: MutexGuard<'a, T>,
+    _most: Option<Duration>,
+) -> MutexGuard<'a, T> {
+    wait(condition, guard)
+}
+
 /// A span of time that begins with the first look at it.
 #[cfg(not(loom))]
 pub(crate) struct Countdown {
@@ -51,6 +74,12 @@ pub(crate) struct Countdown {
 impl Countdown {
     pub(crate) fn new(span: Duration) -> Self {
         Self { span, begun: None }
+    }
+
+    /// One that has begun, and ends then.
+    pub(crate) fn until(end: Instant) -> Self {
+        let now = Instant::now();
+        Self { span: end.saturating_duration_since(now), begun: Some(now) }
     }
 
     /// Whether there is time left.
@@ -69,6 +98,10 @@ pub(crate) struct Countdown {
 impl Countdown {
     pub(crate) fn new(span: Duration) -> Self {
         Self { over: span.is_zero() }
+    }
+
+    pub(crate) fn until(_end: std::time::Instant) -> Self {
+        Self { over: true }
     }
 
     pub(crate) fn goes_on(&mut self) -> bool {

@@ -4,7 +4,10 @@
 //! Errors, reports and what only a backend needs stay in their modules.
 
 pub use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, StorageKind, Wish};
-pub use terrane_cuda::{Context, CudaError, DeviceAllocator, PinnedAllocator, PinnedOptions};
+pub use terrane_cuda::{
+    Context, CudaError, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
+    PinnedOptions,
+};
 pub use terrane_layout::{
     BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
 };

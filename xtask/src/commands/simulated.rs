@@ -3,9 +3,9 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
 use crate::command::Tool;
 use crate::commands::test::run_counted;
@@ -13,7 +13,7 @@ use crate::tally::Tally;
 use crate::workspace::Workspace;
 
 /// The crate that is the driver.
-const DRIVER: &str = "terrane-simulated-cuda";
+pub const DRIVER: &str = "terrane-simulated-cuda";
 
 /// What each device has: enough for every test that does not ask for a real one.
 const DEVICES: &str = "devices=2,memory=8GiB";
@@ -21,8 +21,8 @@ const DEVICES: &str = "devices=2,memory=8GiB";
 /// Runs every test binary called `gpu` twice over the simulated driver: in an order drawn by a
 /// seed, and as late as can be. `packages` and `filter` choose as they do for `test`.
 ///
-/// The seed is that of `TERRANE_SIMULATED_SEED`, else the time's; it is part of the command line
-/// that a failure shows.
+/// The seed is that of `TERRANE_SIMULATED_SEED`, else the same each time, so that what fails is the
+/// change at hand; it is part of the command line that a failure shows.
 pub fn run(
     workspace: &Workspace,
     packages: &[String],
@@ -38,19 +38,29 @@ pub fn run(
     }
     let folder = build(workspace)?;
     let random = format!("{DEVICES},policy=random,seed={}", seed()?);
-    for (log, settings) in [("simulated", random), ("lazy", format!("{DEVICES},policy=lazy"))] {
+    let lazy = format!("{DEVICES},policy=lazy");
+    let run = |log: &str, settings: &str| {
         println!("simulated device ({settings})");
-        let cargo = Tool::cargo(workspace)
-            .env("LD_LIBRARY_PATH", search_path(&folder))
-            .env("TERRANE_SIMULATED_CUDA", &settings)
+        let cargo = over(Tool::cargo(workspace), &folder, settings)
             .args(["test", "--all-features", "--no-fail-fast", "--test", "gpu"])
             .args(chosen.iter().flat_map(|name| ["--package", name]))
             .arg("--")
             .args(filter)
             .args(["--show-output", "--test-threads=1"]);
-        run_counted(workspace, cargo, &format!("test-{log}"), tally)?;
+        let mut tally = Tally::default();
+        let result = run_counted(workspace, cargo, log, &mut tally);
+        (tally, result)
+    };
+    // Each runs one test at a time, on devices of its own.
+    let (drawn, late) = thread::scope(|scope| {
+        let late = scope.spawn(|| run("test-lazy", &lazy));
+        (run("test-simulated", &random), late.join())
+    });
+    let late = late.map_err(|_| anyhow!("the thread that reads the tests' output panicked"))?;
+    for (counted, _) in [&drawn, &late] {
+        tally.add(counted.clone());
     }
-    Ok(())
+    drawn.1.and(late.1)
 }
 
 /// Builds the driver, and puts it where the dynamic linker can be told to look.
@@ -75,6 +85,15 @@ pub fn build(workspace: &Workspace) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// Has the programs that `tool` starts find the driver, which is built if it is not yet.
+pub fn over_driver(workspace: &Workspace, tool: Tool, settings: &str) -> Result<Tool> {
+    Ok(over(tool, &build(workspace)?, settings))
+}
+
+fn over(tool: Tool, folder: &Path, settings: &str) -> Tool {
+    tool.env("LD_LIBRARY_PATH", search_path(folder)).env("TERRANE_SIMULATED_CUDA", settings)
+}
+
 /// The crates that have a test binary called `gpu`.
 fn with_gpu_tests(workspace: &Workspace) -> Vec<&str> {
     let members = workspace.members().into_iter().filter(|package| {
@@ -97,8 +116,6 @@ fn search_path(folder: &Path) -> String {
 fn seed() -> Result<u64> {
     match std::env::var("TERRANE_SIMULATED_SEED") {
         Ok(seed) => seed.parse().context("TERRANE_SIMULATED_SEED is no number"),
-        Err(_) => Ok(SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |time| u64::from(time.subsec_nanos()))),
+        Err(_) => Ok(1),
     }
 }

@@ -124,6 +124,8 @@ pub(super) struct Corrections {
 
 /// The weight of the latest transfer: one that was held up by something else changes little.
 const WEIGHT: f64 = 0.125;
+/// How much of what was learned of a path each transfer that takes another one takes back.
+const FORGOTTEN: f64 = 1.0 / 32.0;
 /// How far predictions are bent: as far as one path may pass another where the calibration is
 /// right about both and something else is in the way.
 const BOUND: f64 = 1.25;
@@ -165,6 +167,12 @@ impl Corrections {
         let new = old + (latest.clamp(1.0 / BOUND, BOUND) - old) * WEIGHT;
         // Of two that learn at once one is forgotten, which does no harm.
         slot.store(new.to_bits(), Ordering::Relaxed);
+        // What was learned of a path that is no longer taken is forgotten, so that it is tried again.
+        for other in CopyPath::ALL.into_iter().filter(|other| *other != path) {
+            let Some(slot) = self.slot(direction, other) else { continue };
+            let factor = f64::from_bits(slot.load(Ordering::Relaxed));
+            slot.store((factor + (1.0 - factor) * FORGOTTEN).to_bits(), Ordering::Relaxed);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The threads that submit large jobs, a part at a time.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,8 +12,9 @@ use terrane_core::ByteCount;
 use terrane_transfer::CopyFailure;
 
 use super::Shared;
-use super::flight::{Task, engine_failure};
+use super::flight::{due, engine_failure};
 use super::scratch::{Scratch, ScratchPool};
+use super::watch::Task;
 use super::work::{Chunk, Work};
 use crate::error::CudaError;
 
@@ -39,13 +41,33 @@ impl Feed {
 pub(super) struct Desk {
     pub(super) scratch: Mutex<ScratchPool>,
     /// Jobs that have been brought, and not submitted to their end.
-    pub(super) jobs: AtomicUsize,
+    jobs: AtomicUsize,
+    /// The same of all desks of the engine.
+    of_all: Arc<AtomicUsize>,
 }
 
 impl Desk {
-    pub(super) fn new(shared: &Shared) -> Arc<Self> {
+    pub(super) fn new(shared: &Shared, of_all: &Arc<AtomicUsize>) -> Arc<Self> {
         let scratch = Mutex::new(ScratchPool::new(&shared.context, &shared.options));
-        Arc::new(Self { scratch, jobs: AtomicUsize::new(0) })
+        Arc::new(Self { scratch, jobs: AtomicUsize::new(0), of_all: Arc::clone(of_all) })
+    }
+
+    /// Counts a job in; answers whether it is the only one here.
+    pub(super) fn enter(&self) -> bool {
+        // Relaxed, here and below: hints.
+        self.of_all.fetch_add(1, Ordering::Relaxed);
+        self.jobs.fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// Counts a job out.
+    pub(super) fn leave(&self) {
+        self.jobs.fetch_sub(1, Ordering::Relaxed);
+        self.of_all.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether no desk has another job: what goes the other way takes its share of the wire.
+    fn is_alone(&self) -> bool {
+        self.of_all.load(Ordering::Relaxed) <= 1
     }
 
     pub(super) fn scratch(&self) -> MutexGuard<'_, ScratchPool> {
@@ -56,7 +78,7 @@ impl Desk {
 impl Feed {
     /// Ends the job, of which nothing has been submitted.
     pub(super) fn cancel(self, error: CudaError) {
-        self.desk.jobs.fetch_sub(1, Ordering::Relaxed);
+        self.desk.leave();
         self.work.into_cargo(None).drain(engine_failure(error));
     }
 }
@@ -91,9 +113,8 @@ impl Feeder {
                 match self.jobs.recv() {
                     Ok(mut feed) => {
                         self.retire_ended();
-                        if self.pending.is_empty() && self.jobs.is_empty() {
-                            feed.work.teach();
-                        }
+                        let is_first = self.pending.is_empty() && self.jobs.is_empty();
+                        feed.work.teach(is_first && self.desk.is_alone());
                         self.turns.push_back(feed);
                     }
                     Err(_) => break,
@@ -160,19 +181,42 @@ impl Feeder {
         }
     }
 
-    fn all_submitted(&self, feed: Feed) {
-        self.desk.jobs.fetch_sub(1, Ordering::Relaxed);
-        let task = match feed.work.into_flight(&self.shared, feed.predicted) {
-            Ok(flight) => Task::End(flight),
+    fn all_submitted(&self, mut feed: Feed) {
+        if !self.desk.is_alone() {
+            feed.work.teach(false);
+        }
+        self.desk.leave();
+        let due = self.due(&feed);
+        let task = match feed.work.into_flight(&self.shared, feed.predicted, due) {
+            Ok(flight) => {
+                flight.invite();
+                Task::End(flight)
+            }
             Err(cargo) => Task::Drained(cargo),
         };
         // There are watchers for as long as there are feeders.
         let _ = self.watchers.send(task);
     }
 
+    /// When the parts on the device should have ended, if the job has it to itself.
+    fn due(&self, feed: &Feed) -> Option<Range<Instant>> {
+        let job = feed.work.job();
+        if !self.turns.is_empty() || job.layers().is_some() {
+            return None;
+        }
+        let all: u64 = self.pending.iter().map(|part| part.bytes).sum();
+        // How far the first of them has come is not known.
+        let first = self.pending.front().map_or(0, |part| part.bytes);
+        let time = |bytes: u64| {
+            let share = bytes as f64 / job.plan().bytes().get().max(1) as f64;
+            Duration::try_from_secs_f64(feed.predicted.as_secs_f64() * share.min(1.0)).ok()
+        };
+        due(time(all - first)?..time(all)?)
+    }
+
     /// Ends a job, after waiting for what has been submitted of it.
     fn fail(&mut self, feed: Feed, failure: CopyFailure) {
-        self.desk.jobs.fetch_sub(1, Ordering::Relaxed);
+        self.desk.leave();
         feed.work.into_cargo(None).drain(failure);
         self.retire_ended();
     }

@@ -1,25 +1,26 @@
-//! Jobs whose last work is on a stream, and the threads that wait for them.
+//! Jobs whose last work is on a stream.
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
 use smallvec::SmallVec;
 use terrane_core::ByteCount;
 use terrane_transfer::{Attend, CopyFailure, CopyJob, Progress};
 
 use super::calibration::Direction;
 use super::choice::Corrections;
-use super::feeder::Feed;
+use super::lists::BlockLists;
 use super::options::CopyPath;
 use super::reach::Reach;
 use super::scratch::Scratch;
 use super::streams::StreamLease;
 use crate::error::CudaError;
 use crate::event::Event;
+use crate::kernels::Kernels;
 
 /// A job whose last work is on a stream. Whoever first sees that its end event has happened, a
 /// thread of the engine or of the caller, takes the job out and finishes it.
@@ -28,6 +29,10 @@ pub(super) struct Flight {
     end: Arc<Event>,
     /// Behind the work before that, if the whole takes long.
     before_end: Option<Arc<Event>>,
+    /// When it should happen, if that is known.
+    due: Option<Range<Instant>>,
+    /// Whether a thread of the caller's has looked.
+    is_attended: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -43,9 +48,12 @@ pub(super) struct Cargo {
     pub(super) count: Arc<Count>,
     pub(super) streams: SmallVec<[StreamLease; 2]>,
     pub(super) ends: [Arc<Reach>; 2],
+    pub(super) lists: Option<BlockLists>,
     pub(super) lesson: Option<Lesson>,
     /// A buffer that work which failed may still use.
     pub(super) scratch: Option<Scratch>,
+    /// They must not be unloaded while they run, whatever becomes of the engine.
+    pub(super) kernels: Kernels,
 }
 
 /// What can be learned of a job.
@@ -62,9 +70,10 @@ impl Flight {
         end: Arc<Event>,
         before_end: Option<Arc<Event>>,
         layers: VecDeque<(Range<u32>, Arc<Event>)>,
+        due: Option<Range<Instant>>,
     ) -> Arc<Self> {
         let state = Mutex::new(State { cargo: Some(cargo), layers });
-        Arc::new(Self { end, before_end, state })
+        Arc::new(Self { end, before_end, due, is_attended: AtomicBool::new(false), state })
     }
 
     /// Lets threads that wait for the job look for themselves.
@@ -76,8 +85,13 @@ impl Flight {
         }
     }
 
-    /// Looks whether the job has ended, and finishes it if so.
-    fn look(&self) -> bool {
+    /// Whether nothing more is to come: the work has ended, or it is not known whether.
+    pub(super) fn is_failing(&self) -> bool {
+        self.end.is_complete().is_err()
+    }
+
+    /// Looks whether the job has ended, and finishes it if so. Answers whether it has.
+    pub(super) fn look(&self) -> bool {
         match self.end.is_complete() {
             Ok(false) => {
                 self.tell_layers();
@@ -90,7 +104,10 @@ impl Flight {
     }
 
     /// Waits for the end, and finishes the job.
-    fn see_through(self: &Arc<Self>) {
+    pub(super) fn see_through(self: &Arc<Self>) {
+        if self.is_seen_by_others() {
+            return;
+        }
         // The failure of an event is that of the end, too.
         while let Some(event) = self.next_layer() {
             if event.wait().is_err() {
@@ -118,6 +135,17 @@ impl Flight {
             // Of the streams it is found out whether anything still runs.
             Err(error) => cargo.drain(engine_failure(error)),
         }
+    }
+
+    /// Leaves a job that is due soon to a thread that waits for it, if there is one: two at once
+    /// hold each other up in the driver. Answers whether it has been finished.
+    fn is_seen_by_others(&self) -> bool {
+        let Some(due) = &self.due else { return false };
+        thread::sleep(FIRST_NAP);
+        if self.is_attended.load(Ordering::Relaxed) {
+            thread::sleep(due.end.saturating_duration_since(Instant::now()));
+        }
+        self.lock().cargo.is_none()
     }
 
     fn next_layer(&self) -> Option<Arc<Event>> {
@@ -158,19 +186,27 @@ impl Flight {
     }
 }
 
+/// As long as a thread of the caller's takes to come to wait for its transfer.
+const FIRST_NAP: Duration = Duration::from_micros(20);
 /// How long a thread looks for an end that is near before it goes to sleep.
-const LAST_SPIN: Duration = Duration::from_micros(100);
+const LAST_SPIN: Duration = Duration::from_micros(500);
 
 impl Attend for Flight {
     fn poll(&self) {
+        // Relaxed: a hint.
+        self.is_attended.store(true, Ordering::Relaxed);
         self.look();
+    }
+
+    fn due(&self) -> Option<Range<Instant>> {
+        self.due.clone()
     }
 }
 
 impl Cargo {
     /// Finishes the job, of which nothing is on the device any more.
     pub(super) fn finish(self, result: Result<(), CopyFailure>) {
-        let Self { job, count, streams, ends, lesson, scratch } = self;
+        let Self { job, count, streams, ends, lists, lesson, scratch, kernels } = self;
         if result.is_ok() {
             count.complete(job.plan().bytes());
             if let Some(lesson) = lesson {
@@ -180,9 +216,9 @@ impl Cargo {
             }
         }
         // Others may use the streams before the caller hears of the end.
-        drop((streams, scratch));
+        drop((streams, scratch, lists));
         job.finish(result);
-        drop(ends);
+        drop((ends, kernels));
     }
 
     /// Finishes the job after whatever has been put on its streams, which takes what it takes.
@@ -202,6 +238,19 @@ impl Cargo {
             let _ = stream.synchronize();
         }
     }
+}
+
+/// When a job should end that takes so long from now on, give or take an eighth and what it takes
+/// to fall asleep and to be woken; `None` if that is far off.
+pub(super) fn due(left: Range<Duration>) -> Option<Range<Instant>> {
+    const FAR: Duration = Duration::from_millis(5);
+    const EARLY: Duration = Duration::from_micros(100);
+    const LATE: Duration = Duration::from_micros(250);
+    if left.end > FAR {
+        return None;
+    }
+    let (now, start, end) = (Instant::now(), left.start, left.end);
+    Some(now + (start - start / 8).saturating_sub(EARLY)..now + end + end / 8 + LATE)
 }
 
 pub(super) fn engine_failure(error: CudaError) -> CopyFailure {
@@ -234,41 +283,5 @@ impl Count {
         if let Some(so_far) = counted.take() {
             self.progress.add(ByteCount::new(all.get().saturating_sub(so_far)));
         }
-    }
-}
-
-/// What a watcher does.
-pub(super) enum Task {
-    /// Waits for a job's end.
-    End(Arc<Flight>),
-    /// Finishes a job of which nothing has been submitted: not on the caller's thread.
-    Over(Box<CopyJob>, Result<(), CopyFailure>),
-    /// Waits for what has been submitted of a job that failed, and finishes it.
-    Drain(Box<Cargo>, CopyFailure),
-    /// Finishes a job that had nothing to submit.
-    Drained(Box<Cargo>),
-    /// Waits until a job may begin, and hands it on.
-    Gate(Event, Feed, Sender<Feed>),
-}
-
-/// What a watcher's thread does until nobody can give it a task any more.
-pub(super) fn watch(tasks: &Receiver<Task>) {
-    for task in tasks {
-        // Only foreign code can panic, such as the drop of a caller's guard. The thread has other
-        // jobs to see through.
-        let _ = catch_unwind(AssertUnwindSafe(|| match task {
-            Task::End(flight) => flight.see_through(),
-            Task::Over(job, result) => job.finish(result),
-            Task::Drain(cargo, failure) => cargo.drain(failure),
-            Task::Drained(cargo) => cargo.finish(Ok(())),
-            Task::Gate(gate, feed, to) => match gate.wait() {
-                Ok(()) => {
-                    if let Err(refused) = to.send(feed) {
-                        refused.into_inner().abandon();
-                    }
-                }
-                Err(error) => feed.cancel(error),
-            },
-        }));
     }
 }

@@ -17,19 +17,21 @@ pub(super) enum KernelEnd<'a> {
         end: &'a GridEnd,
         /// Of all pairs of the transfer.
         blocks: &'a [u32],
+        /// The same in the device's memory, if they are there; or null.
+        list: u64,
     },
     /// A buffer on the device, packed for `end`.
     Packed { address: u64, strides: PackedStrides, end: &'a GridEnd },
 }
 
 impl<'a> KernelEnd<'a> {
-    /// The ids of some pairs' blocks; none of a packed end.
+    /// The ids of some pairs' blocks that a launch is to carry; none of a packed end.
     fn blocks(self, first: u32, pairs: u32) -> &'a [u32] {
         match self {
-            Self::Layout { blocks, .. } => {
+            Self::Layout { blocks, list: 0, .. } => {
                 blocks.get(index(first)..index(first + pairs)).unwrap_or_default()
             }
-            Self::Packed { .. } => &[],
+            Self::Layout { .. } | Self::Packed { .. } => &[],
         }
     }
 }
@@ -119,6 +121,9 @@ impl Launcher<'_> {
     }
 }
 
+/// The bytes of an id in a list.
+const ID_BYTES: u64 = 4;
+
 /// Fills in the blocks of as many pairs as fit, at most `left`, from `first` on; says how many.
 /// The bases are those of the pairs that follow one another from the first of the part on.
 fn fill_blocks(
@@ -129,14 +134,18 @@ fn fill_blocks(
     left: u32,
 ) -> u32 {
     let lists = ends.map(|end| end.blocks(first, left));
-    let ends_with_lists = lists.iter().filter(|list| !list.is_empty()).count().max(1);
-    let most = INLINE_BLOCKS / ends_with_lists;
-    let pairs = u32::try_from(most).unwrap_or(u32::MAX).min(left);
+    let carried = lists.iter().filter(|list| !list.is_empty()).count();
+    let most = INLINE_BLOCKS.checked_div(carried).and_then(|most| u32::try_from(most).ok());
+    let pairs = most.map_or(left, |most| most.min(left));
     arguments.pairs = pairs;
     let mut at = 0_usize;
     let arguments_ends = [&mut arguments.source, &mut arguments.destination];
     for ((end, list), which) in arguments_ends.into_iter().zip(lists).zip(ends) {
         match which {
+            KernelEnd::Layout { list: listed @ 1.., .. } => {
+                end.block_ids = BlockIds::Listed;
+                end.blocks = listed + u64::from(first) * ID_BYTES;
+            }
             KernelEnd::Layout { .. } => {
                 end.block_ids = BlockIds::Inline;
                 end.first_inline = u32::try_from(at).unwrap_or(u32::MAX);

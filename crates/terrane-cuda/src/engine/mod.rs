@@ -7,17 +7,18 @@ mod choice;
 mod feeder;
 mod flight;
 mod launch;
+mod lists;
 mod options;
 mod packing;
 mod reach;
 mod scratch;
 mod streams;
+mod watch;
 mod work;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,9 +39,11 @@ use crate::kernels::Kernels;
 use crate::stream::Stream;
 use choice::{Choice, Corrections, Shape};
 use feeder::{Desk, Feed, Feeder};
-use flight::{Task, engine_failure, watch};
+use flight::{due, engine_failure};
+use lists::ListPool;
 use reach::{Reach, ReachCache, Tables};
 use streams::{StreamPool, obey};
+use watch::{Task, Watch};
 use work::{Work, packing_for};
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
@@ -56,6 +59,79 @@ use work::{Work, packing_for};
 /// Dropping the engine lets its threads finish what was submitted, and joins them, unless it drops
 /// on a thread that finishes transfers, which must not wait for others: then they end by
 /// themselves.
+///
+/// It copies between the device and *pinned* memory. To other memory of the host, and to files, a
+/// [`RelayEngine`](terrane_transfer::engines::RelayEngine) joins it with the engine that reaches
+/// those. One manager has them all, and each transfer goes to the one that is fastest.
+///
+/// # Example
+///
+/// Blocks of a model go from the device to pinned memory, and come back to other blocks, layer by
+/// layer, while compute on the first of them runs:
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use terrane_core::DeviceId;
+/// use terrane_cuda::{
+///     Context, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
+///     PinnedOptions, Stream,
+/// };
+/// use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig};
+/// use terrane_transfer::{Endpoint, Transfer, TransferManager};
+///
+/// fn offload_and_bring_back() -> Result<(), Box<dyn std::error::Error>> {
+///     let context = Context::primary(DeviceId::new(0))?;
+///     // Llama 3.1 8B: 32 layers of K and V, 8 heads of 128 numbers of 2 bytes, 16 tokens a block.
+///     let config = LayoutConfig::builder().num_blocks(16).num_layers(32).outer_dim(2)
+///         .page_size(16).inner_dim(8 * 128).element(ElementFormat::Width(2)).build()?;
+///
+///     // On the device K and V of each layer; in pinned memory each block in one piece. Tensors
+///     // that there are already are adopted: see `Context::device_span`.
+///     let device = DeviceAllocator::new(&context);
+///     let cache = LayoutBuilder::new(config).layer_separate(BlockDimension::Second)
+///         .allocate(&device).unregistered().build()?;
+///     let pinned = PinnedAllocator::new(&context, PinnedOptions::default())?;
+///     let tier = LayoutBuilder::new(config).fully_contiguous()
+///         .allocate(&pinned).unregistered().build()?;
+///     let (cache, tier) = (Endpoint::new(cache)?, Endpoint::new(tier)?);
+///     let engine = DeviceEngine::new(&context, DeviceEngineOptions::default())?;
+///     let manager = TransferManager::new([Arc::new(engine) as _]);
+///
+///     // The stream on which the model runs; `Stream::borrow` takes another library's.
+///     let compute = Stream::new(&context)?;
+///     // SAFETY: the stream lives until both transfers have ended.
+///     let after_compute = unsafe { compute.order() };
+///
+///     // Out, behind what has been submitted to the stream. The submit waits for nothing; the
+///     // guard, whatever it is, comes back with the outcome.
+///     let out = Transfer::new(&cache, &tier).blocks(&[5, 9, 2], &[0, 1, 2]);
+///     let out = out.device_order(after_compute);
+///     println!("{}", manager.explain(&out)?);
+///     let completion = manager.submit(out, "my lock on blocks 5, 9 and 2")?;
+///     println!("{}", completion.wait().result?);
+///
+///     // Home. Each layer's compute is submitted as soon as the layer is on its way.
+///     let home = Transfer::new(&tier, &cache).blocks(&[0, 1, 2], &[7, 8, 3]);
+///     let completion = manager.submit(home.device_order(after_compute).layer_wise(), ())?;
+///     let layers = completion.layers().ok_or("it is layer by layer")?;
+///     for layer in layers.range() {
+///         compute.wait_for_layer(&layers, layer)?;
+///         // Here the kernels of this layer are launched on `compute`.
+///     }
+///     println!("{}", completion.wait().result?);
+///     compute.synchronize()?;
+///     Ok(())
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// match terrane_cuda::probe() {
+///     Ok(_) => offload_and_bring_back()?,
+///     Err(reason) => println!("without a device: {reason}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct DeviceEngine {
     shared: Arc<Shared>,
     /// To the device, to the host, and between devices' memories.
@@ -73,14 +149,15 @@ struct Shared {
     kernels: Kernels,
     reach: ReachCache,
     tables: Tables,
+    lists: Arc<ListPool>,
     streams: Arc<StreamPool>,
     calibration: Calibration,
     corrections: Arc<Corrections>,
     has_batches: bool,
 }
 
-/// Threads that wait until large transfers may begin on the device: as many as there are streams
-/// of a user's that such transfers usually run after.
+/// Threads that wait until large transfers may begin on the device. The last of them looks at all
+/// that the others have no time for.
 const GATE_KEEPERS: u32 = 2;
 
 impl Shared {
@@ -103,6 +180,7 @@ impl DeviceEngine {
             kernels: Kernels::load(context)?,
             reach: ReachCache::new(context),
             tables: Tables::new(context)?,
+            lists: ListPool::new(context)?,
             streams: StreamPool::new(context, &options),
             calibration: options.calibration.clone().unwrap_or_default(),
             corrections: Arc::new(Corrections::new(options.learns)),
@@ -120,19 +198,20 @@ impl DeviceEngine {
             gates: Some(gates),
             threads: Vec::new(),
         };
+        let (tasks, gated) = (Watch::new(tasks), Watch::new(gated));
         for number in 0..engine.shared.options.watchers.get() {
-            let tasks = tasks.clone();
-            engine.start(format!("terrane-cuda-wait-{number}"), move || watch(&tasks))?;
+            let tasks = Arc::clone(&tasks);
+            engine.start(format!("terrane-cuda-wait-{number}"), move || tasks.serve())?;
         }
         for number in 0..GATE_KEEPERS {
-            let tasks = gated.clone();
-            engine.start(format!("terrane-cuda-gate-{number}"), move || watch(&tasks))?;
+            let gated = Arc::clone(&gated);
+            engine.start(format!("terrane-cuda-gate-{number}"), move || gated.serve())?;
         }
-        let mut queues = Vec::new();
+        let (mut queues, of_all) = (Vec::new(), Arc::default());
         for number in 0..3 {
             let (queue, jobs) = unbounded();
             let Some(watchers) = engine.watchers.clone() else { break };
-            let desk = Desk::new(&engine.shared);
+            let desk = Desk::new(&engine.shared, &of_all);
             let shared = Arc::clone(&engine.shared);
             let feeder = Feeder::new(shared, Arc::clone(&desk), jobs, watchers);
             engine.start(format!("terrane-cuda-feed-{number}"), move || feeder.serve())?;
@@ -213,6 +292,10 @@ impl DeviceEngine {
         }
         // What the driver cannot be asked is not served.
         let ends = self.reach(plan).ok().flatten().ok_or(Declined::Kinds)?;
+        let sides = [Side::Source, Side::Destination];
+        if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
+            return Err(Declined::ComingUp);
+        }
         let shape = self.shape(plan, direction, &ends, terms);
         shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)
@@ -268,7 +351,7 @@ impl DeviceEngine {
             return Err(Box::new((job, CudaError::NotReached { device })));
         };
         let order = job.terms().device_order;
-        let work = Work::new(&self.shared, job, direction, path, ends)?;
+        let mut work = Work::new(&self.shared, job, direction, path, ends)?;
         let gate = match self.order(order, &work) {
             Ok(gate) => gate,
             Err(error) => {
@@ -276,21 +359,16 @@ impl DeviceEngine {
                 return Ok(());
             }
         };
-        if work.is_small(&self.shared) {
-            self.submit_now(work);
+        if work.job().plan().bytes().is_zero() {
+            work.end_with(gate);
+            self.submit_now(work, false);
+        } else if work.is_small(&self.shared) {
+            self.submit_now(work, gate.is_none());
         } else {
-            let predicted = self.predicted(&work, direction, path);
+            let predicted = work.job().predicted();
             self.feed(direction, Box::new(work), predicted, gate);
         }
         Ok(())
-    }
-
-    fn predicted(&self, work: &Work, direction: Direction, path: CopyPath) -> Duration {
-        let job = work.job();
-        let shape = self.shape(job.plan(), direction, work.ends(), job.terms());
-        let (calibration, corrections) = (&self.shared.calibration, &self.shared.corrections);
-        let choice = shape.choose(calibration, corrections, Some(path));
-        choice.map_or(Duration::ZERO, |choice| choice.predicted)
     }
 
     /// Makes the job's streams run after what its terms say. Answers an event behind that, unless
@@ -308,9 +386,10 @@ impl DeviceEngine {
         Ok(if gate.is_complete()? { None } else { Some(gate) })
     }
 
-    /// Submits all of a small job.
-    fn submit_now(&self, mut work: Work) {
+    /// Submits all of a small job, which begins at once or when the device comes to it.
+    fn submit_now(&self, mut work: Work, at_once: bool) {
         work.job().start();
+        let due = if at_once { due(work.job().predicted()..work.job().predicted()) } else { None };
         loop {
             match work.step(&self.shared, &mut None) {
                 Ok(Some(_)) => {}
@@ -318,7 +397,7 @@ impl DeviceEngine {
                 Err(failure) => return self.watch(Task::Drain(work.into_cargo(None), failure)),
             }
         }
-        match work.into_flight(&self.shared, Duration::ZERO) {
+        match work.into_flight(&self.shared, Duration::ZERO, due) {
             Ok(flight) => {
                 flight.invite();
                 self.watch(Task::End(flight));
@@ -341,8 +420,7 @@ impl DeviceEngine {
             Direction::WithinDevice | Direction::BetweenDevices => between,
         };
         let mut feed = Feed { work, predicted, begun: None, desk: Arc::clone(desk) };
-        // Relaxed: a hint.
-        let is_idle = desk.jobs.fetch_add(1, Ordering::Relaxed) == 0;
+        let is_idle = desk.enter();
         if is_idle && gate.is_none() {
             // The wire need not be idle while the feeder wakes.
             feed = match self.begin(feed) {
@@ -387,7 +465,7 @@ impl DeviceEngine {
                 Some(feed)
             }
             Err(failure) => {
-                desk.jobs.fetch_sub(1, Ordering::Relaxed);
+                desk.leave();
                 desk.scratch().forget_one();
                 self.watch(Task::Drain(feed.work.into_cargo(scratch), failure));
                 None
@@ -430,7 +508,8 @@ unsafe impl CopyEngine for DeviceEngine {
         if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return self.watch(Task::Over(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
         }
-        if job.plan().bytes().is_zero() {
+        // Without an order there is nothing to wait for.
+        if job.plan().bytes().is_zero() && device_of(job.terms().device_order).is_none() {
             return self.watch(Task::Over(Box::new(job), Ok(())));
         }
         // The context is bound once for all the calls of the driver.

@@ -100,8 +100,8 @@ pub struct DeviceEngineOptions {
     pub priority: StreamPriority,
     /// How many streams there are at most. Transfers beyond share them.
     pub streams: NonZeroU32,
-    /// How many threads wait for transfers to end. While more transfers than this are held up on
-    /// the device, the end of another may be noticed late by who does not ask for it.
+    /// How many threads wait for transfers to end. While as many transfers are on the device, one
+    /// of the threads looks after what they have no time for, every 100 µs, rather than sleep.
     pub watchers: NonZeroU32,
     /// Whether what transfers took corrects the calibration, within a quarter.
     pub learns: bool,
@@ -128,7 +128,7 @@ impl Default for DeviceEngineOptions {
             direct_ctas: number(32),
             relayout_ctas: None,
             request_bytes: ByteCount::mib(32),
-            relayout_bytes: ByteCount::mib(256),
+            relayout_bytes: ByteCount::mib(512),
             priority: StreamPriority::Default,
             streams: number(24),
             watchers: number(4),

@@ -167,16 +167,9 @@ impl Packing {
         }
     }
 
-    /// How many stretches all of the transfer has, if it is cut nowhere. The blocks count as they
-    /// are ordered.
+    /// How many stretches all of the transfer has, if it is cut nowhere and its blocks are sorted.
     pub(super) fn count_stretches(&self, blocks: &[u32]) -> u64 {
-        let breaks = if self.joins {
-            let apart = |pair: &[u32]| matches!(pair, [a, b] if a.checked_add(1) != Some(*b));
-            let breaks = blocks.windows(2).filter(|pair| apart(pair)).count();
-            if blocks.is_empty() { 0 } else { breaks + 1 }
-        } else {
-            blocks.len()
-        };
+        let breaks = if self.joins { count_rows(blocks) } else { blocks.len() };
         let breaks = terrane_core::ByteCount::from_usize(breaks).get();
         match self.order {
             Order::Blocks => breaks,
@@ -215,6 +208,11 @@ pub(super) enum Ramp {
 
 /// The smallest part. Packing it takes about as long as it takes to start a kernel.
 const LEAST: u64 = 2 << 20;
+/// The last part of those that grow: what travels while a thread wakes up, twice.
+const LAST: u64 = 12 << 20;
+/// The first of those that grow: what travels until a thread has woken up and submitted the next.
+/// With nothing else going on, packing it takes hardly longer than starting a kernel.
+const FIRST: u64 = 8 << 20;
 /// How much larger the next may be: packing is more than four times as fast as the wire.
 const GROWTH: u64 = 4;
 
@@ -234,22 +232,29 @@ impl Cutter {
         self.packing.bytes(part)
     }
 
+    /// Pairs of blocks, in all.
+    pub(super) fn pairs(&self) -> u32 {
+        self.pairs
+    }
+
     /// How many bytes the next part should have.
     fn aim(&self) -> u64 {
-        let least = LEAST.min(self.largest);
         match self.ramp {
             Ramp::Up => {
-                // 1 + 4 + 16 … of the least come before one of the next size.
-                let (mut size, mut before) = (least, 0);
+                // 1 + 4 + 16 … of the first come before one of the next size.
+                let (mut size, mut before) = (FIRST.min(self.largest), 0);
                 while size < self.largest && before + size <= self.taken {
                     before += size;
                     size *= GROWTH;
                 }
-                size.min(self.largest)
+                // The last one is short, so that its beginning announces the end.
+                let left = self.total - self.taken;
+                let size = size.min(self.largest);
+                if left > LAST { size.min(left - LAST) } else { size }
             }
             Ramp::Down => {
                 let left = self.total - self.taken;
-                let (mut size, mut after) = (least, 0);
+                let (mut size, mut after) = (LEAST.min(self.largest), 0);
                 while size < self.largest && after + size < left {
                     after += size;
                     size *= GROWTH;
@@ -310,6 +315,29 @@ impl Iterator for Cutter {
         };
         Some(part)
     }
+}
+
+/// How many rows of neighbours there are among blocks in any order.
+fn count_rows(blocks: &[u32]) -> usize {
+    if blocks.is_sorted() {
+        let apart = |pair: &[u32]| matches!(pair, [a, b] if a.checked_add(1) != Some(*b));
+        let breaks = blocks.windows(2).filter(|pair| apart(pair)).count();
+        return if blocks.is_empty() { 0 } else { breaks + 1 };
+    }
+    // A bit for each block is faster than sorting them.
+    let mut bits = vec![0_u64; index(blocks.iter().max().map_or(0, |most| most / 64 + 1))];
+    for &block in blocks {
+        if let Some(word) = bits.get_mut(index(block / 64)) {
+            *word |= 1 << (block % 64);
+        }
+    }
+    let mut before = 0;
+    let mut rows = 0;
+    for word in bits {
+        rows += index((word & !(word << 1 | before)).count_ones());
+        before = word >> 63;
+    }
+    rows
 }
 
 fn count(range: &Range<u32>) -> u64 {
@@ -409,7 +437,8 @@ mod tests {
             found.push((s.block, s.bytes))
         });
         assert_eq!(found, [(4, 128), (9, 64), (1, 128)]);
-        assert_eq!(packing.count_stretches(&blocks), 3);
+        assert_eq!(packing.count_stretches(&blocks), 2, "sorted, two rows");
+        assert_eq!(packing.count_stretches(&[62, 0, 63, 64, 130, 65]), 3);
         found.clear();
         packing.stretches(&Part { pairs: 0..2, layers: 1..3 }, &blocks, |s| {
             found.push((s.block, s.bytes))
@@ -424,7 +453,7 @@ mod tests {
             let cutter = Cutter::new(packing, 128, 32 << 20, ramp).unwrap();
             cutter.map(|part| packing.bytes(&part) >> 20).collect()
         };
-        assert_eq!(sizes(Ramp::Up), [2, 8, 32, 32, 32, 32, 32, 32, 32, 22]);
+        assert_eq!(sizes(Ramp::Up), [8, 32, 32, 32, 32, 32, 32, 32, 12, 12]);
         assert_eq!(sizes(Ramp::Down), [32, 32, 32, 32, 32, 32, 32, 22, 8, 2]);
     }
 

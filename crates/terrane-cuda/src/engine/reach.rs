@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use terrane_core::{
     ByteCount, DeviceAddress, HostAddress, Location, Memory, Region, RegionRequest, StorageKind,
 };
-use terrane_transfer::{Endpoint, EndpointId, GridEnd, WeakEndpoint};
+use terrane_transfer::{Endpoint, EndpointId, GridEnd, Side, TransferPlan, WeakEndpoint};
 
 use super::packing::index;
 use crate::context::Context;
@@ -26,6 +26,9 @@ pub(super) struct Reach {
     /// Addresses at which a copy has to be split, ascending; nearly always none.
     splits: Box<[u64]>,
     kernels: KernelBases,
+    /// How many bytes of each region are locked, from the first on, where memory has not come up;
+    /// `None` if all of it has.
+    locked: Option<Box<[u64]>>,
 }
 
 /// Where kernels find the regions.
@@ -59,11 +62,13 @@ impl Reach {
         let mut copies = Vec::with_capacity(regions.len());
         let mut kernels = Some(Vec::with_capacity(regions.len()));
         let mut splits = Vec::new();
+        let mut locked = Vec::with_capacity(regions.len());
         for region in regions {
             let (copy, kernel) = match region.location() {
                 Location::Device { device, address } => {
                     let reached = device == context.device().id
                         || reaches_peer(context, region.kind(), address)?;
+                    locked.push(region.length().get());
                     (address.get(), reached.then_some(address.get()))
                 }
                 Location::Host(address) => {
@@ -71,9 +76,14 @@ impl Reach {
                         return Ok(None);
                     }
                     let before = splits.len();
-                    find_splits(context, region, address, &mut splits);
+                    let bytes = find_splits(context, region, address, &mut splits);
+                    locked.push(bytes);
                     let is_whole = splits.len() == before;
-                    (host_number(address), alias(context, region, address, is_whole))
+                    // No kernel is led beyond what is locked.
+                    let is_up = bytes >= region.length().get();
+                    let alias =
+                        if is_up { alias(context, region, address, is_whole) } else { None };
+                    (host_number(address), alias)
                 }
                 _ => return Ok(None),
             };
@@ -85,7 +95,20 @@ impl Reach {
         }
         splits.sort_unstable();
         let kernels = kernels.map_or(KernelBases::Unreachable, KernelBases::of);
-        Ok(Some(Self { copies: copies.into(), splits: splits.into(), kernels }))
+        let is_up =
+            locked.iter().zip(regions).all(|(&bytes, region)| bytes >= region.length().get());
+        let locked = (!is_up).then(|| locked.into());
+        Ok(Some(Self { copies: copies.into(), splits: splits.into(), kernels, locked }))
+    }
+
+    /// Whether all that a plan copies at this end is locked.
+    pub(super) fn covers(&self, plan: &TransferPlan, side: Side) -> bool {
+        let Some(locked) = &self.locked else { return true };
+        plan.runs().iter().all(|run| {
+            let at = run.at(side);
+            let end = at.offset.checked_add(run.bytes().get());
+            locked.get(index(at.region)).zip(end).is_some_and(|(&locked, end)| end <= locked)
+        })
     }
 
     pub(super) fn has_kernels(&self) -> bool {
@@ -200,8 +223,13 @@ fn is_pinned(context: &Context, region: &Region, address: HostAddress) -> Result
 const MOST_SPLITS: usize = 4096;
 
 /// Finds where in a region one locked stretch ends and the next begins: from the memory, or from
-/// the driver where the memory does not know.
-fn find_splits(context: &Context, region: &Region, address: HostAddress, splits: &mut Vec<u64>) {
+/// the driver where the memory does not know. Answers how many bytes are locked, from the first on.
+fn find_splits(
+    context: &Context,
+    region: &Region,
+    address: HostAddress,
+    splits: &mut Vec<u64>,
+) -> u64 {
     let (start, length) = (host_number(address), region.length().get());
     let before = splits.len();
     let mut at = 0;
@@ -211,15 +239,23 @@ fn find_splits(context: &Context, region: &Region, address: HostAddress, splits:
             Some(bytes) => Some(bytes.get()),
             None => stretch_of_driver(context, start + at),
         };
-        let Some(stretch) = stretch.filter(|&bytes| bytes > 0) else { return };
+        let stretch = match stretch {
+            Some(0) => return at,
+            Some(stretch) => stretch,
+            // A driver that knows the first byte knows every one that is locked.
+            None if at > 0 => return at,
+            None => return length,
+        };
         at = at.saturating_add(stretch);
         if at < length {
             splits.push(start + at);
         }
         if splits.len() - before > MOST_SPLITS {
-            return splits.truncate(before);
+            splits.truncate(before);
+            return length;
         }
     }
+    length
 }
 
 /// How many bytes from an address on are one allocation or registration, as the driver says.
@@ -269,7 +305,7 @@ pub(super) struct ReachCache {
 
 #[derive(Debug, Default)]
 struct Known {
-    by_endpoint: FxHashMap<EndpointId, (WeakEndpoint, Option<Arc<Reach>>)>,
+    by_endpoint: FxHashMap<EndpointId, (WeakEndpoint, Arc<Reach>)>,
     /// At how many entries those are looked for whose endpoints have gone.
     sweep_at: usize,
 }
@@ -285,17 +321,23 @@ impl ReachCache {
         {
             let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
             if let Some((_, found)) = known.by_endpoint.get(&id) {
-                return Ok(found.clone());
+                return Ok(Some(Arc::clone(found)));
             }
         }
-        let found = Reach::of(&self.context, endpoint)?.map(Arc::new);
+        let Some(found) = Reach::of(&self.context, endpoint)?.map(Arc::new) else {
+            // It may be locked by the next time.
+            return Ok(None);
+        };
+        if found.locked.is_some() {
+            return Ok(Some(found));
+        }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if known.by_endpoint.len() >= known.sweep_at {
             known.by_endpoint.retain(|_, (endpoint, _)| !endpoint.has_gone());
             known.sweep_at = 2 * known.by_endpoint.len() + 16;
         }
         let entry = known.by_endpoint.entry(id).or_insert((endpoint.downgrade(), found));
-        Ok(entry.1.clone())
+        Ok(Some(Arc::clone(&entry.1)))
     }
 }
 
@@ -428,6 +470,7 @@ mod tests {
             copies: [0x1000].into(),
             splits: [0x2000, 0x3000].into(),
             kernels: KernelBases::Unreachable,
+            locked: None,
         };
         assert_eq!(reach.unsplit(0x1000, 0x1000), 0x1000);
         assert_eq!(reach.unsplit(0x1800, 0x1000), 0x800);

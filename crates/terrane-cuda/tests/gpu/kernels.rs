@@ -14,7 +14,7 @@ use terrane_testkit::pattern::PieceAccess;
 use terrane_testkit::random::Seeded;
 use terrane_testkit::strided::{StridedCase, StridedEnd, StridedIds};
 
-use crate::needs::{LITTLE, Needs, OnDevice, device};
+use crate::needs::{LITTLE, Needs, OnDevice, device_with_kernels as device};
 
 /// Memory at one end of a copy.
 enum Place {

@@ -13,9 +13,11 @@
 mod background;
 mod budgets;
 mod debugging;
+mod drivers;
 mod engine;
 mod exhaustion;
 mod faults;
+mod granted;
 mod holdings;
 mod kernel_arguments;
 mod kernels;

@@ -1,7 +1,7 @@
 //! What a test needs, and how bytes of a device are reached.
 
 use terrane_core::{BoxedCause, ByteCount, DeviceId, HostAddress, Location};
-use terrane_cuda::{Context, Stream};
+use terrane_cuda::{Context, DriverVersion, Stream};
 use terrane_testkit::pattern::{InProcess, PieceAccess};
 
 /// What a test needs.
@@ -22,6 +22,36 @@ pub fn device(test: &str, needs: Needs) -> Option<Context> {
         Ok(context) => Some(context),
         Err(reason) => {
             eprintln!("skipped: {test}: {reason}");
+            None
+        }
+    }
+}
+
+/// As [`device`], but one that can run the copy kernels, by its driver and by itself.
+pub fn device_with_kernels(test: &str, needs: Needs) -> Option<Context> {
+    let context = device(test, needs)?;
+    let newest = context.driver().version().unwrap();
+    let (major, minor) = context.device().compute_capability;
+    if newest < OLDEST_WITH_KERNELS || major < 8 {
+        eprintln!(
+            "skipped: {test}: a driver of CUDA {OLDEST_WITH_KERNELS} and compute capability 8.0 \
+             needed, these are {newest} and {major}.{minor}"
+        );
+        return None;
+    }
+    Some(context)
+}
+
+/// The first driver that takes the PTX of the kernels.
+const OLDEST_WITH_KERNELS: DriverVersion = DriverVersion { major: 12, minor: 8 };
+
+/// As [`device_with_kernels`], and a second device, of which the needs are not asked.
+pub fn two_devices(test: &str, needs: Needs) -> Option<[Context; 2]> {
+    let context = device_with_kernels(test, needs)?;
+    match Context::primary(DeviceId::new(1)) {
+        Ok(peer) => Some([context, peer]),
+        Err(error) => {
+            eprintln!("skipped: {test}: two devices needed: {error}");
             None
         }
     }
@@ -59,7 +89,7 @@ fn check(needs: Needs) -> Result<Context, BoxedCause> {
     Ok(context)
 }
 
-/// Reaches device memory by copies on a stream.
+/// Reaches device memory by copies on a stream, and everything else as this process does.
 pub struct OnDevice(pub Stream);
 
 impl OnDevice {
@@ -70,7 +100,7 @@ impl OnDevice {
 
 impl PieceAccess for OnDevice {
     unsafe fn read(&self, at: Location, bytes: &mut [u8]) -> Result<(), BoxedCause> {
-        if matches!(at, Location::Host(_)) {
+        if !matches!(at, Location::Device { .. }) {
             // SAFETY: the caller's promise.
             return unsafe { InProcess.read(at, bytes) };
         }
@@ -82,7 +112,7 @@ impl PieceAccess for OnDevice {
     }
 
     unsafe fn write(&self, at: Location, bytes: &[u8]) -> Result<(), BoxedCause> {
-        if matches!(at, Location::Host(_)) {
+        if !matches!(at, Location::Device { .. }) {
             // SAFETY: the caller's promise.
             return unsafe { InProcess.write(at, bytes) };
         }

@@ -127,7 +127,7 @@ fn streams_and_memory_of_cudarc_are_taken() {
     let id = streams.add(Arc::new(borrowed)).unwrap();
     let fence = FenceSource::create(&streams).unwrap();
     fence.record(id).unwrap();
-    assert!(fence.wait(std::time::Duration::from_secs(10)).unwrap());
+    assert!(fence.wait(std::time::Duration::from_secs(120)).unwrap());
     let mut seen = vec![0; numbers.len()];
     // SAFETY: the copy has run.
     unsafe { OnDevice::new(&context).read(pinned.location(), &mut seen) }.unwrap();

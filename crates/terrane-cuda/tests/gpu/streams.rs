@@ -40,13 +40,18 @@ fn an_event_is_passed_when_the_work_before_it_has_run() {
     let (stream, memory) = (Stream::new(&context).unwrap(), much(&context));
     let event = Event::new(&context, Timing::Off).unwrap();
     assert!(event.is_complete().unwrap(), "not recorded yet");
-    keep_busy(&stream, &memory, 1);
-    event.record(&stream).unwrap();
-    assert!(!event.is_complete().unwrap());
-    assert!(!stream.is_idle().unwrap());
-    assert!(!event.wait_timeout(Duration::ZERO).unwrap());
-    assert!(!event.wait_timeout(Duration::from_micros(200)).unwrap());
-    assert!(event.wait_timeout(Duration::from_secs(30)).unwrap());
+    // A thread that is held up finds the work done when it looks: then once more.
+    let seen_at_work = (0..100).any(|_| {
+        stream.synchronize().unwrap();
+        keep_busy(&stream, &memory, 1);
+        event.record(&stream).unwrap();
+        !event.is_complete().unwrap()
+            && !stream.is_idle().unwrap()
+            && !event.wait_timeout(Duration::ZERO).unwrap()
+            && !event.wait_timeout(Duration::from_micros(200)).unwrap()
+    });
+    assert!(seen_at_work);
+    assert!(event.wait_timeout(Duration::from_secs(120)).unwrap());
     assert!(event.wait_timeout(Duration::MAX).unwrap());
     assert!(stream.is_idle().unwrap());
     event.record(&stream).unwrap();
@@ -84,11 +89,11 @@ fn one_stream_runs_after_another() {
     let seen = pinned.allocate(&RegionRequest::new(ByteCount::kib(4))).unwrap();
     let fence = FenceSource::create(&streams).unwrap();
     assert!(fence.is_complete().unwrap());
-    for value in [7, 9, 11] {
+    let mut seen_at_work = is_simulated(&context);
+    for value in 7..107 {
         keep_busy(&streams.get(first).unwrap(), &memory, value);
         fence.record(first).unwrap();
-        // A simulated device may have done it already.
-        assert!(is_simulated(&context) || !fence.is_complete().unwrap());
+        seen_at_work |= !fence.is_complete().unwrap();
         assert!(fence.delay(second).unwrap());
         let stream = streams.get(second).unwrap();
         // SAFETY: both are alive until the stream has been waited for; the writes are before it.
@@ -98,8 +103,12 @@ fn one_stream_runs_after_another() {
         // SAFETY: the copy has run.
         unsafe { InProcess.read(seen.location(), &mut bytes) }.unwrap();
         assert_eq!(bytes, [value; 4096]);
-        assert!(fence.wait(Duration::from_secs(30)).unwrap());
+        assert!(fence.wait(Duration::from_secs(120)).unwrap());
+        if seen_at_work && value >= 9 {
+            break;
+        }
     }
+    assert!(seen_at_work, "nothing was waited for");
     drop(pool);
     assert!(streams.get(first).is_err(), "destroyed with the pool");
 }
@@ -118,7 +127,7 @@ fn numbers_that_name_no_stream_are_refused() {
     }
     let stream = StreamSource::create(&streams).unwrap();
     fence.record(stream).unwrap();
-    assert!(fence.wait(Duration::from_secs(10)).unwrap());
+    assert!(fence.wait(Duration::from_secs(120)).unwrap());
     streams.destroy(stream);
     assert!(fence.record(stream).is_err(), "a number is not given again");
     assert_ne!(StreamSource::create(&streams).unwrap(), stream);

@@ -103,6 +103,10 @@ unsafe impl<M: Memory> Memory for DelayedMemory<M> {
         self.memory.as_ref().and_then(Memory::device_alias)
     }
 
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        self.memory.as_ref()?.copyable_from(offset)
+    }
+
     fn capabilities(&self) -> CapabilityReport {
         self.memory.as_ref().map(Memory::capabilities).unwrap_or_default()
     }

@@ -48,6 +48,10 @@ unsafe impl<A: Memory, B: Memory> Memory for Either<A, B> {
         self.inner().device_alias()
     }
 
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        self.inner().copyable_from(offset)
+    }
+
     fn capabilities(&self) -> CapabilityReport {
         self.inner().capabilities()
     }

@@ -120,6 +120,10 @@ unsafe impl<M: Memory> Memory for TrackedBlock<M> {
         self.parts.as_ref()?.memory.device_alias()
     }
 
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        self.parts.as_ref()?.memory.copyable_from(offset)
+    }
+
     fn capabilities(&self) -> CapabilityReport {
         self.parts.as_ref().map(|parts| parts.memory.capabilities()).unwrap_or_default()
     }

@@ -126,6 +126,21 @@ unsafe impl Memory for HeapMemory {
     fn length(&self) -> ByteCount {
         ByteCount::from_usize(self.layout.size())
     }
+    /// As if all memory were locked in stretches of [`STRETCH`].
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        let left = self.length().checked_sub(offset)?;
+        Some(to_end_of_stretch(self.location(), offset).min(left))
+    }
+}
+
+/// How long the stretches are, by address, beyond which no request of a device reaches.
+pub const STRETCH: u64 = 1000;
+
+/// How many bytes from an offset on are in one stretch.
+pub fn to_end_of_stretch(location: Location, offset: ByteCount) -> ByteCount {
+    let Location::Host(address) = location else { return ByteCount::ZERO };
+    let at = ByteCount::from_usize(address.as_ptr().addr()).get() + offset.get();
+    ByteCount::new(STRETCH - at % STRETCH)
 }
 
 impl Drop for HeapMemory {

@@ -19,6 +19,7 @@ mod hits;
 mod ladder;
 mod managed;
 mod model;
+mod reach;
 mod snapshots;
 mod stacks;
 mod staging;

@@ -1,5 +1,6 @@
 //! Random transfers against a model of bytes.
 
+use std::any::Any;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use terrane_testkit::engine::{SimulatedEngine, SimulatedEngineOptions};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
-use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
+use terrane_transfer::{CopyEngine, DeviceOrder, Endpoint, Transfer, TransferManager};
 
 use crate::support::*;
 
@@ -220,6 +221,10 @@ impl EngineFixture for Simulated {
     fn endpoint(&self, end: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
         let storage = if end == "pinned" { StorageKind::Pinned } else { DEVICE };
         endpoint_in(&HeapAllocator::new(storage), config, kind)
+    }
+
+    fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
+        Some(unreached())
     }
 }
 

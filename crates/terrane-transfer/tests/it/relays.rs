@@ -1,5 +1,6 @@
 //! Transfers by way of bounce memory.
 
+use std::any::Any;
 use std::error::Error;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
@@ -105,6 +106,10 @@ impl EngineFixture for Relayed {
 
     fn unserved(&self, config: LayoutConfig) -> Option<Endpoint> {
         Some(endpoint_in(&HeapAllocator::pinned(), config, CONTIGUOUS))
+    }
+
+    fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
+        Some(unreached())
     }
 }
 

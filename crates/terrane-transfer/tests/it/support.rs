@@ -1,5 +1,6 @@
 //! What most tests begin with.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use terrane_core::{Allocate, DeviceId, StorageKind};
@@ -7,9 +8,12 @@ use terrane_layout::{
     BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutConfigBuilder, LayoutKind,
 };
 use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::device::SimulatedStream;
 use terrane_testkit::engine::{SimulatedEngine, SimulatedEngineOptions};
 use terrane_testkit::memory::HeapAllocator;
-use terrane_transfer::{Endpoint, Outcome, Rejected, Transfer, TransferError, TransferManager};
+use terrane_transfer::{
+    DeviceOrder, Endpoint, Outcome, Rejected, Transfer, TransferError, TransferManager,
+};
 
 pub const CONTIGUOUS: LayoutKind = LayoutKind::FullyContiguous;
 pub const BLOCK_FIRST: LayoutKind =
@@ -123,4 +127,19 @@ pub fn assert_says(error: &TransferError, parts: &[&str]) {
     for part in parts {
         assert!(message.contains(part), "{part:?} is not in {message:?}");
     }
+}
+
+/// An order of the simulated device that is reached when the value beside it drops.
+pub fn unreached() -> (DeviceOrder, Box<dyn Any>) {
+    struct Held(SimulatedStream);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.finish_one();
+        }
+    }
+
+    let stream = SimulatedStream::new(DeviceId::new(0));
+    stream.launch();
+    (stream.order(), Box::new(Held(stream)))
 }

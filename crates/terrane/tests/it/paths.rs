@@ -105,6 +105,9 @@ fn prelude() {
     assert_eq!(result.unwrap().explanation.pieces, 8);
     assert!(ticket.has_ended());
     let _ = Alignment::PAGE;
+    let _: fn(&Context, DeviceEngineOptions) -> Result<DeviceEngine, CudaError> = DeviceEngine::new;
+    let _: fn(&Context) -> DeviceAllocator = DeviceAllocator::new;
+    let _: fn(&Context, PinnedOptions) -> Result<PinnedAllocator, CudaError> = PinnedAllocator::new;
 }
 
 fn config() -> terrane::layout::LayoutConfig {

@@ -1,9 +1,9 @@
 //! `run.sh` over programs that answer as libtest, the benchmarks and the example do.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
@@ -22,10 +22,17 @@ impl Bundle {
         self.0.path()
     }
 
+    /// Writes a program by way of a process of its own. Were it written here, then another test's
+    /// process that begins meanwhile would have it open for a moment, in which it cannot be run.
     fn program(&self, name: &str, text: &str) -> &Self {
-        let path = self.path().join(name);
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        let mut writer = Command::new("sh")
+            .args(["-c", "cat >\"$0\" && chmod 755 \"$0\""])
+            .arg(self.path().join(name))
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(writer.wait().unwrap().success());
         self
     }
 

@@ -5,10 +5,12 @@ use std::io::Write;
 use anyhow::Result;
 use terrane_bench::{Direction, Measurement, Reporter, Settings};
 use terrane_core::ByteCount;
-use terrane_layout::LayoutKind;
+use terrane_layout::TokenOrder::{HeadMajor, TokenMajor};
+use terrane_layout::{LayoutKind, TokenOrder};
+use terrane_transfer::Endpoint;
 
-use crate::rig::{Rig, in_turns, shuffled, transfer};
-use crate::shapes::{BLOCK_FIRST, ON_DEVICE, ON_HOST, shapes};
+use crate::rig::{Rig, endpoint_of, in_turns, shuffled, transfer};
+use crate::shapes::{BLOCK_FIRST, ON_DEVICE, ON_HOST, Shape, shapes};
 
 /// Of what a plain copy within the device reaches.
 const LEAST_SHARE: f64 = 0.90;
@@ -16,12 +18,28 @@ const LEAST_SHARE: f64 = 0.90;
 /// More than over the wire: at the rate of the device, less is over before it has begun.
 const TIMES_MOVED: u64 = 8;
 
+/// How blocks lie in memory, and their tokens and heads within a piece, if that is stated.
+type Form = (LayoutKind, Option<TokenOrder>);
+
+const fn whole(kind: LayoutKind) -> Form {
+    (kind, None)
+}
+
+fn on_device(rig: &Rig, shape: &Shape, blocks: u32, (kind, order): Form) -> Result<Endpoint> {
+    match order {
+        None => rig.on_device(shape, blocks, kind),
+        Some(order) => endpoint_of(shape.in_order(blocks, order)?, kind, &rig.device),
+    }
+}
+
 pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
-    let pairs: [(&str, LayoutKind, LayoutKind); 4] = [
-        ("layer separate to block contiguous", ON_DEVICE, ON_HOST),
-        ("block contiguous to layer separate", ON_HOST, ON_DEVICE),
-        ("block first to outer first", BLOCK_FIRST, ON_DEVICE),
-        ("outer first to block first", ON_DEVICE, BLOCK_FIRST),
+    let pairs: [(&str, Form, Form); 6] = [
+        ("layer separate to block contiguous", whole(ON_DEVICE), whole(ON_HOST)),
+        ("block contiguous to layer separate", whole(ON_HOST), whole(ON_DEVICE)),
+        ("block first to outer first", whole(BLOCK_FIRST), whole(ON_DEVICE)),
+        ("outer first to block first", whole(ON_DEVICE), whole(BLOCK_FIRST)),
+        ("token-major to head-major", (ON_DEVICE, Some(TokenMajor)), (ON_HOST, Some(HeadMajor))),
+        ("head-major to token-major", (ON_HOST, Some(HeadMajor)), (ON_DEVICE, Some(TokenMajor))),
     ];
     let (free, _) = rig.context.memory()?;
     // Two layouts and two flat buffers, and room for others.
@@ -34,13 +52,13 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
     for shape in shapes(rig.smoke) {
         for (name, from, to) in pairs {
             let case = format!("{}, within the device, {name}", shape.title());
-            if !reporter.wants(&case) {
+            if !reporter.wants(&case) || (from.1.is_some() && !shape.has_heads()) {
                 continue;
             }
             let blocks = shape.blocks_of(bytes)?;
             let bytes = ByteCount::new(shape.block_bytes().get() * u64::from(blocks));
-            let source = rig.on_device(shape, blocks, from)?;
-            let destination = rig.on_device(shape, blocks, to)?;
+            let [source, destination] = [from, to].map(|form| on_device(rig, shape, blocks, form));
+            let (source, destination) = (source?, destination?);
             let flat = [rig.flat(bytes)?, rig.flat(bytes)?].map(|memory| {
                 let address = memory.address().get();
                 (memory, address)

@@ -12,7 +12,7 @@ use terrane_cuda::{
     Calibration, CalibrationOptions, Context, CopyPath, DeviceAllocator, DeviceEngine,
     DeviceEngineOptions, DeviceMemory, Kernels, PinnedAllocator, PinnedOptions, Stream,
 };
-use terrane_layout::{LayoutBuilder, LayoutKind};
+use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_testkit::random::Seeded;
 use terrane_transfer::{Completion, DeviceOrder, Endpoint, Transfer, TransferManager};
 
@@ -119,7 +119,15 @@ pub fn endpoint(
     kind: LayoutKind,
     memory: &impl Allocate,
 ) -> Result<Endpoint> {
-    let layout = LayoutBuilder::new(shape.config(blocks)?).kind(kind).allocate(memory);
+    endpoint_of(shape.config(blocks)?, kind, memory)
+}
+
+pub fn endpoint_of(
+    config: LayoutConfig,
+    kind: LayoutKind,
+    memory: &impl Allocate,
+) -> Result<Endpoint> {
+    let layout = LayoutBuilder::new(config).kind(kind).allocate(memory);
     Ok(Endpoint::new(layout.unregistered().build()?)?)
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use terrane_core::ByteCount;
-use terrane_layout::{BlockDimension, ElementFormat, LayoutConfig, LayoutKind};
+use terrane_layout::{BlockDimension, ElementFormat, LayoutConfig, LayoutKind, TokenOrder};
 
 /// A cache of one model.
 #[derive(Clone, Copy)]
@@ -13,6 +13,8 @@ pub struct Shape {
     tokens: u32,
     /// Of one token, layer and outer.
     row_bytes: u32,
+    /// In a row; one that is no heads' counts as one.
+    heads: u32,
 }
 
 /// What the product's slowdown is measured beside: pieces of a usual length.
@@ -20,12 +22,26 @@ pub const USUAL: Shape = SHAPES[2];
 
 /// By the length of their pieces: one of K or V of a layer for the tokens of a block.
 const SHAPES: [Shape; 6] = [
-    Shape { name: "GLM-4.6 fp8 TP8", layers: 92, outer: 2, tokens: 16, row_bytes: 128 },
-    Shape { name: "Qwen3-235B TP4", layers: 94, outer: 2, tokens: 16, row_bytes: 256 },
-    Shape { name: "Llama-70B TP4", layers: 80, outer: 2, tokens: 16, row_bytes: 512 },
-    Shape { name: "DeepSeek-V3 latent", layers: 61, outer: 1, tokens: 16, row_bytes: 1152 },
-    Shape { name: "Llama-8B", layers: 32, outer: 2, tokens: 16, row_bytes: 2048 },
-    Shape { name: "Llama-8B, 64 tokens", layers: 32, outer: 2, tokens: 64, row_bytes: 2048 },
+    Shape { name: "GLM-4.6 fp8 TP8", layers: 92, outer: 2, tokens: 16, row_bytes: 128, heads: 1 },
+    Shape { name: "Qwen3-235B TP4", layers: 94, outer: 2, tokens: 16, row_bytes: 256, heads: 1 },
+    Shape { name: "Llama-70B TP4", layers: 80, outer: 2, tokens: 16, row_bytes: 512, heads: 2 },
+    Shape {
+        name: "DeepSeek-V3 latent",
+        layers: 61,
+        outer: 1,
+        tokens: 16,
+        row_bytes: 1152,
+        heads: 1,
+    },
+    Shape { name: "Llama-8B", layers: 32, outer: 2, tokens: 16, row_bytes: 2048, heads: 8 },
+    Shape {
+        name: "Llama-8B, 64 tokens",
+        layers: 32,
+        outer: 2,
+        tokens: 64,
+        row_bytes: 2048,
+        heads: 8,
+    },
 ];
 
 /// All shapes; where only little is to be moved, one with K and V and one without.
@@ -61,6 +77,26 @@ impl Shape {
     /// As many blocks as have at least so many bytes.
     pub fn blocks_of(&self, bytes: ByteCount) -> Result<u32> {
         Ok(u32::try_from(bytes.get().div_ceil(self.block_bytes().get()).max(1))?)
+    }
+
+    /// Whether the order of tokens and heads makes a difference.
+    pub const fn has_heads(&self) -> bool {
+        self.heads > 1
+    }
+
+    /// The blocks with their heads stated, which lie one after the other if tokens do not.
+    pub fn in_order(&self, blocks: u32, order: TokenOrder) -> Result<LayoutConfig> {
+        let config = LayoutConfig::builder()
+            .num_blocks(blocks)
+            .num_layers(self.layers)
+            .outer_dim(self.outer)
+            .page_size(self.tokens)
+            .inner_dim(self.row_bytes)
+            .num_heads(self.heads)
+            .token_order(order)
+            .element(ElementFormat::Width(1))
+            .build()?;
+        Ok(config)
     }
 
     pub fn config(&self, blocks: u32) -> Result<LayoutConfig> {

@@ -86,7 +86,9 @@ fn parse(text: &str) -> Result<Calibration, Cause> {
         return Err(cause(Flaw::Format { found: head.format }));
     }
     let file: File = serde_json::from_str(text).map_err(cause)?;
-    let mut calibration = Calibration::empty(&file.device, &file.driver);
+    // A path that the file does not speak of is not lost.
+    let mut calibration =
+        Calibration { device: file.device, driver: file.driver, ..Calibration::built_in() };
     for entry in file.costs {
         let (direction, path, cost) = entry.check().map_err(cause)?;
         calibration.set(direction, path, cost);
@@ -99,13 +101,12 @@ impl File {
         let entries = Direction::ALL.into_iter().flat_map(|direction| {
             CopyPath::ALL.into_iter().filter_map(move |path| {
                 let cost = calibration.cost(direction, path)?;
-                let nanoseconds = |time: Duration| time.as_secs_f64() * 1e9;
                 Some(Entry {
                     direction: direction_name(direction).to_owned(),
                     path: path.name().to_owned(),
-                    fixed_ns: nanoseconds(cost.fixed),
-                    per_piece_ns: nanoseconds(cost.per_piece),
-                    per_short_piece_ns: nanoseconds(cost.per_short_piece),
+                    fixed_ns: cost.fixed.as_secs_f64() * 1e9,
+                    per_piece_ns: cost.per_piece_ns,
+                    per_short_piece_ns: cost.per_short_piece_ns,
                     bytes_per_second: cost.bytes_per_second,
                 })
             })
@@ -130,17 +131,17 @@ impl Entry {
         };
         let time = |what, value: f64| {
             let plausible = (0.0..=1e9).contains(&value);
-            let time = Duration::try_from_secs_f64(value * 1e-9).ok().filter(|_| plausible);
-            time.ok_or(Flaw::Implausible { what, value })
+            plausible.then_some(value).ok_or(Flaw::Implausible { what, value })
         };
+        let fixed = time("fixed cost in nanoseconds", self.fixed_ns)?;
         let value = self.bytes_per_second;
         if !(1e6..=1e15).contains(&value) {
             return Err(Flaw::Implausible { what: "rate in bytes a second", value });
         }
         let cost = PathCost {
-            fixed: time("fixed cost in nanoseconds", self.fixed_ns)?,
-            per_piece: time("cost of a piece in nanoseconds", self.per_piece_ns)?,
-            per_short_piece: time("cost of a piece in nanoseconds", self.per_short_piece_ns)?,
+            fixed: Duration::try_from_secs_f64(fixed * 1e-9).unwrap_or_default(),
+            per_piece_ns: time("cost of a piece in nanoseconds", self.per_piece_ns)?,
+            per_short_piece_ns: time("cost of a piece in nanoseconds", self.per_short_piece_ns)?,
             bytes_per_second: value,
         };
         Ok((direction, path, cost))
@@ -173,6 +174,14 @@ mod tests {
     }
 
     #[test]
+    fn what_a_file_does_not_speak_of_is_as_built_in() {
+        let mut file = File::of(&Calibration::built_in());
+        file.costs.clear();
+        let parsed = parse(&serde_json::to_string(&file).unwrap()).unwrap();
+        assert_eq!(parsed, Calibration::built_in());
+    }
+
+    #[test]
     fn what_is_no_calibration_is_refused_with_what_is_wrong() {
         let good = serde_json::to_value(File::of(&Calibration::built_in())).unwrap();
         let refusal = |change: &dyn Fn(&mut serde_json::Value)| {
@@ -190,6 +199,10 @@ mod tests {
             assert!(error.contains("plausible"), "{field}: {error}");
         }
         assert!(parse("{").is_err());
+        for garbage in ["null", "1e999", "-1", "1e300"] {
+            let text = good.to_string().replacen("55000000000.0", garbage, 1);
+            assert!(parse(&text).is_err(), "{garbage}");
+        }
         let error = read(Path::new("/nonexistent/calibration.json")).unwrap_err();
         assert!(error.to_string().contains("/nonexistent/calibration.json"), "{error}");
     }

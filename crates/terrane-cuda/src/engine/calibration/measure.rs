@@ -28,31 +28,56 @@ pub struct CalibrationOptions {
     /// What the largest transfers move. Four times as much is taken of the device's memory, and
     /// twice as much of pinned memory.
     pub bytes: ByteCount,
-    /// How often each transfer is repeated; the median counts.
+    /// How often each transfer is repeated; the lower quartile counts.
     pub repetitions: u32,
     /// The engine whose paths are measured; which path it is to take does not matter.
     pub engine: DeviceEngineOptions,
 }
 
 impl Default for CalibrationOptions {
-    /// 128 MiB, 7 times.
+    /// 128 MiB, 9 times.
     fn default() -> Self {
         let engine = DeviceEngineOptions::default();
-        Self { bytes: ByteCount::mib(128), repetitions: 7, engine }
+        Self { bytes: ByteCount::mib(128), repetitions: 9, engine }
     }
 }
-
-/// Layers, and the bytes of a piece, of transfers of short pieces.
-const SHORT: (u32, u64) = (4, 4 << 10);
 
 /// The bytes of a token of one layer.
 const ROW: u64 = 256;
 
-/// The same of transfers of long pieces, with 128 of them in `all` bytes if that makes them no
-/// longer than a MiB, and with 16 times as many.
-fn long_shapes(all: u64) -> [(u32, u64); 2] {
-    let piece = |most: u64, parts: u64| (all / parts).next_power_of_two().clamp(4 << 10, most);
-    [(8, piece(1 << 20, 128)), (16, piece(64 << 10, 2048))]
+/// What is transferred: blocks of so many layers, each in a piece of so many bytes.
+#[derive(Clone, Copy, Debug)]
+struct Cells {
+    blocks: u64,
+    layers: u32,
+    piece: u64,
+}
+
+/// The transfers from which the cost of a path is found: hardly anything, few pieces with many
+/// bytes, many long pieces, many short ones.
+///
+/// What is small next to the bytes is told from them by differences of transfers of as many bytes,
+/// and by so many pieces that what else disturbs a transfer is little for each.
+fn shapes(path: CopyPath, all: u64) -> [Cells; 4] {
+    let of = |layers: u32, piece: u64, bytes: u64| Cells {
+        blocks: (bytes / (u64::from(layers) * piece)).max(1),
+        layers,
+        piece: piece.min(all / u64::from(layers)),
+    };
+    let nothing = Cells { blocks: 1, layers: 2, piece: 4 << 10 };
+    match path {
+        // Of these the pieces are blocks.
+        CopyPath::Staged => {
+            [nothing, of(8, 1 << 20, all), of(8, 8 << 10, all / 2), of(2, 4 << 10, all / 8)]
+        }
+        CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
+            [nothing, of(8, 1 << 20, all), of(32, 64 << 10, all), of(64, 2 << 10, all)]
+        }
+        // A copy takes microseconds.
+        CopyPath::Contiguous | CopyPath::CopyEach | CopyPath::Batched => {
+            [nothing, of(1, 16 << 20, 1), of(32, 64 << 10, all), of(64, 4 << 10, all / 16)]
+        }
+    }
 }
 
 pub(super) fn measure(
@@ -87,10 +112,12 @@ pub(super) fn measure(
             if path == CopyPath::Batched && !batch::is_there(context) {
                 continue;
             }
-            let cost = bench.cost(direction, path).map_err(|source| match source.downcast() {
+            let refused = |source: BoxedCause| match source.downcast() {
                 Ok(error) => *error,
                 Err(source) => CudaError::Calibration { path: path.name(), source: source.into() },
-            })?;
+            };
+            let samples = bench.samples(direction, path).map_err(refused)?;
+            let cost = fit(&samples);
             calibration.set(direction, path, cost);
             if path == CopyPath::CopyEach {
                 calibration.set(direction, CopyPath::Contiguous, cost);
@@ -108,6 +135,9 @@ struct Bench {
     options: CalibrationOptions,
 }
 
+/// Transfers before those that count.
+const WARM_UPS: u32 = 2;
+
 /// A transfer that was measured.
 #[derive(Clone, Copy)]
 struct Sample {
@@ -117,26 +147,24 @@ struct Sample {
 }
 
 impl Bench {
-    fn cost(&self, direction: Direction, path: CopyPath) -> Result<PathCost, BoxedCause> {
-        let all = self.options.bytes.get();
-        let [huge, long] = long_shapes(all);
-        let huge = self.sample(direction, path, huge, all)?;
-        let long = self.sample(direction, path, long, all)?;
-        let short = self.sample(direction, path, SHORT, all / 8)?;
-        let one = self.sample(direction, path, SHORT, 1)?;
-        Ok(fit(&huge, &long, &short, &one))
+    fn samples(&self, direction: Direction, path: CopyPath) -> Result<[Sample; 4], BoxedCause> {
+        let mut samples = [Sample { seconds: 0.0, bytes: 0.0, pieces: 0.0 }; 4];
+        for (sample, cells) in samples.iter_mut().zip(shapes(path, self.options.bytes.get())) {
+            *sample = self.sample(direction, path, cells)?;
+        }
+        Ok(samples)
     }
 
-    /// The median of some transfers of scattered blocks, one at least, of `bytes` in all.
+    /// How long some transfers of scattered blocks take: the lower quartile, as what disturbs one
+    /// never makes it shorter.
     fn sample(
         &self,
         direction: Direction,
         path: CopyPath,
-        (layers, piece): (u32, u64),
-        bytes: u64,
+        Cells { blocks, layers, piece }: Cells,
     ) -> Result<Sample, BoxedCause> {
         let of_block = u64::from(layers) * piece;
-        let blocks = u32::try_from((bytes / of_block).max(1))?;
+        let blocks = u32::try_from(blocks)?;
         // Every other block of twice as many, so that none touch.
         let shape = config(blocks.saturating_mul(2), layers, piece)?;
         let ids: Vec<u32> = (0..blocks).map(|block| block * 2 + 1).collect();
@@ -150,8 +178,8 @@ impl Bench {
             Arc::new(Forced { engine: Arc::clone(&self.engine), path });
         let manager = TransferManager::new([forced]);
         let mut times = Vec::new();
-        // The first one brings up what the others find.
-        for _ in 0..=self.options.repetitions.max(1) {
+        // The first ones bring up what the others find.
+        for _ in 0..WARM_UPS + self.options.repetitions.max(1) {
             let transfer = Transfer::new(from, to).blocks(&ids, &ids);
             let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
             let begun = Instant::now();
@@ -159,37 +187,43 @@ impl Bench {
             completion.wait().result?;
             times.push(begun.elapsed());
         }
-        let mut counted: Vec<Duration> = times.into_iter().skip(1).collect();
+        let warm_ups = usize::try_from(WARM_UPS)?;
+        let mut counted: Vec<Duration> = times.into_iter().skip(warm_ups).collect();
         counted.sort_unstable();
-        let median = counted.get(counted.len() / 2).copied().unwrap_or_default();
+        let quartile = counted.get(counted.len() / 4).copied().unwrap_or_default();
         let pieces = match path {
             CopyPath::Staged => u64::from(blocks),
             _ => u64::from(blocks) * u64::from(layers),
         };
         let bytes = u64::from(blocks) * of_block;
-        Ok(Sample { seconds: median.as_secs_f64(), bytes: bytes as f64, pieces: pieces as f64 })
+        Ok(Sample { seconds: quartile.as_secs_f64(), bytes: bytes as f64, pieces: pieces as f64 })
     }
 }
 
-/// Finds the cost that explains the samples: `huge` and `long` have as many bytes in few and in
-/// many pieces, `short` has short pieces, and `one` hardly anything.
-fn fit(huge: &Sample, long: &Sample, short: &Sample, one: &Sample) -> PathCost {
-    let per_piece = (long.seconds - huge.seconds).max(0.0) / (long.pieces - huge.pieces).max(1.0);
-    let (mut fixed, mut per_short, mut per_byte) = (0.0, 0.0, 0.0);
-    // Each from the others; a few rounds are enough, as each sample is mostly one of them.
-    for _ in 0..8 {
-        per_byte = ((huge.seconds - fixed - huge.pieces * per_piece) / huge.bytes).max(1e-15);
-        let of_pieces = short.seconds - one.seconds - (short.bytes - one.bytes) * per_byte;
-        per_short = of_pieces.max(0.0) / (short.pieces - one.pieces).max(1.0);
-        fixed = (one.seconds - one.pieces * per_short - one.bytes * per_byte).max(0.0);
+/// No memory is faster than this many bytes a second.
+const FASTEST: f64 = 2e13;
+
+/// Finds the cost that explains the samples of [`shapes`].
+fn fit([nothing, whole, long, short]: &[Sample; 4]) -> PathCost {
+    let of_piece = |sample: &Sample, fixed: f64, per_byte: f64| {
+        ((sample.seconds - fixed - sample.bytes * per_byte) / sample.pieces).max(0.0)
+    };
+    let (mut fixed, mut per_piece, mut per_short, mut per_byte) = (0.0, 0.0, 0.0, 0.0);
+    // Each from the others; some rounds are enough, as each sample is mostly one of them.
+    for _ in 0..32 {
+        let of_bytes = whole.seconds - fixed - whole.pieces * per_piece;
+        per_byte = (of_bytes / whole.bytes).clamp(1.0 / FASTEST, 1e-6);
+        per_piece = of_piece(long, fixed, per_byte);
+        per_short = of_piece(short, fixed, per_byte);
+        fixed = (nothing.seconds - nothing.pieces * per_short - nothing.bytes * per_byte).max(0.0);
     }
-    let time = |seconds: f64| Duration::try_from_secs_f64(seconds.min(1.0)).unwrap_or_default();
+    // Picoseconds, and whole numbers of the others: a file holds them as they are.
+    let picoseconds = |seconds: f64| (seconds * 1e12).round() / 1e3;
     PathCost {
-        fixed: time(fixed),
-        per_piece: time(per_piece),
-        per_short_piece: time(per_short),
-        // A whole number, which a file holds as it is.
-        bytes_per_second: (1.0 / per_byte).clamp(1e6, 1e15).round(),
+        fixed: Duration::try_from_secs_f64((fixed * 1e9).round() * 1e-9).unwrap_or_default(),
+        per_piece_ns: picoseconds(per_piece),
+        per_short_piece_ns: picoseconds(per_short),
+        bytes_per_second: (1.0 / per_byte).round(),
     }
 }
 
@@ -249,29 +283,27 @@ mod tests {
     fn a_fit_finds_the_cost_that_made_the_samples() {
         let cost = PathCost {
             fixed: Duration::from_micros(9),
-            per_piece: Duration::from_nanos(350),
-            per_short_piece: Duration::from_nanos(2400),
+            per_piece_ns: 350.0,
+            per_short_piece_ns: 2400.0,
             bytes_per_second: 55e9,
         };
-        let sample = |bytes: u64, pieces: u64| Sample {
-            seconds: cost.predict(bytes, pieces),
-            bytes: bytes as f64,
-            pieces: pieces as f64,
-        };
-        let (all, some) = (128 << 20, 16 << 20);
-        let found =
-            fit(&sample(all, 128), &sample(all, 2048), &sample(some, 4096), &sample(16 << 10, 4));
-        let near = |a: Duration, b: Duration| a.abs_diff(b) < Duration::from_nanos(300);
-        assert!(near(found.fixed, cost.fixed), "{found:?}");
-        assert!(near(found.per_piece, cost.per_piece), "{found:?}");
-        assert!(near(found.per_short_piece, cost.per_short_piece), "{found:?}");
-        assert!((found.bytes_per_second / 55e9 - 1.0).abs() < 0.01, "{found:?}");
+        let samples = shapes(CopyPath::CopyEach, 128 << 20).map(|cells| {
+            let pieces = cells.blocks * u64::from(cells.layers);
+            let bytes = pieces * cells.piece;
+            let seconds = cost.predict(bytes, pieces);
+            Sample { seconds, bytes: bytes as f64, pieces: pieces as f64 }
+        });
+        let found = fit(&samples);
+        assert!(found.fixed.abs_diff(cost.fixed) < Duration::from_nanos(100), "{found:?}");
+        assert!((found.per_piece_ns / 350.0 - 1.0).abs() < 0.02, "{found:?}");
+        assert!((found.per_short_piece_ns / 2400.0 - 1.0).abs() < 0.02, "{found:?}");
+        assert!((found.bytes_per_second / 55e9 - 1.0).abs() < 0.02, "{found:?}");
     }
 
     #[test]
     fn nonsense_makes_no_nonsense() {
         let nothing = Sample { seconds: 0.0, bytes: 1.0, pieces: 1.0 };
-        let found = fit(&nothing, &nothing, &nothing, &nothing);
+        let found = fit(&[nothing; 4]);
         assert!(found.bytes_per_second.is_finite() && found.predict(1 << 30, 1) >= 0.0);
     }
 }

@@ -41,7 +41,7 @@ impl Direction {
     }
 }
 
-/// What a path costs: `fixed + pieces · per_piece + bytes / bytes_per_second`.
+/// What a path costs: `fixed + pieces · per_piece_ns + bytes / bytes_per_second`.
 ///
 /// A piece is what the path handles one by one: a run of a path of copies, a cell of a kernel, a
 /// stretch of the packed end of the staged path.
@@ -49,10 +49,10 @@ impl Direction {
 pub struct PathCost {
     /// What a transfer costs however little it moves.
     pub fixed: Duration,
-    /// What each piece costs besides its bytes.
-    pub per_piece: Duration,
+    /// What each piece costs besides its bytes, in nanoseconds: often a small part of one.
+    pub per_piece_ns: f64,
     /// The same of pieces of less than 32 KiB.
-    pub per_short_piece: Duration,
+    pub per_short_piece_ns: f64,
     /// How fast bytes travel.
     pub bytes_per_second: f64,
 }
@@ -65,9 +65,9 @@ impl PathCost {
     #[must_use]
     pub fn predict(&self, bytes: u64, pieces: u64) -> f64 {
         let is_short = bytes < SHORT.saturating_mul(pieces);
-        let per_piece = if is_short { self.per_short_piece } else { self.per_piece };
+        let per_piece = if is_short { self.per_short_piece_ns } else { self.per_piece_ns };
         self.fixed.as_secs_f64()
-            + per_piece.as_secs_f64() * pieces as f64
+            + per_piece * 1e-9 * pieces as f64
             + bytes as f64 / self.bytes_per_second
     }
 }
@@ -111,16 +111,13 @@ impl Calibration {
             (BetweenDevices, Peer, [9e3, 0.2, 0.5, 300.0]),
         ];
         for (direction, path, [fixed, piece, short, rate]) in figures {
-            let time = |nanoseconds: f64| {
-                Duration::try_from_secs_f64(nanoseconds * 1e-9).unwrap_or_default()
-            };
             built_in.set(
                 direction,
                 path,
                 PathCost {
-                    fixed: time(fixed),
-                    per_piece: time(piece),
-                    per_short_piece: time(short),
+                    fixed: Duration::try_from_secs_f64(fixed * 1e-9).unwrap_or_default(),
+                    per_piece_ns: piece,
+                    per_short_piece_ns: short,
                     bytes_per_second: rate * 1e9,
                 },
             );
@@ -129,7 +126,8 @@ impl Calibration {
     }
 
     /// Measures the paths on a device, in about a second: moves some hundred MiB of memory of its
-    /// own each way. Anything else that the device does meanwhile spoils the figures.
+    /// own each way. Anything else that the device does meanwhile spoils the figures. What it does
+    /// not measure keeps the built-in ones: paths between devices, and what the driver lacks.
     ///
     /// # Errors
     ///

@@ -65,7 +65,7 @@ impl PinnedAllocator {
             return Err(CudaError::Unreachable { location });
         };
         let (bring_up, raising) = PinnedBringUp::new(length);
-        let (memory, end) = (Arc::new(memory), Arc::new(OnceLock::new()));
+        let (memory, end) = (Arc::new(memory), Arc::new(End::default()));
         let raise = Raise {
             context: self.context.clone(),
             system: self.system.clone(),
@@ -106,7 +106,7 @@ pub(super) struct Rising {
     thread: Option<JoinHandle<Registered>>,
     step: ByteCount,
     wish: Wish,
-    end: Arc<OnceLock<End>>,
+    end: Arc<End>,
     _memory: Arc<SystemMemory>,
 }
 
@@ -118,10 +118,11 @@ struct Registered {
 }
 
 /// What is known when all has come up.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct End {
-    alias: Option<DeviceAddress>,
-    touched: CapabilityReport,
+    /// Before it is said that all is usable.
+    alias: OnceLock<Option<DeviceAddress>>,
+    touched: OnceLock<CapabilityReport>,
 }
 
 impl Rising {
@@ -134,13 +135,13 @@ impl Rising {
     }
 
     pub(super) fn device_alias(&self) -> Option<DeviceAddress> {
-        self.end.get()?.alias
+        *self.end.alias.get()?
     }
 
     /// Enters what has become of the wish to register, by now.
     pub(super) fn report_to(&self, report: &mut CapabilityReport) {
-        if let Some(end) = self.end.get() {
-            report.extend(end.touched.outcomes().iter().cloned());
+        if let Some(touched) = self.end.touched.get() {
+            report.extend(touched.outcomes().iter().cloned());
         }
         let ended = self.bring_up.ended();
         let (granted, of) = (self.bring_up.usable_prefix(), self.bring_up.length());
@@ -176,7 +177,7 @@ struct Raise {
     memory: Arc<SystemMemory>,
     address: HostAddress,
     step: ByteCount,
-    end: Arc<OnceLock<End>>,
+    end: Arc<End>,
 }
 
 impl Raise {
@@ -192,6 +193,10 @@ impl Raise {
                 match self.register(&mut registrations, registered, prefix) {
                     Ok(()) => {
                         registered = prefix;
+                        if registered >= self.memory.length() {
+                            // It is set here only.
+                            let _ = self.end.alias.set(registrations.device_alias());
+                        }
                         raising.usable(prefix);
                     }
                     Err(error) => {
@@ -208,9 +213,8 @@ impl Raise {
             // All was touched, and not all registered.
             (None, Ok(_)) if registered < self.memory.length() => drop(raising),
             (None, Ok(touched)) => {
-                let alias = registrations.device_alias();
                 // It is set here only.
-                let _ = self.end.set(End { alias, touched });
+                let _ = self.end.touched.set(touched);
                 tracing::debug!(bytes = %registered, "pinned memory has come up");
                 raising.complete();
             }

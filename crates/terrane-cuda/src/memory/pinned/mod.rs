@@ -11,7 +11,9 @@ use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, DeviceAddress,
     Grant, HostAddress, Limits, Location, Memory, Reason, RegionRequest, StorageKind, Wish,
 };
-use terrane_storage::{NodeId, NumaPolicy, NumaTopology, Progress, SystemAllocator, SystemMemory};
+use terrane_storage::{
+    HugePages, NodeId, NumaPolicy, NumaTopology, Progress, SystemAllocator, SystemMemory,
+};
 
 pub use background::PinnedBringUp;
 
@@ -121,6 +123,7 @@ impl PinnedAllocator {
                 }
             }
         }
+        self.record_unheeded(&mut report);
         report.check()?;
         self.let_the_driver_allocate(request, report)
     }
@@ -133,6 +136,29 @@ impl PinnedAllocator {
             report.check()?;
         }
         Ok(report)
+    }
+
+    /// What of the wishes the driver does not heed when it allocates by itself: it takes its pages
+    /// where and as it likes.
+    fn record_unheeded(&self, report: &mut CapabilityReport) {
+        let mut record = |capability, wish| {
+            if wish != Wish::Off {
+                let reason = Reason::Unsupported { by: "the driver's own allocation" };
+                report.record(capability, wish, Grant::Refused(reason));
+            }
+        };
+        let options = self.system.options();
+        match &options.numa {
+            NumaPolicy::Bind(_, wish) | NumaPolicy::Interleave(_, wish) => {
+                record(Capability::NumaBinding, *wish);
+            }
+            _ => {}
+        }
+        match options.huge_pages {
+            HugePages::Transparent(wish) => record(Capability::TransparentHugePages, wish),
+            HugePages::Explicit(_, wish) => record(Capability::ExplicitHugePages, wish),
+            _ => {}
+        }
     }
 
     /// Maps and registers, or answers why the driver refused to register.
@@ -301,7 +327,7 @@ unsafe impl Memory for PinnedMemory {
     }
 
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        let left = self.length.checked_sub(offset).unwrap_or(ByteCount::ZERO);
+        let left = self.usable_prefix().checked_sub(offset).unwrap_or(ByteCount::ZERO);
         Some(match self.registration_length() {
             Some(chunk) if !chunk.is_zero() => {
                 ByteCount::new(chunk.get() - offset.get() % chunk.get()).min(left)

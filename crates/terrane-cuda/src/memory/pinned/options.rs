@@ -13,7 +13,8 @@ pub struct PinnedOptions {
     pub numa: PinnedNuma,
     /// Whether the memory is mapped here and registered with the driver, which is several times as
     /// fast as the driver's own `cuMemHostAlloc`. Where it is not wished for, or preferred and
-    /// refused, the driver allocates.
+    /// refused, the driver allocates, which heeds neither nodes nor huge pages: the report says so,
+    /// and what is required of them is an error.
     pub registration: Wish,
     /// The most bytes that are registered in one go, 64 GiB at most.
     pub largest_registration: ByteCount,

@@ -1,43 +1,25 @@
 //! Calls of the driver that fail in the middle of a transfer. Only a simulated driver lets them.
 
-use std::ffi::{CStr, c_char};
-
 use terrane_core::ByteCount;
 use terrane_cuda::{Context, CopyPath, DeviceEngineOptions};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
 use terrane_testkit::model::Image;
+use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{Transfer, TransferError};
 
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
-use crate::needs::{LITTLE, device};
+use crate::needs::{LITTLE, device_with_kernels as device};
 
-/// Makes a later call of a function answer with a code.
-type Fail = unsafe extern "C" fn(*const c_char, u64, u32) -> u32;
-
-/// The simulated driver's own function, if the driver is one.
-fn fail() -> Option<Fail> {
-    // SAFETY: the driver has been loaded already, and its initialisers have run.
-    let library = unsafe { libloading::Library::new("libcuda.so.1") }.ok()?;
-    // SAFETY: a function of this name has this type.
-    let found = unsafe { library.get::<Fail>("terraneSimulatedFail") }.ok().map(|found| *found);
-    // The driver is never unloaded.
-    let _library = std::mem::ManuallyDrop::new(library);
-    found
-}
-
-fn check(name: &str, path: CopyPath, calls: &[&CStr]) {
+fn check(name: &str, path: CopyPath, calls: &[&str]) {
     let Some(context) = device(name, LITTLE) else { return };
-    let Some(fail) = fail() else {
+    let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: no simulated driver, whose calls can be made to fail");
     };
     for &call in calls {
         for spared in 0..4 {
-            one_failure(&context, path, call, |code| {
-                // SAFETY: the name ends with a zero byte.
-                assert_eq!(unsafe { fail(call.as_ptr(), spared, code) }, 0);
-            });
+            one_failure(&context, &driver, path, (call, spared));
         }
     }
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
@@ -45,7 +27,12 @@ fn check(name: &str, path: CopyPath, calls: &[&CStr]) {
 
 /// A transfer in many parts, of which one call fails, ends with the driver's reason, or well if the
 /// call was not of the transfer; and the next one is right.
-fn one_failure(context: &Context, path: CopyPath, call: &CStr, fail: impl Fn(u32)) {
+fn one_failure(
+    context: &Context,
+    driver: &SimulatedCuda,
+    path: CopyPath,
+    (call, spared): (&str, u64),
+) {
     /// `CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES`, which loses nothing.
     const CODE: u32 = 701;
     let options = DeviceEngineOptions {
@@ -65,7 +52,7 @@ fn one_failure(context: &Context, path: CopyPath, call: &CStr, fail: impl Fn(u32
     check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..3);
     for (from, to) in [(&here, &there), (&there, &here)] {
         let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
-        fail(CODE);
+        driver.fail(call, spared, CODE);
         match end_of(manager.submit(transfer, ()).unwrap()).result {
             Ok(_) => {}
             Err(error @ (TransferError::Copy { .. } | TransferError::Engine { .. })) => {
@@ -76,16 +63,13 @@ fn one_failure(context: &Context, path: CopyPath, call: &CStr, fail: impl Fn(u32
                     next = cause.source();
                 }
                 assert!(causes.contains("701"), "{causes}");
-                assert!(causes.contains(call.to_str().unwrap()), "{causes}");
+                assert!(causes.contains(call), "{causes}");
             }
             Err(error) => panic!("{error}"),
         }
     }
-    // One that came after its turn, if any is left, is of the next transfer.
-    let transfer = ordered(Transfer::new(&here, &there), &here, &there).blocks(&ids, &ids);
-    for _ in 0..3 {
-        let _ = end_of(manager.submit(transfer.clone(), ()).unwrap()).result;
-    }
+    // How often an event is asked, or waited for, is left to the threads: some may be left.
+    driver.forgive();
     Image::scribble(&here, fixture.access(), 2);
     check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..3);
 }
@@ -93,29 +77,58 @@ fn one_failure(context: &Context, path: CopyPath, call: &CStr, fail: impl Fn(u32
 #[test]
 fn failing_copies_end_a_transfer() {
     let name = "failing_copies_end_a_transfer";
-    check(name, CopyPath::CopyEach, &[c"cuMemcpyAsync", c"cuEventRecord"]);
+    check(name, CopyPath::CopyEach, &["cuMemcpyAsync", "cuEventRecord"]);
 }
 
 #[test]
 fn a_failing_batch_ends_a_transfer() {
-    check("a_failing_batch_ends_a_transfer", CopyPath::Batched, &[c"cuMemcpyBatchAsync_v2"]);
+    check("a_failing_batch_ends_a_transfer", CopyPath::Batched, &["cuMemcpyBatchAsync_v2"]);
 }
 
 #[test]
 fn failing_launches_end_a_transfer() {
     let name = "failing_launches_end_a_transfer";
-    check(name, CopyPath::Direct, &[c"cuLaunchKernel", c"cuEventRecord"]);
+    check(name, CopyPath::Direct, &["cuLaunchKernel", "cuEventRecord"]);
 }
 
 #[test]
 fn a_failing_call_of_any_sort_ends_a_staged_transfer() {
     let calls = [
-        c"cuLaunchKernel",
-        c"cuMemcpyAsync",
-        c"cuEventRecord",
-        c"cuStreamWaitEvent",
-        c"cuEventSynchronize",
-        c"cuEventQuery",
+        "cuLaunchKernel",
+        "cuMemcpyAsync",
+        "cuEventRecord",
+        "cuStreamWaitEvent",
+        "cuEventSynchronize",
+        "cuEventQuery",
     ];
     check("a_failing_call_of_any_sort_ends_a_staged_transfer", CopyPath::Staged, &calls);
+}
+
+/// No request is longer than the options allow, also where the staged path finds a long stretch.
+#[test]
+fn the_staged_path_keeps_its_requests_short() {
+    let name = "the_staged_path_keeps_its_requests_short";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: no simulated driver, whose calls can be made to fail");
+    };
+    let options = DeviceEngineOptions {
+        path: Some(CopyPath::Staged),
+        request_bytes: ByteCount::kib(16),
+        ..DeviceEngineOptions::default()
+    };
+    let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+    let manager = fixture.manager();
+    let shape = config(8, 8, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let ids: Vec<u32> = (0..8).collect();
+    for (from, to) in [(&here, &there), (&there, &here)] {
+        // Half a MiB in one stretch: several requests, and so a batch.
+        driver.fail("cuMemcpyBatchAsync_v2", 0, 701);
+        let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
+        let result = end_of(manager.submit(transfer, ()).unwrap()).result;
+        assert!(result.is_err(), "in one request");
+        assert_eq!(driver.forgive(), 0);
+    }
 }

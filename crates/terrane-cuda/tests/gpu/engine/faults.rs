@@ -1,6 +1,7 @@
 //! Transfers that nobody waits for, that have no room, and that outlive their engine.
 
 use std::mem::ManuallyDrop;
+use std::num::NonZeroU32;
 use std::thread;
 
 use terrane_core::{Allocate, ByteCount, RegionRequest};
@@ -13,7 +14,7 @@ use terrane_testkit::process::in_child;
 use terrane_transfer::Transfer;
 
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
-use crate::needs::{Needs, device};
+use crate::needs::{Needs, device_with_kernels as device};
 
 const ROOM: Needs = Needs { device: ByteCount::gib(1), host: ByteCount::gib(1) };
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];
@@ -78,7 +79,9 @@ impl Drop for Telling {
 #[test]
 fn threads_submit_both_ways_at_once() {
     let Some(context) = device("threads_submit_both_ways_at_once", ROOM) else { return };
-    let fixture = Fixture::new(&context, options(None), &ALL);
+    let two = NonZeroU32::new(2).unwrap();
+    let options = DeviceEngineOptions { watchers: two, ..options(None) };
+    let fixture = Fixture::new(&context, options, &ALL);
     let manager = fixture.manager();
     let shape = config(48, 8, 16);
     let ends: Vec<_> = (0..4)

@@ -1,12 +1,16 @@
 //! Ends in every kind of memory that the engine copies between.
 
+use std::any::Any;
+use std::ffi::c_void;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
+use cudarc::driver::{CudaContext, sys};
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, RegionRequest};
 use terrane_cuda::{
-    Context, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
-    PinnedOptions, Stream,
+    Context, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions, DeviceMemory,
+    PinnedAllocator, PinnedOptions, Stream,
 };
 use terrane_layout::{
     BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind,
@@ -15,10 +19,11 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::pattern::PieceAccess;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, Endpoint, Quote, Terms, TransferManager, TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, StreamHandle, Terms,
+    TransferManager, TransferPlan,
 };
 
-use crate::needs::OnDevice;
+use crate::needs::{OnDevice, is_simulated};
 
 /// Blocks in one allocation of the device.
 pub const DEVICE: &str = "device";
@@ -134,8 +139,57 @@ impl EngineFixture for Fixture {
         Some(endpoint(&system, config, LayoutKind::FullyContiguous))
     }
 
+    fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
+        let held = HeldStream::new(&self.context);
+        Some((held.order(), Box::new(held)))
+    }
+
     fn access(&self) -> &dyn PieceAccess {
         &self.access
+    }
+}
+
+/// A stream whose work stands still until this drops. Until then nobody may free memory of the
+/// device, which waits for all streams.
+pub struct HeldStream {
+    stream: Stream,
+    release: Option<Sender<()>>,
+}
+
+impl HeldStream {
+    pub fn new(context: &Context) -> Self {
+        /// Keeps the stream where it is until the other end has gone.
+        unsafe extern "C" fn keep(until: *mut c_void) {
+            // SAFETY: it comes from `Box::into_raw` below, and the driver calls once.
+            let until = unsafe { Box::from_raw(until.cast::<Receiver<()>>()) };
+            let _ = until.recv();
+        }
+
+        let stream = Stream::new(context).unwrap();
+        let device = usize::try_from(context.device().id.get()).unwrap();
+        CudaContext::new(device).unwrap().bind_to_thread().unwrap();
+        let (release, until) = channel();
+        let until = Box::into_raw(Box::new(until)).cast();
+        // SAFETY: the function takes what it is given here, and calls nothing of the driver's.
+        let code = unsafe { sys::cuLaunchHostFunc(stream.handle().cast(), Some(keep), until) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+        Self { stream, release: Some(release) }
+    }
+
+    /// After what the stream has been given so far.
+    pub fn order(&self) -> DeviceOrder {
+        let raw = self.stream.handle().expose_provenance().try_into().unwrap();
+        // SAFETY: whoever holds the stream up keeps it until the transfer has ended, or until the
+        // engine has taken note of the order.
+        let handle = unsafe { StreamHandle::from_raw(self.stream.context().device().id, raw) };
+        DeviceOrder::AfterStream(handle)
+    }
+}
+
+impl Drop for HeldStream {
+    fn drop(&mut self) {
+        drop(self.release.take());
+        self.stream.synchronize().unwrap();
     }
 }
 
@@ -177,6 +231,12 @@ pub fn config(blocks: u32, layers: u32, page: u32) -> LayoutConfig {
         .inner_dim(128)
         .element(ElementFormat::Width(2));
     config.build().unwrap()
+}
+
+/// Room for [`keep_busy`]; a simulated device takes its time over less.
+pub fn much(context: &Context) -> DeviceMemory {
+    let bytes = if is_simulated(context) { ByteCount::mib(2) } else { ByteCount::mib(128) };
+    DeviceAllocator::new(context).allocate(&RegionRequest::new(bytes)).unwrap()
 }
 
 /// Some milliseconds of work on a stream.

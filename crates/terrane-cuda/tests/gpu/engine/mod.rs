@@ -1,7 +1,13 @@
 //! The copy engine: every path over every kind of memory, and what can go wrong.
 
+mod adopted;
 mod calls;
 mod faults;
-mod fixture;
+pub mod fixture;
+mod held;
 mod orders;
 mod paths;
+mod ranks;
+mod relays;
+mod rising;
+mod submits;

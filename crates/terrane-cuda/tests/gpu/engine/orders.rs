@@ -1,17 +1,15 @@
 //! What a transfer runs after on the device, and what runs after its layers.
 
-use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
-use terrane_cuda::{
-    Context, CopyPath, DeviceAllocator, DeviceEngineOptions, Event, Stream, Timing,
-};
+use terrane_core::{ByteCount, Memory};
+use terrane_cuda::{Context, CopyPath, DeviceEngineOptions, Event, Stream, Timing};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_transfer::{DeviceOrder, Endpoint, EventHandle, StreamHandle, Transfer, TransferError};
 
-use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy};
-use crate::needs::{Needs, device};
+use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
+use crate::needs::{Needs, device_with_kernels as device};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];
@@ -42,7 +40,7 @@ fn all_are(end: &Endpoint, fixture: &Fixture, value: u8) -> bool {
         let mut bytes = vec![0; region.length().to_usize()];
         // SAFETY: the region is alive, and nothing in flight writes it.
         unsafe { fixture.access().read(region.location(), &mut bytes) }.unwrap();
-        bytes.iter().all(|&byte| byte == value)
+        bytes == vec![value; bytes.len()]
     })
 }
 
@@ -50,8 +48,7 @@ fn all_are(end: &Endpoint, fixture: &Fixture, value: u8) -> bool {
 fn a_transfer_waits_for_the_stream_that_writes_its_source() {
     let name = "a_transfer_waits_for_the_stream_that_writes_its_source";
     let Some(context) = device(name, ROOM) else { return };
-    let room =
-        DeviceAllocator::new(&context).allocate(&RegionRequest::new(ByteCount::mib(128))).unwrap();
+    let room = much(&context);
     let compute = Stream::new(&context).unwrap();
     let mut value = 0;
     // One block goes at once, all of them by way of a feeder.
@@ -98,8 +95,7 @@ fn a_transfer_that_waits_holds_up_no_other() {
     let [held_there, there] = [(); 2].map(|()| end(PINNED, LayoutKind::FullyContiguous));
     Image::scribble(&here, fixture.access(), 1);
     let ids: Vec<u32> = (0..64).collect();
-    let room =
-        DeviceAllocator::new(&context).allocate(&RegionRequest::new(ByteCount::mib(128))).unwrap();
+    let room = much(&context);
     let compute = Stream::new(&context).unwrap();
     write_late(&compute, &room, &held_here, 9);
     let raw = compute.handle().expose_provenance();

@@ -1,13 +1,12 @@
 //! Every path moves the right bytes.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrane_core::{ByteCount, DeviceId, Wish};
+use terrane_core::{ByteCount, Wish};
 use terrane_cuda::{
-    Calibration, CalibrationOptions, Context, CopyPath, DeviceAllocator, DeviceEngine,
-    DeviceEngineOptions, PinnedAllocator, PinnedOptions,
+    Calibration, CalibrationOptions, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions,
+    PinnedAllocator, PinnedOptions,
 };
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
@@ -19,7 +18,7 @@ use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
 use super::fixture::{
     APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, config, endpoint, pinned,
 };
-use crate::needs::{LITTLE, Needs, device};
+use crate::needs::{LITTLE, Needs, device_with_kernels as device, two_devices};
 
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];
 
@@ -69,15 +68,11 @@ fn the_relayout_kernel_conforms() {
 #[test]
 fn paths_between_devices_conform() {
     let name = "paths_between_devices_conform";
-    let Some(context) = device(name, LITTLE) else { return };
-    let peer = match Context::primary(DeviceId::new(1)) {
-        Ok(peer) => peer,
-        Err(error) => return eprintln!("skipped: {name}: {error}"),
-    };
+    let Some([context, peer]) = two_devices(name, LITTLE) else { return };
     let ends = [DEVICE, PEER];
     let default = Fixture::new(&context, DeviceEngineOptions::default(), &ends);
     check_copy_engine(&default.beside(peer.clone()));
-    for path in [CopyPath::CopyEach, CopyPath::Batched, CopyPath::Peer] {
+    for path in [CopyPath::Contiguous, CopyPath::CopyEach, CopyPath::Batched, CopyPath::Peer] {
         let fixture = Fixture::in_small_parts(&context, path, &ends).beside(peer.clone());
         let probe = |end| fixture.endpoint(end, config(1, 1, 1), LayoutKind::FullyContiguous);
         let (here, there) = (probe(DEVICE), probe(PEER));
@@ -227,36 +222,4 @@ fn a_calibration_is_measured_saved_and_used() {
     let transfer = ordered(Transfer::new(&here, &there), &here, &there).blocks(&all, &all);
     eprintln!("{}", manager.explain(&transfer).unwrap());
     end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
-}
-
-/// What it costs the calling thread to start a transfer of 16 blocks.
-#[test]
-fn sixteen_blocks_are_submitted_in_microseconds() {
-    let name = "sixteen_blocks_are_submitted_in_microseconds";
-    let needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
-    let Some(context) = device(name, needs) else { return };
-    let options = DeviceEngineOptions {
-        watchers: NonZeroU32::new(2).unwrap(),
-        ..DeviceEngineOptions::default()
-    };
-    let fixture = Fixture::new(&context, options, &ALL);
-    let manager = fixture.manager();
-    let shape = config(64, 32, 16);
-    let (here, there) = (
-        fixture.endpoint(DEVICE, shape, LAYERS_APART),
-        fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous),
-    );
-    let mut random = Seeded::new(9);
-    let mut times = Vec::new();
-    for _ in 0..50 {
-        let (read, written) = (some(&mut random, 64, 16), some(&mut random, 64, 16));
-        let transfer = ordered(Transfer::new(&here, &there), &here, &there);
-        let transfer = transfer.blocks(&read, &written);
-        let begun = Instant::now();
-        let completion = manager.submit(transfer, ()).unwrap();
-        times.push(begun.elapsed());
-        completion.wait().result.unwrap();
-    }
-    times.sort();
-    eprintln!("measured: submitting 16 blocks takes {:.2?}, the median of 50", times[25]);
 }

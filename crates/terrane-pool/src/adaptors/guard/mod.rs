@@ -357,6 +357,12 @@ unsafe impl<M: Memory> Memory for Guarded<M> {
         self.memory.device_alias()?.checked_add(self.offset)
     }
 
+    fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
+        let within = self.offset.checked_add(offset).ok()?;
+        let left = self.length().checked_sub(offset).unwrap_or(ByteCount::ZERO);
+        Some(self.memory.copyable_from(within)?.min(left))
+    }
+
     fn capabilities(&self) -> CapabilityReport {
         self.memory.capabilities()
     }

@@ -2,10 +2,13 @@
 
 mod heads;
 mod layers;
+mod orders;
 
 pub use heads::relayouts_are_exact_or_declined;
 pub use layers::{every_layer_of_a_failed_transfer_ends, layers_are_done_when_the_engine_says_so};
+pub use orders::a_device_order_is_waited_for;
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -45,6 +48,12 @@ pub trait EngineFixture {
         None
     }
 
+    /// An order of a device that has not been reached, and is when the value beside it drops;
+    /// `None` of a fixture without a device that can be held up.
+    fn unreached(&self) -> Option<(DeviceOrder, Box<dyn Any>)> {
+        None
+    }
+
     /// How the bytes of its ends are reached.
     fn access(&self) -> &dyn PieceAccess {
         &InProcess
@@ -56,6 +65,7 @@ pub fn check_copy_engine(fixture: &impl EngineFixture) {
     bytes_are_exact_and_neighbours_untouched(fixture);
     random_transfers_match_the_model(fixture, 0x434F_5059, 40);
     no_blocks_are_a_transfer_like_any_other(fixture);
+    a_device_order_is_waited_for(fixture);
     quoting_touches_nothing(fixture);
     reports_say_what_was_done(fixture);
     what_it_does_not_serve_it_declines(fixture);

@@ -1,49 +1,25 @@
-//! A job on its way to the device: what of it has been submitted, and what comes next.
+//! The paths: how each submits the next part of a job.
 
-use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
 use terrane_core::ByteCount;
-use terrane_transfer::{CopyFailure, CopyGrid, CopyJob, EventHandle, Side, TransferPlan};
+use terrane_transfer::{CopyFailure, CopyGrid, Side, TransferPlan};
 
-use super::Shared;
-use super::batch::Batch;
-use super::calibration::Direction;
-use super::flight::{Cargo, Count, Flight, Lesson, engine_failure};
-use super::launch::{KernelEnd, Launcher};
-use super::options::CopyPath;
-use super::packing::{Cutter, Packing, Part, Ramp};
-use super::reach::Reach;
-use super::scratch::Scratch;
-use super::streams::StreamLease;
+use super::super::Shared;
+use super::super::batch::Batch;
+use super::super::calibration::Direction;
+use super::super::flight::engine_failure;
+use super::super::launch::{KernelEnd, Launcher};
+use super::super::lists::BlockLists;
+use super::super::packing::{Cutter, Packing, Part, Ramp, index};
+use super::super::reach::Reach;
+use super::super::scratch::Scratch;
+use super::Work;
 use crate::error::CudaError;
 use crate::event::{Event, Timing};
+use crate::kernels::INLINE_BLOCKS;
 
-/// A job, and how far it has been submitted.
-pub(super) struct Work {
-    job: CopyJob,
-    direction: Direction,
-    path: CopyPath,
-    /// Of source and destination.
-    ends: [Arc<Reach>; 2],
-    grid: CopyGrid,
-    steps: Steps,
-    /// The first one has all the work of a path of one stream; of the staged path, the first one
-    /// has the copies and the second one the kernels.
-    streams: SmallVec<[StreamLease; 2]>,
-    count: Arc<Count>,
-    /// Behind the latest chunks.
-    last: [Option<Arc<Event>>; 2],
-    /// Layers that have been submitted, counted from the first of the transfer.
-    layers_submitted: u32,
-    layers: VecDeque<(Range<u32>, Arc<Event>)>,
-    /// Whether what it takes says something about its path.
-    is_telling: bool,
-}
-
-enum Steps {
+pub(super) enum Steps {
     /// The driver's copies, from the run of this number on, from that offset in it.
     Runs {
         next: usize,
@@ -55,11 +31,13 @@ enum Steps {
     Kernels {
         cutter: Cutter,
         ctas: u32,
+        /// Whether the blocks are still to be listed.
+        lists: bool,
     },
     Staged(Box<Staged>),
 }
 
-struct Staged {
+pub(super) struct Staged {
     cutter: Cutter,
     packing: Packing,
     batch: Batch,
@@ -69,14 +47,6 @@ struct Staged {
     is_first: bool,
 }
 
-/// A part of a job that is on a stream.
-pub(super) struct Chunk {
-    pub(super) event: Arc<Event>,
-    pub(super) scratch: Option<Scratch>,
-    pub(super) bytes: u64,
-    pub(super) count: Arc<Count>,
-}
-
 /// The most calls of the driver for one chunk, and the most runs of one batch.
 const MOST_CALLS: usize = 64;
 const MOST_TOGETHER: usize = 4096;
@@ -84,192 +54,7 @@ const MOST_TOGETHER: usize = 4096;
 const LAYERS_TOGETHER: u64 = 4 << 20;
 
 impl Work {
-    /// Prepares a job, of which nothing has been submitted.
-    ///
-    /// # Errors
-    ///
-    /// The job, and why it cannot be executed.
-    pub(super) fn new(
-        shared: &Shared,
-        job: CopyJob,
-        direction: Direction,
-        path: CopyPath,
-        ends: [Arc<Reach>; 2],
-    ) -> Result<Self, Box<(CopyJob, CudaError)>> {
-        let grid = job.plan().grid();
-        let layer_wise = job.layers().is_some();
-        let steps = match path {
-            CopyPath::Staged => {
-                match Staged::of(shared, job.plan(), &grid, direction, layer_wise) {
-                    Some(staged) => Steps::Staged(Box::new(staged)),
-                    None => Steps::kernels(shared, job.plan(), &grid, direction, layer_wise),
-                }
-            }
-            CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
-                Steps::kernels(shared, job.plan(), &grid, direction, layer_wise)
-            }
-            CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
-            CopyPath::Batched => Steps::runs(true),
-        };
-        let wanted = if matches!(steps, Steps::Staged(_)) { 2 } else { 1 };
-        let mut streams = SmallVec::new();
-        for _ in 0..wanted {
-            match shared.streams.take() {
-                Ok(stream) => streams.push(stream),
-                Err(error) => return Err(Box::new((job, error))),
-            }
-        }
-        Ok(Self {
-            count: Count::new(&job),
-            job,
-            direction,
-            path,
-            ends,
-            grid,
-            steps,
-            streams,
-            last: [None, None],
-            layers_submitted: 0,
-            layers: VecDeque::new(),
-            is_telling: false,
-        })
-    }
-
-    pub(super) fn job(&self) -> &CopyJob {
-        &self.job
-    }
-
-    pub(super) fn ends(&self) -> &[Arc<Reach>; 2] {
-        &self.ends
-    }
-
-    pub(super) fn streams(&self) -> &[StreamLease] {
-        &self.streams
-    }
-
-    /// Says that the job has the device to itself.
-    pub(super) fn teach(&mut self) {
-        self.is_telling = true;
-    }
-
-    pub(super) fn needs_scratch(&self) -> bool {
-        matches!(self.steps, Steps::Staged(_))
-    }
-
-    /// Where no buffer can be had: goes on without.
-    pub(super) fn do_without_scratch(&mut self, shared: &Shared) {
-        let reached = self.ends.iter().all(|end| end.has_kernels());
-        let layer_wise = self.job.layers().is_some();
-        // Nothing has been submitted yet, or what has been is copied again.
-        self.steps = if reached {
-            Steps::kernels(shared, self.job.plan(), &self.grid, self.direction, layer_wise)
-        } else {
-            Steps::runs(super::batch::is_there(&shared.context))
-        };
-        self.layers_submitted = 0;
-    }
-
-    /// Whether all of it takes a few calls of the driver, and so may be submitted by the caller's
-    /// thread.
-    pub(super) fn is_small(&self, shared: &Shared) -> bool {
-        /// Copies, each a call of two microseconds.
-        const MOST_COPIES: u64 = 3;
-        /// Runs of a batch, at a third of a microsecond each.
-        const MOST_BATCHED: u64 = 16;
-        const LEAST_LARGE: u64 = 16 << 20;
-        let plan = self.job.plan();
-        if self.job.layers().is_some() || plan.bytes().get() > LEAST_LARGE {
-            return false;
-        }
-        match &self.steps {
-            Steps::Runs { together, .. } => {
-                let most = if *together { MOST_BATCHED } else { MOST_COPIES };
-                plan.run_count() <= most && plan.bytes() <= shared.options.request_bytes
-            }
-            // A launch carries at least as many pairs.
-            Steps::Kernels { cutter, .. } => {
-                let mut parts = cutter.clone();
-                parts.next().is_none_or(|part| part.pairs.len() <= 128) && parts.next().is_none()
-            }
-            Steps::Staged(_) => false,
-        }
-    }
-
-    /// Submits the next part, and answers what of it is on its way; `None` if there is none left.
-    ///
-    /// # Errors
-    ///
-    /// What failed. Some of the part may have been submitted, and may use `scratch`.
-    pub(super) fn step(
-        &mut self,
-        shared: &Shared,
-        scratch: &mut Option<Scratch>,
-    ) -> Result<Option<Chunk>, CopyFailure> {
-        let stepped = match &mut self.steps {
-            Steps::Runs { .. } => self.step_runs(shared)?,
-            Steps::Kernels { .. } => self.step_kernels(shared).map_err(engine_failure)?,
-            Steps::Staged(_) => match scratch {
-                Some(scratch) => self.step_staged(shared, scratch).map_err(engine_failure)?,
-                None => None,
-            },
-        };
-        let Some(stepped) = stepped else { return Ok(None) };
-        let Stepped { bytes, stream, layers } = stepped;
-        let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
-        let count = Arc::clone(&self.count);
-        Ok(Some(Chunk { event, scratch: scratch.take(), bytes, count }))
-    }
-
-    /// An event behind what a stream has been given, which is also that of `layers`.
-    fn mark(
-        &mut self,
-        shared: &Shared,
-        stream: usize,
-        layers: u32,
-    ) -> Result<Arc<Event>, CudaError> {
-        let event = Arc::new(Event::new(&shared.context, Timing::Off)?);
-        if let Some(stream) = self.streams.get(stream) {
-            event.record(stream)?;
-        }
-        self.last = [Some(Arc::clone(&event)), self.last[0].take()];
-        if let Some(signals) = self.job.layers().filter(|_| layers > self.layers_submitted) {
-            let first = self.job.plan().layers().start;
-            let arrived = first + self.layers_submitted..first + layers;
-            let raw = ByteCount::from_usize(event.raw().expose_provenance()).get();
-            // SAFETY: the event is one of this device, and its owner goes with the handle.
-            let handle = unsafe { EventHandle::from_raw(shared.context.device().id, raw) };
-            signals.submitted(arrived.clone(), handle, Arc::clone(&event) as _);
-            self.layers.push_back((arrived, Arc::clone(&event)));
-            self.layers_submitted = layers;
-        }
-        Ok(event)
-    }
-
-    /// All has been submitted.
-    pub(super) fn into_flight(
-        self,
-        shared: &Shared,
-        predicted: std::time::Duration,
-    ) -> Result<Arc<Flight>, Box<Cargo>> {
-        let (direction, path, is_telling) = (self.direction, self.path, self.is_telling);
-        let Self { job, count, streams, ends, last: [end, before_end], layers, .. } = self;
-        let corrections = || Arc::clone(&shared.corrections);
-        let lesson =
-            is_telling.then(|| Lesson { corrections: corrections(), direction, path, predicted });
-        let cargo = Cargo { job, count, streams, ends, lesson, scratch: None };
-        match end {
-            Some(end) => Ok(Flight::new(cargo, end, before_end, layers)),
-            None => Err(Box::new(cargo)),
-        }
-    }
-
-    /// Part of it failed, and may still use `scratch`.
-    pub(super) fn into_cargo(self, scratch: Option<Scratch>) -> Box<Cargo> {
-        let Self { job, count, streams, ends, .. } = self;
-        Box::new(Cargo { job, count, streams, ends, lesson: None, scratch })
-    }
-
-    fn step_runs(&mut self, shared: &Shared) -> Result<Option<Stepped>, CopyFailure> {
+    pub(super) fn step_runs(&mut self, shared: &Shared) -> Result<Option<Stepped>, CopyFailure> {
         let Steps::Runs { next, offset, batch, together } = &mut self.steps else {
             return Ok(None);
         };
@@ -320,15 +105,17 @@ impl Work {
         Ok(Some(Stepped { bytes, stream: 0, layers }))
     }
 
-    fn step_kernels(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
-        let Steps::Kernels { cutter, ctas } = &mut self.steps else { return Ok(None) };
+    pub(super) fn step_kernels(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
+        self.list_blocks(shared)?;
+        let Steps::Kernels { cutter, ctas, .. } = &mut self.steps else { return Ok(None) };
         let (Some(part), Some(stream)) = (cutter.next(), self.streams.first()) else {
             return Ok(None);
         };
         let plan = self.job.plan();
         let launcher =
             Launcher { kernels: &shared.kernels, tables: &shared.tables, stream, ctas: *ctas };
-        let [source, destination] = layout_ends(plan, &self.grid, &self.ends, None);
+        let [source, destination] =
+            layout_ends(plan, &self.grid, &self.ends, None, self.lists.as_ref());
         // SAFETY: the plan has been validated, the job keeps both ends alive until the stream has
         // come past, and its claims keep others off them.
         unsafe { launcher.copy(&self.grid, &part, source, destination) }?;
@@ -336,7 +123,24 @@ impl Work {
         Ok(Some(Stepped { bytes: cutter.bytes(&part), stream: 0, layers }))
     }
 
-    fn step_staged(
+    /// Puts the blocks into the device's memory, where a launch does not carry them all.
+    fn list_blocks(&mut self, shared: &Shared) -> Result<(), CudaError> {
+        let plan = self.job.plan();
+        let Steps::Kernels { lists: wanted, .. } = &mut self.steps else { return Ok(()) };
+        let Some(stream) = self.streams.first().filter(|_| std::mem::take(wanted)) else {
+            return Ok(());
+        };
+        let blocks = [plan.source_blocks(), plan.destination_blocks()];
+        match shared.lists.upload(blocks, stream) {
+            Ok(lists) => self.lists = Some(lists),
+            Err(error) if error.is_device_lost() => return Err(error),
+            // They go with the launches then, of which there are more.
+            Err(error) => tracing::debug!(%error, "no list of blocks"),
+        }
+        Ok(())
+    }
+
+    pub(super) fn step_staged(
         &mut self,
         shared: &Shared,
         scratch: &Scratch,
@@ -355,7 +159,7 @@ impl Work {
         let launcher =
             Launcher { kernels: &shared.kernels, tables: &shared.tables, stream: kernels, ctas };
         let sorted = staged.sorted.as_ref();
-        let [source, destination] = layout_ends(plan, &self.grid, &self.ends, sorted);
+        let [source, destination] = layout_ends(plan, &self.grid, &self.ends, sorted, None);
         let strides = staged.packing.strides(&part);
         let host = if to_host { 1 } else { 0 };
         let host_end = self.grid.end(if to_host { Side::Destination } else { Side::Source });
@@ -367,6 +171,7 @@ impl Work {
             (None, true) => plan.destination_blocks(),
         };
         let Some(reach) = self.ends.get(host) else { return Ok(None) };
+        let most = shared.options.request_bytes.get().max(1);
         let mut found = Ok(());
         staged.packing.stretches(&part, host_blocks, |stretch| {
             let layer = u64::from(stretch.layer);
@@ -383,7 +188,7 @@ impl Work {
                 return;
             };
             while left > 0 {
-                let bytes = reach.unsplit(address, left);
+                let bytes = reach.unsplit(address, left.min(most));
                 let (from, to) = if to_host { (at, address) } else { (address, at) };
                 staged.batch.push(from, to, bytes);
                 (at, address, left) = (at + bytes, address + bytes, left - bytes);
@@ -414,12 +219,12 @@ impl Work {
 }
 
 /// A part that has been submitted.
-struct Stepped {
-    bytes: u64,
+pub(super) struct Stepped {
+    pub(super) bytes: u64,
     /// Which of the streams comes to its end.
-    stream: usize,
+    pub(super) stream: usize,
     /// How many layers of a layer-wise transfer have been submitted whole.
-    layers: u32,
+    pub(super) layers: u32,
 }
 
 /// Of a transfer that is cut layer by layer: how many layers are whole with this part.
@@ -435,14 +240,17 @@ fn layout_ends<'a>(
     grid: &'a CopyGrid,
     ends: &'a [Arc<Reach>; 2],
     sorted: Option<&'a [Vec<u32>; 2]>,
+    lists: Option<&BlockLists>,
 ) -> [KernelEnd<'a>; 2] {
     let blocks: [&[u32]; 2] = match sorted {
         Some([sources, destinations]) => [sources, destinations],
         None => [plan.source_blocks(), plan.destination_blocks()],
     };
+    let list = lists.map_or([0, 0], |lists| lists.addresses);
+    let ([reach, to], [blocks, blocks_to], [list, list_to]) = (ends, blocks, list);
     [
-        KernelEnd::Layout { reach: &ends[0], end: &grid.source, blocks: blocks[0] },
-        KernelEnd::Layout { reach: &ends[1], end: &grid.destination, blocks: blocks[1] },
+        KernelEnd::Layout { reach, end: &grid.source, blocks, list },
+        KernelEnd::Layout { reach: to, end: &grid.destination, blocks: blocks_to, list: list_to },
     ]
 }
 
@@ -451,11 +259,11 @@ fn pairs_of(plan: &TransferPlan) -> u32 {
 }
 
 impl Steps {
-    fn runs(together: bool) -> Self {
+    pub(super) fn runs(together: bool) -> Self {
         Self::Runs { next: 0, offset: 0, batch: Batch::default(), together }
     }
 
-    fn kernels(
+    pub(super) fn kernels(
         shared: &Shared,
         plan: &TransferPlan,
         grid: &CopyGrid,
@@ -465,14 +273,16 @@ impl Steps {
         let options = &shared.options;
         let (ctas, limit) = match direction {
             Direction::WithinDevice => (shared.relayout_ctas(), options.relayout_bytes),
+            Direction::BetweenDevices => (options.direct_ctas.get(), options.relayout_bytes),
             _ => (options.direct_ctas.get(), options.request_bytes),
         };
         let packing = Packing::unpacked(grid, layer_wise);
         let limit = if layer_wise { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
         // A layer of a block is copied whole, however long it is.
         let limit = limit.max(packing.of_layer());
+        let lists = index(pairs_of(plan)) > INLINE_BLOCKS / 2;
         match Cutter::new(packing, pairs_of(plan), limit, Ramp::Flat) {
-            Some(cutter) => Self::Kernels { cutter, ctas },
+            Some(cutter) => Self::Kernels { cutter, ctas, lists },
             None => Self::runs(false),
         }
     }
@@ -480,7 +290,7 @@ impl Steps {
 
 impl Staged {
     /// `None` if the transfer cannot be staged.
-    fn of(
+    pub(super) fn of(
         shared: &Shared,
         plan: &TransferPlan,
         grid: &CopyGrid,
@@ -507,14 +317,21 @@ impl Staged {
 ///
 /// Of a block that is packed whole no layer arrives before the others, so layers that are to
 /// arrive one by one are packed one by one.
-pub(super) fn packing_for(grid: &CopyGrid, side: Side, layer_wise: bool) -> Option<Packing> {
+pub(in super::super) fn packing_for(
+    grid: &CopyGrid,
+    side: Side,
+    layer_wise: bool,
+) -> Option<Packing> {
     let packing = Packing::of(grid, grid.end(side))?;
     Some(if layer_wise { packing.by_layers(grid.end(side)) } else { packing })
 }
 
 fn sort_by_source(plan: &TransferPlan) -> [Vec<u32>; 2] {
     let pairs = plan.source_blocks().iter().zip(plan.destination_blocks());
-    let mut pairs: Vec<(u32, u32)> = pairs.map(|(&source, &to)| (source, to)).collect();
+    // As one number each: such are sorted twice as fast.
+    let pairs = pairs.map(|(&source, &to)| (u64::from(source) << 32) | u64::from(to));
+    let mut pairs: Vec<u64> = pairs.collect();
     pairs.sort_unstable();
-    pairs.into_iter().unzip::<_, _, Vec<_>, Vec<_>>().into()
+    let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+    [32, 0].map(|shift| pairs.iter().map(|&pair| half(pair >> shift)).collect())
 }

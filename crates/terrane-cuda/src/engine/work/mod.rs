@@ -1,0 +1,272 @@
+//! A job on its way to the device: what of it has been submitted, and what comes next.
+
+mod steps;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use terrane_core::ByteCount;
+use terrane_transfer::{CopyFailure, CopyGrid, CopyJob, EventHandle};
+
+use super::Shared;
+use super::calibration::Direction;
+use super::flight::{Cargo, Count, Flight, Lesson, engine_failure};
+use super::lists::BlockLists;
+use super::options::CopyPath;
+use super::reach::Reach;
+use super::scratch::Scratch;
+use super::streams::StreamLease;
+use crate::error::CudaError;
+use crate::event::{Event, Timing};
+use crate::kernels::Kernels;
+pub(super) use steps::packing_for;
+use steps::{Staged, Stepped, Steps};
+
+/// A job, and how far it has been submitted.
+pub(super) struct Work {
+    job: CopyJob,
+    /// They outlive the engine, if that goes while they run.
+    kernels: Kernels,
+    direction: Direction,
+    path: CopyPath,
+    /// Of source and destination.
+    ends: [Arc<Reach>; 2],
+    grid: CopyGrid,
+    steps: Steps,
+    /// The first one has all the work of a path of one stream; of the staged path, the first one
+    /// has the copies and the second one the kernels.
+    streams: SmallVec<[StreamLease; 2]>,
+    count: Arc<Count>,
+    /// Where the kernels find the blocks, if a launch does not carry them.
+    lists: Option<BlockLists>,
+    /// Events behind the latest parts, with the bytes submitted up to each.
+    marks: VecDeque<(Arc<Event>, u64)>,
+    submitted: u64,
+    /// Layers that have been submitted, counted from the first of the transfer.
+    layers_submitted: u32,
+    layers: VecDeque<(Range<u32>, Arc<Event>)>,
+    /// Whether what it takes says something about its path.
+    is_telling: bool,
+}
+
+/// A part of a job that is on a stream.
+pub(super) struct Chunk {
+    pub(super) event: Arc<Event>,
+    pub(super) scratch: Option<Scratch>,
+    pub(super) bytes: u64,
+    pub(super) count: Arc<Count>,
+}
+
+/// How many of the latest parts are remembered.
+const MARKS: usize = 4;
+/// What travels while a thread wakes up, and another one: the end is near when no more is left.
+const NEAR: u64 = 10 << 20;
+
+impl Work {
+    /// Prepares a job, of which nothing has been submitted.
+    ///
+    /// # Errors
+    ///
+    /// The job, and why it cannot be executed.
+    pub(super) fn new(
+        shared: &Shared,
+        job: CopyJob,
+        direction: Direction,
+        path: CopyPath,
+        ends: [Arc<Reach>; 2],
+    ) -> Result<Self, Box<(CopyJob, CudaError)>> {
+        let grid = job.plan().grid();
+        let layer_wise = job.layers().is_some();
+        let steps = match path {
+            CopyPath::Staged => {
+                match Staged::of(shared, job.plan(), &grid, direction, layer_wise) {
+                    Some(staged) => Steps::Staged(Box::new(staged)),
+                    None => Steps::kernels(shared, job.plan(), &grid, direction, layer_wise),
+                }
+            }
+            CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
+                Steps::kernels(shared, job.plan(), &grid, direction, layer_wise)
+            }
+            CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
+            CopyPath::Batched => Steps::runs(true),
+        };
+        let wanted = if matches!(steps, Steps::Staged(_)) { 2 } else { 1 };
+        let mut streams = SmallVec::new();
+        for _ in 0..wanted {
+            match shared.streams.take() {
+                Ok(stream) => streams.push(stream),
+                Err(error) => return Err(Box::new((job, error))),
+            }
+        }
+        Ok(Self {
+            count: Count::new(&job),
+            job,
+            kernels: shared.kernels.clone(),
+            direction,
+            path,
+            ends,
+            grid,
+            steps,
+            streams,
+            lists: None,
+            marks: VecDeque::new(),
+            submitted: 0,
+            layers_submitted: 0,
+            layers: VecDeque::new(),
+            is_telling: false,
+        })
+    }
+
+    pub(super) fn job(&self) -> &CopyJob {
+        &self.job
+    }
+
+    pub(super) fn streams(&self) -> &[StreamLease] {
+        &self.streams
+    }
+
+    /// Says whether the job has the device to itself.
+    pub(super) fn teach(&mut self, is_alone: bool) {
+        self.is_telling = is_alone;
+    }
+
+    pub(super) fn needs_scratch(&self) -> bool {
+        matches!(self.steps, Steps::Staged(_))
+    }
+
+    /// Where no buffer can be had: goes on without.
+    pub(super) fn do_without_scratch(&mut self, shared: &Shared) {
+        let reached = self.ends.iter().all(|end| end.has_kernels());
+        let layer_wise = self.job.layers().is_some();
+        // Nothing has been submitted yet, or what has been is copied again.
+        self.steps = if reached {
+            Steps::kernels(shared, self.job.plan(), &self.grid, self.direction, layer_wise)
+        } else {
+            Steps::runs(super::batch::is_there(&shared.context))
+        };
+        self.layers_submitted = 0;
+    }
+
+    /// Whether all of it takes a few calls of the driver, and so may be submitted by the caller's
+    /// thread.
+    pub(super) fn is_small(&self, shared: &Shared) -> bool {
+        /// Copies, each a call of two microseconds.
+        const MOST_COPIES: u64 = 3;
+        /// Runs of a batch, at a third of a microsecond each.
+        const MOST_BATCHED: u64 = 16;
+        const LEAST_LARGE: u64 = 16 << 20;
+        /// Launches, and pairs of which a list is uploaded for them.
+        const MOST_LAUNCHES: usize = 8;
+        const MOST_PAIRS: u32 = 16 << 10;
+        let plan = self.job.plan();
+        // What stays within the device holds up no wire.
+        let is_large =
+            self.direction != Direction::WithinDevice && plan.bytes().get() > LEAST_LARGE;
+        if self.job.layers().is_some() || is_large {
+            return false;
+        }
+        match &self.steps {
+            Steps::Runs { together, .. } => {
+                let most = if *together { MOST_BATCHED } else { MOST_COPIES };
+                plan.run_count() <= most && plan.bytes() <= shared.options.request_bytes
+            }
+            Steps::Kernels { cutter, .. } => {
+                cutter.pairs() <= MOST_PAIRS && cutter.clone().nth(MOST_LAUNCHES).is_none()
+            }
+            Steps::Staged(_) => false,
+        }
+    }
+
+    /// Submits the next part, and answers what of it is on its way; `None` if there is none left.
+    ///
+    /// # Errors
+    ///
+    /// What failed. Some of the part may have been submitted, and may use `scratch`.
+    pub(super) fn step(
+        &mut self,
+        shared: &Shared,
+        scratch: &mut Option<Scratch>,
+    ) -> Result<Option<Chunk>, CopyFailure> {
+        let stepped = match &mut self.steps {
+            Steps::Runs { .. } => self.step_runs(shared)?,
+            Steps::Kernels { .. } => self.step_kernels(shared).map_err(engine_failure)?,
+            Steps::Staged(_) => match scratch {
+                Some(scratch) => self.step_staged(shared, scratch).map_err(engine_failure)?,
+                None => None,
+            },
+        };
+        let Some(stepped) = stepped else { return Ok(None) };
+        let Stepped { bytes, stream, layers } = stepped;
+        self.submitted += bytes;
+        let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
+        let count = Arc::clone(&self.count);
+        Ok(Some(Chunk { event, scratch: scratch.take(), bytes, count }))
+    }
+
+    /// An event behind what a stream has been given, which is also that of `layers`.
+    fn mark(
+        &mut self,
+        shared: &Shared,
+        stream: usize,
+        layers: u32,
+    ) -> Result<Arc<Event>, CudaError> {
+        let event = Arc::new(Event::new(&shared.context, Timing::Off)?);
+        if let Some(stream) = self.streams.get(stream) {
+            event.record(stream)?;
+        }
+        if self.marks.len() == MARKS {
+            self.marks.pop_front();
+        }
+        self.marks.push_back((Arc::clone(&event), self.submitted));
+        if let Some(signals) = self.job.layers().filter(|_| layers > self.layers_submitted) {
+            let first = self.job.plan().layers().start;
+            let arrived = first + self.layers_submitted..first + layers;
+            let raw = ByteCount::from_usize(event.raw().expose_provenance()).get();
+            // SAFETY: the event is one of this device, and its owner goes with the handle.
+            let handle = unsafe { EventHandle::from_raw(shared.context.device().id, raw) };
+            signals.submitted(arrived.clone(), handle, Arc::clone(&event) as _);
+            self.layers.push_back((arrived, Arc::clone(&event)));
+            self.layers_submitted = layers;
+        }
+        Ok(event)
+    }
+
+    /// Of a job that copies nothing: what its end is behind.
+    pub(super) fn end_with(&mut self, event: Option<Event>) {
+        self.marks.extend(event.map(|event| (Arc::new(event), 0)));
+    }
+
+    /// All has been submitted.
+    pub(super) fn into_flight(
+        self,
+        shared: &Shared,
+        predicted: Duration,
+        due: Option<Range<Instant>>,
+    ) -> Result<Arc<Flight>, Box<Cargo>> {
+        let (direction, path, is_telling) = (self.direction, self.path, self.is_telling);
+        let Self {
+            job, kernels, count, streams, ends, lists, mut marks, submitted, layers, ..
+        } = self;
+        let end = marks.pop_back().map(|(event, _)| event);
+        let mut before = marks.into_iter().rev();
+        let before_end = before.find(|(_, bytes)| submitted - bytes >= NEAR);
+        let before_end = before_end.map(|(event, _)| event);
+        let corrections = || Arc::clone(&shared.corrections);
+        let lesson =
+            is_telling.then(|| Lesson { corrections: corrections(), direction, path, predicted });
+        let cargo = Cargo { job, count, streams, ends, lists, lesson, scratch: None, kernels };
+        match end {
+            Some(end) => Ok(Flight::new(cargo, end, before_end, layers, due)),
+            None => Err(Box::new(cargo)),
+        }
+    }
+
+    /// Part of it failed, and may still use `scratch`.
+    pub(super) fn into_cargo(self, scratch: Option<Scratch>) -> Box<Cargo> {
+        let Self { job, kernels, count, streams, ends, lists, .. } = self;
+        Box::new(Cargo { job, count, streams, ends, lists, lesson: None, scratch, kernels })
+    }
+}

@@ -1,0 +1,69 @@
+//! What transfers run after on a device, and what runs after their layers.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use terrane_transfer::{DeviceOrder, EventHandle, Layers, StreamHandle};
+
+use crate::error::CudaError;
+use crate::event::Event;
+use crate::stream::Stream;
+
+impl Stream {
+    /// Everything that has been submitted to this stream, as what a
+    /// [transfer](terrane_transfer::Transfer::device_order) runs after: the stream of the compute
+    /// that writes a transfer's source, or reads its destination.
+    ///
+    /// # Safety
+    ///
+    /// The stream lives until every transfer that was given the order has ended.
+    #[must_use]
+    pub unsafe fn order(&self) -> DeviceOrder {
+        let device = self.context().device().id;
+        // SAFETY: the stream is alive, and stays so as the caller promised.
+        DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(device, number(self.handle())) })
+    }
+
+    /// Makes what is submitted from now on run after the arrival of a layer of a transfer.
+    ///
+    /// Blocks the thread until the engine has put the layer on a stream, and not until the layer
+    /// has arrived, so that compute on layer 0 is submitted while layer 1 travels. If the device
+    /// fails meanwhile, only the outcome of the transfer tells.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Layer`] if the transfer failed before the layer was submitted, or does not move
+    /// it, [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn wait_for_layer(&self, layers: &Layers, layer: u32) -> Result<(), CudaError> {
+        match layers.event(layer)? {
+            // SAFETY: the layers keep the event alive.
+            Some(event) => unsafe { self.wait_for_handle(pointer(event)) },
+            None => Ok(()),
+        }
+    }
+}
+
+impl Event {
+    /// What this event marks, as what a [transfer](terrane_transfer::Transfer::device_order) runs
+    /// after.
+    ///
+    /// # Safety
+    ///
+    /// The event has been recorded, and lives until every transfer that was given the order has
+    /// ended.
+    #[must_use]
+    pub unsafe fn order(&self) -> DeviceOrder {
+        // SAFETY: the event is alive, and stays so as the caller promised.
+        let event = unsafe { EventHandle::from_raw(self.device(), number(self.handle())) };
+        DeviceOrder::AfterEvent(event)
+    }
+}
+
+/// Handles cross to `terrane-transfer` as numbers.
+fn number(handle: *mut c_void) -> u64 {
+    terrane_core::ByteCount::from_usize(handle.expose_provenance()).get()
+}
+
+fn pointer(event: EventHandle) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(terrane_core::ByteCount::new(event.raw()).to_usize())
+}

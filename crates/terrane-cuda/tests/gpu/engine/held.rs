@@ -1,0 +1,156 @@
+//! Transfers that the device holds up, and those that it does not.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_cuda::{CopyPath, DeviceEngine, DeviceEngineOptions, Stream};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::{end_of, ordered};
+use terrane_testkit::model::Image;
+use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
+use terrane_transfer::{
+    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, StreamHandle, Terms,
+    Transfer, TransferManager, TransferPlan,
+};
+
+use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use crate::needs::{LITTLE, device};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// However many transfers wait for the device, the end of another is noticed by the engine itself,
+/// and others begin when their own order has been reached.
+fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
+    };
+    let options = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
+    let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+    // Nobody helps.
+    let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
+    let shape = config(8 * blocks_each, 8, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let image = Image::scribble(&here, fixture.access(), 5);
+    let mut expected = Image::of(&there, fixture.access());
+    let ids = |number: u32| (number * blocks_each..(number + 1) * blocks_each).collect::<Vec<_>>();
+    let transfer = |number: u32| Transfer::new(&here, &there).blocks(&ids(number), &ids(number));
+    // Whatever is made when it is first needed.
+    run(&manager, &here, &there, &ids(7));
+    let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
+    let [held, reached] = [0, 1].map(|number| driver.hold(streams[number].handle()));
+    let [after_held, after_reached] = [0, 1].map(|number| after(&streams[number]));
+    let waiting: Vec<_> = (0..6)
+        .map(|number| manager.submit(transfer(number).device_order(after_held), ()).unwrap())
+        .collect();
+    let free = ordered(transfer(6), &here, &there);
+    must_end(manager.submit(free, ()).unwrap());
+    let next = manager.submit(transfer(7).device_order(after_reached), ()).unwrap();
+    drop(reached);
+    must_end(next);
+    assert!(waiting.iter().all(|completion| !completion.has_ended()));
+    drop(held);
+    waiting.into_iter().for_each(|completion| drop(end_of(completion).result.unwrap()));
+    (0..8).for_each(|number| expected.transfer(&image, &ids(number), &ids(number), 0..8));
+    Image::of(&there, fixture.access()).assert_equals(&expected, name);
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+fn after(stream: &Stream) -> DeviceOrder {
+    let raw = stream.handle().expose_provenance().try_into().unwrap();
+    // SAFETY: the stream outlives the transfers.
+    DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(stream.context().device().id, raw) })
+}
+
+fn run(manager: &TransferManager, here: &Endpoint, there: &Endpoint, ids: &[u32]) {
+    let transfer = ordered(Transfer::new(here, there), here, there).blocks(ids, ids);
+    end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
+}
+
+#[track_caller]
+fn must_end(completion: Completion<()>) {
+    match completion.wait_until(Instant::now() + PATIENCE) {
+        Ok(outcome) => drop(outcome.result.unwrap()),
+        Err(completion) => panic!("held up by others: {completion:?}"),
+    }
+}
+
+#[test]
+fn small_transfers_that_wait_hold_up_no_other() {
+    others_go_on("small_transfers_that_wait_hold_up_no_other", CopyPath::Direct, 1);
+}
+
+#[test]
+fn large_transfers_that_wait_hold_up_no_other() {
+    others_go_on("large_transfers_that_wait_hold_up_no_other", CopyPath::Staged, 16);
+}
+
+/// An engine, and who is told when it has dropped.
+#[derive(Debug)]
+struct Telling {
+    engine: DeviceEngine,
+    _told: Sender<()>,
+}
+
+// SAFETY: all that is done is done by the engine, whose promise it is.
+unsafe impl CopyEngine for Telling {
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+        self.engine.quote(plan, terms)
+    }
+
+    fn submit(&self, job: CopyJob) {
+        self.engine.submit(job);
+    }
+}
+
+/// An engine that goes on one of its own threads leaves its kernels to what it has put on the
+/// device.
+#[test]
+fn kernels_stay_for_as_long_as_they_run() {
+    let name = "kernels_stay_for_as_long_as_they_run";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
+    };
+    let options =
+        DeviceEngineOptions { path: Some(CopyPath::Direct), ..DeviceEngineOptions::default() };
+    let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &[DEVICE, PINNED]);
+    let shape = config(2, 8, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let before = driver.count(Live::Modules);
+    let (told, dropped) = channel();
+    let engine = Telling { engine: DeviceEngine::new(&context, options).unwrap(), _told: told };
+    let engine: Arc<dyn CopyEngine> = Arc::new(engine);
+    // Nobody helps, so that the first transfer ends on a thread of the engine.
+    let manager = TransferManager::new([engine]).with_attention(Duration::ZERO);
+    let stream = Stream::new(&context).unwrap();
+    let held = driver.hold(stream.handle());
+    let writer = here.hold_for_write(&[0]).unwrap();
+    let first = ordered(Transfer::new(&here, &there), &here, &there).blocks(&[0], &[0]);
+    let first = manager.submit(first.after(&writer.ticket()), ()).unwrap();
+    let second = Transfer::new(&here, &there).blocks(&[1], &[1]).device_order(after(&stream));
+    let second = manager.submit(second.after(&first.ticket()), ()).unwrap();
+    drop(manager);
+    drop(writer);
+    assert!(dropped.recv().is_err(), "the engine goes when the second has been submitted");
+    for _ in 0..200 {
+        assert!(driver.count(Live::Modules) > before, "the kernels went before they had run");
+        thread::yield_now();
+        thread::sleep(Duration::from_micros(100));
+    }
+    assert!(!second.has_ended());
+    drop(held);
+    for completion in [first, second] {
+        end_of(completion).result.unwrap();
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}

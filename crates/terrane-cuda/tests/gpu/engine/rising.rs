@@ -1,0 +1,107 @@
+//! Transfers with pinned memory that is still coming up, or has come up in part.
+
+use std::time::Duration;
+
+use terrane_core::{Allocate, ByteCount, Memory, Region};
+use terrane_cuda::{
+    Context, CopyPath, DeviceEngineOptions, DriverCode, PinnedAllocator, PinnedBringUp,
+    PinnedOptions,
+};
+use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind, LayoutPlan};
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::{check_transfer, ordered};
+use terrane_testkit::model::Image;
+use terrane_transfer::{Declined, Endpoint, Transfer, TransferError};
+
+use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use crate::faults;
+use crate::needs::{LITTLE, device};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Blocks of 64 KiB, 16 of them in a step.
+const BLOCKS: u32 = 64;
+const STEP: ByteCount = ByteCount::mib(1);
+
+fn shape() -> LayoutConfig {
+    config(BLOCKS, 8, 16)
+}
+
+/// Blocks in memory that comes up in four steps.
+fn rising(context: &Context) -> (Endpoint, PinnedBringUp) {
+    let options = PinnedOptions {
+        background_step: STEP,
+        unit: ByteCount::kib(64),
+        ..PinnedOptions::default()
+    };
+    let pinned = PinnedAllocator::new(context, options).unwrap();
+    let plan = LayoutPlan::new(&shape(), LayoutKind::FullyContiguous, pinned.limits()).unwrap();
+    assert_eq!(plan.geometry().block_stride(), ByteCount::kib(64));
+    let (memory, bring_up) = pinned.bring_up_in_background(&plan.base_request()).unwrap();
+    let regions = plan.cut(&Region::new(memory)).unwrap();
+    let layout = LayoutBuilder::new(shape()).kind(LayoutKind::FullyContiguous).adopt(regions);
+    (Endpoint::new(layout.unregistered().build().unwrap()).unwrap(), bring_up)
+}
+
+/// Of memory that came up to its half, blocks of that half are copied by every path, and others
+/// are refused: no copy blocks its caller, and no kernel is led to what is not locked.
+#[test]
+fn only_blocks_that_have_come_up_are_copied() {
+    let name = "only_blocks_that_have_come_up_are_copied";
+    let Some(context) = device(name, LITTLE) else { return };
+    for path in [None, Some(CopyPath::CopyEach), Some(CopyPath::Batched), Some(CopyPath::Staged)] {
+        if !faults::fail(name, "cuMemHostRegister_v2", 2, DriverCode::OUT_OF_MEMORY) {
+            return;
+        }
+        let (there, bring_up) = rising(&context);
+        assert_eq!(
+            bring_up.wait_for(STEP.checked_mul("steps", 4).unwrap(), PATIENCE).unwrap_err().usable,
+            ByteCount::mib(2)
+        );
+        let options = DeviceEngineOptions { path, ..DeviceEngineOptions::default() };
+        let fixture = Fixture::new(&context, options, &[DEVICE, APART, PINNED]);
+        let (manager, access) = (fixture.manager(), fixture.access());
+        let here = fixture.endpoint(DEVICE, shape(), LAYERS_APART);
+        Image::scribble(&here, access, 3);
+        for ids in [&[31, 0, 7][..], &(0..32).collect::<Vec<_>>()] {
+            check_transfer(&manager, access, (&here, ids), (&there, ids), 0..8);
+            check_transfer(&manager, access, (&there, ids), (&here, ids), 0..8);
+        }
+        for ids in [[0, 32], [62, 63], [31, 40]] {
+            for (from, to) in [(&here, &there), (&there, &here)] {
+                let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
+                let rejected = manager.submit(transfer, ()).map(drop).unwrap_err();
+                let TransferError::NoEngine { declined, .. } = &rejected.cause else {
+                    panic!("{path:?}, {ids:?}: {rejected}");
+                };
+                let all_so = declined.iter().all(|(_, why)| *why == Declined::ComingUp);
+                assert!(all_so, "{path:?}, {ids:?}: {rejected}");
+            }
+        }
+        assert_eq!(context.lost(), None, "{path:?}");
+    }
+}
+
+/// What is asked of an endpoint before its memory has come up is not what holds afterwards: then
+/// kernels reach it, too.
+#[test]
+fn what_has_come_up_is_copied_by_every_path() {
+    let name = "what_has_come_up_is_copied_by_every_path";
+    let Some(context) = device(name, LITTLE) else { return };
+    let options =
+        DeviceEngineOptions { path: Some(CopyPath::Direct), ..DeviceEngineOptions::default() };
+    let fixture = Fixture::new(&context, options, &[DEVICE, APART, PINNED]);
+    let (manager, access) = (fixture.manager(), fixture.access());
+    let (there, bring_up) = rising(&context);
+    let here = fixture.endpoint(DEVICE, shape(), LAYERS_APART);
+    let all: Vec<u32> = (0..BLOCKS).collect();
+    let transfer = || ordered(Transfer::new(&here, &there), &here, &there).blocks(&all, &all);
+    // Refused, or not, as far as it has come up.
+    let _early = manager.explain(&transfer());
+    assert!(bring_up.wait_for(bring_up.length(), PATIENCE).unwrap());
+    assert!(there.layout().regions().iter().all(|region| region.device_alias().is_some()));
+    let explained = manager.explain(&transfer()).unwrap();
+    assert_eq!(explained.path, CopyPath::Direct.name());
+    Image::scribble(&here, access, 4);
+    check_transfer(&manager, access, (&here, &all), (&there, &all), 0..8);
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}

@@ -1,0 +1,187 @@
+//! What a submit waits for, which is nothing, and what is ordered behind streams of the caller's.
+
+use std::thread;
+
+use terrane_core::{ByteCount, Memory};
+use terrane_cuda::{Context, CopyPath, DeviceEngineOptions, Event, Stream, Timing};
+use terrane_layout::{LayoutConfig, LayoutKind};
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::model::Image;
+use terrane_testkit::simulated_cuda::SimulatedCuda;
+use terrane_transfer::{DeviceOrder, Endpoint, LayerState, Transfer};
+
+use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use crate::needs::{Needs, device_with_kernels as device};
+
+const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
+
+fn fixture(context: &Context, path: Option<CopyPath>) -> Fixture {
+    let options = DeviceEngineOptions { path, ..DeviceEngineOptions::default() };
+    Fixture::new(context, options, &[DEVICE, APART, PINNED])
+}
+
+/// Submits what every byte of a device's end becomes.
+fn fill(stream: &Stream, end: &Endpoint, value: u8) {
+    for region in end.layout().regions() {
+        // SAFETY: the endpoint keeps the region, and what else uses it is ordered behind this.
+        unsafe { stream.fill(region.location(), value, region.length()) }.unwrap();
+    }
+}
+
+fn all_are(end: &Endpoint, fixture: &Fixture, value: u8) -> bool {
+    end.layout().regions().iter().all(|region| {
+        let mut bytes = vec![0; region.length().to_usize()];
+        // SAFETY: the region is alive, and nothing in flight writes it.
+        unsafe { fixture.access().read(region.location(), &mut bytes) }.unwrap();
+        bytes == vec![value; bytes.len()]
+    })
+}
+
+/// With every stream that a transfer has to wait for at a standstill, the submit comes back all
+/// the same, by every path, of little and of much; and nothing is copied before its time.
+#[test]
+fn a_submit_waits_for_nothing_on_the_device() {
+    let name = "a_submit_waits_for_nothing_on_the_device";
+    let Some(context) = device(name, ROOM) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: a stream of a real device does not stand still");
+    };
+    let compute = Stream::new(&context).unwrap();
+    let mut value = 0;
+    for path in [None].into_iter().chain(CopyPath::ALL.map(Some)) {
+        let fixture = fixture(&context, path);
+        let manager = fixture.manager();
+        for (blocks, to_device) in [(1, false), (64, false), (1, true), (64, true)] {
+            value += 1;
+            let shape = config(blocks, 4, 16);
+            let ids: Vec<u32> = (0..blocks).collect();
+            let within = matches!(path, Some(CopyPath::Relayout));
+            if path == Some(CopyPath::Peer) {
+                continue;
+            }
+            let here = fixture.endpoint(APART, shape, LAYERS_APART);
+            let other = if within { DEVICE } else { PINNED };
+            let there = fixture.endpoint(other, shape, LayoutKind::FullyContiguous);
+            let (from, to) = if to_device { (&there, &here) } else { (&here, &there) };
+            Image::scribble(from, fixture.access(), 3);
+            let before = Image::of(to, fixture.access());
+            let event = Event::new(&context, Timing::Off).unwrap();
+
+            let held = driver.hold(compute.handle());
+            // What the transfer reads, or would be undone by.
+            fill(&compute, &here, value);
+            event.record(&compute).unwrap();
+            let order = if blocks == 1 {
+                // SAFETY: the event lives until the transfer has ended.
+                unsafe { event.order() }
+            } else {
+                // SAFETY: so does the stream.
+                unsafe { compute.order() }
+            };
+            let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);
+            let completion = manager.submit(transfer.layer_wise(), "guard").unwrap();
+            let layers = completion.layers().unwrap();
+            for _ in 0..20 {
+                driver.step(8);
+                assert!(!completion.has_ended(), "{path:?}: it has to wait for the stream");
+                assert!(layers.range().all(|layer| !layers.is_done(layer)), "{path:?}");
+            }
+            drop(held);
+            let outcome = end_of(completion);
+            assert_eq!(outcome.guard, "guard");
+            let report = outcome.result.unwrap();
+            assert!(layers.range().all(|layer| layers.state(layer) == Ok(LayerState::Done)));
+            if to_device {
+                let mut expected = before;
+                expected.transfer(&Image::of(from, fixture.access()), &ids, &ids, 0..4);
+                let what = report.explanation.path;
+                Image::of(to, fixture.access()).assert_equals(&expected, &what);
+            } else {
+                assert!(all_are(to, &fixture, value), "{path:?}, {blocks} blocks: too early");
+            }
+        }
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// Two threads write blocks of their own on one stream, and move them behind it.
+#[test]
+fn two_threads_move_what_they_wrote_on_one_stream() {
+    let name = "two_threads_move_what_they_wrote_on_one_stream";
+    let Some(context) = device(name, ROOM) else { return };
+    let compute = Stream::new(&context).unwrap();
+    for path in [None, Some(CopyPath::Staged), Some(CopyPath::Direct), Some(CopyPath::CopyEach)] {
+        let fixture = fixture(&context, path);
+        let manager = fixture.manager();
+        let shape: LayoutConfig = config(24, 4, 16);
+        let ids: Vec<u32> = (0..24).collect();
+        let ends: Vec<_> = (0..2)
+            .map(|_| {
+                let here = fixture.endpoint(APART, shape, LAYERS_APART);
+                (here, fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous))
+            })
+            .collect();
+        thread::scope(|scope| {
+            for (number, (here, there)) in (0_u8..).zip(&ends) {
+                let (compute, manager, ids) = (&compute, &manager, &ids);
+                scope.spawn(move || {
+                    for round in 0..6 {
+                        let value = 2 * round + number + 1;
+                        fill(compute, here, value);
+                        // SAFETY: the stream outlives the threads.
+                        let order = unsafe { compute.order() };
+                        let transfer = Transfer::new(here, there).blocks(ids, ids);
+                        let transfer = transfer.device_order(order);
+                        end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
+                    }
+                });
+            }
+        });
+        for ((_, there), value) in ends.iter().zip([11, 12]) {
+            assert!(all_are(there, &fixture, value), "{path:?}");
+        }
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// A stream that runs after a layer of a transfer that waits itself: nobody blocks, and the bytes
+/// are there when the stream comes to them.
+#[test]
+fn a_stream_of_somebody_elses_follows_layer_by_layer() {
+    let name = "a_stream_of_somebody_elses_follows_layer_by_layer";
+    let Some(context) = device(name, ROOM) else { return };
+    let theirs = cudarc::driver::CudaContext::new(0).unwrap().new_stream().unwrap();
+    let handle = theirs.cu_stream().cast();
+    // SAFETY: the stream is alive for as long as its owner.
+    let user = unsafe { Stream::borrow(&context, handle, theirs) }.unwrap();
+    for path in [None, Some(CopyPath::Direct), Some(CopyPath::Staged), Some(CopyPath::Batched)] {
+        let fixture = fixture(&context, path);
+        let manager = fixture.manager();
+        let shape = config(48, 6, 16);
+        let ids: Vec<u32> = (0..48).collect();
+        let there = fixture.endpoint(PINNED, shape, LAYERS_APART);
+        let here = fixture.endpoint(APART, shape, LAYERS_APART);
+        let copy = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let image = Image::scribble(&there, fixture.access(), 6);
+        let mut expected = Image::of(&copy, fixture.access());
+        expected.transfer(&image, &ids, &ids, 1..6);
+        let transfer = Transfer::new(&there, &here).blocks(&ids, &ids).layers(1..6);
+        let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised).layer_wise();
+        let completion = manager.submit(transfer, ()).unwrap();
+        let layers = completion.layers().unwrap();
+        for (layer, (from, to)) in
+            (0..).zip(here.layout().regions().iter().zip(copy.layout().regions())).skip(1)
+        {
+            user.wait_for_layer(&layers, layer).unwrap();
+            // SAFETY: the layer has arrived when the stream comes to it, and both ends live until
+            // the stream has been waited for.
+            unsafe { user.copy(from.location(), to.location(), to.length()) }.unwrap();
+        }
+        let error = user.wait_for_layer(&layers, 0).unwrap_err();
+        assert!(matches!(error, terrane_cuda::CudaError::Layer(_)), "{error}");
+        user.synchronize().unwrap();
+        Image::of(&copy, fixture.access()).assert_equals(&expected, &format!("{path:?}"));
+        end_of(completion).result.unwrap();
+    }
+}

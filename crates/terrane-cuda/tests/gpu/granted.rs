@@ -1,0 +1,107 @@
+//! Whether what was asked of the driver is what it made.
+
+use cudarc::driver::{CudaContext, sys};
+use terrane_core::{
+    Allocate, AllocateError, ByteCount, Capability, Grant, Memory, RegionRequest, Wish,
+};
+use terrane_cuda::{
+    Context, CudaStreams, Held, PinnedAllocator, PinnedNuma, PinnedOptions, Stream, StreamPriority,
+};
+use terrane_pool::StreamSource;
+use terrane_storage::{HugePages, NodeId, NumaPolicy, SystemOptions};
+
+use crate::needs::{LITTLE, device};
+
+fn priority(stream: &Stream) -> i32 {
+    let mut priority = 0;
+    // SAFETY: the stream is alive, and one number is written.
+    let code = unsafe { sys::cuStreamGetPriority(stream.handle().cast(), &raw mut priority) };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    priority
+}
+
+#[test]
+fn streams_have_the_priority_that_was_asked_for() {
+    let name = "streams_have_the_priority_that_was_asked_for";
+    let Some(context) = device(name, LITTLE) else { return };
+    CudaContext::new(0).unwrap().bind_to_thread().unwrap();
+    let (mut lowest, mut highest) = (0, 0);
+    // SAFETY: two numbers are written.
+    let code = unsafe { sys::cuCtxGetStreamPriorityRange(&raw mut lowest, &raw mut highest) };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    let of = |asked| priority(&Stream::with_priority(&context, asked).unwrap());
+    assert_eq!(of(StreamPriority::Lowest), lowest);
+    assert_eq!(of(StreamPriority::Highest), highest);
+    assert_eq!(of(StreamPriority::Default), 0);
+    assert_eq!(priority(&Stream::new(&context).unwrap()), 0);
+    let streams = CudaStreams::with_priority(&context, StreamPriority::Highest);
+    let pooled = StreamSource::create(&streams).unwrap();
+    assert_eq!(priority(&streams.get(pooled).unwrap()), highest);
+}
+
+/// The flags with which the driver allocated or registered memory.
+fn flags(context: &Context, options: PinnedOptions) -> u32 {
+    let pinned = PinnedAllocator::new(context, options).unwrap();
+    let memory = pinned.allocate(&RegionRequest::new(ByteCount::mib(2))).unwrap();
+    assert!(memory.device_alias().is_some());
+    let mut flags = 0;
+    let address = memory.address().as_ptr().cast();
+    // SAFETY: the memory is alive, and one number is written.
+    let code = unsafe { sys::cuMemHostGetFlags(&raw mut flags, address) };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    flags
+}
+
+#[test]
+fn memory_is_write_combined_only_when_asked() {
+    /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`.
+    const USUAL: u32 = 3;
+    /// `CU_MEMHOSTALLOC_WRITECOMBINED`.
+    const WRITE_COMBINED: u32 = 4;
+    let name = "memory_is_write_combined_only_when_asked";
+    let Some(context) = device(name, LITTLE) else { return };
+    CudaContext::new(0).unwrap().bind_to_thread().unwrap();
+    let of_driver = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
+    let asked = PinnedOptions { is_write_combined: true, ..PinnedOptions::default() };
+    let found = flags(&context, of_driver);
+    assert_eq!(found & (WRITE_COMBINED | USUAL), USUAL, "{found:#x}");
+    let found = flags(&context, asked);
+    assert_eq!(found & WRITE_COMBINED, WRITE_COMBINED, "{found:#x}");
+}
+
+/// Memory that the driver allocates by itself is not bound to nodes, nor made of huge pages: a wish
+/// for that is answered, and a requirement is an error.
+#[test]
+fn what_the_driver_does_not_heed_is_said_or_an_error() {
+    let name = "what_the_driver_does_not_heed_is_said_or_an_error";
+    let Some(context) = device(name, LITTLE) else { return };
+    let request = RegionRequest::new(ByteCount::mib(2));
+    let allocate = |bound, huge, is_write_combined| {
+        let system =
+            SystemOptions { huge_pages: HugePages::Transparent(huge), ..SystemOptions::default() };
+        let numa = PinnedNuma::Policy(NumaPolicy::Bind(NodeId::new(0), bound));
+        let registration = if is_write_combined { Wish::Preferred } else { Wish::Off };
+        let options = PinnedOptions {
+            system,
+            numa,
+            registration,
+            is_write_combined,
+            ..PinnedOptions::default()
+        };
+        PinnedAllocator::new(&context, options).unwrap().allocate(&request)
+    };
+    for is_write_combined in [false, true] {
+        let memory = allocate(Wish::Preferred, Wish::Preferred, is_write_combined).unwrap();
+        let report = memory.capabilities();
+        for capability in [Capability::NumaBinding, Capability::TransparentHugePages] {
+            let grant = report.grant(&capability);
+            assert!(matches!(grant, Some(Grant::Refused(_))), "{capability}: {report}");
+        }
+        drop(memory);
+        for (bound, huge) in [(Wish::Required, Wish::Off), (Wish::Off, Wish::Required)] {
+            let error = allocate(bound, huge, is_write_combined).unwrap_err();
+            assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
+        }
+        assert_eq!(context.holdings().host, Held::default());
+    }
+}

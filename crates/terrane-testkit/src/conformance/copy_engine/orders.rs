@@ -1,0 +1,44 @@
+//! The rules of [`CopyEngine`](terrane_transfer::CopyEngine) about a device's order.
+
+use terrane_core::StorageKind;
+use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
+
+use super::{EngineFixture, check_transfer, end_of, for_all_pairs, two_ends};
+use crate::model::Image;
+
+/// A transfer ends only when the device's order has been reached, also if it has no blocks: whoever
+/// has to wait for an order asks for such a one.
+pub fn a_device_order_is_waited_for(fixture: &impl EngineFixture) {
+    let manager = TransferManager::new([fixture.engine()]);
+    for_all_pairs(fixture, |source, destination| {
+        for blocks in [&[][..], &[0, 1]] {
+            let [from, to] = two_ends(fixture, source, destination);
+            let [other_from, other_to] = two_ends(fixture, source, destination);
+            let mut expected = Image::of(&to, fixture.access());
+            expected.transfer(&Image::of(&from, fixture.access()), blocks, blocks, 0..3);
+            let Some((order, held)) = fixture.unreached() else { return };
+            let takes_part = |end: &Endpoint| match (end.kind(), order) {
+                (StorageKind::Device(device), DeviceOrder::AfterStream(s)) => s.device() == device,
+                (StorageKind::Device(device), DeviceOrder::AfterEvent(e)) => e.device() == device,
+                _ => false,
+            };
+            if !takes_part(&from) && !takes_part(&to) {
+                return;
+            }
+            let transfer = Transfer::new(&from, &to).blocks(blocks, blocks).device_order(order);
+            let waiting = manager.submit(transfer, ()).expect("it is accepted");
+            // Time enough for an engine that does not wait: another one has ended after it.
+            let access = fixture.access();
+            check_transfer(&manager, access, (&other_from, &[]), (&other_to, &[]), 0..3);
+            assert!(
+                !waiting.has_ended(),
+                "from {source} to {destination}, a transfer of {} blocks has ended before the \
+                 device's order was reached",
+                blocks.len()
+            );
+            drop(held);
+            end_of(waiting).result.expect("it ends well");
+            Image::of(&to, access).assert_equals(&expected, "after the device's order");
+        }
+    });
+}
