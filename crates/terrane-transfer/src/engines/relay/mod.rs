@@ -32,8 +32,8 @@ const NAME: &str = "relay";
 ///
 /// A transfer is cut into chunks. One of the two engines copies each into a bounce slot, and the
 /// other one out of it: while some chunks are on their second hop, the next ones are on their first.
-/// An engine has a few at a time, as it would end more of them all at once. The engines are asked which of them takes which hop, so
-/// that one relay serves both directions.
+/// An engine has a few at a time, as it would end more of them all at once. The engines are asked
+/// which of them takes which hop, so that one relay serves both directions.
 ///
 /// # Slots
 ///
