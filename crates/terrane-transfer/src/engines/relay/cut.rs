@@ -30,7 +30,7 @@ pub(super) struct Chunk {
     pub(super) landing: u32,
 }
 
-/// With this many chunks, all but an eighth of the shorter hop is hidden behind the other one.
+/// With this many chunks, most of the shorter hop is hidden behind the other one.
 const CHUNKS: u64 = 8;
 
 /// Smaller chunks would cost more in latency than they hide.

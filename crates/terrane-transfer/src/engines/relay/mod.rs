@@ -31,9 +31,9 @@ const NAME: &str = "relay";
 /// kind: from a device to a file through pinned memory, say, or from pageable memory to a device.
 ///
 /// A transfer is cut into chunks. One of the two engines copies each into a bounce slot, and the
-/// other one out of it, in as many slots at once as there are: while one chunk is on its second
-/// hop, the next ones are on their first. The engines are asked which of them takes which hop, so
-/// that one relay serves both directions.
+/// other one out of it: while some chunks are on their second hop, the next ones are on their first.
+/// An engine has a few at a time, as it would end more of them all at once. The engines are asked
+/// which of them takes which hop, so that one relay serves both directions.
 ///
 /// # Slots
 ///
