@@ -367,10 +367,11 @@ fn a_guard_may_wait_for_whatever_ends_on_its_thread() {
     drop((first, guard));
     let (ended, end) = std::sync::mpsc::channel();
     let job = engine.take();
-    thread::spawn(move || {
+    let thread = thread::Builder::new().spawn(move || {
         job.finish(Err(CopyFailure::DeadlineExceeded));
         let _ = ended.send(());
     });
     end.recv_timeout(Duration::from_secs(60)).expect("a thread waits for itself");
+    thread.unwrap().join().unwrap();
     assert!(failing.wait().result.is_err());
 }
