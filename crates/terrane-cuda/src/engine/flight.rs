@@ -2,9 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -31,8 +29,6 @@ pub(super) struct Flight {
     before_end: Option<Arc<Event>>,
     /// When it should happen, if that is known.
     due: Option<Range<Instant>>,
-    /// Whether a thread of the caller's has looked.
-    is_attended: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -73,7 +69,7 @@ impl Flight {
         due: Option<Range<Instant>>,
     ) -> Arc<Self> {
         let state = Mutex::new(State { cargo: Some(cargo), layers });
-        Arc::new(Self { end, before_end, due, is_attended: AtomicBool::new(false), state })
+        Arc::new(Self { end, before_end, due, state })
     }
 
     /// Lets threads that wait for the job look for themselves.
@@ -105,9 +101,6 @@ impl Flight {
 
     /// Waits for the end, and finishes the job.
     pub(super) fn see_through(self: &Arc<Self>) {
-        if self.is_seen_by_others() {
-            return;
-        }
         // The failure of an event is that of the end, too.
         while let Some(event) = self.next_layer() {
             if event.wait().is_err() {
@@ -135,17 +128,6 @@ impl Flight {
             // Of the streams it is found out whether anything still runs.
             Err(error) => cargo.drain(engine_failure(error)),
         }
-    }
-
-    /// Leaves a job that is due soon to a thread that waits for it, if there is one: two at once
-    /// hold each other up in the driver. Answers whether it has been finished.
-    fn is_seen_by_others(&self) -> bool {
-        let Some(due) = &self.due else { return false };
-        thread::sleep(FIRST_NAP);
-        if self.is_attended.load(Ordering::Relaxed) {
-            thread::sleep(due.end.saturating_duration_since(Instant::now()));
-        }
-        self.lock().cargo.is_none()
     }
 
     fn next_layer(&self) -> Option<Arc<Event>> {
@@ -186,15 +168,11 @@ impl Flight {
     }
 }
 
-/// As long as a thread of the caller's takes to come to wait for its transfer.
-const FIRST_NAP: Duration = Duration::from_micros(20);
 /// How long a thread looks for an end that is near before it goes to sleep.
 const LAST_SPIN: Duration = Duration::from_micros(500);
 
 impl Attend for Flight {
     fn poll(&self) {
-        // Relaxed: a hint.
-        self.is_attended.store(true, Ordering::Relaxed);
         self.look();
     }
 

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -51,9 +52,11 @@ pub(super) fn read(path: &Path) -> Result<Calibration, CudaError> {
 pub(super) fn write(calibration: &Calibration, path: &Path) -> Result<(), CudaError> {
     let text = serde_json::to_string_pretty(&File::of(calibration));
     let text = text.map_err(|error| failed(path, error))?;
-    // Beside the file, so that the rename does not leave the file system.
+    // Beside the file, so that the rename does not leave the file system; and each writer's own.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
+    beside.push(format!(".{}-{number}.new", std::process::id()));
     let written = std::fs::File::create(&beside)
         .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
         .and_then(|()| std::fs::rename(&beside, path));
@@ -170,6 +173,24 @@ mod tests {
             write(&calibration, &path).unwrap();
             assert_eq!(read(&path).unwrap(), calibration);
         }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside");
+    }
+
+    #[test]
+    fn those_who_save_at_once_leave_one_whole_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("calibration.json");
+        let calibration = Calibration::built_in();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        write(&calibration, &path).unwrap();
+                        assert_eq!(read(&path).unwrap(), calibration);
+                    }
+                });
+            }
+        });
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside");
     }
 

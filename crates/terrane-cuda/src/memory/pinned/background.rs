@@ -24,7 +24,8 @@ impl PinnedAllocator {
     ///
     /// All of the memory is mapped and zeroed from the start, so that the processor may use any of
     /// it, and a copy to or from any of it is correct; but only what is within the usable prefix
-    /// is copied as pinned memory is. How many blocks of a layout that are says
+    /// is copied as pinned memory is, and a [`DeviceEngine`](crate::DeviceEngine) declines blocks
+    /// beyond it, rather than keep its caller waiting. How many blocks of a layout that are says
     /// `LayoutPlan::blocks_within`.
     ///
     /// - The [device alias](Memory::device_alias) is there when all of the memory is, and only if

@@ -159,8 +159,12 @@ pub struct HeldStream {
 impl HeldStream {
     pub fn new(context: &Context) -> Self {
         /// Keeps the stream where it is until the other end has gone.
+        ///
+        /// # Safety
+        ///
+        /// `until` is a receiver in a box, which is this call's.
         unsafe extern "C" fn keep(until: *mut c_void) {
-            // SAFETY: it comes from `Box::into_raw` below, and the driver calls once.
+            // SAFETY: the caller's promise.
             let until = unsafe { Box::from_raw(until.cast::<Receiver<()>>()) };
             let _ = until.recv();
         }
