@@ -367,11 +367,13 @@ fn a_guard_may_wait_for_whatever_ends_on_its_thread() {
     drop((first, guard));
     let (ended, end) = std::sync::mpsc::channel();
     let job = engine.take();
-    let thread = thread::Builder::new().spawn(move || {
+    // Not a scope's, which would wait for a thread that waits for itself.
+    let finish = move || {
         job.finish(Err(CopyFailure::DeadlineExceeded));
         let _ = ended.send(());
-    });
+    };
+    let finishing = thread::Builder::new().spawn(finish).unwrap();
     end.recv_timeout(Duration::from_secs(60)).expect("a thread waits for itself");
-    thread.unwrap().join().unwrap();
+    finishing.join().unwrap();
     assert!(failing.wait().result.is_err());
 }
