@@ -26,8 +26,8 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
         .env("RUSTFLAGS", "--cfg loom")
         .default_env("LOOM_MAX_PREEMPTIONS", MAX_PREEMPTIONS)
         .env("CARGO_TARGET_DIR", workspace.target().join("loom"))
-        // Not in release mode: the models run for seconds, and building takes far longer.
-        .args(["test", "--no-fail-fast", "--test", "loom"])
+        // In release mode: without optimisation a model overflows the small stacks that loom gives.
+        .args(["test", "--release", "--no-fail-fast", "--test", "loom"])
         .args(packages.iter().flat_map(|package| ["--package", package.name.as_str()]))
         .args(["--", "--show-output"]);
     run_counted(workspace, cargo, "loom", tally)
