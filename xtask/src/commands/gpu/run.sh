@@ -232,9 +232,9 @@ run_sanitizer() {
         for binary in "$here"/tests/*; do
             [ -x "$binary" ] || continue
             # Only some binaries have such tests.
-            "$binary" --list --format terse 2>/dev/null | grep -q kernel || continue
+            "$binary" --list --format terse 2>/dev/null | grep -q "kernels::" || continue
             suite "sanitize/$tool/${binary##*/}" "$logs/$tool-${binary##*/}.log" \
-                "${filter:-kernel}" \
+                "${filter:-kernels::}" \
                 "$sanitizer" --tool $tool --error-exitcode 99 --target-processes all "$binary"
         done
     done
