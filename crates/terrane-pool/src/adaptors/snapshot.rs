@@ -6,7 +6,7 @@ use terrane_core::{ByteCount, Label, Span};
 
 /// Every block of some sources at one instant each.
 ///
-/// With the feature `serde` it serialises; see [`to_json`](Self::to_json) for the form.
+/// With the feature `serde` it serialises; `to_json` says in which form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The blocks, source by source.
