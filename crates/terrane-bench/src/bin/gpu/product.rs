@@ -249,8 +249,8 @@ fn places() -> Vec<PathBuf> {
         let entries = fs::read_dir(folder).into_iter().flatten();
         entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
     };
-    let mut prefixes = ["/usr/local", "/usr", "/venv"].map(PathBuf::from).to_vec();
-    prefixes.extend(["/opt", "/root/.pyenv/versions"].map(Path::new).map(inside).concat());
+    let mut prefixes = ["/usr/local", "/usr"].map(PathBuf::from).to_vec();
+    prefixes.extend(inside(Path::new("/opt")));
     for prefix in prefixes {
         let pythons = inside(&prefix.join("lib")).into_iter();
         for python in pythons.filter(|path| path.to_string_lossy().contains("/python3")) {
