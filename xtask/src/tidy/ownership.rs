@@ -6,9 +6,10 @@ use super::Problem;
 use crate::workspace::is_published;
 
 /// External crates, and the one library crate that may name each.
-const OWNERS: [(&str, &str); 5] = [
+const OWNERS: [(&str, &str); 6] = [
     ("cudarc", "terrane-cuda"),
     ("nixl-sys", "terrane-nixl"),
+    ("postcard", "terrane-wire"),
     ("io-uring", "terrane-storage"),
     ("libc", "terrane-storage"),
     ("rustix", "terrane-storage"),

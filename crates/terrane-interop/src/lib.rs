@@ -1,0 +1,1 @@
+//! Memory that crosses to and from other libraries: DLPack tensors, Arrow arrays, columns.

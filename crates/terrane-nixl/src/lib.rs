@@ -1,0 +1,1 @@
+//! The NIXL boundary: agents, backends, registration, metadata, and the remote copy engine.
