@@ -355,7 +355,7 @@ impl DeviceEngine {
         let gate = match self.order(order, &work) {
             Ok(gate) => gate,
             Err(error) => {
-                self.watch(Task::Drain(work.into_cargo(None), engine_failure(error)));
+                self.watch(Task::Drain(work.into_cargo(), engine_failure(error)));
                 return Ok(());
             }
         };
@@ -391,10 +391,10 @@ impl DeviceEngine {
         work.job().start();
         let due = if at_once { due(work.job().predicted()..work.job().predicted()) } else { None };
         loop {
-            match work.step(&self.shared, &mut None) {
+            match work.step(&self.shared) {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
-                Err(failure) => return self.watch(Task::Drain(work.into_cargo(None), failure)),
+                Err(failure) => return self.watch(Task::Drain(work.into_cargo(), failure)),
             }
         }
         match work.into_flight(&self.shared, Duration::ZERO, due) {
@@ -419,25 +419,21 @@ impl DeviceEngine {
             Direction::ToHost => to_host,
             Direction::WithinDevice | Direction::BetweenDevices => between,
         };
-        let mut feed = Feed { work, predicted, begun: None, desk: Arc::clone(desk) };
-        let is_idle = desk.enter();
+        let (seat, is_idle) = desk.enter();
+        let mut feed = Feed { work, predicted, begun: None, seat };
         if is_idle && gate.is_none() {
             // The wire need not be idle while the feeder wakes.
-            feed = match self.begin(feed) {
+            feed = match self.begin(feed, desk) {
                 Some(feed) => feed,
                 None => return,
             };
         }
+        // Should the threads be gone, the job drops here, and its caller is told.
         match gate {
-            None => {
-                if let Err(refused) = queue.send(feed) {
-                    refused.into_inner().abandon();
-                }
-            }
+            None => drop(queue.send(feed)),
             // It would hold buffers and a place in the queue while it waits for the device.
             Some(gate) => {
                 if let Some(gates) = &self.gates {
-                    // Should they be gone, the job drops here, and its caller is told.
                     let _ = gates.send(Task::Gate(gate, feed, queue.clone()));
                 }
             }
@@ -446,28 +442,21 @@ impl DeviceEngine {
 
     /// Submits the first part of a staged job, if a buffer is there. Gives the job back, unless that
     /// failed.
-    fn begin(&self, mut feed: Feed) -> Option<Feed> {
+    fn begin(&self, mut feed: Feed, desk: &Desk) -> Option<Feed> {
         if !feed.work.needs_scratch() {
             return Some(feed);
         }
-        let desk = Arc::clone(&feed.desk);
-        let mut scratch = desk.scratch().take_free();
-        if scratch.is_none() {
-            return Some(feed);
-        }
+        let Some(scratch) = desk.scratch().take_free() else { return Some(feed) };
+        feed.work.put_scratch(scratch);
         feed.work.job().start();
-        match feed.work.step(&self.shared, &mut scratch) {
+        match feed.work.step(&self.shared) {
             Ok(begun) => {
-                feed.begun = begun;
-                if let Some(unused) = scratch {
-                    desk.scratch().give_back(unused);
-                }
+                feed.begun = begun.map(|chunk| desk.lend(chunk));
+                desk.give_back(feed.work.take_scratch());
                 Some(feed)
             }
             Err(failure) => {
-                desk.leave();
-                desk.scratch().forget_one();
-                self.watch(Task::Drain(feed.work.into_cargo(scratch), failure));
+                self.watch(Task::Drain(feed.work.into_cargo(), failure));
                 None
             }
         }

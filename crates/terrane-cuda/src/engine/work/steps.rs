@@ -13,7 +13,6 @@ use super::super::launch::{KernelEnd, Launcher};
 use super::super::lists::BlockLists;
 use super::super::packing::{Cutter, Packing, Part, Ramp, index};
 use super::super::reach::Reach;
-use super::super::scratch::Scratch;
 use super::Work;
 use crate::error::CudaError;
 use crate::event::{Event, Timing};
@@ -58,7 +57,7 @@ impl Work {
         let Steps::Runs { next, offset, batch, together } = &mut self.steps else {
             return Ok(None);
         };
-        let Some(stream) = self.streams.first() else { return Ok(None) };
+        let Some(stream) = self.lanes.first() else { return Ok(None) };
         let plan = self.job.plan();
         let most = if *together { MOST_TOGETHER } else { MOST_CALLS };
         let limit = shared.options.request_bytes.get().max(1);
@@ -108,7 +107,7 @@ impl Work {
     pub(super) fn step_kernels(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
         self.list_blocks(shared)?;
         let Steps::Kernels { cutter, ctas, .. } = &mut self.steps else { return Ok(None) };
-        let (Some(part), Some(stream)) = (cutter.next(), self.streams.first()) else {
+        let (Some(part), Some(stream)) = (cutter.next(), self.lanes.first()) else {
             return Ok(None);
         };
         let plan = self.job.plan();
@@ -127,7 +126,7 @@ impl Work {
     fn list_blocks(&mut self, shared: &Shared) -> Result<(), CudaError> {
         let plan = self.job.plan();
         let Steps::Kernels { lists: wanted, .. } = &mut self.steps else { return Ok(()) };
-        let Some(stream) = self.streams.first().filter(|_| std::mem::take(wanted)) else {
+        let Some(stream) = self.lanes.first().filter(|_| std::mem::take(wanted)) else {
             return Ok(());
         };
         let blocks = [plan.source_blocks(), plan.destination_blocks()];
@@ -140,16 +139,17 @@ impl Work {
         Ok(())
     }
 
-    pub(super) fn step_staged(
-        &mut self,
-        shared: &Shared,
-        scratch: &Scratch,
-    ) -> Result<Option<Stepped>, CudaError> {
+    pub(super) fn step_staged(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
         let Steps::Staged(staged) = &mut self.steps else { return Ok(None) };
-        let (Some(copies), Some(kernels)) = (self.streams.first(), self.streams.get(1)) else {
+        let (Some(copies), Some(kernels)) = (self.lanes.first(), self.lanes.get(1)) else {
             return Ok(None);
         };
-        let Some(part) = staged.cutter.next() else { return Ok(None) };
+        let Some(part) = staged.cutter.clone().next() else { return Ok(None) };
+        let Some(scratch) = &self.scratch else {
+            self.do_without_scratch(shared);
+            return self.step_kernels(shared);
+        };
+        staged.cutter.next();
         let plan = self.job.plan();
         // Nothing else goes on beside the first part to the host: more thread blocks shorten it.
         let is_first = std::mem::replace(&mut staged.is_first, false);
