@@ -204,7 +204,9 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
         return Err(TransferError::Conflict { conflicts });
     }
     let ticket = Ticket::new(transfer.after.iter().cloned());
-    let reading = source.claim(&ticket, &read);
+    // Claims are kept in ascending order: of that list, if there is one.
+    let sources = plan.pairs_by_source().map_or(plan.source_blocks(), |[sources, _]| sources);
+    let reading = source.claim(&ticket, &Use { blocks: sources, ..read });
     let writing = destination.as_mut().unwrap_or(&mut source).claim(&ticket, &write);
     Ok((ticket, [reading, writing]))
 }

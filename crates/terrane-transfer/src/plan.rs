@@ -45,6 +45,9 @@ pub(crate) struct Buffers {
     /// The blocks, as pairs in ascending order of the destination.
     pub(crate) sources: Vec<u32>,
     pub(crate) destinations: Vec<u32>,
+    /// The same pairs in ascending order of the source, if that is how they were named and is
+    /// another order: sources, and destinations.
+    pub(crate) by_source: [Vec<u32>; 2],
     /// The pairs while they are sorted.
     pub(crate) pairs: Vec<u64>,
     pub(crate) segments: Vec<Segment>,
@@ -250,6 +253,15 @@ impl TransferPlan {
         &self.buffers.destinations
     }
 
+    /// The same pairs in ascending order of the source, where the transfer names them so and the
+    /// order of the destination is another one: the blocks that are read, and those that are
+    /// written. An engine that meets the source in sequence need not sort them again then.
+    #[must_use]
+    pub fn pairs_by_source(&self) -> Option<[&[u32]; 2]> {
+        let pairs = self.buffers.by_source.each_ref().map(Vec::as_slice);
+        (!pairs[0].is_empty()).then_some(pairs)
+    }
+
     /// The layers, by their numbers in the source.
     #[must_use]
     pub fn layers(&self) -> Range<u32> {
@@ -406,6 +418,7 @@ impl Buffers {
     pub(crate) fn clear(&mut self) {
         self.sources.clear();
         self.destinations.clear();
+        self.by_source.iter_mut().for_each(Vec::clear);
         self.segments.clear();
         self.runs.clear();
     }

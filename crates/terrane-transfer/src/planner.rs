@@ -200,6 +200,11 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
         sources.extend_from_slice(&transfer.source_blocks);
         destinations.extend_from_slice(&transfer.destination_blocks);
     } else {
+        if transfer.source_blocks.is_sorted() {
+            let [by_source, to] = &mut buffers.by_source;
+            by_source.extend_from_slice(&transfer.source_blocks);
+            to.extend_from_slice(&transfer.destination_blocks);
+        }
         let pairs = transfer.destination_blocks.iter().zip(&transfer.source_blocks);
         // As one number each: such are sorted twice as fast.
         let pairs =

@@ -53,7 +53,7 @@ impl Desk {
     }
 
     /// Whether no desk has another job: what goes the other way takes its share of the wire.
-    fn is_alone(&self) -> bool {
+    pub(super) fn is_alone(&self) -> bool {
         self.of_all.load(Ordering::Relaxed) <= 1
     }
 
@@ -175,7 +175,13 @@ impl Feeder {
         match stepped {
             Ok(Some(chunk)) => {
                 self.pending.push_back(self.desk.lend(chunk));
-                Some(feed)
+                if !feed.work.is_submitted() {
+                    return Some(feed);
+                }
+                // At once, not when there would be room for another part: who waits for the end has
+                // to hear of it while it is far off.
+                self.all_submitted(feed);
+                None
             }
             Ok(None) => {
                 self.desk.give_back(feed.work.take_scratch());

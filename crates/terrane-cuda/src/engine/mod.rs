@@ -361,9 +361,9 @@ impl DeviceEngine {
         };
         if work.job().plan().bytes().is_zero() {
             work.end_with(gate);
-            self.submit_now(work, false);
+            self.submit_now(work, false, None);
         } else if work.is_small(&self.shared) {
-            self.submit_now(work, gate.is_none());
+            self.submit_now(work, gate.is_none(), None);
         } else {
             let predicted = work.job().predicted();
             self.feed(direction, Box::new(work), predicted, gate);
@@ -387,17 +387,19 @@ impl DeviceEngine {
     }
 
     /// Submits all of a small job, which begins at once or when the device comes to it.
-    fn submit_now(&self, mut work: Work, at_once: bool) {
+    /// A buffer that it has comes back to the desk.
+    fn submit_now(&self, mut work: Work, at_once: bool, desk: Option<&Desk>) {
         work.job().start();
-        let due = if at_once { due(work.job().predicted()..work.job().predicted()) } else { None };
+        let predicted = work.job().predicted();
+        let due = if at_once { due(predicted..predicted) } else { None };
         loop {
             match work.step(&self.shared) {
-                Ok(Some(_)) => {}
+                Ok(Some(part)) => drop(desk.map(|desk| desk.lend(part))),
                 Ok(None) => break,
                 Err(failure) => return self.watch(Task::Drain(work.into_cargo(), failure)),
             }
         }
-        match work.into_flight(&self.shared, Duration::ZERO, due) {
+        match work.into_flight(&self.shared, predicted, due) {
             Ok(flight) => {
                 flight.invite();
                 self.watch(Task::End(flight));
@@ -421,12 +423,22 @@ impl DeviceEngine {
         };
         let (seat, is_idle) = desk.enter();
         let mut feed = Feed { work, predicted, begun: None, seat };
-        if is_idle && gate.is_none() {
-            // The wire need not be idle while the feeder wakes.
-            feed = match self.begin(feed, desk) {
-                Some(feed) => feed,
-                None => return,
-            };
+        if is_idle && gate.is_none() && feed.work.needs_scratch() {
+            let taken = desk.scratch().take_free();
+            if let Some(scratch) = taken {
+                feed.work.put_scratch(scratch);
+                if feed.work.fits_one_buffer() {
+                    // To wake the feeder would take as long as to do it.
+                    feed.work.in_one_part();
+                    feed.work.teach(desk.is_alone());
+                    return self.submit_now(*feed.work, true, Some(desk));
+                }
+                // The wire need not be idle while the feeder wakes.
+                feed = match self.begin(feed, desk) {
+                    Some(feed) => feed,
+                    None => return,
+                };
+            }
         }
         // Should the threads be gone, the job drops here, and its caller is told.
         match gate {
@@ -440,14 +452,9 @@ impl DeviceEngine {
         }
     }
 
-    /// Submits the first part of a staged job, if a buffer is there. Gives the job back, unless that
+    /// Submits the first part of a staged job, which has a buffer. Gives the job back, unless that
     /// failed.
     fn begin(&self, mut feed: Feed, desk: &Desk) -> Option<Feed> {
-        if !feed.work.needs_scratch() {
-            return Some(feed);
-        }
-        let Some(scratch) = desk.scratch().take_free() else { return Some(feed) };
-        feed.work.put_scratch(scratch);
         feed.work.job().start();
         match feed.work.step(&self.shared) {
             Ok(begun) => {

@@ -142,6 +142,22 @@ impl Work {
         matches!(self.steps, Steps::Staged(_))
     }
 
+    /// Whether all of it fits into one buffer, so that it takes a few calls of the driver with one.
+    pub(super) fn fits_one_buffer(&self) -> bool {
+        // Layers are told of one by one.
+        match &self.steps {
+            Steps::Staged(staged) => self.job.layers().is_none() && staged.fits_one(),
+            _ => false,
+        }
+    }
+
+    /// Submits all of it as one part, in the buffer that it is [given](Self::put_scratch).
+    pub(super) fn in_one_part(&mut self) {
+        if let Steps::Staged(staged) = &mut self.steps {
+            staged.in_one_part();
+        }
+    }
+
     /// Where no buffer can be had: goes on without.
     pub(super) fn do_without_scratch(&mut self, shared: &Shared) {
         let reached = self.ends.iter().all(|end| end.has_kernels());
@@ -185,6 +201,15 @@ impl Work {
         }
     }
 
+    /// Whether all parts have been submitted.
+    pub(super) fn is_submitted(&self) -> bool {
+        match &self.steps {
+            Steps::Runs { next, .. } => *next >= self.job.plan().runs().len(),
+            Steps::Kernels { cutter, .. } => cutter.is_done(),
+            Steps::Staged(staged) => staged.is_submitted(),
+        }
+    }
+
     /// Gives the job the buffer of its next part.
     pub(super) fn put_scratch(&mut self, scratch: Scratch) {
         self.scratch = Some(scratch);
@@ -196,12 +221,16 @@ impl Work {
     }
 
     /// Submits the next part, and answers what of it is on its way; `None` if there is none left.
-    /// A part that is staged needs a [buffer](Self::put_scratch).
+    /// Without a
+    /// [buffer](Self::put_scratch) nothing is staged.
     ///
     /// # Errors
     ///
     /// What failed. Some of the part may have been submitted, and may use the buffer.
     pub(super) fn step(&mut self, shared: &Shared) -> Result<Option<Chunk>, CopyFailure> {
+        if self.needs_scratch() && self.scratch.is_none() && !self.is_submitted() {
+            self.do_without_scratch(shared);
+        }
         self.lanes.begin();
         let stepped = match &mut self.steps {
             Steps::Runs { .. } => self.step_runs(shared)?,
