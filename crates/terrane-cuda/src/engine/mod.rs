@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{ByteCount, StorageKind};
+use terrane_core::{ByteCount, Capability, CapabilityReport, Grant, Reason, StorageKind, Wish};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
     CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Side, Terms, TransferPlan,
@@ -33,6 +33,7 @@ pub use calibration::{Calibration, CalibrationOptions, Direction, PathCost};
 pub use options::{CopyPath, DeviceEngineOptions};
 
 use crate::context::Context;
+use crate::driver::DriverCode;
 use crate::error::CudaError;
 use crate::event::{Event, Timing};
 use crate::kernels::Kernels;
@@ -146,7 +147,9 @@ pub struct DeviceEngine {
 struct Shared {
     context: Context,
     options: DeviceEngineOptions,
-    kernels: Kernels,
+    kernels: Option<Kernels>,
+    /// What became of the wish for kernels.
+    capabilities: CapabilityReport,
     reach: ReachCache,
     tables: Tables,
     lists: Arc<ListPool>,
@@ -169,15 +172,18 @@ impl Shared {
 }
 
 impl DeviceEngine {
-    /// An engine for the context's device. Loads the kernels, and starts the threads, which are
+    /// An engine for the context's device. Loads the kernels, if the driver takes them, and starts the threads, which are
     /// named `terrane-cuda-feed-0` and so on, `terrane-cuda-gate-0` and `terrane-cuda-wait-0`.
     ///
     /// # Errors
     ///
-    /// Those of loading the kernels and of making a stream, [`CudaError::Thread`].
+    /// [`CudaError::KernelsRefused`] if they are [required](DeviceEngineOptions::kernels), those of
+    /// making a stream, [`CudaError::Thread`].
     pub fn new(context: &Context, options: DeviceEngineOptions) -> Result<Self, CudaError> {
+        let (kernels, capabilities) = load_kernels(context, options.kernels)?;
         let shared = Arc::new(Shared {
-            kernels: Kernels::load(context)?,
+            kernels,
+            capabilities,
             reach: ReachCache::new(context),
             tables: Tables::new(context)?,
             lists: ListPool::new(context)?,
@@ -249,6 +255,12 @@ impl DeviceEngine {
         &self.shared.calibration
     }
 
+    /// Whether it copies by kernels; its [capabilities](CopyEngine::capabilities) say why not.
+    #[must_use]
+    pub fn has_kernels(&self) -> bool {
+        self.shared.kernels.is_some()
+    }
+
     /// Between what a plan copies, if it is a device's engine's to copy, and this device's.
     fn direction(&self, plan: &TransferPlan) -> Option<Direction> {
         let own = self.shared.context.device().id;
@@ -315,7 +327,8 @@ impl DeviceEngine {
             Direction::ToHost => Some((Side::Destination, plan.destination_blocks())),
             _ => None,
         };
-        let stretches = host.and_then(|(side, blocks)| {
+        let has_kernels = self.shared.kernels.is_some();
+        let stretches = host.filter(|_| has_kernels).and_then(|(side, blocks)| {
             let packing = packing_for(&grid, side, terms.layer_wise)?;
             let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
             fits.then(|| packing.count_stretches(blocks))
@@ -329,7 +342,7 @@ impl DeviceEngine {
             runs: plan.run_count(),
             cells,
             stretches,
-            kernels: ends.iter().all(|end| end.has_kernels()),
+            kernels: has_kernels && ends.iter().all(|end| end.has_kernels()),
             batches: self.shared.has_batches,
         }
     }
@@ -477,6 +490,29 @@ impl DeviceEngine {
     }
 }
 
+/// The kernels, if they are wished for and the driver takes them, and what became of the wish.
+fn load_kernels(
+    context: &Context,
+    wish: Wish,
+) -> Result<(Option<Kernels>, CapabilityReport), CudaError> {
+    let loaded = (wish != Wish::Off).then(|| Kernels::load(context));
+    let (kernels, grant) = match loaded {
+        None => (None, Grant::NotTried),
+        Some(Ok(kernels)) => (Some(kernels), Grant::Granted),
+        // That there is no memory now says nothing of the driver.
+        Some(Err(CudaError::KernelsRefused { code, .. }))
+            if wish == Wish::Preferred && code != DriverCode::OUT_OF_MEMORY =>
+        {
+            let operation = "cuModuleLoadDataEx";
+            (None, Grant::Refused(Reason::Driver { operation, code: code.get() }))
+        }
+        Some(Err(error)) => return Err(error),
+    };
+    let mut capabilities = CapabilityReport::default();
+    capabilities.record(Capability::CopyKernels, wish, grant);
+    Ok((kernels, capabilities))
+}
+
 /// The device of whose stream or event an order speaks.
 fn device_of(order: Option<DeviceOrder>) -> Option<terrane_core::DeviceId> {
     match order {
@@ -495,9 +531,16 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let Choice { path, predicted, reason } =
+        let Choice { path, predicted, mut reason } =
             self.choose(plan, terms, self.shared.options.path)?;
+        if self.shared.kernels.is_none() {
+            reason = Cow::Owned(format!("{reason}; {}", self.shared.capabilities));
+        }
         Ok(Quote { path: Cow::Borrowed(path.name()), reason, predicted })
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.shared.capabilities.clone()
     }
 
     fn submit(&self, job: CopyJob) {

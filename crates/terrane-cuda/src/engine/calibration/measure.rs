@@ -108,6 +108,7 @@ pub(super) fn measure(
             Direction::WithinDevice => &[CopyPath::Relayout][..],
             _ => &[CopyPath::Direct, CopyPath::Staged],
         };
+        let kernel = if bench.engine.has_kernels() { kernel } else { &[] };
         for &path in kernel.iter().chain(&[CopyPath::Batched, CopyPath::CopyEach]) {
             if path == CopyPath::Batched && !batch::is_there(context) {
                 continue;
