@@ -94,7 +94,8 @@ pub struct DeviceEngineOptions {
     pub relayout_ctas: Option<NonZeroU32>,
     /// The most bytes that one request, or one kernel that uses the wire, copies.
     pub request_bytes: ByteCount,
-    /// The most bytes that one kernel within the device's memory copies.
+    /// The most bytes that one kernel within the device's memory copies: a gigabyte takes half a
+    /// millisecond, and the step from one kernel to the next some microseconds.
     pub relayout_bytes: ByteCount,
     /// How the engine's streams rank against others.
     pub priority: StreamPriority,
@@ -128,7 +129,7 @@ impl Default for DeviceEngineOptions {
             direct_ctas: number(32),
             relayout_ctas: None,
             request_bytes: ByteCount::mib(32),
-            relayout_bytes: ByteCount::mib(512),
+            relayout_bytes: ByteCount::gib(1),
             priority: StreamPriority::Default,
             streams: number(24),
             watchers: number(4),
