@@ -19,17 +19,17 @@ use crate::{Agent, Refusal, Status};
 ///
 /// Its lock is taken before the one in the bindings, and never within it.
 #[derive(Debug, Default)]
-pub(crate) struct Table(HashMap<Descriptor, Entry>);
+pub(crate) struct Table(pub(super) HashMap<Descriptor, Entry>);
 
 #[derive(Debug, Default)]
-struct Entry {
+pub(super) struct Entry {
     /// How many registrations hold it.
     users: usize,
     /// The backends that have it, by their places among the agent's.
     backends: Vec<usize>,
     /// Deregister when they drop: each takes the descriptor from all backends that have it, so that
     /// the others find nothing left to do. There are several where backends came one by one.
-    handles: Vec<nixl_sys::RegistrationHandle>,
+    pub(super) handles: Vec<nixl_sys::RegistrationHandle>,
 }
 
 /// What one backend is to register: its place among the agent's, and the descriptor, or why it need
