@@ -4,9 +4,12 @@ mod agent;
 mod backend;
 mod error;
 mod probe;
+mod refusal;
 mod register;
 
 pub use agent::{Agent, AgentBuilder, ThreadMode};
 pub use backend::{BackendConfig, Demand, FileAccess, MemoryType};
-pub use error::{NixlError, NixlUnavailable, Refusal, Status};
-pub use probe::{Found, REQUIRED_SYMBOLS, probe};
+pub use error::{NixlError, NixlUnavailable, PluginFailed, Status};
+pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe};
+pub use refusal::Refusal;
+pub use register::Registrar;
