@@ -12,6 +12,7 @@ pub mod gpu;
 pub mod kernels;
 pub mod lint;
 pub mod loom;
+pub mod nixl;
 pub mod offload;
 pub mod simulated;
 pub mod soak;
