@@ -60,7 +60,7 @@ pub fn provide(
 
 /// Has `make` fill a new folder, and puts it in its place when it is done, with the stamp in it; a
 /// folder with this stamp is left alone.
-fn whole(folder: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+pub fn whole(folder: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let is_whole = || fs::read_to_string(folder.join(STAMP)).is_ok_and(|found| found == stamp);
     if is_whole() {
         return Ok(());
@@ -95,20 +95,12 @@ fn unpack(workspace: &Workspace, wheels: &Wheels, folder: &Path) -> Result<()> {
     let requirements = download.join("requirements.txt");
     fs::write(&requirements, wheels.requirements)
         .with_context(|| format!("cannot write {}", requirements.display()))?;
-    let pip = Tool::new(workspace, "python3")
-        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"])
-        .args(["--require-hashes", "--disable-pip-version-check", "--no-input"])
-        .args(["--python-version", PYTHON, "--implementation", "cp"])
-        .args(
-            PLATFORMS
-                .iter()
-                .flat_map(|name| [String::from("--platform"), format!("{name}_{ARCH}")]),
-        )
-        .args([Path::new("--dest"), &download, Path::new("--requirement"), &requirements]);
-    let said = pip.complaint().context("python3 with pip is needed; install both")?;
-    if let Some(said) = said {
-        bail!("{}\npip says:\n{}", judge(&said), said.trim_end());
-    }
+    let platforms = PLATFORMS.map(|name| format!("{name}_{ARCH}"));
+    pip(workspace, "download", |pip| {
+        pip.args(["--require-hashes", "--python-version", PYTHON, "--implementation", "cp"])
+            .args(platforms.iter().flat_map(|platform| ["--platform", platform]))
+            .args([Path::new("--dest"), &download, Path::new("--requirement"), &requirements])
+    })?;
     let script = workspace.root().join("xtask/src/unpack.py");
     let downloaded = fs::read_dir(&download).context("cannot list what was downloaded")?;
     for file in downloaded {
@@ -121,6 +113,18 @@ fn unpack(workspace: &Workspace, wheels: &Wheels, folder: &Path) -> Result<()> {
         }
     }
     remove(&download)
+}
+
+/// Runs one of pip's commands on ready-made wheels alone, and says what it means if it fails.
+pub fn pip(workspace: &Workspace, command: &str, with: impl FnOnce(Tool) -> Tool) -> Result<()> {
+    let pip = Tool::new(workspace, "python3")
+        .args(["-m", "pip", command, "--quiet", "--no-deps", "--only-binary=:all:"])
+        .args(["--disable-pip-version-check", "--no-input"]);
+    let said = with(pip).complaint().context("python3 with pip is needed; install both")?;
+    match said {
+        Some(said) => bail!("{}\npip says:\n{}", judge(&said), said.trim_end()),
+        None => Ok(()),
+    }
 }
 
 /// What pip's complaint means, and what to do.
