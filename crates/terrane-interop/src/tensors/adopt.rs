@@ -61,10 +61,11 @@ pub fn adopt_kv(
     form: &KvForm,
     tensors: KvTensors<'_>,
 ) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
-    adopt(config, form, tensors, &ImportedTensor::memory)
+    adopt(config, form, tensors, &|tensor, _| tensor.memory())
 }
 
-/// As [`adopt_kv`], with the bytes that lie between blocks.
+/// As [`adopt_kv`], with the bytes that lie between blocks, and behind the last one as far as the
+/// [block alignment](LayoutConfig::block_alignment) reaches.
 ///
 /// # Errors
 ///
@@ -72,22 +73,29 @@ pub fn adopt_kv(
 ///
 /// # Safety
 ///
-/// For as long as the layout lives, the bytes between elements of each tensor are as the elements
-/// are: nobody uses them who does not synchronise with the users of the layout.
+/// For as long as the layout lives, the bytes between elements of each tensor, and the padding
+/// behind its last block, are as the elements are: of the same live allocation, initialised if they
+/// are the host's, and nobody uses them who does not synchronise with the users of the layout.
 pub unsafe fn adopt_kv_with_gaps(
     config: &LayoutConfig,
     form: &KvForm,
     tensors: KvTensors<'_>,
 ) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
-    adopt(config, form, tensors, &|tensor| {
-        // SAFETY: the caller's promise of the gaps.
-        unsafe { tensor.memory_with_gaps() }
+    adopt(config, form, tensors, &|tensor, region_bytes| {
+        if tensor.is_read_only() {
+            return Err(ImportError::ReadOnly);
+        }
+        let span = tensor.span();
+        let span = Span { length: span.length.max(region_bytes), ..span };
+        // SAFETY: whoever imported the tensor promised it of its elements, and the caller of what
+        // lies between and behind them, for as long as the tensor is not released; it is the owner.
+        Ok(unsafe { ForeignMemory::new(span, tensor.clone()) })
     })
 }
 
-/// How a tensor becomes memory.
+/// How a tensor becomes memory, of a region of so many bytes.
 type ToMemory<'a> =
-    &'a dyn Fn(&ImportedTensor) -> Result<ForeignMemory<ImportedTensor>, ImportError>;
+    &'a dyn Fn(&ImportedTensor, ByteCount) -> Result<ForeignMemory<ImportedTensor>, ImportError>;
 
 fn adopt(
     config: &LayoutConfig,
@@ -98,6 +106,7 @@ fn adopt(
     let (config, tensors) = in_order(config, form, tensors)?;
     check_alike(&tensors)?;
     let kind = kind_of(&config, form, &tensors)?;
+    let region_bytes = Geometry::new(&config, kind)?.region_bytes();
     let regions = match kind {
         LayoutKind::FullyContiguous if tensors.len() > 1 => {
             vec![joined(&config, &tensors)?]
@@ -105,7 +114,7 @@ fn adopt(
         _ => tensors
             .iter()
             .map(|&(tensor, imported)| {
-                let memory = to_memory(imported);
+                let memory = to_memory(imported, region_bytes);
                 memory.map(Region::new).map_err(|source| KvError::Memory { tensor, source })
             })
             .collect::<Result<_, _>>()?,
