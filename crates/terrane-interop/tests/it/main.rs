@@ -8,3 +8,9 @@
     clippy::missing_errors_doc,
     reason = "a test says what it expects by panicking"
 )]
+
+mod exports;
+mod hostile;
+mod kv;
+mod peer;
+mod round_trips;
