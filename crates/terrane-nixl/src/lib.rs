@@ -3,10 +3,14 @@
 mod agent;
 mod backend;
 mod error;
+mod peers;
 mod probe;
 mod register;
 
 pub use agent::{Agent, AgentBuilder, ThreadMode};
 pub use backend::{BackendConfig, Demand, FileAccess, MemoryType};
 pub use error::{NixlError, NixlUnavailable, Refusal, Status};
+pub use peers::{
+    ExportError, ForgetError, Forgotten, ImportError, MalformedMetadata, PeerChange, RemoteLayout,
+};
 pub use probe::{Found, REQUIRED_SYMBOLS, probe};

@@ -6,6 +6,7 @@ use std::time::Duration;
 use terrane_core::AgentName;
 
 use super::{Agent, Backend, Inner, name};
+use crate::peers::Peers;
 use crate::register::Table;
 use crate::{BackendConfig, MemoryType, NixlError, Status, probe};
 
@@ -108,7 +109,8 @@ impl AgentBuilder {
             backends.push(create(&raw, config)?);
         }
         let table = Mutex::new(Table::default());
-        Ok(Agent(Arc::new(Inner { table, backends, raw, name })))
+        let peers = Peers::default();
+        Ok(Agent(Arc::new(Inner { peers, table, backends, raw, name })))
     }
 }
 

@@ -12,6 +12,7 @@ pub use builder::{AgentBuilder, ThreadMode};
 
 use crate::MemoryType;
 use crate::backend::{Demand, FileAccess};
+use crate::peers::Peers;
 use crate::register::Table;
 use name::ClaimedName;
 
@@ -23,6 +24,7 @@ pub struct Agent(Arc<Inner>);
 
 struct Inner {
     // Fields drop in this order: the name is free once the agent has ended.
+    peers: Peers,
     table: Mutex<Table>,
     backends: Vec<Backend>,
     raw: nixl_sys::Agent,
@@ -59,6 +61,10 @@ impl Agent {
 
     pub(crate) fn created(&self) -> &[Backend] {
         &self.0.backends
+    }
+
+    pub(crate) fn peer_table(&self) -> &Peers {
+        &self.0.peers
     }
 
     pub(crate) fn table(&self) -> &Mutex<Table> {
