@@ -3,6 +3,7 @@
 mod agent;
 mod backend;
 mod error;
+mod peers;
 mod probe;
 mod refusal;
 mod register;
@@ -10,6 +11,9 @@ mod register;
 pub use agent::{Agent, AgentBuilder, ThreadMode};
 pub use backend::{BackendConfig, Demand, FileAccess, MemoryType};
 pub use error::{NixlError, NixlUnavailable, PluginFailed, Status};
+pub use peers::{
+    ExportError, ForgetError, Forgotten, ImportError, MalformedMetadata, PeerChange, RemoteLayout,
+};
 pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe};
 pub use refusal::Refusal;
 pub use register::Registrar;

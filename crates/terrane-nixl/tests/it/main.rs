@@ -9,3 +9,4 @@
 )]
 
 mod agents;
+mod peers;
