@@ -96,6 +96,11 @@ enum Task {
     /// Without a nightly toolchain the step is reported as skipped. Compile-fail tests (their
     /// names contain `compile_fail`) are left out: they test the compiler's messages.
     Asan,
+    /// Hands tensors and arrays both ways between Terrane and libraries from PyPI
+    ///
+    /// Builds `terrane-interop-proof`, installs what its `python/requirements.txt` pins under
+    /// `target/interop` (needs `python3` with pip, and once the network), and runs its Python tests.
+    Interop(commands::interop::Arguments),
     /// Model-checks the crates that have a `tests/loom.rs`, with a bounded number of preemptions
     Loom,
     /// Runs the offload example in release mode and checks that every hop is verified
@@ -127,6 +132,9 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Gpu(arguments) => return commands::gpu::run(&workspace, arguments),
         Task::Test(arguments) => {
             return summed(|tally| commands::test::run(&workspace, arguments, tally));
+        }
+        Task::Interop(arguments) => {
+            return summed(|tally| commands::interop::run(&workspace, arguments, tally));
         }
         Task::Asan => return summed(|tally| commands::asan::run(&workspace, tally)),
         Task::Loom => return summed(|tally| commands::loom::run(&workspace, tally)),

@@ -1,1 +1,12 @@
 //! The NIXL boundary: agents, backends, registration, metadata, and the remote copy engine.
+
+mod agent;
+mod backend;
+mod error;
+mod probe;
+mod register;
+
+pub use agent::{Agent, AgentBuilder, ThreadMode};
+pub use backend::{BackendConfig, Demand, FileAccess, MemoryType};
+pub use error::{NixlError, NixlUnavailable, Refusal, Status};
+pub use probe::{Found, REQUIRED_SYMBOLS, probe};

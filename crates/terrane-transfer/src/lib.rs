@@ -91,6 +91,7 @@ mod layers;
 mod manager;
 mod order;
 mod overlap;
+mod pairs;
 mod plan;
 mod planner;
 mod request;

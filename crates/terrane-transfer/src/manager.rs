@@ -199,7 +199,7 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     let (mut source, mut destination) =
         Endpoint::lock_both(&transfer.source, &transfer.destination);
     let mut conflicts = source.conflicts(&read, &precedes);
-    conflicts.extend(destination.as_ref().unwrap_or(&source).conflicts(&write, &precedes));
+    conflicts.extend(destination.as_mut().unwrap_or(&mut source).conflicts(&write, &precedes));
     if !conflicts.is_empty() {
         return Err(TransferError::Conflict { conflicts });
     }

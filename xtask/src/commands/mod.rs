@@ -9,6 +9,7 @@ pub mod deny;
 pub mod doc;
 pub mod features;
 pub mod gpu;
+pub mod interop;
 pub mod kernels;
 pub mod lint;
 pub mod loom;

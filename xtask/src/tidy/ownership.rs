@@ -6,8 +6,9 @@ use super::Problem;
 use crate::workspace::is_published;
 
 /// External crates, and the one library crate that may name each.
-const OWNERS: [(&str, &str); 6] = [
+const OWNERS: [(&str, &str); 7] = [
     ("cudarc", "terrane-cuda"),
+    ("dlpack-rs", "terrane-interop"),
     ("nixl-sys", "terrane-nixl"),
     ("postcard", "terrane-wire"),
     ("io-uring", "terrane-storage"),

@@ -1,1 +1,10 @@
-//! x
+//! What the crate promises, of whole tensors, arrays and layouts.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::missing_errors_doc,
+    reason = "a test says what it expects by panicking"
+)]
