@@ -147,7 +147,7 @@ pub enum ImportError {
         #[source]
         source: SizeOverflow,
     },
-    /// A buffer would reach past the end of the address space.
+    /// A buffer would reach past the end of the address space, or is larger than any.
     #[error("at {at}: {length} of {buffer} from {address:#x} on leave the address space")]
     AddressOverflow {
         /// The buffer.

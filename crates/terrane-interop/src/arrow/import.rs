@@ -22,6 +22,8 @@ use crate::columns::{Column, ColumnBuffer, ColumnParts, Origin};
 
 /// The most buffers of one array that are taken; only views have more than three.
 const MOST_BUFFERS: u64 = 1 << 20;
+/// The most bytes of one buffer that are taken: no processor has more address space for one process.
+const MOST_BYTES: u64 = 1 << 56;
 
 /// Takes a foreign array of host memory as a column of this type, without a copy.
 ///
@@ -405,7 +407,7 @@ impl Import<'_> {
         let location = self.place.location(pointer);
         let address = ByteCount::from_usize(pointer.addr().get()).get();
         let (buffer, length) = (shape.name, bytes);
-        if location.checked_add(length).is_none() || i64::try_from(length.get()).is_err() {
+        if location.checked_add(length).is_none() || length.get() > MOST_BYTES {
             return Err(ImportError::AddressOverflow { buffer, address, length, at: trail.path() });
         }
         if location.alignment() < shape.alignment && !length.is_zero() {

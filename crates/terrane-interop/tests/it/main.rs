@@ -8,3 +8,5 @@
     clippy::missing_errors_doc,
     reason = "a test says what it expects by panicking"
 )]
+
+mod arrow;
