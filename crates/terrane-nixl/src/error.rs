@@ -100,6 +100,13 @@ pub enum NixlError {
         /// What NIXL said.
         status: Status,
     },
+    /// The engine's thread could not be started.
+    #[error("the engine's thread could not be started")]
+    Thread {
+        /// What the system said.
+        #[source]
+        source: terrane_core::OsError,
+    },
     /// A question to the library failed.
     #[error("{operation} failed: {status}")]
     Call {

@@ -2,11 +2,13 @@
 
 mod agent;
 mod backend;
+mod engine;
 mod error;
 mod probe;
 mod register;
 
 pub use agent::{Agent, AgentBuilder, ThreadMode};
 pub use backend::{BackendConfig, Demand, FileAccess, MemoryType};
+pub use engine::{NixlEngine, NixlEngineOptions, NixlStep, RequestFailed};
 pub use error::{NixlError, NixlUnavailable, Refusal, Status};
 pub use probe::{Found, REQUIRED_SYMBOLS, probe};

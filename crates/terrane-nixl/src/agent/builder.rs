@@ -108,7 +108,7 @@ impl AgentBuilder {
             backends.push(create(&raw, config)?);
         }
         let table = Mutex::new(Table::default());
-        Ok(Agent(Arc::new(Inner { table, backends, raw, name })))
+        Ok(Agent(Arc::new(Inner { table, backends, raw, name, telemetry: self.telemetry })))
     }
 }
 

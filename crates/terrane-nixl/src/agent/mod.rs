@@ -27,6 +27,7 @@ struct Inner {
     backends: Vec<Backend>,
     raw: nixl_sys::Agent,
     name: ClaimedName,
+    telemetry: bool,
 }
 
 /// A backend of an agent.
@@ -55,6 +56,11 @@ impl Agent {
     #[allow(dead_code, reason = "for the modules that transfer")]
     pub(crate) fn raw(&self) -> &nixl_sys::Agent {
         &self.0.raw
+    }
+
+    /// Whether NIXL keeps the times of requests.
+    pub(crate) fn has_telemetry(&self) -> bool {
+        self.0.telemetry
     }
 
     pub(crate) fn created(&self) -> &[Backend] {
