@@ -5,10 +5,13 @@ mod backend;
 mod engine;
 mod error;
 mod probe;
+mod refusal;
 mod register;
 
 pub use agent::{Agent, AgentBuilder, ThreadMode};
 pub use backend::{BackendConfig, Demand, FileAccess, MemoryType};
 pub use engine::{NixlEngine, NixlEngineOptions, NixlStep, RequestFailed};
-pub use error::{NixlError, NixlUnavailable, Refusal, Status};
-pub use probe::{Found, REQUIRED_SYMBOLS, probe};
+pub use error::{NixlError, NixlUnavailable, PluginFailed, Status};
+pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe};
+pub use refusal::Refusal;
+pub use register::Registrar;
