@@ -204,7 +204,7 @@ pub enum NixlError {
     Thread {
         /// What the system said.
         #[source]
-        source: terrane_core::OsError,
+        source: OsError,
     },
     /// A backend that the agent does not have.
     #[error("agent {agent} has no backend {backend}; it has {}", names(.available))]

@@ -13,6 +13,7 @@ use terrane_core::{AgentName, BackendName};
 pub use builder::{AgentBuilder, ThreadMode};
 
 use crate::backend::{Demand, FileAccess};
+use crate::peers::Peers;
 use crate::register::{Registrar, Table};
 use crate::{MemoryType, NixlError};
 use name::ClaimedName;
@@ -32,6 +33,7 @@ pub struct Agent(Arc<Inner>);
 // side. An agent is built here with one of the modes in which NIXL locks, and in no other.
 struct Inner {
     // Fields drop in this order: the agent ends, and its name is free.
+    peers: Peers,
     table: Mutex<Table>,
     backends: Vec<Backend>,
     raw: nixl_sys::Agent,
@@ -127,6 +129,10 @@ impl Agent {
 
     pub(crate) fn created(&self) -> &[Backend] {
         &self.0.backends
+    }
+
+    pub(crate) fn peer_table(&self) -> &Peers {
+        &self.0.peers
     }
 
     pub(crate) fn table(&self) -> &Mutex<Table> {

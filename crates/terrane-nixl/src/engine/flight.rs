@@ -11,7 +11,8 @@ use terrane_transfer::{CopyFailure, CopyJob, EngineTimes, Side, Terms};
 use super::error::{NixlStep, RequestFailed};
 use super::lists::{Most, Place, Refused, Stretch};
 use super::remains::Abandoned;
-use super::route::{Operation, Rates, Route, Target};
+use super::route::{Begun, Operation, Rates, Route, Target};
+use crate::peers::PeerUse;
 use crate::{Agent, NixlEngineOptions, Status};
 
 /// A transfer that the engine's thread is busy with.
@@ -19,6 +20,7 @@ pub(super) struct Flight {
     /// `None` once it has ended.
     job: Option<CopyJob>,
     route: Route,
+    peer: Option<PeerUse>,
     options: Arc<NixlEngineOptions>,
     deadline: Option<Instant>,
     /// Where the next request begins.
@@ -82,7 +84,8 @@ pub(super) enum Step {
 }
 
 impl Flight {
-    pub(super) fn new(job: CopyJob, route: Route, options: &Arc<NixlEngineOptions>) -> Self {
+    pub(super) fn new(job: CopyJob, begun: Begun, options: &Arc<NixlEngineOptions>) -> Self {
+        let Begun { route, peer } = begun;
         job.start();
         let own = job.terms().deadline;
         let usual = options.deadline.and_then(|most| Instant::now().checked_add(most));
@@ -95,6 +98,7 @@ impl Flight {
         Self {
             job: Some(job),
             route,
+            peer,
             options: Arc::clone(options),
             deadline,
             next: Place::default(),
@@ -264,9 +268,7 @@ impl Flight {
     fn tell(&mut self, agent: &Agent) -> Result<bool, CopyFailure> {
         self.to_tell = false;
         let message = self.job.as_ref().and_then(|job| job.terms().notification.clone());
-        let (Some(message), Target::Peer(peer)) = (message, &self.route.target) else {
-            return Ok(false);
-        };
+        let (Some(message), Some(peer)) = (message, &self.peer) else { return Ok(false) };
         let backend = self.route.backend(agent).map(|backend| &backend.raw);
         match agent.raw().send_notification(peer.name().as_str(), &message, backend) {
             Ok(()) => Ok(true),
@@ -340,7 +342,9 @@ impl Flight {
             return Step::Over;
         }
         match job.give_up(failure) {
-            Ok(remains) => Step::GivenUp(Abandoned::new(self.requests.drain(..), remains)),
+            Ok(remains) => {
+                Step::GivenUp(Abandoned::new(self.requests.drain(..), remains, self.peer.take()))
+            }
             Err(job) => {
                 // A part of another engine's transfer, which has to wait.
                 self.job = Some(*job);
@@ -379,7 +383,7 @@ impl Drop for Flight {
         }
         let lost = CopyFailure::Engine { source: "the engine's thread has stopped".into() };
         match job.give_up(lost) {
-            Ok(remains) => drop(Abandoned::new(self.requests.drain(..), remains)),
+            Ok(remains) => drop(Abandoned::new(self.requests.drain(..), remains, self.peer.take())),
             Err(job) => std::mem::forget(job),
         }
     }

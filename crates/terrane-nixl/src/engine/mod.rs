@@ -6,13 +6,9 @@ mod flight;
 mod lists;
 mod options;
 mod pace;
-mod peer;
 mod remains;
 mod route;
 mod worker;
-
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 use std::sync::Arc;
@@ -128,8 +124,8 @@ unsafe impl CopyEngine for NixlEngine {
         let backend = route.backend_name(&self.agent);
         let (operation, runs) = (route.operation, plan.run_count());
         let reason = match &route.target {
-            Target::Peer(peer) => {
-                format!("the memory of {} and this accepted {backend}", peer.name())
+            Target::Peer { name: peer, .. } => {
+                format!("{backend} accepted both this memory and that of {peer}")
             }
             Target::File => format!("file and memory are registered with {backend}"),
         };
@@ -139,7 +135,7 @@ unsafe impl CopyEngine for NixlEngine {
     }
 
     fn submit(&self, job: CopyJob) {
-        let route = self.route(job.plan(), job.terms());
+        let route = self.route(job.plan(), job.terms()).and_then(|route| route.begin(&self.agent));
         self.queue.push(job, route);
     }
 }

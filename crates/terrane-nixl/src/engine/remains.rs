@@ -6,17 +6,23 @@ use terrane_transfer::Remains;
 
 use super::flight::Posted;
 use crate::Agent;
+use crate::peers::PeerUse;
 
 /// The requests of a transfer that was given up, and the memory that they may still touch.
 pub(super) struct Abandoned {
     // Requests first: NIXL lets go of them before the memory does.
     requests: Vec<Posted>,
     remains: Option<Remains>,
+    _peer: Option<PeerUse>,
 }
 
 impl Abandoned {
-    pub(super) fn new(requests: impl IntoIterator<Item = Posted>, remains: Remains) -> Self {
-        Self { requests: requests.into_iter().collect(), remains: Some(remains) }
+    pub(super) fn new(
+        requests: impl IntoIterator<Item = Posted>,
+        remains: Remains,
+        peer: Option<PeerUse>,
+    ) -> Self {
+        Self { requests: requests.into_iter().collect(), remains: Some(remains), _peer: peer }
     }
 
     /// Looks whether they have all ended, and if so lets go of the memory.

@@ -9,8 +9,8 @@ use terrane_transfer::engines::Rate;
 use terrane_transfer::{Declined, Endpoint, Side, TransferPlan};
 
 use super::end::{ByEndpoint, End};
-use super::peer::Peer;
 use crate::agent::Backend;
+use crate::peers::PeerUse;
 use crate::{Agent, FileAccess, MemoryType};
 
 /// How a plan is executed.
@@ -24,6 +24,14 @@ pub(super) struct Route {
     pub(super) target: Target,
     /// This process's memory, and the target.
     pub(super) ends: [Arc<End>; 2],
+}
+
+/// The route of a transfer that has begun.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) route: Route,
+    /// What NIXL knows of the peer is not torn down while this lives.
+    pub(super) peer: Option<PeerUse>,
 }
 
 /// Seen from the memory of this process.
@@ -45,7 +53,10 @@ impl fmt::Display for Operation {
 /// Whom the bytes come from or go to.
 #[derive(Clone, Debug)]
 pub(super) enum Target {
-    Peer(Arc<Peer>),
+    Peer {
+        id: PeerId,
+        name: AgentName,
+    },
     /// A file of this process, which for NIXL is the agent itself as its own peer.
     File,
 }
@@ -113,11 +124,11 @@ impl Route {
             .ok_or(Declined::NotRegistered(local))?;
         let (target, there) = match other {
             Sort::Peer(peer) => {
-                let peer = agent.peer(peer).ok_or(Declined::UnknownPeer)?;
+                let name = agent.peer_name(peer).ok_or(Declined::UnknownPeer)?;
                 let there = known
                     .end(plan.end(target_side), |end| End::remote(agent, end))
                     .ok_or(Declined::Kinds)?;
-                (Target::Peer(peer), there)
+                (Target::Peer { id: peer, name }, there)
             }
             _ => {
                 let there = known
@@ -140,6 +151,15 @@ impl Route {
         Ok(Self { operation, local, backend, target, ends: [here, there] })
     }
 
+    /// Says that a transfer begins, so that the peer stays known until it has ended.
+    pub(super) fn begin(self, agent: &Agent) -> Result<Begun, Declined> {
+        let peer = match &self.target {
+            Target::Peer { id, .. } => Some(agent.use_peer(*id).ok_or(Declined::UnknownPeer)?),
+            Target::File => None,
+        };
+        Ok(Begun { route: self, peer })
+    }
+
     /// The side of the target.
     pub(super) fn target_side(&self) -> Side {
         other_side(self.local)
@@ -158,7 +178,7 @@ impl Route {
     /// The peer that NIXL is told.
     pub(super) fn peer_name<'a>(&'a self, agent: &'a Agent) -> &'a AgentName {
         match &self.target {
-            Target::Peer(peer) => peer.name(),
+            Target::Peer { name, .. } => name,
             Target::File => agent.name(),
         }
     }
@@ -166,7 +186,7 @@ impl Route {
     /// The peer, if it is one.
     pub(super) fn peer(&self) -> Option<&AgentName> {
         match &self.target {
-            Target::Peer(peer) => Some(peer.name()),
+            Target::Peer { name, .. } => Some(name),
             Target::File => None,
         }
     }

@@ -11,7 +11,7 @@ use super::flight::{Flight, Step};
 use super::options::NixlEngineOptions;
 use super::pace::Pace;
 use super::remains::{Abandoned, Rounds};
-use super::route::{Rates, Route};
+use super::route::{Begun, Rates};
 use crate::Agent;
 
 /// What has been submitted and not been taken up yet.
@@ -23,12 +23,12 @@ pub(super) struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    jobs: VecDeque<(CopyJob, Result<Route, Declined>)>,
+    jobs: VecDeque<(CopyJob, Result<Begun, Declined>)>,
     is_closed: bool,
 }
 
 impl Queue {
-    pub(super) fn push(&self, job: CopyJob, route: Result<Route, Declined>) {
+    pub(super) fn push(&self, job: CopyJob, route: Result<Begun, Declined>) {
         self.lock().jobs.push_back((job, route));
         self.changed.notify_one();
     }
@@ -64,7 +64,7 @@ impl Queue {
 }
 
 struct Taken {
-    jobs: VecDeque<(CopyJob, Result<Route, Declined>)>,
+    jobs: VecDeque<(CopyJob, Result<Begun, Declined>)>,
     is_closed: bool,
 }
 
@@ -128,7 +128,7 @@ impl Worker {
         }
     }
 
-    fn take_up(&mut self, job: CopyJob, route: Result<Route, Declined>) {
+    fn take_up(&mut self, job: CopyJob, route: Result<Begun, Declined>) {
         match route {
             Ok(route) => self.flights.push(Flight::new(job, route, &self.options)),
             Err(declined) => {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use terrane_core::ByteCount;
 use terrane_layout::{LayoutConfig, LayoutKind};
+use terrane_nixl::NixlEngineOptions;
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::copy_engine::{EngineFixture, check_copy_engine};
 use terrane_testkit::pattern::PieceAccess;
 use terrane_transfer::{CopyEngine, Endpoint};
 
 use super::support::*;
-use crate::NixlEngineOptions;
 
 /// Two agents of one process, and UCX between them.
 struct Peers {
