@@ -2,6 +2,7 @@
 
 mod agent;
 mod backend;
+mod engine;
 mod error;
 mod peers;
 mod probe;
@@ -10,6 +11,7 @@ mod register;
 
 pub use agent::{Agent, AgentBuilder, ThreadMode};
 pub use backend::{BackendConfig, Demand, FileAccess, MemoryType};
+pub use engine::{NixlEngine, NixlEngineOptions, NixlStep, RequestFailed};
 pub use error::{NixlError, NixlUnavailable, PluginFailed, Status};
 pub use peers::{
     ExportError, ForgetError, Forgotten, ImportError, MalformedMetadata, PeerChange, RemoteLayout,

@@ -139,8 +139,8 @@ impl AgentBuilder {
         })?;
         let backends = create::backends(&raw, &found, self.backends)?;
         let (table, threads) = (Mutex::new(Table::default()), self.threads);
-        let peers = Peers::default();
-        Ok(Agent(Arc::new(Inner { peers, table, backends, raw, name, threads })))
+        let (telemetry, peers) = (self.telemetry, Peers::default());
+        Ok(Agent(Arc::new(Inner { peers, table, backends, raw, name, threads, telemetry })))
     }
 }
 

@@ -38,6 +38,7 @@ struct Inner {
     backends: Vec<Backend>,
     raw: nixl_sys::Agent,
     name: ClaimedName,
+    telemetry: bool,
     threads: ThreadMode,
 }
 
@@ -119,6 +120,11 @@ impl Agent {
     #[allow(dead_code, reason = "for the modules that transfer")]
     pub(crate) fn raw(&self) -> &nixl_sys::Agent {
         &self.0.raw
+    }
+
+    /// Whether NIXL keeps the times of requests.
+    pub(crate) fn has_telemetry(&self) -> bool {
+        self.0.telemetry
     }
 
     pub(crate) fn created(&self) -> &[Backend] {
