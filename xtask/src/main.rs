@@ -10,6 +10,7 @@
 mod command;
 mod commands;
 mod kernels;
+mod pypi;
 mod tally;
 mod test_log;
 mod tidy;
@@ -86,6 +87,13 @@ enum Task {
     /// Compiles the CUDA kernels to the PTX that is committed, or checks that it fits its source
     #[command(subcommand)]
     Kernels(commands::kernels::Action),
+    /// Fetches the NIXL that Terrane is tested with, and libclang, to `target/nixl`
+    ///
+    /// Both come from their wheels on PyPI (93 MB, checked by their hashes), for which `python3`
+    /// with pip is needed, whatever its version; the bindings also need g++. What is there already
+    /// is not fetched again. All other commands do it by themselves where they need it, and none
+    /// does if TERRANE_NIXL is `system`. See docs/nixl.md.
+    Nixl(commands::nixl::Arguments),
     /// Checks licences, bans and sources of all dependencies with cargo-deny
     ///
     /// Uses the `cargo-deny` on the PATH if it is recent enough, else installs a pinned version
@@ -96,6 +104,11 @@ enum Task {
     /// Without a nightly toolchain the step is reported as skipped. Compile-fail tests (their
     /// names contain `compile_fail`) are left out: they test the compiler's messages.
     Asan,
+    /// Hands tensors and arrays both ways between Terrane and libraries from PyPI
+    ///
+    /// Builds `terrane-interop-proof`, installs what its `python/requirements.txt` pins under
+    /// `target/interop` (needs `python3` with pip, and once the network), and runs its Python tests.
+    Interop(commands::interop::Arguments),
     /// Model-checks the crates that have a `tests/loom.rs`, with a bounded number of preemptions
     Loom,
     /// Runs the offload example in release mode and checks that every hop is verified
@@ -128,6 +141,9 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Test(arguments) => {
             return summed(|tally| commands::test::run(&workspace, arguments, tally));
         }
+        Task::Interop(arguments) => {
+            return summed(|tally| commands::interop::run(&workspace, arguments, tally));
+        }
         Task::Asan => return summed(|tally| commands::asan::run(&workspace, tally)),
         Task::Loom => return summed(|tally| commands::loom::run(&workspace, tally)),
         Task::Tidy => tidy::run(&workspace)?,
@@ -137,6 +153,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Compose => commands::compose::run(&workspace)?,
         Task::Doc(arguments) => commands::doc::run(&workspace, arguments)?,
         Task::Kernels(action) => commands::kernels::run(&workspace, action)?,
+        Task::Nixl(arguments) => commands::nixl::run(&workspace, arguments)?,
         Task::Deny => commands::deny::run(&workspace)?,
         Task::Offload => commands::offload::run(&workspace)?,
         Task::Soak(arguments) => commands::soak::run(&workspace, arguments)?,

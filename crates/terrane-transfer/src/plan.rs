@@ -9,6 +9,7 @@ use terrane_core::{Alignment, ByteCount, Location};
 use terrane_layout::{BlockDimension, ContiguousUnit, Geometry, LayoutKind, RegionOffset};
 
 use crate::cells::Cells;
+use crate::pairs::PairSorter;
 use crate::planner::make_runs;
 use crate::sync::{Mutex, lock};
 use crate::{CopyGrid, Endpoint, Side};
@@ -45,11 +46,7 @@ pub(crate) struct Buffers {
     /// The blocks, as pairs in ascending order of the destination.
     pub(crate) sources: Vec<u32>,
     pub(crate) destinations: Vec<u32>,
-    /// The same pairs in ascending order of the source, if that is how they were named and is
-    /// another order: sources, and destinations.
-    pub(crate) by_source: [Vec<u32>; 2],
-    /// The pairs while they are sorted.
-    pub(crate) pairs: Vec<u64>,
+    pub(crate) sorter: PairSorter,
     pub(crate) segments: Vec<Segment>,
     pub(crate) runs: Vec<CopyRun>,
 }
@@ -253,13 +250,16 @@ impl TransferPlan {
         &self.buffers.destinations
     }
 
-    /// The same pairs in ascending order of the source, where the transfer names them so and the
-    /// order of the destination is another one: the blocks that are read, and those that are
-    /// written. An engine that meets the source in sequence need not sort them again then.
+    /// The blocks that are read, in ascending order, and those that they are written to: the same
+    /// pairs as the n-th [source](Self::source_blocks) with the n-th
+    /// [destination](Self::destination_blocks), for engines to which the source's order matters.
     #[must_use]
-    pub fn pairs_by_source(&self) -> Option<[&[u32]; 2]> {
-        let pairs = self.buffers.by_source.each_ref().map(Vec::as_slice);
-        (!pairs[0].is_empty()).then_some(pairs)
+    pub fn pairs_by_source(&self) -> [Vec<u32>; 2] {
+        let (mut sources, mut destinations) = (Vec::new(), Vec::new());
+        let ids = self.source.layout().config().num_blocks();
+        let (keys, values) = (self.source_blocks(), self.destination_blocks());
+        PairSorter::default().sort(keys, values, ids, [&mut sources, &mut destinations]);
+        [sources, destinations]
     }
 
     /// The layers, by their numbers in the source.
@@ -418,7 +418,6 @@ impl Buffers {
     pub(crate) fn clear(&mut self) {
         self.sources.clear();
         self.destinations.clear();
-        self.by_source.iter_mut().for_each(Vec::clear);
         self.segments.clear();
         self.runs.clear();
     }

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::commands::{asan, compose, deny, doc, features, lint, loom, offload, soak, test};
+use crate::commands::{
+    asan, compose, deny, doc, features, interop, lint, loom, nixl, offload, soak, test,
+};
 use crate::tally::Tally;
 use crate::tidy;
 use crate::workspace::Workspace;
@@ -27,9 +29,10 @@ struct Step {
 }
 
 /// The gate. Cheap steps come first, so that most mistakes show within a minute.
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 14] = [
     Step { name: "fmt", rerun: "fmt --check", run: |workspace, _| lint::check_format(workspace) },
     Step { name: "tidy", rerun: "tidy", run: |workspace, _| tidy::run(workspace) },
+    Step { name: "nixl", rerun: "nixl", run: |workspace, _| nixl::provide(workspace).map(drop) },
     Step { name: "lint", rerun: "lint", run: |workspace, _| lint::clippy(workspace) },
     Step { name: "features", rerun: "features", run: |workspace, _| features::run(workspace) },
     Step { name: "compose", rerun: "compose", run: |workspace, _| compose::run(workspace) },
@@ -37,6 +40,11 @@ const STEPS: [Step; 12] = [
         name: "test",
         rerun: "test",
         run: |workspace, tally| test::run(workspace, &test::Arguments::default(), tally),
+    },
+    Step {
+        name: "interop",
+        rerun: "interop",
+        run: |workspace, tally| interop::run(workspace, &interop::Arguments::default(), tally),
     },
     Step {
         name: "doc",

@@ -15,7 +15,7 @@ enum Level {
 }
 
 /// All crates, planned ones included, as `docs/architecture.md` draws them.
-const LEVELS: [(&str, Level); 15] = [
+const LEVELS: [(&str, Level); 16] = [
     ("terrane-core", Level::Library(0)),
     ("terrane-layout", Level::Library(1)),
     ("terrane-storage", Level::Library(1)),
@@ -26,6 +26,7 @@ const LEVELS: [(&str, Level); 15] = [
     ("terrane-nixl", Level::Library(3)),
     ("terrane-interop", Level::Library(4)),
     ("terrane", Level::Library(5)),
+    ("terrane-interop-proof", Level::Tool),
     ("terrane-testkit", Level::Tool),
     ("terrane-bench", Level::Tool),
     ("terrane-simulated-cuda", Level::Tool),

@@ -207,17 +207,21 @@ impl Cargo {
     }
 }
 
-/// When a job should end that takes so long from now on, give or take an eighth and what it takes
-/// to fall asleep and to be woken; `None` if that is far off.
+/// When a job should end that takes so long from now on, as far as that can be said, and what it
+/// takes to fall asleep and to be woken; `None` if that is far off.
 pub(super) fn due(left: Range<Duration>) -> Option<Range<Instant>> {
     const FAR: Duration = Duration::from_millis(5);
     const EARLY: Duration = Duration::from_micros(100);
     const LATE: Duration = Duration::from_micros(250);
+    /// What a prediction for a short job may be wrong by. Who wakes too early looks for so long; who
+    /// wakes too late has lost it.
+    const DOUBT: Duration = Duration::from_micros(400);
     if left.end > FAR {
         return None;
     }
     let (now, start, end) = (Instant::now(), left.start, left.end);
-    Some(now + (start - start / 8).saturating_sub(EARLY)..now + end + end / 8 + LATE)
+    let doubt = (start / 8).max((start / 2).min(DOUBT));
+    Some(now + (start - doubt).saturating_sub(EARLY)..now + end + end / 8 + LATE)
 }
 
 pub(super) fn engine_failure(error: CudaError) -> CopyFailure {

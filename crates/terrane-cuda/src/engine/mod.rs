@@ -166,8 +166,9 @@ const GATE_KEEPERS: u32 = 2;
 impl Shared {
     /// The thread blocks of a kernel within the device's memory.
     fn relayout_ctas(&self) -> u32 {
-        let all = self.context.device().multiprocessors.max(1).saturating_mul(2);
-        self.options.relayout_ctas.map_or(all, std::num::NonZero::get)
+        /// A kernel counts its threads in 32 bits.
+        const MOST: u32 = 1 << 20;
+        self.options.relayout_ctas.map_or(MOST, |ctas| ctas.get().min(MOST))
     }
 }
 

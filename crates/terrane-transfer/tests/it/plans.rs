@@ -239,8 +239,7 @@ pub fn check_agreement(plan: &TransferPlan) {
     }
 }
 
-/// The pairs are those of the transfer, in the one order and, where that is how they were named, in
-/// the other.
+/// The pairs are those of the transfer, in the one order and in the other.
 fn check_pairs(plan: &TransferPlan, from: &[u32], to: &[u32]) {
     let sorted = |from: &[u32], to: &[u32]| {
         let mut pairs: Vec<_> = from.iter().copied().zip(to.iter().copied()).collect();
@@ -250,12 +249,9 @@ fn check_pairs(plan: &TransferPlan, from: &[u32], to: &[u32]) {
     let named = sorted(from, to);
     assert!(plan.destination_blocks().is_sorted());
     assert_eq!(sorted(plan.source_blocks(), plan.destination_blocks()), named);
-    let is_by_source = from.is_sorted() && !to.is_sorted();
-    assert_eq!(plan.pairs_by_source().is_some(), is_by_source);
-    if let Some([from, to]) = plan.pairs_by_source() {
-        assert!(from.is_sorted());
-        assert_eq!(sorted(from, to), named);
-    }
+    let [from, to] = plan.pairs_by_source();
+    assert!(from.is_sorted());
+    assert_eq!(sorted(&from, &to), named);
 }
 
 /// What is said of alignment is true of every run, and of what is contiguous at one end.

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::Tool;
 use crate::kernels::{judge, stamped};
+use crate::pypi::{self, Wheels};
 use crate::tidy;
 use crate::workspace::Workspace;
 
@@ -28,9 +29,14 @@ pub enum Action {
 /// The oldest of CUDA 12: a driver takes the PTX of its own release and of older ones.
 const NVRTC: &str = "12.0.140";
 
-/// The package, with the hash of its only wheel, which is for x86-64.
-const REQUIREMENT: &str = "nvidia-cuda-nvrtc-cu12==12.0.140 \
-    --hash=sha256:8e94e991d85c422de4da87bdc7472fdc1364367bd4aace7000b559cd33122071\n";
+/// Its package, with the hash of its only wheel, which is for x86-64.
+const WHEELS: Wheels = Wheels {
+    name: "NVRTC",
+    requirements: "nvidia-cuda-nvrtc-cu12==12.0.140 \
+        --hash=sha256:8e94e991d85c422de4da87bdc7472fdc1364367bd4aace7000b559cd33122071\n",
+    members: &["nvidia/cuda_nvrtc/lib/"],
+    revision: 1,
+};
 
 /// The oldest architecture that the kernels run on, and every newer one.
 const ARCHITECTURE: &str = "compute_80";
@@ -86,38 +92,11 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The library, downloaded if it is not there yet. pip checks the hash.
+/// The library, fetched if it is not there yet.
 fn provision(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.target().join("tools").join(format!("nvrtc-{NVRTC}"));
+    pypi::provide(workspace, &WHEELS, &folder, |_| Ok(()))?;
     let library = folder.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
-    if library.exists() {
-        return Ok(library);
-    }
-    println!("NVRTC {NVRTC} is not there; downloading it to {}", folder.display());
-    let download = folder.join("download");
-    fs::create_dir_all(&download)
-        .with_context(|| format!("cannot create {}", download.display()))?;
-    let requirement = folder.join("requirement.txt");
-    fs::write(&requirement, REQUIREMENT)
-        .with_context(|| format!("cannot write {}", requirement.display()))?;
-    Tool::new(workspace, "python3")
-        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"])
-        .args(["--require-hashes", "--disable-pip-version-check"])
-        .arg("--dest")
-        .arg(&download)
-        .arg("--requirement")
-        .arg(&requirement)
-        .run()
-        .context("NVRTC comes from PyPI; this needs python3 with pip, and the network")?;
-    for wheel in fs::read_dir(&download).context("cannot list what was downloaded")? {
-        let wheel = wheel.context("cannot list what was downloaded")?.path();
-        Tool::new(workspace, "python3")
-            .args(["-m", "zipfile", "--extract"])
-            .args([&wheel, &folder])
-            .run()?;
-    }
-    fs::remove_dir_all(&download)
-        .with_context(|| format!("cannot remove {}", download.display()))?;
     if !library.exists() {
         bail!("the package of NVRTC {NVRTC} holds no {}", library.display());
     }

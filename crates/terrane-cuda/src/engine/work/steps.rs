@@ -334,10 +334,7 @@ impl Staged {
         let cutter = Cutter::new(packing, pairs_of(plan), largest, ramp)?;
         // The plan has its destinations in order already.
         let is_sorted = side == Side::Destination || plan.source_blocks().is_sorted();
-        let sorted = (!is_sorted).then(|| match plan.pairs_by_source() {
-            Some(pairs) => pairs.map(<[u32]>::to_vec),
-            None => sort_by_source(plan),
-        });
+        let sorted = (!is_sorted).then(|| plan.pairs_by_source());
         Some(Self {
             cutter,
             packing,
@@ -360,14 +357,4 @@ pub(in super::super) fn packing_for(
 ) -> Option<Packing> {
     let packing = Packing::of(grid, grid.end(side))?;
     Some(if layer_wise { packing.by_layers(grid.end(side)) } else { packing })
-}
-
-fn sort_by_source(plan: &TransferPlan) -> [Vec<u32>; 2] {
-    let pairs = plan.source_blocks().iter().zip(plan.destination_blocks());
-    // As one number each: such are sorted twice as fast.
-    let pairs = pairs.map(|(&source, &to)| (u64::from(source) << 32) | u64::from(to));
-    let mut pairs: Vec<u64> = pairs.collect();
-    pairs.sort_unstable();
-    let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
-    [32, 0].map(|shift| pairs.iter().map(|&pair| half(pair >> shift)).collect())
 }

@@ -1,0 +1,8 @@
+"""The library itself: it loads, and its accounts begin at nothing."""
+
+from proof import ProofTest, live
+
+
+class Library(ProofTest):
+    def test_nothing_is_alive_at_first(self):
+        self.assertEqual(live(), (0, 0))

@@ -1,0 +1,44 @@
+//! What every function of the interface has in common: how it answers, and how it fails.
+
+use std::cell::RefCell;
+use std::ffi::c_char;
+
+use terrane_core::BoxedCause;
+
+thread_local! {
+    /// Why the last call on this thread failed.
+    static ERROR: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs one call: 0 if it succeeded, else −1, with the error and its sources noted.
+pub(crate) fn answer(body: impl FnOnce() -> Result<(), BoxedCause>) -> i32 {
+    let Err(error) = body() else { return 0 };
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    ERROR.with_borrow_mut(|last| *last = text);
+    -1
+}
+
+/// Writes why the last call on this thread failed to `buffer`, as text that ends with a zero and
+/// is cut off after `capacity` bytes. Answers how many bytes the whole text has.
+///
+/// # Safety
+///
+/// `buffer` is valid for writes of `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrane_proof_error(buffer: *mut c_char, capacity: usize) -> usize {
+    ERROR.with_borrow(|text| {
+        let length = text.len().min(capacity.saturating_sub(1));
+        if capacity > 0 {
+            // SAFETY: both have that many bytes, by the caller's promise and by the minimum.
+            unsafe { text.as_ptr().copy_to_nonoverlapping(buffer.cast(), length) };
+            // SAFETY: `length` is less than `capacity`.
+            unsafe { buffer.add(length).write(0) };
+        }
+        text.len()
+    })
+}

@@ -1,0 +1,10 @@
+//! A C interface over `terrane-interop`, which Python tests load: tensors and arrays of other
+//! libraries go in, Terrane's come out, and the accounts say what is still alive.
+//!
+//! Every function answers 0, or −1 after having noted why for [`calls::terrane_proof_error`]. What
+//! is handed out by pointer is owned by the caller until it calls what takes it back.
+
+#[allow(dead_code, reason = "the standards that use it are in modules of their own")]
+mod accounts;
+#[allow(dead_code, reason = "as for the accounts")]
+mod calls;

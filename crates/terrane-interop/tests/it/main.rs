@@ -1,0 +1,17 @@
+//! What the crate promises, of whole tensors, arrays and layouts.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::missing_errors_doc,
+    reason = "a test says what it expects by panicking"
+)]
+
+mod arrow;
+mod exports;
+mod hostile;
+mod kv;
+mod peer;
+mod round_trips;
