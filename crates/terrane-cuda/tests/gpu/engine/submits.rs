@@ -11,7 +11,7 @@ use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{DeviceOrder, Endpoint, LayerState, Transfer};
 
-use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, all_are, config};
 use crate::needs::{Needs, device_with_kernels as device};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
@@ -27,15 +27,6 @@ fn fill(stream: &Stream, end: &Endpoint, value: u8) {
         // SAFETY: the endpoint keeps the region, and what else uses it is ordered behind this.
         unsafe { stream.fill(region.location(), value, region.length()) }.unwrap();
     }
-}
-
-fn all_are(end: &Endpoint, fixture: &Fixture, value: u8) -> bool {
-    end.layout().regions().iter().all(|region| {
-        let mut bytes = vec![0; region.length().to_usize()];
-        // SAFETY: the region is alive, and nothing in flight writes it.
-        unsafe { fixture.access().read(region.location(), &mut bytes) }.unwrap();
-        bytes == vec![value; bytes.len()]
-    })
 }
 
 /// With every stream that a transfer has to wait for at a standstill, the submit comes back all
