@@ -178,8 +178,7 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
 }
 
 /// What a submit of 16 blocks costs the caller, counted in calls of the driver: a launch and an
-/// event; where it is staged, also a copy and a look whether a buffer is free. Nothing is made, and
-/// nothing waited for.
+/// event; where it is staged, also a copy and a look whether a buffer is free. Nothing is waited for.
 #[test]
 fn a_submit_takes_a_few_calls_of_the_driver() {
     let name = "a_submit_takes_a_few_calls_of_the_driver";
@@ -223,9 +222,9 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
     }
 }
 
-/// The calls of this thread that do something.
+/// The calls of this thread, but for those that make its context current, and those that make an
+/// event: a thread of the engine may still have the one that is used again otherwise.
 fn calls(driver: &SimulatedCuda) -> u64 {
-    let current = ["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"];
-    let bookkeeping: u64 = current.iter().map(|name| driver.calls(Some(name))).sum();
-    driver.calls(None) - bookkeeping
+    let others = ["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuEventCreate"];
+    driver.calls(None) - others.iter().map(|name| driver.calls(Some(name))).sum::<u64>()
 }
