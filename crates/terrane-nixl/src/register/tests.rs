@@ -21,7 +21,12 @@ use crate::{Agent, AgentBuilder, BackendConfig, Demand, FileAccess};
 
 fn agent(backends: &[&str]) -> Agent {
     let builder = AgentBuilder::unnamed().progress_thread(None);
-    let add = |builder: AgentBuilder, name: &&str| builder.backend(BackendConfig::new(*name));
+    let config = |name: &str| match name {
+        // Its requests are prepared beforehand, and the default number takes a while.
+        "POSIX" => BackendConfig::new(name).parameter("ios_pool_size", "64"),
+        _ => BackendConfig::new(name),
+    };
+    let add = |builder: AgentBuilder, name: &&str| builder.backend(config(name));
     backends.iter().fold(builder, add).build().unwrap()
 }
 

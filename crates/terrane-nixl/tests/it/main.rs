@@ -1,4 +1,5 @@
-//! Agents of the real library.
+//! The real library, with its UCX and POSIX plugins: what it does, and how each thing that it cannot
+//! do is answered.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -9,3 +10,8 @@
 )]
 
 mod agents;
+mod backends;
+mod leaks;
+mod probing;
+mod registration;
+mod support;
