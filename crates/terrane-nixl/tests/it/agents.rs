@@ -1,8 +1,9 @@
 //! Agents: their names, their threads, and what each option does.
 
+use std::collections::BTreeSet;
 use std::net::{TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use terrane_core::{AgentName, ByteCount, Register};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, ThreadMode};
@@ -65,22 +66,37 @@ fn unnamed_agents_have_names_of_their_own() {
 #[test]
 fn the_progress_thread_is_there_if_it_is_asked_for() {
     in_child("agents::the_progress_thread_is_there_if_it_is_asked_for", || {
-        let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
         let build = |rest| {
             let builder = AgentBuilder::unnamed().progress_thread(rest);
             builder.backend(BackendConfig::new("UCX")).build().unwrap()
         };
-        // What UCX starts once for the process is started.
-        drop(build(None));
+        // What UCX starts once for the process is started, and stays.
+        let _first = build(None);
         let before = threads();
         let without = build(None);
-        let without_it = threads() - before;
-        drop(without);
+        wait_for(|| threads().difference(&before).count() == 0);
         let with = build(Some(Duration::from_micros(500)));
-        assert_eq!(threads() - before, without_it + 1);
+        wait_for(|| threads().difference(&before).count() == 1);
         drop(with);
-        assert_eq!(threads(), before, "every thread of an agent ends with it");
+        wait_for(|| threads().difference(&before).count() == 0);
+        drop(without);
     });
+}
+
+/// The threads of this process, by their numbers.
+fn threads() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/proc/self/task").unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// A thread that has been joined is in the list for a moment longer.
+#[track_caller]
+fn wait_for(condition: impl Fn() -> bool) {
+    let patience = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < patience, "it did not come to pass in a minute");
+        thread::yield_now();
+    }
 }
 
 #[test]
