@@ -199,6 +199,13 @@ pub enum NixlError {
         /// What NIXL said.
         status: Status,
     },
+    /// The engine's thread could not be started.
+    #[error("the engine's thread could not be started")]
+    Thread {
+        /// What the system said.
+        #[source]
+        source: OsError,
+    },
     /// A backend that the agent does not have.
     #[error("agent {agent} has no backend {backend}; it has {}", names(.available))]
     NoSuchBackend {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use terrane_core::{AgentName, OsError};
 
 use super::{Agent, Inner, create, name};
+use crate::peers::Peers;
 use crate::register::Table;
 use crate::{BackendConfig, NixlError, Status, probe};
 
@@ -138,7 +139,8 @@ impl AgentBuilder {
         })?;
         let backends = create::backends(&raw, &found, self.backends)?;
         let (table, threads) = (Mutex::new(Table::default()), self.threads);
-        Ok(Agent(Arc::new(Inner { table, backends, raw, name, threads })))
+        let (telemetry, peers) = (self.telemetry, Peers::default());
+        Ok(Agent(Arc::new(Inner { peers, table, backends, raw, name, threads, telemetry })))
     }
 }
 

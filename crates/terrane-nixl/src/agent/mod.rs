@@ -13,6 +13,7 @@ use terrane_core::{AgentName, BackendName};
 pub use builder::{AgentBuilder, ThreadMode};
 
 use crate::backend::{Demand, FileAccess};
+use crate::peers::Peers;
 use crate::register::{Registrar, Table};
 use crate::{MemoryType, NixlError};
 use name::ClaimedName;
@@ -32,10 +33,12 @@ pub struct Agent(Arc<Inner>);
 // side. An agent is built here with one of the modes in which NIXL locks, and in no other.
 struct Inner {
     // Fields drop in this order: the agent ends, and its name is free.
+    peers: Peers,
     table: Mutex<Table>,
     backends: Vec<Backend>,
     raw: nixl_sys::Agent,
     name: ClaimedName,
+    telemetry: bool,
     threads: ThreadMode,
 }
 
@@ -119,8 +122,17 @@ impl Agent {
         &self.0.raw
     }
 
+    /// Whether NIXL keeps the times of requests.
+    pub(crate) fn has_telemetry(&self) -> bool {
+        self.0.telemetry
+    }
+
     pub(crate) fn created(&self) -> &[Backend] {
         &self.0.backends
+    }
+
+    pub(crate) fn peer_table(&self) -> &Peers {
+        &self.0.peers
     }
 
     pub(crate) fn table(&self) -> &Mutex<Table> {

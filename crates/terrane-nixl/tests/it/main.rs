@@ -11,7 +11,9 @@
 
 mod agents;
 mod backends;
+mod engine;
 mod leaks;
+mod peers;
 mod probing;
 mod registration;
 mod support;
