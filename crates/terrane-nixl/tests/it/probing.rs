@@ -38,6 +38,9 @@ fn the_library_is_found_with_its_plugins() {
 fn a_missing_library_is_an_error_with_the_loaders_message() {
     const TEST: &str = "probing::a_missing_library_is_an_error_with_the_loaders_message";
     in_child_with(TEST, &[("LD_LIBRARY_PATH", "")], || {
+        if is_where_the_loader_looks_anyway(TEST) {
+            return;
+        }
         let error = probe().unwrap_err();
         assert!(matches!(error, NixlUnavailable::LibraryMissing { .. }), "{error:?}");
         let text = chain(&error);
@@ -57,7 +60,9 @@ fn a_library_that_comes_later_is_found_then() {
     const TEST: &str = "probing::a_library_that_comes_later_is_found_then";
     let library = library_of_this_process(TEST);
     in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (WHERE, &library)], || {
-        assert!(probe().is_err());
+        if is_where_the_loader_looks_anyway(TEST) {
+            return;
+        }
         load(&library_named_by_parent());
         // Loaded by its path, it is found by its name.
         assert!(probe().is_ok());
@@ -70,7 +75,10 @@ fn bindings_that_looked_too_early_are_told_from_a_missing_library() {
     const TEST: &str = "probing::bindings_that_looked_too_early_are_told_from_a_missing_library";
     let library = library_of_this_process(TEST);
     in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (WHERE, &library)], || {
-        assert!(nixl_sys::is_stub(), "the bindings find no library");
+        if !nixl_sys::is_stub() {
+            eprintln!("skipped: {TEST}: {ANYWAY}");
+            return;
+        }
         load(&library_named_by_parent());
         assert!(nixl_sys::is_stub(), "the bindings look once");
         let error = probe().unwrap_err();
@@ -143,6 +151,17 @@ fn plugins_that_do_not_load_say_why() {
         let available: Vec<_> = available.iter().map(|name| name.as_str()).collect();
         assert_eq!(available, ["GARBAGE", "OTHER"]);
     });
+}
+
+const ANYWAY: &str = "NIXL is installed where the loader looks by itself, so it is not missing";
+
+/// Whether the library is found without being pointed to, which is said.
+fn is_where_the_loader_looks_anyway(test: &str) -> bool {
+    let found = probe().is_ok();
+    if found {
+        eprintln!("skipped: {test}: {ANYWAY}");
+    }
+    found
 }
 
 /// Says to a child where the library is that it does not find.
