@@ -18,4 +18,4 @@ pub use peers::{
 };
 pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe};
 pub use refusal::Refusal;
-pub use register::Registrar;
+pub use register::{Descriptor, Registrar};

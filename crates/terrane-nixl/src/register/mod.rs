@@ -12,7 +12,7 @@ use terrane_core::{
     RegistrationRecord, Span,
 };
 
-pub(crate) use descriptor::Descriptor;
+pub use descriptor::Descriptor;
 pub(crate) use table::Table;
 
 use crate::agent::Backend;
