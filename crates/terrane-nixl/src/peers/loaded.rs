@@ -22,14 +22,14 @@ pub(super) struct LoadedPeer {
     pub(super) connection: Box<[u8]>,
     /// The memory that NIXL has a key for, also for layouts that have gone. It keeps the first that
     /// it has been told for a place, without a word about another.
-    keys: HashMap<OwnedPlace, Box<[u8]>>,
-    layouts: Vec<LoadedLayout>,
+    pub(super) keys: HashMap<OwnedPlace, Box<[u8]>>,
+    pub(super) layouts: Vec<LoadedLayout>,
     /// How many layouts have gone since NIXL was told anew.
     gone: usize,
 }
 
 #[derive(PartialEq, Eq, Hash)]
-struct OwnedPlace {
+pub(super) struct OwnedPlace {
     backend: Box<str>,
     memory: MemoryType,
     device: u64,
@@ -44,7 +44,7 @@ impl From<Place<'_>> for OwnedPlace {
     }
 }
 
-struct LoadedLayout {
+pub(super) struct LoadedLayout {
     endpoint: WeakEndpoint,
     described: Arc<LayoutDescriptor>,
 }

@@ -11,6 +11,8 @@ mod loaded;
 mod metadata;
 mod remote;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use terrane_core::{AgentName, PeerId};
 use terrane_layout::PhysicalLayout;

@@ -1,0 +1,210 @@
+//! What needs to see more of an agent than its users do: what NIXL reaches through an import, and
+//! what becomes of a peer while transfers with it are in flight.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test says what it expects by panicking, and a child says what it has by printing"
+)]
+
+use std::io::{BufRead, BufReader, Write};
+
+use nixl_sys::{XferDescList, XferOp, XferStatus};
+use terrane_core::Memory;
+use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::pattern::Pattern;
+use terrane_testkit::process;
+use terrane_transfer::Endpoint;
+
+use super::*;
+use crate::{AgentBuilder, BackendConfig};
+
+const KIND: LayoutKind = LayoutKind::FullyContiguous;
+const SEED: u64 = 7;
+
+fn agent() -> Agent {
+    AgentBuilder::unnamed().backend(BackendConfig::new("UCX")).build().unwrap()
+}
+
+fn layout(agent: &Agent) -> PhysicalLayout {
+    let config = LayoutConfig::builder()
+        .num_blocks(8)
+        .num_layers(4)
+        .outer_dim(2)
+        .page_size(16)
+        .inner_dim(64)
+        .element(ElementFormat::Width(2))
+        .build()
+        .unwrap();
+    LayoutBuilder::new(config)
+        .kind(KIND)
+        .allocate(&HeapAllocator::system())
+        .register(agent)
+        .build()
+        .unwrap()
+}
+
+/// Reads all of a peer's layout, as NIXL does it, into one of the same kind.
+fn read_all(agent: &Agent, remote: &RemoteLayout) -> Endpoint {
+    let local = layout(agent);
+    let peer = agent.use_peer(remote.peer()).unwrap();
+    let [region] = local.regions() else { panic!("one region") };
+    let [there] = remote.regions() else { panic!("one region") };
+    let length = there.length().to_usize();
+    let list = |address: u64| {
+        let mut list = XferDescList::new(nixl_sys::MemType::Dram).unwrap();
+        list.add_desc(usize::try_from(address).unwrap(), length, 0);
+        list
+    };
+    let here = list(region.location().as_host().unwrap().get());
+    let there = list(there.address());
+    let raw = agent.raw();
+    let name = peer.name().as_str();
+    let request = raw.create_xfer_req(XferOp::Read, &here, &there, name, None).unwrap();
+    let mut in_flight = raw.post_xfer_req(&request, None).unwrap();
+    while in_flight {
+        in_flight = matches!(raw.get_xfer_status(&request).unwrap(), XferStatus::InProgress);
+        std::thread::yield_now();
+    }
+    drop(request);
+    Endpoint::new(local).unwrap()
+}
+
+#[test]
+fn nixl_reaches_what_was_imported() {
+    let (owner, reader) = (agent(), agent());
+    let source = layout(&owner);
+    let bytes = owner.export(&source).unwrap();
+    let source = Endpoint::new(source).unwrap();
+    Pattern::new(SEED).fill(&source).unwrap();
+    let remote = reader.import(&bytes).unwrap();
+    let read = read_all(&reader, &remote);
+    Pattern::new(SEED).verify(&read).unwrap().assert_clean("read from another agent");
+}
+
+#[test]
+fn two_processes() {
+    const TEST: &str = "peers::tests::two_processes";
+    process::beside_child(
+        TEST,
+        || {
+            let owner = agent();
+            let layout = layout(&owner);
+            let bytes = owner.export(&layout).unwrap();
+            let end = Endpoint::new(layout).unwrap();
+            Pattern::new(SEED).fill(&end).unwrap();
+            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            println!("\nexport {hex}");
+            std::io::stdout().flush().unwrap();
+            // Until the other process has read.
+            std::io::stdin().lines().for_each(drop);
+        },
+        |child| {
+            // Open until the other process has ended, as it writes more than this.
+            let mut output = BufReader::new(child.stdout.take().unwrap());
+            let bytes = exported(&mut output);
+            let reader = agent();
+            let remote = reader.import(&bytes).unwrap();
+            assert_eq!(reader.peer_name(remote.peer()).as_ref(), Some(remote.agent()));
+            let read = read_all(&reader, &remote);
+            Pattern::new(SEED).verify(&read).unwrap().assert_clean("read from another process");
+            drop(child.stdin.take());
+            output.lines().for_each(drop);
+            assert!(child.wait().unwrap().success());
+            assert_eq!(reader.forget(remote.peer()).unwrap(), Forgotten::Now);
+        },
+    );
+}
+
+/// The bytes that a child prints.
+fn exported(output: impl BufRead) -> Vec<u8> {
+    let mut lines = output.lines().map(Result::unwrap);
+    let line = lines.find(|line| line.starts_with("export ")).unwrap();
+    let hex = line.strip_prefix("export ").unwrap().as_bytes();
+    let byte = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap();
+    hex.chunks(2).map(byte).collect()
+}
+
+#[test]
+fn a_peer_with_transfers_in_flight_is_forgotten_after_them() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner);
+    let bytes = owner.export(&layout).unwrap();
+    let remote = reader.import(&bytes).unwrap();
+    let (first, second) =
+        (reader.use_peer(remote.peer()).unwrap(), reader.use_peer(remote.peer()).unwrap());
+    assert_eq!(reader.forget(remote.peer()).unwrap(), Forgotten::AfterTransfers(2));
+
+    // None begins any more, and the name is taken until those that are in flight have ended.
+    assert!(reader.use_peer(remote.peer()).is_none());
+    assert_eq!((reader.peer_name(remote.peer()), reader.peers()), (None, vec![]));
+    let busy = |result: Result<RemoteLayout, ImportError>, expected| match result {
+        Err(ImportError::PeerBusy { transfers, .. }) => assert_eq!(transfers, expected),
+        other => panic!("{other:?}"),
+    };
+    busy(reader.import(&bytes), 2);
+    drop(first);
+    busy(reader.refresh(&bytes), 1);
+    assert!(reader.raw().check_remote_metadata(remote.agent().as_str(), None));
+    drop(second);
+    assert!(!reader.raw().check_remote_metadata(remote.agent().as_str(), None));
+
+    let again = reader.import(&bytes).unwrap();
+    assert_ne!(again.peer(), remote.peer());
+    // What is left of the first has no say in the second.
+    drop(remote);
+    assert_eq!(reader.peers(), [(again.peer(), owner.name().clone())]);
+    read_all(&reader, &again);
+}
+
+#[test]
+fn a_transfer_keeps_the_peer_of_a_layout_that_has_gone() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner);
+    let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
+    let name = remote.agent().clone();
+    let transfer = reader.use_peer(remote.peer()).unwrap();
+    drop(remote);
+    assert!(reader.raw().check_remote_metadata(name.as_str(), None));
+    drop(transfer);
+    assert!(!reader.raw().check_remote_metadata(name.as_str(), None));
+    assert_eq!(reader.peers(), []);
+}
+
+/// Layouts of one peer come and go, and one stays: NIXL and the tables hold what lives.
+#[test]
+fn keys_that_nobody_needs_are_let_go() {
+    let (owner, reader) = (agent(), agent());
+    let kept = layout(&owner);
+    let kept = reader.import(&owner.export(&kept).unwrap()).unwrap();
+    // Held, so that each has an address of its own.
+    let others: Vec<PhysicalLayout> = (0..40).map(|_| layout(&owner)).collect();
+    for other in &others {
+        let remote = reader.import(&owner.export(other).unwrap()).unwrap();
+        assert_eq!(remote.peer(), kept.peer());
+    }
+    let loaded = reader.peer_table().loaded();
+    let peer = loaded.get(owner.name()).unwrap();
+    let held = (peer.keys.len(), peer.layouts.len());
+    assert!(held.0 < 20 && held.1 < 20, "{held:?} keys and layouts, and one lives");
+    drop(loaded);
+    read_all(&reader, &kept);
+}
+
+/// A thousand times a peer, and nothing is left of it.
+#[test]
+fn rounds_leave_nothing_behind() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner);
+    let bytes = owner.export(&layout).unwrap();
+    for round in 0..1000 {
+        let remote = reader.import(&bytes).unwrap();
+        if round % 2 == 0 {
+            assert_eq!(reader.forget(remote.peer()).unwrap(), Forgotten::Now);
+        }
+    }
+    assert!(reader.peer_table().loaded().is_empty());
+    assert!(reader.peer_table().all().is_empty());
+    assert!(!reader.raw().check_remote_metadata(owner.name().as_str(), None));
+}
