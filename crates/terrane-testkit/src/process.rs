@@ -1,6 +1,6 @@
 //! Tests that need a process to themselves.
 
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 /// Names the test that a child process was started for.
 const VARIABLE: &str = "TERRANE_TEST_IN_CHILD";
@@ -28,9 +28,7 @@ pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()
     if is_child(test) {
         return body();
     }
-    let output = Command::new(std::env::current_exe().expect("the path of the test binary"))
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(VARIABLE, test)
+    let output = again(test)
         .envs(variables.iter().copied())
         .output()
         .expect("the test binary can be started again");
@@ -42,40 +40,13 @@ pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()
     text.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
 }
 
-/// Runs `there` in a process of its own, and `here`, in this one, beside it: it is given that process,
-/// whose standard input and output are pipes, and which it has to end or let end. To be called once,
-/// with all of a test in the two; `test` is the test's path, `module::name`.
-///
-/// What the other process writes to standard output comes after what its test harness writes there.
-///
-/// # Panics
-///
-/// If the process cannot be started.
+/// This test binary once more, for one test alone.
 #[track_caller]
-pub fn beside_child(test: &str, there: impl FnOnce(), here: impl FnOnce(&mut Child)) {
-    if is_child(test) {
-        return there();
-    }
-    let mut child = Command::new(std::env::current_exe().expect("the path of the test binary"))
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(VARIABLE, test)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map(Ended)
-        .expect("the test binary can be started again");
-    here(&mut child.0);
-}
-
-/// A process that does not outlive its test, however that ends.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        // Either fails only if it has ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+pub(crate) fn again(test: &str) -> Command {
+    let binary = std::env::current_exe().expect("the path of the test binary");
+    let mut command = Command::new(binary);
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(VARIABLE, test);
+    command
 }
 
 /// Whether this process was started for `test`.

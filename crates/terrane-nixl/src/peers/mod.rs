@@ -21,7 +21,7 @@ use terrane_wire::WireLimits;
 pub use error::{ExportError, ForgetError, ImportError, PeerChange};
 pub use metadata::MalformedMetadata;
 pub use remote::RemoteLayout;
-pub(crate) use table::Peers;
+pub(crate) use table::{PeerUse, Peers};
 
 use crate::Agent;
 use import::Known;

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{
-    AgentName, ByteCount, Location, Memory, PeerId, RemoteAddress, RemoteSpace, Span, StorageKind,
+    AgentName, BackendOutcome, ByteCount, Location, Memory, PeerId, RegistrationRecord,
+    RemoteAddress, RemoteSpace, Span, StorageKind,
 };
 use terrane_layout::{Fingerprint, LayoutBuilder, LayoutConfig, LayoutError, LayoutKind};
 use terrane_transfer::Endpoint;
@@ -47,6 +48,23 @@ impl RemoteLayout {
         let memory = described.regions().iter().map(|region| RemoteMemory {
             at: RemoteAddress { peer, space: region.space(), address: region.address() },
             length: region.length(),
+            record: RegistrationRecord {
+                agent: described.agent().clone(),
+                span: Span {
+                    kind: StorageKind::Remote(peer),
+                    location: Location::Remote(RemoteAddress {
+                        peer,
+                        space: region.space(),
+                        address: region.address(),
+                    }),
+                    length: region.length(),
+                },
+                backends: region
+                    .backends()
+                    .iter()
+                    .map(|backend| BackendOutcome { backend: backend.clone(), refusal: None })
+                    .collect(),
+            },
             _lease: Arc::clone(&lease),
         });
         let layout = LayoutBuilder::new(*described.config())
@@ -157,6 +175,8 @@ impl fmt::Debug for RemoteLayout {
 struct RemoteMemory {
     at: RemoteAddress,
     length: ByteCount,
+    /// What the peer says of its registration.
+    record: RegistrationRecord,
     _lease: Arc<Lease>,
 }
 
@@ -174,6 +194,10 @@ unsafe impl Memory for RemoteMemory {
 
     fn length(&self) -> ByteCount {
         self.length
+    }
+
+    fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
+        visit(&self.record);
     }
 }
 

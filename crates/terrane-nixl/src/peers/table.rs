@@ -148,7 +148,6 @@ impl Agent {
     /// peer is forgotten.
     ///
     /// Whatever names the peer to NIXL holds one, so that the peer stays what it is meanwhile.
-    #[allow(dead_code, reason = "for the engine")]
     pub(crate) fn use_peer(&self, id: PeerId) -> Option<PeerUse> {
         let peer = self.peer_table().get(id)?;
         let mut state = peer.state();
@@ -162,13 +161,11 @@ impl Agent {
 }
 
 /// A transfer with a peer, or something else that NIXL does with it.
-#[allow(dead_code, reason = "for the engine")]
 pub(crate) struct PeerUse {
     agent: Agent,
     peer: Arc<Peer>,
 }
 
-#[allow(dead_code, reason = "for the engine")]
 impl PeerUse {
     /// The peer's name, by which NIXL knows it.
     pub(crate) fn name(&self) -> &AgentName {

@@ -1,20 +1,13 @@
 //! What needs to see more of an agent than its users do: what NIXL reaches through an import, and
 //! what becomes of a peer while transfers with it are in flight.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test says what it expects by panicking, and a child says what it has by printing"
-)]
-
-use std::io::{BufRead, BufReader, Write};
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
 use nixl_sys::{XferDescList, XferOp, XferStatus};
 use terrane_core::Memory;
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
-use terrane_testkit::process;
+use terrane_testkit::{peer, process};
 use terrane_transfer::Endpoint;
 
 use super::*;
@@ -85,45 +78,28 @@ fn nixl_reaches_what_was_imported() {
 
 #[test]
 fn two_processes() {
-    const TEST: &str = "peers::tests::two_processes";
-    process::beside_child(
-        TEST,
-        || {
-            let owner = agent();
-            let layout = layout(&owner);
-            let bytes = owner.export(&layout).unwrap();
-            let end = Endpoint::new(layout).unwrap();
-            Pattern::new(SEED).fill(&end).unwrap();
-            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            println!("\nexport {hex}");
-            std::io::stdout().flush().unwrap();
-            // Until the other process has read.
-            std::io::stdin().lines().for_each(drop);
-        },
-        |child| {
-            // Open until the other process has ended, as it writes more than this.
-            let mut output = BufReader::new(child.stdout.take().unwrap());
-            let bytes = exported(&mut output);
+    peer::with_peer(
+        "peers::tests::two_processes",
+        |other| {
+            let bytes = other.link().receive();
             let reader = agent();
             let remote = reader.import(&bytes).unwrap();
             assert_eq!(reader.peer_name(remote.peer()).as_ref(), Some(remote.agent()));
             let read = read_all(&reader, &remote);
             Pattern::new(SEED).verify(&read).unwrap().assert_clean("read from another process");
-            drop(child.stdin.take());
-            output.lines().for_each(drop);
-            assert!(child.wait().unwrap().success());
             assert_eq!(reader.forget(remote.peer()).unwrap(), Forgotten::Now);
+            other.link().send(b"read");
+        },
+        |link| {
+            let owner = agent();
+            let layout = layout(&owner);
+            let bytes = owner.export(&layout).unwrap();
+            let end = Endpoint::new(layout).unwrap();
+            Pattern::new(SEED).fill(&end).unwrap();
+            link.send(&bytes);
+            assert_eq!(link.receive(), b"read");
         },
     );
-}
-
-/// The bytes that a child prints.
-fn exported(output: impl BufRead) -> Vec<u8> {
-    let mut lines = output.lines().map(Result::unwrap);
-    let line = lines.find(|line| line.starts_with("export ")).unwrap();
-    let hex = line.strip_prefix("export ").unwrap().as_bytes();
-    let byte = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap();
-    hex.chunks(2).map(byte).collect()
 }
 
 #[test]
@@ -234,9 +210,12 @@ fn open_files() -> usize {
 #[test]
 fn peers_that_ended_long_ago_are_disconnected() {
     let reader = agent();
+    // Without threads of their own: there are many, and nothing is read.
+    let ucx = || BackendConfig::new("UCX");
     let owners: Vec<(Agent, PhysicalLayout)> = (0..34)
         .map(|_| {
-            let owner = agent();
+            let owner = AgentBuilder::unnamed().progress_thread(None).backend(ucx());
+            let owner = owner.build().unwrap();
             let layout = layout(&owner);
             (owner, layout)
         })

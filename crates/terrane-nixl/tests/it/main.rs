@@ -9,4 +9,5 @@
 )]
 
 mod agents;
+mod engine;
 mod peers;
