@@ -1,4 +1,8 @@
 //! The copy engine over the real library.
 
 mod conformance;
+mod files;
+mod notifications;
+mod refusals;
+mod reports;
 mod support;
