@@ -5,6 +5,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use terrane_core::{BoxedCause, ByteCount, Location};
 use terrane_transfer::{CopyFailure, CopyJob, EngineTimes};
 
@@ -276,23 +277,29 @@ impl Flight {
         }
     }
 
-    /// What is read of a file has to be there: backends take a file that ends early for one that has
-    /// been read.
+    /// What is read of a file has to be there: of a file that ends early, a backend says that it
+    /// failed, at best.
     fn check_files(&self, job: &CopyJob) -> Result<(), RequestFailed> {
         if !matches!((&self.route.target, self.route.operation), (Target::File, Operation::Read)) {
             return Ok(());
         }
         let plan = job.plan();
-        let source = plan.source();
-        for (region, base) in (0_u32..).zip(source.bases()) {
-            let Location::File(position) = base else { continue };
-            let ends = plan.runs().iter().filter(|run| run.source().region == region);
-            let Some(last) = ends.map(|run| run.source().offset + run.bytes().get()).max() else {
+        let mut ends: SmallVec<[(RawFd, u64); 1]> = SmallVec::new();
+        for run in plan.runs() {
+            let at = run.source();
+            let Some(position) = plan.source().base(at.region).and_then(Location::as_file) else {
                 continue;
             };
-            let wanted = position.offset.get() + last;
+            let file = position.file.descriptor;
+            let end = position.offset.get() + at.offset + run.bytes().get();
+            match ends.iter_mut().find(|(known, _)| *known == file) {
+                Some((_, wanted)) => *wanted = end.max(*wanted),
+                None => ends.push((file, end)),
+            }
+        }
+        for (file, wanted) in ends {
             // SAFETY: the job holds the endpoint, and with it the memory whose descriptor this is.
-            let length = unsafe { length_of(position.file.descriptor) }?;
+            let length = unsafe { length_of(file) }?;
             if length < wanted {
                 return Err(RequestFailed::FileEnds { length, wanted });
             }

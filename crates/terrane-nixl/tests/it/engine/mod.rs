@@ -3,6 +3,7 @@
 mod conformance;
 mod files;
 mod notifications;
+mod processes;
 mod refusals;
 mod reports;
 mod support;
