@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::Tool;
 use crate::commands::test::run_counted;
+use crate::pypi;
 use crate::tally::Tally;
 use crate::workspace::{Workspace, crate_folder};
 
@@ -50,31 +51,16 @@ fn provision(workspace: &Workspace, requirements: &Path) -> Result<PathBuf> {
     // What is installed belongs to one version of Python.
     let wanted = format!("# Python {}\n{wanted}", version.trim());
     let folder = workspace.target().join("interop");
-    let (site, stamp) = (folder.join("site"), folder.join("installed.txt"));
-    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
-        return Ok(site);
-    }
-    println!("installing what the interop tests need to {}", site.display());
-    match fs::remove_dir_all(&site) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot remove {}", site.display()));
+    pypi::whole(&folder, &wanted, |fresh| {
+        println!("installing what the interop tests need to {}", folder.display());
+        let site = fresh.join("site");
+        let target = [Path::new("--target"), &site, Path::new("--requirement"), requirements];
+        pypi::pip(workspace, "install", |pip| pip.args(target))?;
+        if fs::read_dir(&site).is_ok_and(|mut entries| entries.next().is_none()) {
+            bail!("pip installed nothing to {}", site.display());
         }
-        _ => {}
-    }
-    fs::create_dir_all(&site).with_context(|| format!("cannot create {}", site.display()))?;
-    Tool::new(workspace, "python3")
-        .args(["-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"])
-        .args(["--disable-pip-version-check", "--no-input"])
-        .arg("--target")
-        .arg(&site)
-        .arg("--requirement")
-        .arg(requirements)
-        .run()
-        .context("the libraries come from PyPI; this needs python3 with pip, and the network")?;
-    if fs::read_dir(&site).is_ok_and(|mut entries| entries.next().is_none()) {
-        bail!("pip installed nothing to {}", site.display());
-    }
-    // Written last: what was interrupted is done again.
-    fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
-    Ok(site)
+        Ok(())
+    })
+    .context("cannot install what the interop tests need")?;
+    Ok(folder.join("site"))
 }
