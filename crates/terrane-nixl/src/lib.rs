@@ -20,4 +20,4 @@ pub use peers::{
 };
 pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe};
 pub use refusal::Refusal;
-pub use register::Registrar;
+pub use register::{RegisteredAllocator, Registrar};
