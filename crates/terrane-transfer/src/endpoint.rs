@@ -213,6 +213,12 @@ pub struct EndpointId(u64);
 pub struct WeakEndpoint(Weak<Inner>);
 
 impl WeakEndpoint {
+    /// The endpoint, unless it, its clones and its transfers have all gone.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Endpoint> {
+        self.0.upgrade().map(Endpoint)
+    }
+
     /// Whether the endpoint, its clones and its transfers have all gone.
     #[must_use]
     pub fn has_gone(&self) -> bool {
