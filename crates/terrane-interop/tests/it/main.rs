@@ -8,3 +8,10 @@
     clippy::missing_errors_doc,
     reason = "a test says what it expects by panicking"
 )]
+
+mod arrow;
+mod exports;
+mod hostile;
+mod kv;
+mod peer;
+mod round_trips;

@@ -16,8 +16,8 @@ use crate::workspace::Workspace;
 pub enum Action {
     /// Compiles every `.cu` file to a `.ptx` file beside it
     ///
-    /// NVRTC comes from its package on PyPI (88 MB, checked by its hash) and is kept under
-    /// `target/tools`; that needs `python3` with pip, and no GPU. The same source always gives the
+    /// NVRTC comes from its package on PyPI (23 MB, checked by its hash) and is kept under
+    /// `target/tools`; that needs `python3` with pip on x86-64, and no GPU. The same source always gives the
     /// same file.
     Build,
     /// Checks that every `.ptx` file was made of the `.cu` file beside it; needs no compiler
@@ -25,14 +25,15 @@ pub enum Action {
 }
 
 /// The release of NVRTC, as its package is versioned.
-const NVRTC: &str = "12.8.93";
+///
+/// The oldest of CUDA 12: a driver takes the PTX of its own release and of older ones.
+const NVRTC: &str = "12.0.140";
 
-/// Its package, with the hashes of its wheels for x86-64 and aarch64.
+/// Its package, with the hash of its only wheel, which is for x86-64.
 const WHEELS: Wheels = Wheels {
     name: "NVRTC",
-    requirements: "nvidia-cuda-nvrtc-cu12==12.8.93 \
-        --hash=sha256:a7756528852ef889772a84c6cd89d41dfa74667e24cca16bb31f8f061e3e9994 \
-        --hash=sha256:fc1fec1e1637854b4c0a65fb9a8346b51dd9ee69e61ebaccc82058441f15bce8\n",
+    requirements: "nvidia-cuda-nvrtc-cu12==12.0.140 \
+        --hash=sha256:8e94e991d85c422de4da87bdc7472fdc1364367bd4aace7000b559cd33122071\n",
     members: &["nvidia/cuda_nvrtc/lib/"],
     revision: 1,
 };
@@ -62,6 +63,7 @@ fn build(workspace: &Workspace, library: &Path, source: &Path) -> Result<()> {
         .args([library, source])
         .arg(ARCHITECTURE)
         .stdout()?;
+    let ptx = without_unused(&ptx);
     let name = source.file_name().unwrap_or_default().to_string_lossy();
     let compiler = format!("NVRTC {NVRTC} for {ARCHITECTURE}");
     let to = source.with_extension("ptx");
@@ -69,6 +71,13 @@ fn build(workspace: &Workspace, library: &Path, source: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", to.display()))?;
     println!("{}", to.display());
     Ok(())
+}
+
+/// The PTX without the constants of `nv/target`, which this release of NVRTC puts in front of
+/// everything, and which nothing uses.
+fn without_unused(ptx: &str) -> String {
+    let is_used = |line: &&str| !(line.starts_with(".global") && line.contains("nv6target"));
+    ptx.lines().filter(is_used).flat_map(|line| [line, "\n"]).collect()
 }
 
 fn check(source: &Path) -> Result<()> {

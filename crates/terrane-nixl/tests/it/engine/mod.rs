@@ -1,4 +1,9 @@
 //! The copy engine over the real library.
 
 mod conformance;
+mod files;
+mod notifications;
+mod processes;
+mod refusals;
+mod reports;
 mod support;
