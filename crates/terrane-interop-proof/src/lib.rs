@@ -6,5 +6,6 @@
 
 mod accounts;
 mod calls;
+mod capsule;
 mod dlpack;
 mod kv;
