@@ -82,6 +82,15 @@ def take(handed_over):
     return pointer, True
 
 
+def hand_over(array, **arguments):
+    """The capsule of an array's tensor, in the newest structure that its library has."""
+    try:
+        return array.__dlpack__(max_version=(1, 3), **arguments)
+    except TypeError:
+        # Libraries older than DLPack 1.0 do not know the argument.
+        return array.__dlpack__(**arguments)
+
+
 class Request(Structure):
     _fields_ = [
         ("code", c_uint8),
@@ -152,7 +161,6 @@ class Imported:
 
     def __init__(self, array=None, pointer=None, is_legacy=False, device=-1, **arguments):
         if pointer is None:
-            # The standard has it that older producers do not know the argument.
             pointer, is_legacy = take(array.__dlpack__(**arguments))
         self.handle = c_void_p()
         _import(pointer, is_legacy, device, self.handle)

@@ -6,12 +6,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::command::Tool;
+use crate::commands::simulated;
 use crate::commands::test::run_counted;
 use crate::tally::Tally;
 use crate::workspace::{Workspace, crate_folder};
 
 /// The crate that is the library with the C interface.
 const CRATE: &str = "terrane-interop-proof";
+
+/// What of the device is simulated, as no array library of the gate has one.
+const DEVICE: &str = "devices=1,memory=8GiB,policy=random,seed=1";
 
 /// The options of `cargo xtask interop`.
 #[derive(Debug, Default, clap::Args)]
@@ -29,7 +33,7 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
     let site = provision(workspace, &python.join("requirements.txt"))?;
     Tool::cargo(workspace).args(["build", "--quiet", "--package", CRATE]).run()?;
     let library = workspace.target().join("debug/libterrane_interop_proof.so");
-    let tests = Tool::new(workspace, "python3")
+    let tests = simulated::over_driver(workspace, Tool::new(workspace, "python3"), DEVICE)?
         .env("PYTHONPATH", &site)
         // Only what is committed lies beside the tests.
         .env("PYTHONDONTWRITEBYTECODE", "1")

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use cargo_metadata::{Artifact, Message, Package, Target};
 
 use crate::command::Tool;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, crate_folder};
 
 /// What tests that need a GPU are called: `[[test]] name = "gpu"`.
 const TESTS: &str = "gpu";
@@ -51,6 +51,7 @@ pub fn make(workspace: &Workspace, folder: &Path) -> Result<()> {
             .run()
             .context("cannot strip; install binutils")?;
     }
+    collect_interop(workspace, folder)?;
     let run = folder.join("run.sh");
     write(&run, RUN)?;
     fs::set_permissions(&run, Permissions::from_mode(0o755))
@@ -93,6 +94,35 @@ fn built_tests(workspace: &Workspace) -> Result<Vec<(PathBuf, PathBuf)>> {
         files.push((Path::new("tests").join(package.name.as_str()), binary.into()));
     }
     Ok(files)
+}
+
+/// The library of the interop tests, and those of them that need PyTorch with CUDA.
+fn collect_interop(workspace: &Workspace, folder: &Path) -> Result<()> {
+    const CRATE: &str = "terrane-interop-proof";
+    let artifacts = build(workspace, &["build", "--package", CRATE])?;
+    let library = artifacts
+        .iter()
+        .filter(|artifact| artifact.target.name == CRATE.replace('-', "_"))
+        .find_map(|artifact| artifact.filenames.iter().find(|file| file.extension() == Some("so")))
+        .with_context(|| format!("`{CRATE}` has no shared library"))?;
+    let package =
+        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
+    let python = crate_folder(package).join("python");
+    let to = folder.join("interop");
+    fs::create_dir_all(to.join("gpu"))
+        .with_context(|| format!("cannot create {}", to.display()))?;
+    Tool::new(workspace, "strip")
+        .args(["--strip-debug", "-o"])
+        .arg(to.join("library.so"))
+        .arg(library)
+        .run()
+        .context("cannot strip; install binutils")?;
+    let files = ["run.py", "proof.py", "dlpack.py", "cache.py", "gpu/test_torch.py"];
+    for file in files {
+        fs::copy(python.join(file), to.join(file))
+            .with_context(|| format!("cannot copy {}", python.join(file).display()))?;
+    }
+    Ok(())
 }
 
 /// Runs cargo in release mode, and gives what it built.
