@@ -57,6 +57,7 @@ mod place;
 mod region;
 mod register;
 mod registered;
+mod remote;
 mod request;
 mod span;
 mod storage_kind;
@@ -82,6 +83,7 @@ pub use register::{
     RegistrationRecord,
 };
 pub use registered::{Registered, RegistrationFailed};
+pub use remote::{PeerId, RemoteAddress, RemoteSpace};
 pub use request::{Label, RegionRequest};
 pub use span::Span;
 pub use storage_kind::{DeviceId, StorageKind};

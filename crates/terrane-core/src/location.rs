@@ -1,11 +1,11 @@
-//! Where bytes lie: host addresses, device addresses and file positions, which are three
-//! different types and never convert into one another.
+//! Where bytes lie: host addresses, device addresses, file positions and addresses of peers, which
+//! are four different types and never convert into one another.
 
 use std::fmt;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
-use crate::{Alignment, ByteCount, DeviceId, Durability};
+use crate::{Alignment, ByteCount, DeviceId, Durability, RemoteAddress};
 
 /// Where a span of bytes begins.
 ///
@@ -25,6 +25,8 @@ pub enum Location {
     },
     /// A position in a file.
     File(FilePosition),
+    /// An address of another agent's, mostly in another process.
+    Remote(RemoteAddress),
 }
 
 impl Location {
@@ -37,6 +39,7 @@ impl Location {
                 Self::Device { device, address: address.checked_add(offset)? }
             }
             Self::File(position) => Self::File(position.checked_add(offset)?),
+            Self::Remote(address) => Self::Remote(address.checked_add(offset)?),
         })
     }
 
@@ -64,6 +67,15 @@ impl Location {
         }
     }
 
+    /// The address of a peer, if it is one.
+    #[must_use]
+    pub const fn as_remote(self) -> Option<RemoteAddress> {
+        match self {
+            Self::Remote(address) => Some(address),
+            _ => None,
+        }
+    }
+
     /// The number that orders locations within one address space or file. It has no meaning
     /// between two of them.
     pub(crate) fn position(self) -> u64 {
@@ -71,6 +83,7 @@ impl Location {
             Self::Host(address) => address.get(),
             Self::Device { address, .. } => address.get(),
             Self::File(position) => position.offset.get(),
+            Self::Remote(address) => address.address,
         }
     }
 
@@ -80,6 +93,7 @@ impl Location {
             (Self::Host(_), Self::Host(_)) => true,
             (Self::Device { device: a, .. }, Self::Device { device: b, .. }) => a == b,
             (Self::File(a), Self::File(b)) => a.file.identity == b.file.identity,
+            (Self::Remote(a), Self::Remote(b)) => (a.peer, a.space) == (b.peer, b.space),
             _ => false,
         }
     }
@@ -93,6 +107,7 @@ impl fmt::Display for Location {
             Self::File(at) => {
                 write!(f, "file descriptor {} @ {}", at.file.descriptor, at.offset.get())
             }
+            Self::Remote(address) => fmt::Display::fmt(address, f),
         }
     }
 }

@@ -22,11 +22,13 @@ use crate::{
 /// 2. The span of `length` bytes from `location` is valid for reads and writes: host addresses
 ///    are mapped readable and writable, device addresses belong to a live allocation, and file
 ///    descriptors are open for reading and writing, with a file at least that long at that
-///    offset unless someone else truncates it (which readers meet as a typed error).
+///    offset unless someone else truncates it (which readers meet as a typed error). Of a peer's
+///    memory, the peer's word is all there is: it is what the peer says it has registered, and a
+///    copy that finds it gone ends with a typed error.
 /// 3. Moving the value does not move the bytes.
 /// 4. Host bytes are initialised. What the kernel zeroes counts.
 /// 5. Nothing but users of this value's location, synchronised among themselves, accesses the
-///    bytes.
+///    bytes; but for a peer's memory, which the peer uses as it likes.
 ///
 /// A span of length zero is legal; its location is then only a well-aligned number.
 pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {

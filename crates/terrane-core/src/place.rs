@@ -1,6 +1,6 @@
 //! Numbers by which places of memory are compared.
 
-use crate::{ByteCount, DeviceId, FileIdentity, Location, Span};
+use crate::{ByteCount, DeviceId, FileIdentity, Location, PeerId, RemoteSpace, Span};
 
 /// An address space, within which places can be compared. Places of different spaces have nothing
 /// to do with one another.
@@ -15,6 +15,8 @@ pub enum Space {
     Device(DeviceId),
     /// A file, however often it is open.
     File(FileIdentity),
+    /// An address space of a peer.
+    Remote(PeerId, RemoteSpace),
 }
 
 /// A place: so many bytes from the beginning of an address space.
@@ -45,6 +47,9 @@ impl Location {
             }
             Self::File(position) => {
                 Place { space: Space::File(position.file.identity), start: position.offset.get() }
+            }
+            Self::Remote(remote) => {
+                Place { space: Space::Remote(remote.peer, remote.space), start: remote.address }
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::PeerId;
+
 /// What sort of memory a span is. Where exactly it lies is its [`Location`](crate::Location).
 ///
 /// A kind carries nothing of one particular piece of memory, so two disk regions are of equal
@@ -17,6 +19,9 @@ pub enum StorageKind {
     Device(DeviceId),
     /// A file on a block device or a file system.
     Disk,
+    /// Memory of another agent, whatever it is over there. Nothing in this process can address
+    /// it, and only the engine that talks to that peer can copy it.
+    Remote(PeerId),
 }
 
 impl StorageKind {
@@ -27,10 +32,16 @@ impl StorageKind {
         matches!(self, Self::System | Self::Pinned)
     }
 
-    /// Whether this is memory of a device.
+    /// Whether this is memory of a device of this process's.
     #[must_use]
     pub const fn is_device(self) -> bool {
         matches!(self, Self::Device(_))
+    }
+
+    /// Whether this is memory of a peer.
+    #[must_use]
+    pub const fn is_remote(self) -> bool {
+        matches!(self, Self::Remote(_))
     }
 }
 
@@ -41,6 +52,7 @@ impl fmt::Display for StorageKind {
             Self::Pinned => f.pad("pinned"),
             Self::Device(id) => f.pad(&format!("device {id}")),
             Self::Disk => f.pad("disk"),
+            Self::Remote(peer) => f.pad(&format!("peer {peer}")),
         }
     }
 }

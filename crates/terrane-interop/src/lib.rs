@@ -17,6 +17,8 @@
 //!
 //! # What there is
 //!
+//! - [`arrow`]: arrays of the Arrow C interfaces, on the host and on devices.
+//! - [`columns`]: columns of ours or of others, and buffers of them on a device.
 //! - [`dlpack`]: single tensors out and in, with every field checked, and the order of streams.
 //! - [`tensors`]: the KV tensors of serving engines, as views of a layout and as a layout over them.
 //!
@@ -67,5 +69,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub mod arrow;
+pub mod columns;
 pub mod dlpack;
 pub mod tensors;

@@ -77,8 +77,10 @@ struct Entry {
     access: Access,
     layers: Range<u32>,
     heads: Range<u32>,
-    /// Ascending, so that a block is found by bisection.
     blocks: Box<[u32]>,
+    /// Whether they are in ascending order, in which a block is found by bisection. They are put
+    /// into it when one is first looked for, which is rare.
+    is_sorted: bool,
 }
 
 impl HazardTable {
@@ -106,28 +108,30 @@ pub(crate) struct LockedHazards<'a> {
 impl LockedHazards<'_> {
     /// The conflicts of `wanted` with claims in flight, but for those of `predecessors`.
     pub(crate) fn conflicts(
-        &self,
+        &mut self,
         wanted: &Use<'_>,
         predecessors: &dyn Fn(TransferId) -> bool,
     ) -> Vec<BlockConflict> {
         let mut conflicts = Vec::new();
+        if self.claims.are_free_for(wanted.blocks, wanted.access) {
+            return conflicts;
+        }
         for &block in wanted.blocks {
             if self.claims.is_free_for(block, wanted.access) {
                 continue;
             }
-            let held = self.claims.in_flight.iter().map(|(_, entry)| entry).filter(|entry| {
-                entry.excludes(wanted.access)
+            for (_, entry) in &mut self.claims.in_flight {
+                let conflicts_with_it = entry.excludes(wanted.access)
                     && meet(&entry.layers, &wanted.layers)
                     && meet(&entry.heads, &wanted.heads)
-                    && entry.blocks.binary_search(&block).is_ok()
-                    && !predecessors(entry.holder)
-            });
-            conflicts.extend(held.map(|entry| BlockConflict {
-                block,
-                wanted: wanted.access,
-                held: entry.access,
-                holder: entry.holder,
-            }));
+                    && entry.has(block)
+                    && !predecessors(entry.holder);
+                if conflicts_with_it {
+                    let (held, holder) = (entry.access, entry.holder);
+                    let wanted = wanted.access;
+                    conflicts.push(BlockConflict { block, wanted, held, holder });
+                }
+            }
         }
         conflicts
     }
@@ -136,13 +140,11 @@ impl LockedHazards<'_> {
     /// and has checked that every block exists.
     pub(crate) fn claim(&mut self, holder: &Ticket, used: &Use<'_>) -> Claim {
         let claims = &mut *self.claims;
-        let mut blocks: Box<[u32]> = used.blocks.into();
-        if !blocks.is_sorted() {
-            blocks.sort_unstable();
-        }
+        let blocks: Box<[u32]> = used.blocks.into();
         claims.count(&blocks, used.access, |count| *count += 1);
         let (layers, heads) = (used.layers.clone(), used.heads.clone());
-        let entry = Entry { holder: holder.id(), access: used.access, layers, heads, blocks };
+        let (holder, access, is_sorted) = (holder.id(), used.access, false);
+        let entry = Entry { holder, access, layers, heads, blocks, is_sorted };
         let key = claims.in_flight.insert(entry);
         Claim { table: Arc::clone(self.table), key }
     }
@@ -150,8 +152,20 @@ impl LockedHazards<'_> {
 
 impl Claims {
     fn is_free_for(&self, block: u32, access: Access) -> bool {
-        let counts = self.counts.get(widen(block)).copied().unwrap_or_default();
-        counts.writers == 0 && (access == Access::Read || counts.readers == 0)
+        self.are_free_for(&[block], access)
+    }
+
+    /// Whether nothing in flight is in the way of any of the blocks, which is nearly always so; found
+    /// out without a branch for each.
+    fn are_free_for(&self, blocks: &[u32], access: Access) -> bool {
+        let of = |&block: &u32| self.counts.get(widen(block)).copied().unwrap_or_default();
+        let in_the_way = match access {
+            Access::Read => blocks.iter().fold(0, |any, block| any | of(block).writers),
+            Access::Write => {
+                blocks.iter().map(of).fold(0, |any, found| any | found.readers | found.writers)
+            }
+        };
+        in_the_way == 0
     }
 
     fn count(&mut self, blocks: &[u32], access: Access, change: impl Fn(&mut u32)) {
@@ -169,6 +183,13 @@ impl Claims {
 impl Entry {
     fn excludes(&self, wanted: Access) -> bool {
         self.access == Access::Write || wanted == Access::Write
+    }
+
+    fn has(&mut self, block: u32) -> bool {
+        if !std::mem::replace(&mut self.is_sorted, true) && !self.blocks.is_sorted() {
+            self.blocks.sort_unstable();
+        }
+        self.blocks.binary_search(&block).is_ok()
     }
 }
 
@@ -214,7 +235,7 @@ mod tests {
         let table = HazardTable::new(8);
         let ticket = Ticket::new([]);
         let reading = table.lock().claim(&ticket, &used(Access::Read, &[3, 1], 0..4));
-        let locked = table.lock();
+        let mut locked = table.lock();
         assert!(locked.conflicts(&used(Access::Read, &[1, 2, 3], 0..4), &nobody).is_empty());
         let conflicts = locked.conflicts(&used(Access::Write, &[1, 2], 0..4), &nobody);
         let expected = BlockConflict {
@@ -233,7 +254,7 @@ mod tests {
     fn other_layers_of_a_block_do_not_conflict() {
         let table = HazardTable::new(2);
         let _writing = table.lock().claim(&Ticket::new([]), &used(Access::Write, &[0], 0..2));
-        let locked = table.lock();
+        let mut locked = table.lock();
         assert!(locked.conflicts(&used(Access::Write, &[0], 2..4), &nobody).is_empty());
         assert_eq!(locked.conflicts(&used(Access::Read, &[0], 1..3), &nobody).len(), 1);
     }
@@ -243,7 +264,7 @@ mod tests {
         let of_heads = |heads| Use { heads, ..used(Access::Write, &[0], 0..2) };
         let table = HazardTable::new(2);
         let _writing = table.lock().claim(&Ticket::new([]), &of_heads(2..4));
-        let locked = table.lock();
+        let mut locked = table.lock();
         assert!(locked.conflicts(&of_heads(0..2), &nobody).is_empty());
         assert!(locked.conflicts(&of_heads(4..8), &nobody).is_empty());
         assert_eq!(locked.conflicts(&of_heads(3..5), &nobody).len(), 1);

@@ -180,6 +180,12 @@ fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
         {
             Err(TransferError::DurabilityWithoutFile { kind: transfer.destination.kind() })
         }
+        _ if transfer.terms.notification.is_some()
+            && !ends.into_iter().any(|(_, end)| end.kind().is_remote()) =>
+        {
+            let (from, to) = (transfer.source.kind(), transfer.destination.kind());
+            Err(TransferError::NotificationWithoutPeer { from, to })
+        }
         _ => Ok(()),
     }
 }
@@ -199,7 +205,7 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     let (mut source, mut destination) =
         Endpoint::lock_both(&transfer.source, &transfer.destination);
     let mut conflicts = source.conflicts(&read, &precedes);
-    conflicts.extend(destination.as_ref().unwrap_or(&source).conflicts(&write, &precedes));
+    conflicts.extend(destination.as_mut().unwrap_or(&mut source).conflicts(&write, &precedes));
     if !conflicts.is_empty() {
         return Err(TransferError::Conflict { conflicts });
     }

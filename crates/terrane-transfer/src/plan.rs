@@ -9,6 +9,7 @@ use terrane_core::{Alignment, ByteCount, Location};
 use terrane_layout::{BlockDimension, ContiguousUnit, Geometry, LayoutKind, RegionOffset};
 
 use crate::cells::Cells;
+use crate::pairs::PairSorter;
 use crate::planner::make_runs;
 use crate::sync::{Mutex, lock};
 use crate::{CopyGrid, Endpoint, Side};
@@ -45,8 +46,7 @@ pub(crate) struct Buffers {
     /// The blocks, as pairs in ascending order of the destination.
     pub(crate) sources: Vec<u32>,
     pub(crate) destinations: Vec<u32>,
-    /// The pairs while they are sorted.
-    pub(crate) pairs: Vec<u64>,
+    pub(crate) sorter: PairSorter,
     pub(crate) segments: Vec<Segment>,
     pub(crate) runs: Vec<CopyRun>,
 }
@@ -248,6 +248,18 @@ impl TransferPlan {
     #[must_use]
     pub fn destination_blocks(&self) -> &[u32] {
         &self.buffers.destinations
+    }
+
+    /// The blocks that are read, in ascending order, and those that they are written to: the same
+    /// pairs as the n-th [source](Self::source_blocks) with the n-th
+    /// [destination](Self::destination_blocks), for engines to which the source's order matters.
+    #[must_use]
+    pub fn pairs_by_source(&self) -> [Vec<u32>; 2] {
+        let (mut sources, mut destinations) = (Vec::new(), Vec::new());
+        let ids = self.source.layout().config().num_blocks();
+        let (keys, values) = (self.source_blocks(), self.destination_blocks());
+        PairSorter::default().sort(keys, values, ids, [&mut sources, &mut destinations]);
+        [sources, destinations]
     }
 
     /// The layers, by their numbers in the source.

@@ -200,16 +200,14 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
         sources.extend_from_slice(&transfer.source_blocks);
         destinations.extend_from_slice(&transfer.destination_blocks);
     } else {
-        let pairs = transfer.destination_blocks.iter().zip(&transfer.source_blocks);
-        // As one number each: such are sorted twice as fast.
-        let pairs =
-            pairs.map(|(&destination, &source)| (u64::from(destination) << 32) | u64::from(source));
-        buffers.pairs.extend(pairs);
-        buffers.pairs.sort_unstable();
-        let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
-        sources.extend(buffers.pairs.iter().map(|&pair| half(pair)));
-        destinations.extend(buffers.pairs.iter().map(|&pair| half(pair >> 32)));
-        buffers.pairs.clear();
+        let (keys, values) = (&transfer.destination_blocks, &transfer.source_blocks);
+        let ids = transfer.destination.layout().config().num_blocks();
+        buffers.sorter.sort(keys, values, ids, [destinations, sources]);
+    }
+    // Without a branch for each, several are compared at a time.
+    let is_next_to_itself = |found, pair: &[u32]| found | (pair[0] == pair[1]);
+    if !destinations.windows(2).fold(false, is_next_to_itself) {
+        return Ok(());
     }
     match destinations.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => Err(TransferError::DuplicateDestination { block: pair[0] }),

@@ -9,6 +9,7 @@
     reason = "a test says what it expects by panicking"
 )]
 
+mod arrow;
 mod exports;
 mod hostile;
 mod kv;

@@ -21,6 +21,7 @@ pub fn the_location_fits_the_kind(memory: &impl Memory) {
     let fits = match (kind, location) {
         (StorageKind::Device(id), Location::Device { device, .. }) => id == device,
         (StorageKind::Disk, Location::File(_)) => true,
+        (StorageKind::Remote(peer), Location::Remote(at)) => peer == at.peer,
         (kind, Location::Host(_)) => kind.is_host(),
         _ => false,
     };

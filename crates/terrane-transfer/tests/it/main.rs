@@ -24,6 +24,7 @@ mod limits;
 mod model;
 mod overlaps;
 mod ownership;
+mod peers;
 mod plans;
 mod queues;
 mod refusals;

@@ -297,7 +297,34 @@ program() {
     esac
 }
 
+# NIXL, for what runs below. The GDS plugin needs libraries of the CUDA toolkit besides; they are
+# looked for where toolkits and Python packages have them.
+unpack_nixl() {
+    [ -r "$here/nixl.tar.gz" ] || return
+    nixl=$logs/nixl
+    if ! { mkdir -p "$nixl" && tar -xzf "$here/nixl.tar.gz" -C "$nixl"; }; then
+        echo "run.sh: cannot unpack nixl.tar.gz; tests of NIXL will fail" >&2
+        return
+    fi
+    path=$nixl/lib
+    for library in libcudart.so.12 libcufile.so.0; do
+        for place in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib \
+            /usr/lib/python3*/*-packages/nvidia/*/lib \
+            /usr/local/lib/python3*/*-packages/nvidia/*/lib \
+            /opt/*/lib/python3*/site-packages/nvidia/*/lib; do
+            if [ -e "$place/$library" ]; then
+                case :$path: in *":$place:"*) ;; *) path=$path:$place ;; esac
+                echo "$library: $place"
+                break
+            fi
+        done
+    done
+    LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export LD_LIBRARY_PATH
+}
+
 machine
+unpack_nixl
 if wants tests; then run_tests; fi
 if wants interop; then run_interop; fi
 if wants sanitize; then run_sanitizer; fi

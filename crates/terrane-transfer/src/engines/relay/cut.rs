@@ -145,10 +145,11 @@ pub(super) fn heads_in_slot(plan: &TransferPlan) -> Option<Range<u32>> {
 }
 
 /// The end whose blocks the chunks look like: what reorders pieces is then the other hop. Files
-/// want what they have in one piece, and devices reorder best.
+/// and peers want what they have in one piece, and devices reorder best.
 fn shaping_side(plan: &TransferPlan) -> Side {
     let rank = |end: &Endpoint| match end.kind() {
-        StorageKind::Disk => 2,
+        StorageKind::Disk => 3,
+        kind if kind.is_remote() => 2,
         kind if kind.is_device() => 0,
         _ => 1,
     };

@@ -1,0 +1,272 @@
+//! Columns as Arrow arrays, for the host and with their device.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use terrane_core::{Location, StorageKind};
+use terrane_cuda::{CudaError, Event, Stream, Timing};
+
+use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned, Released};
+use super::error::ExportError;
+use crate::columns::{Column, ColumnBuffer};
+
+/// When the bytes of a column on a device may be read.
+#[derive(Clone, Debug, Default)]
+pub enum Ready {
+    /// Now: whatever writes them has run, and nobody will write them while the consumer has them.
+    #[default]
+    Now,
+    /// After what the event marks, for which the consumer waits on a stream of its own.
+    After(Arc<Event>),
+}
+
+impl Ready {
+    /// After everything that has been submitted to `stream` so far.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn after(stream: &Stream) -> Result<Self, CudaError> {
+        let event = Event::new(stream.context(), Timing::Off)?;
+        event.record(stream)?;
+        Ok(Self::After(Arc::new(event)))
+    }
+}
+
+/// A column of host memory as an Arrow array, by the C Data Interface.
+///
+/// The array keeps the memory alive until its consumer releases it, on whatever thread. Consumers
+/// take arrays to be immutable: nobody should write the bytes meanwhile, which is for whoever hands
+/// the array over to see to, as with every other use of a [`Location`].
+///
+/// ```
+/// use arrow_schema::{DataType, Field};
+/// use terrane_core::{Allocate, ByteCount, Region, RegionRequest};
+/// use terrane_interop::arrow::{export_array, export_field, import_array, import_field};
+/// use terrane_interop::columns::Column;
+/// use terrane_storage::{SystemAllocator, SystemOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = SystemAllocator::new(SystemOptions::default());
+/// let memory = memory.allocate(&RegionRequest::new(ByteCount::new(4 * 1000)))?;
+/// let column = Column::new(DataType::UInt32, 1000, Region::new(memory))?;
+///
+/// let array = export_array(&column)?;
+/// let mut schema = export_field(&Field::new("tokens", DataType::UInt32, false))?.into_inner();
+/// // Both go to another library, and come back:
+/// // SAFETY: they were made as the specification says, and are handed over once.
+/// let field = unsafe { import_field(&raw mut schema) }?;
+/// // SAFETY: as above.
+/// let back = unsafe { import_array(field.data_type(), array) }?;
+/// assert!(back.is_same(&column), "this very memory, and no foreign wrapper of it");
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// [`ExportError::NotHost`] for memory that the processor does not reach.
+pub fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
+    if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
+        return Err(ExportError::NotHost { kind });
+    }
+    array(column, None)
+}
+
+/// A column as an Arrow array with its device, by the C Device Data Interface: of system memory,
+/// pinned memory, or memory of a CUDA device.
+///
+/// Pinned memory is every device's, and goes as that of device 0, as with DLPack. An array on a
+/// device, or in pinned memory, is ready after an event, if it is given one; the event is kept until
+/// the array is released.
+///
+/// # Errors
+///
+/// [`ExportError::NoDevice`] for other kinds of memory, [`ExportError::Event`] if the event's last
+/// record failed, [`ExportError::UnexpectedEvent`] for one with system memory.
+pub fn export_device_array(
+    column: &Column,
+    ready: Ready,
+) -> Result<Owned<ArrowDeviceArray>, ExportError> {
+    let kind = column.kind().unwrap_or(StorageKind::System);
+    let (device_type, device_id) = match kind {
+        StorageKind::System => (DeviceType::CPU, -1),
+        StorageKind::Pinned => (DeviceType::CUDA_HOST, 0),
+        StorageKind::Device(device) => (DeviceType::CUDA, i64::from(device.get())),
+        kind => return Err(ExportError::NoDevice { kind }),
+    };
+    let event = match ready {
+        Ready::Now => None,
+        Ready::After(_) if kind == StorageKind::System => {
+            return Err(ExportError::UnexpectedEvent { kind });
+        }
+        Ready::After(event) => {
+            event.is_complete().map_err(|source| ExportError::Event { source })?;
+            Some(HeldEvent { handle: Box::new(event.handle()), _event: event })
+        }
+    };
+    let sync_event = event.as_ref().map_or(ptr::null_mut(), HeldEvent::pointer);
+    let array = array(column, event)?.into_inner();
+    let array =
+        ArrowDeviceArray { array, device_id, device_type, sync_event, ..ArrowDeviceArray::EMPTY };
+    // SAFETY: the array within was this crate's, taken out of its owner just now.
+    Ok(unsafe { Owned::new(array) })
+}
+
+/// The column that an array is, if this crate made the array and nobody has released it.
+///
+/// # Safety
+///
+/// The array's callback and private data belong together, as its producer set them.
+pub(crate) unsafe fn exported(array: &ArrowArray) -> Option<Result<Column, &'static str>> {
+    // One static, so that the function has one address.
+    if !array.release.is_some_and(|release| ptr::fn_addr_eq(release, RELEASE)) {
+        return None;
+    }
+    let private: *const Exported = array.private_data.cast();
+    // SAFETY: with this callback go private data of this crate, which are alive until it is called.
+    let private = unsafe { private.as_ref() }?;
+    Some(private.unchanged(array).map(|()| private.column.clone()))
+}
+
+type Release = unsafe extern "C" fn(*mut ArrowArray);
+
+static RELEASE: Release = release_exported;
+
+/// What an array keeps alive: all that its pointers lead to.
+struct Exported {
+    column: Column,
+    buffers: Box<[*const c_void]>,
+    children: Box<[*mut ArrowArray]>,
+    dictionary: *mut ArrowArray,
+    _event: Option<HeldEvent>,
+}
+
+/// An event, and the place where its handle stands: consumers get a pointer to the handle.
+struct HeldEvent {
+    handle: Box<*mut c_void>,
+    _event: Arc<Event>,
+}
+
+impl HeldEvent {
+    fn pointer(&self) -> *mut c_void {
+        ptr::from_ref(&*self.handle).cast_mut().cast()
+    }
+}
+
+impl fmt::Debug for HeldEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self._event.fmt(f)
+    }
+}
+
+impl Exported {
+    /// Whether the array says what it said when it was made.
+    fn unchanged(&self, array: &ArrowArray) -> Result<(), &'static str> {
+        let same = |found: i64, made: u64| u64::try_from(found) == Ok(made);
+        let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
+        if !same(array.length, self.column.len()) {
+            return Err("length");
+        }
+        if !same(array.offset, self.column.offset()) {
+            return Err("offset");
+        }
+        if !same(array.n_buffers, count(self.buffers.len())) {
+            return Err("n_buffers");
+        }
+        if !same(array.n_children, count(self.children.len())) {
+            return Err("n_children");
+        }
+        if !ptr::eq(array.buffers, self.buffers.as_ptr()) {
+            return Err("buffers");
+        }
+        if !ptr::eq(array.children, self.children.as_ptr()) {
+            return Err("children");
+        }
+        Ok(())
+    }
+}
+
+fn array(column: &Column, event: Option<HeldEvent>) -> Result<Owned<ArrowArray>, ExportError> {
+    let number =
+        |what, value: u64| i64::try_from(value).map_err(|_| ExportError::TooLarge { what, value });
+    let length = number("the number of rows", column.len())?;
+    let offset = number("the offset", column.offset())?;
+    let null_count = match column.null_count() {
+        Some(nulls) => number("the number of nulls", nulls)?,
+        None => -1,
+    };
+    let buffers: Box<[_]> = column.buffers().iter().map(pointer).collect();
+    let children = column.children().iter().map(|child| array(child, None));
+    let children = children.collect::<Result<Vec<_>, _>>()?;
+    let dictionary = column.dictionary().map(|values| array(values, None)).transpose()?;
+    // Nothing fails from here on, so that nothing boxed is lost.
+    let boxed = |array: Owned<ArrowArray>| Box::into_raw(Box::new(array.into_inner()));
+    let private = Box::new(Exported {
+        column: column.clone(),
+        buffers,
+        children: children.into_iter().map(boxed).collect(),
+        dictionary: dictionary.map_or(ptr::null_mut(), boxed),
+        _event: event,
+    });
+    let count = |length: usize| i64::try_from(length).unwrap_or(i64::MAX);
+    let array = ArrowArray {
+        length,
+        null_count,
+        offset,
+        n_buffers: count(private.buffers.len()),
+        n_children: count(private.children.len()),
+        buffers: private.buffers.as_ptr().cast_mut(),
+        children: private.children.as_ptr().cast_mut(),
+        dictionary: private.dictionary,
+        release: Some(RELEASE),
+        private_data: Box::into_raw(private).cast(),
+    };
+    // SAFETY: the callback takes the private data that stand beside it, once, on any thread: all
+    // that they own is `Send`.
+    Ok(unsafe { Owned::new(array) })
+}
+
+/// Where a buffer begins, as a pointer; null for one that is left out.
+fn pointer(buffer: &Option<ColumnBuffer>) -> *const c_void {
+    match buffer.as_ref().map(ColumnBuffer::location) {
+        Some(Location::Host(address)) => address.as_ptr().cast_const().cast(),
+        Some(Location::Device { address, .. }) => {
+            let address = terrane_core::ByteCount::new(address.get()).to_usize();
+            ptr::without_provenance(address)
+        }
+        _ => ptr::null(),
+    }
+}
+
+/// The callback: lets go of the memory, and of the children and the dictionary that nobody has moved
+/// away. Harmless where it has been called already.
+///
+/// # Safety
+///
+/// The pointer is null, or leads to an array that this module made, or to one that it was moved to.
+unsafe extern "C" fn release_exported(array: *mut ArrowArray) {
+    // SAFETY: null, or an array that is the caller's alone while it is released.
+    let Some(array) = (unsafe { array.as_mut() }) else { return };
+    let private: *mut Exported = array.private_data.cast();
+    if array.release.take().is_none() || private.is_null() {
+        return;
+    }
+    array.private_data = ptr::null_mut();
+    // SAFETY: it was boxed when the array was made, and the array, which is the only one that has
+    // not been released, forgets it.
+    let private = unsafe { Box::from_raw(private) };
+    for &child in private.children.iter().chain([&private.dictionary]) {
+        if child.is_null() {
+            continue;
+        }
+        // SAFETY: boxed when the array was made, and freed nowhere else.
+        let mut child = unsafe { Box::from_raw(child) };
+        if !child.is_released() {
+            // SAFETY: it has not been released, nor moved: that would have marked it released.
+            unsafe { child.release() };
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Looking at the offsets of an array that is being imported: at once, in a stream's order, or not
+//! yet.
+
+use std::ptr;
+
+use terrane_core::{ByteCount, HostAddress, Location, Span, StorageKind};
+use terrane_cuda::Stream;
+
+use super::error::ImportError;
+
+/// How to look at bytes of a foreign array. Whoever uses it has been promised that they are there.
+pub(super) trait Peek {
+    /// Copies bytes from `at`; false if that cannot be done yet.
+    fn peek(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError>;
+
+    /// Whether the span is what it is said to be, as far as can be told.
+    fn admit(&self, span: Span) -> Result<(), ImportError>;
+}
+
+/// Host memory that is ready.
+pub(super) struct InHost;
+
+impl Peek for InHost {
+    fn peek(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError> {
+        let Some(from) = at.as_host() else { return Err(ImportError::NotReady) };
+        // SAFETY: the bytes are there and nobody writes them, as whoever imports the array promised;
+        // `into` is a place of our own.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Ok(true)
+    }
+
+    fn admit(&self, _: Span) -> Result<(), ImportError> {
+        Ok(())
+    }
+}
+
+/// Memory whose producer may not be done.
+pub(super) struct NotYet;
+
+impl Peek for NotYet {
+    fn peek(&self, _: Location, _: &mut [u8]) -> Result<bool, ImportError> {
+        Ok(false)
+    }
+
+    fn admit(&self, _: Span) -> Result<(), ImportError> {
+        Ok(())
+    }
+}
+
+/// Memory that is ready in the order of a stream.
+pub(super) struct InOrder<'a>(pub &'a Stream);
+
+impl Peek for InOrder<'_> {
+    fn peek(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError> {
+        if at.as_host().is_some() {
+            // What the stream waits for may be what writes the host's memory.
+            self.0.synchronize()?;
+            return InHost.peek(at, into);
+        }
+        let length = ByteCount::from_usize(into.len());
+        let to = HostAddress::new(ptr::NonNull::from(into).cast::<u8>());
+        // SAFETY: the bytes are there, as whoever imports the array promised, and the device has
+        // been asked (`admit`); the other end is a place of our own, which outlives the copy, as the
+        // stream is waited for.
+        unsafe { self.0.copy(at, Location::Host(to), length) }?;
+        self.0.synchronize()?;
+        Ok(true)
+    }
+
+    fn admit(&self, span: Span) -> Result<(), ImportError> {
+        if let (StorageKind::Device(_), Location::Device { address, .. }) =
+            (span.kind, span.location)
+            && !span.length.is_zero()
+        {
+            self.0.context().device_span(address, span.length)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! Whatever is wrong with an array, it is taken or refused, and released once.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use proptest::prelude::*;
+use terrane_interop::arrow::abi::ArrowArray;
+use terrane_interop::arrow::{import_array, to_arrow};
+
+use super::foreign::{Releases, array, child, get_buffer, owned, set_buffer, types};
+
+/// What is done to an array. Pointers become null or askew, never wild: where those lead, nobody
+/// can check. Numbers are so small that the buffers have as many rows, or too large for any memory.
+#[derive(Clone, Copy, Debug)]
+enum Spoil {
+    Length(i64),
+    Offset(i64),
+    NullCount(i64),
+    Buffers(i64),
+    Children(i64),
+    NoBuffers,
+    NoChildren,
+    NoDictionary,
+    NoBuffer(usize),
+    Askew(usize),
+    Offsets(usize, i64),
+    NotReleasable,
+}
+
+fn number() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        -3_i64..1000,
+        Just(i64::MIN),
+        Just(i64::MAX),
+        Just(i64::MAX - 1),
+        // More than any memory, even as bits.
+        (1_i64 << 60)..i64::MAX,
+    ]
+}
+
+fn spoil() -> impl Strategy<Value = Spoil> {
+    // As many as there are, or fewer; or more than any type has.
+    let count = || prop_oneof![-2_i64..=0, Just(9), Just(i64::MAX), Just(i64::MIN)];
+    prop_oneof![
+        number().prop_map(Spoil::Length),
+        number().prop_map(Spoil::Offset),
+        number().prop_map(Spoil::NullCount),
+        count().prop_map(Spoil::Buffers),
+        count().prop_map(Spoil::Children),
+        Just(Spoil::NoBuffers),
+        Just(Spoil::NoChildren),
+        Just(Spoil::NoDictionary),
+        (0_usize..3).prop_map(Spoil::NoBuffer),
+        (0_usize..3).prop_map(Spoil::Askew),
+        // As 64 or as 32 bits: below zero, or within the buffers.
+        (0_usize..500, prop_oneof![-3_i64..1000, Just(i64::MIN)])
+            .prop_map(|(at, value)| Spoil::Offsets(at, value)),
+        Just(Spoil::NotReleasable),
+    ]
+}
+
+fn apply(array: &mut ArrowArray, spoil: Spoil, is_top: bool) {
+    let buffers = usize::try_from(array.n_buffers).unwrap_or(0).min(3);
+    let has = |index: usize| index < buffers && !array.buffers.is_null();
+    match spoil {
+        Spoil::Length(value) => array.length = value,
+        Spoil::Offset(value) => array.offset = value,
+        Spoil::NullCount(value) => array.null_count = value,
+        // Of views any number is legal, so that it has to be one that there is.
+        Spoil::Buffers(value) => array.n_buffers = value.min(0),
+        Spoil::Children(value) => array.n_children = value,
+        Spoil::NoBuffers => array.buffers = ptr::null_mut(),
+        Spoil::NoChildren => array.children = ptr::null_mut(),
+        Spoil::NoDictionary => array.dictionary = ptr::null_mut(),
+        Spoil::NoBuffer(index) if has(index) => set_buffer(array, index, ptr::null()),
+        Spoil::Askew(index) if has(index) && !get_buffer(array, index).is_null() => {
+            let pointer: *const c_void = get_buffer(array, index).wrapping_byte_add(1);
+            set_buffer(array, index, pointer);
+        }
+        Spoil::Offsets(at, value) if has(1) => {
+            let pointer = get_buffer(array, 1).cast_mut().cast::<i64>();
+            if !pointer.is_null() {
+                // SAFETY: the buffer has more than 500 numbers, and nobody reads it yet.
+                unsafe { pointer.add(at).write_unaligned(value) };
+            }
+        }
+        // At the top it would not be released at all, which is what it says.
+        Spoil::NotReleasable if !is_top => {
+            // SAFETY: it is moved out, and released here.
+            drop(unsafe { terrane_interop::arrow::abi::Owned::take(array) });
+        }
+        _ => {}
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn spoiled_arrays_are_taken_or_refused_and_released_once(
+        which in 0..types().len(),
+        spoils in proptest::collection::vec((spoil(), any::<bool>()), 0..4),
+    ) {
+        let data_type = types().swap_remove(which);
+        let releases = Releases::default();
+        let mut array = array(&data_type, &releases);
+        let has_child = array.n_children > 0;
+        for (spoil, below) in spoils {
+            let children = array.n_children > 0 && !array.children.is_null();
+            if below && has_child && children && child(&mut array, 0).release.is_some() {
+                apply(child(&mut array, 0), spoil, false);
+            } else {
+                apply(&mut array, spoil, true);
+            }
+        }
+        // SAFETY: pointers are null or lead to the producer's buffers, which have as many rows as
+        // numbers below a thousand ask for; larger numbers are refused before they are used.
+        let column = unsafe { import_array(&data_type, owned(array)) };
+        if let Ok(column) = column {
+            prop_assert_eq!(releases.count(), u32::from(column.kind().is_none()));
+            // SAFETY: nobody writes the buffers.
+            let _ = unsafe { to_arrow(&column) };
+        }
+        prop_assert_eq!(releases.count(), 1);
+    }
+}

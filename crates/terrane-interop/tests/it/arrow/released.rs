@@ -1,0 +1,202 @@
+//! What is handed out is kept until it is released, and recognised when it comes back.
+
+use std::sync::Arc;
+use std::thread;
+
+use arrow_schema::{DataType, Field};
+use terrane_core::{Allocate, ByteCount, DeviceId, Region, RegionRequest, StorageKind};
+use terrane_interop::arrow::abi::{ArrowArray, Owned, Released};
+use terrane_interop::arrow::{
+    ExportError, ImportError, Ready, export_array, export_device_array, import_array,
+};
+use terrane_interop::columns::{Column, ColumnParts, Origin};
+use terrane_testkit::memory::HeapAllocator;
+
+fn region(allocator: &HeapAllocator, bytes: u64) -> Region {
+    let alignment = terrane_core::Alignment::of(64);
+    let request = RegionRequest::new(ByteCount::new(bytes)).aligned_to(alignment);
+    Region::new(allocator.allocate(&request).unwrap())
+}
+
+/// A struct of numbers and of keys into texts, each buffer an allocation.
+fn nested(allocator: &HeapAllocator) -> Column {
+    let parts = |data_type, buffers, children, dictionary| ColumnParts {
+        data_type,
+        length: 10,
+        offset: 0,
+        null_count: Some(0),
+        buffers,
+        children,
+        dictionary,
+    };
+    let buffer = |bytes| Some(region(allocator, bytes).into());
+    let texts = parts(DataType::Utf8, vec![None, buffer(44), buffer(100)], vec![], None);
+    let texts = Column::from_parts(texts, Origin::Owned).unwrap();
+    let keys = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
+    let keyed = parts(keys.clone(), vec![None, buffer(10)], vec![], Some(texts));
+    let keyed = Column::from_parts(keyed, Origin::Owned).unwrap();
+    let numbers = Column::new(DataType::Int64, 10, region(allocator, 80)).unwrap();
+    let fields = vec![Field::new("number", DataType::Int64, false), Field::new("key", keys, false)];
+    let both = parts(DataType::Struct(fields.into()), vec![None], vec![numbers, keyed], None);
+    Column::from_parts(both, Origin::Owned).unwrap()
+}
+
+#[test]
+fn memory_lives_until_the_array_is_released_on_whatever_thread() {
+    let allocator = HeapAllocator::system();
+    let array = export_array(&nested(&allocator)).unwrap();
+    assert_eq!(allocator.live(), 4, "numbers, keys, offsets, texts");
+    let thread = thread::Builder::new().name("consumer".into()).spawn(move || drop(array));
+    thread.unwrap().join().unwrap();
+    allocator.assert_all_freed();
+}
+
+#[test]
+fn a_second_release_is_harmless() {
+    let allocator = HeapAllocator::system();
+    let mut array = export_array(&nested(&allocator)).unwrap().into_inner();
+    let release = array.release.unwrap();
+    for _ in 0..2 {
+        // SAFETY: the array is alive, and the callback takes what has been released.
+        unsafe { release(&raw mut array) };
+        assert!(array.is_released());
+        allocator.assert_all_freed();
+    }
+    // SAFETY: null is harmless.
+    unsafe { release(std::ptr::null_mut()) };
+}
+
+#[test]
+fn children_that_were_moved_away_outlive_their_parent() {
+    let allocator = HeapAllocator::system();
+    let array = export_array(&nested(&allocator)).unwrap();
+    // SAFETY: there are two children.
+    let second = unsafe { *array.get().children.add(1) };
+    // SAFETY: a child may be moved, as the specification has it.
+    let child = unsafe { Owned::<ArrowArray>::take(second) }.unwrap();
+    drop(array);
+    assert_eq!(allocator.live(), 3, "the keys and the texts of the dictionary, below the child");
+    drop(child);
+    allocator.assert_all_freed();
+}
+
+#[test]
+fn a_structure_that_was_moved_is_released_where_it_is() {
+    let allocator = HeapAllocator::system();
+    let mut source = export_array(&nested(&allocator)).unwrap().into_inner();
+    let mut destination = ArrowArray::EMPTY;
+    // SAFETY: a structure of this crate's, moved as the specification has it.
+    let moved = unsafe { Owned::take(&raw mut source) }.unwrap();
+    // SAFETY: the place is writable.
+    unsafe { moved.give(&raw mut destination) };
+    assert!(source.is_released() && !destination.is_released());
+    // SAFETY: as above.
+    drop(unsafe { Owned::take(&raw mut destination) });
+    allocator.assert_all_freed();
+}
+
+#[test]
+fn what_comes_back_is_the_very_same_column() {
+    let allocator = HeapAllocator::system();
+    come_back(&nested(&allocator));
+    allocator.assert_all_freed();
+}
+
+fn come_back(column: &Column) {
+    let array = export_array(column).unwrap();
+    // SAFETY: this crate made the array.
+    let back = unsafe { import_array(column.data_type(), array) }.unwrap();
+    assert!(back.is_same(column) && back.origin() == Origin::Owned);
+    let array = export_device_array(column, Ready::Now).unwrap();
+    // SAFETY: as above.
+    let back = unsafe { terrane_interop::arrow::import_device_array(column.data_type(), array) };
+    let back = back.unwrap().into_host().unwrap();
+    assert!(back.is_same(column));
+    // A child, moved out.
+    let array = export_array(column).unwrap();
+    // SAFETY: there are two children.
+    let first = unsafe { *array.get().children };
+    // SAFETY: a child may be moved.
+    let child = unsafe { Owned::take(first) }.unwrap();
+    // SAFETY: this crate made the array.
+    let back = unsafe { import_array(&DataType::Int64, child) }.unwrap();
+    assert!(back.is_same(&column.children()[0]));
+}
+
+#[test]
+fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
+    let allocator = HeapAllocator::system();
+    let column = nested(&allocator);
+    for spoil in [
+        |array: &mut ArrowArray| array.length -= 1,
+        |array: &mut ArrowArray| array.offset = 1,
+        |array: &mut ArrowArray| array.n_children = 1,
+        |array: &mut ArrowArray| array.buffers = std::ptr::null_mut(),
+    ] {
+        let mut array = export_array(&column).unwrap().into_inner();
+        spoil(&mut array);
+        // SAFETY: its callback looks at nothing that was spoiled.
+        let array = unsafe { Owned::new(array) };
+        // SAFETY: this crate made the array.
+        let error = unsafe { import_array(column.data_type(), array) }.unwrap_err();
+        assert!(matches!(error, ImportError::Changed { .. }), "{error}");
+    }
+    let array = export_array(&column).unwrap();
+    // SAFETY: this crate made the array.
+    let error = unsafe { import_array(&DataType::Int64, array) }.unwrap_err();
+    assert!(matches!(error, ImportError::WrongType { .. }), "{error}");
+    drop(column);
+    allocator.assert_all_freed();
+}
+
+#[test]
+fn memory_goes_out_as_what_it_is_or_not_at_all() {
+    let device = HeapAllocator::simulated_device(3);
+    let column = Column::new(DataType::Int64, 4, region(&device, 32)).unwrap();
+    let error = export_array(&column).unwrap_err();
+    let kind = StorageKind::Device(DeviceId::new(3));
+    assert!(matches!(error, ExportError::NotHost { kind: k } if k == kind), "{error}");
+    let array = export_device_array(&column, Ready::Now).unwrap();
+    assert_eq!((array.get().device_type.0, array.get().device_id), (2, 3));
+    let pinned = HeapAllocator::pinned();
+    let column = Column::new(DataType::Int64, 4, region(&pinned, 32)).unwrap();
+    assert!(export_array(&column).is_ok());
+    let array = export_device_array(&column, Ready::Now).unwrap();
+    assert_eq!((array.get().device_type.0, array.get().device_id), (3, 0));
+    let large = ColumnParts {
+        data_type: DataType::Null,
+        length: 1 << 63,
+        offset: 0,
+        null_count: None,
+        buffers: vec![],
+        children: vec![],
+        dictionary: None,
+    };
+    let large = Column::from_parts(large, Origin::Owned).unwrap();
+    let error = export_array(&large).unwrap_err();
+    assert!(matches!(error, ExportError::TooLarge { .. }), "{error}");
+}
+
+#[test]
+fn ten_thousand_rounds_on_four_threads_leave_nothing() {
+    let allocator = HeapAllocator::system();
+    let column = Arc::new(nested(&allocator));
+    thread::scope(|scope| {
+        for number in 0..4 {
+            let column = Arc::clone(&column);
+            let body = move || {
+                for _ in 0..2500 {
+                    let array = export_array(&column).unwrap();
+                    // SAFETY: this crate made the array.
+                    let back = unsafe { import_array(column.data_type(), array) }.unwrap();
+                    assert!(back.is_same(&column));
+                    drop(export_array(&back).unwrap());
+                }
+            };
+            let thread = thread::Builder::new().name(format!("round {number}"));
+            thread.spawn_scoped(scope, body).unwrap();
+        }
+    });
+    drop(column);
+    allocator.assert_all_freed();
+}

@@ -1,0 +1,157 @@
+//! How an agent is asked for.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use terrane_core::{AgentName, OsError};
+
+use super::{Agent, Inner, create, name};
+use crate::peers::Peers;
+use crate::register::Table;
+use crate::{BackendConfig, NixlError, Status, probe};
+
+/// Which locks NIXL takes within an agent.
+///
+/// NIXL has a third mode, its default, in which its locks do nothing. It is not offered: a
+/// registration is `Send`, and deregisters on whichever thread drops it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ThreadMode {
+    /// One lock, for whatever is asked of the agent (`NIXL_THREAD_SYNC_STRICT`).
+    #[default]
+    Strict,
+    /// A lock that questions share, and changes do not (`NIXL_THREAD_SYNC_RW`).
+    ReadWrite,
+}
+
+/// Builds an [`Agent`].
+///
+/// Each option is passed on to NIXL or refused when the agent is built; none is dropped.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct AgentBuilder {
+    pub(super) name: AgentName,
+    pub(super) threads: ThreadMode,
+    pub(super) progress: Option<Duration>,
+    pub(super) listen: Option<u16>,
+    pub(super) telemetry: bool,
+    pub(super) backends: Vec<BackendConfig>,
+}
+
+impl AgentBuilder {
+    /// An agent of this name, which has to be unique among the agents that exchange metadata. It
+    /// has a progress thread that never rests, and no backend yet.
+    pub fn new(name: impl Into<AgentName>) -> Self {
+        Self {
+            name: name.into(),
+            threads: ThreadMode::default(),
+            progress: Some(Duration::ZERO),
+            listen: None,
+            telemetry: false,
+            backends: Vec::new(),
+        }
+    }
+
+    /// As [`new`](Self::new), with a name that no other agent has, here or elsewhere.
+    pub fn unnamed() -> Self {
+        Self::new(name::unique())
+    }
+
+    /// The name that the agent is to have.
+    #[must_use]
+    pub fn name(&self) -> &AgentName {
+        &self.name
+    }
+
+    /// The backends that it is to have.
+    pub fn backends(&self) -> &[BackendConfig] {
+        &self.backends
+    }
+
+    /// Gives the agent another name.
+    pub fn named(self, name: impl Into<AgentName>) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
+    /// Which locks NIXL takes.
+    pub fn thread_mode(self, threads: ThreadMode) -> Self {
+        Self { threads, ..self }
+    }
+
+    /// Whether backends have a thread that makes progress by itself, and how long it rests between
+    /// two rounds, in whole microseconds that are rounded up. Without one, a transfer makes progress
+    /// when it is asked for its status.
+    pub fn progress_thread(self, rest: Option<Duration>) -> Self {
+        Self { progress: rest, ..self }
+    }
+
+    /// Starts a thread that exchanges metadata with peers, listening on this TCP port of every
+    /// address. Anyone who reaches the port can read the agent's metadata, and load some into it.
+    pub fn listen(self, port: u16) -> Self {
+        Self { listen: Some(port), ..self }
+    }
+
+    /// Whether NIXL measures each transfer. `NIXL_TELEMETRY_ENABLE`, which NIXL reads itself, can
+    /// switch it on as well.
+    pub fn telemetry(self, telemetry: bool) -> Self {
+        Self { telemetry, ..self }
+    }
+
+    /// Adds a backend. Registrations ask the backends in the order in which they were added.
+    pub fn backend(mut self, backend: BackendConfig) -> Self {
+        self.backends.push(backend);
+        self
+    }
+
+    /// Creates the agent and its backends.
+    ///
+    /// # Errors
+    ///
+    /// [`NixlError`]; then there is neither agent nor backend, and the name is free.
+    pub fn build(self) -> Result<Agent, NixlError> {
+        create::check_combination(&self.backends)?;
+        let found = probe()?;
+        let name = name::ClaimedName::claim(self.name)?;
+        let config = nixl_sys::AgentConfig {
+            enable_prog_thread: self.progress.is_some(),
+            enable_listen_thread: self.listen.is_some(),
+            listen_port: match self.listen {
+                Some(0) => return Err(NixlError::NoPort),
+                Some(port) => i32::from(port),
+                None => nixl_sys::DEFAULT_COMM_PORT,
+            },
+            thread_sync: match self.threads {
+                ThreadMode::Strict => nixl_sys::ThreadSync::Strict,
+                ThreadMode::ReadWrite => nixl_sys::ThreadSync::Rw,
+            },
+            pthr_delay_us: microseconds(self.progress.unwrap_or_default())?,
+            capture_telemetry: self.telemetry,
+            // The number of workers, which the library's C interface does not pass on, and how
+            // often the listening thread looks.
+            ..nixl_sys::AgentConfig::default()
+        };
+        let raw = nixl_sys::Agent::new_configured(name.get().as_str(), &config);
+        let raw = raw.map_err(|error| {
+            let (name, status) = (name.get().clone(), Status::of(&error));
+            match self.listen.and_then(why_taken) {
+                Some((port, source)) => NixlError::Port { name, port, source },
+                None => NixlError::Agent { name, status },
+            }
+        })?;
+        let backends = create::backends(&raw, &found, self.backends)?;
+        let (table, threads) = (Mutex::new(Table::default()), self.threads);
+        let (telemetry, peers) = (self.telemetry, Peers::default());
+        Ok(Agent(Arc::new(Inner { peers, table, backends, raw, name, threads, telemetry })))
+    }
+}
+
+fn microseconds(rest: Duration) -> Result<u64, NixlError> {
+    u64::try_from(rest.as_nanos().div_ceil(1000))
+        .map_err(|_| NixlError::DelayTooLong { seconds: rest.as_secs() })
+}
+
+/// Why nobody else can listen on a port. NIXL says of an agent that could not listen only that it
+/// failed.
+fn why_taken(port: u16) -> Option<(u16, OsError)> {
+    let error = std::net::TcpListener::bind(("0.0.0.0", port)).err()?;
+    Some((port, OsError::from_io("bind", &error)))
+}

@@ -1,0 +1,51 @@
+//! Names of agents, each of which only one agent of a process has.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, PoisonError};
+
+use terrane_core::AgentName;
+
+use crate::NixlError;
+
+/// The names that are taken.
+static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// A name that no other agent of the process has while this lives.
+#[derive(Debug)]
+pub(crate) struct ClaimedName(AgentName);
+
+impl ClaimedName {
+    pub(crate) fn claim(name: AgentName) -> Result<Self, NixlError> {
+        if name.as_str().is_empty() {
+            return Err(NixlError::EmptyName);
+        }
+        if name.as_str().contains('\0') {
+            let text = name.as_str().to_owned();
+            return Err(NixlError::Nul { what: "name of an agent", text });
+        }
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.insert(name.as_str().to_owned()) {
+            Ok(Self(name))
+        } else {
+            Err(NixlError::NameTaken { name })
+        }
+    }
+
+    pub(crate) fn get(&self) -> &AgentName {
+        &self.0
+    }
+}
+
+impl Drop for ClaimedName {
+    fn drop(&mut self) {
+        TAKEN.lock().unwrap_or_else(PoisonError::into_inner).remove(self.0.as_str());
+    }
+}
+
+/// A name that no other agent has, of this process or of another: 64 bits of it are random.
+pub(crate) fn unique() -> AgentName {
+    let process = std::process::id();
+    let random = RandomState::new().hash_one(process);
+    AgentName::from(format!("terrane-{process}-{random:016x}"))
+}

@@ -1,0 +1,136 @@
+//! Layouts in the memory of a peer: planned and claimed as any other, and taken by no engine that
+//! does not talk to peers.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use terrane_core::{
+    ByteCount, DeviceId, Location, Memory, PeerId, RemoteAddress, RemoteSpace, StorageKind,
+};
+use terrane_layout::{LayoutBuilder, LayoutKind};
+use terrane_storage::{SystemAllocator, SystemOptions};
+use terrane_testkit::conformance::memory::the_location_fits_the_kind;
+use terrane_transfer::engines::{
+    DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
+};
+use terrane_transfer::{
+    Declined, Durability, Endpoint, Planner, Side, Transfer, TransferError, TransferManager,
+};
+
+use crate::support::*;
+
+/// What a peer says that it has registered.
+#[derive(Debug)]
+struct PeerMemory {
+    at: RemoteAddress,
+    length: ByteCount,
+}
+
+// SAFETY: nobody in this process can follow the address.
+unsafe impl Memory for PeerMemory {
+    fn kind(&self) -> StorageKind {
+        StorageKind::Remote(self.at.peer)
+    }
+
+    fn location(&self) -> Location {
+        Location::Remote(self.at)
+    }
+
+    fn length(&self) -> ByteCount {
+        self.length
+    }
+}
+
+/// 8 blocks of a peer, from this address on, one region after the other.
+fn of_peer(peer: PeerId, space: RemoteSpace, address: u64, kind: LayoutKind) -> Endpoint {
+    try_of_peer(peer, space, address, kind).unwrap()
+}
+
+fn try_of_peer(
+    peer: PeerId,
+    space: RemoteSpace,
+    address: u64,
+    kind: LayoutKind,
+) -> Option<Endpoint> {
+    let region = config(8).num_blocks() * 2 * u32::try_from(PIECE).unwrap();
+    let (regions, length) = match kind {
+        CONTIGUOUS => (1, ByteCount::new(u64::from(region) * 4)),
+        _ => (4, ByteCount::new(u64::from(region))),
+    };
+    let memory = (0..regions).map(|n| {
+        let at = RemoteAddress { peer, space, address: address + n * length.get() };
+        PeerMemory { at, length }
+    });
+    let builder = LayoutBuilder::new(config(8)).kind(kind).adopt_memory(memory).unregistered();
+    Endpoint::new(builder.build().unwrap()).ok()
+}
+
+#[test]
+fn locations_of_peers_fit_their_kind() {
+    let at = RemoteAddress { peer: PeerId::next(), space: RemoteSpace::Host, address: 4096 };
+    the_location_fits_the_kind(&PeerMemory { at, length: ByteCount::new(1) });
+}
+
+#[test]
+fn no_engine_of_this_machine_takes_memory_of_a_peer() {
+    let system = SystemAllocator::new(SystemOptions::default());
+    let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
+    let host = Arc::new(
+        HostEngine::new(HostEngineOptions {
+            threads: NonZeroUsize::MIN,
+            ..HostEngineOptions::default()
+        })
+        .unwrap(),
+    );
+    let relay =
+        RelayEngine::new(host.clone(), disk.clone(), system, &RelayOptions::default()).unwrap();
+    let manager = TransferManager::new([host as _, disk as _, Arc::new(relay) as _]);
+    let local = endpoint(config(8), CONTIGUOUS);
+    let spaces = [RemoteSpace::Host, RemoteSpace::Device(DeviceId::new(0)), RemoteSpace::File(0)];
+    for space in spaces {
+        let peer = PeerId::next();
+        let remote = of_peer(peer, space, 4096, OUTER_FIRST);
+        for (from, to) in [(&local, &remote), (&remote, &local), (&remote, &remote)] {
+            let cause = refused(&manager, Transfer::new(from, to).blocks(&[0], &[1]));
+            assert_says(&cause, &[&format!("peer {peer}"), "host", "disk", "relay"]);
+            let TransferError::NoEngine { declined, .. } = cause else { panic!("{cause:?}") };
+            assert!(declined.iter().all(|(_, why)| *why == Declined::Kinds), "{declined:?}");
+        }
+    }
+}
+
+#[test]
+fn plans_say_where_in_the_peer_s_memory_runs_are() {
+    let (local, peer) = (endpoint(config(8), CONTIGUOUS), PeerId::next());
+    let remote = of_peer(peer, RemoteSpace::Host, 1 << 20, CONTIGUOUS);
+    let transfer = Transfer::new(&local, &remote).blocks(&[2, 3, 5], &[0, 1, 2]);
+    let plan = Planner::new().plan(&transfer).unwrap();
+    assert_eq!((plan.pieces(), plan.run_count()), (24, 2));
+    let at: Vec<_> = plan
+        .runs()
+        .iter()
+        .filter_map(|run| plan.location(run, Side::Destination)?.as_remote())
+        .map(|at| (at.peer, at.address))
+        .collect();
+    assert_eq!(at, [(peer, 1 << 20), (peer, (1 << 20) + 2 * 8 * PIECE)]);
+}
+
+#[test]
+fn bytes_of_a_peer_are_one_endpoint_s() {
+    let (peer, other) = (PeerId::next(), PeerId::next());
+    let held = of_peer(peer, RemoteSpace::Host, 4096, CONTIGUOUS);
+    assert!(try_of_peer(peer, RemoteSpace::Host, 4100, CONTIGUOUS).is_none());
+    drop(try_of_peer(other, RemoteSpace::Host, 4100, CONTIGUOUS).unwrap());
+    drop(try_of_peer(peer, RemoteSpace::File(0), 4100, CONTIGUOUS).unwrap());
+    drop(held);
+    drop(try_of_peer(peer, RemoteSpace::Host, 4100, CONTIGUOUS).unwrap());
+}
+
+#[test]
+fn durability_is_not_asked_of_a_peer() {
+    let manager = TransferManager::with_default_engines().unwrap();
+    let local = endpoint(config(8), CONTIGUOUS);
+    let remote = of_peer(PeerId::next(), RemoteSpace::File(0), 4096, CONTIGUOUS);
+    let transfer = Transfer::new(&local, &remote).durability(Durability::Data);
+    assert!(matches!(refused(&manager, transfer), TransferError::DurabilityWithoutFile { .. }));
+}

@@ -1,0 +1,134 @@
+//! The frame around every encoding: what it is, in which version, how long, and whether it arrived
+//! whole.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0–7 | magic: `Terrane`, and a letter for what is inside |
+//! | 8–11 | version of what is inside, little-endian |
+//! | 12–15 | its length in bytes, little-endian |
+//! | 16–… | what is inside |
+//! | 8 more | CRC-64/NVME of everything before, little-endian |
+//!
+//! The frame is the same in every version, so that an encoding of a version to come is told from a
+//! damaged one.
+
+use crc_fast::{CrcAlgorithm, checksum};
+use terrane_core::ByteCount;
+
+use crate::{Limited, WireError, WireLimits};
+
+const MAGIC_BYTES: usize = 8;
+const HEADER_BYTES: usize = MAGIC_BYTES + 4 + 4;
+const CHECKSUM_BYTES: usize = 8;
+
+/// The first version, and so far the only one, of everything.
+pub(crate) const VERSION_1: u32 = 1;
+
+/// The versions that [`open`] gives out.
+pub(crate) const KNOWN_VERSIONS: &[u32] = &[VERSION_1];
+
+/// What a frame holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Content {
+    /// A [`LayoutDescriptor`](crate::LayoutDescriptor).
+    Layout,
+    /// A [`RegionDescriptor`](crate::RegionDescriptor).
+    Region,
+}
+
+impl Content {
+    const fn magic(self) -> [u8; MAGIC_BYTES] {
+        match self {
+            Self::Layout => *b"TerraneL",
+            Self::Region => *b"TerraneR",
+        }
+    }
+}
+
+impl std::fmt::Display for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Layout => "layout",
+            Self::Region => "region",
+        })
+    }
+}
+
+/// What was inside a frame.
+pub(crate) struct Opened<'a> {
+    pub(crate) payload: &'a [u8],
+    /// Where the payload begins in the frame.
+    pub(crate) offset: usize,
+}
+
+/// Puts a frame of version 1 around what `write` appends.
+pub(crate) fn seal(
+    content: Content,
+    write: impl FnOnce(Vec<u8>) -> Result<Vec<u8>, WireError>,
+) -> Result<Vec<u8>, WireError> {
+    let mut frame = Vec::with_capacity(512);
+    frame.extend(content.magic());
+    frame.extend(VERSION_1.to_le_bytes());
+    frame.extend([0; 4]);
+    let mut frame = write(frame)?;
+    let payload = frame.len().saturating_sub(HEADER_BYTES);
+    let Ok(length) = u32::try_from(payload) else {
+        return Err(WireError::OverLimit {
+            what: Limited::Bytes,
+            actual: ByteCount::from_usize(payload).get(),
+            limit: u32::MAX.into(),
+        });
+    };
+    if let Some(field) = frame.get_mut(HEADER_BYTES - 4..HEADER_BYTES) {
+        field.copy_from_slice(&length.to_le_bytes());
+    }
+    let sum = checksum(CrcAlgorithm::Crc64Nvme, &frame);
+    frame.extend(sum.to_le_bytes());
+    Ok(frame)
+}
+
+/// Takes the frame off `bytes`, which it has to fill to the last byte.
+pub(crate) fn open<'a>(
+    content: Content,
+    bytes: &'a [u8],
+    limits: &WireLimits,
+) -> Result<Opened<'a>, WireError> {
+    let actual = ByteCount::from_usize(bytes.len());
+    limits.check(Limited::Bytes, actual.get(), limits.bytes.get())?;
+    let truncated = |expected: usize| WireError::Truncated {
+        content,
+        expected: ByteCount::from_usize(expected),
+        actual,
+    };
+    let too_short = || truncated(HEADER_BYTES + CHECKSUM_BYTES);
+    let (&magic, rest) = bytes.split_first_chunk::<MAGIC_BYTES>().ok_or_else(too_short)?;
+    if magic != content.magic() {
+        return Err(WireError::WrongMagic { content, expected: content.magic(), found: magic });
+    }
+    let (&version, rest) = rest.split_first_chunk::<4>().ok_or_else(too_short)?;
+    let (&length, rest) = rest.split_first_chunk::<4>().ok_or_else(too_short)?;
+    let version = u32::from_le_bytes(version);
+    let length = ByteCount::new(u32::from_le_bytes(length).into()).to_usize();
+    // No overflow: a number of 32 bits and a few in 64.
+    let whole = HEADER_BYTES + length + CHECKSUM_BYTES;
+    if bytes.len() < whole {
+        return Err(truncated(whole));
+    }
+    if bytes.len() > whole {
+        let extra = ByteCount::from_usize(bytes.len() - whole);
+        return Err(WireError::TrailingBytes { offset: whole, extra });
+    }
+    let (payload, stated) = rest.split_at_checked(length).ok_or_else(too_short)?;
+    let (&stated, _) = stated.split_first_chunk::<CHECKSUM_BYTES>().ok_or_else(too_short)?;
+    let stated = u64::from_le_bytes(stated);
+    let summed = bytes.get(..HEADER_BYTES + length).ok_or_else(too_short)?;
+    let computed = checksum(CrcAlgorithm::Crc64Nvme, summed);
+    if stated != computed {
+        return Err(WireError::Checksum { content, stated, computed });
+    }
+    if !KNOWN_VERSIONS.contains(&version) {
+        return Err(WireError::UnknownVersion { content, version, known: KNOWN_VERSIONS });
+    }
+    Ok(Opened { payload, offset: HEADER_BYTES })
+}
