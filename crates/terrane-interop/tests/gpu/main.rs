@@ -9,3 +9,7 @@
     clippy::missing_errors_doc,
     reason = "a test says what it expects by panicking"
 )]
+
+mod device;
+mod needs;
+mod streams;
