@@ -10,3 +10,9 @@
 )]
 
 mod arrow;
+mod columns;
+mod exports;
+mod hostile;
+mod kv;
+mod peer;
+mod round_trips;

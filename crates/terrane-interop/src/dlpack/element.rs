@@ -1,0 +1,302 @@
+//! The type of a tensor's elements.
+
+use std::fmt;
+
+use terrane_core::{Alignment, ByteCount};
+
+use super::ffi::DLDataType;
+
+/// What an element is, as DLPack 1.3 numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum TypeCode {
+    /// A signed integer.
+    Int = 0,
+    /// An unsigned integer.
+    UInt = 1,
+    /// An IEEE floating-point number.
+    Float = 2,
+    /// A handle that both sides have agreed on.
+    OpaqueHandle = 3,
+    /// A bfloat16.
+    BFloat = 4,
+    /// Two floating-point numbers of half the bits each.
+    Complex = 5,
+    /// A truth value, of eight bits.
+    Bool = 6,
+    /// FP8 with 3 bits of exponent.
+    Float8E3M4 = 7,
+    /// FP8 with 4 bits of exponent, IEEE's special values.
+    Float8E4M3 = 8,
+    /// FP8 with 4 bits of exponent, biased by 11, without infinities.
+    Float8E4M3B11Fnuz = 9,
+    /// FP8 with 4 bits of exponent, without infinities: what KV caches are stored as.
+    Float8E4M3Fn = 10,
+    /// FP8 with 4 bits of exponent, without infinities and negative zero.
+    Float8E4M3Fnuz = 11,
+    /// FP8 with 5 bits of exponent.
+    Float8E5M2 = 12,
+    /// FP8 with 5 bits of exponent, without infinities and negative zero.
+    Float8E5M2Fnuz = 13,
+    /// FP8 of exponent alone: the scales of microscaling formats.
+    Float8E8M0Fnu = 14,
+    /// FP6 with 2 bits of exponent.
+    Float6E2M3Fn = 15,
+    /// FP6 with 3 bits of exponent.
+    Float6E3M2Fn = 16,
+    /// FP4 with 2 bits of exponent.
+    Float4E2M1Fn = 17,
+    /// Two bfloat16.
+    BComplex = 18,
+}
+
+impl TypeCode {
+    /// Every code, in the order of their numbers.
+    pub const ALL: [Self; 19] = [
+        Self::Int,
+        Self::UInt,
+        Self::Float,
+        Self::OpaqueHandle,
+        Self::BFloat,
+        Self::Complex,
+        Self::Bool,
+        Self::Float8E3M4,
+        Self::Float8E4M3,
+        Self::Float8E4M3B11Fnuz,
+        Self::Float8E4M3Fn,
+        Self::Float8E4M3Fnuz,
+        Self::Float8E5M2,
+        Self::Float8E5M2Fnuz,
+        Self::Float8E8M0Fnu,
+        Self::Float6E2M3Fn,
+        Self::Float6E3M2Fn,
+        Self::Float4E2M1Fn,
+        Self::BComplex,
+    ];
+
+    /// The code of this number, if there is one.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// DLPack's number.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The one number of bits that the code has, where it has only one.
+    const fn only_bits(self) -> Option<u8> {
+        match self {
+            Self::Int | Self::UInt | Self::Float | Self::OpaqueHandle | Self::Complex => None,
+            Self::BFloat => Some(16),
+            Self::BComplex => Some(32),
+            Self::Float6E2M3Fn | Self::Float6E3M2Fn => Some(6),
+            Self::Float4E2M1Fn => Some(4),
+            Self::Bool
+            | Self::Float8E3M4
+            | Self::Float8E4M3
+            | Self::Float8E4M3B11Fnuz
+            | Self::Float8E4M3Fn
+            | Self::Float8E4M3Fnuz
+            | Self::Float8E5M2
+            | Self::Float8E5M2Fnuz
+            | Self::Float8E8M0Fnu => Some(8),
+        }
+    }
+}
+
+/// The type of an element: what it is, how many bits each lane has, and how many lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ElementType {
+    code: TypeCode,
+    bits: u8,
+    lanes: u16,
+}
+
+impl ElementType {
+    /// Signed integers of 8 bits.
+    pub const I8: Self = Self::scalar(TypeCode::Int, 8);
+    /// Signed integers of 32 bits.
+    pub const I32: Self = Self::scalar(TypeCode::Int, 32);
+    /// Signed integers of 64 bits.
+    pub const I64: Self = Self::scalar(TypeCode::Int, 64);
+    /// Bytes.
+    pub const U8: Self = Self::scalar(TypeCode::UInt, 8);
+    /// Unsigned integers of 16 bits.
+    pub const U16: Self = Self::scalar(TypeCode::UInt, 16);
+    /// Unsigned integers of 32 bits.
+    pub const U32: Self = Self::scalar(TypeCode::UInt, 32);
+    /// Half precision.
+    pub const F16: Self = Self::scalar(TypeCode::Float, 16);
+    /// Single precision.
+    pub const F32: Self = Self::scalar(TypeCode::Float, 32);
+    /// Double precision.
+    pub const F64: Self = Self::scalar(TypeCode::Float, 64);
+    /// bfloat16.
+    pub const BF16: Self = Self::scalar(TypeCode::BFloat, 16);
+    /// FP8 with 4 bits of exponent, without infinities.
+    pub const F8_E4M3FN: Self = Self::scalar(TypeCode::Float8E4M3Fn, 8);
+    /// FP8 with 5 bits of exponent.
+    pub const F8_E5M2: Self = Self::scalar(TypeCode::Float8E5M2, 8);
+
+    const fn scalar(code: TypeCode, bits: u8) -> Self {
+        Self { code, bits, lanes: 1 }
+    }
+
+    /// The type of these parts.
+    ///
+    /// # Errors
+    ///
+    /// [`ElementTypeError`] for no bits or lanes, and for bits that the code does not have.
+    pub fn new(code: TypeCode, bits: u8, lanes: u16) -> Result<Self, ElementTypeError> {
+        let wrong = match code.only_bits() {
+            Some(only) => bits != only,
+            None => bits == 0,
+        };
+        if wrong {
+            return Err(ElementTypeError::Bits { code, bits });
+        }
+        if lanes == 0 {
+            return Err(ElementTypeError::NoLanes { code });
+        }
+        Ok(Self { code, bits, lanes })
+    }
+
+    /// What an element is.
+    #[must_use]
+    pub const fn code(self) -> TypeCode {
+        self.code
+    }
+
+    /// The bits of each lane.
+    #[must_use]
+    pub const fn bits(self) -> u8 {
+        self.bits
+    }
+
+    /// The lanes of each element.
+    #[must_use]
+    pub const fn lanes(self) -> u16 {
+        self.lanes
+    }
+
+    /// The bytes of an element, if they are whole: of lanes below eight bits only some are.
+    #[must_use]
+    pub fn width(self) -> Option<ByteCount> {
+        let bits = self.packed_bits();
+        bits.is_multiple_of(8).then(|| ByteCount::new(bits / 8))
+    }
+
+    /// The bits of an element: lanes lie next to each other.
+    pub(crate) fn packed_bits(self) -> u64 {
+        u64::from(self.bits) * u64::from(self.lanes)
+    }
+
+    /// The bits of an element whose lanes are padded to whole bytes each.
+    pub(crate) fn padded_bits(self) -> u64 {
+        u64::from(self.bits).next_multiple_of(8) * u64::from(self.lanes)
+    }
+
+    /// What the address of an element has to be a multiple of: the parts of a lane are numbers.
+    pub(crate) fn alignment(self) -> Alignment {
+        let bytes = match self.code {
+            TypeCode::Complex | TypeCode::BComplex => self.bits / 16,
+            _ => self.bits / 8,
+        };
+        // Of zero bytes any; else the largest power of two that divides them, at most 16.
+        match bytes {
+            0 => Alignment::BYTE,
+            _ => Alignment::of(u64::from(bytes)),
+        }
+    }
+
+    pub(crate) fn from_raw(raw: DLDataType) -> Result<Self, ElementTypeError> {
+        let DLDataType { code, bits, lanes } = raw;
+        let code = TypeCode::from_number(code).ok_or(ElementTypeError::UnknownCode { code })?;
+        Self::new(code, bits, lanes)
+    }
+
+    pub(crate) const fn to_raw(self) -> DLDataType {
+        DLDataType { code: self.code.number(), bits: self.bits, lanes: self.lanes }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of {} bits", self.code, self.bits)?;
+        if self.lanes == 1 { Ok(()) } else { write!(f, " × {}", self.lanes) }
+    }
+}
+
+/// A type that is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ElementTypeError {
+    /// The code is not one of DLPack's.
+    #[error("the code {code} of the element type is not one that DLPack 1.3 defines")]
+    UnknownCode {
+        /// The number.
+        code: u8,
+    },
+    /// The code does not come with so many bits.
+    #[error("elements of {code:?} do not come with {bits} bits")]
+    Bits {
+        /// What an element would be.
+        code: TypeCode,
+        /// The bits.
+        bits: u8,
+    },
+    /// An element of no lanes.
+    #[error("elements of {code:?} have no lanes; a plain one has 1")]
+    NoLanes {
+        /// What an element would be.
+        code: TypeCode,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_their_numbers() {
+        for (number, code) in (0_u8..).zip(TypeCode::ALL) {
+            assert_eq!(code.number(), number);
+            assert_eq!(TypeCode::from_number(number), Some(code));
+        }
+        assert_eq!(TypeCode::from_number(19), None);
+    }
+
+    #[test]
+    fn types_survive_the_way_there_and_back() {
+        for element in
+            [ElementType::BF16, ElementType::F8_E4M3FN, ElementType::F64, ElementType::I8]
+        {
+            assert_eq!(ElementType::from_raw(element.to_raw()), Ok(element));
+        }
+        let four = ElementType::new(TypeCode::Float, 32, 4).unwrap();
+        assert_eq!((four.width(), four.alignment().get()), (Some(ByteCount::new(16)), 4));
+        assert_eq!(four.to_string(), "Float of 32 bits × 4");
+    }
+
+    #[test]
+    fn what_is_no_type_is_refused() {
+        let refused =
+            [(2, 0, 1), (2, 32, 0), (4, 32, 1), (10, 16, 1), (15, 8, 1), (19, 8, 1), (255, 8, 1)];
+        for (code, bits, lanes) in refused {
+            assert!(ElementType::from_raw(DLDataType { code, bits, lanes }).is_err(), "{code}");
+        }
+    }
+
+    #[test]
+    fn bits_below_a_byte_have_no_width_of_their_own() {
+        let fp4 = ElementType::new(TypeCode::Float4E2M1Fn, 4, 1).unwrap();
+        assert_eq!((fp4.width(), fp4.padded_bits()), (None, 8));
+        let pair = ElementType::new(TypeCode::Float4E2M1Fn, 4, 2).unwrap();
+        assert_eq!(pair.width(), Some(ByteCount::new(1)));
+        assert_eq!(ElementType::new(TypeCode::Complex, 128, 1).unwrap().alignment().get(), 8);
+    }
+}

@@ -1,0 +1,172 @@
+//! Why a tensor was not taken in, or not handed out.
+
+use terrane_core::{Alignment, ByteCount, DeviceId, StorageKind, ViewOutOfBounds};
+use terrane_cuda::CudaError;
+use terrane_layout::LayoutError;
+use terrane_transfer::TransferError;
+
+use super::{ElementType, ElementTypeError, ShapeError};
+
+/// Why a foreign tensor was not taken in. Its deleter has been called by then, unless
+/// [`was_released`](Self::was_released) says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// There is no tensor.
+    #[error("the pointer to the managed tensor is null")]
+    NullTensor,
+    /// No managed tensor can be where the pointer points to; nothing there was touched.
+    #[error("the pointer to the managed tensor, {address:#x}, is not a multiple of 8")]
+    MisalignedTensor {
+        /// Where it points to.
+        address: usize,
+    },
+    /// A version of DLPack whose structure is not known; nothing but the deleter was touched.
+    #[error("the tensor is of DLPack {major}.{minor}; ask its producer for one of version 1")]
+    UnknownVersion {
+        /// The major version.
+        major: u32,
+        /// The minor version.
+        minor: u32,
+    },
+    /// Fewer than no axes.
+    #[error("the tensor has {ndim} axes")]
+    NegativeRank {
+        /// What it says.
+        ndim: i32,
+    },
+    /// Sizes or strides that cannot be read.
+    #[error("the {field} of the tensor's {axes} axes cannot be read: its pointer is {address:#x}")]
+    UnreadableAxes {
+        /// `shape` or `strides`.
+        field: &'static str,
+        /// How many axes it says that it has.
+        axes: usize,
+        /// The pointer: null, or no multiple of 8.
+        address: usize,
+    },
+    /// The element type is none.
+    #[error("the tensor's element type is not known")]
+    ElementType(#[from] ElementTypeError),
+    /// The sizes and strides are not those of memory.
+    #[error("the tensor's shape is refused")]
+    Shape(#[from] ShapeError),
+    /// A device that Terrane has no kind of memory for.
+    #[error(
+        "the tensor is on DLPack's device type {device_type}, number {device_id}; Terrane takes \
+         the host (1, number 0), CUDA devices (2) and pinned host memory (3)"
+    )]
+    UnknownDevice {
+        /// DLPack's number of the type.
+        device_type: u32,
+        /// The number of the device.
+        device_id: i32,
+    },
+    /// The importer was given no context of the device.
+    #[error("the tensor is on CUDA device {device}; give the importer a context of it")]
+    NoContext {
+        /// The device.
+        device: DeviceId,
+    },
+    /// The device's driver does not know the memory as that device's.
+    #[error("the tensor's memory is not what it says")]
+    NotDeviceMemory(#[source] CudaError),
+    /// No data, but elements.
+    #[error("the data pointer is null, but the tensor has {elements} elements")]
+    NullData {
+        /// How many.
+        elements: u64,
+    },
+    /// The tensor leaves the address space.
+    #[error("{bytes} from {byte_offset} bytes behind {data:#x} on leave the address space")]
+    AddressOverflow {
+        /// The data pointer.
+        data: u64,
+        /// The offset of the first element.
+        byte_offset: u64,
+        /// From the first element to the last.
+        bytes: ByteCount,
+    },
+    /// The first element is at no multiple of what it should be.
+    #[error(
+        "the first element is at {address:#x}, but elements of {element} are aligned to {alignment}"
+    )]
+    MisalignedData {
+        /// Where it is.
+        address: u64,
+        /// What an element is.
+        element: ElementType,
+        /// What the address should be a multiple of.
+        alignment: Alignment,
+    },
+    /// The tensor may only be read, so that it is no [`Memory`](terrane_core::Memory).
+    #[error("the tensor may only be read; copy it, or hand over one that may be written")]
+    ReadOnly,
+    /// There is memory between the elements that is not theirs.
+    #[error(
+        "the tensor's {elements} elements lie apart over {bytes}; hand over a tensor without gaps, \
+         or adopt the gaps as well"
+    )]
+    Gaps {
+        /// How many elements.
+        elements: u64,
+        /// From the first to the last.
+        bytes: ByteCount,
+    },
+}
+
+impl ImportError {
+    /// Whether the tensor was released: its deleter called, if it had one. Not so where there was
+    /// no tensor to be found.
+    #[must_use]
+    pub const fn was_released(&self) -> bool {
+        !matches!(self, Self::NullTensor | Self::MisalignedTensor { .. })
+    }
+}
+
+/// Why memory was not handed out as a tensor.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// DLPack has no device for the memory.
+    #[error("{kind} memory has no place in DLPack; copy it to the host or a device first")]
+    NoDevice {
+        /// The kind of memory.
+        kind: StorageKind,
+    },
+    /// The shape takes more bytes than the region has.
+    #[error("the tensor does not fit into its region")]
+    OutOfBounds(#[from] ViewOutOfBounds),
+    /// The memory does not begin where elements may.
+    #[error(
+        "the memory begins at {address:#x}, but elements of {element} are aligned to {alignment}"
+    )]
+    Misaligned {
+        /// Where it begins.
+        address: u64,
+        /// What an element is.
+        element: ElementType,
+        /// What the address should be a multiple of.
+        alignment: Alignment,
+    },
+    /// The legacy structure cannot say that a tensor may only be read.
+    #[error("legacy tensors cannot be read-only; export a versioned one, or for writing")]
+    LegacyReadOnly,
+    /// The bytes are not a whole number of elements.
+    #[error("{bytes} are no whole number of elements of {element}")]
+    NotWhole {
+        /// The bytes.
+        bytes: ByteCount,
+        /// What an element would be.
+        element: ElementType,
+    },
+    /// Sizes that no tensor can have.
+    #[error("the tensor's shape is refused")]
+    Shape(#[from] ShapeError),
+    /// No such piece.
+    #[error("the layout has no such piece")]
+    Layout(#[from] LayoutError),
+    /// The blocks could not be held: a transfer reads or writes them.
+    #[error("the blocks could not be held")]
+    Held(#[from] TransferError),
+}

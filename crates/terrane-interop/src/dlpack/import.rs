@@ -1,0 +1,392 @@
+//! A tensor of another library's, checked field by field.
+
+use std::fmt;
+use std::mem::align_of;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use dlpack_rs::ffi as raw;
+use terrane_core::{
+    ByteCount, DeviceAddress, DeviceId, ForeignMemory, HostAddress, Location, Span, StorageKind,
+};
+use terrane_cuda::Context;
+
+use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLTensor};
+use super::{ElementType, ImportError, MOST_AXES, ShapeError, TensorDevice, TensorShape};
+
+/// Takes foreign tensors in. It takes those of the host; those of a CUDA device, once it has been
+/// given a context of the device, whose driver is asked whether the memory is what the tensor says.
+#[derive(Clone, Debug, Default)]
+pub struct Importer {
+    contexts: Vec<Context>,
+}
+
+impl Importer {
+    /// An importer of the host's tensors, pageable and pinned.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the tensors of this context's device as well.
+    #[must_use]
+    pub fn with_device(mut self, context: Context) -> Self {
+        self.contexts.push(context);
+        self
+    }
+
+    /// Takes a tensor in the structure of DLPack 1.x.
+    ///
+    /// It is this importer's from then on, whatever comes of it: where it is refused, its deleter
+    /// has been called when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`] names the field. Of [`NullTensor`](ImportError::NullTensor) and
+    /// [`MisalignedTensor`](ImportError::MisalignedTensor) alone, nothing was touched.
+    ///
+    /// # Safety
+    ///
+    /// If it is neither null nor misaligned, `tensor` is a managed tensor of DLPack that is the
+    /// caller's to give: it begins with its version; where that is 1, the other fields follow, and
+    /// `shape` and `strides`, if they are neither null nor misaligned, have `ndim` numbers each. Its
+    /// deleter may be called on any thread.
+    ///
+    /// Until the deleter is called, the bytes from its first element to its last are one live
+    /// allocation's, initialised if they are the host's, and writable unless the tensor is
+    /// read-only; memory that it calls pinned is; and whoever else uses its elements synchronises
+    /// that with the users of what comes of it here.
+    pub unsafe fn versioned(
+        &self,
+        tensor: *mut DLManagedTensorVersioned,
+    ) -> Result<ImportedTensor, ImportError> {
+        let tensor = located(tensor)?;
+        let owner = Owner::Versioned(tensor);
+        let tensor = tensor.as_ptr();
+        // SAFETY: every version of the structure begins with its version.
+        let version = unsafe { (*tensor).version };
+        let (major, minor) = (version.major, version.minor);
+        if major != raw::DLPACK_MAJOR_VERSION {
+            return Err(ImportError::UnknownVersion { major, minor });
+        }
+        // SAFETY: the version is that of this structure.
+        let flags = unsafe { (*tensor).flags };
+        // SAFETY: as for the flags; the structure is copied, as others may still write to it.
+        let described = unsafe { (*tensor).dl_tensor };
+        // SAFETY: the axes are those of the tensor, by the caller's promise.
+        unsafe { self.take(owner, &described, flags) }
+    }
+
+    /// Takes a tensor in the structure before DLPack 1.0. It counts as one that may be written.
+    ///
+    /// # Errors
+    ///
+    /// As for [`versioned`](Self::versioned).
+    ///
+    /// # Safety
+    ///
+    /// As for [`versioned`](Self::versioned), but for the version, which this structure has not.
+    pub unsafe fn legacy(
+        &self,
+        tensor: *mut DLManagedTensor,
+    ) -> Result<ImportedTensor, ImportError> {
+        let tensor = located(tensor)?;
+        let owner = Owner::Legacy(tensor);
+        // SAFETY: the structure is there, by the caller's promise.
+        let described = unsafe { (*tensor.as_ptr()).dl_tensor };
+        // SAFETY: the axes are those of the tensor, by the caller's promise.
+        unsafe { self.take(owner, &described, 0) }
+    }
+
+    /// Checks a tensor. If it is refused, its owner drops, which calls the deleter.
+    ///
+    /// # Safety
+    ///
+    /// That of [`versioned`](Self::versioned), of the tensor that `owner` owns and `tensor`
+    /// describes.
+    unsafe fn take(
+        &self,
+        owner: Owner,
+        tensor: &DLTensor,
+        flags: u64,
+    ) -> Result<ImportedTensor, ImportError> {
+        let is = |flag: u64| flags & flag != 0;
+        // SAFETY: the caller's promise of the axes.
+        let shape = unsafe {
+            shape_of(tensor, is(raw::DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED.into()))
+        }?;
+        let device = TensorDevice::from_raw(tensor.device).ok_or(ImportError::UnknownDevice {
+            device_type: tensor.device.device_type,
+            device_id: tensor.device.device_id,
+        })?;
+        let span = self.span_of(tensor, &shape, device)?;
+        Ok(ImportedTensor(Arc::new(Imported {
+            shape,
+            device,
+            span,
+            read_only: is(raw::DLPACK_FLAG_BITMASK_READ_ONLY),
+            copied: is(raw::DLPACK_FLAG_BITMASK_IS_COPIED),
+            _owner: owner,
+        })))
+    }
+
+    /// Where the tensor's bytes are, from the first element to the last.
+    fn span_of(
+        &self,
+        tensor: &DLTensor,
+        shape: &TensorShape,
+        device: TensorDevice,
+    ) -> Result<Span, ImportError> {
+        let (kind, length) = (device.kind(), shape.bytes());
+        let context = match device {
+            TensorDevice::Cuda(id) => Some(self.context_of(id)?),
+            _ => None,
+        };
+        if shape.elements() == 0 {
+            // Nothing is there; its address is only a number, and the data is null as a rule.
+            return Ok(Span { kind, location: nowhere(device), length });
+        }
+        let data = ByteCount::from_usize(tensor.data.addr()).get();
+        let byte_offset = tensor.byte_offset;
+        if data == 0 {
+            return Err(ImportError::NullData { elements: shape.elements() });
+        }
+        let overflow = || ImportError::AddressOverflow { data, byte_offset, bytes: length };
+        let address = data.checked_add(byte_offset).ok_or_else(overflow)?;
+        let end = address.checked_add(length.get()).ok_or_else(overflow)?;
+        if kind.is_host() && isize::try_from(end).is_err() {
+            return Err(overflow());
+        }
+        let (element, alignment) = (shape.element(), shape.element().alignment());
+        if !address.is_multiple_of(alignment.get()) {
+            return Err(ImportError::MisalignedData { address, element, alignment });
+        }
+        match context {
+            Some(context) => context
+                .device_span(DeviceAddress::new(address), length)
+                .map_err(ImportError::NotDeviceMemory),
+            None => {
+                let offset = ByteCount::new(byte_offset).to_usize();
+                let first = tensor.data.cast::<u8>().wrapping_add(offset);
+                let address = NonNull::new(first).ok_or_else(overflow)?;
+                let location = Location::Host(HostAddress::new(address));
+                Ok(Span { kind, location, length })
+            }
+        }
+    }
+
+    fn context_of(&self, device: DeviceId) -> Result<&Context, ImportError> {
+        let mut contexts = self.contexts.iter();
+        contexts
+            .find(|context| context.device().id == device)
+            .ok_or(ImportError::NoContext { device })
+    }
+}
+
+/// The pointer, if a structure can be there.
+fn located<S>(tensor: *mut S) -> Result<NonNull<S>, ImportError> {
+    let tensor = NonNull::new(tensor).ok_or(ImportError::NullTensor)?;
+    if !tensor.is_aligned() {
+        return Err(ImportError::MisalignedTensor { address: tensor.addr().get() });
+    }
+    Ok(tensor)
+}
+
+/// The shape that a tensor describes.
+///
+/// # Safety
+///
+/// `shape` and `strides`, if they are neither null nor misaligned, have `ndim` numbers each.
+unsafe fn shape_of(tensor: &DLTensor, padded: bool) -> Result<TensorShape, ImportError> {
+    let ndim = tensor.ndim;
+    let axes = usize::try_from(ndim).map_err(|_| ImportError::NegativeRank { ndim })?;
+    if axes > MOST_AXES {
+        return Err(ShapeError::TooManyAxes { axes }.into());
+    }
+    let element = ElementType::from_raw(tensor.dtype)?;
+    if axes == 0 {
+        return Ok(TensorShape::compact(element, &[])?);
+    }
+    // SAFETY: the caller's promise of `shape`.
+    let sizes = unsafe { numbers("shape", tensor.shape, axes) }?;
+    let strides = if tensor.strides.is_null() {
+        // Before DLPack 1.2 that is how compact tensors were handed over, and there is nothing else
+        // that it could mean.
+        None
+    } else {
+        // SAFETY: the caller's promise of `strides`.
+        Some(unsafe { numbers("strides", tensor.strides, axes) }?.into())
+    };
+    Ok(TensorShape::checked(element, sizes.into(), strides, padded)?)
+}
+
+/// The numbers at a pointer that may be anything.
+///
+/// # Safety
+///
+/// If it is neither null nor misaligned, there are `axes` of them, and nobody writes them while
+/// the answer is used.
+unsafe fn numbers<'a>(
+    field: &'static str,
+    pointer: *const i64,
+    axes: usize,
+) -> Result<&'a [i64], ImportError> {
+    let address = pointer.addr();
+    if pointer.is_null() || !address.is_multiple_of(align_of::<i64>()) {
+        return Err(ImportError::UnreadableAxes { field, axes, address });
+    }
+    // SAFETY: the caller's promise; there are at most 64.
+    Ok(unsafe { std::slice::from_raw_parts(pointer, axes) })
+}
+
+/// A place for what has no bytes.
+fn nowhere(device: TensorDevice) -> Location {
+    match device {
+        TensorDevice::Cuda(device) => Location::Device { device, address: DeviceAddress::new(0) },
+        _ => Location::Host(HostAddress::new(NonNull::<u128>::dangling())),
+    }
+}
+
+/// A foreign tensor whose every field has been checked. It goes back to its producer, by its
+/// deleter, when the last clone and the last [`memory`](Self::memory) of it have dropped.
+#[derive(Clone)]
+pub struct ImportedTensor(Arc<Imported>);
+
+struct Imported {
+    shape: TensorShape,
+    device: TensorDevice,
+    span: Span,
+    read_only: bool,
+    copied: bool,
+    _owner: Owner,
+}
+
+impl ImportedTensor {
+    /// What the tensor is.
+    #[must_use]
+    pub fn shape(&self) -> &TensorShape {
+        &self.0.shape
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn device(&self) -> TensorDevice {
+        self.0.device
+    }
+
+    /// The kind of memory that it is in.
+    #[must_use]
+    pub fn kind(&self) -> StorageKind {
+        self.0.span.kind
+    }
+
+    /// Where its first element is.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.0.span.location
+    }
+
+    /// Its bytes, from the first element to the last, gaps included.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        self.0.span
+    }
+
+    /// Whether it may only be read.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.0.read_only
+    }
+
+    /// Whether its producer copied it for this exchange, so that nobody else has it.
+    #[must_use]
+    pub fn is_copied(&self) -> bool {
+        self.0.copied
+    }
+
+    /// Whether both are one import.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The tensor's bytes as memory, which keeps the tensor.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError::ReadOnly`] if it may only be read: memory is what may be written, too.
+    /// [`ImportError::Gaps`] if there are bytes between its elements: they may be anybody's.
+    pub fn memory(&self) -> Result<ForeignMemory<Self>, ImportError> {
+        if !self.0.shape.is_dense() {
+            let (elements, bytes) = (self.0.shape.elements(), self.0.shape.bytes());
+            return Err(ImportError::Gaps { elements, bytes });
+        }
+        // SAFETY: there are no gaps.
+        unsafe { self.memory_with_gaps() }
+    }
+
+    /// As [`memory`](Self::memory), with the bytes that lie between the elements.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError::ReadOnly`] if it may only be read.
+    ///
+    /// # Safety
+    ///
+    /// For as long as the memory lives, the bytes of the gaps are as the elements are: nobody uses
+    /// them who does not synchronise with the users of the memory.
+    pub unsafe fn memory_with_gaps(&self) -> Result<ForeignMemory<Self>, ImportError> {
+        if self.0.read_only {
+            return Err(ImportError::ReadOnly);
+        }
+        // SAFETY: whoever imported the tensor promised it of its elements, and the caller of what
+        // lies between them, for as long as the tensor is not released; it is the owner.
+        Ok(unsafe { ForeignMemory::new(self.0.span, self.clone()) })
+    }
+}
+
+impl fmt::Debug for ImportedTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImportedTensor")
+            .field("shape", &self.0.shape)
+            .field("span", &self.0.span)
+            .field("read_only", &self.0.read_only)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A structure that is ours to release, once.
+enum Owner {
+    Versioned(NonNull<DLManagedTensorVersioned>),
+    Legacy(NonNull<DLManagedTensor>),
+}
+
+// SAFETY: whoever imported the structure promised that its deleter may be called on any thread;
+// nothing else of it is touched after it was checked.
+unsafe impl Send for Owner {}
+// SAFETY: as for `Send`; a shared reference reaches nothing.
+unsafe impl Sync for Owner {}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        match *self {
+            Self::Versioned(tensor) => {
+                let tensor = tensor.as_ptr();
+                // SAFETY: the structure was not released yet, and in every version its deleter is
+                // at the same place.
+                if let Some(deleter) = unsafe { (*tensor).deleter } {
+                    // SAFETY: this is the one call, as an owner drops once.
+                    unsafe { deleter(tensor) }
+                }
+            }
+            Self::Legacy(tensor) => {
+                let tensor = tensor.as_ptr();
+                // SAFETY: the structure was not released yet.
+                if let Some(deleter) = unsafe { (*tensor).deleter } {
+                    // SAFETY: this is the one call, as an owner drops once.
+                    unsafe { deleter(tensor) }
+                }
+            }
+        }
+    }
+}

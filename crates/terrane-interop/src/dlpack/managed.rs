@@ -1,0 +1,173 @@
+//! Managed tensors of ours: the C structure, with all that it keeps alive until its deleter runs.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+
+use dlpack_rs::ffi as raw;
+use smallvec::SmallVec;
+use terrane_core::Region;
+
+use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
+
+/// What is handed out is of this version: its minor says that strides are never null.
+const VERSION: DLPackVersion =
+    DLPackVersion { major: raw::DLPACK_MAJOR_VERSION, minor: raw::DLPACK_MINOR_VERSION };
+
+mod sealed {
+    /// Nobody else's structures are managed tensors.
+    pub trait Sealed {}
+    impl Sealed for super::DLManagedTensor {}
+    impl Sealed for super::DLManagedTensorVersioned {}
+}
+
+/// One of the two structures in which DLPack hands tensors over. It is implemented for both, and
+/// for nothing else.
+pub trait Structure: sealed::Sealed + Sized + 'static {
+    #[doc(hidden)]
+    fn around(tensor: DLTensor, flags: u64, context: *mut c_void) -> Self;
+
+    #[doc(hidden)]
+    fn release(tensor: NonNull<Self>);
+}
+
+impl Structure for DLManagedTensor {
+    fn around(tensor: DLTensor, _: u64, context: *mut c_void) -> Self {
+        Self { dl_tensor: tensor, manager_ctx: context, deleter: Some(delete_legacy) }
+    }
+
+    fn release(tensor: NonNull<Self>) {
+        // SAFETY: only a `ManagedTensor` calls this, once, for the structure that it owns.
+        unsafe { delete_legacy(tensor.as_ptr()) }
+    }
+}
+
+impl Structure for DLManagedTensorVersioned {
+    fn around(tensor: DLTensor, flags: u64, context: *mut c_void) -> Self {
+        let deleter = Some(delete_versioned as unsafe extern "C" fn(*mut Self));
+        Self { version: VERSION, manager_ctx: context, deleter, flags, dl_tensor: tensor }
+    }
+
+    fn release(tensor: NonNull<Self>) {
+        // SAFETY: only a `ManagedTensor` calls this, once, for the structure that it owns.
+        unsafe { delete_versioned(tensor.as_ptr()) }
+    }
+}
+
+/// A tensor that is ready to be handed over. Dropping it instead releases it, as its consumer would.
+pub struct ManagedTensor<S: Structure>(NonNull<S>);
+
+// SAFETY: all that the structure owns is `Send`, and nothing is reached through a shared reference.
+unsafe impl<S: Structure> Send for ManagedTensor<S> {}
+
+impl<S: Structure> ManagedTensor<S> {
+    /// Puts the structure and what it keeps together in one allocation.
+    pub(super) fn new(kept: Kept, parts: Parts) -> Self {
+        let Parts { data, device, dtype, byte_offset, flags } = parts;
+        let context = Box::into_raw(Box::new(Context::<S> { tensor: None, kept }));
+        // SAFETY: it was allocated just now, and nobody else has it.
+        let context_ref = unsafe { &mut *context };
+        let axes = context_ref.kept.sizes.len();
+        let tensor = DLTensor {
+            data,
+            device,
+            // At most 64.
+            ndim: i32::try_from(axes).unwrap_or(i32::MAX),
+            dtype,
+            shape: context_ref.kept.sizes.as_mut_ptr(),
+            strides: context_ref.kept.strides.as_mut_ptr(),
+            byte_offset,
+        };
+        let structure = context_ref.tensor.insert(S::around(tensor, flags, context.cast()));
+        Self(NonNull::from(structure))
+    }
+
+    /// The structure, to look at.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const S {
+        self.0.as_ptr()
+    }
+
+    /// Hands the structure over: whoever has the pointer calls its deleter, once, when done.
+    #[must_use = "without its deleter being called, the memory is kept for ever"]
+    pub fn into_raw(self) -> NonNull<S> {
+        ManuallyDrop::new(self).0
+    }
+}
+
+impl<S: Structure> Drop for ManagedTensor<S> {
+    fn drop(&mut self) {
+        S::release(self.0);
+    }
+}
+
+impl<S: Structure> fmt::Debug for ManagedTensor<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ManagedTensor").field(&self.0).finish()
+    }
+}
+
+/// What a structure says besides its axes.
+pub(super) struct Parts {
+    pub(super) data: *mut c_void,
+    pub(super) device: raw::DLDevice,
+    pub(super) dtype: raw::DLDataType,
+    pub(super) byte_offset: u64,
+    pub(super) flags: u64,
+}
+
+/// What is kept until the deleter has run.
+pub(super) struct Kept {
+    pub(super) sizes: Box<[i64]>,
+    pub(super) strides: Box<[i64]>,
+    /// Dropped in this order, before the memory is let go of.
+    pub(super) guards: SmallVec<[Box<dyn Any + Send>; 2]>,
+    pub(super) region: Option<Region>,
+}
+
+struct Context<S> {
+    /// The structure that the consumer sees; there once the context has an address.
+    tensor: Option<S>,
+    kept: Kept,
+}
+
+/// Releases the context of a structure of ours. A panic of a guard ends here: the consumer's code
+/// is not Rust.
+///
+/// # Safety
+///
+/// `context` is that of a structure made by [`ManagedTensor::new`], which nobody uses any more.
+unsafe fn release<S>(context: *mut c_void) {
+    // SAFETY: it came from `Box::into_raw` of this type, and is taken back once.
+    let context = unsafe { Box::from_raw(context.cast::<Context<S>>()) };
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        let Kept { guards, region, .. } = context.kept;
+        guards.into_iter().for_each(drop);
+        drop(region);
+    }));
+}
+
+/// # Safety
+///
+/// `tensor` is null, or a structure of ours whose deleter was not called yet.
+unsafe extern "C" fn delete_legacy(tensor: *mut DLManagedTensor) {
+    let Some(tensor) = NonNull::new(tensor) else { return };
+    // SAFETY: it is a structure of ours, by the caller's promise.
+    let context = unsafe { (*tensor.as_ptr()).manager_ctx };
+    // SAFETY: the context of that structure; its deleter is called once.
+    unsafe { release::<DLManagedTensor>(context) }
+}
+
+/// # Safety
+///
+/// `tensor` is null, or a structure of ours whose deleter was not called yet.
+unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
+    let Some(tensor) = NonNull::new(tensor) else { return };
+    // SAFETY: it is a structure of ours, by the caller's promise.
+    let context = unsafe { (*tensor.as_ptr()).manager_ctx };
+    // SAFETY: the context of that structure; its deleter is called once.
+    unsafe { release::<DLManagedTensorVersioned>(context) }
+}

@@ -1,0 +1,86 @@
+//! DLPack, the structure in which array libraries hand one another tensors: out, in, and the order
+//! of streams between the two sides.
+//!
+//! Both forms are spoken: the versioned one of [DLPack 1.x], and the legacy one before it. The C
+//! definitions are those of the crate `dlpack-rs` ([`ffi`]); what is read through them is checked
+//! here.
+//!
+//! # Out
+//!
+//! A [`TensorExport`] is a strided view of a [`Region`](terrane_core::Region), or of blocks of an
+//! [`Endpoint`](terrane_transfer::Endpoint). It becomes a [`ManagedTensor`], whose pointer a
+//! consumer takes; the consumer calls its deleter when it has done, on any thread, and until then
+//! the memory lives. Blocks of an endpoint stay held against transfers for as long: nothing is
+//! written under a reader, and nothing moves under a writer.
+//!
+//! # In
+//!
+//! An [`Importer`] takes such a pointer, checks every field, and gives an [`ImportedTensor`] or an
+//! [`ImportError`]. The deleter is called exactly once either way: at once if the tensor is refused,
+//! else when the last clone of the tensor, and the last memory of it, has gone. A null deleter is
+//! legal; then there is nothing to call.
+//!
+//! | field | what is refused |
+//! |---|---|
+//! | the pointer itself | null, misaligned |
+//! | version | a major other than 1; nothing but the deleter is touched then |
+//! | `ndim` | negative, or more than [`MOST_AXES`] |
+//! | `shape` | null or misaligned with axes, a negative size, sizes whose product overflows |
+//! | `strides` | misaligned, negative, zero with more than one element, elements that overlap. Null is compact |
+//! | `dtype` | unknown code, no bits, no lanes, bits that the code does not have |
+//! | `device` | a type or a number that is not known, a device without a context here, memory that its driver does not know |
+//! | `data`, `byte_offset` | null with elements, sums that overflow, an address that is misaligned for the element |
+//!
+//! # The order of streams
+//!
+//! What the array API standard calls the `stream` argument of `__dlpack__` is a
+//! [`ConsumerStream`]; [`handshake`] lets it wait for the producer's.
+//!
+//! [DLPack 1.x]: https://dmlc.github.io/dlpack/latest/c_api.html
+
+mod device;
+mod element;
+mod error;
+mod export;
+mod import;
+mod managed;
+mod shape;
+mod stream;
+
+pub use device::TensorDevice;
+pub use element::{ElementType, ElementTypeError, TypeCode};
+pub use error::{ExportError, ImportError};
+pub use export::TensorExport;
+pub use import::{ImportedTensor, Importer};
+pub use managed::{ManagedTensor, Structure};
+pub use shape::{MOST_AXES, ShapeError, TensorShape};
+pub use stream::{ConsumerStream, Handshake, ProducerStream, StreamError, handshake};
+
+/// The C definitions: those of `dlpack.h`, under its names.
+pub mod ffi {
+    pub use dlpack_rs::ffi::{
+        DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
+    };
+
+    use std::mem::{offset_of, size_of};
+
+    // What every library that speaks DLPack on a 64-bit machine agrees on.
+    const _: () = assert!(
+        size_of::<DLTensor>() == 48
+            && offset_of!(DLTensor, device) == 8
+            && offset_of!(DLTensor, ndim) == 16
+            && offset_of!(DLTensor, dtype) == 20
+            && offset_of!(DLTensor, shape) == 24
+            && offset_of!(DLTensor, strides) == 32
+            && offset_of!(DLTensor, byte_offset) == 40
+            && size_of::<DLManagedTensor>() == 64
+            && offset_of!(DLManagedTensor, manager_ctx) == 48
+            && offset_of!(DLManagedTensor, deleter) == 56
+            && size_of::<DLManagedTensorVersioned>() == 80
+            && offset_of!(DLManagedTensorVersioned, manager_ctx) == 8
+            && offset_of!(DLManagedTensorVersioned, deleter) == 16
+            && offset_of!(DLManagedTensorVersioned, flags) == 24
+            && offset_of!(DLManagedTensorVersioned, dl_tensor) == 32,
+        "the definitions of DLPack are not those of its header"
+    );
+}

@@ -1,0 +1,358 @@
+//! The shape of a tensor: what its elements are, how many along each axis, and how far apart.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+use terrane_core::ByteCount;
+
+use super::ElementType;
+
+/// The most axes that a tensor may have: as many as NumPy's and PyTorch's.
+pub const MOST_AXES: usize = 64;
+
+/// As many as a KV tensor has, without an allocation.
+type Axes = SmallVec<[i64; 6]>;
+
+/// A strided shape whose elements do not overlap, and whose every product has been checked.
+///
+/// Strides count elements, as DLPack's do. None is negative, and none is zero along an axis of more
+/// than one element: a tensor that repeats itself is not memory. Along an axis of one element, and
+/// in a tensor of none, a stride means nothing.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct TensorShape {
+    element: ElementType,
+    sizes: Axes,
+    strides: Axes,
+    /// Whether lanes below eight bits take a whole byte each.
+    padded: bool,
+    elements: u64,
+    /// From the first byte of the first element to the last one of the last.
+    bytes: ByteCount,
+    dense: bool,
+}
+
+impl TensorShape {
+    /// The shape of so many elements along each axis, the last axis innermost, without gaps.
+    ///
+    /// # Errors
+    ///
+    /// [`ShapeError`] for too many axes, and for more bytes than there can be.
+    pub fn compact(element: ElementType, sizes: &[u64]) -> Result<Self, ShapeError> {
+        let sizes = signed(sizes, |axis, size| ShapeError::TooManyElements { axis, size })?;
+        Self::checked(element, sizes, None, false)
+    }
+
+    /// The shape of so many elements along each axis, so many elements apart.
+    ///
+    /// # Errors
+    ///
+    /// [`ShapeError`] as from [`compact`](Self::compact), for a stride too few or too many, and for
+    /// elements that would overlap.
+    pub fn strided(
+        element: ElementType,
+        sizes: &[u64],
+        strides: &[u64],
+    ) -> Result<Self, ShapeError> {
+        let too_far = |axis, stride| ShapeError::TooFarApart { axis, stride };
+        let sizes = signed(sizes, |axis, size| ShapeError::TooManyElements { axis, size })?;
+        Self::checked(element, sizes, Some(signed(strides, too_far)?), false)
+    }
+
+    /// Checks what is of anybody's making.
+    pub(crate) fn checked(
+        element: ElementType,
+        sizes: Axes,
+        strides: Option<Axes>,
+        padded: bool,
+    ) -> Result<Self, ShapeError> {
+        if sizes.len() > MOST_AXES {
+            return Err(ShapeError::TooManyAxes { axes: sizes.len() });
+        }
+        let mut elements = 1_u64;
+        let mut counts: SmallVec<[u64; 6]> = SmallVec::new();
+        for (axis, &size) in sizes.iter().enumerate() {
+            let count = u64::try_from(size).map_err(|_| ShapeError::NegativeSize { axis, size })?;
+            counts.push(count);
+        }
+        // An axis without elements makes any product zero, however large the others are.
+        if counts.contains(&0) {
+            elements = 0;
+        } else {
+            for (axis, &size) in counts.iter().enumerate() {
+                elements = elements
+                    .checked_mul(size)
+                    .filter(|&elements| i64::try_from(elements).is_ok())
+                    .ok_or(ShapeError::TooManyElements { axis, size })?;
+            }
+        }
+        let strides = match strides {
+            Some(strides) if strides.len() == sizes.len() => strides,
+            Some(strides) => {
+                return Err(ShapeError::StrideCount { axes: sizes.len(), strides: strides.len() });
+            }
+            None => compact_strides(&sizes),
+        };
+        let reach = if elements == 0 { 0 } else { reach(&counts, &strides)? };
+        let bits = if padded { element.padded_bits() } else { element.packed_bits() };
+        let bytes = (u128::from(reach) * u128::from(bits)).div_ceil(8);
+        let bytes = i64::try_from(bytes).ok().and_then(|bytes| u64::try_from(bytes).ok());
+        let bytes =
+            ByteCount::new(bytes.ok_or(ShapeError::TooManyBytes { elements: reach, element })?);
+        Ok(Self { element, sizes, strides, padded, elements, bytes, dense: reach == elements })
+    }
+
+    /// What the elements are.
+    #[must_use]
+    pub const fn element(&self) -> ElementType {
+        self.element
+    }
+
+    /// How many elements there are along each axis.
+    #[must_use]
+    pub fn sizes(&self) -> &[i64] {
+        &self.sizes
+    }
+
+    /// How many elements apart they are, along each axis.
+    #[must_use]
+    pub fn strides(&self) -> &[i64] {
+        &self.strides
+    }
+
+    /// How many elements there are.
+    #[must_use]
+    pub const fn elements(&self) -> u64 {
+        self.elements
+    }
+
+    /// From the first byte of the first element to the last one of the last, gaps included.
+    #[must_use]
+    pub const fn bytes(&self) -> ByteCount {
+        self.bytes
+    }
+
+    /// Whether there are no gaps between elements, in whatever order the axes are.
+    #[must_use]
+    pub const fn is_dense(&self) -> bool {
+        self.dense
+    }
+
+    /// Whether elements of fewer than eight bits take a whole byte each.
+    #[must_use]
+    pub const fn is_padded(&self) -> bool {
+        self.padded
+    }
+}
+
+impl fmt::Debug for TensorShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sizes, strides) = (self.sizes.as_slice(), self.strides.as_slice());
+        write!(f, "{sizes:?} of {} at strides {strides:?}", self.element)
+    }
+}
+
+fn signed(numbers: &[u64], error: impl Fn(usize, u64) -> ShapeError) -> Result<Axes, ShapeError> {
+    let numbers = numbers.iter().enumerate();
+    numbers.map(|(axis, &number)| i64::try_from(number).map_err(|_| error(axis, number))).collect()
+}
+
+/// The last axis innermost. Where there is no element, the strides mean nothing and may wrap.
+fn compact_strides(sizes: &[i64]) -> Axes {
+    let mut stride = 1_i64;
+    let mut strides: Axes = sizes
+        .iter()
+        .rev()
+        .map(|&size| {
+            let this = stride;
+            stride = stride.wrapping_mul(size.max(1));
+            this
+        })
+        .collect();
+    strides.reverse();
+    strides
+}
+
+/// How many elements from the first to the last one, both included; there is one at least.
+///
+/// Taken from the smallest stride to the largest, each has to lead past all that lies within it:
+/// then no two elements are one.
+fn reach(counts: &[u64], strides: &[i64]) -> Result<u64, ShapeError> {
+    let mut steps: SmallVec<[(u64, u64, usize); 6]> = SmallVec::new();
+    for (axis, (&count, &stride)) in counts.iter().zip(strides).enumerate() {
+        if count > 1 {
+            let step =
+                u64::try_from(stride).map_err(|_| ShapeError::NegativeStride { axis, stride })?;
+            if step == 0 {
+                return Err(ShapeError::Repeated { axis, count });
+            }
+            steps.push((step, count, axis));
+        }
+    }
+    steps.sort_unstable();
+    let mut reach = 1_u64;
+    for &(stride, count, axis) in &steps {
+        if stride < reach {
+            return Err(ShapeError::Overlap { axis, stride, inner: reach });
+        }
+        reach = (count - 1)
+            .checked_mul(stride)
+            .and_then(|far| far.checked_add(reach))
+            .filter(|&reach| i64::try_from(reach).is_ok())
+            .ok_or(ShapeError::TooFarApart { axis, stride })?;
+    }
+    Ok(reach)
+}
+
+/// A shape that is none, or not one of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShapeError {
+    /// More axes than [`MOST_AXES`].
+    #[error("{axes} axes are more than the {MOST_AXES} that a tensor may have")]
+    TooManyAxes {
+        /// How many.
+        axes: usize,
+    },
+    /// Strides for other axes than there are.
+    #[error("{strides} strides for {axes} axes; there has to be one for each")]
+    StrideCount {
+        /// How many axes.
+        axes: usize,
+        /// How many strides.
+        strides: usize,
+    },
+    /// A size below zero.
+    #[error("axis {axis} has a size of {size}")]
+    NegativeSize {
+        /// The axis, counted from 0.
+        axis: usize,
+        /// Its size.
+        size: i64,
+    },
+    /// A stride below zero.
+    #[error("axis {axis} has a stride of {stride}; hand over a tensor that is not reversed")]
+    NegativeStride {
+        /// The axis, counted from 0.
+        axis: usize,
+        /// Its stride.
+        stride: i64,
+    },
+    /// Several elements at one place.
+    #[error(
+        "the {count} elements of axis {axis} are one; hand over the tensor before broadcasting"
+    )]
+    Repeated {
+        /// The axis, counted from 0.
+        axis: usize,
+        /// Its size.
+        count: u64,
+    },
+    /// Elements that lie over one another, or are interleaved.
+    #[error(
+        "axis {axis} has a stride of {stride} elements, within the {inner} that the axes inside it \
+         take: elements would overlap"
+    )]
+    Overlap {
+        /// The axis, counted from 0.
+        axis: usize,
+        /// Its stride.
+        stride: u64,
+        /// What the axes of smaller strides reach over.
+        inner: u64,
+    },
+    /// A number of elements that overflows.
+    #[error("the size {size} of axis {axis} makes more elements than can be counted")]
+    TooManyElements {
+        /// The axis, counted from 0.
+        axis: usize,
+        /// Its size.
+        size: u64,
+    },
+    /// A distance that overflows.
+    #[error("the stride {stride} of axis {axis} leads further than memory reaches")]
+    TooFarApart {
+        /// The axis, counted from 0.
+        axis: usize,
+        /// Its stride.
+        stride: u64,
+    },
+    /// Bytes that overflow.
+    #[error("{elements} elements of {element} are more bytes than memory has")]
+    TooManyBytes {
+        /// From the first element to the last.
+        elements: u64,
+        /// What they are.
+        element: ElementType,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const E: ElementType = ElementType::F32;
+
+    #[test]
+    fn compact_shapes() {
+        let shape = TensorShape::compact(E, &[2, 3, 5]).unwrap();
+        assert_eq!(shape.strides(), [15, 5, 1]);
+        assert_eq!((shape.elements(), shape.bytes().get(), shape.is_dense()), (30, 120, true));
+        let scalar = TensorShape::compact(E, &[]).unwrap();
+        assert_eq!((scalar.elements(), scalar.bytes().get()), (1, 4));
+        let empty = TensorShape::compact(E, &[u64::MAX >> 1, 0, u64::MAX >> 1]).unwrap();
+        assert_eq!((empty.elements(), empty.bytes().get()), (0, 0));
+    }
+
+    #[test]
+    fn strided_shapes() {
+        let transposed = TensorShape::strided(E, &[3, 2], &[1, 3]).unwrap();
+        assert!(transposed.is_dense());
+        let gaps = TensorShape::strided(E, &[3, 2], &[4, 1]).unwrap();
+        assert_eq!((gaps.is_dense(), gaps.bytes().get()), (false, 40));
+        // Of one element along an axis, the stride means nothing.
+        let one = TensorShape::strided(E, &[1, 2], &[0, 1]).unwrap();
+        assert!(one.is_dense());
+    }
+
+    #[test]
+    fn every_product_is_checked() {
+        let compact = |sizes: &[u64]| TensorShape::compact(E, sizes).unwrap_err();
+        assert!(matches!(compact(&[u64::MAX]), ShapeError::TooManyElements { axis: 0, .. }));
+        assert!(matches!(
+            compact(&[1 << 40, 1 << 40]),
+            ShapeError::TooManyElements { axis: 1, .. }
+        ));
+        assert!(matches!(compact(&[1 << 62]), ShapeError::TooManyBytes { .. }));
+        assert!(matches!(compact(&[1; 65]), ShapeError::TooManyAxes { axes: 65 }));
+        let far = TensorShape::strided(E, &[1 << 40, 2], &[1 << 40, 1]).unwrap_err();
+        assert!(matches!(far, ShapeError::TooFarApart { axis: 0, .. }));
+    }
+
+    #[test]
+    fn elements_do_not_overlap() {
+        let strided = |sizes: &[u64], strides: &[u64]| TensorShape::strided(E, sizes, strides);
+        assert!(matches!(
+            strided(&[4, 4], &[0, 1]),
+            Err(ShapeError::Repeated { axis: 0, count: 4 })
+        ));
+        assert!(matches!(strided(&[4, 4], &[2, 1]), Err(ShapeError::Overlap { axis: 0, .. })));
+        assert!(matches!(strided(&[4], &[1, 1]), Err(ShapeError::StrideCount { .. })));
+        let negative = TensorShape::checked(
+            E,
+            [4].into_iter().collect(),
+            Some([-1].into_iter().collect()),
+            false,
+        );
+        assert!(matches!(negative, Err(ShapeError::NegativeStride { axis: 0, stride: -1 })));
+        let negative = TensorShape::checked(E, [-4].into_iter().collect(), None, false);
+        assert!(matches!(negative, Err(ShapeError::NegativeSize { axis: 0, size: -4 })));
+    }
+
+    #[test]
+    fn elements_below_a_byte_are_packed_unless_padded() {
+        let fp4 = ElementType::new(super::super::TypeCode::Float4E2M1Fn, 4, 1).unwrap();
+        assert_eq!(TensorShape::compact(fp4, &[3, 3]).unwrap().bytes().get(), 5);
+        let padded = TensorShape::checked(fp4, [3, 3].into_iter().collect(), None, true).unwrap();
+        assert_eq!(padded.bytes().get(), 9);
+    }
+}

@@ -1,0 +1,48 @@
+//! The KV tensors of serving engines: views of a layout, and a layout over them.
+//!
+//! An engine has its KV cache as tensors, one or two for each layer, whose axes stand in an order of
+//! its own. A [`KvForm`] names that order:
+//!
+//! | engine | tensors | form |
+//! |---|---|---|
+//! | vLLM, FlashAttention ([source][vllm]) | one a layer, `[2, blocks, page, heads, dim]`; HND by strides | [`VLLM`](KvForm::VLLM) |
+//! | FlashInfer, and vLLM with it ([page layout][flashinfer]) | one a layer, `[blocks, 2, page, heads, dim]` | [`FLASHINFER_NHD`](KvForm::FLASHINFER_NHD) |
+//! | FlashInfer, HND | one a layer, `[blocks, 2, heads, page, dim]` | [`FLASHINFER_HND`](KvForm::FLASHINFER_HND) |
+//! | SGLang ([source][sglang]) | K and V apart, each `[tokens, heads, dim]` a layer | [`SGLANG`](KvForm::SGLANG) |
+//! | vLLM, latent attention ([source][mla]) | one a layer, `[blocks, page, dim]` | [`VLLM_LATENT`](KvForm::VLLM_LATENT) |
+//! | SGLang, latent attention | one a layer, `[tokens, 1, dim]` | [`SGLANG_LATENT`](KvForm::SGLANG_LATENT) |
+//!
+//! Shape and memory are two things: vLLM's tensors keep their shape when the memory is head-major,
+//! and FlashInfer's do not. So a form says the order of the axes, the layout's
+//! [`TokenOrder`](terrane_layout::TokenOrder) says what lies where, and strides join the two.
+//!
+//! # Out
+//!
+//! [`kv_views`] gives the tensors of a layout, without a copy, where strides can express them;
+//! where they cannot, the [`KvError`] names the two axes that do not join.
+//! [`kv_tensors`] makes exports of them, with the blocks held against transfers.
+//!
+//! # In
+//!
+//! [`adopt_kv`] takes the engine's tensors, compares every size and stride with the configuration,
+//! and gives a [`LayoutBuilder`](terrane_layout::LayoutBuilder) over their memory. An error names
+//! the tensor, the axis, what was expected and what was found.
+//!
+//! SGLang's pages: its buffers have `size + page_size` tokens, of which the first page takes what
+//! padding writes. All of them are blocks here; it is the engine that never moves block 0.
+//!
+//! [vllm]: https://github.com/vllm-project/vllm/blob/main/vllm/v1/attention/backends/flash_attn.py
+//! [mla]: https://github.com/vllm-project/vllm/blob/main/vllm/v1/attention/backends/mla/common.py
+//! [flashinfer]: https://docs.flashinfer.ai/tutorials/kv_layout.html
+//! [sglang]: https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/mem_cache/memory_pool.py
+
+mod adopt;
+mod error;
+mod form;
+mod steps;
+mod views;
+
+pub use adopt::{KvTensors, adopt_kv, adopt_kv_with_gaps};
+pub use error::{KvError, TensorName};
+pub use form::{InvalidForm, KvAxis, KvForm};
+pub use views::{KvView, kv_tensors, kv_views};

@@ -1,0 +1,103 @@
+//! A layout as the tensors of an engine.
+
+use std::sync::Arc;
+
+use terrane_core::{ByteCount, Region};
+use terrane_layout::{LayoutError, PhysicalLayout};
+use terrane_transfer::{Access, Endpoint};
+
+use super::steps::steps;
+use super::{KvError, KvForm, TensorName};
+use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape};
+
+/// One of the tensors that a layout is in an engine's form: a shape, and the bytes it is a shape of.
+#[derive(Clone, Debug)]
+pub struct KvView {
+    /// Which it is.
+    pub name: TensorName,
+    /// From its first element to its last. Between them may be those of other tensors.
+    pub region: Region,
+    /// Its shape and strides.
+    pub shape: TensorShape,
+}
+
+/// The tensors that `layout` is in the form of an engine, in the order of the layers: one a layer,
+/// or K and V of each, where the form has no axis for the two.
+///
+/// # Errors
+///
+/// [`KvError::Element`] if the elements are of another width than the layout's (a layout of
+/// block-scaled elements, or of rows, is one of bytes), [`KvError::HeadsNotStated`] if the form has
+/// heads and the layout does not, and [`KvError::NotJoined`] or [`KvError::NotWhole`] where strides
+/// cannot express the form.
+pub fn kv_views(
+    layout: &PhysicalLayout,
+    form: &KvForm,
+    element: ElementType,
+) -> Result<Vec<KvView>, KvError> {
+    let (config, geometry) = (layout.config(), layout.geometry());
+    let steps = steps(config, geometry, form, element)?;
+    let sizes: Vec<u64> = steps.iter().map(|step| step.size).collect();
+    let strides: Vec<u64> = steps.iter().map(|step| step.stride).collect();
+    let shape = TensorShape::strided(element, &sizes, &strides)?;
+    let outers = if form.has_outer() { 1 } else { config.outer_dim() };
+    let mut views = Vec::new();
+    for layer in 0..config.num_layers() {
+        for outer in 0..outers {
+            let name = match (outers, outer) {
+                (1, _) => TensorName::Layer(layer),
+                (_, 0) => TensorName::Key(layer),
+                _ => TensorName::Value(layer),
+            };
+            let at = geometry.try_offset(0, layer, outer).map_err(LayoutError::from)?;
+            let region = layout.regions().get(ByteCount::new(at.region.into()).to_usize());
+            let out_of_bounds = |source| KvError::Export { tensor: name, source };
+            let Some(region) = region else {
+                return Err(out_of_bounds(ExportError::Layout(LayoutError::AddressOverflow {
+                    part: terrane_layout::Part::Region(at.region),
+                    offset: ByteCount::new(at.offset),
+                })));
+            };
+            let region = region
+                .view(ByteCount::new(at.offset), shape.bytes())
+                .map_err(|error| out_of_bounds(error.into()))?;
+            views.push(KvView { name, region, shape: shape.clone() });
+        }
+    }
+    Ok(views)
+}
+
+/// The tensors of an endpoint in the form of an engine, to be handed over: read-only, or for
+/// reading and writing.
+///
+/// All blocks are held until the deleter of the last of them has been called: transfers that would
+/// write them (or, if they are out for writing, read them) are refused, or run after the hold.
+///
+/// # Errors
+///
+/// As for [`kv_views`], and [`KvError::Export`] if transfers have blocks of it just now.
+pub fn kv_tensors(
+    endpoint: &Endpoint,
+    form: &KvForm,
+    element: ElementType,
+    access: Access,
+) -> Result<Vec<TensorExport>, KvError> {
+    let views = kv_views(endpoint.layout(), form, element)?;
+    let all: Vec<u32> = (0..endpoint.layout().config().num_blocks()).collect();
+    let hold = match access {
+        Access::Read => endpoint.hold_for_read(&all),
+        Access::Write => endpoint.hold_for_write(&all),
+    };
+    let hold = hold.map_err(|error| KvError::Export {
+        tensor: TensorName::Layer(0),
+        source: ExportError::Held(error),
+    })?;
+    let hold = Arc::new(hold);
+    let exports = views.into_iter().map(|KvView { name, region, shape }| {
+        let export = TensorExport::build(region, shape)
+            .map_err(|source| KvError::Export { tensor: name, source })?
+            .guarded_by(Arc::clone(&hold));
+        Ok(if access == Access::Read { export.read_only() } else { export })
+    });
+    exports.collect()
+}

@@ -1,0 +1,4 @@
+//! Columns and columnar buffers over every kind of memory that the processor can reach.
+
+mod buffers;
+mod parts;

@@ -1,0 +1,348 @@
+//! KV tensors of every form, out of every layout and back.
+
+use proptest::prelude::*;
+use terrane_core::{Alignment, ByteCount, Memory, Region};
+use terrane_interop::dlpack::{
+    ElementType, ImportError, ImportedTensor, Importer, TensorExport, TensorShape,
+};
+use terrane_interop::tensors::{
+    KvAxis, KvError, KvForm, KvTensors, KvView, TensorName, adopt_kv, adopt_kv_with_gaps, kv_views,
+};
+use terrane_layout::{
+    BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
+    TokenOrder,
+};
+use terrane_testkit::memory::HeapAllocator;
+
+const OUTER_FIRST: LayoutKind =
+    LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
+const BLOCK_FIRST: LayoutKind =
+    LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
+const FORMS: [KvForm; 6] = [
+    KvForm::VLLM,
+    KvForm::FLASHINFER_NHD,
+    KvForm::FLASHINFER_HND,
+    KvForm::SGLANG,
+    KvForm::VLLM_LATENT,
+    KvForm::SGLANG_LATENT,
+];
+
+/// 3 layers, 5 blocks of 4 tokens of 2 heads of 8 elements of 2 bytes.
+fn config(outer_dim: u32, order: TokenOrder) -> LayoutConfig {
+    let config = LayoutConfig::builder().num_blocks(5).num_layers(3).outer_dim(outer_dim);
+    let config = config.page_size(4).inner_dim(16).num_heads(2).token_order(order);
+    config.element(ElementFormat::Width(2)).build().unwrap()
+}
+
+fn layout(config: LayoutConfig, kind: LayoutKind) -> PhysicalLayout {
+    let allocator = HeapAllocator::system();
+    LayoutBuilder::new(config).kind(kind).allocate(&allocator).unregistered().build().unwrap()
+}
+
+/// A view as a tensor that another library handed over.
+fn import(view: &KvView) -> ImportedTensor {
+    import_of(view.region.clone(), view.shape.clone())
+}
+
+fn import_of(region: Region, shape: TensorShape) -> ImportedTensor {
+    // SAFETY: no test here touches the bytes.
+    let tensor = unsafe { TensorExport::new(region, shape) }.unwrap().into_versioned();
+    // SAFETY: as above, and it is nobody else's.
+    unsafe { Importer::new().versioned(tensor.into_raw().as_ptr()) }.unwrap()
+}
+
+/// Where an element of the layout is: in piece (block, layer, outer), of a token and a head.
+fn element_at(layout: &PhysicalLayout, at: [u64; 6]) -> u64 {
+    let [block, layer, outer, token, head, dim] = at;
+    let config = layout.config();
+    let small = |index: u64| u32::try_from(index).unwrap();
+    let piece = layout.host_address(small(block), small(layer), small(outer)).unwrap().get();
+    let (page, heads) = (u64::from(config.page_size()), u64::from(config.num_heads().unwrap()));
+    let dims = u64::from(config.head_dim().unwrap());
+    let index = match config.token_order() {
+        TokenOrder::TokenMajor => (token * heads + head) * dims + dim,
+        TokenOrder::HeadMajor => (head * page + token) * dims + dim,
+    };
+    piece + 2 * index
+}
+
+/// Compares the address of every element by the view's strides with that of the layout.
+fn check_view(layout: &PhysicalLayout, form: &KvForm, view: &KvView) {
+    let (layer, of_outer) = match view.name {
+        TensorName::Layer(layer) => (layer, None),
+        TensorName::Key(layer) => (layer, Some(0)),
+        TensorName::Value(layer) => (layer, Some(1)),
+        other => panic!("{other}"),
+    };
+    let config = layout.config();
+    let (page, dims) = (u64::from(config.page_size()), u64::from(config.head_dim().unwrap()));
+    let base = view.region.location().as_host().unwrap().get();
+    let sizes: Vec<u64> = view.shape.sizes().iter().map(|&size| size.try_into().unwrap()).collect();
+    assert_eq!(view.region.length(), view.shape.bytes());
+    for number in 0..sizes.iter().product() {
+        let mut rest: u64 = number;
+        let (mut address, mut at) = (base, [0, u64::from(layer), of_outer.unwrap_or(0), 0, 0, 0]);
+        let axes = form.axes().iter().zip(&sizes).zip(view.shape.strides());
+        for ((axis, size), &stride) in axes.rev() {
+            let index = rest % size;
+            rest /= size;
+            address += 2 * index * u64::try_from(stride).unwrap();
+            match axis {
+                KvAxis::Outer => at[2] = index,
+                KvAxis::Block => at[0] = index,
+                KvAxis::Token => at[3] = index,
+                KvAxis::Slot => (at[0], at[3]) = (index / page, index % page),
+                KvAxis::Head => at[4] = index,
+                KvAxis::Dim => at[5] = index,
+                KvAxis::Row => (at[4], at[5]) = (index / dims, index % dims),
+                _ => {}
+            }
+        }
+        assert_eq!(address, element_at(layout, at), "{form:?}, {at:?}");
+    }
+}
+
+fn adopted(
+    config: &LayoutConfig,
+    form: &KvForm,
+    views: &[KvView],
+) -> Result<PhysicalLayout, KvError> {
+    let tensors: Vec<ImportedTensor> = views.iter().map(import).collect();
+    let apart = views.iter().any(|view| matches!(view.name, TensorName::Key(_)));
+    let builder = if apart {
+        let keys: Vec<_> = tensors.iter().step_by(2).cloned().collect();
+        let values: Vec<_> = tensors.iter().skip(1).step_by(2).cloned().collect();
+        adopt_kv(config, form, KvTensors::Apart { keys: &keys, values: &values })?
+    } else {
+        adopt_kv(config, form, KvTensors::Together(&tensors))?
+    };
+    Ok(builder.unregistered().build().unwrap())
+}
+
+/// Both have every piece at the same place; of K and V apart, each is a layer.
+fn assert_same_places(one: &PhysicalLayout, other: &PhysicalLayout) {
+    let config = one.config();
+    let apart = config.outer_dim() == 2 && other.config().outer_dim() == 1;
+    for block in 0..config.num_blocks() {
+        for layer in 0..config.num_layers() {
+            for outer in 0..config.outer_dim() {
+                let at = if apart { (2 * layer + outer, 0) } else { (layer, outer) };
+                assert_eq!(
+                    one.location(block, layer, outer).unwrap(),
+                    other.location(block, at.0, at.1).unwrap()
+                );
+            }
+        }
+    }
+    other.verify().unwrap();
+}
+
+#[test]
+fn every_form_of_every_layout_is_right_or_refused() {
+    let mut right = 0;
+    for outer_dim in [1, 2] {
+        for order in TokenOrder::ALL {
+            for kind in LayoutKind::ALL {
+                let layout = layout(config(outer_dim, order), kind);
+                for form in FORMS {
+                    match kv_views(&layout, &form, ElementType::BF16) {
+                        Ok(views) => {
+                            let split = outer_dim == 2 && !form.has_outer();
+                            assert_eq!(views.len(), if split { 6 } else { 3 });
+                            for view in &views {
+                                check_view(&layout, &form, view);
+                            }
+                            let back = adopted(layout.config(), &form, &views);
+                            match back {
+                                Ok(back) => assert_same_places(&layout, &back),
+                                // Layers of K and V between each other are no layout apart.
+                                Err(KvError::Stride { .. }) => {
+                                    assert!(split && kind == BLOCK_FIRST, "{kind} {form:?}");
+                                }
+                                Err(other) => panic!("{other}"),
+                            }
+                            right += 1;
+                        }
+                        Err(KvError::NotJoined { axis: KvAxis::Slot, .. }) => {
+                            let one_piece = matches!(kind, OUTER_FIRST)
+                                || (outer_dim == 1 && kind == BLOCK_FIRST);
+                            assert!(!one_piece || order == TokenOrder::HeadMajor);
+                        }
+                        Err(KvError::NotJoined { axis: KvAxis::Row, .. }) => {
+                            assert_eq!(order, TokenOrder::HeadMajor);
+                        }
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            }
+        }
+    }
+    assert!(right > 40, "{right}");
+}
+
+#[test]
+fn shapes_are_those_of_the_engines() {
+    let shape = |kind, form, order| {
+        let views = kv_views(&layout(config(2, order), kind), &form, ElementType::F16).unwrap();
+        (views[0].shape.sizes().to_vec(), views[0].shape.strides().to_vec())
+    };
+    let nhd = TokenOrder::TokenMajor;
+    let (sizes, strides) = shape(OUTER_FIRST, KvForm::VLLM, nhd);
+    assert_eq!((sizes, strides), (vec![2, 5, 4, 2, 8], vec![320, 64, 16, 8, 1]));
+    // vLLM's shape stays, and its strides say HND.
+    let (sizes, strides) = shape(OUTER_FIRST, KvForm::VLLM, TokenOrder::HeadMajor);
+    assert_eq!((sizes, strides), (vec![2, 5, 4, 2, 8], vec![320, 64, 8, 32, 1]));
+    let (sizes, strides) = shape(BLOCK_FIRST, KvForm::FLASHINFER_NHD, nhd);
+    assert_eq!((sizes, strides), (vec![5, 2, 4, 2, 8], vec![128, 64, 16, 8, 1]));
+    let (sizes, strides) = shape(BLOCK_FIRST, KvForm::FLASHINFER_HND, TokenOrder::HeadMajor);
+    assert_eq!((sizes, strides), (vec![5, 2, 2, 4, 8], vec![128, 64, 32, 8, 1]));
+    let (sizes, strides) = shape(OUTER_FIRST, KvForm::SGLANG, nhd);
+    assert_eq!((sizes, strides), (vec![20, 2, 8], vec![16, 8, 1]));
+    // Of all layers together, a layer's blocks lie apart.
+    let (_, strides) = shape(LayoutKind::FullyContiguous, KvForm::FLASHINFER_NHD, nhd);
+    assert_eq!(strides, [384, 64, 16, 8, 1]);
+}
+
+/// The error of adopting vLLM's tensors, with the second one changed.
+fn refused(change: impl FnOnce(&PhysicalLayout, &mut Vec<ImportedTensor>)) -> KvError {
+    let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
+    let views = kv_views(&layout, &KvForm::VLLM, ElementType::BF16).unwrap();
+    let mut tensors: Vec<_> = views.iter().map(import).collect();
+    change(&layout, &mut tensors);
+    adopt_kv(layout.config(), &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap_err()
+}
+
+fn other_shape(
+    element: ElementType,
+    sizes: &[u64],
+) -> impl Fn(&PhysicalLayout, &mut Vec<ImportedTensor>) {
+    let shape = TensorShape::compact(element, sizes).unwrap();
+    move |layout, tensors| tensors[1] = import_of(layout.regions()[1].clone(), shape.clone())
+}
+
+#[test]
+fn errors_name_tensor_axis_expected_and_found() {
+    let bf16 = ElementType::BF16;
+    let size = refused(other_shape(bf16, &[2, 5, 4, 1, 8]));
+    assert_eq!(size.to_string(), "the tensor of layer 1, axis 3 (heads): 2 expected, 1 found");
+    let rank = refused(other_shape(bf16, &[2, 5, 4, 16]));
+    assert_eq!(rank.to_string(), "the tensor of layer 1 has 4 axes, the form has 5");
+    let mixed = refused(other_shape(ElementType::F16, &[2, 5, 4, 2, 8]));
+    assert!(matches!(mixed, KvError::MixedElements { tensor: TensorName::Layer(1), .. }));
+    let strides = refused(|layout, tensors| {
+        let shape = TensorShape::strided(bf16, &[2, 5, 4, 2, 8], &[320, 64, 8, 32, 1]).unwrap();
+        tensors[1] = import_of(layout.regions()[1].clone(), shape);
+    });
+    assert_eq!(
+        strides.to_string(),
+        "the tensor of layer 1, axis 2 (tokens of a block): a stride of 16 elements expected, 8 \
+         found"
+    );
+    let count = refused(|_, tensors| drop(tensors.pop()));
+    assert!(matches!(count, KvError::TensorCount { expected: 3, found: 2, .. }), "{count}");
+    // Two layers that lie in one place are found by the builder.
+    let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
+    let views = kv_views(&layout, &KvForm::VLLM, bf16).unwrap();
+    let tensors = [import(&views[0]), import(&views[0]), import(&views[2])];
+    let builder = adopt_kv(layout.config(), &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap();
+    let failed = builder.unregistered().build().unwrap_err();
+    assert!(failed.to_string().contains("overlap"), "{failed}");
+}
+
+#[test]
+fn what_does_not_fit_the_configuration_is_refused() {
+    let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
+    let one = |form, element| kv_views(&layout, &form, element).unwrap_err();
+    assert!(matches!(one(KvForm::VLLM, ElementType::F32), KvError::Element { .. }));
+    let views = kv_views(&layout, &KvForm::SGLANG, ElementType::BF16).unwrap();
+    let tensors: Vec<_> = views.iter().take(3).map(import).collect();
+    let config = layout.config();
+    let together = adopt_kv(config, &KvForm::SGLANG, KvTensors::Together(&tensors)).unwrap_err();
+    assert!(matches!(together, KvError::Outers { has_outer: false, .. }), "{together}");
+    let apart = KvTensors::Apart { keys: &tensors, values: &tensors };
+    let outers = adopt_kv(config, &KvForm::VLLM, apart).unwrap_err();
+    assert!(matches!(outers, KvError::Outers { has_outer: true, .. }), "{outers}");
+    let unstated = LayoutConfig::builder().num_blocks(2).num_layers(1).outer_dim(1).page_size(4);
+    let unstated = unstated.inner_dim(16).element(ElementFormat::Width(2)).build().unwrap();
+    let unstated = self::layout(unstated, BLOCK_FIRST);
+    let heads = kv_views(&unstated, &KvForm::SGLANG, ElementType::BF16).unwrap_err();
+    assert!(matches!(heads, KvError::HeadsNotStated));
+    assert!(kv_views(&unstated, &KvForm::VLLM_LATENT, ElementType::BF16).is_ok());
+}
+
+#[test]
+fn rows_of_bytes_are_tensors_of_bytes() {
+    // A latent of 512 quantised elements, its scales, and 64 of two bytes: 656 bytes a token.
+    let config = LayoutConfig::builder().num_blocks(3).num_layers(2).outer_dim(1).page_size(4);
+    let config = config.inner_dim(576).element(ElementFormat::RowBytes(656)).build().unwrap();
+    let layout = layout(config, BLOCK_FIRST);
+    let views = kv_views(&layout, &KvForm::VLLM_LATENT, ElementType::U8).unwrap();
+    assert_eq!(views[0].shape.sizes(), [3, 4, 656]);
+    let back = adopted(&config, &KvForm::VLLM_LATENT, &views).unwrap();
+    assert_same_places(&layout, &back);
+    let wide = kv_views(&layout, &KvForm::VLLM_LATENT, ElementType::F16).unwrap_err();
+    assert!(matches!(wide, KvError::Element { .. }));
+}
+
+#[test]
+fn padding_between_blocks_has_to_be_adopted_as_well() {
+    let padded = config(2, TokenOrder::TokenMajor);
+    let padded = padded.with_block_alignment(Alignment::SECTOR).unwrap();
+    let layout = layout(padded, BLOCK_FIRST);
+    let views = kv_views(&layout, &KvForm::FLASHINFER_NHD, ElementType::BF16).unwrap();
+    let refused = adopted(&padded, &KvForm::FLASHINFER_NHD, &views).unwrap_err();
+    assert!(
+        matches!(refused, KvError::Memory { source: ImportError::Gaps { .. }, .. }),
+        "{refused}"
+    );
+    let tensors: Vec<_> = views.iter().map(import).collect();
+    let tensors = KvTensors::Together(&tensors);
+    // SAFETY: the padding is the layout's, which outlives what comes of it; nobody touches it.
+    let builder = unsafe { adopt_kv_with_gaps(&padded, &KvForm::FLASHINFER_NHD, tensors) };
+    let back = builder.unwrap().unregistered().build().unwrap();
+    assert_same_places(&layout, &back);
+}
+
+#[test]
+fn layouts_keep_the_tensors() {
+    let allocator = HeapAllocator::system();
+    let config = config(2, TokenOrder::TokenMajor);
+    let builder = LayoutBuilder::new(config).fully_contiguous().allocate(&allocator);
+    let layout = builder.unregistered().build().unwrap();
+    let views = kv_views(&layout, &KvForm::VLLM, ElementType::BF16).unwrap();
+    let back = adopted(&config, &KvForm::VLLM, &views).unwrap();
+    assert_eq!(back.regions().len(), 1);
+    assert_eq!(back.regions()[0].length(), ByteCount::new(3 * 5 * 2 * 128));
+    drop((layout, views));
+    assert_eq!(allocator.live(), 1);
+    drop(back);
+    assert_eq!(allocator.live(), 0);
+}
+
+proptest! {
+    /// Any configuration whose form can be expressed comes back with every piece in its place.
+    #[test]
+    fn layouts_come_back(
+        (blocks, layers, outers) in (1_u32..6, 1_u32..4, 1_u32..3),
+        (page, heads, dim, width) in (1_u32..5, 1_u32..4, 1_u32..5, prop::sample::select(vec![1_u8, 2, 4])),
+        kind in prop::sample::select(LayoutKind::ALL.to_vec()),
+        order in prop::sample::select(TokenOrder::ALL.to_vec()),
+        form in prop::sample::select(FORMS.to_vec()),
+    ) {
+        let config = LayoutConfig::builder().num_blocks(blocks).num_layers(layers);
+        let config = config.outer_dim(outers).page_size(page).inner_dim(heads * dim);
+        let config = config.num_heads(heads).token_order(order);
+        let config = config.element(ElementFormat::Width(width)).build().unwrap();
+        let layout = layout(config, kind);
+        let element = match width {
+            1 => ElementType::F8_E4M3FN,
+            2 => ElementType::F16,
+            _ => ElementType::F32,
+        };
+        if let Ok(views) = kv_views(&layout, &form, element)
+            && let Ok(back) = adopted(&config, &form, &views)
+        {
+            assert_same_places(&layout, &back);
+        }
+    }
+}
