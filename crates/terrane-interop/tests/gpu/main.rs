@@ -9,3 +9,5 @@
     clippy::missing_errors_doc,
     reason = "a test says what it expects by panicking"
 )]
+
+mod arrow;
