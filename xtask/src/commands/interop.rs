@@ -34,8 +34,11 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
         // Only what is committed lies beside the tests.
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .arg(python.join("run.py"))
-        .arg(&library)
-        .args(&arguments.filter);
+        .arg(&library);
+    let tests = match &arguments.filter {
+        Some(text) => tests.args(["--filter", text]),
+        None => tests,
+    };
     run_counted(workspace, tests, "interop", tally)
 }
 
