@@ -115,14 +115,21 @@ pub fn export_device_array(
     Ok(unsafe { Owned::new(array) })
 }
 
+/// Whether an array is one that [`export_array`] or [`export_device_array`] made: its import gives
+/// the column back that it was made of.
+#[must_use]
+pub fn is_exported(array: &ArrowArray) -> bool {
+    // One static, so that the function has one address.
+    array.release.is_some_and(|release| ptr::fn_addr_eq(release, RELEASE))
+}
+
 /// The column that an array is, if this crate made the array and nobody has released it.
 ///
 /// # Safety
 ///
 /// The array's callback and private data belong together, as its producer set them.
 pub(crate) unsafe fn exported(array: &ArrowArray) -> Option<Result<Column, &'static str>> {
-    // One static, so that the function has one address.
-    if !array.release.is_some_and(|release| ptr::fn_addr_eq(release, RELEASE)) {
+    if !is_exported(array) {
         return None;
     }
     let private: *const Exported = array.private_data.cast();

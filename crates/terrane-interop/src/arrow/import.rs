@@ -79,10 +79,8 @@ pub unsafe fn import_device_array(
     array: Owned<ArrowDeviceArray>,
 ) -> Result<ImportedArray, ImportError> {
     check_type(data_type, Trail::TOP)?;
-    let ArrowDeviceArray { device_id, device_type, sync_event, reserved, .. } = *array.get();
-    if reserved != [0; 3] {
-        return Err(ImportError::Reserved { reserved });
-    }
+    // The reserved fields are not looked at: Arrow C++ leaves in them what was there before.
+    let ArrowDeviceArray { device_id, device_type, sync_event, .. } = *array.get();
     let place = Place::new(device_type, device_id)?;
     if place.kind == StorageKind::System && !sync_event.is_null() {
         return Err(ImportError::UnexpectedEvent { device_type });
