@@ -208,6 +208,19 @@ class Around(ProofTest):
                     self.assertEqual(same.facts(0).address, column.facts(0).address)
                 self.assertEqual(live(), (1, 0), "no import: it never was anybody else's")
 
+    def test_what_comes_back_through_pyarrow_is_the_same_memory(self):
+        with Column.made(100) as column:
+            batch = pyarrow.record_batch(column)
+            for take in (Column.of, Column.of_device):
+                with take(batch.slice(10, 50)) as back:
+                    self.assertEqual((back.facts().origin, back.facts().rows), (OWNED, 50))
+                    for child in range(3):
+                        address = column.facts(child).address
+                        self.assertEqual(back.facts(child).address, address)
+                    self.assertEqual(live(), (1, 0), "pyarrow's array has been let go of")
+            del batch
+        self.assertEqual(live(), (0, 0))
+
     def test_ten_thousand_rounds_leave_nothing(self):
         batch = expected(64)
         allocated = pyarrow.total_allocated_bytes()

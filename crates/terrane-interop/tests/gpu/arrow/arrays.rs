@@ -2,55 +2,75 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 
 use arrow_schema::DataType;
-use terrane_core::{Allocate, ByteCount, DeviceId, Memory, Region, RegionRequest, StorageKind};
-use terrane_cuda::{Context, PinnedAllocator, PinnedOptions, Stream};
-use terrane_interop::arrow::abi::{ArrowArray, ArrowDeviceArray, Owned};
-use terrane_interop::arrow::{
-    ExportError, ImportError, Ready, export_array, export_device_array, import_device_array,
+use terrane_core::{
+    Allocate, ByteCount, DeviceId, Location, Memory, Region, RegionRequest, StorageKind,
 };
-use terrane_interop::columns::{Column, ColumnParts, Origin};
+use terrane_cuda::{Context, Event, PinnedAllocator, PinnedOptions, Stream};
+use terrane_interop::arrow::abi::{ArrowArray, ArrowDeviceArray, Owned, Released};
+use terrane_interop::arrow::{
+    DeviceType, ExportError, ImportError, Ready, export_array, export_device_array,
+    import_device_array,
+};
+use terrane_interop::columns::{Column, ColumnBuffer, ColumnParts, Origin};
 
 use super::needs::{device, filled, read, simulated};
 
-/// An array of somebody else's: ours behind a callback that this crate does not know.
-fn foreign(array: Owned<ArrowDeviceArray>) -> Owned<ArrowDeviceArray> {
+/// An array of somebody else's, of a column without children in memory that is not out.
+fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
+    struct Theirs {
+        _column: Column,
+        buffers: Vec<*const c_void>,
+        event: Option<(Box<*mut c_void>, Arc<Event>)>,
+    }
     /// # Safety
     ///
-    /// The array was wrapped here.
+    /// The array was made here, or moved from one that was.
     unsafe extern "C" fn release(array: *mut ArrowArray) {
         // SAFETY: the array is the caller's while it is released.
         let array = unsafe { &mut *array };
-        if array.release.take().is_some() {
-            // SAFETY: boxed below, and taken once.
-            drop(unsafe { Box::from_raw(array.private_data.cast::<Owned<ArrowDeviceArray>>()) });
-        }
+        assert!(array.release.take().is_some(), "released once");
+        // SAFETY: boxed below, and taken once.
+        drop(unsafe { Box::from_raw(array.private_data.cast::<Theirs>()) });
     }
-    let (device_id, device_type, sync_event) =
-        (array.get().device_id, array.get().device_type, array.get().sync_event);
-    let ArrowArray { length, null_count, offset, n_buffers, n_children, .. } = array.get().array;
-    let ArrowArray { buffers, children, dictionary, .. } = array.get().array;
-    let wrapped = ArrowDeviceArray {
-        array: ArrowArray {
-            length,
-            null_count,
-            offset,
-            n_buffers,
-            n_children,
-            buffers,
-            children,
-            dictionary,
-            release: Some(release),
-            private_data: Box::into_raw(Box::new(array)).cast(),
-        },
-        device_id,
-        device_type,
-        sync_event,
+    let address = |buffer: &Option<ColumnBuffer>| match buffer.as_ref().map(ColumnBuffer::location)
+    {
+        Some(Location::Device { address, .. }) => {
+            ptr::without_provenance(ByteCount::new(address.get()).to_usize())
+        }
+        Some(Location::Host(address)) => address.as_ptr().cast_const().cast(),
+        _ => ptr::null(),
+    };
+    let event = match ready {
+        Ready::Now => None,
+        Ready::After(event) => Some((Box::new(event.handle()), event)),
+    };
+    let mut theirs = Box::new(Theirs {
+        _column: column.clone(),
+        buffers: column.buffers().iter().map(address).collect(),
+        event,
+    });
+    let handle = theirs.event.as_mut().map(|(handle, _)| ptr::from_mut(&mut **handle).cast());
+    let is_pinned = column.kind() == Some(StorageKind::Pinned);
+    let array = ArrowArray {
+        length: i64::try_from(column.len()).unwrap(),
+        n_buffers: i64::try_from(theirs.buffers.len()).unwrap(),
+        buffers: theirs.buffers.as_mut_ptr(),
+        release: Some(release),
+        private_data: Box::into_raw(theirs).cast(),
+        ..ArrowArray::EMPTY
+    };
+    let array = ArrowDeviceArray {
+        array,
+        device_id: 0,
+        device_type: if is_pinned { DeviceType::CUDA_HOST } else { DeviceType::CUDA },
+        sync_event: handle.unwrap_or(ptr::null_mut()),
         reserved: [0; 3],
     };
     // SAFETY: the callback may be called once, wherever the array is and on any thread.
-    unsafe { Owned::new(wrapped) }
+    unsafe { Owned::new(array) }
 }
 
 fn texts(context: &Context, stream: &Stream) -> Column {
@@ -97,7 +117,7 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
     let column = texts(&context, &stream);
     for by_stream in [true, false] {
         let ready = Ready::after(&stream).unwrap();
-        let array = foreign(export_device_array(&column, ready).unwrap());
+        let array = foreign(&column, ready);
         // SAFETY: it was made as the specification says.
         let array = unsafe { import_device_array(&DataType::Utf8, array) }.unwrap();
         assert!(array.has_event());
@@ -109,9 +129,7 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
         assert_eq!(back.origin(), Origin::Arrow);
         let [_, ours, data] = column.buffers() else { panic!("three buffers") };
         let [_, theirs, read_data] = back.buffers() else { panic!("three buffers") };
-        let location = |buffer: &Option<terrane_interop::columns::ColumnBuffer>| {
-            buffer.as_ref().unwrap().location()
-        };
+        let location = |buffer: &Option<ColumnBuffer>| buffer.as_ref().unwrap().location();
         assert_eq!(location(ours), location(theirs));
         // The length of the texts was read on the device, from their offsets.
         assert_eq!(read_data.as_ref().unwrap().length(), ByteCount::new(7));
@@ -125,6 +143,26 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
 }
 
 #[test]
+fn memory_of_ours_is_recognised_whoever_hands_it_over() {
+    let name = "memory_of_ours_is_recognised_whoever_hands_it_over";
+    let Some(context) = device(name) else { return };
+    let stream = Stream::new(&context).unwrap();
+    let column = texts(&context, &stream);
+    let theirs = foreign(&column, Ready::Now);
+    // As long as the column is out, another library's array over the same bytes is over ours.
+    let out = export_device_array(&column, Ready::Now).unwrap();
+    // SAFETY: it was made as the specification says.
+    let back = unsafe { import_device_array(&DataType::Utf8, theirs) }.unwrap();
+    let back = back.wait_on(&stream).unwrap();
+    drop(out);
+    assert_eq!(back.origin(), Origin::Owned);
+    for (ours, back) in column.buffers().iter().zip(back.buffers()) {
+        let Some((ours, back)) = ours.as_ref().zip(back.as_ref()) else { continue };
+        assert!(back.same_memory(ours) && back.region().is_ok());
+    }
+}
+
+#[test]
 fn what_is_no_memory_of_the_device_is_refused() {
     let name = "what_is_no_memory_of_the_device_is_refused";
     let Some(context) = device(name) else { return };
@@ -132,7 +170,7 @@ fn what_is_no_memory_of_the_device_is_refused() {
     let region = filled(&context, &stream, &[1; 64]);
     let column = Column::new(DataType::Int64, 8, region).unwrap();
     let spoiled = |spoil: fn(&mut ArrowDeviceArray)| {
-        let mut array = foreign(export_device_array(&column, Ready::Now).unwrap()).into_inner();
+        let mut array = foreign(&column, Ready::Now).into_inner();
         spoil(&mut array);
         // SAFETY: the callback looks at nothing that was spoiled.
         let array = unsafe { Owned::new(array) };
@@ -147,7 +185,7 @@ fn what_is_no_memory_of_the_device_is_refused() {
     assert!(matches!(error, ImportError::WrongDevice { .. }), "{error}");
     let mut on_the_host = [0_i64; 8];
     let mut buffers: [*const c_void; 2] = [ptr::null(), (&raw mut on_the_host).cast()];
-    let mut array = foreign(export_device_array(&column, Ready::Now).unwrap()).into_inner();
+    let mut array = foreign(&column, Ready::Now).into_inner();
     array.array.buffers = (&raw mut buffers).cast();
     // SAFETY: the callback looks at no buffer.
     let array = unsafe { Owned::new(array) };
@@ -168,7 +206,7 @@ fn pinned_arrays_wait_for_their_event_too() {
     let column = Column::new(DataType::UInt8, 4096, pinned.clone()).unwrap();
     // SAFETY: both live until the stream has been waited for, and nobody else uses them.
     unsafe { stream.copy(source.location(), pinned.location(), source.length()) }.unwrap();
-    let array = foreign(export_device_array(&column, Ready::after(&stream).unwrap()).unwrap());
+    let array = foreign(&column, Ready::after(&stream).unwrap());
     assert_eq!((array.get().device_type.0, array.get().device_id), (3, 0));
     // SAFETY: it was made as the specification says.
     let array = unsafe { import_device_array(&DataType::UInt8, array) }.unwrap();
@@ -189,8 +227,7 @@ fn a_consumers_stream_runs_behind_what_the_producer_was_still_doing() {
         let held = driver.hold(producer.handle());
         // SAFETY: the memory lives until the streams have been waited for.
         unsafe { producer.fill(region.location(), 9, region.length()) }.unwrap();
-        let array =
-            foreign(export_device_array(&column, Ready::after(&producer).unwrap()).unwrap());
+        let array = foreign(&column, Ready::after(&producer).unwrap());
         // SAFETY: it was made as the specification says.
         let array = unsafe { import_device_array(&DataType::UInt8, array) }.unwrap();
         let back = array.wait_on(&consumer).unwrap();
@@ -211,7 +248,7 @@ fn ten_thousand_arrays_leave_nothing_on_the_device() {
         let column = texts(&context, &stream);
         let round = || {
             let ready = Ready::after(&stream).unwrap();
-            let array = foreign(export_device_array(&column, ready).unwrap());
+            let array = foreign(&column, ready);
             // SAFETY: it was made as the specification says.
             let array = unsafe { import_device_array(&DataType::Utf8, array) }.unwrap();
             drop(array.wait_on(&stream).unwrap());

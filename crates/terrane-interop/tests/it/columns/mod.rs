@@ -2,3 +2,4 @@
 
 mod buffers;
 mod parts;
+mod tensors;
