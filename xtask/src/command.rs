@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write as _};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 
@@ -62,6 +63,23 @@ impl Tool {
         if environment(name).is_some() { self } else { self.env(name, value) }
     }
 
+    /// Has the dynamic linker look in `folder` first: before folders that were given before, and
+    /// those of this program's own environment.
+    #[must_use]
+    pub fn library_path(self, folder: &Path) -> Self {
+        const NAME: &str = "LD_LIBRARY_PATH";
+        let set = self.command.get_envs().find(|(name, _)| *name == NAME);
+        let before = match set {
+            Some((_, value)) => value.map(|value| value.to_string_lossy().into_owned()),
+            None => environment(NAME),
+        };
+        let folder = folder.display();
+        match before {
+            Some(path) if !path.is_empty() => self.env(NAME, format!("{folder}:{path}")),
+            _ => self.env(NAME, folder.to_string()),
+        }
+    }
+
     /// Takes a variable out of the program's environment.
     #[must_use]
     pub fn without_env(mut self, name: &str) -> Self {
@@ -88,6 +106,14 @@ impl Tool {
     pub fn probe(mut self) -> Option<String> {
         let output = self.command.stderr(Stdio::null()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs to the end without a word on this terminal; gives what it said on standard error if it
+    /// did not succeed.
+    pub fn complaint(mut self) -> Result<Option<String>> {
+        let output = self.command.output().with_context(|| format!("cannot start `{self}`"))?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        Ok((!output.status.success()).then_some(said))
     }
 
     /// Gives standard output as text; standard error goes to this terminal.
@@ -166,7 +192,7 @@ impl fmt::Display for Tool {
 
 /// A variable of this program's own environment, if it is set to valid Unicode.
 #[expect(clippy::disallowed_methods, reason = "the ban is for library crates; this is a tool")]
-fn environment(name: &str) -> Option<String> {
+pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 

@@ -10,6 +10,7 @@
 mod command;
 mod commands;
 mod kernels;
+mod pypi;
 mod tally;
 mod test_log;
 mod tidy;
@@ -86,6 +87,13 @@ enum Task {
     /// Compiles the CUDA kernels to the PTX that is committed, or checks that it fits its source
     #[command(subcommand)]
     Kernels(commands::kernels::Action),
+    /// Fetches the NIXL that Terrane is tested with, and libclang, to `target/nixl`
+    ///
+    /// Both come from their wheels on PyPI (93 MB, checked by their hashes), for which `python3`
+    /// with pip is needed, whatever its version; the bindings also need g++. What is there already
+    /// is not fetched again. All other commands do it by themselves where they need it, and none
+    /// does if TERRANE_NIXL is `system`. See docs/nixl.md.
+    Nixl(commands::nixl::Arguments),
     /// Checks licences, bans and sources of all dependencies with cargo-deny
     ///
     /// Uses the `cargo-deny` on the PATH if it is recent enough, else installs a pinned version
@@ -145,6 +153,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Compose => commands::compose::run(&workspace)?,
         Task::Doc(arguments) => commands::doc::run(&workspace, arguments)?,
         Task::Kernels(action) => commands::kernels::run(&workspace, action)?,
+        Task::Nixl(arguments) => commands::nixl::run(&workspace, arguments)?,
         Task::Deny => commands::deny::run(&workspace)?,
         Task::Offload => commands::offload::run(&workspace)?,
         Task::Soak(arguments) => commands::soak::run(&workspace, arguments)?,

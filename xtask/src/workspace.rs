@@ -1,5 +1,6 @@
 //! What `cargo metadata` knows about this workspace.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -48,6 +49,25 @@ impl Workspace {
         members
     }
 
+    /// Whether the crate depends on `external`, itself or through other members, with all features
+    /// and what its tests need.
+    pub fn reaches(&self, package: &Package, external: &str) -> bool {
+        let mut seen = BTreeSet::new();
+        let mut left = vec![package];
+        while let Some(package) = left.pop() {
+            if !seen.insert(package.name.as_str()) {
+                continue;
+            }
+            for dependency in &package.dependencies {
+                if dependency.name == external {
+                    return true;
+                }
+                left.extend(self.member(&dependency.name));
+            }
+        }
+        false
+    }
+
     /// The member called `name`, if there is one.
     pub fn member(&self, name: &str) -> Option<&Package> {
         self.members().into_iter().find(|package| package.name == name)
@@ -64,4 +84,30 @@ pub fn crate_folder(package: &Package) -> PathBuf {
     let mut folder = package.manifest_path.clone().into_std_path_buf();
     folder.pop();
     folder
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crates_reach_what_they_depend_on_through_others() {
+        let workspace = Workspace::load().unwrap();
+        let reaches = |name: &str| workspace.reaches(workspace.member(name).unwrap(), "nixl-sys");
+        assert!(reaches("terrane-nixl") && reaches("terrane"));
+        assert!(!reaches("terrane-core") && !reaches("xtask"));
+    }
+
+    /// `cargo build` and `cargo test` at the root work with Rust and a C linker alone.
+    #[test]
+    fn only_what_needs_libclang_is_no_default_member() {
+        let workspace = Workspace::load().unwrap();
+        let default = workspace.metadata.workspace_default_packages();
+        for member in workspace.members() {
+            let needs =
+                member.dependencies.iter().any(|found| found.name == "nixl-sys" && !found.optional);
+            let is_default = default.iter().any(|found| found.id == member.id);
+            assert_ne!(needs, is_default, "{}", member.name);
+        }
+    }
 }

@@ -140,7 +140,7 @@ pub enum CudaError {
     /// The driver cannot compile the kernels for the device.
     #[error(
         "the driver does not take the copy kernels: {code}; it needs a device of compute \
-         capability 8.0 or newer, and the driver to be of CUDA 12.8 or newer{}",
+         capability 8.0 or newer, and the driver to be of CUDA 12.0 or newer{}",
         if .log.is_empty() { String::new() } else { format!(" (it says: {log})") }
     )]
     KernelsRefused {

@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import POINTER, Structure, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 
-from dlpack import capsule, numbers, take
+from dlpack import capsule, hand_over, numbers, take
 from proof import function
 
 VLLM, FLASHINFER_NHD, FLASHINFER_HND, SGLANG, VLLM_LATENT, SGLANG_LATENT = range(6)
@@ -19,7 +19,8 @@ class Request(Structure):
 
 
 _cache = function(
-    "terrane_proof_cache", POINTER(Request), POINTER(c_void_p), c_size_t, POINTER(c_void_p)
+    "terrane_proof_cache",
+    POINTER(Request), POINTER(c_void_p), POINTER(c_uint8), c_size_t, POINTER(c_void_p),
 )
 _copy = function(
     "terrane_proof_copy", c_void_p, c_int32, POINTER(c_uint32), POINTER(c_uint32), c_size_t, c_uint64
@@ -51,14 +52,12 @@ class Cache:
         dimensions = {"device": -1, "outer_dim": 2, **dimensions}
         stream = dimensions.pop("stream", None)
         request = Request(**dimensions)
-        pointers = []
-        for tensor in tensors:
-            arguments = {} if stream is None else {"stream": stream}
-            pointer, is_legacy = take(tensor.__dlpack__(max_version=(1, 3), **arguments))
-            assert not is_legacy, "a library that does not speak DLPack 1.x"
-            pointers.append(pointer)
+        arguments = {} if stream is None else {"stream": stream}
+        taken = [take(hand_over(tensor, **arguments)) for tensor in tensors]
+        pointers = numbers([pointer for pointer, _ in taken], c_void_p)
+        are_legacy = numbers([is_legacy for _, is_legacy in taken], c_uint8)
         self.handle = c_void_p()
-        _cache(request, numbers(pointers, c_void_p), len(pointers), self.handle)
+        _cache(request, pointers, are_legacy, len(taken), self.handle)
 
     def offload(self, cache_blocks, tier_blocks, stream=0):
         self._copy(0, cache_blocks, tier_blocks, stream)

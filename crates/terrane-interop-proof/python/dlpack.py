@@ -4,7 +4,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32
 from ctypes import c_uint64, c_void_p
 
-from proof import function
+from proof import function, library
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 UINT, FLOAT, BFLOAT, FP8_E4M3FN = (1, 8), (2, 32), (4, 16), (10, 8)
@@ -60,33 +60,15 @@ def capsule_function(name, restype, *argtypes):
     return ctypes.PYFUNCTYPE(restype, *argtypes)((name, python))
 
 
-# By the object, and, where it is being destroyed, by its address.
 is_valid = capsule_function("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-is_valid_at = capsule_function("PyCapsule_IsValid", ctypes.c_int, c_void_p, ctypes.c_char_p)
 pointer_of = capsule_function("PyCapsule_GetPointer", c_void_p, ctypes.py_object, ctypes.c_char_p)
-pointer_at = capsule_function("PyCapsule_GetPointer", c_void_p, c_void_p, ctypes.c_char_p)
 rename = capsule_function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-
-
-def delete(pointer, structure):
-    """Calls a tensor's deleter, as whoever has it owes."""
-    deleter = structure.from_address(pointer).deleter
-    if deleter:
-        deleter(pointer)
-
-
-@ctypes.PYFUNCTYPE(None, c_void_p)
-def destroy(capsule):
-    """A capsule that nobody took the tensor from."""
-    for name, structure in ((NAME, Versioned), (LEGACY_NAME, Legacy)):
-        if is_valid_at(capsule, name):
-            delete(pointer_at(capsule, name), structure)
 
 
 def capsule(pointer, is_legacy=False):
     """A tensor in the capsule by which the standard hands it over."""
     name = LEGACY_NAME if is_legacy else NAME
-    return python.PyCapsule_New(pointer, name, ctypes.cast(destroy, c_void_p))
+    return python.PyCapsule_New(pointer, name, ctypes.cast(library.terrane_proof_destroy_capsule, c_void_p))
 
 
 def take(handed_over):
@@ -98,6 +80,15 @@ def take(handed_over):
     pointer = pointer_of(handed_over, LEGACY_NAME)
     rename(handed_over, USED_LEGACY_NAME)
     return pointer, True
+
+
+def hand_over(array, **arguments):
+    """The capsule of an array's tensor, in the newest structure that its library has."""
+    try:
+        return array.__dlpack__(max_version=(1, 3), **arguments)
+    except TypeError:
+        # Libraries older than DLPack 1.0 do not know the argument.
+        return array.__dlpack__(**arguments)
 
 
 class Request(Structure):
@@ -145,24 +136,24 @@ def numbers(values, kind=c_uint64):
 class Exported:
     """A tensor of Terrane's memory, as an array library sees one of another library."""
 
-    def __init__(self, dtype, sizes, strides=None, read_only=False, legacy=False, by_offset=False,
-                 device=-1):
-        self.sizes, self.legacy, self.device = sizes, legacy, device
-        options = read_only * 1 + legacy * 2 + by_offset * 4
-        request = Request(
-            *dtype, 1, options, len(sizes), numbers(sizes), strides and numbers(strides), device
-        )
-        pointer = c_void_p()
-        _export(request, pointer)
-        self.capsule = capsule(pointer.value, legacy)
+    def __init__(self, dtype, sizes, strides=None, read_only=False, by_offset=False, device=-1):
+        self.dtype, self.sizes, self.strides, self.device = dtype, sizes, strides, device
+        self.options = read_only * 1 + by_offset * 4
 
     def __dlpack_device__(self):
         return (CPU, 0) if self.device < 0 else (CUDA, self.device)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         handshake(self.device, stream or 0, stream is not None)
-        given, self.capsule = self.capsule, None
-        return given
+        # Who names no version takes none but the legacy structure.
+        is_legacy = max_version is None or max_version < (1, 0)
+        strides = self.strides and numbers(self.strides)
+        options = self.options + is_legacy * 2
+        sizes = numbers(self.sizes)
+        request = Request(*self.dtype, 1, options, len(sizes), sizes, strides, self.device)
+        pointer = c_void_p()
+        _export(request, pointer)
+        return capsule(pointer.value, is_legacy)
 
 
 class Imported:
@@ -170,7 +161,6 @@ class Imported:
 
     def __init__(self, array=None, pointer=None, is_legacy=False, device=-1, **arguments):
         if pointer is None:
-            # The standard has it that older producers do not know the argument.
             pointer, is_legacy = take(array.__dlpack__(**arguments))
         self.handle = c_void_p()
         _import(pointer, is_legacy, device, self.handle)

@@ -142,4 +142,4 @@ class Caches(ProofTest):
             with self.cache(VLLM, arrays):
                 pass
 
-        self.assert_no_growth(100, whole, most=8 << 20)
+        self.assert_no_growth(100, whole)

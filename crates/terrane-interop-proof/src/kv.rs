@@ -53,12 +53,13 @@ pub struct Cache {
 ///
 /// # Safety
 ///
-/// `request` is one; there are `count` versioned structures of DLPack, the caller's to give;
-/// `cache` may be written.
+/// `request` is one; there are `count` structures of DLPack, the caller's to give, legacy where the
+/// number at their place is not 0; `cache` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_cache(
     request: *const CacheRequest,
     tensors: *const *mut c_void,
+    are_legacy: *const u8,
     count: usize,
     cache: *mut *mut Cache,
 ) -> i32 {
@@ -68,11 +69,18 @@ pub unsafe extern "C" fn terrane_proof_cache(
         // SAFETY: the caller's promise.
         let tensors = unsafe { std::slice::from_raw_parts(tensors, count) };
         let importer = importer(request.device)?;
+        // SAFETY: the caller's promise.
+        let are_legacy = unsafe { std::slice::from_raw_parts(are_legacy, count) };
         // All are taken before any is judged, so that all are released.
         let tensors: Vec<_> = tensors
             .iter()
-            // SAFETY: the caller's promise.
-            .map(|tensor| unsafe { importer.versioned(tensor.cast()) })
+            .zip(are_legacy)
+            .map(|(tensor, &is_legacy)| match is_legacy {
+                // SAFETY: the caller's promise.
+                0 => unsafe { importer.versioned(tensor.cast()) },
+                // SAFETY: the caller's promise.
+                _ => unsafe { importer.legacy(tensor.cast()) },
+            })
             .collect();
         let tensors = tensors.into_iter().collect::<Result<Vec<ImportedTensor>, _>>()?;
         let made = make(request, &tensors)?;

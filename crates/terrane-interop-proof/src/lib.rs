@@ -7,5 +7,6 @@
 mod accounts;
 mod arrow;
 mod calls;
+mod capsule;
 mod dlpack;
 mod kv;

@@ -1,17 +1,34 @@
-//! Backends, as they are asked for and as they are.
+//! Backends, as they are asked for.
 
 use std::fmt;
 
 use terrane_core::BackendName;
 
 /// A backend that an agent is to have: its name, its parameters, and how much depends on it.
+///
+/// ```
+/// use terrane_nixl::BackendConfig;
+///
+/// let posix = BackendConfig::new("POSIX").parameter("use_uring", "true");
+/// let required = BackendConfig::new("GDS_MT").required();
+/// # let _ = (posix, required);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a configuration does nothing until it is given to an `AgentBuilder`"]
 pub struct BackendConfig {
     pub(crate) name: BackendName,
-    pub(crate) parameters: Vec<(String, String)>,
+    pub(crate) parameters: Vec<Parameter>,
     pub(crate) demand: Demand,
     pub(crate) file_access: FileAccess,
+}
+
+/// A parameter of a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Parameter {
+    pub(crate) key: String,
+    pub(crate) value: String,
+    /// Whether the plugin has to know it.
+    pub(crate) checked: bool,
 }
 
 impl BackendConfig {
@@ -22,29 +39,49 @@ impl BackendConfig {
         Self { name, parameters: Vec::new(), demand: Demand::IfSupported, file_access }
     }
 
-    /// Sets a parameter of the backend.
-    pub fn parameter(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
-        self.parameters.push((key.into(), value.into()));
-        self
+    /// Sets a parameter that the backend's plugin names among its own. Another one is refused when
+    /// the agent is built: NIXL would ignore it.
+    ///
+    /// The value is the backend's to check; some ignore a value that they cannot use.
+    pub fn parameter(self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.with(key.into(), value.into(), true)
     }
 
-    /// Every registration fails that this backend does not accept.
+    /// Sets a parameter that the backend's plugin need not name, for what it reads and does not
+    /// list.
+    pub fn unchecked_parameter(self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.with(key.into(), value.into(), false)
+    }
+
+    /// Makes every registration fail that this backend does not accept.
     pub fn required(self) -> Self {
         Self { demand: Demand::Required, ..self }
     }
 
-    /// By which descriptor the backend reaches files.
+    /// By which descriptor the backend reaches files. GDS and GDS_MT go around the page cache
+    /// unless told otherwise, all others through it.
     pub fn file_access(self, file_access: FileAccess) -> Self {
         Self { file_access, ..self }
+    }
+
+    /// The backend's name.
+    #[must_use]
+    pub fn name(&self) -> &BackendName {
+        &self.name
+    }
+
+    fn with(mut self, key: String, value: String, checked: bool) -> Self {
+        self.parameters.push(Parameter { key, value, checked });
+        self
     }
 }
 
 /// How much a registration depends on a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Demand {
-    /// It accepts, or the registration fails.
+    /// It accepts the memory, or the registration fails.
     Required,
-    /// If it takes the memory; otherwise the record says why not.
+    /// It may refuse the memory, if another backend accepts it; the record says why.
     #[default]
     IfSupported,
 }
@@ -52,14 +89,15 @@ pub enum Demand {
 /// By which descriptor a backend reaches a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileAccess {
-    /// Through the page cache; offsets and lengths are free.
+    /// Through the page cache. Offsets and lengths are free.
     Buffered,
-    /// Around the page cache, which demands alignment of offsets, lengths and addresses.
+    /// Around the page cache, which wants offsets, lengths and host addresses aligned. A file
+    /// without a direct descriptor is refused.
     Direct,
 }
 
 impl FileAccess {
-    /// GDS moves data around the page cache; the others take what comes.
+    /// GDS moves data between a drive and a device; the page cache would be a detour.
     fn usual(name: &BackendName) -> Self {
         match name.as_str() {
             "GDS" | "GDS_MT" => Self::Direct,
@@ -72,19 +110,20 @@ impl FileAccess {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum MemoryType {
-    /// Memory of the host, pageable or pinned.
+    /// Memory of the host, pageable or pinned (`DRAM_SEG`).
     Host,
-    /// Memory of a device.
+    /// Memory of a device (`VRAM_SEG`).
     Device,
-    /// A file.
+    /// A file (`FILE_SEG`).
     File,
-    /// A block device.
+    /// A block device (`BLK_SEG`).
     Block,
-    /// An object in a store.
+    /// An object in a store (`OBJ_SEG`).
     Object,
 }
 
 impl MemoryType {
+    /// `None` for a type that is newer than this crate.
     pub(crate) fn from_raw(memory: nixl_sys::MemType) -> Option<Self> {
         use nixl_sys::MemType as M;
         Some(match memory {

@@ -4,9 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use terrane_core::{AgentName, BackendName, StorageKind};
-
-use crate::MemoryType;
+use terrane_core::{AgentName, BackendName, OsError};
 
 /// A cause that several errors may share.
 pub(crate) type SharedCause = Arc<dyn std::error::Error + Send + Sync>;
@@ -17,8 +15,8 @@ pub(crate) type SharedCause = Arc<dyn std::error::Error + Send + Sync>;
 pub enum NixlUnavailable {
     /// The library is not on this machine, or the loader refuses it.
     #[error(
-        "NIXL's library {library} cannot be loaded; install NIXL, and put the directory that it \
-         lies in into LD_LIBRARY_PATH before the process starts"
+        "NIXL's library {library} cannot be loaded; install NIXL, and name the library's directory \
+         in LD_LIBRARY_PATH before the process starts"
     )]
     LibraryMissing {
         /// What was looked for.
@@ -28,7 +26,7 @@ pub enum NixlUnavailable {
         source: SharedCause,
     },
     /// The library lacks a function.
-    #[error("{} has no `{symbol}`; install NIXL 1.5.1 or later", .library.display())]
+    #[error("{} has no `{symbol}`; install NIXL 1.5.1", .library.display())]
     SymbolMissing {
         /// The library that was loaded.
         library: PathBuf,
@@ -36,17 +34,42 @@ pub enum NixlUnavailable {
         symbol: &'static str,
     },
     /// What was found are stubs, behind which there is no library.
-    #[error("{} holds stubs only; install the real library of NIXL", .library.display())]
+    #[error("{} holds only stubs; install the library itself", .library.display())]
     Stub {
         /// The library that was loaded.
         library: PathBuf,
     },
     /// The bindings looked for the library before it was there, and look only once.
     #[error(
-        "the bindings of NIXL looked for the library before it could be found, and look only \
-         once; start the process again"
+        "NIXL's bindings looked for {} before it could be found, and look only once; start the \
+         process again, and call `probe` first",
+        .library.display()
     )]
-    BindingsGaveUp,
+    BindingsGaveUp {
+        /// The library that can be loaded by now.
+        library: PathBuf,
+    },
+}
+
+/// Why a plugin of NIXL is of no use.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PluginFailed {
+    /// The loader refuses the plugin, or a library that it needs.
+    #[error("{} cannot be loaded; provide what the loader misses", .plugin.display())]
+    NotLoaded {
+        /// The plugin's file.
+        plugin: PathBuf,
+        /// What the loader said.
+        #[source]
+        source: SharedCause,
+    },
+    /// The file is a library, and no plugin.
+    #[error("{} has no `nixl_plugin_init`, so that it is no plugin of NIXL", .plugin.display())]
+    NoPlugin {
+        /// The file.
+        plugin: PathBuf,
+    },
 }
 
 /// Why something could not be had of NIXL.
@@ -71,15 +94,35 @@ pub enum NixlError {
     },
     /// Another agent of this process has the name.
     #[error(
-        "this process has an agent {name} already; drop it with all that is registered with it, \
-         or give this one another name"
+        "this process has an agent {name} already; drop it and all that is registered with it, or \
+         give this one another name"
     )]
     NameTaken {
         /// The name.
         name: AgentName,
     },
+    /// NIXL would choose the port and not say which.
+    #[error("an agent cannot listen on port 0; name a port")]
+    NoPort,
+    /// An agent cannot listen on this port.
+    #[error("agent {name} cannot listen on port {port}; choose another")]
+    Port {
+        /// The agent.
+        name: AgentName,
+        /// The port.
+        port: u16,
+        /// Why not.
+        #[source]
+        source: OsError,
+    },
+    /// A time that NIXL cannot count.
+    #[error("a progress thread cannot rest for {seconds} seconds; choose a shorter delay")]
+    DelayTooLong {
+        /// The delay, in seconds.
+        seconds: u64,
+    },
     /// NIXL refused to create the agent.
-    #[error("NIXL created no agent {name}: {status}")]
+    #[error("NIXL created no agent {name}: {status}; its log on standard error may say why")]
     Agent {
         /// Its name.
         name: AgentName,
@@ -92,13 +135,86 @@ pub enum NixlError {
         /// The backend.
         backend: BackendName,
     },
-    /// NIXL refused to create the backend.
-    #[error("NIXL created no backend {backend}: {status}; its log on standard error says more")]
+    /// Two backends that no agent can have together.
+    #[error("no agent has {first} and {second} together; choose one of them")]
+    IllegalCombination {
+        /// One of them.
+        first: BackendName,
+        /// The other.
+        second: BackendName,
+    },
+    /// NIXL finds no plugin of this name.
+    #[error("NIXL has no plugin {backend}; it finds {}", names(.available))]
+    UnknownPlugin {
+        /// The backend.
+        backend: BackendName,
+        /// The plugins that it finds.
+        available: Vec<BackendName>,
+    },
+    /// There is a plugin, and it is of no use.
+    #[error("the plugin of backend {backend} does not work")]
+    Plugin {
+        /// The backend.
+        backend: BackendName,
+        /// Why not.
+        #[source]
+        source: PluginFailed,
+    },
+    /// NIXL has a plugin, and refuses it.
+    #[error("NIXL refuses the plugin of backend {backend}; its log on standard error says why")]
+    PluginRefused {
+        /// The backend.
+        backend: BackendName,
+    },
+    /// A parameter that the backend does not know, and would ignore.
+    #[error(
+        "backend {backend} knows no parameter {parameter}, but {}; correct it, or pass it \
+         unchecked",
+        list(.known)
+    )]
+    UnknownParameter {
+        /// The backend.
+        backend: BackendName,
+        /// The parameter.
+        parameter: String,
+        /// Those that its plugin names.
+        known: Vec<String>,
+    },
+    /// A parameter was set twice.
+    #[error("parameter {parameter} of backend {backend} is set twice; set it once")]
+    DuplicateParameter {
+        /// The backend.
+        backend: BackendName,
+        /// The parameter.
+        parameter: String,
+    },
+    /// The plugin works, and created no backend.
+    #[error(
+        "NIXL created no backend {backend}: {status}; check its parameters, and NIXL's log on \
+         standard error"
+    )]
     Backend {
         /// The backend.
         backend: BackendName,
         /// What NIXL said.
         status: Status,
+    },
+    /// The engine's thread could not be started.
+    #[error("the engine's thread could not be started")]
+    Thread {
+        /// What the system said.
+        #[source]
+        source: OsError,
+    },
+    /// A backend that the agent does not have.
+    #[error("agent {agent} has no backend {backend}; it has {}", names(.available))]
+    NoSuchBackend {
+        /// The agent.
+        agent: AgentName,
+        /// The backend.
+        backend: BackendName,
+        /// Those that it has.
+        available: Vec<BackendName>,
     },
     /// A question to the library failed.
     #[error("{operation} failed: {status}")]
@@ -108,9 +224,33 @@ pub enum NixlError {
         /// What NIXL said.
         status: Status,
     },
+    /// An environment variable with a value that means nothing.
+    #[error("{name}={value:?} means nothing: it should be {expected}")]
+    InvalidVariable {
+        /// The variable.
+        name: String,
+        /// Its value.
+        value: String,
+        /// What is expected.
+        expected: &'static str,
+    },
+    /// An environment variable that looks like a setting, and is none.
+    #[error("there is no setting {name}; correct it, or unset it")]
+    UnknownVariable {
+        /// The variable.
+        name: String,
+    },
+    /// An environment variable about a backend that is not asked for.
+    #[error("{name} is about backend {backend}, which TERRANE_NIXL_BACKENDS does not name")]
+    VariableWithoutBackend {
+        /// The variable.
+        name: String,
+        /// The backend.
+        backend: BackendName,
+    },
 }
 
-/// What a call of NIXL said, as far as its C interface says it.
+/// What a call of NIXL said, as far as its bindings pass it on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
@@ -122,7 +262,7 @@ pub enum Status {
     NotFound,
     /// There is no telemetry of a transfer.
     NoTelemetry,
-    /// The bindings failed, not the library.
+    /// The bindings failed before or after the call.
     Bindings,
 }
 
@@ -136,6 +276,13 @@ impl Status {
             E::NoTelemetry => Self::NoTelemetry,
             _ => Self::Bindings,
         }
+    }
+
+    /// What becomes of an error of the bindings in a question that should not fail.
+    pub(crate) fn during(
+        operation: &'static str,
+    ) -> impl FnOnce(nixl_sys::NixlError) -> NixlError + Copy {
+        move |error| NixlError::Call { operation, status: Self::of(&error) }
     }
 }
 
@@ -153,32 +300,11 @@ impl fmt::Display for Status {
 
 impl std::error::Error for Status {}
 
-/// Why one backend did not register a span.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Refusal {
-    /// The backend says that it takes no memory of this type.
-    #[error("it takes no {memory} memory")]
-    MemoryType {
-        /// The type.
-        memory: MemoryType,
-    },
-    /// The backend is told to reach files by their direct descriptor, and this one has none.
-    #[error("the file has no descriptor for direct I/O; open it with direct I/O")]
-    NoDirectDescriptor,
-    /// The backend was asked, and refused.
-    #[error("{0}")]
-    Status(Status),
-    /// NIXL has no notion of this memory.
-    #[error("NIXL knows no {kind} memory")]
-    Kind {
-        /// The kind.
-        kind: StorageKind,
-    },
-    /// NIXL takes an empty span of a file for all of the file.
-    #[error("the span is empty")]
-    Empty,
-    /// A descriptor that is no number of an open file.
-    #[error("the file's descriptor {0} is negative")]
-    Descriptor(i32),
+fn names(backends: &[BackendName]) -> String {
+    let names: Vec<_> = backends.iter().map(|name| name.as_str().to_owned()).collect();
+    list(&names)
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }

@@ -2,11 +2,20 @@
 
 mod agent;
 mod backend;
+mod engine;
 mod error;
+mod peers;
 mod probe;
+mod refusal;
 mod register;
 
 pub use agent::{Agent, AgentBuilder, ThreadMode};
 pub use backend::{BackendConfig, Demand, FileAccess, MemoryType};
-pub use error::{NixlError, NixlUnavailable, Refusal, Status};
-pub use probe::{Found, REQUIRED_SYMBOLS, probe};
+pub use engine::{NixlEngine, NixlEngineOptions, NixlStep, RequestFailed};
+pub use error::{NixlError, NixlUnavailable, PluginFailed, Status};
+pub use peers::{
+    ExportError, ForgetError, Forgotten, ImportError, MalformedMetadata, PeerChange, RemoteLayout,
+};
+pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe};
+pub use refusal::Refusal;
+pub use register::Registrar;

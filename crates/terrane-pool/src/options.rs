@@ -49,7 +49,9 @@ pub struct PoolOptions {
     /// go through the shared queues. Default: 28.
     pub magazine_depth: usize,
     /// The most bytes that a thread keeps of a class; where not even one block fits, the class
-    /// has no magazines, but its blocks go through the shared queue. Default: 8 MiB.
+    /// has no magazines, but its blocks go through the shared queue. Of blocks that one stream uses
+    /// a thread keeps one of each class however large, unless that is more than a 64th of
+    /// [`cached_bytes`](Self::cached_bytes), to which it counts, or this is zero. Default: 8 MiB.
     pub magazine_bytes: ByteCount,
     /// How many threads have magazines at a time; further ones use the shared queues.
     /// Default: 256.

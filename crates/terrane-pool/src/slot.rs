@@ -54,8 +54,11 @@ const VACANT: usize = 2;
 unsafe impl<M: Memory> Sync for Slot<M> {}
 
 impl<M: Memory> Slot<M> {
-    /// Empty magazines of these depths, vacant.
-    pub(crate) fn new(depths: impl Iterator<Item = usize> + Clone, lane: bool) -> Self {
+    /// Empty magazines of these depths, and a lane of those, if any; vacant.
+    pub(crate) fn new(
+        depths: impl Iterator<Item = usize>,
+        lane: impl Iterator<Item = usize>,
+    ) -> Self {
         Self {
             inside: AtomicBool::new(false),
             gate: AtomicUsize::new(VACANT),
@@ -206,15 +209,14 @@ impl<M: Memory> Magazine<M> {
 }
 
 impl<M: Memory> Shelf<M> {
-    fn new(depths: impl Iterator<Item = usize> + Clone, lane: bool) -> Self {
+    fn new(depths: impl Iterator<Item = usize>, lane: impl Iterator<Item = usize>) -> Self {
         let magazine = |depth| Magazine { blocks: Stack::new(), depth, hits: 0, shared_hits: 0 };
-        let lane = depths.clone().filter(|_| lane).map(magazine).collect();
         Self {
             credit: 0,
             tags: Box::new([0; TAGS]),
             label: None,
             magazines: depths.map(magazine).collect(),
-            lane: Lane { stream: None, strangers: 0, magazines: lane },
+            lane: Lane { stream: None, strangers: 0, magazines: lane.map(magazine).collect() },
         }
     }
 
@@ -359,9 +361,10 @@ impl<M: Memory> Shelf<M> {
         }
     }
 
-    /// Takes the credit beyond what a magazine of `class` may need.
+    /// Takes the credit beyond what a magazine or lane of `class` may need.
     pub(crate) fn surplus(&mut self, class: usize, weight: u64) -> u64 {
-        let depth = self.magazines.get(class).map_or(0, |magazine| magazine.depth);
+        let depths = [&self.magazines, &self.lane.magazines].map(|all| all.get(class));
+        let depth = depths.into_iter().flatten().map(|magazine| magazine.depth).max().unwrap_or(0);
         let room = weight.checked_mul(ByteCount::from_usize(depth).get()).unwrap_or(0);
         let surplus = self.credit.saturating_sub(room);
         self.credit -= surplus;

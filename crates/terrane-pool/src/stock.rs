@@ -37,11 +37,17 @@ pub(crate) struct Stock<M: Memory> {
     pub(crate) stray_tags: Mutex<Box<[i64; TAGS]>>,
     /// What each class's magazines may hold.
     depths: Box<[usize]>,
+    /// What each class's lanes may hold.
+    lane_depths: Box<[usize]>,
     /// The clock by which classes are idle; see [`now`](Self::now).
     clock: CachePadded<AtomicU64>,
     /// When unused credit was last collected.
     pub(crate) settled: CachePadded<AtomicU64>,
 }
+
+/// A thread keeps a block of a stream's that is at most such a part of all that may be cached,
+/// however large it is: without it, every use of a large block would go through the parking.
+const LANE_SHARE: u64 = 64;
 
 /// The place of one thread, whose slot is made when the thread settles in.
 type Seat<M> = OnceLock<Box<CachePadded<Slot<M>>>>;
@@ -59,8 +65,14 @@ impl<M: Memory> Stock<M> {
             let fitting = usize::try_from(fitting).unwrap_or(MAGAZINE);
             fitting.min(options.magazine_depth).min(MAGAZINE)
         };
+        let lane_depth = |class| {
+            let keeps = options.magazine_depth > 0 && !options.magazine_bytes.is_zero();
+            let is_kept = keeps && table.size(class) <= options.cached_bytes.get() / LANE_SHARE;
+            depth(class).max(usize::from(is_kept))
+        };
         Arc::new(Self {
             depths: (0..table.len()).map(depth).collect(),
+            lane_depths: (0..table.len()).map(lane_depth).collect(),
             depots: (0..table.len()).map(|_| CachePadded::new(Depot::new(most))).collect(),
             budget: Budget::new(if slabs { None } else { Some(options.cached_bytes.get()) }),
             table,
@@ -418,7 +430,9 @@ impl<M: Memory> Stock<M> {
         let Some(seat) = seat::settle(Arc::clone(self) as _) else { return };
         if let Some(place) = self.slots.get(seat) {
             let lanes = self.knows_streams();
-            let slot = || Box::new(CachePadded::new(Slot::new(self.depths.iter().copied(), lanes)));
+            let lanes = self.lane_depths.iter().copied().filter(|_| lanes);
+            let depths = self.depths.iter().copied();
+            let slot = || Box::new(CachePadded::new(Slot::new(depths, lanes)));
             place.get_or_init(slot).settle();
         }
         drop(sweeping);

@@ -10,7 +10,7 @@
 //! - [`conformance`]: the rules that every `Memory`, `Allocate` and `CopyEngine` has to keep.
 //! - [`strided`]: copies of cells with strides, and what they should do.
 //! - [`leaks`]: open descriptors and mappings, counted before and after.
-//! - [`process`]: tests that need a process to themselves.
+//! - [`process`]: tests that need a process to themselves; [`peer`]: tests of two that talk.
 //! - [`simulated_cuda`]: faults of the simulated CUDA driver, streams that are held, leaks.
 //!
 //! # What it does not do
@@ -33,6 +33,7 @@ pub mod leaks;
 pub mod memory;
 pub mod model;
 pub mod pattern;
+pub mod peer;
 pub mod process;
 pub mod random;
 pub mod recorder;

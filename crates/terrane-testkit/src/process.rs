@@ -28,9 +28,7 @@ pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()
     if is_child(test) {
         return body();
     }
-    let output = Command::new(std::env::current_exe().expect("the path of the test binary"))
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(VARIABLE, test)
+    let output = again(test)
         .envs(variables.iter().copied())
         .output()
         .expect("the test binary can be started again");
@@ -40,6 +38,15 @@ pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()
     assert!(stdout.contains("1 passed"), "{test} is not the path of a test: {stdout}");
     // What the child skipped is said here too.
     text.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
+}
+
+/// This test binary once more, for one test alone.
+#[track_caller]
+pub(crate) fn again(test: &str) -> Command {
+    let binary = std::env::current_exe().expect("the path of the test binary");
+    let mut command = Command::new(binary);
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(VARIABLE, test);
+    command
 }
 
 /// Whether this process was started for `test`.

@@ -34,6 +34,9 @@ struct Lines {
     next: u64,
     /// The memory that is alive, by its number.
     live: BTreeMap<u64, Span>,
+    /// How many registrations there were, and the spans of those that are in force.
+    registrations: u64,
+    registered: BTreeMap<u64, Span>,
 }
 
 impl Journal {
@@ -80,6 +83,12 @@ impl Journal {
         };
         let in_order = place(earlier) < place(later);
         assert!(in_order, "{earlier:?} did not happen before {later:?}: {lines:#?}");
+    }
+
+    /// Whether a span is within one that is registered, and was not deregistered.
+    #[must_use]
+    pub fn is_registered(&self, span: &Span) -> bool {
+        lock(&self.0).registered.values().any(|registered| registered.covers(span))
     }
 
     /// The number of the live memory that a location is in.
@@ -258,14 +267,34 @@ impl Register for RecordingRegistrar {
         if record.accepted().next().is_some() {
             let number = self.journal.number_of(&span);
             let number = number.map_or_else(|| "?".to_owned(), |number| number.to_string());
-            self.journal.note(format!("register {number}"));
-            let handle = self.journal.note_on_drop(format!("deregister {number}"));
-            Ok(Registration::new(record, handle))
+            let mut lines = lock(&self.journal.0);
+            let registration = lines.registrations;
+            lines.registrations += 1;
+            lines.registered.insert(registration, span);
+            lines.lines.push(format!("register {number}"));
+            drop(lines);
+            let journal = self.journal.clone();
+            Ok(Registration::new(record, Deregister { journal, number, registration }))
         } else if refused_call {
             self.refuse(RegisterError::Refused { agent, span, backends: record.backends })
         } else {
             self.refuse(RegisterError::UnsupportedKind { agent, kind })
         }
+    }
+}
+
+/// Ends a registration in the journal.
+struct Deregister {
+    journal: Journal,
+    number: String,
+    registration: u64,
+}
+
+impl Drop for Deregister {
+    fn drop(&mut self) {
+        let mut lines = lock(&self.journal.0);
+        lines.registered.remove(&self.registration);
+        lines.lines.push(format!("deregister {}", self.number));
     }
 }
 

@@ -87,6 +87,20 @@ impl SimulatedCuda {
         done
     }
 
+    /// How often this thread has called a function of the driver (`"cuMemAlloc_v2"`); all of them,
+    /// where none is named.
+    pub fn calls(&self, function: Option<&str>) -> u64 {
+        let name = function.map(|name| CString::new(name).expect("a name without a zero byte"));
+        let name = name.as_deref().map_or(std::ptr::null(), std::ffi::CStr::as_ptr);
+        let mut count = 0;
+        let call = self.function::<unsafe extern "C" fn(*const c_char, *mut u64) -> u32>(
+            "terraneSimulatedCalls",
+        );
+        // SAFETY: the name is null or ends with a zero byte, and one number is written.
+        succeeded(unsafe { call(name, &raw mut count) });
+        count
+    }
+
     /// How many there are of one sort.
     pub fn count(&self, sort: Live) -> u64 {
         let number = match sort {

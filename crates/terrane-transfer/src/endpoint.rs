@@ -162,6 +162,10 @@ impl Endpoint {
 
     pub(crate) fn check_blocks(&self, blocks: &[u32], side: Side) -> Result<(), TransferError> {
         let num_blocks = self.0.layout.config().num_blocks();
+        // The largest of many is found several at a time.
+        if blocks.iter().fold(0, |largest, &block| block.max(largest)) < num_blocks {
+            return Ok(());
+        }
         match blocks.iter().find(|&&block| block >= num_blocks) {
             Some(&block) => Err(TransferError::NoSuchBlock { side, block, num_blocks }),
             None => Ok(()),
@@ -213,6 +217,12 @@ pub struct EndpointId(u64);
 pub struct WeakEndpoint(Weak<Inner>);
 
 impl WeakEndpoint {
+    /// The endpoint, unless it, its clones and its transfers have all gone.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Endpoint> {
+        self.0.upgrade().map(Endpoint)
+    }
+
     /// Whether the endpoint, its clones and its transfers have all gone.
     #[must_use]
     pub fn has_gone(&self) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use terrane_core::CapabilityReport;
 
-use crate::{CopyJob, Terms, TransferPlan};
+use crate::{CopyJob, Side, Terms, TransferPlan};
 
 /// Something that executes copy runs between some kinds of storage.
 ///
@@ -95,6 +95,21 @@ pub enum Declined {
     /// It cannot make writes durable as the transfer demands.
     #[error("cannot make writes durable")]
     Durability,
+    /// The memory at one end is not registered with the agent through which the engine copies.
+    #[error(
+        "the memory of the {0} is not registered with its agent; build the layout with \
+         `.register(&agent)`"
+    )]
+    NotRegistered(Side),
+    /// The peer has been forgotten, or another agent knows it.
+    #[error("its agent does not know the peer (any more); import the peer's layout again")]
+    UnknownPeer,
+    /// Both ends are registered, with no backend in common that could copy between them.
+    #[error(
+        "no backend of its agent accepted the memory at both ends; add one that takes both kinds, or \
+         go by way of memory that one takes"
+    )]
+    NoCommonBackend,
     /// One layer of a block is larger than the buffers that it would pass through.
     #[error("one layer of a block does not fit in a bounce slot; make the slots larger")]
     SlotTooSmall,

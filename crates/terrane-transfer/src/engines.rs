@@ -10,4 +10,5 @@ pub mod threads;
 
 pub use disk::{DiskEngine, DiskEngineOptions};
 pub use host::{HostEngine, HostEngineOptions};
+pub use rate::Rate;
 pub use relay::{RelayEngine, RelayOptions, RelaySlots, RelayStep, StepFailed};

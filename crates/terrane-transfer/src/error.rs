@@ -156,6 +156,16 @@ pub enum TransferError {
         /// What each engine said.
         declined: Vec<(&'static str, Declined)>,
     },
+    /// A peer is to be told, and there is none.
+    #[error(
+        "a notification is to be sent, but neither {from} nor {to} memory is a peer's; leave it out"
+    )]
+    NotificationWithoutPeer {
+        /// The kind of the source.
+        from: StorageKind,
+        /// The kind of the destination.
+        to: StorageKind,
+    },
     /// Something in flight uses the same blocks.
     #[error("{}", conflict_text(.conflicts))]
     Conflict {

@@ -91,6 +91,21 @@ pub struct Report {
     pub queued: Duration,
     /// From the start of the copy to its end.
     pub copied: Duration,
+    /// What the engine's own measurement says, where it has one that is switched on.
+    pub engine_times: Option<EngineTimes>,
+}
+
+/// What a library below an engine has measured of a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineTimes {
+    /// The time that its calls to begin took.
+    pub post: Duration,
+    /// From the beginning to the end of its requests, summed over them.
+    pub transfer: Duration,
+    /// The requests that were made of it.
+    pub requests: u64,
+    /// The spans that they consisted of.
+    pub descriptors: u64,
 }
 
 impl Report {
@@ -110,6 +125,17 @@ impl fmt::Display for Report {
             self.copied.as_secs_f64() * 1e3,
             self.bytes_per_second() / 1e9,
             self.queued.as_secs_f64() * 1e3,
-        )
+        )?;
+        match &self.engine_times {
+            Some(times) => write!(
+                f,
+                "; measured {:.3} ms in {} requests of {} descriptors, {:.3} ms of it to post them",
+                times.transfer.as_secs_f64() * 1e3,
+                times.requests,
+                times.descriptors,
+                times.post.as_secs_f64() * 1e3,
+            ),
+            None => Ok(()),
+        }
     }
 }

@@ -113,6 +113,9 @@ impl LockedHazards<'_> {
         predecessors: &dyn Fn(TransferId) -> bool,
     ) -> Vec<BlockConflict> {
         let mut conflicts = Vec::new();
+        if self.claims.are_free_for(wanted.blocks, wanted.access) {
+            return conflicts;
+        }
         for &block in wanted.blocks {
             if self.claims.is_free_for(block, wanted.access) {
                 continue;
@@ -149,8 +152,20 @@ impl LockedHazards<'_> {
 
 impl Claims {
     fn is_free_for(&self, block: u32, access: Access) -> bool {
-        let counts = self.counts.get(widen(block)).copied().unwrap_or_default();
-        counts.writers == 0 && (access == Access::Read || counts.readers == 0)
+        self.are_free_for(&[block], access)
+    }
+
+    /// Whether nothing in flight is in the way of any of the blocks, which is nearly always so; found
+    /// out without a branch for each.
+    fn are_free_for(&self, blocks: &[u32], access: Access) -> bool {
+        let of = |&block: &u32| self.counts.get(widen(block)).copied().unwrap_or_default();
+        let in_the_way = match access {
+            Access::Read => blocks.iter().fold(0, |any, block| any | of(block).writers),
+            Access::Write => {
+                blocks.iter().map(of).fold(0, |any, found| any | found.readers | found.writers)
+            }
+        };
+        in_the_way == 0
     }
 
     fn count(&mut self, blocks: &[u32], access: Access, change: impl Fn(&mut u32)) {

@@ -16,8 +16,8 @@ use crate::hazard::Claim;
 use crate::sync::per_thread;
 use crate::ticket::Dependent;
 use crate::{
-    DeviceOrder, Durability, Explanation, LayerSignals, Report, Ticket, TransferError, TransferId,
-    TransferPlan,
+    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, Report, Ticket, TransferError,
+    TransferId, TransferPlan,
 };
 
 /// A validated transfer that an engine executes: the plan, and the duty to say how it ended.
@@ -29,7 +29,8 @@ pub struct CopyJob {
     // Fields drop in this order, so that when the outcome is published the memory at both ends
     // is no longer held and the blocks are free for others.
     plan: TransferPlan,
-    _claims: Option<Claims>,
+    /// `None` for a part of another job.
+    claims: Option<Claims>,
     terms: Terms,
     progress: Arc<Progress>,
     ending: Ending,
@@ -39,7 +40,7 @@ pub struct CopyJob {
 pub(crate) type Claims = [Claim; 2];
 
 /// What a transfer asks for besides the copy itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terms {
     /// What the copy has to run after on the device's side.
@@ -54,6 +55,9 @@ pub struct Terms {
     pub more_follows: bool,
     /// Whether the job is to say what becomes of each layer. The plan is ordered by layer then.
     pub layer_wise: bool,
+    /// What the peer at the other end is told once all bytes have arrived, and no sooner. Only an
+    /// engine that talks to peers is asked for it.
+    pub notification: Option<Arc<[u8]>>,
 }
 
 impl CopyJob {
@@ -64,7 +68,7 @@ impl CopyJob {
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, _claims: Some(claims), terms, progress, ending }
+        Self { plan, claims: Some(claims), terms, progress, ending }
     }
 
     /// A part of another job, which outlives this one and holds the claims on what is the
@@ -75,7 +79,7 @@ impl CopyJob {
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, _claims: None, terms, progress, ending }
+        Self { plan, claims: None, terms, progress, ending }
     }
 
     /// What to copy.
@@ -141,6 +145,31 @@ impl CopyJob {
         self.ending.started.get().map_or(Duration::ZERO, Instant::elapsed)
     }
 
+    /// Says what the engine's own measurement of the copy was, for the report. Of several calls the
+    /// last one counts.
+    pub fn measured(&mut self, times: EngineTimes) {
+        self.ending.engine_times = Some(times);
+    }
+
+    /// Says that the copy has failed although it may go on: what is asked to copy does not answer,
+    /// and cannot be stopped. The caller has its outcome and its guard back, and what runs after the
+    /// transfer fails; the memory at both ends and the claims on its blocks belong to the [`Remains`]
+    /// from here on.
+    ///
+    /// # Errors
+    ///
+    /// Gives the job back if it is a part of another engine's transfer, whose memory is that engine's
+    /// to keep. Such a copy has to be waited for.
+    pub fn give_up(mut self, failure: CopyFailure) -> Result<Remains, Box<Self>> {
+        if self.claims.is_none() {
+            return Err(Box::new(self));
+        }
+        self.ending.result = Some(Err(self.describe(failure)));
+        let Self { plan, claims, terms: _, progress: _, ending } = self;
+        shielded(|| drop(ending));
+        Ok(Remains { plan, _claims: claims })
+    }
+
     /// Says how the copy ended, and lets go of everything.
     ///
     /// That runs foreign code: the drop of the caller's guard and of adopted memory, and wakers.
@@ -190,6 +219,25 @@ impl fmt::Debug for CopyJob {
             .field("transfer", &self.ending.ticket.id())
             .field("explanation", &self.ending.explanation)
             .finish_non_exhaustive()
+    }
+}
+
+/// What a transfer that was [given up](CopyJob::give_up) leaves behind: the memory at both ends, and
+/// the claims on its blocks.
+///
+/// Transfers that want the blocks are refused until it drops, and so is
+/// [`Endpoint::hold_for_write`](crate::Endpoint::hold_for_write). The engine drops it when it knows
+/// that the copy has ended, and forgets it (`mem::forget`) if it can never know.
+#[must_use = "dropping it says that nothing touches the memory any more"]
+pub struct Remains {
+    // Fields drop in this order, as in `CopyJob`.
+    plan: TransferPlan,
+    _claims: Option<Claims>,
+}
+
+impl fmt::Debug for Remains {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Remains").field(&self.plan).finish()
     }
 }
 
@@ -246,6 +294,7 @@ pub(crate) struct Ending {
     explanation: Explanation,
     submitted: Instant,
     started: OnceLock<Instant>,
+    engine_times: Option<EngineTimes>,
     result: Option<Result<(), TransferError>>,
 }
 
@@ -263,6 +312,7 @@ impl Ending {
             explanation,
             submitted: Instant::now(),
             started: OnceLock::new(),
+            engine_times: None,
             result: None,
         }
     }
@@ -276,6 +326,7 @@ impl Drop for Ending {
                 explanation: self.explanation.clone(),
                 queued: started.saturating_duration_since(self.submitted),
                 copied: started.elapsed().max(Duration::from_nanos(1)),
+                engine_times: self.engine_times,
             }
         });
         let succeeded = result.is_ok();

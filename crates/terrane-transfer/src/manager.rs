@@ -180,6 +180,12 @@ fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
         {
             Err(TransferError::DurabilityWithoutFile { kind: transfer.destination.kind() })
         }
+        _ if transfer.terms.notification.is_some()
+            && !ends.into_iter().any(|(_, end)| end.kind().is_remote()) =>
+        {
+            let (from, to) = (transfer.source.kind(), transfer.destination.kind());
+            Err(TransferError::NotificationWithoutPeer { from, to })
+        }
         _ => Ok(()),
     }
 }

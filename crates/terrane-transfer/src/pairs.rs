@@ -30,6 +30,12 @@ impl PairSorter {
             return self.compare(keys, values, sorted);
         }
         let [to_keys, to_values] = sorted;
+        if ids == keys.len() {
+            // Every id has its pair.
+            to_keys.extend((0_u32..).zip(&self.table).map(|(key, _)| key));
+            to_values.extend_from_slice(&self.table);
+            return;
+        }
         to_keys.reserve(keys.len());
         to_values.reserve(keys.len());
         for (key, &value) in (0_u32..).zip(&self.table) {

@@ -1,6 +1,7 @@
 //! What is asked for: which blocks go from where to where, and under which terms.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::job::Terms;
@@ -112,12 +113,22 @@ impl Transfer {
         self
     }
 
+    /// Tells the peer at the other end, once all bytes have arrived and no sooner: it finds the
+    /// message among its notifications. Any bytes will do. One of the ends has to be a peer's; if the
+    /// transfer fails, nothing is told.
+    pub fn notify(mut self, message: impl Into<Arc<[u8]>>) -> Self {
+        self.terms.notification = Some(message.into());
+        self
+    }
+
     /// Ends the transfer with an error if it has not ended by then. Bytes may have been copied.
     ///
     /// Time spent waiting for predecessors counts, though a transfer that waits is ended only
     /// once they have ended, and one that is queued behind others in its engine when its turn
     /// comes. Of what they have begun, engines look at the clock between pieces of work of some
-    /// milliseconds at most; a request that a device is already working on is waited for.
+    /// milliseconds at most; a request that a device is already working on is waited for. One that a
+    /// peer does not answer is not: the transfer ends, and its blocks stay claimed at both ends until
+    /// the engine knows that nothing writes to them any more.
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.terms.deadline = Some(deadline);
         self

@@ -7,6 +7,10 @@
 //! - `model-config` (off by default): a model hub's `config.json` to layout configurations
 #![cfg_attr(feature = "model-config", doc = "  ([`layout::model`]).")]
 #![cfg_attr(not(feature = "model-config"), doc = "  (module `layout::model`).")]
+//! - `nixl` (off by default): memory registered with NIXL, and blocks that travel between processes
+#![cfg_attr(feature = "nixl", doc = "  ([`nixl`]).")]
+#![cfg_attr(not(feature = "nixl"), doc = "  (module `nixl`).")]
+//!   Building it needs libclang and g++; the library itself is looked for at run time.
 #![forbid(unsafe_code)]
 
 #[doc(inline)]
@@ -15,12 +19,17 @@ pub use terrane_core as core;
 pub use terrane_cuda as cuda;
 #[doc(inline)]
 pub use terrane_layout as layout;
+#[cfg(feature = "nixl")]
+#[doc(inline)]
+pub use terrane_nixl as nixl;
 #[doc(inline)]
 pub use terrane_pool as pool;
 #[doc(inline)]
 pub use terrane_storage as storage;
 #[doc(inline)]
 pub use terrane_transfer as transfer;
+#[doc(inline)]
+pub use terrane_wire as wire;
 
 pub mod prelude;
 

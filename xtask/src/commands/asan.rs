@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::command::Tool;
+use crate::commands::nixl::with_nixl_for;
 use crate::commands::simulated;
 use crate::commands::test::{PROPTEST_SEED, host_triple, run_counted};
 use crate::tally::Tally;
@@ -30,16 +31,17 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
     let mut packages = Vec::new();
     for package in workspace.libraries() {
         if has_unsafe_code(package)? {
-            packages.push(package.name.as_str());
+            packages.push(package);
         }
     }
     // Not published, but all of them trust it.
-    packages.push(simulated::DRIVER);
+    packages.extend(workspace.member(simulated::DRIVER));
     let host = host_triple(workspace)?;
     // With an explicit target the flags do not reach build scripts and procedural macros. Leaks
     // are not reported: tests leak completions on purpose, to show that it is sound.
-    let test = || {
-        Tool::new(workspace, "rustup")
+    let test = || -> Result<Tool> {
+        let cargo = Tool::new(workspace, "rustup");
+        Ok(with_nixl_for(workspace, cargo, &packages)?
             .args(["run", "nightly", "cargo"])
             .without_env("CARGO")
             .env("RUSTFLAGS", "-Zsanitizer=address")
@@ -48,11 +50,11 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
             .default_env("PROPTEST_RNG_SEED", PROPTEST_SEED)
             .env("CARGO_TARGET_DIR", workspace.target().join("asan"))
             .args(["test", "--all-features", "--no-fail-fast", "--target", &host])
-            .args(packages.iter().flat_map(|name| ["--package", name]))
+            .args(packages.iter().flat_map(|package| ["--package", package.name.as_str()])))
     };
-    let all = test().args(["--lib", "--tests", "--", "--show-output", "--skip", "compile_fail"]);
+    let all = test()?.args(["--lib", "--tests", "--", "--show-output", "--skip", "compile_fail"]);
     run_counted(workspace, all, "asan", tally)?;
-    let on_device = simulated::over_driver(workspace, test(), DEVICES)?
+    let on_device = simulated::over_driver(workspace, test()?, DEVICES)?
         .args(["--test", "gpu", "--", "--show-output", "--test-threads=1"])
         .args(ON_DEVICE);
     run_counted(workspace, on_device, "asan-simulated", tally)

@@ -3,8 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use cargo_metadata::Target;
 
 use crate::command::Tool;
+use crate::commands::nixl::with_nixl;
 use crate::workspace::Workspace;
 
 const CRATE: &str = "terrane-bench";
@@ -20,12 +22,15 @@ pub struct Arguments {
 
 /// Runs one suite, or all of them, and passes the worst exit code on.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
-    let known = suites(workspace)?;
-    let (suites, forwarded) = choose(&known, &arguments.arguments)?;
+    let suites = suites(workspace)?;
+    let known: Vec<String> = suites.iter().map(|suite| suite.name.clone()).collect();
+    let (chosen, forwarded) = choose(&known, &arguments.arguments)?;
     let mut worst = 0;
-    for suite in suites {
-        let code = Tool::cargo(workspace)
-            .args(["run", "--quiet", "--release", "--package", CRATE, "--bin", suite, "--"])
+    for suite in suites.into_iter().filter(|suite| chosen.contains(&suite.name)) {
+        let code = with_features(workspace, suite)?
+            .args(["run", "--quiet", "--release", "--package", CRATE, "--bin", &suite.name])
+            .args(suite.required_features.iter().flat_map(|name| ["--features", name]))
+            .arg("--")
             .args(forwarded)
             .exit_code()?;
         worst = worst.max(code);
@@ -33,12 +38,17 @@ pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(worst).unwrap_or(u8::MAX)))
 }
 
-/// The binaries of the benchmark crate, by name.
-fn suites(workspace: &Workspace) -> Result<Vec<String>> {
+/// Cargo, with what the features of a suite need to build and to run; the only one is `nixl`.
+fn with_features(workspace: &Workspace, suite: &Target) -> Result<Tool> {
+    let cargo = Tool::cargo(workspace);
+    if suite.required_features.is_empty() { Ok(cargo) } else { with_nixl(workspace, cargo) }
+}
+
+/// The binaries of the benchmark crate, each a suite.
+fn suites(workspace: &Workspace) -> Result<Vec<&Target>> {
     let package =
         workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
-    let binaries = package.targets.iter().filter(|target| target.is_bin());
-    Ok(binaries.map(|target| target.name.clone()).collect())
+    Ok(package.targets.iter().filter(|target| target.is_bin()).collect())
 }
 
 /// Splits the suite's name, if there is one, from what the suite is given.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::commands::{
-    asan, compose, deny, doc, features, interop, lint, loom, offload, soak, test,
+    asan, compose, deny, doc, features, interop, lint, loom, nixl, offload, soak, test,
 };
 use crate::tally::Tally;
 use crate::tidy;
@@ -29,9 +29,10 @@ struct Step {
 }
 
 /// The gate. Cheap steps come first, so that most mistakes show within a minute.
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 14] = [
     Step { name: "fmt", rerun: "fmt --check", run: |workspace, _| lint::check_format(workspace) },
     Step { name: "tidy", rerun: "tidy", run: |workspace, _| tidy::run(workspace) },
+    Step { name: "nixl", rerun: "nixl", run: |workspace, _| nixl::provide(workspace).map(drop) },
     Step { name: "lint", rerun: "lint", run: |workspace, _| lint::clippy(workspace) },
     Step { name: "features", rerun: "features", run: |workspace, _| features::run(workspace) },
     Step { name: "compose", rerun: "compose", run: |workspace, _| compose::run(workspace) },

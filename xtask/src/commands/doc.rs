@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::command::Tool;
+use crate::commands::nixl::with_nixl;
 use crate::workspace::Workspace;
 
 /// The options of `cargo xtask doc`.
@@ -15,7 +16,7 @@ pub struct Arguments {
 
 /// Builds the pages of all members with all their features.
 pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
-    Tool::cargo(workspace)
+    with_nixl(workspace, Tool::cargo(workspace))?
         .env("RUSTDOCFLAGS", "-D warnings")
         .args(["doc", "--workspace", "--no-deps", "--all-features"])
         .args(arguments.open.then_some("--open"))

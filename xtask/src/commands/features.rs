@@ -6,23 +6,66 @@
 use anyhow::Result;
 
 use crate::command::Tool;
+use crate::commands::nixl::with_nixl_for;
 use crate::workspace::Workspace;
 
-const COMBINATIONS: [&[&str]; 3] = [&["--no-default-features"], &[], &["--all-features"]];
-
-/// Lints the library target of each published crate in each combination.
+/// Lints the library target of each published crate in each combination of its features.
 pub fn run(workspace: &Workspace) -> Result<()> {
     for package in workspace.libraries() {
-        for features in COMBINATIONS {
-            if features.len() == 1 && package.features.is_empty() {
-                continue; // All combinations are the same one.
-            }
-            Tool::cargo(workspace)
+        let features: Vec<&str> = package.features.keys().map(String::as_str).collect();
+        for combination in combinations(&features) {
+            let cargo = with_nixl_for(workspace, Tool::cargo(workspace), &[package])?;
+            cargo
                 .args(["clippy", "--quiet", "--lib", "--package", package.name.as_str()])
-                .args(features)
+                .args(combination)
                 .args(["--", "-D", "warnings"])
                 .run()?;
         }
     }
     Ok(())
+}
+
+/// None, the default ones, each one alone, all; each combination once.
+fn combinations(features: &[&str]) -> Vec<Vec<String>> {
+    let mut combinations = vec![Vec::new()];
+    if features.contains(&"default") {
+        combinations.push(vec![String::from("--no-default-features")]);
+    }
+    let own: Vec<&&str> = features.iter().filter(|feature| **feature != "default").collect();
+    if own.len() > 1 {
+        combinations.extend(
+            own.iter().map(|name| {
+                vec![String::from("--no-default-features"), format!("--features={name}")]
+            }),
+        );
+    }
+    if !own.is_empty() {
+        combinations.push(vec![String::from("--all-features")]);
+    }
+    combinations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(features: &[&str]) -> Vec<String> {
+        combinations(features).iter().map(|combination| combination.join(" ")).collect()
+    }
+
+    #[test]
+    fn each_combination_comes_once() {
+        assert_eq!(lines(&[]), [""]);
+        assert_eq!(lines(&["a"]), ["", "--all-features"]);
+        assert_eq!(
+            lines(&["a", "b"]),
+            [
+                "",
+                "--no-default-features --features=a",
+                "--no-default-features --features=b",
+                "--all-features",
+            ]
+        );
+        assert_eq!(lines(&["a", "default"]), ["", "--no-default-features", "--all-features"]);
+    }
 }

@@ -6,12 +6,24 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::command::Tool;
+use crate::commands::simulated;
 use crate::commands::test::run_counted;
+use crate::pypi;
 use crate::tally::Tally;
 use crate::workspace::{Workspace, crate_folder};
 
 /// The crate that is the library with the C interface.
-const CRATE: &str = "terrane-interop-proof";
+pub const CRATE: &str = "terrane-interop-proof";
+
+/// What cargo makes of it.
+pub const LIBRARY: &str = "libterrane_interop_proof.so";
+
+/// What runs where there is PyTorch with CUDA, and nothing else is installed.
+pub const ON_DEVICE: [&str; 5] =
+    ["run.py", "proof.py", "dlpack.py", "cache.py", "gpu/test_torch.py"];
+
+/// What of the device is simulated, as no array library of the gate has one.
+const DEVICE: &str = "devices=1,memory=8GiB,policy=random,seed=1";
 
 /// The options of `cargo xtask interop`.
 #[derive(Debug, Default, clap::Args)]
@@ -23,13 +35,11 @@ pub struct Arguments {
 
 /// Builds the library, installs the other side, and runs the Python tests.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
-    let package =
-        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
-    let python = crate_folder(package).join("python");
+    let python = python(workspace)?;
     let site = provision(workspace, &python.join("requirements.txt"))?;
     Tool::cargo(workspace).args(["build", "--quiet", "--package", CRATE]).run()?;
-    let library = workspace.target().join("debug/libterrane_interop_proof.so");
-    let tests = Tool::new(workspace, "python3")
+    let library = workspace.target().join("debug").join(LIBRARY);
+    let tests = simulated::over_driver(workspace, Tool::new(workspace, "python3"), DEVICE)?
         .env("PYTHONPATH", &site)
         // Only what is committed lies beside the tests.
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -40,6 +50,13 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
         None => tests,
     };
     run_counted(workspace, tests, "interop", tally)
+}
+
+/// The folder of the Python tests.
+pub fn python(workspace: &Workspace) -> Result<PathBuf> {
+    let package =
+        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
+    Ok(crate_folder(package).join("python"))
 }
 
 /// The folder with what `requirements` names, installed if it is not there as named.
@@ -53,31 +70,16 @@ fn provision(workspace: &Workspace, requirements: &Path) -> Result<PathBuf> {
     // What is installed belongs to one version of Python.
     let wanted = format!("# Python {}\n{wanted}", version.trim());
     let folder = workspace.target().join("interop");
-    let (site, stamp) = (folder.join("site"), folder.join("installed.txt"));
-    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
-        return Ok(site);
-    }
-    println!("installing what the interop tests need to {}", site.display());
-    match fs::remove_dir_all(&site) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot remove {}", site.display()));
+    pypi::whole(&folder, &wanted, |fresh| {
+        println!("installing what the interop tests need to {}", folder.display());
+        let site = fresh.join("site");
+        let target = [Path::new("--target"), &site, Path::new("--requirement"), requirements];
+        pypi::pip(workspace, "install", |pip| pip.args(target))?;
+        if fs::read_dir(&site).is_ok_and(|mut entries| entries.next().is_none()) {
+            bail!("pip installed nothing to {}", site.display());
         }
-        _ => {}
-    }
-    fs::create_dir_all(&site).with_context(|| format!("cannot create {}", site.display()))?;
-    Tool::new(workspace, "python3")
-        .args(["-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"])
-        .args(["--disable-pip-version-check", "--no-input"])
-        .arg("--target")
-        .arg(&site)
-        .arg("--requirement")
-        .arg(requirements)
-        .run()
-        .context("the libraries come from PyPI; this needs python3 with pip, and the network")?;
-    if fs::read_dir(&site).is_ok_and(|mut entries| entries.next().is_none()) {
-        bail!("pip installed nothing to {}", site.display());
-    }
-    // Written last: what was interrupted is done again.
-    fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
-    Ok(site)
+        Ok(())
+    })
+    .context("cannot install what the interop tests need")?;
+    Ok(folder.join("site"))
 }

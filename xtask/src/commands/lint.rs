@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::command::Tool;
+use crate::commands::nixl::with_nixl;
 use crate::workspace::Workspace;
 
 /// The options of `cargo xtask fmt`.
@@ -29,7 +30,7 @@ pub fn check_format(workspace: &Workspace) -> Result<()> {
 /// Lints every target twice: a feature may hide code from the default build, and the reverse.
 pub fn clippy(workspace: &Workspace) -> Result<()> {
     for features in [&[][..], &["--all-features"][..]] {
-        Tool::cargo(workspace)
+        with_nixl(workspace, Tool::cargo(workspace))?
             .args(["clippy", "--workspace", "--all-targets"])
             .args(features)
             .args(["--", "-D", "warnings"])

@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::command::Tool;
+use crate::commands::nixl::with_nixl_for;
 use crate::commands::test::run_counted;
 use crate::tally::Tally;
 use crate::workspace::{Workspace, crate_folder};
@@ -22,7 +23,7 @@ pub fn run(workspace: &Workspace, tally: &mut Tally) -> Result<()> {
         return Ok(());
     }
     // `--cfg loom` replaces the atomics of every crate in the graph, so those builds lie apart.
-    let cargo = Tool::cargo(workspace)
+    let cargo = with_nixl_for(workspace, Tool::cargo(workspace), &packages)?
         .env("RUSTFLAGS", "--cfg loom")
         .default_env("LOOM_MAX_PREEMPTIONS", MAX_PREEMPTIONS)
         .env("CARGO_TARGET_DIR", workspace.target().join("loom"))

@@ -13,6 +13,7 @@ pub mod interop;
 pub mod kernels;
 pub mod lint;
 pub mod loom;
+pub mod nixl;
 pub mod offload;
 pub mod simulated;
 pub mod soak;

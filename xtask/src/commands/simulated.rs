@@ -6,14 +6,19 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
+use cargo_metadata::Package;
 
 use crate::command::Tool;
+use crate::commands::nixl::with_nixl_for;
 use crate::commands::test::run_counted;
 use crate::tally::Tally;
 use crate::workspace::Workspace;
 
 /// The crate that is the driver.
 pub const DRIVER: &str = "terrane-simulated-cuda";
+
+/// What tests that need a GPU are called: `[[test]] name = "gpu"`.
+pub const GPU_TESTS: &str = "gpu";
 
 /// What each device has: enough for every test that does not ask for a real one.
 const DEVICES: &str = "devices=2,memory=8GiB";
@@ -29,32 +34,36 @@ pub fn run(
     filter: Option<&String>,
     tally: &mut Tally,
 ) -> Result<()> {
-    let chosen: Vec<&str> = with_gpu_tests(workspace)
-        .into_iter()
-        .filter(|name| packages.is_empty() || packages.iter().any(|package| package == name))
-        .collect();
+    let mut chosen = with_gpu_tests(workspace);
+    chosen.retain(|package| {
+        packages.is_empty() || packages.iter().any(|name| package.name == name.as_str())
+    });
     if chosen.is_empty() {
         return Ok(());
     }
     let folder = build(workspace)?;
     let random = format!("{DEVICES},policy=random,seed={}", seed()?);
     let lazy = format!("{DEVICES},policy=lazy");
-    let run = |log: &str, settings: &str| {
+    let over_device = |settings: &str| -> Result<Tool> {
+        let cargo = with_nixl_for(workspace, Tool::cargo(workspace), &chosen)?;
         println!("simulated device ({settings})");
-        let cargo = over(Tool::cargo(workspace), &folder, settings)
-            .args(["test", "--all-features", "--no-fail-fast", "--test", "gpu"])
-            .args(chosen.iter().flat_map(|name| ["--package", name]))
+        Ok(over(cargo, &folder, settings)
+            .args(["test", "--all-features", "--no-fail-fast", "--test", GPU_TESTS])
+            .args(chosen.iter().flat_map(|package| ["--package", package.name.as_str()]))
             .arg("--")
             .args(filter)
-            .args(["--show-output", "--test-threads=1"]);
+            .args(["--show-output", "--test-threads=1"]))
+    };
+    let run = |log: &str, cargo: Tool| {
         let mut tally = Tally::default();
         let result = run_counted(workspace, cargo, log, &mut tally);
         (tally, result)
     };
     // Each runs one test at a time, on devices of its own.
+    let (random, lazy) = (over_device(&random)?, over_device(&lazy)?);
     let (drawn, late) = thread::scope(|scope| {
-        let late = scope.spawn(|| run("test-lazy", &lazy));
-        (run("test-simulated", &random), late.join())
+        let late = scope.spawn(|| run("test-lazy", lazy));
+        (run("test-simulated", random), late.join())
     });
     let late = late.map_err(|_| anyhow!("the thread that reads the tests' output panicked"))?;
     for (counted, _) in [&drawn, &late] {
@@ -91,25 +100,16 @@ pub fn over_driver(workspace: &Workspace, tool: Tool, settings: &str) -> Result<
 }
 
 fn over(tool: Tool, folder: &Path, settings: &str) -> Tool {
-    tool.env("LD_LIBRARY_PATH", search_path(folder)).env("TERRANE_SIMULATED_CUDA", settings)
+    tool.library_path(folder).env("TERRANE_SIMULATED_CUDA", settings)
 }
 
 /// The crates that have a test binary called `gpu`.
-fn with_gpu_tests(workspace: &Workspace) -> Vec<&str> {
-    let members = workspace.members().into_iter().filter(|package| {
-        package.targets.iter().any(|target| target.is_test() && target.name == "gpu")
+pub fn with_gpu_tests(workspace: &Workspace) -> Vec<&Package> {
+    let mut members = workspace.members();
+    members.retain(|package| {
+        package.targets.iter().any(|target| target.is_test() && target.name == GPU_TESTS)
     });
-    members.map(|package| package.name.as_str()).collect()
-}
-
-/// The folder in front of what is looked through already.
-#[expect(clippy::disallowed_methods, reason = "the ban is for library crates; this is a tool")]
-fn search_path(folder: &Path) -> String {
-    let folder = folder.display();
-    match std::env::var("LD_LIBRARY_PATH") {
-        Ok(path) if !path.is_empty() => format!("{folder}:{path}"),
-        _ => folder.to_string(),
-    }
+    members
 }
 
 #[expect(clippy::disallowed_methods, reason = "the ban is for library crates; this is a tool")]

@@ -4,8 +4,10 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 
 use anyhow::{Context, Result, bail};
+use cargo_metadata::Package;
 
 use crate::command::Tool;
+use crate::commands::nixl::with_nixl_for;
 use crate::commands::simulated;
 use crate::tally::Tally;
 use crate::test_log::TestLog;
@@ -29,7 +31,8 @@ pub const PROPTEST_SEED: &str = "1";
 /// one.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
     simulated::build(workspace)?;
-    let mut cargo = Tool::cargo(workspace)
+    let chosen = chosen(workspace, &arguments.package)?;
+    let mut cargo = with_nixl_for(workspace, Tool::cargo(workspace), &chosen)?
         .env("RUSTDOCFLAGS", "-D warnings")
         .default_env("PROPTEST_RNG_SEED", PROPTEST_SEED)
         .args(["test", "--all-features", "--no-fail-fast"]);
@@ -42,6 +45,17 @@ pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> R
     let cargo = cargo.arg("--").args(&arguments.filter).arg("--show-output");
     run_counted(workspace, cargo, "test", tally)?;
     simulated::run(workspace, &arguments.package, arguments.filter.as_ref(), tally)
+}
+
+/// The members called so, or all of them.
+fn chosen<'a>(workspace: &'a Workspace, names: &[String]) -> Result<Vec<&'a Package>> {
+    if names.is_empty() {
+        return Ok(workspace.members());
+    }
+    let find = |name: &String| {
+        workspace.member(name).with_context(|| format!("the workspace has no crate `{name}`"))
+    };
+    names.iter().map(find).collect()
 }
 
 /// How many seconds one test binary may run. A deadlock would hold the gate for ever otherwise;

@@ -5,14 +5,16 @@ use cargo_metadata::{DependencyKind, Package};
 use super::Problem;
 use crate::workspace::is_published;
 
-/// External crates, and the one library crate that may name each.
-const OWNERS: [(&str, &str); 7] = [
+/// External crates, and the library crate that may name each; only the C library has two, as it is
+/// also asked where a library was loaded from.
+const OWNERS: [(&str, &str); 8] = [
     ("cudarc", "terrane-cuda"),
     ("dlpack-rs", "terrane-interop"),
     ("nixl-sys", "terrane-nixl"),
     ("postcard", "terrane-wire"),
     ("io-uring", "terrane-storage"),
     ("libc", "terrane-storage"),
+    ("libc", "terrane-nixl"),
     ("rustix", "terrane-storage"),
 ];
 
@@ -47,10 +49,13 @@ pub fn check(package: &Package) -> Vec<Problem> {
 }
 
 fn judge_owners(name: &str, dependencies: &[&str]) -> Vec<String> {
-    let foreign =
-        OWNERS.iter().filter(|(external, owner)| *owner != name && dependencies.contains(external));
-    let foreign = foreign.map(|(external, owner)| {
-        format!("`{name}` depends on `{external}`; only `{owner}` may name it")
+    let foreign = dependencies.iter().filter_map(|dependency| {
+        let rows = OWNERS.iter().filter(|(external, _)| external == dependency);
+        let owners: Vec<&str> = rows.map(|(_, owner)| *owner).collect();
+        (!owners.is_empty() && !owners.contains(&name)).then(|| {
+            let owners = owners.join("` and `");
+            format!("`{name}` depends on `{dependency}`; only `{owners}` may name it")
+        })
     });
     let never = NEVER.iter().filter(|(external, _)| dependencies.contains(external));
     let never = never.map(|(external, reason)| {
@@ -86,7 +91,8 @@ mod tests {
     fn others_may_not() {
         let found = judge_owners("terrane-transfer", &["libc", "cudarc", "smallvec"]);
         assert_eq!(found.len(), 2);
-        assert!(found[0].contains("only `terrane-cuda`"), "{}", found[0]);
+        assert!(found[0].contains("only `terrane-storage` and `terrane-nixl`"), "{}", found[0]);
+        assert!(found[1].contains("only `terrane-cuda`"), "{}", found[1]);
     }
 
     #[test]

@@ -25,15 +25,7 @@ pub(super) struct Feed {
     /// The first part, if it is on the device already.
     pub(super) begun: Option<Chunk>,
     /// Where it is counted.
-    pub(super) desk: Arc<Desk>,
-}
-
-impl Feed {
-    /// Ends a job that no feeder takes any more, without a word; what of it is on the device is
-    /// waited for.
-    pub(super) fn abandon(self) {
-        self.work.into_cargo(None).abandon();
-    }
+    pub(super) seat: Seat,
 }
 
 /// What a feeder and those who bring it jobs share.
@@ -53,33 +45,53 @@ impl Desk {
     }
 
     /// Counts a job in; answers whether it is the only one here.
-    pub(super) fn enter(&self) -> bool {
+    pub(super) fn enter(self: &Arc<Self>) -> (Seat, bool) {
         // Relaxed, here and below: hints.
         self.of_all.fetch_add(1, Ordering::Relaxed);
-        self.jobs.fetch_add(1, Ordering::Relaxed) == 0
-    }
-
-    /// Counts a job out.
-    pub(super) fn leave(&self) {
-        self.jobs.fetch_sub(1, Ordering::Relaxed);
-        self.of_all.fetch_sub(1, Ordering::Relaxed);
+        let is_only = self.jobs.fetch_add(1, Ordering::Relaxed) == 0;
+        (Seat(Arc::clone(self)), is_only)
     }
 
     /// Whether no desk has another job: what goes the other way takes its share of the wire.
-    fn is_alone(&self) -> bool {
+    pub(super) fn is_alone(&self) -> bool {
         self.of_all.load(Ordering::Relaxed) <= 1
     }
 
     pub(super) fn scratch(&self) -> MutexGuard<'_, ScratchPool> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Takes note of the buffer that a part uses until its event.
+    pub(super) fn lend(&self, mut chunk: Chunk) -> Chunk {
+        if let Some(scratch) = chunk.scratch.take() {
+            self.scratch().lend(scratch, Arc::clone(&chunk.event));
+        }
+        chunk
+    }
+
+    /// Takes back a buffer that was not needed.
+    pub(super) fn give_back(&self, scratch: Option<Scratch>) {
+        if let Some(scratch) = scratch {
+            self.scratch().give_back(scratch);
+        }
+    }
+}
+
+/// A job's place at a desk, which counts it out when it drops.
+#[derive(Debug)]
+pub(super) struct Seat(Arc<Desk>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.jobs.fetch_sub(1, Ordering::Relaxed);
+        self.0.of_all.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Feed {
     /// Ends the job, of which nothing has been submitted.
     pub(super) fn cancel(self, error: CudaError) {
-        self.desk.leave();
-        self.work.into_cargo(None).drain(engine_failure(error));
+        self.work.into_cargo().drain(engine_failure(error));
     }
 }
 
@@ -109,32 +121,33 @@ impl Feeder {
     /// Serves until nobody can bring a job any more, and all have been submitted.
     pub(super) fn serve(mut self) {
         loop {
-            if self.turns.is_empty() {
+            let was_idle = self.turns.is_empty();
+            if was_idle {
                 match self.jobs.recv() {
-                    Ok(mut feed) => {
-                        self.retire_ended();
-                        let is_first = self.pending.is_empty() && self.jobs.is_empty();
-                        feed.work.teach(is_first && self.desk.is_alone());
-                        self.turns.push_back(feed);
-                    }
+                    Ok(feed) => self.turns.push_back(feed),
                     Err(_) => break,
                 }
             }
             self.turns.extend(self.jobs.try_iter());
             let Some(feed) = self.turns.pop_front() else { continue };
-            // Only foreign code can panic, such as the drop of a caller's guard. The thread has
-            // other jobs to serve.
-            let turn = catch_unwind(AssertUnwindSafe(|| self.turn(feed)));
+            // Only foreign code can panic, such as a subscriber to traces. The thread has other jobs
+            // to serve; this one drops, which waits for what has been submitted of it.
+            let turn = catch_unwind(AssertUnwindSafe(|| self.turn(feed, was_idle)));
             if let Ok(Some(feed)) = turn {
                 self.turns.push_back(feed);
             }
         }
-        // The buffers go with this thread, when nothing uses them any more.
+        // The buffers go with the desk, when nothing uses them any more.
         while self.retire_oldest() {}
     }
 
     /// Submits a part of a job; gives it back if there is more of it.
-    fn turn(&mut self, mut feed: Feed) -> Option<Feed> {
+    fn turn(&mut self, mut feed: Feed, was_idle: bool) -> Option<Feed> {
+        if was_idle {
+            self.retire_ended();
+            let is_first = self.pending.is_empty() && self.turns.is_empty();
+            feed.work.teach(is_first && self.desk.is_alone());
+        }
         self.pending.extend(feed.begun.take());
         feed.work.job().start();
         let deadline = feed.work.job().terms().deadline;
@@ -142,19 +155,16 @@ impl Feeder {
             self.fail(feed, CopyFailure::DeadlineExceeded);
             return None;
         }
-        let mut scratch = match self.make_room(&mut feed) {
-            Ok(scratch) => scratch,
-            Err(error) => {
-                self.fail(feed, engine_failure(error));
-                return None;
-            }
-        };
+        if let Err(error) = self.make_room(&mut feed.work) {
+            self.fail(feed, engine_failure(error));
+            return None;
+        }
         let shared = &*self.shared;
         let work = &mut feed.work;
         // The context is bound once for all the calls of a part.
         let mut stepped = None;
         let bound = shared.context.bound(|_| {
-            stepped = Some(work.step(shared, &mut scratch));
+            stepped = Some(work.step(shared));
             Ok(())
         });
         let stepped = match (bound, stepped) {
@@ -164,18 +174,22 @@ impl Feeder {
         };
         match stepped {
             Ok(Some(chunk)) => {
-                self.pending.push_back(chunk);
-                Some(feed)
+                self.pending.push_back(self.desk.lend(chunk));
+                if !feed.work.is_submitted() {
+                    return Some(feed);
+                }
+                // At once, not when there would be room for another part: who waits for the end has
+                // to hear of it while it is far off.
+                self.all_submitted(feed);
+                None
             }
             Ok(None) => {
-                self.put_back(scratch);
+                self.desk.give_back(feed.work.take_scratch());
                 self.all_submitted(feed);
                 None
             }
             Err(failure) => {
-                // The job's streams come to their ends.
                 self.fail(feed, failure);
-                self.put_back(scratch);
                 None
             }
         }
@@ -185,9 +199,10 @@ impl Feeder {
         if !self.desk.is_alone() {
             feed.work.teach(false);
         }
-        self.desk.leave();
         let due = self.due(&feed);
-        let task = match feed.work.into_flight(&self.shared, feed.predicted, due) {
+        let Feed { work, predicted, seat, .. } = feed;
+        drop(seat);
+        let task = match work.into_flight(&self.shared, predicted, due) {
             Ok(flight) => {
                 flight.invite();
                 Task::End(flight)
@@ -216,40 +231,59 @@ impl Feeder {
 
     /// Ends a job, after waiting for what has been submitted of it.
     fn fail(&mut self, feed: Feed, failure: CopyFailure) {
-        self.desk.leave();
-        feed.work.into_cargo(None).drain(failure);
+        let Feed { work, seat, .. } = feed;
+        drop(seat);
+        let mut cargo = work.into_cargo();
+        cargo.lanes.come_to_rest();
+        // Nothing uses its buffer any more.
+        self.desk.give_back(cargo.scratch.take());
+        cargo.finish(Err(failure));
         self.retire_ended();
     }
 
-    /// Waits until another part may be submitted; answers the buffer for it, if it needs one.
+    /// Waits until another part may be submitted, and gives the job the buffer for it, if it needs
+    /// one.
     ///
     /// # Errors
     ///
     /// That there is no memory for a buffer, and no way without.
-    fn make_room(&mut self, feed: &mut Feed) -> Result<Option<Scratch>, CudaError> {
+    fn make_room(&mut self, work: &mut Work) -> Result<(), CudaError> {
         self.retire_ended();
         let most = ByteCount::new(self.shared.options.scratch_buffers.get().max(2).into());
         while self.pending.len() >= most.to_usize() {
             self.retire_oldest();
         }
-        while feed.work.needs_scratch() {
+        while work.needs_scratch() {
             let taken = self.desk.scratch().take();
             match taken {
-                Ok(Some(scratch)) => return Ok(Some(scratch)),
-                Ok(None) => {
-                    if !self.retire_oldest() {
-                        // All buffers are on the device, and nothing is: it cannot be.
-                        feed.work.do_without_scratch(&self.shared);
-                    }
+                Ok(Some(scratch)) => {
+                    work.put_scratch(scratch);
+                    break;
                 }
+                Ok(None) => self.await_scratch(work),
                 Err(error) if error.is_device_lost() => return Err(error),
                 Err(error) => {
                     tracing::debug!(%error, "no memory for a buffer; the transfer goes without");
-                    feed.work.do_without_scratch(&self.shared);
+                    work.do_without_scratch(&self.shared);
                 }
             }
         }
-        Ok(None)
+        Ok(())
+    }
+
+    /// Waits for the buffer that is free the soonest.
+    fn await_scratch(&self, work: &mut Work) {
+        let next = self.desk.scratch().next_event();
+        match next.map(|event| event.wait()) {
+            Some(Ok(())) => {}
+            Some(Err(_)) => {
+                // They drop without the lock.
+                let broken = self.desk.scratch().take_broken();
+                drop(broken);
+            }
+            // A job that failed has it.
+            None => work.do_without_scratch(&self.shared),
+        }
     }
 
     /// Takes note of parts that have ended.
@@ -266,25 +300,9 @@ impl Feeder {
     /// Waits for the oldest part; answers whether there was one.
     fn retire_oldest(&mut self) -> bool {
         let Some(chunk) = self.pending.pop_front() else { return false };
-        let Chunk { event, scratch, bytes, count } = chunk;
-        match event.wait() {
-            Ok(()) => {
-                count.add(bytes);
-                self.put_back(scratch);
-            }
-            // Whether the buffer is still in use is not known: freeing it waits for the device.
-            Err(_) if scratch.is_some() => {
-                drop(scratch);
-                self.desk.scratch().forget_one();
-            }
-            Err(_) => {}
+        if chunk.event.wait().is_ok() {
+            chunk.count.add(chunk.bytes);
         }
         true
-    }
-
-    fn put_back(&mut self, scratch: Option<Scratch>) {
-        if let Some(scratch) = scratch {
-            self.desk.scratch().give_back(scratch);
-        }
     }
 }

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
 use terrane_core::ByteCount;
 use terrane_transfer::{Attend, CopyFailure, CopyJob, Progress};
 
@@ -15,7 +14,7 @@ use super::lists::BlockLists;
 use super::options::CopyPath;
 use super::reach::Reach;
 use super::scratch::Scratch;
-use super::streams::StreamLease;
+use super::streams::Lanes;
 use crate::error::CudaError;
 use crate::event::Event;
 use crate::kernels::Kernels;
@@ -40,14 +39,15 @@ struct State {
 
 /// What a job needs until it has ended.
 pub(super) struct Cargo {
-    pub(super) job: CopyJob,
-    pub(super) count: Arc<Count>,
-    pub(super) streams: SmallVec<[StreamLease; 2]>,
-    pub(super) ends: [Arc<Reach>; 2],
-    pub(super) lists: Option<BlockLists>,
-    pub(super) lesson: Option<Lesson>,
+    /// The first to drop, so that the rest outlives what is on them.
+    pub(super) lanes: Lanes,
     /// A buffer that work which failed may still use.
     pub(super) scratch: Option<Scratch>,
+    pub(super) lists: Option<BlockLists>,
+    pub(super) job: CopyJob,
+    pub(super) count: Arc<Count>,
+    pub(super) ends: [Arc<Reach>; 2],
+    pub(super) lesson: Option<Lesson>,
     /// They must not be unloaded while they run, whatever becomes of the engine.
     pub(super) kernels: Kernels,
 }
@@ -184,7 +184,8 @@ impl Attend for Flight {
 impl Cargo {
     /// Finishes the job, of which nothing is on the device any more.
     pub(super) fn finish(self, result: Result<(), CopyFailure>) {
-        let Self { job, count, streams, ends, lists, lesson, scratch, kernels } = self;
+        let Self { mut lanes, scratch, lists, job, count, ends, lesson, kernels } = self;
+        lanes.at_rest();
         if result.is_ok() {
             count.complete(job.plan().bytes());
             if let Some(lesson) = lesson {
@@ -194,41 +195,33 @@ impl Cargo {
             }
         }
         // Others may use the streams before the caller hears of the end.
-        drop((streams, scratch, lists));
+        drop((lanes, scratch, lists));
         job.finish(result);
         drop((ends, kernels));
     }
 
     /// Finishes the job after whatever has been put on its streams, which takes what it takes.
-    pub(super) fn drain(self, failure: CopyFailure) {
-        self.come_to_rest();
+    pub(super) fn drain(mut self, failure: CopyFailure) {
+        self.lanes.come_to_rest();
         self.finish(Err(failure));
-    }
-
-    /// Drops the job, likewise, so that its caller is told that the engine stopped.
-    pub(super) fn abandon(self) {
-        self.come_to_rest();
-    }
-
-    fn come_to_rest(&self) {
-        for stream in &self.streams {
-            // A stream that fails has nothing that runs any more.
-            let _ = stream.synchronize();
-        }
     }
 }
 
-/// When a job should end that takes so long from now on, give or take an eighth and what it takes
-/// to fall asleep and to be woken; `None` if that is far off.
+/// When a job should end that takes so long from now on, as far as that can be said, and what it
+/// takes to fall asleep and to be woken; `None` if that is far off.
 pub(super) fn due(left: Range<Duration>) -> Option<Range<Instant>> {
     const FAR: Duration = Duration::from_millis(5);
     const EARLY: Duration = Duration::from_micros(100);
     const LATE: Duration = Duration::from_micros(250);
+    /// What a prediction for a short job may be wrong by. Who wakes too early looks for so long; who
+    /// wakes too late has lost it.
+    const DOUBT: Duration = Duration::from_micros(400);
     if left.end > FAR {
         return None;
     }
     let (now, start, end) = (Instant::now(), left.start, left.end);
-    Some(now + (start - start / 8).saturating_sub(EARLY)..now + end + end / 8 + LATE)
+    let doubt = (start / 8).max((start / 2).min(DOUBT));
+    Some(now + (start - doubt).saturating_sub(EARLY)..now + end + end / 8 + LATE)
 }
 
 pub(super) fn engine_failure(error: CudaError) -> CopyFailure {

@@ -163,8 +163,9 @@ const GATE_KEEPERS: u32 = 2;
 impl Shared {
     /// The thread blocks of a kernel within the device's memory.
     fn relayout_ctas(&self) -> u32 {
-        let all = self.context.device().multiprocessors.max(1).saturating_mul(2);
-        self.options.relayout_ctas.map_or(all, std::num::NonZero::get)
+        /// A kernel counts its threads in 32 bits.
+        const MOST: u32 = 1 << 20;
+        self.options.relayout_ctas.map_or(MOST, |ctas| ctas.get().min(MOST))
     }
 }
 
@@ -355,15 +356,15 @@ impl DeviceEngine {
         let gate = match self.order(order, &work) {
             Ok(gate) => gate,
             Err(error) => {
-                self.watch(Task::Drain(work.into_cargo(None), engine_failure(error)));
+                self.watch(Task::Drain(work.into_cargo(), engine_failure(error)));
                 return Ok(());
             }
         };
         if work.job().plan().bytes().is_zero() {
             work.end_with(gate);
-            self.submit_now(work, false);
+            self.submit_now(work, false, None);
         } else if work.is_small(&self.shared) {
-            self.submit_now(work, gate.is_none());
+            self.submit_now(work, gate.is_none(), None);
         } else {
             let predicted = work.job().predicted();
             self.feed(direction, Box::new(work), predicted, gate);
@@ -387,17 +388,19 @@ impl DeviceEngine {
     }
 
     /// Submits all of a small job, which begins at once or when the device comes to it.
-    fn submit_now(&self, mut work: Work, at_once: bool) {
+    /// A buffer that it has comes back to the desk.
+    fn submit_now(&self, mut work: Work, at_once: bool, desk: Option<&Desk>) {
         work.job().start();
-        let due = if at_once { due(work.job().predicted()..work.job().predicted()) } else { None };
+        let predicted = work.job().predicted();
+        let due = if at_once { due(predicted..predicted) } else { None };
         loop {
-            match work.step(&self.shared, &mut None) {
-                Ok(Some(_)) => {}
+            match work.step(&self.shared) {
+                Ok(Some(part)) => drop(desk.map(|desk| desk.lend(part))),
                 Ok(None) => break,
-                Err(failure) => return self.watch(Task::Drain(work.into_cargo(None), failure)),
+                Err(failure) => return self.watch(Task::Drain(work.into_cargo(), failure)),
             }
         }
-        match work.into_flight(&self.shared, Duration::ZERO, due) {
+        match work.into_flight(&self.shared, predicted, due) {
             Ok(flight) => {
                 flight.invite();
                 self.watch(Task::End(flight));
@@ -419,55 +422,49 @@ impl DeviceEngine {
             Direction::ToHost => to_host,
             Direction::WithinDevice | Direction::BetweenDevices => between,
         };
-        let mut feed = Feed { work, predicted, begun: None, desk: Arc::clone(desk) };
-        let is_idle = desk.enter();
-        if is_idle && gate.is_none() {
-            // The wire need not be idle while the feeder wakes.
-            feed = match self.begin(feed) {
-                Some(feed) => feed,
-                None => return,
-            };
-        }
-        match gate {
-            None => {
-                if let Err(refused) = queue.send(feed) {
-                    refused.into_inner().abandon();
+        let (seat, is_idle) = desk.enter();
+        let mut feed = Feed { work, predicted, begun: None, seat };
+        if is_idle && gate.is_none() && feed.work.needs_scratch() {
+            let taken = desk.scratch().take_free();
+            if let Some(scratch) = taken {
+                feed.work.put_scratch(scratch);
+                if feed.work.fits_one_buffer() {
+                    // To wake the feeder would take as long as to do it.
+                    feed.work.in_one_part();
+                    feed.work.teach(desk.is_alone());
+                    return self.submit_now(*feed.work, true, Some(desk));
                 }
+                // The wire need not be idle while the feeder wakes.
+                feed = match self.begin(feed, desk) {
+                    Some(feed) => feed,
+                    None => return,
+                };
             }
+        }
+        // Should the threads be gone, the job drops here, and its caller is told.
+        match gate {
+            None => drop(queue.send(feed)),
             // It would hold buffers and a place in the queue while it waits for the device.
             Some(gate) => {
                 if let Some(gates) = &self.gates {
-                    // Should they be gone, the job drops here, and its caller is told.
                     let _ = gates.send(Task::Gate(gate, feed, queue.clone()));
                 }
             }
         }
     }
 
-    /// Submits the first part of a staged job, if a buffer is there. Gives the job back, unless that
+    /// Submits the first part of a staged job, which has a buffer. Gives the job back, unless that
     /// failed.
-    fn begin(&self, mut feed: Feed) -> Option<Feed> {
-        if !feed.work.needs_scratch() {
-            return Some(feed);
-        }
-        let desk = Arc::clone(&feed.desk);
-        let mut scratch = desk.scratch().take_free();
-        if scratch.is_none() {
-            return Some(feed);
-        }
+    fn begin(&self, mut feed: Feed, desk: &Desk) -> Option<Feed> {
         feed.work.job().start();
-        match feed.work.step(&self.shared, &mut scratch) {
+        match feed.work.step(&self.shared) {
             Ok(begun) => {
-                feed.begun = begun;
-                if let Some(unused) = scratch {
-                    desk.scratch().give_back(unused);
-                }
+                feed.begun = begun.map(|chunk| desk.lend(chunk));
+                desk.give_back(feed.work.take_scratch());
                 Some(feed)
             }
             Err(failure) => {
-                desk.leave();
-                desk.scratch().forget_one();
-                self.watch(Task::Drain(feed.work.into_cargo(scratch), failure));
+                self.watch(Task::Drain(feed.work.into_cargo(), failure));
                 None
             }
         }

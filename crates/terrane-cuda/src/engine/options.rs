@@ -89,12 +89,14 @@ pub struct DeviceEngineOptions {
     /// Thread blocks of a kernel that reads or writes pinned or another device's memory. As many
     /// as it takes to fill the wire, and no more, as each takes up a multiprocessor for as long.
     pub direct_ctas: NonZeroU32,
-    /// Thread blocks of a kernel within the device's memory; `None` for two on each
-    /// multiprocessor.
+    /// Thread blocks of a kernel within the device's memory; `None` for as many as it has work for.
+    /// That is fastest, as the device hands the work out in order, and another kernel's thread
+    /// blocks come between whenever some of these end, which is every few microseconds.
     pub relayout_ctas: Option<NonZeroU32>,
     /// The most bytes that one request, or one kernel that uses the wire, copies.
     pub request_bytes: ByteCount,
-    /// The most bytes that one kernel within the device's memory copies.
+    /// The most bytes that one kernel within the device's memory copies: a gigabyte takes half a
+    /// millisecond, and the step from one kernel to the next some microseconds.
     pub relayout_bytes: ByteCount,
     /// How the engine's streams rank against others.
     pub priority: StreamPriority,
@@ -128,7 +130,7 @@ impl Default for DeviceEngineOptions {
             direct_ctas: number(32),
             relayout_ctas: None,
             request_bytes: ByteCount::mib(32),
-            relayout_bytes: ByteCount::mib(512),
+            relayout_bytes: ByteCount::gib(1),
             priority: StreamPriority::Default,
             streams: number(24),
             watchers: number(4),

@@ -237,6 +237,21 @@ impl Cutter {
         self.pairs
     }
 
+    /// Whether there is no part left.
+    pub(super) fn is_done(&self) -> bool {
+        self.next.0 >= self.pairs || self.next.1 >= self.packing.layers
+    }
+
+    /// Whether all of it fits into one part.
+    pub(super) fn fits_one(&self) -> bool {
+        self.total <= self.largest
+    }
+
+    /// The same without small parts: what fits into one is one.
+    pub(super) fn flat(&self) -> Self {
+        Self { ramp: Ramp::Flat, ..self.clone() }
+    }
+
     /// How many bytes the next part should have.
     fn aim(&self) -> u64 {
         match self.ramp {

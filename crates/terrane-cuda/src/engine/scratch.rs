@@ -1,31 +1,56 @@
 //! Buffers on the device in which blocks are packed.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use terrane_core::{ByteCount, RegionRequest};
 
 use super::options::DeviceEngineOptions;
 use crate::context::Context;
 use crate::error::CudaError;
+use crate::event::Event;
 use crate::memory::{DeviceAllocator, DeviceMemory};
 
-/// A buffer of the staged path.
+/// A buffer of the staged path. Dropping it frees its memory, so that another can be made.
 #[derive(Debug)]
-pub(super) struct Scratch(DeviceMemory);
+pub(super) struct Scratch {
+    memory: DeviceMemory,
+    _counted: Counted,
+}
 
 impl Scratch {
     pub(super) fn address(&self) -> u64 {
-        self.0.address().get()
+        self.memory.address().get()
+    }
+}
+
+/// One of the buffers that there are.
+#[derive(Debug)]
+struct Counted(Arc<AtomicU32>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // Relaxed: a bound, which orders nothing.
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// The buffers of one direction. They are allocated when they are first needed, and kept; where
 /// memory is short, there are as many as there is memory for.
+///
+/// A buffer comes back as soon as what uses it has been submitted, with the event behind that: so
+/// whoever needs one next looks whether the event has happened, and no thread has to see to it.
 #[derive(Debug)]
 pub(super) struct ScratchPool {
     allocator: DeviceAllocator,
     bytes: ByteCount,
     most: u32,
-    made: u32,
+    /// How many there are, wherever they are.
+    made: Arc<AtomicU32>,
     free: Vec<Scratch>,
+    /// Those that the device uses, in the order of their submission.
+    lent: VecDeque<(Arc<Event>, Scratch)>,
 }
 
 impl ScratchPool {
@@ -34,14 +59,27 @@ impl ScratchPool {
             allocator: DeviceAllocator::new(context),
             bytes: options.scratch_bytes,
             most: options.scratch_buffers.get().max(2),
-            made: 0,
+            made: Arc::default(),
             free: Vec::new(),
+            lent: VecDeque::new(),
         }
     }
 
-    /// A buffer that has been allocated and is not in use.
+    /// A buffer that has been allocated, and that nothing uses any more.
     pub(super) fn take_free(&mut self) -> Option<Scratch> {
-        self.free.pop()
+        if let Some(free) = self.free.pop() {
+            return Some(free);
+        }
+        for index in 0..self.lent.len() {
+            match self.lent.get(index).map(|(event, _)| event.is_complete()) {
+                Some(Ok(true)) => return self.lent.remove(index).map(|(_, scratch)| scratch),
+                // Whether that one is still in use is not known.
+                Some(Err(_)) => {}
+                // Those behind it have been submitted later.
+                Some(Ok(false)) | None => return None,
+            }
+        }
+        None
     }
 
     /// A buffer; `None` if all are in use.
@@ -50,30 +88,56 @@ impl ScratchPool {
     ///
     /// The driver's, if there is no memory for even one.
     pub(super) fn take(&mut self) -> Result<Option<Scratch>, CudaError> {
-        if let Some(free) = self.free.pop() {
+        if let Some(free) = self.take_free() {
             return Ok(Some(free));
         }
-        if self.made >= self.most {
+        let made = self.made.load(Ordering::Relaxed);
+        if made >= self.most {
             return Ok(None);
         }
         let request = RegionRequest::new(self.bytes).labelled("scratch of the copy engine");
         match self.allocator.bring_up(&request) {
             Ok(memory) => {
-                self.made += 1;
-                Ok(Some(Scratch(memory)))
+                self.made.fetch_add(1, Ordering::Relaxed);
+                Ok(Some(Scratch { memory, _counted: Counted(Arc::clone(&self.made)) }))
             }
             // One will come back.
-            Err(error) if self.made > 0 && !error.is_device_lost() => Ok(None),
+            Err(error) if made > 0 && !error.is_device_lost() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Counts a buffer out, which its holder frees.
-    pub(super) fn forget_one(&mut self) {
-        self.made = self.made.saturating_sub(1);
-    }
-
+    /// Takes back a buffer of which nothing on the device uses anything.
     pub(super) fn give_back(&mut self, scratch: Scratch) {
         self.free.push(scratch);
+    }
+
+    /// Takes back a buffer that the device uses until `event`.
+    pub(super) fn lend(&mut self, scratch: Scratch, event: Arc<Event>) {
+        self.lent.push_back((event, scratch));
+    }
+
+    /// The event of the buffer that is free the soonest.
+    pub(super) fn next_event(&self) -> Option<Arc<Event>> {
+        self.lent.front().map(|(event, _)| Arc::clone(event))
+    }
+
+    /// The buffers whose events fail: whether they are in use is not known, so that they have to be
+    /// freed, which waits for the device.
+    pub(super) fn take_broken(&mut self) -> Vec<Scratch> {
+        let (kept, broken) = std::mem::take(&mut self.lent)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|(event, _)| event.is_complete().is_ok());
+        self.lent = kept;
+        broken.into_iter().map(|(_, scratch)| scratch).collect()
+    }
+}
+
+impl Drop for ScratchPool {
+    fn drop(&mut self) {
+        for (event, _) in &self.lent {
+            // If it fails, nothing is known; freeing waits for the device in any case.
+            let _ = event.wait();
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use smallvec::SmallVec;
 use terrane_core::ByteCount;
 use terrane_transfer::{DeviceOrder, StreamHandle};
 
@@ -86,6 +87,55 @@ impl Drop for StreamLease {
             let mut kept = self.pool.kept.lock().unwrap_or_else(PoisonError::into_inner);
             kept.idle.push(Arc::clone(&self.stream));
         }
+    }
+}
+
+/// The streams of one job. Dropped while something of the job may be on them, they are waited for:
+/// whatever becomes of a job, panics included, what it uses is declared behind them, and outlives
+/// what has been submitted.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    streams: SmallVec<[StreamLease; 2]>,
+    is_used: bool,
+}
+
+impl Lanes {
+    pub(super) fn new(streams: SmallVec<[StreamLease; 2]>) -> Self {
+        Self { streams, is_used: false }
+    }
+
+    /// Says that something of the job is about to be submitted.
+    pub(super) fn begin(&mut self) {
+        self.is_used = true;
+    }
+
+    /// Says that nothing of the job is on the device any more.
+    pub(super) fn at_rest(&mut self) {
+        self.is_used = false;
+    }
+
+    /// Waits for what has been submitted, if anything has.
+    pub(super) fn come_to_rest(&mut self) {
+        if std::mem::take(&mut self.is_used) {
+            for stream in &self.streams {
+                // A stream that fails has nothing that runs any more.
+                let _ = stream.synchronize();
+            }
+        }
+    }
+}
+
+impl std::ops::Deref for Lanes {
+    type Target = [StreamLease];
+
+    fn deref(&self) -> &[StreamLease] {
+        &self.streams
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.come_to_rest();
     }
 }
 

@@ -35,11 +35,8 @@ impl Task {
             Self::Drain(cargo, failure) => cargo.drain(failure),
             Self::Drained(cargo) => cargo.finish(Ok(())),
             Self::Gate(gate, feed, to) => match gate.wait() {
-                Ok(()) => {
-                    if let Err(refused) = to.send(feed) {
-                        refused.into_inner().abandon();
-                    }
-                }
+                // Should the feeder be gone, the job drops here.
+                Ok(()) => drop(to.send(feed)),
                 Err(error) => feed.cancel(error),
             },
         }

@@ -364,8 +364,8 @@ mod tests {
         for (copies, parameters) in [(GRID_COPIES, [1216, 104]), (RUN_COPIES, [24, 0])] {
             for (name, word) in copies.into_iter().zip(words) {
                 let body = body(name);
-                for access in ["ld", "st"] {
-                    let wide = format!("{access}.global.cs.{word}");
+                for access in ["ld.global.cg", "st.global.cs"] {
+                    let wide = format!("{access}.{word}");
                     assert!(body.contains(&wide), "{name:?} has no {wide}");
                 }
                 let others = words.iter().filter(|&&other| other != word);

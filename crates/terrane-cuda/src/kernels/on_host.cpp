@@ -32,7 +32,7 @@ static unsigned __umulhi(unsigned left, unsigned right) {
 // The device refuses a word that is not at a multiple of its size; here it is counted, and copied
 // byte by byte.
 template <typename Word>
-static Word __ldcs(const Word *from) {
+static Word __ldcg(const Word *from) {
     unaligned += reinterpret_cast<std::uintptr_t>(from) % sizeof(Word) != 0;
     Word word;
     __builtin_memcpy(&word, from, sizeof(Word));

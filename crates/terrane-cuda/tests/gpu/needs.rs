@@ -43,7 +43,7 @@ pub fn device_with_kernels(test: &str, needs: Needs) -> Option<Context> {
 }
 
 /// The first driver that takes the PTX of the kernels.
-const OLDEST_WITH_KERNELS: DriverVersion = DriverVersion { major: 12, minor: 8 };
+const OLDEST_WITH_KERNELS: DriverVersion = DriverVersion { major: 12, minor: 0 };
 
 /// As [`device_with_kernels`], and a second device, of which the needs are not asked.
 pub fn two_devices(test: &str, needs: Needs) -> Option<[Context; 2]> {

@@ -11,3 +11,6 @@
 )]
 
 mod arrow;
+mod device;
+mod needs;
+mod streams;

@@ -3,39 +3,43 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use terrane_core::AgentName;
+use terrane_core::{AgentName, OsError};
 
-use super::{Agent, Backend, Inner, name};
+use super::{Agent, Inner, create, name};
+use crate::peers::Peers;
 use crate::register::Table;
-use crate::{BackendConfig, MemoryType, NixlError, Status, probe};
+use crate::{BackendConfig, NixlError, Status, probe};
 
 /// Which locks NIXL takes within an agent.
 ///
-/// NIXL has a third mode, without any lock, which is not offered: a registration drops on whichever
-/// thread drops it.
+/// NIXL has a third mode, its default, in which its locks do nothing. It is not offered: a
+/// registration is `Send`, and deregisters on whichever thread drops it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ThreadMode {
-    /// One lock for all.
+    /// One lock, for whatever is asked of the agent (`NIXL_THREAD_SYNC_STRICT`).
     #[default]
     Strict,
-    /// A lock that readers share.
+    /// A lock that questions share, and changes do not (`NIXL_THREAD_SYNC_RW`).
     ReadWrite,
 }
 
 /// Builds an [`Agent`].
+///
+/// Each option is passed on to NIXL or refused when the agent is built; none is dropped.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct AgentBuilder {
-    name: AgentName,
-    threads: ThreadMode,
-    progress: Option<Duration>,
-    listen: Option<u16>,
-    telemetry: bool,
-    backends: Vec<BackendConfig>,
+    pub(super) name: AgentName,
+    pub(super) threads: ThreadMode,
+    pub(super) progress: Option<Duration>,
+    pub(super) listen: Option<u16>,
+    pub(super) telemetry: bool,
+    pub(super) backends: Vec<BackendConfig>,
 }
 
 impl AgentBuilder {
-    /// An agent of this name, which has to be unique among the agents that exchange metadata.
+    /// An agent of this name, which has to be unique among the agents that exchange metadata. It
+    /// has a progress thread that never rests, and no backend yet.
     pub fn new(name: impl Into<AgentName>) -> Self {
         Self {
             name: name.into(),
@@ -47,9 +51,25 @@ impl AgentBuilder {
         }
     }
 
-    /// An agent with a name that no other has.
+    /// As [`new`](Self::new), with a name that no other agent has, here or elsewhere.
     pub fn unnamed() -> Self {
         Self::new(name::unique())
+    }
+
+    /// The name that the agent is to have.
+    #[must_use]
+    pub fn name(&self) -> &AgentName {
+        &self.name
+    }
+
+    /// The backends that it is to have.
+    pub fn backends(&self) -> &[BackendConfig] {
+        &self.backends
+    }
+
+    /// Gives the agent another name.
+    pub fn named(self, name: impl Into<AgentName>) -> Self {
+        Self { name: name.into(), ..self }
     }
 
     /// Which locks NIXL takes.
@@ -57,22 +77,26 @@ impl AgentBuilder {
         Self { threads, ..self }
     }
 
-    /// Whether backends make progress on a thread of their own, and how long it rests in between.
-    pub fn progress_thread(self, delay: Option<Duration>) -> Self {
-        Self { progress: delay, ..self }
+    /// Whether backends have a thread that makes progress by itself, and how long it rests between
+    /// two rounds, in whole microseconds that are rounded up. Without one, a transfer makes progress
+    /// when it is asked for its status.
+    pub fn progress_thread(self, rest: Option<Duration>) -> Self {
+        Self { progress: rest, ..self }
     }
 
-    /// Listens for peers' metadata on this port.
+    /// Starts a thread that exchanges metadata with peers, listening on this TCP port of every
+    /// address. Anyone who reaches the port can read the agent's metadata, and load some into it.
     pub fn listen(self, port: u16) -> Self {
         Self { listen: Some(port), ..self }
     }
 
-    /// Whether times of transfers are kept.
+    /// Whether NIXL measures each transfer. `NIXL_TELEMETRY_ENABLE`, which NIXL reads itself, can
+    /// switch it on as well.
     pub fn telemetry(self, telemetry: bool) -> Self {
         Self { telemetry, ..self }
     }
 
-    /// Adds a backend. Those added first are asked first.
+    /// Adds a backend. Registrations ask the backends in the order in which they were added.
     pub fn backend(mut self, backend: BackendConfig) -> Self {
         self.backends.push(backend);
         self
@@ -82,52 +106,52 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// [`NixlError`]; then there is neither agent nor backend.
+    /// [`NixlError`]; then there is neither agent nor backend, and the name is free.
     pub fn build(self) -> Result<Agent, NixlError> {
-        probe()?;
-        let name = name::ClaimedName::claim(self.name.clone())?;
+        create::check_combination(&self.backends)?;
+        let found = probe()?;
+        let name = name::ClaimedName::claim(self.name)?;
         let config = nixl_sys::AgentConfig {
             enable_prog_thread: self.progress.is_some(),
             enable_listen_thread: self.listen.is_some(),
-            listen_port: self.listen.map_or(nixl_sys::DEFAULT_COMM_PORT, i32::from),
+            listen_port: match self.listen {
+                Some(0) => return Err(NixlError::NoPort),
+                Some(port) => i32::from(port),
+                None => nixl_sys::DEFAULT_COMM_PORT,
+            },
             thread_sync: match self.threads {
                 ThreadMode::Strict => nixl_sys::ThreadSync::Strict,
                 ThreadMode::ReadWrite => nixl_sys::ThreadSync::Rw,
             },
-            pthr_delay_us: self.progress.map_or(0, microseconds),
+            pthr_delay_us: microseconds(self.progress.unwrap_or_default())?,
             capture_telemetry: self.telemetry,
+            // The number of workers, which the library's C interface does not pass on, and how
+            // often the listening thread looks.
             ..nixl_sys::AgentConfig::default()
         };
-        let raw = nixl_sys::Agent::new_configured(name.get().as_str(), &config)
-            .map_err(|e| NixlError::Agent { name: name.get().clone(), status: Status::of(&e) })?;
-        let mut backends: Vec<Backend> = Vec::with_capacity(self.backends.len());
-        for config in self.backends {
-            if backends.iter().any(|backend| backend.name == config.name) {
-                return Err(NixlError::DuplicateBackend { backend: config.name });
+        let raw = nixl_sys::Agent::new_configured(name.get().as_str(), &config);
+        let raw = raw.map_err(|error| {
+            let (name, status) = (name.get().clone(), Status::of(&error));
+            match self.listen.and_then(why_taken) {
+                Some((port, source)) => NixlError::Port { name, port, source },
+                None => NixlError::Agent { name, status },
             }
-            backends.push(create(&raw, config)?);
-        }
-        let table = Mutex::new(Table::default());
-        Ok(Agent(Arc::new(Inner { table, backends, raw, name })))
+        })?;
+        let backends = create::backends(&raw, &found, self.backends)?;
+        let (table, threads) = (Mutex::new(Table::default()), self.threads);
+        let (telemetry, peers) = (self.telemetry, Peers::default());
+        Ok(Agent(Arc::new(Inner { peers, table, backends, raw, name, threads, telemetry })))
     }
 }
 
-fn create(agent: &nixl_sys::Agent, config: BackendConfig) -> Result<Backend, NixlError> {
-    let failed =
-        |error| NixlError::Backend { backend: config.name.clone(), status: Status::of(&error) };
-    let pairs = config.parameters.iter().map(|(key, value)| (key, value));
-    let parameters = nixl_sys::Params::from(pairs).map_err(failed)?;
-    let raw = agent.create_backend(config.name.as_str(), &parameters).map_err(failed)?;
-    let (types, _) = agent.get_backend_params(&raw).map_err(failed)?;
-    let count = types.len().map_err(failed)?;
-    let mut memory = Vec::with_capacity(count);
-    for index in 0..count {
-        memory.extend(MemoryType::from_raw(types.get(index).map_err(failed)?));
-    }
-    let BackendConfig { name, demand, file_access, .. } = config;
-    Ok(Backend { name, raw, memory, demand, file_access })
+fn microseconds(rest: Duration) -> Result<u64, NixlError> {
+    u64::try_from(rest.as_nanos().div_ceil(1000))
+        .map_err(|_| NixlError::DelayTooLong { seconds: rest.as_secs() })
 }
 
-fn microseconds(delay: Duration) -> u64 {
-    u64::try_from(delay.as_micros()).unwrap_or(u64::MAX)
+/// Why nobody else can listen on a port. NIXL says of an agent that could not listen only that it
+/// failed.
+fn why_taken(port: u16) -> Option<(u16, OsError)> {
+    let error = std::net::TcpListener::bind(("0.0.0.0", port)).err()?;
+    Some((port, OsError::from_io("bind", &error)))
 }

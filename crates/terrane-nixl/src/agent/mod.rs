@@ -1,6 +1,8 @@
 //! Agents.
 
 mod builder;
+mod create;
+mod environment;
 mod name;
 
 use std::fmt;
@@ -10,26 +12,38 @@ use terrane_core::{AgentName, BackendName};
 
 pub use builder::{AgentBuilder, ThreadMode};
 
-use crate::MemoryType;
 use crate::backend::{Demand, FileAccess};
-use crate::register::Table;
+use crate::peers::Peers;
+use crate::register::{Registrar, Table};
+use crate::{MemoryType, NixlError};
 use name::ClaimedName;
 
 /// A NIXL agent with its backends.
 ///
-/// Cloning it shares it. The agent ends with the last of its clones, registrations and transfers.
+/// Cloning it shares it. The agent ends with the last of its clones and of the registrations made
+/// with it, whichever thread drops that.
+///
+/// As a [`Register`](terrane_core::Register) it asks every backend, each as its configuration
+/// demands; [`registrar`](Self::registrar) chooses others.
 #[derive(Clone)]
 pub struct Agent(Arc<Inner>);
 
+// `Agent` is `Send` and `Sync` because `nixl_sys::Agent` says so of itself. It says so for every
+// agent, while NIXL takes no lock in its default mode, and the bindings let some calls run side by
+// side. An agent is built here with one of the modes in which NIXL locks, and in no other.
 struct Inner {
-    // Fields drop in this order: the name is free once the agent has ended.
+    // Fields drop in this order: the agent ends, and its name is free.
+    peers: Peers,
     table: Mutex<Table>,
     backends: Vec<Backend>,
     raw: nixl_sys::Agent,
     name: ClaimedName,
+    telemetry: bool,
+    threads: ThreadMode,
 }
 
 /// A backend of an agent.
+#[derive(Debug)]
 pub(crate) struct Backend {
     pub(crate) name: BackendName,
     pub(crate) raw: nixl_sys::Backend,
@@ -46,19 +60,79 @@ impl Agent {
         self.0.name.get()
     }
 
-    /// The names of its backends, in the order in which they were created.
+    /// Which locks NIXL takes within the agent.
+    #[must_use]
+    pub fn thread_mode(&self) -> ThreadMode {
+        self.0.threads
+    }
+
+    /// The names of its backends, in the order in which they are asked.
     pub fn backends(&self) -> impl Iterator<Item = &BackendName> {
         self.0.backends.iter().map(|backend| &backend.name)
     }
 
-    /// The agent of the bindings. Whoever keeps something of it keeps a clone of this agent too.
+    /// The types of memory that a backend says it takes; `None` if the agent has no such backend.
+    #[must_use]
+    pub fn memory_types(&self, backend: &BackendName) -> Option<&[MemoryType]> {
+        self.0.backends.iter().find(|b| b.name == *backend).map(|b| b.memory.as_slice())
+    }
+
+    /// A registrar that asks these backends of the agent, in this order, and no other.
+    ///
+    /// ```no_run
+    /// use terrane_nixl::{AgentBuilder, BackendConfig, Demand};
+    ///
+    /// let ucx = BackendConfig::new("UCX");
+    /// let agent = AgentBuilder::unnamed().backend(ucx).backend(BackendConfig::new("GDS")).build()?;
+    /// // For the layout on the disk, GDS or nothing.
+    /// let disk = agent.registrar([("GDS", Demand::Required)])?;
+    /// # Ok::<(), terrane_nixl::NixlError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`NixlError::NoSuchBackend`], or [`NixlError::DuplicateBackend`] for one that is named
+    /// twice.
+    pub fn registrar<N: Into<BackendName>>(
+        &self,
+        backends: impl IntoIterator<Item = (N, Demand)>,
+    ) -> Result<Registrar, NixlError> {
+        let mut chosen: Vec<(usize, Demand)> = Vec::new();
+        for (backend, demand) in backends {
+            let backend = backend.into();
+            let Some(index) = self.0.backends.iter().position(|b| b.name == backend) else {
+                let (agent, available) = (self.name().clone(), self.backends().cloned().collect());
+                return Err(NixlError::NoSuchBackend { agent, backend, available });
+            };
+            if chosen.iter().any(|(taken, _)| *taken == index) {
+                return Err(NixlError::DuplicateBackend { backend });
+            }
+            chosen.push((index, demand));
+        }
+        Ok(Registrar::new(self.clone(), chosen))
+    }
+
+    /// The agent of the bindings.
+    ///
+    /// Whoever keeps something of it keeps a clone of this agent as well, so that the agent's name
+    /// stays taken. `get_plugin_params` and `create_backend` are not to be called: a plugin that one
+    /// agent loads for the first unloads under the backend that another creates meanwhile.
     #[allow(dead_code, reason = "for the modules that transfer")]
     pub(crate) fn raw(&self) -> &nixl_sys::Agent {
         &self.0.raw
     }
 
+    /// Whether NIXL keeps the times of requests.
+    pub(crate) fn has_telemetry(&self) -> bool {
+        self.0.telemetry
+    }
+
     pub(crate) fn created(&self) -> &[Backend] {
         &self.0.backends
+    }
+
+    pub(crate) fn peer_table(&self) -> &Peers {
+        &self.0.peers
     }
 
     pub(crate) fn table(&self) -> &Mutex<Table> {
@@ -71,6 +145,7 @@ impl fmt::Debug for Agent {
         let backends: Vec<_> = self.backends().collect();
         f.debug_struct("Agent")
             .field("name", self.name())
+            .field("threads", &self.0.threads)
             .field("backends", &backends)
             .finish_non_exhaustive()
     }

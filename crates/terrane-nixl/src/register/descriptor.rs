@@ -1,6 +1,6 @@
 //! What NIXL is told of a span, derived from its location.
 
-use terrane_core::{Location, Span};
+use terrane_core::{ByteCount, Location, Span};
 
 use crate::{FileAccess, MemoryType, Refusal};
 
@@ -16,15 +16,25 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
+    /// The type of memory that a span is.
+    pub(crate) fn memory_of(span: &Span) -> Result<MemoryType, Refusal> {
+        match span.location {
+            Location::Host(_) => Ok(MemoryType::Host),
+            Location::Device { .. } => Ok(MemoryType::Device),
+            Location::File(_) => Ok(MemoryType::File),
+            _ => Err(Refusal::Kind { kind: span.kind }),
+        }
+    }
+
+    /// A span, as a backend is told of it that reaches files in this way.
     pub(crate) fn of(span: &Span, access: FileAccess) -> Result<Self, Refusal> {
+        let memory = Self::memory_of(span)?;
         if span.length.is_zero() {
             return Err(Refusal::Empty);
         }
-        let (memory, address, device) = match span.location {
-            Location::Host(address) => (MemoryType::Host, address.get(), 0),
-            Location::Device { device, address } => {
-                (MemoryType::Device, address.get(), u64::from(device.get()))
-            }
+        let (address, device) = match span.location {
+            Location::Host(address) => (address.get(), 0),
+            Location::Device { device, address } => (address.get(), u64::from(device.get())),
             Location::File(position) => {
                 let descriptor = match access {
                     FileAccess::Buffered => position.file.descriptor,
@@ -32,19 +42,27 @@ impl Descriptor {
                         position.file.direct.ok_or(Refusal::NoDirectDescriptor)?.descriptor
                     }
                 };
-                let device =
-                    u64::try_from(descriptor).map_err(|_| Refusal::Descriptor(descriptor))?;
-                (MemoryType::File, position.offset.get(), device)
+                let device = u64::try_from(descriptor);
+                (position.offset.get(), device.map_err(|_| Refusal::Descriptor(descriptor))?)
             }
             _ => return Err(Refusal::Kind { kind: span.kind }),
         };
-        let address = terrane_core::ByteCount::new(address).to_usize();
+        let address = ByteCount::new(address).to_usize();
         Ok(Self { memory, address, length: span.length.to_usize(), device })
+    }
+
+    /// Whether all of `other` lies within this one.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let skipped = other.address.checked_sub(self.address);
+        let left = skipped.and_then(|skipped| self.length.checked_sub(skipped));
+        (self.memory, self.device) == (other.memory, other.device)
+            && left.is_some_and(|left| other.length <= left)
     }
 }
 
 impl nixl_sys::MemoryRegion for Descriptor {
     unsafe fn as_ptr(&self) -> *const u8 {
+        // The bindings make a number of it again; nobody dereferences it.
         std::ptr::without_provenance(self.address)
     }
 
@@ -60,5 +78,92 @@ impl nixl_sys::NixlDescriptor for Descriptor {
 
     fn device_id(&self) -> u64 {
         self.device
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::NonNull;
+    use terrane_core::{
+        Alignment, DeviceAddress, DeviceId, DirectFile, Durability, FileHandle, FileIdentity,
+        FilePosition, HostAddress, StorageKind,
+    };
+
+    fn span(kind: StorageKind, location: Location, length: u64) -> Span {
+        Span { kind, location, length: ByteCount::new(length) }
+    }
+
+    fn file(direct: Option<i32>) -> Location {
+        let direct = direct.map(|descriptor| DirectFile {
+            descriptor,
+            memory_alignment: Alignment::SECTOR,
+            offset_alignment: Alignment::SECTOR,
+        });
+        let file = FileHandle {
+            descriptor: 7,
+            direct,
+            identity: FileIdentity { file_system: 1, inode: 2 },
+            durability: Durability::None,
+        };
+        Location::File(FilePosition { file, offset: ByteCount::new(4096) })
+    }
+
+    #[test]
+    fn everything_derives_from_the_location() {
+        let address = HostAddress::new(NonNull::<u64>::dangling());
+        let host = Location::Host(address);
+        for kind in [StorageKind::System, StorageKind::Pinned] {
+            let descriptor = Descriptor::of(&span(kind, host, 64), FileAccess::Direct).unwrap();
+            let expected =
+                Descriptor { memory: MemoryType::Host, address: 8, length: 64, device: 0 };
+            assert_eq!(descriptor, expected);
+        }
+        let id = DeviceId::new(3);
+        let device = Location::Device { device: id, address: DeviceAddress::new(0x7000) };
+        let device = span(StorageKind::Device(id), device, 1 << 40);
+        let expected =
+            Descriptor { memory: MemoryType::Device, address: 0x7000, length: 1 << 40, device: 3 };
+        assert_eq!(Descriptor::of(&device, FileAccess::Buffered), Ok(expected));
+    }
+
+    #[test]
+    fn a_file_is_its_descriptor_and_the_offset_in_it() {
+        let both = span(StorageKind::Disk, file(Some(9)), 512);
+        let of = |access| Descriptor::of(&both, access).map(|d| (d.device, d.address, d.length));
+        assert_eq!(of(FileAccess::Buffered), Ok((7, 4096, 512)));
+        assert_eq!(of(FileAccess::Direct), Ok((9, 4096, 512)));
+        let buffered = span(StorageKind::Disk, file(None), 512);
+        let refused = Descriptor::of(&buffered, FileAccess::Direct);
+        assert_eq!(refused, Err(Refusal::NoDirectDescriptor));
+        let closed = span(StorageKind::Disk, file(Some(-1)), 512);
+        assert_eq!(Descriptor::of(&closed, FileAccess::Direct), Err(Refusal::Descriptor(-1)));
+    }
+
+    #[test]
+    fn an_empty_span_of_a_file_is_not_all_of_the_file() {
+        let empty = span(StorageKind::Disk, file(None), 0);
+        assert_eq!(Descriptor::of(&empty, FileAccess::Buffered), Err(Refusal::Empty));
+    }
+
+    #[test]
+    fn one_descriptor_covers_another_within_it() {
+        let descriptor = |device, address, length| Descriptor {
+            memory: MemoryType::File,
+            address,
+            length,
+            device,
+        };
+        let outer = descriptor(1, 100, 50);
+        for (inner, expected) in [
+            (outer, true),
+            (descriptor(1, 149, 1), true),
+            (descriptor(1, 149, 2), false),
+            (descriptor(1, 99, 1), false),
+            (descriptor(2, 120, 1), false),
+            (descriptor(1, usize::MAX, 1), false),
+        ] {
+            assert_eq!(outer.covers(&inner), expected, "{inner:?}");
+        }
     }
 }

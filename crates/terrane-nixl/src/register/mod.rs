@@ -2,6 +2,8 @@
 
 mod descriptor;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -14,58 +16,117 @@ pub(crate) use descriptor::Descriptor;
 pub(crate) use table::Table;
 
 use crate::agent::Backend;
-use crate::backend::{Demand, FileAccess};
-use crate::{Agent, Refusal};
+use crate::error::SharedCause;
+use crate::{Agent, Demand, FileAccess, Refusal};
 use table::Held;
+
+/// Some of an agent's backends, and how much a registration depends on each: what
+/// [`Agent::registrar`] returns.
+///
+/// It keeps the agent alive, as do the registrations that it makes.
+#[derive(Clone, Debug)]
+pub struct Registrar {
+    agent: Agent,
+    /// The places of the backends among the agent's.
+    chosen: Vec<(usize, Demand)>,
+}
+
+impl Registrar {
+    pub(crate) fn new(agent: Agent, chosen: Vec<(usize, Demand)>) -> Self {
+        Self { agent, chosen }
+    }
+
+    /// The agent whose backends these are.
+    #[must_use]
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+}
+
+impl Register for Registrar {
+    fn agent(&self) -> &AgentName {
+        self.agent.name()
+    }
+
+    /// As for [`Agent`], of these backends alone.
+    fn limits(&self) -> Limits {
+        limits(&self.agent, &self.chosen)
+    }
+
+    unsafe fn register_span(&self, memory: &dyn Memory) -> Result<Registration, RegisterError> {
+        register(&self.agent, &self.chosen, &Span::of(memory))
+    }
+}
 
 impl Register for Agent {
     fn agent(&self) -> &AgentName {
         self.name()
     }
 
+    /// Whole pages with a backend that goes around the page cache
+    /// ([`FileAccess::Direct`]), and nothing otherwise.
     fn limits(&self) -> Limits {
-        let direct = self.created().iter().any(|b| b.file_access == FileAccess::Direct);
-        if direct {
-            Limits { alignment: Alignment::PAGE, granule: Alignment::PAGE, ..Limits::NONE }
-        } else {
-            Limits::NONE
-        }
+        limits(self, &all(self))
     }
 
     unsafe fn register_span(&self, memory: &dyn Memory) -> Result<Registration, RegisterError> {
-        let span = Span::of(memory);
-        let mut held = Held::new(self);
-        let mut outcomes = Vec::with_capacity(self.created().len());
-        let mut asked = false;
-        for backend in self.created() {
-            let refusal = register_with(&mut held, backend, &span).err();
-            asked |= !matches!(&refusal, Some(Refusal::MemoryType { .. } | Refusal::Kind { .. }));
-            if let (Some(refusal), Demand::Required) = (&refusal, backend.demand) {
-                return Err(RegisterError::RequiredBackend {
-                    agent: self.name().clone(),
-                    backend: backend.name.clone(),
-                    source: Box::new(refusal.clone()),
-                });
-            }
-            let refusal =
-                refusal.map(|why| Arc::new(why) as Arc<dyn std::error::Error + Send + Sync>);
-            outcomes.push(BackendOutcome { backend: backend.name.clone(), refusal });
-        }
-        let agent = self.name().clone();
-        if outcomes.iter().any(|outcome| outcome.refusal.is_none()) {
-            Ok(Registration::new(RegistrationRecord { agent, span, backends: outcomes }, held))
-        } else if asked {
-            Err(RegisterError::Refused { agent, span, backends: outcomes })
-        } else {
-            Err(RegisterError::UnsupportedKind { agent, kind: span.kind })
-        }
+        register(self, &all(self), &Span::of(memory))
     }
 }
 
-fn register_with(held: &mut Held, backend: &Backend, span: &Span) -> Result<(), Refusal> {
-    let descriptor = Descriptor::of(span, backend.file_access)?;
-    if !backend.memory.contains(&descriptor.memory) {
-        return Err(Refusal::MemoryType { memory: descriptor.memory });
+/// A backend's place among the agent's, and how much depends on it.
+type Asked = (usize, Demand);
+
+fn all(agent: &Agent) -> Vec<Asked> {
+    agent.created().iter().map(|backend| backend.demand).enumerate().collect()
+}
+
+fn limits(agent: &Agent, asked: &[Asked]) -> Limits {
+    let backends = asked.iter().filter_map(|(place, _)| agent.created().get(*place));
+    // What direct I/O demands is known of each file, and not beforehand; no more than a page.
+    if backends.into_iter().any(|backend| backend.file_access == FileAccess::Direct) {
+        Limits { alignment: Alignment::PAGE, granule: Alignment::PAGE, ..Limits::NONE }
+    } else {
+        Limits::NONE
     }
-    held.register(backend, descriptor)
+}
+
+fn register(agent: &Agent, asked: &[Asked], span: &Span) -> Result<Registration, RegisterError> {
+    let backends: Vec<(&Backend, Asked)> =
+        asked.iter().filter_map(|asked| Some((agent.created().get(asked.0)?, *asked))).collect();
+    let wanted: Vec<_> =
+        backends.iter().map(|(backend, (place, _))| (*place, descriptor(backend, span))).collect();
+    // From here on, an early return drops `held`, and so undoes what was registered.
+    let (held, answers) = Held::new(agent, &wanted);
+    let name = agent.name().clone();
+    for ((backend, (_, demand)), answer) in backends.iter().zip(&answers) {
+        if let (Demand::Required, Err(refusal)) = (demand, answer) {
+            let (backend, source) = (backend.name.clone(), Box::new(*refusal));
+            return Err(RegisterError::RequiredBackend { agent: name, backend, source });
+        }
+    }
+    if answers.iter().all(|answer| answer.is_err_and(|refusal| refusal.is_by_kind())) {
+        return Err(RegisterError::UnsupportedKind { agent: name, kind: span.kind });
+    }
+    let accepted = answers.iter().any(Result::is_ok);
+    let outcomes = backends.iter().zip(answers).map(|((backend, _), answer)| BackendOutcome {
+        backend: backend.name.clone(),
+        refusal: answer.err().map(|refusal| Arc::new(refusal) as SharedCause),
+    });
+    let backends = outcomes.collect();
+    if accepted {
+        let record = RegistrationRecord { agent: name, span: *span, backends };
+        Ok(Registration::new(record, held))
+    } else {
+        Err(RegisterError::Refused { agent: name, span: *span, backends })
+    }
+}
+
+/// What a backend is to be told of a span, unless it takes no such memory.
+fn descriptor(backend: &Backend, span: &Span) -> Result<Descriptor, Refusal> {
+    let memory = Descriptor::memory_of(span)?;
+    if !backend.memory.contains(&memory) {
+        return Err(Refusal::MemoryType { memory });
+    }
+    Descriptor::of(span, backend.file_access)
 }

@@ -9,3 +9,5 @@
 )]
 
 mod agents;
+mod engine;
+mod peers;

@@ -41,6 +41,33 @@ fn the_same_stream_reuses_at_once_and_without_a_fence() {
     upstream.assert_empty();
 }
 
+/// Also a block that no magazine has room for, by default: up to a 64th of what may be cached, and
+/// none beyond that, nor where threads are to keep nothing.
+#[test]
+fn a_thread_keeps_a_large_block_of_its_stream() {
+    let hits = |bytes: ByteCount, options: PoolOptions| {
+        let (pool, upstream, streams) = pool(options);
+        for _ in 0..10 {
+            drop(pool.acquire_on(A, &RegionRequest::new(bytes)).unwrap());
+        }
+        assert_eq!((upstream.allocations(), streams.fences_created()), (1, 0));
+        let snapshot = pool.snapshot();
+        assert_eq!(snapshot.pending, bytes);
+        let class = snapshot.classes.iter().find(|class| class.size == bytes).unwrap();
+        streams.run_all();
+        class.magazine_hits
+    };
+    // Beyond the first two, which the thread has no lane for yet, none goes through the parking.
+    let (mib, default) = (ByteCount::mib, PoolOptions::default);
+    let small = PoolOptions { cached_bytes: mib(512), ..default() };
+    let none = PoolOptions { magazine_bytes: ByteCount::ZERO, ..default() };
+    assert_eq!(hits(mib(64), default()), hits(PAGE, default()));
+    assert_eq!(hits(mib(8), small.clone()), hits(PAGE, default()));
+    for (bytes, options) in [(mib(128), default()), (mib(16), small), (mib(2), none)] {
+        assert!(hits(bytes, options) < hits(PAGE, default()), "{bytes}");
+    }
+}
+
 #[test]
 fn another_stream_waits_for_the_fence() {
     let (pool, upstream, streams) = pool(PoolOptions::default());

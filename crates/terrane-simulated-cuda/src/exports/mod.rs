@@ -15,6 +15,7 @@ mod simulation;
 mod streams;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -45,6 +46,8 @@ thread_local! {
     static IS_CALLBACK: Cell<bool> = const { Cell::new(false) };
     /// The driver that this thread calls instead of the process's.
     static ATTACHED: RefCell<Option<Arc<Simulator>>> = const { RefCell::new(None) };
+    /// How often this thread has called each function.
+    static CALLS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
     /// This thread's number.
     static THREAD: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -242,6 +245,8 @@ impl In<c_char> {
 /// Runs the body of a function: the context of the thread is looked up, faults that a test asked
 /// for come first.
 fn enter(name: &'static str, body: impl FnOnce(&Simulator, Caller) -> Outcome) -> u32 {
+    // A thread that is about to end has no count any more.
+    let _ = CALLS.try_with(|calls| *calls.borrow_mut().entry(name).or_default() += 1);
     let outcome = (|| {
         if IS_CALLBACK.get() {
             // "The host function must not make any CUDA API calls."
@@ -252,6 +257,17 @@ fn enter(name: &'static str, body: impl FnOnce(&Simulator, Caller) -> Outcome) -
         body(&simulator, caller())
     })();
     outcome.map_or_else(|code| code.0, |()| 0)
+}
+
+/// How often this thread has called a function of the driver; all of them, if none is named.
+fn calls_of(name: Option<&str>) -> u64 {
+    let is_asked = |called: &str| match name {
+        Some(name) => called == name,
+        None => !called.starts_with("terrane"),
+    };
+    CALLS.with_borrow(|calls| {
+        calls.iter().filter(|(called, _)| is_asked(called)).map(|(_, count)| count).sum()
+    })
 }
 
 fn caller() -> Caller {

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use crate::arena::wide;
 use crate::code::{Code, Outcome};
 use crate::exports::devices::known;
-use crate::exports::{In, Out, exports};
+use crate::exports::{In, Out, calls_of, exports};
 use crate::state::{State, Stream, StreamKind};
 
 exports! {
@@ -66,6 +66,14 @@ exports! {
         simulator.with(|state| while steps < most && state.step_any() { steps += 1 });
         done.set_if_wanted(steps);
         Ok(())
+    }
+
+    /// How often the calling thread has called a function of the driver by this name; all of the
+    /// driver's, where the name is null.
+    fn terraneSimulatedCalls(function: In<c_char>, count: Out<u64>) |_simulator, _caller| {
+        let name = if function.is_null() { None } else { Some(function.text()?) };
+        let name = name.map(|name| name.to_str().map_err(|_| Code::INVALID_VALUE)).transpose()?;
+        count.set(calls_of(name))
     }
 
     /// How many there are of one sort: 0 contexts, 1 streams that were created, 2 events,

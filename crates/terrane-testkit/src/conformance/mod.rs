@@ -6,7 +6,9 @@
 pub mod allocator;
 pub mod copy_engine;
 pub mod memory;
+pub mod registrar;
 
 pub use allocator::{AllocatorFixture, check_allocator};
 pub use copy_engine::{EngineFixture, check_copy_engine};
 pub use memory::check_memory;
+pub use registrar::{RegistrarFixture, check_registrar};

@@ -4,15 +4,16 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrane_core::{Alignment, ByteCount, Limits, StorageKind};
+use terrane_core::{Alignment, Allocate, ByteCount, Limits, Region, RegionRequest, StorageKind};
 use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_testkit::conformance::{
-    AllocatorFixture, EngineFixture, check_allocator, check_copy_engine,
+    AllocatorFixture, EngineFixture, RegistrarFixture, check_allocator, check_copy_engine,
+    check_registrar, registrar,
 };
 use terrane_testkit::engine::{SimulatedEngine, SimulatedEngineOptions};
 use terrane_testkit::fault::{Failing, FaultInjectingAllocator};
 use terrane_testkit::memory::HeapAllocator;
-use terrane_testkit::recorder::{Journal, RecordingAllocator};
+use terrane_testkit::recorder::{Journal, RecordedMemory, RecordingAllocator, RecordingRegistrar};
 use terrane_transfer::{CopyEngine, Endpoint};
 
 struct Heap(fn() -> HeapAllocator);
@@ -97,4 +98,38 @@ fn the_simulated_engine_conforms_out_of_order() {
     let three = NonZeroUsize::new(3).unwrap();
     let options = SimulatedEngineOptions::default().reordering(9).threads(three);
     check_copy_engine(&Simulated(options.delaying(Duration::from_micros(5))));
+}
+
+/// The registrar that records, over memory that records.
+struct Recording(Journal);
+
+impl RegistrarFixture for Recording {
+    type Registrar = RecordingRegistrar;
+    type Memory = RecordedMemory<terrane_testkit::memory::HeapMemory>;
+
+    fn registrar(&self) -> RecordingRegistrar {
+        RecordingRegistrar::new("agent", &self.0)
+            .with_backends([("HOST", StorageKind::is_host as fn(StorageKind) -> bool)])
+    }
+
+    fn memory(&self, _: &RecordingRegistrar) -> Self::Memory {
+        let allocator = RecordingAllocator::new(HeapAllocator::system(), &self.0);
+        allocator.allocate(&RegionRequest::new(ByteCount::kib(8))).expect("memory")
+    }
+
+    fn foreign(&self) -> Option<Region> {
+        let allocator = HeapAllocator::simulated_device(0);
+        let request = RegionRequest::new(ByteCount::kib(8));
+        Some(Region::new(allocator.allocate(&request).expect("memory")))
+    }
+
+    fn probe(&self, _: &RecordingRegistrar) -> registrar::Probe {
+        let journal = self.0.clone();
+        Arc::new(move |span| journal.is_registered(span))
+    }
+}
+
+#[test]
+fn recording_registrars_conform() {
+    check_registrar(&Recording(Journal::new()));
 }

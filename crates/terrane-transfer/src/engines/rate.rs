@@ -8,7 +8,7 @@ use terrane_core::ByteCount;
 /// The rate of one path of an engine: a guess at first, then a moving average of what was
 /// measured.
 #[derive(Debug)]
-pub(crate) struct Rate {
+pub struct Rate {
     /// Bytes a second, as the bits of a float.
     bytes_per_second: AtomicU64,
     /// What each job costs besides its bytes.
@@ -27,12 +27,16 @@ const WEIGHT: f64 = 0.25;
 const LEAST_TELLING: ByteCount = ByteCount::mib(1);
 
 impl Rate {
-    pub(crate) fn new(bytes_per_second: f64, per_job: Duration, per_run: Duration) -> Self {
+    /// A guess: so many bytes a second, and what each job and each run cost besides.
+    #[must_use]
+    pub fn new(bytes_per_second: f64, per_job: Duration, per_run: Duration) -> Self {
         let bytes_per_second = AtomicU64::new(bytes_per_second.to_bits());
         Self { bytes_per_second, per_job, per_run, learned: AtomicU32::new(0) }
     }
 
-    pub(crate) fn predict(&self, bytes: ByteCount, runs: u64) -> Duration {
+    /// How long so many bytes in so many runs should take.
+    #[must_use]
+    pub fn predict(&self, bytes: ByteCount, runs: u64) -> Duration {
         // Relaxed here and below: an estimate, which orders nothing.
         let rate = f64::from_bits(self.bytes_per_second.load(Ordering::Relaxed));
         let seconds = bytes.get() as f64 / rate + self.per_run.as_secs_f64() * runs as f64;
@@ -40,11 +44,13 @@ impl Rate {
     }
 
     /// Whether it rests on more than one measurement, which might have been an outlier.
-    pub(crate) fn is_known(&self) -> bool {
+    #[must_use]
+    pub fn is_known(&self) -> bool {
         self.learned.load(Ordering::Relaxed) > 1
     }
 
-    pub(crate) fn learn(&self, bytes: ByteCount, took: Duration) {
+    /// Takes note of a copy. One of less than a MiB says more about latency, and teaches nothing.
+    pub fn learn(&self, bytes: ByteCount, took: Duration) {
         if bytes < LEAST_TELLING || took.is_zero() {
             return;
         }

@@ -173,6 +173,7 @@ proptest! {
         let of_block = layers.len() * source.layout().config().outer_dim() as usize;
         prop_assert_eq!(plan.pieces(), blocks * u64::try_from(of_block).unwrap());
         prop_assert_eq!(count, u64::try_from(runs.len()).unwrap());
+        check_pairs(&plan, from, to);
         prop_assert_eq!(plan.mean_run().get(), bytes.checked_div(count).unwrap_or(0));
         for (index, run) in plan.runs().iter().enumerate() {
             prop_assert_eq!(plan.run(index), Some(*run));
@@ -236,6 +237,21 @@ pub fn check_agreement(plan: &TransferPlan) {
     for (index, run) in plan.runs().iter().enumerate() {
         assert_eq!(plan.run(index).as_ref(), Some(run));
     }
+}
+
+/// The pairs are those of the transfer, in the one order and in the other.
+fn check_pairs(plan: &TransferPlan, from: &[u32], to: &[u32]) {
+    let sorted = |from: &[u32], to: &[u32]| {
+        let mut pairs: Vec<_> = from.iter().copied().zip(to.iter().copied()).collect();
+        pairs.sort_unstable();
+        pairs
+    };
+    let named = sorted(from, to);
+    assert!(plan.destination_blocks().is_sorted());
+    assert_eq!(sorted(plan.source_blocks(), plan.destination_blocks()), named);
+    let [from, to] = plan.pairs_by_source();
+    assert!(from.is_sorted());
+    assert_eq!(sorted(&from, &to), named);
 }
 
 /// What is said of alignment is true of every run, and of what is contiguous at one end.

@@ -457,7 +457,7 @@ unsafe impl CopyEngine for Noting {
         self.inner.quote(plan, terms)
     }
     fn submit(&self, job: CopyJob) {
-        self.jobs.lock().unwrap().push((*job.terms(), job.plan().bytes()));
+        self.jobs.lock().unwrap().push((job.terms().clone(), job.plan().bytes()));
         self.inner.submit(job);
     }
 }

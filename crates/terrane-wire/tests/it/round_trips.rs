@@ -1,7 +1,5 @@
 //! What is written can be read, and is written in one way only.
 
-use std::time::Instant;
-
 use proptest::prelude::*;
 use terrane_core::{BackendName, ByteCount, DeviceId, RemoteSpace};
 use terrane_layout::{BlockDimension, Fingerprint, LayoutKind};

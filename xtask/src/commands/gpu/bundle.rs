@@ -5,13 +5,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use cargo_metadata::{Artifact, Message, Package, Target};
+use cargo_metadata::{Artifact, Message, Target};
 
 use crate::command::Tool;
+use crate::commands::interop;
+use crate::commands::nixl::{self, with_nixl};
+use crate::commands::simulated::{GPU_TESTS, with_gpu_tests};
 use crate::workspace::Workspace;
-
-/// What tests that need a GPU are called: `[[test]] name = "gpu"`.
-const TESTS: &str = "gpu";
 
 /// The crate, the flag and the name of each program beside the tests, and what the bundle calls it.
 const PROGRAMS: [(&str, &str, &str, &str); 3] = [
@@ -42,15 +42,11 @@ pub fn make(workspace: &Workspace, folder: &Path) -> Result<()> {
         .with_context(|| format!("cannot create {}", folder.display()))?;
     write(&folder.join(MARK), &version(workspace))?;
     for (called, binary) in &files {
-        let to = folder.join(called);
         // Backtraces keep the names of functions.
-        Tool::new(workspace, "strip")
-            .args(["--strip-debug", "-o"])
-            .arg(&to)
-            .arg(binary)
-            .run()
-            .context("cannot strip; install binutils")?;
+        strip(workspace, "--strip-debug", binary, &folder.join(called))?;
     }
+    pack_interop(workspace, folder)?;
+    pack_nixl(workspace, folder)?;
     let run = folder.join("run.sh");
     write(&run, RUN)?;
     fs::set_permissions(&run, Permissions::from_mode(0o755))
@@ -69,16 +65,66 @@ pub fn make(workspace: &Workspace, folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Puts the library of the interop tests into the folder, and those of the tests that need PyTorch
+/// with CUDA.
+fn pack_interop(workspace: &Workspace, folder: &Path) -> Result<()> {
+    let artifacts = build(workspace, &["build", "--package", interop::CRATE])?;
+    let mut files = artifacts.iter().flat_map(|artifact| &artifact.filenames);
+    let library = files
+        .find(|file| file.file_name() == Some(interop::LIBRARY))
+        .with_context(|| format!("cargo built no {}", interop::LIBRARY))?;
+    let python = interop::python(workspace)?;
+    let to = folder.join("interop");
+    fs::create_dir_all(to.join("gpu"))
+        .with_context(|| format!("cannot create {}", to.display()))?;
+    strip(workspace, "--strip-debug", library.as_std_path(), &to.join("library.so"))?;
+    for file in interop::ON_DEVICE {
+        fs::copy(python.join(file), to.join(file))
+            .with_context(|| format!("cannot copy {}", python.join(file).display()))?;
+    }
+    Ok(())
+}
+
+/// Puts NIXL into the folder as `nixl.tar.gz`, which `run.sh` unpacks: with the plugins for memory
+/// and files, and UCX without the modules for networks that its test machines have not. Packed, it
+/// takes a sixth of the room.
+fn pack_nixl(workspace: &Workspace, folder: &Path) -> Result<()> {
+    let nixl = nixl::provide(workspace)?;
+    let stage = workspace.target().join("nixl-bundle");
+    if stage.exists() {
+        fs::remove_dir_all(&stage).with_context(|| format!("cannot remove {}", stage.display()))?;
+    }
+    let wanted = |module: &str| nixl::is_transport(module) && !module.starts_with("libuct_ib");
+    for library in nixl.loaded(workspace, wanted)? {
+        let name = library.strip_prefix(nixl.folder()).context("a library lies elsewhere")?;
+        let to = stage.join(name);
+        let parent = to.parent().unwrap_or(&stage);
+        fs::create_dir_all(parent)
+            .with_context(|| format!("cannot create {}", parent.display()))?;
+        strip(workspace, "--strip-unneeded", &library, &to)?;
+    }
+    Tool::new(workspace, "tar")
+        .args([Path::new("-czf"), &folder.join("nixl.tar.gz"), Path::new("-C"), &stage])
+        .arg(".")
+        .run()?;
+    fs::remove_dir_all(&stage).with_context(|| format!("cannot remove {}", stage.display()))
+}
+
+fn strip(workspace: &Workspace, how: &str, from: &Path, to: &Path) -> Result<()> {
+    Tool::new(workspace, "strip")
+        .arg(how)
+        .args([Path::new("-o"), to, from])
+        .run()
+        .context("cannot strip; install binutils")
+}
+
 /// Every test binary called `gpu`, under the name of its crate.
 fn built_tests(workspace: &Workspace) -> Result<Vec<(PathBuf, PathBuf)>> {
-    let has_tests = |package: &&Package| {
-        package.targets.iter().any(|target| target.is_test() && target.name == TESTS)
-    };
-    let packages: Vec<&Package> = workspace.members().into_iter().filter(has_tests).collect();
+    let packages = with_gpu_tests(workspace);
     if packages.is_empty() {
-        bail!("no crate has a test `{TESTS}`");
+        bail!("no crate has a test `{GPU_TESTS}`");
     }
-    let mut arguments = vec!["test", "--no-run", "--all-features", "--test", TESTS];
+    let mut arguments = vec!["test", "--no-run", "--all-features", "--test", GPU_TESTS];
     for package in &packages {
         arguments.extend(["--package", package.name.as_str()]);
     }
@@ -87,9 +133,9 @@ fn built_tests(workspace: &Workspace) -> Result<Vec<(PathBuf, PathBuf)>> {
     for package in packages {
         let mine = artifacts.iter().filter(|artifact| artifact.package_id == package.id);
         let binary = mine
-            .filter(|artifact| artifact.target.name == TESTS)
+            .filter(|artifact| artifact.target.name == GPU_TESTS)
             .find_map(|artifact| artifact.executable.clone())
-            .with_context(|| format!("cargo built no test `{TESTS}` of `{}`", package.name))?;
+            .with_context(|| format!("cargo built no test `{GPU_TESTS}` of `{}`", package.name))?;
         files.push((Path::new("tests").join(package.name.as_str()), binary.into()));
     }
     Ok(files)
@@ -97,7 +143,7 @@ fn built_tests(workspace: &Workspace) -> Result<Vec<(PathBuf, PathBuf)>> {
 
 /// Runs cargo in release mode, and gives what it built.
 fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<Artifact>> {
-    let output = Tool::cargo(workspace)
+    let output = with_nixl(workspace, Tool::cargo(workspace))?
         .args(arguments)
         .args(["--release", "--message-format", "json-render-diagnostics"])
         .stdout()?;

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::Tool;
 use crate::kernels::{judge, stamped};
+use crate::pypi::{self, Wheels};
 use crate::tidy;
 use crate::workspace::Workspace;
 
@@ -15,8 +16,8 @@ use crate::workspace::Workspace;
 pub enum Action {
     /// Compiles every `.cu` file to a `.ptx` file beside it
     ///
-    /// NVRTC comes from its package on PyPI (88 MB, checked by its hash) and is kept under
-    /// `target/tools`; that needs `python3` with pip, and no GPU. The same source always gives the
+    /// NVRTC comes from its package on PyPI (23 MB, checked by its hash) and is kept under
+    /// `target/tools`; that needs `python3` with pip on x86-64, and no GPU. The same source always gives the
     /// same file.
     Build,
     /// Checks that every `.ptx` file was made of the `.cu` file beside it; needs no compiler
@@ -24,12 +25,18 @@ pub enum Action {
 }
 
 /// The release of NVRTC, as its package is versioned.
-const NVRTC: &str = "12.8.93";
+///
+/// The oldest of CUDA 12: a driver takes the PTX of its own release and of older ones.
+const NVRTC: &str = "12.0.140";
 
-/// The package, with the hashes of its wheels for x86-64 and aarch64.
-const REQUIREMENT: &str = "nvidia-cuda-nvrtc-cu12==12.8.93 \
-    --hash=sha256:a7756528852ef889772a84c6cd89d41dfa74667e24cca16bb31f8f061e3e9994 \
-    --hash=sha256:fc1fec1e1637854b4c0a65fb9a8346b51dd9ee69e61ebaccc82058441f15bce8\n";
+/// Its package, with the hash of its only wheel, which is for x86-64.
+const WHEELS: Wheels = Wheels {
+    name: "NVRTC",
+    requirements: "nvidia-cuda-nvrtc-cu12==12.0.140 \
+        --hash=sha256:8e94e991d85c422de4da87bdc7472fdc1364367bd4aace7000b559cd33122071\n",
+    members: &["nvidia/cuda_nvrtc/lib/"],
+    revision: 1,
+};
 
 /// The oldest architecture that the kernels run on, and every newer one.
 const ARCHITECTURE: &str = "compute_80";
@@ -56,6 +63,7 @@ fn build(workspace: &Workspace, library: &Path, source: &Path) -> Result<()> {
         .args([library, source])
         .arg(ARCHITECTURE)
         .stdout()?;
+    let ptx = without_unused(&ptx);
     let name = source.file_name().unwrap_or_default().to_string_lossy();
     let compiler = format!("NVRTC {NVRTC} for {ARCHITECTURE}");
     let to = source.with_extension("ptx");
@@ -63,6 +71,13 @@ fn build(workspace: &Workspace, library: &Path, source: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", to.display()))?;
     println!("{}", to.display());
     Ok(())
+}
+
+/// The PTX without the constants of `nv/target`, which this release of NVRTC puts in front of
+/// everything, and which nothing uses.
+fn without_unused(ptx: &str) -> String {
+    let is_used = |line: &&str| !(line.starts_with(".global") && line.contains("nv6target"));
+    ptx.lines().filter(is_used).flat_map(|line| [line, "\n"]).collect()
 }
 
 fn check(source: &Path) -> Result<()> {
@@ -77,38 +92,11 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The library, downloaded if it is not there yet. pip checks the hash.
+/// The library, fetched if it is not there yet.
 fn provision(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.target().join("tools").join(format!("nvrtc-{NVRTC}"));
+    pypi::provide(workspace, &WHEELS, &folder, |_| Ok(()))?;
     let library = folder.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
-    if library.exists() {
-        return Ok(library);
-    }
-    println!("NVRTC {NVRTC} is not there; downloading it to {}", folder.display());
-    let download = folder.join("download");
-    fs::create_dir_all(&download)
-        .with_context(|| format!("cannot create {}", download.display()))?;
-    let requirement = folder.join("requirement.txt");
-    fs::write(&requirement, REQUIREMENT)
-        .with_context(|| format!("cannot write {}", requirement.display()))?;
-    Tool::new(workspace, "python3")
-        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"])
-        .args(["--require-hashes", "--disable-pip-version-check"])
-        .arg("--dest")
-        .arg(&download)
-        .arg("--requirement")
-        .arg(&requirement)
-        .run()
-        .context("NVRTC comes from PyPI; this needs python3 with pip, and the network")?;
-    for wheel in fs::read_dir(&download).context("cannot list what was downloaded")? {
-        let wheel = wheel.context("cannot list what was downloaded")?.path();
-        Tool::new(workspace, "python3")
-            .args(["-m", "zipfile", "--extract"])
-            .args([&wheel, &folder])
-            .run()?;
-    }
-    fs::remove_dir_all(&download)
-        .with_context(|| format!("cannot remove {}", download.display()))?;
     if !library.exists() {
         bail!("the package of NVRTC {NVRTC} holds no {}", library.display());
     }

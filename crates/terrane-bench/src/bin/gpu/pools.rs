@@ -45,8 +45,7 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
         let fences = Arc::new(Counted { streams, made: AtomicU64::new(0) });
         let pool = Pool::with_fences(
             rig.device.clone(),
-            // Large blocks are kept by their threads, as a pool for them is set up.
-            PoolOptions { magazine_bytes: ByteCount::mib(128), ..PoolOptions::default() },
+            PoolOptions::default(),
             Arc::clone(&fences) as _,
         )?;
         let request = RegionRequest::new(bytes);

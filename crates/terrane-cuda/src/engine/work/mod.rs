@@ -18,7 +18,7 @@ use super::lists::BlockLists;
 use super::options::CopyPath;
 use super::reach::Reach;
 use super::scratch::Scratch;
-use super::streams::StreamLease;
+use super::streams::{Lanes, StreamLease};
 use crate::error::CudaError;
 use crate::event::{Event, Timing};
 use crate::kernels::Kernels;
@@ -27,6 +27,14 @@ use steps::{Staged, Stepped, Steps};
 
 /// A job, and how far it has been submitted.
 pub(super) struct Work {
+    /// The first one has all the work of a path of one stream; of the staged path, the first one
+    /// has the copies and the second one the kernels. They drop first, so that whatever the job
+    /// uses outlives what is on them.
+    lanes: Lanes,
+    /// The buffer of the next part, if it needs one.
+    scratch: Option<Scratch>,
+    /// Where the kernels find the blocks, if a launch does not carry them.
+    lists: Option<BlockLists>,
     job: CopyJob,
     /// They outlive the engine, if that goes while they run.
     kernels: Kernels,
@@ -36,12 +44,7 @@ pub(super) struct Work {
     ends: [Arc<Reach>; 2],
     grid: CopyGrid,
     steps: Steps,
-    /// The first one has all the work of a path of one stream; of the staged path, the first one
-    /// has the copies and the second one the kernels.
-    streams: SmallVec<[StreamLease; 2]>,
     count: Arc<Count>,
-    /// Where the kernels find the blocks, if a launch does not carry them.
-    lists: Option<BlockLists>,
     /// Events behind the latest parts, with the bytes submitted up to each.
     marks: VecDeque<(Arc<Event>, u64)>,
     submitted: u64,
@@ -55,6 +58,7 @@ pub(super) struct Work {
 /// A part of a job that is on a stream.
 pub(super) struct Chunk {
     pub(super) event: Arc<Event>,
+    /// The buffer that it uses until the event.
     pub(super) scratch: Option<Scratch>,
     pub(super) bytes: u64,
     pub(super) count: Arc<Count>,
@@ -102,6 +106,9 @@ impl Work {
             }
         }
         Ok(Self {
+            lanes: Lanes::new(streams),
+            scratch: None,
+            lists: None,
             count: Count::new(&job),
             job,
             kernels: shared.kernels.clone(),
@@ -110,8 +117,6 @@ impl Work {
             ends,
             grid,
             steps,
-            streams,
-            lists: None,
             marks: VecDeque::new(),
             submitted: 0,
             layers_submitted: 0,
@@ -125,7 +130,7 @@ impl Work {
     }
 
     pub(super) fn streams(&self) -> &[StreamLease] {
-        &self.streams
+        &self.lanes
     }
 
     /// Says whether the job has the device to itself.
@@ -135,6 +140,22 @@ impl Work {
 
     pub(super) fn needs_scratch(&self) -> bool {
         matches!(self.steps, Steps::Staged(_))
+    }
+
+    /// Whether all of it fits into one buffer, so that it takes a few calls of the driver with one.
+    pub(super) fn fits_one_buffer(&self) -> bool {
+        // Layers are told of one by one.
+        match &self.steps {
+            Steps::Staged(staged) => self.job.layers().is_none() && staged.fits_one(),
+            _ => false,
+        }
+    }
+
+    /// Submits all of it as one part, in the buffer that it is [given](Self::put_scratch).
+    pub(super) fn in_one_part(&mut self) {
+        if let Steps::Staged(staged) = &mut self.steps {
+            staged.in_one_part();
+        }
     }
 
     /// Where no buffer can be had: goes on without.
@@ -180,30 +201,48 @@ impl Work {
         }
     }
 
+    /// Whether all parts have been submitted.
+    pub(super) fn is_submitted(&self) -> bool {
+        match &self.steps {
+            Steps::Runs { next, .. } => *next >= self.job.plan().runs().len(),
+            Steps::Kernels { cutter, .. } => cutter.is_done(),
+            Steps::Staged(staged) => staged.is_submitted(),
+        }
+    }
+
+    /// Gives the job the buffer of its next part.
+    pub(super) fn put_scratch(&mut self, scratch: Scratch) {
+        self.scratch = Some(scratch);
+    }
+
+    /// The buffer that the job was given and did not need.
+    pub(super) fn take_scratch(&mut self) -> Option<Scratch> {
+        self.scratch.take()
+    }
+
     /// Submits the next part, and answers what of it is on its way; `None` if there is none left.
+    /// Without a
+    /// [buffer](Self::put_scratch) nothing is staged.
     ///
     /// # Errors
     ///
-    /// What failed. Some of the part may have been submitted, and may use `scratch`.
-    pub(super) fn step(
-        &mut self,
-        shared: &Shared,
-        scratch: &mut Option<Scratch>,
-    ) -> Result<Option<Chunk>, CopyFailure> {
+    /// What failed. Some of the part may have been submitted, and may use the buffer.
+    pub(super) fn step(&mut self, shared: &Shared) -> Result<Option<Chunk>, CopyFailure> {
+        if self.needs_scratch() && self.scratch.is_none() && !self.is_submitted() {
+            self.do_without_scratch(shared);
+        }
+        self.lanes.begin();
         let stepped = match &mut self.steps {
             Steps::Runs { .. } => self.step_runs(shared)?,
             Steps::Kernels { .. } => self.step_kernels(shared).map_err(engine_failure)?,
-            Steps::Staged(_) => match scratch {
-                Some(scratch) => self.step_staged(shared, scratch).map_err(engine_failure)?,
-                None => None,
-            },
+            Steps::Staged(_) => self.step_staged(shared).map_err(engine_failure)?,
         };
         let Some(stepped) = stepped else { return Ok(None) };
         let Stepped { bytes, stream, layers } = stepped;
         self.submitted += bytes;
         let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
         let count = Arc::clone(&self.count);
-        Ok(Some(Chunk { event, scratch: scratch.take(), bytes, count }))
+        Ok(Some(Chunk { event, scratch: self.scratch.take(), bytes, count }))
     }
 
     /// An event behind what a stream has been given, which is also that of `layers`.
@@ -214,7 +253,7 @@ impl Work {
         layers: u32,
     ) -> Result<Arc<Event>, CudaError> {
         let event = Arc::new(Event::new(&shared.context, Timing::Off)?);
-        if let Some(stream) = self.streams.get(stream) {
+        if let Some(stream) = self.lanes.get(stream) {
             event.record(stream)?;
         }
         if self.marks.len() == MARKS {
@@ -247,9 +286,8 @@ impl Work {
         due: Option<Range<Instant>>,
     ) -> Result<Arc<Flight>, Box<Cargo>> {
         let (direction, path, is_telling) = (self.direction, self.path, self.is_telling);
-        let Self {
-            job, kernels, count, streams, ends, lists, mut marks, submitted, layers, ..
-        } = self;
+        let Self { lanes, lists, job, kernels, count, ends, mut marks, submitted, layers, .. } =
+            self;
         let end = marks.pop_back().map(|(event, _)| event);
         let mut before = marks.into_iter().rev();
         let before_end = before.find(|(_, bytes)| submitted - bytes >= NEAR);
@@ -257,16 +295,16 @@ impl Work {
         let corrections = || Arc::clone(&shared.corrections);
         let lesson =
             is_telling.then(|| Lesson { corrections: corrections(), direction, path, predicted });
-        let cargo = Cargo { job, count, streams, ends, lists, lesson, scratch: None, kernels };
+        let cargo = Cargo { lanes, scratch: None, lists, job, count, ends, lesson, kernels };
         match end {
             Some(end) => Ok(Flight::new(cargo, end, before_end, layers, due)),
             None => Err(Box::new(cargo)),
         }
     }
 
-    /// Part of it failed, and may still use `scratch`.
-    pub(super) fn into_cargo(self, scratch: Option<Scratch>) -> Box<Cargo> {
-        let Self { job, kernels, count, streams, ends, lists, .. } = self;
-        Box::new(Cargo { job, count, streams, ends, lists, lesson: None, scratch, kernels })
+    /// Part of it failed.
+    pub(super) fn into_cargo(self) -> Box<Cargo> {
+        let Self { lanes, scratch, lists, job, kernels, count, ends, .. } = self;
+        Box::new(Cargo { lanes, scratch, lists, job, count, ends, lesson: None, kernels })
     }
 }

@@ -13,11 +13,11 @@ use super::super::launch::{KernelEnd, Launcher};
 use super::super::lists::BlockLists;
 use super::super::packing::{Cutter, Packing, Part, Ramp, index};
 use super::super::reach::Reach;
-use super::super::scratch::Scratch;
 use super::Work;
 use crate::error::CudaError;
 use crate::event::{Event, Timing};
 use crate::kernels::INLINE_BLOCKS;
+use crate::stream::Stream;
 
 pub(super) enum Steps {
     /// The driver's copies, from the run of this number on, from that offset in it.
@@ -45,6 +45,7 @@ pub(super) struct Staged {
     /// and those of the destination.
     sorted: Option<[Vec<u32>; 2]>,
     is_first: bool,
+    is_only: bool,
 }
 
 /// The most calls of the driver for one chunk, and the most runs of one batch.
@@ -58,7 +59,7 @@ impl Work {
         let Steps::Runs { next, offset, batch, together } = &mut self.steps else {
             return Ok(None);
         };
-        let Some(stream) = self.streams.first() else { return Ok(None) };
+        let Some(stream) = self.lanes.first() else { return Ok(None) };
         let plan = self.job.plan();
         let most = if *together { MOST_TOGETHER } else { MOST_CALLS };
         let limit = shared.options.request_bytes.get().max(1);
@@ -108,7 +109,7 @@ impl Work {
     pub(super) fn step_kernels(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
         self.list_blocks(shared)?;
         let Steps::Kernels { cutter, ctas, .. } = &mut self.steps else { return Ok(None) };
-        let (Some(part), Some(stream)) = (cutter.next(), self.streams.first()) else {
+        let (Some(part), Some(stream)) = (cutter.next(), self.lanes.first()) else {
             return Ok(None);
         };
         let plan = self.job.plan();
@@ -127,7 +128,7 @@ impl Work {
     fn list_blocks(&mut self, shared: &Shared) -> Result<(), CudaError> {
         let plan = self.job.plan();
         let Steps::Kernels { lists: wanted, .. } = &mut self.steps else { return Ok(()) };
-        let Some(stream) = self.streams.first().filter(|_| std::mem::take(wanted)) else {
+        let Some(stream) = self.lanes.first().filter(|_| std::mem::take(wanted)) else {
             return Ok(());
         };
         let blocks = [plan.source_blocks(), plan.destination_blocks()];
@@ -140,22 +141,22 @@ impl Work {
         Ok(())
     }
 
-    pub(super) fn step_staged(
-        &mut self,
-        shared: &Shared,
-        scratch: &Scratch,
-    ) -> Result<Option<Stepped>, CudaError> {
+    pub(super) fn step_staged(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
         let Steps::Staged(staged) = &mut self.steps else { return Ok(None) };
-        let (Some(copies), Some(kernels)) = (self.streams.first(), self.streams.get(1)) else {
+        let (Some(copies), Some(kernels)) = (self.lanes.first(), self.lanes.get(1)) else {
             return Ok(None);
         };
+        let Some(scratch) = &self.scratch else { return Ok(None) };
         let Some(part) = staged.cutter.next() else { return Ok(None) };
         let plan = self.job.plan();
-        // Nothing else goes on beside the first part to the host: more thread blocks shorten it.
-        let is_first = std::mem::replace(&mut staged.is_first, false);
-        let pack = shared.options.pack_ctas.get();
         let to_host = self.direction == Direction::ToHost;
-        let ctas = if is_first && to_host { pack.saturating_mul(3) } else { pack };
+        // Nothing else goes on beside the first part to the host, nor beside one that is all there
+        // is: more thread blocks shorten it, and one stream has both of its halves.
+        let is_first = std::mem::replace(&mut staged.is_first, false);
+        let is_alone = staged.is_only || (is_first && to_host);
+        let pack = shared.options.pack_ctas.get();
+        let (kernels, ctas) =
+            if is_alone { (copies, pack.saturating_mul(3)) } else { (kernels, pack) };
         let launcher =
             Launcher { kernels: &shared.kernels, tables: &shared.tables, stream: kernels, ctas };
         let sorted = staged.sorted.as_ref();
@@ -195,26 +196,33 @@ impl Work {
             }
         });
         found?;
-        let between = Event::new(&shared.context, Timing::Off)?;
+        // What follows on the other stream comes after this.
+        let hand_over = |from: &Stream, to: &Stream| {
+            if is_alone {
+                return Ok(());
+            }
+            let between = Event::new(&shared.context, Timing::Off)?;
+            between.record(from)?;
+            to.wait_for(&between)
+        };
         if to_host {
             // SAFETY: the part is of a validated plan whose ends the job keeps alive and to itself
             // until the streams have come past; the buffer holds it and is nobody else's.
             unsafe { launcher.copy(&self.grid, &part, source, packed) }?;
-            between.record(kernels)?;
-            copies.wait_for(&between)?;
+            hand_over(kernels, copies)?;
             // SAFETY: as above; the stretches are those of the part.
             unsafe { staged.batch.submit(copies) }?;
         } else {
             // SAFETY: as above.
             unsafe { staged.batch.submit(copies) }?;
-            between.record(copies)?;
-            kernels.wait_for(&between)?;
+            hand_over(copies, kernels)?;
             // SAFETY: as above.
             unsafe { launcher.copy(&self.grid, &part, packed, destination) }?;
         }
         let layers = layers_up_to(&self.grid, plan, &part);
         let bytes = staged.packing.bytes(&part);
-        Ok(Some(Stepped { bytes, stream: if to_host { 0 } else { 1 }, layers }))
+        let stream = if to_host || is_alone { 0 } else { 1 };
+        Ok(Some(Stepped { bytes, stream, layers }))
     }
 }
 
@@ -289,6 +297,18 @@ impl Steps {
 }
 
 impl Staged {
+    pub(super) fn fits_one(&self) -> bool {
+        self.cutter.fits_one()
+    }
+
+    pub(super) fn is_submitted(&self) -> bool {
+        self.cutter.is_done()
+    }
+
+    pub(super) fn in_one_part(&mut self) {
+        (self.cutter, self.is_only) = (self.cutter.flat(), true);
+    }
+
     /// `None` if the transfer cannot be staged.
     pub(super) fn of(
         shared: &Shared,
@@ -309,7 +329,14 @@ impl Staged {
         // The plan has its destinations in order already.
         let is_sorted = side == Side::Destination || plan.source_blocks().is_sorted();
         let sorted = (!is_sorted).then(|| plan.pairs_by_source());
-        Some(Self { cutter, packing, batch: Batch::default(), sorted, is_first: true })
+        Some(Self {
+            cutter,
+            packing,
+            batch: Batch::default(),
+            sorted,
+            is_first: true,
+            is_only: false,
+        })
     }
 }
 

@@ -6,6 +6,7 @@ mod faults;
 pub mod fixture;
 mod held;
 mod orders;
+mod panics;
 mod paths;
 mod ranks;
 mod relays;

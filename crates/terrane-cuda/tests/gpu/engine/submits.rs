@@ -6,7 +6,7 @@ use terrane_core::{ByteCount, Memory};
 use terrane_cuda::{Context, CopyPath, DeviceEngineOptions, Event, Stream, Timing};
 use terrane_layout::{LayoutConfig, LayoutKind};
 use terrane_testkit::conformance::EngineFixture;
-use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{DeviceOrder, Endpoint, LayerState, Transfer};
@@ -184,4 +184,57 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
         Image::of(&copy, fixture.access()).assert_equals(&expected, &format!("{path:?}"));
         end_of(completion).result.unwrap();
     }
+}
+
+/// What a submit of 16 blocks costs the caller, counted in calls of the driver: a launch and an
+/// event; where it is staged, also a copy and a look whether a buffer is free. Nothing is made, and
+/// nothing waited for.
+#[test]
+fn a_submit_takes_a_few_calls_of_the_driver() {
+    let name = "a_submit_takes_a_few_calls_of_the_driver";
+    let Some(context) = device(name, ROOM) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: the calls of a real driver are not counted");
+    };
+    let shape = config(32, 4, 16);
+    let [from_ids, to_ids] = [0..16, 16..32].map(|ids| ids.rev().collect::<Vec<u32>>());
+    let few = DeviceEngineOptions::default();
+    // In parts, which a feeder submits; the first one before it has woken.
+    let parts = DeviceEngineOptions { scratch_bytes: ByteCount::kib(64), ..few.clone() };
+    // In parts the last job's buffers may be free already, or have to be asked for.
+    for (path, options, least, most) in [
+        (CopyPath::Direct, few.clone(), 2, 2),
+        (CopyPath::Staged, few.clone(), 4, 4),
+        (CopyPath::Staged, parts, 3, 6),
+        (CopyPath::Batched, few.clone(), 0, 0),
+        (CopyPath::Relayout, few, 2, 2),
+    ] {
+        let options = DeviceEngineOptions { path: Some(path), ..options };
+        let fixture = Fixture::new(&context, options, &[DEVICE, APART, PINNED]);
+        let manager = fixture.manager();
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let other = if path == CopyPath::Relayout { DEVICE } else { PINNED };
+        let there = fixture.endpoint(other, shape, LayoutKind::FullyContiguous);
+        for (from, to) in [(&here, &there), (&there, &here)] {
+            let submit = || {
+                let before = calls(&driver);
+                let transfer = ordered(Transfer::new(from, to), from, to);
+                let transfer = transfer.blocks(&from_ids, &to_ids);
+                let completion = manager.submit(transfer, ()).unwrap();
+                let made = calls(&driver) - before;
+                end_of(completion).result.unwrap();
+                made
+            };
+            // Buffers, streams and events are made for the first ones.
+            let made = [(); 4].map(|()| submit())[3];
+            assert!((least..=most).contains(&made), "{path}: {made} calls");
+        }
+    }
+}
+
+/// The calls of this thread that do something.
+fn calls(driver: &SimulatedCuda) -> u64 {
+    let current = ["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"];
+    let bookkeeping: u64 = current.iter().map(|name| driver.calls(Some(name))).sum();
+    driver.calls(None) - bookkeeping
 }

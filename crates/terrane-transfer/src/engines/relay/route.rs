@@ -33,6 +33,8 @@ pub(super) struct Route {
     quotes: [Quote; 2],
     /// The hop of the device whose order is stated.
     order_step: RelayStep,
+    /// The hop of the peer that is told at the end.
+    tells_by: RelayStep,
 }
 
 impl Shared {
@@ -66,7 +68,8 @@ impl Shared {
             match quotes(&**into_slots, &**out_of_slots) {
                 Ok(quotes) => {
                     let engines = [into_slots, out_of_slots].map(Arc::clone);
-                    return Ok(Route { cut, engines, lanes, quotes, order_step });
+                    let tells_by = telling_step(plan);
+                    return Ok(Route { cut, engines, lanes, quotes, order_step, tells_by });
                 }
                 // Of two reasons, that which says more.
                 Err(Declined::Kinds) => {}
@@ -106,11 +109,29 @@ impl Shared {
         self.planner.plan(&Sample::nothing().outwards(&slot, plan))
     }
 
+    /// The plan of a job that copies nothing, and tells the peer.
+    pub(super) fn notification_plan(
+        &self,
+        route: &Route,
+        plan: &TransferPlan,
+    ) -> Result<TransferPlan, TransferError> {
+        let slot = self.bounce.to_plan_by(&route.cut.slot)?;
+        let nothing = Sample::nothing();
+        self.planner.plan(&match telling_step(plan) {
+            RelayStep::IntoBounce => nothing.inwards(plan, &slot),
+            _ => nothing.outwards(&slot, plan),
+        })
+    }
+
     /// The terms of a part of a transfer whose device order has been reached.
     pub(super) fn terms(&self, step: RelayStep, plan: &TransferPlan, terms: &Terms) -> Terms {
         let end = match step {
             RelayStep::Order | RelayStep::IntoBounce => plan.source(),
             RelayStep::OutOfBounce | RelayStep::Durability => plan.destination(),
+            RelayStep::Notification => match telling_step(plan) {
+                RelayStep::IntoBounce => plan.source(),
+                _ => plan.destination(),
+            },
         };
         let on_device = end.kind().is_device() || self.bounce.kind().is_device();
         Terms {
@@ -119,6 +140,7 @@ impl Shared {
             deadline: terms.deadline,
             more_follows: true,
             layer_wise: false,
+            notification: None,
         }
     }
 }
@@ -131,6 +153,8 @@ impl Route {
         match hop {
             RelayStep::Order | RelayStep::IntoBounce => into,
             RelayStep::OutOfBounce | RelayStep::Durability => out,
+            RelayStep::Notification if self.tells_by == RelayStep::IntoBounce => into,
+            RelayStep::Notification => out,
         }
     }
 
@@ -184,6 +208,14 @@ fn order_step(plan: &TransferPlan, terms: &Terms) -> RelayStep {
     }
 }
 
+/// Which hop a peer takes part in.
+fn telling_step(plan: &TransferPlan) -> RelayStep {
+    match plan.source().kind().is_remote() {
+        true => RelayStep::IntoBounce,
+        false => RelayStep::OutOfBounce,
+    }
+}
+
 /// The terms by which the hops are quoted: here the device's order and the durability have to be
 /// such as the engines take.
 fn quoted_terms(plan: &TransferPlan, terms: &Terms, shared: &Shared) -> [Terms; 2] {
@@ -195,6 +227,10 @@ fn quoted_terms(plan: &TransferPlan, terms: &Terms, shared: &Shared) -> [Terms; 
         _ => {}
     }
     second.durability = terms.durability;
+    match telling_step(plan) {
+        RelayStep::IntoBounce => first.notification.clone_from(&terms.notification),
+        _ => second.notification.clone_from(&terms.notification),
+    }
     [first, second]
 }
 

@@ -27,6 +27,8 @@ pub enum RelayStep {
     OutOfBounce,
     /// To make durable what has been written.
     Durability,
+    /// To tell the peer that all has arrived.
+    Notification,
 }
 
 impl fmt::Display for RelayStep {
@@ -36,6 +38,7 @@ impl fmt::Display for RelayStep {
             Self::IntoBounce => "copying into a bounce slot",
             Self::OutOfBounce => "copying out of a bounce slot",
             Self::Durability => "making the files durable",
+            Self::Notification => "telling the peer",
         })
     }
 }

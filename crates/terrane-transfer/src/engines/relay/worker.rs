@@ -69,6 +69,8 @@ struct Active {
     to_arrive: Vec<usize>,
     /// Whether there is something left to make durable.
     to_sync: bool,
+    /// Whether the peer has still to be told.
+    to_tell: bool,
     failure: Option<Failure>,
 }
 
@@ -130,6 +132,7 @@ impl Worker {
         let (sources, destinations) = in_order(job.plan());
         let to_arrive = vec![route.cut.groups_of_blocks(); route.cut.groups_of_layers()];
         let to_sync = has_durability(job.plan(), job.terms());
+        let to_tell = job.terms().notification.is_some();
         let most = at_a_time(route.cut.slot.total_bytes(), self.shared.bounce.slots().most);
         let active = Active {
             job,
@@ -142,6 +145,7 @@ impl Worker {
             in_flight: usize::from(ordered),
             to_arrive,
             to_sync,
+            to_tell,
             failure: None,
         };
         self.transfers.insert(transfer, active);
@@ -280,8 +284,8 @@ impl Worker {
         }
     }
 
-    /// Makes a transfer's files durable when all has been written, and finishes it when that is
-    /// done too, or when it has failed and nothing of it is in flight any more.
+    /// Makes a transfer's files durable when all has been written, tells the peer, and finishes it
+    /// when that is done too, or when it has failed and nothing of it is in flight any more.
     fn settle(&mut self, transfer: u64) {
         let Some(active) = self.transfers.get_mut(&transfer) else { return };
         let has_more = active.wants_slot() || !active.chunks.is_empty();
@@ -297,6 +301,22 @@ impl Worker {
                 ..self.shared.terms(part.step, active.job.plan(), active.job.terms())
             };
             match self.shared.durability_plan(&active.route, active.job.plan()) {
+                Ok(plan) => {
+                    if active.submit(plan, terms, Arc::default(), part, &self.outbox) {
+                        return;
+                    }
+                }
+                Err(error) => active.failure = Some(error.into()),
+            }
+        }
+        if active.failure.is_none() && active.to_tell {
+            active.to_tell = false;
+            let part = Part { transfer, step: RelayStep::Notification, chunk: 0 };
+            let terms = Terms {
+                notification: active.job.terms().notification.clone(),
+                ..self.shared.terms(part.step, active.job.plan(), active.job.terms())
+            };
+            match self.shared.notification_plan(&active.route, active.job.plan()) {
                 Ok(plan) => {
                     if active.submit(plan, terms, Arc::default(), part, &self.outbox) {
                         return;

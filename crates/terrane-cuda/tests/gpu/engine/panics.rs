@@ -1,0 +1,102 @@
+//! Foreign code that panics on the engine's threads while parts of a transfer are on the device.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use cudarc::driver::CudaContext;
+use terrane_core::ByteCount;
+use terrane_cuda::{CopyPath, DeviceEngineOptions};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
+use terrane_testkit::model::Image;
+use terrane_testkit::process::in_child;
+use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
+use terrane_transfer::{Transfer, TransferError};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use crate::needs::{LITTLE, device_with_kernels as device};
+
+/// A subscriber that panics on the threads of feeders, and counts how often.
+struct Panicking;
+
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+impl Subscriber for Panicking {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        if thread::current().name().is_some_and(|name| name.starts_with("terrane-cuda-feed-")) {
+            PANICS.fetch_add(1, Ordering::SeqCst);
+            panic!("a subscriber that panics");
+        }
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// A job whose feeder panics ends as one that was dropped, and not before the device is done with
+/// its memory; the feeder serves the next one.
+#[test]
+fn a_feeder_that_panics_waits_for_what_it_has_submitted() {
+    let name = "engine::panics::a_feeder_that_panics_waits_for_what_it_has_submitted";
+    in_child(name, || {
+        let Some(context) = device(name, LITTLE) else { return };
+        let Some(driver) = SimulatedCuda::find() else {
+            return eprintln!("skipped: {name}: no simulated driver, whose calls can fail");
+        };
+        tracing::subscriber::set_global_default(Panicking).unwrap();
+        // This thread has the context for good, and so makes none of the calls that fail.
+        let ordinal = usize::try_from(context.device().id.get()).unwrap();
+        CudaContext::new(ordinal).unwrap().bind_to_thread().unwrap();
+        let options = DeviceEngineOptions {
+            path: Some(CopyPath::Staged),
+            scratch_bytes: ByteCount::kib(16),
+            request_bytes: ByteCount::kib(16),
+            ..DeviceEngineOptions::default()
+        };
+        let shape = config(32, 3, 2);
+        let ids: Vec<u32> = (0..32).collect();
+        for spared in 0..12 {
+            let fixture = Fixture::new(&context, options.clone(), &[DEVICE, PINNED]);
+            let manager = fixture.manager();
+            let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+            let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+            Image::scribble(&here, fixture.access(), 1);
+            for (from, to) in [(&here, &there), (&there, &here)] {
+                let before = PANICS.load(Ordering::SeqCst);
+                // The feeder, or a watcher, cannot take the context off its thread again, and says so.
+                driver.fail("cuCtxPopCurrent_v2", spared, 999);
+                let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
+                let outcome = end_of(manager.submit(transfer, ()).unwrap());
+                match outcome.result {
+                    Ok(_) => {}
+                    Err(TransferError::EngineStopped) => {
+                        assert_eq!(driver.count(Live::Operations), 0, "it ended too early");
+                        assert!(PANICS.load(Ordering::SeqCst) > before);
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+                driver.forgive();
+            }
+            Image::scribble(&here, fixture.access(), 2);
+            check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..3);
+        }
+        assert!(PANICS.load(Ordering::SeqCst) > 0, "nothing was tried");
+        assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+    });
+}

@@ -1,0 +1,171 @@
+//! How backends are created, and what is asked beforehand, so that each reason has its own error.
+
+use std::sync::{Mutex, PoisonError};
+
+use terrane_core::BackendName;
+
+use super::Backend;
+use crate::backend::Parameter;
+use crate::{BackendConfig, Found, MemoryType, NixlError, Status};
+
+/// The backends of which an agent can have one only.
+const EXCLUSIVE: [&str; 2] = ["GDS", "GDS_MT"];
+
+/// Held while plugins are asked and made into backends.
+///
+/// NIXL loads a plugin to ask for its parameters, and unloads it if the asking agent has no such
+/// backend. Where another agent creates one in between, NIXL does not find the plugin when that
+/// agent ends, and leaves the backend and its threads behind.
+static PLUGINS: Mutex<()> = Mutex::new(());
+
+/// Checks what NIXL would refuse, and whether a backend is asked for twice.
+pub(super) fn check_combination(configs: &[BackendConfig]) -> Result<(), NixlError> {
+    for (index, config) in configs.iter().enumerate() {
+        for earlier in configs.iter().take(index) {
+            if earlier.name == config.name {
+                return Err(NixlError::DuplicateBackend { backend: config.name.clone() });
+            }
+            if [earlier, config].iter().all(|c| EXCLUSIVE.contains(&c.name.as_str())) {
+                let (first, second) = (earlier.name.clone(), config.name.clone());
+                return Err(NixlError::IllegalCombination { first, second });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Creates all backends, in order.
+pub(super) fn backends(
+    agent: &nixl_sys::Agent,
+    found: &Found,
+    configs: Vec<BackendConfig>,
+) -> Result<Vec<Backend>, NixlError> {
+    let _held = PLUGINS.lock().unwrap_or_else(PoisonError::into_inner);
+    configs.into_iter().map(|config| create(agent, found, config)).collect()
+}
+
+fn create(
+    agent: &nixl_sys::Agent,
+    found: &Found,
+    config: BackendConfig,
+) -> Result<Backend, NixlError> {
+    check_texts(&config)?;
+    check_plugin(agent, found, &config.name)?;
+    check_parameters(agent, &config)?;
+    let failed =
+        |error| NixlError::Backend { backend: config.name.clone(), status: Status::of(&error) };
+    let pairs = config.parameters.iter().map(|parameter| (&parameter.key, &parameter.value));
+    let parameters = nixl_sys::Params::from(pairs).map_err(failed)?;
+    let raw = agent.create_backend(config.name.as_str(), &parameters).map_err(failed)?;
+    let asking = Status::during("asking a backend for the memory that it takes");
+    let (types, _) = agent.get_backend_params(&raw).map_err(asking)?;
+    let mut memory = Vec::new();
+    for index in 0..types.len().map_err(asking)? {
+        memory.extend(MemoryType::from_raw(types.get(index).map_err(asking)?));
+    }
+    memory.sort_unstable();
+    let BackendConfig { name, demand, file_access, .. } = config;
+    Ok(Backend { name, raw, memory, demand, file_access })
+}
+
+fn check_texts(config: &BackendConfig) -> Result<(), NixlError> {
+    let check = |what, text: &str| {
+        let text = text.to_owned();
+        if text.contains('\0') { Err(NixlError::Nul { what, text }) } else { Ok(()) }
+    };
+    check("name of a backend", config.name.as_str())?;
+    for Parameter { key, value, .. } in &config.parameters {
+        check("name of a parameter", key)?;
+        check("value of a parameter", value)?;
+    }
+    Ok(())
+}
+
+/// Checks that NIXL finds the plugin, and that it can be loaded.
+fn check_plugin(
+    agent: &nixl_sys::Agent,
+    found: &Found,
+    backend: &BackendName,
+) -> Result<(), NixlError> {
+    let files = found.plugins();
+    if let Some(plugin) = files.iter().find(|plugin| plugin.name() == backend) {
+        let failed = |source| NixlError::Plugin { backend: backend.clone(), source };
+        return plugin.check().map_err(failed);
+    }
+    // A plugin that is linked into NIXL, or is in a list of plugins, has no file there.
+    let available = available(agent, found)?;
+    if available.contains(backend) {
+        return Ok(());
+    }
+    Err(NixlError::UnknownPlugin { backend: backend.clone(), available })
+}
+
+/// The plugins that NIXL finds.
+fn available(agent: &nixl_sys::Agent, found: &Found) -> Result<Vec<BackendName>, NixlError> {
+    if !found.plugin_names_are_text() {
+        // The bindings panic at such a name.
+        return Ok(found.plugins().iter().map(|plugin| plugin.name().clone()).collect());
+    }
+    let asking = Status::during("asking NIXL for its plugins");
+    let list = agent.get_available_plugins().map_err(asking)?;
+    (0..list.len().map_err(asking)?)
+        .map(|index| Ok(BackendName::from(list.get(index).map_err(asking)?)))
+        .collect()
+}
+
+/// Checks that the plugin knows each parameter, and that none is set twice.
+fn check_parameters(agent: &nixl_sys::Agent, config: &BackendConfig) -> Result<(), NixlError> {
+    if config.parameters.is_empty() {
+        return Ok(());
+    }
+    let known = known_parameters(agent, &config.name)?;
+    for (index, parameter) in config.parameters.iter().enumerate() {
+        let (backend, key) = (&config.name, &parameter.key);
+        if parameter.checked && !known.contains(key) {
+            let (backend, parameter) = (backend.clone(), key.clone());
+            return Err(NixlError::UnknownParameter { backend, parameter, known });
+        }
+        if config.parameters.iter().take(index).any(|earlier| earlier.key == *key) {
+            let (backend, parameter) = (backend.clone(), key.clone());
+            return Err(NixlError::DuplicateParameter { backend, parameter });
+        }
+    }
+    Ok(())
+}
+
+fn known_parameters(
+    agent: &nixl_sys::Agent,
+    backend: &BackendName,
+) -> Result<Vec<String>, NixlError> {
+    let refused = |_| NixlError::PluginRefused { backend: backend.clone() };
+    let (_, parameters) = agent.get_plugin_params(backend.as_str()).map_err(refused)?;
+    let asking = Status::during("asking a plugin for its parameters");
+    let mut known = Vec::new();
+    // Each pair is copied before the next is asked for: the bindings say that the texts live as long
+    // as the list, and they live until the next one.
+    for pair in parameters.iter().map_err(asking)? {
+        let (key, _) = pair.map_err(asking)?;
+        known.push(key.to_owned());
+    }
+    known.sort_unstable();
+    Ok(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(names: &[&str]) -> Result<(), NixlError> {
+        let configs: Vec<_> = names.iter().map(|name| BackendConfig::new(*name)).collect();
+        check_combination(&configs)
+    }
+
+    #[test]
+    fn what_cannot_be_together_is_refused_before_anything_is_created() {
+        assert!(check(&["UCX", "POSIX", "GDS"]).is_ok());
+        let twice = check(&["UCX", "POSIX", "UCX"]).unwrap_err();
+        assert!(matches!(twice, NixlError::DuplicateBackend { .. }), "{twice}");
+        let both = check(&["GDS_MT", "UCX", "GDS"]).unwrap_err();
+        assert_eq!(both.to_string(), "no agent has GDS_MT and GDS together; choose one of them");
+    }
+}

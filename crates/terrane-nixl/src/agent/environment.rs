@@ -1,0 +1,329 @@
+//! Agents as the environment asks for them.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::time::Duration;
+
+use terrane_core::BackendName;
+
+use super::{AgentBuilder, ThreadMode};
+use crate::backend::{Demand, Parameter};
+use crate::{BackendConfig, FileAccess, NixlError};
+
+/// What all settings begin with.
+const PREFIX: &str = "TERRANE_NIXL_";
+/// Settings of one backend: the rest of the name is the backend's, whatever is in it.
+const PARAMETERS: &str = "TERRANE_NIXL_PARAMETERS_";
+const FILE_ACCESS: &str = "TERRANE_NIXL_FILE_ACCESS_";
+
+const BACKENDS: &str = "TERRANE_NIXL_BACKENDS";
+const REQUIRED: &str = "TERRANE_NIXL_REQUIRED";
+const AGENT: &str = "TERRANE_NIXL_AGENT";
+const THREAD_MODE: &str = "TERRANE_NIXL_THREAD_MODE";
+const PROGRESS: &str = "TERRANE_NIXL_PROGRESS";
+const LISTEN_PORT: &str = "TERRANE_NIXL_LISTEN_PORT";
+const TELEMETRY: &str = "TERRANE_NIXL_TELEMETRY";
+
+const A_LIST: &str = "names of backends, with commas between them";
+const PAIRS: &str = "`key=value` pairs with semicolons between them, where `\\;` and `\\\\` stand for \
+                     a semicolon and a backslash, and `!key=value` sets an unchecked parameter";
+
+impl AgentBuilder {
+    /// The agent that the environment asks for.
+    ///
+    /// | variable | value | if not set, or empty |
+    /// |---|---|---|
+    /// | `TERRANE_NIXL_BACKENDS` | names of backends in the order in which they are asked: `UCX,GDS_MT` | none |
+    /// | `TERRANE_NIXL_REQUIRED` | those of them that [have to accept](BackendConfig::required) every registration | none |
+    /// | `TERRANE_NIXL_PARAMETERS_`*NAME* | parameters of the backend *NAME*: `key=value;key=value` | none |
+    /// | `TERRANE_NIXL_FILE_ACCESS_`*NAME* | `buffered` or `direct`: [how it reaches files](FileAccess) | as for [`BackendConfig::file_access`] |
+    /// | `TERRANE_NIXL_AGENT` | the agent's name | one that no other agent has |
+    /// | `TERRANE_NIXL_THREAD_MODE` | `strict` or `read-write`: [`ThreadMode`] | `strict` |
+    /// | `TERRANE_NIXL_PROGRESS` | `off`, or for how many microseconds the progress thread rests | `0` |
+    /// | `TERRANE_NIXL_LISTEN_PORT` | a port | the agent does not listen |
+    /// | `TERRANE_NIXL_TELEMETRY` | `on` or `off` | `off` |
+    ///
+    /// What follows `PARAMETERS_` or `FILE_ACCESS_` is the name of a backend, underscores and all:
+    /// `TERRANE_NIXL_PARAMETERS_GDS_MT`. Within a parameter's value, `\;` is a semicolon and `\\` a
+    /// backslash; the key ends at the first `=`. A key with `!` before it is an
+    /// [unchecked parameter](BackendConfig::unchecked_parameter).
+    ///
+    /// This is the one place where the crate reads settings of its own, and nothing in it calls this.
+    ///
+    /// # Errors
+    ///
+    /// [`NixlError::InvalidVariable`], [`NixlError::UnknownVariable`] and
+    /// [`NixlError::VariableWithoutBackend`] name the variable.
+    pub fn from_env() -> Result<Self, NixlError> {
+        Self::from_variables(std::env::vars_os())
+    }
+
+    /// The same with another environment than the process's. Variables that do not begin with
+    /// `TERRANE_NIXL_` are none of its business.
+    ///
+    /// ```
+    /// use terrane_nixl::AgentBuilder;
+    ///
+    /// let builder = AgentBuilder::from_variables([
+    ///     ("TERRANE_NIXL_BACKENDS", "UCX,GDS_MT"),
+    ///     ("TERRANE_NIXL_PARAMETERS_GDS_MT", "thread_count=8"),
+    /// ])?;
+    /// assert_eq!(builder.backends()[1].name().as_str(), "GDS_MT");
+    ///
+    /// let error = AgentBuilder::from_variables([("TERRANE_NIXL_BACKEND", "UCX")]).unwrap_err();
+    /// assert!(error.to_string().contains("TERRANE_NIXL_BACKEND"));
+    /// # Ok::<(), terrane_nixl::NixlError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`from_env`](Self::from_env).
+    pub fn from_variables<K: Into<OsString>, V: Into<OsString>>(
+        variables: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<Self, NixlError> {
+        let settings = settings(variables)?;
+        let mut builder = match value(&settings, AGENT) {
+            Some(name) => Self::new(name),
+            None => Self::unnamed(),
+        };
+        let choice = |name, choices: &[&str], expected| match value(&settings, name) {
+            None => Ok(None),
+            Some(value) => match choices.iter().position(|choice| *choice == value) {
+                Some(index) => Ok(Some(index)),
+                None => Err(invalid(name, value, expected)),
+            },
+        };
+        if choice(THREAD_MODE, &["strict", "read-write"], "`strict` or `read-write`")? == Some(1) {
+            builder.threads = ThreadMode::ReadWrite;
+        }
+        builder.telemetry = choice(TELEMETRY, &["off", "on"], "`on` or `off`")? == Some(1);
+        match value(&settings, PROGRESS) {
+            None => {}
+            Some("off") => builder.progress = None,
+            Some(rest) => {
+                let expected = "`off`, or a number of microseconds";
+                let rest = rest.parse().map_err(|_| invalid(PROGRESS, rest, expected))?;
+                builder.progress = Some(Duration::from_micros(rest));
+            }
+        }
+        if let Some(port) = value(&settings, LISTEN_PORT) {
+            let error = || invalid(LISTEN_PORT, port, "a port, 1 to 65535");
+            builder.listen = Some(port.parse().ok().filter(|p| *p != 0).ok_or_else(error)?);
+        }
+        builder.backends = backends(&settings)?;
+        Ok(builder)
+    }
+}
+
+type Settings = BTreeMap<String, String>;
+
+/// The variables that are settings, each of which is known.
+fn settings<K: Into<OsString>, V: Into<OsString>>(
+    variables: impl IntoIterator<Item = (K, V)>,
+) -> Result<Settings, NixlError> {
+    let exact = [BACKENDS, REQUIRED, AGENT, THREAD_MODE, PROGRESS, LISTEN_PORT, TELEMETRY];
+    let mut settings = Settings::new();
+    for (name, value) in variables {
+        let name = name.into().to_string_lossy().into_owned();
+        if !name.starts_with(PREFIX) {
+            continue;
+        }
+        let of_a_backend = [PARAMETERS, FILE_ACCESS]
+            .iter()
+            .any(|prefix| name.strip_prefix(prefix).is_some_and(is_backend_name));
+        if !of_a_backend && !exact.contains(&name.as_str()) {
+            return Err(NixlError::UnknownVariable { name });
+        }
+        let value = value
+            .into()
+            .into_string()
+            .map_err(|value| invalid(&name, &value.to_string_lossy(), "text in UTF-8"))?;
+        settings.insert(name, value);
+    }
+    Ok(settings)
+}
+
+/// What a variable says; one that is empty says nothing.
+fn value<'s>(settings: &'s Settings, name: &str) -> Option<&'s str> {
+    settings.get(name).map(String::as_str).filter(|value| !value.is_empty())
+}
+
+fn invalid(name: &str, value: &str, expected: &'static str) -> NixlError {
+    NixlError::InvalidVariable { name: name.to_owned(), value: value.to_owned(), expected }
+}
+
+fn is_backend_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+fn list<'s>(settings: &'s Settings, name: &str) -> Result<Vec<&'s str>, NixlError> {
+    let Some(text) = value(settings, name) else { return Ok(Vec::new()) };
+    let names: Vec<_> = text.split(',').map(str::trim).collect();
+    if names.iter().all(|name| is_backend_name(name)) {
+        Ok(names)
+    } else {
+        Err(invalid(name, text, A_LIST))
+    }
+}
+
+fn backends(settings: &Settings) -> Result<Vec<BackendConfig>, NixlError> {
+    let mut backends: Vec<_> =
+        list(settings, BACKENDS)?.into_iter().map(BackendConfig::new).collect();
+    for backend in list(settings, REQUIRED)? {
+        configured(&mut backends, REQUIRED, backend)?.demand = Demand::Required;
+    }
+    for (name, value) in settings {
+        if let Some(backend) = name.strip_prefix(PARAMETERS) {
+            let parameters = parameters(value).ok_or_else(|| invalid(name, value, PAIRS))?;
+            configured(&mut backends, name, backend)?.parameters = parameters;
+        } else if let Some(backend) = name.strip_prefix(FILE_ACCESS) {
+            let backend = configured(&mut backends, name, backend)?;
+            match value.as_str() {
+                "" => {}
+                "buffered" => backend.file_access = FileAccess::Buffered,
+                "direct" => backend.file_access = FileAccess::Direct,
+                _ => return Err(invalid(name, value, "`buffered` or `direct`")),
+            }
+        }
+    }
+    Ok(backends)
+}
+
+/// The configuration of a backend that a variable is about.
+fn configured<'b>(
+    backends: &'b mut [BackendConfig],
+    name: &str,
+    backend: &str,
+) -> Result<&'b mut BackendConfig, NixlError> {
+    let missing = || NixlError::VariableWithoutBackend {
+        name: name.to_owned(),
+        backend: BackendName::from(backend),
+    };
+    backends.iter_mut().find(|config| config.name.as_str() == backend).ok_or_else(missing)
+}
+
+/// `key=value;key=value`, or `None` for what is not of that form.
+fn parameters(text: &str) -> Option<Vec<Parameter>> {
+    let mut pairs = vec![String::new()];
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            ';' => pairs.push(String::new()),
+            '\\' => match characters.next()? {
+                escaped @ (';' | '\\') => pairs.last_mut()?.push(escaped),
+                _ => return None,
+            },
+            plain => pairs.last_mut()?.push(plain),
+        }
+    }
+    let pair = |pair: &String| {
+        let (key, value) = pair.split_once('=')?;
+        let (key, checked) = match key.trim().strip_prefix('!') {
+            Some(key) => (key, false),
+            None => (key.trim(), true),
+        };
+        let parameter = Parameter { key: key.to_owned(), value: value.to_owned(), checked };
+        (!key.is_empty()).then_some(parameter)
+    };
+    // A semicolon at the end begins nothing.
+    pairs.iter().filter(|pair| !pair.trim().is_empty()).map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<AgentBuilder, NixlError> {
+        AgentBuilder::from_variables(variables.iter().copied())
+    }
+
+    #[test]
+    fn an_empty_environment_asks_for_an_agent_without_backends() {
+        let builder = read(&[("PATH", "/bin"), ("TERRANE_NIXL_BACKENDS", "")]).unwrap();
+        assert!(builder.backends.is_empty());
+        assert_eq!(builder.threads, ThreadMode::Strict);
+        assert_eq!(builder.progress, Some(Duration::ZERO));
+        assert_eq!((builder.listen, builder.telemetry), (None, false));
+        assert_ne!(builder.name, read(&[]).unwrap().name);
+    }
+
+    #[test]
+    fn each_setting_is_read() {
+        let builder = read(&[
+            ("TERRANE_NIXL_AGENT", "decode-3"),
+            ("TERRANE_NIXL_THREAD_MODE", "read-write"),
+            ("TERRANE_NIXL_PROGRESS", "250"),
+            ("TERRANE_NIXL_LISTEN_PORT", "7000"),
+            ("TERRANE_NIXL_TELEMETRY", "on"),
+        ])
+        .unwrap();
+        assert_eq!(builder.name.as_str(), "decode-3");
+        assert_eq!(builder.threads, ThreadMode::ReadWrite);
+        assert_eq!(builder.progress, Some(Duration::from_micros(250)));
+        assert_eq!((builder.listen, builder.telemetry), (Some(7000), true));
+        let builder = read(&[("TERRANE_NIXL_PROGRESS", "off")]).unwrap();
+        assert_eq!(builder.progress, None);
+    }
+
+    #[test]
+    fn names_with_underscores_are_told_from_those_that_they_begin_with() {
+        let builder = read(&[
+            ("TERRANE_NIXL_BACKENDS", "UCX, GDS_MT"),
+            ("TERRANE_NIXL_REQUIRED", "GDS_MT"),
+            ("TERRANE_NIXL_PARAMETERS_GDS_MT", "thread_count=8;max=a=b;"),
+            ("TERRANE_NIXL_PARAMETERS_UCX", r"ucx_devices=mlx5_0:1,mlx5_1:1;!path=C\\x\;y"),
+            ("TERRANE_NIXL_FILE_ACCESS_GDS_MT", "buffered"),
+        ])
+        .unwrap();
+        let expected = [
+            BackendConfig::new("UCX")
+                .parameter("ucx_devices", "mlx5_0:1,mlx5_1:1")
+                .unchecked_parameter("path", r"C\x;y"),
+            BackendConfig::new("GDS_MT")
+                .parameter("thread_count", "8")
+                .parameter("max", "a=b")
+                .required()
+                .file_access(FileAccess::Buffered),
+        ];
+        assert_eq!(builder.backends, expected);
+        let error = read(&[
+            ("TERRANE_NIXL_BACKENDS", "GDS"),
+            ("TERRANE_NIXL_PARAMETERS_GDS_MT", "thread_count=8"),
+        ])
+        .unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("GDS_MT"), "{message}");
+        assert!(matches!(error, NixlError::VariableWithoutBackend { .. }), "{message}");
+    }
+
+    #[test]
+    fn what_means_nothing_is_refused_by_name() {
+        for (name, value) in [
+            ("TERRANE_NIXL_BACKENDS", "UCX,,POSIX"),
+            ("TERRANE_NIXL_BACKENDS", "UCX POSIX"),
+            ("TERRANE_NIXL_THREAD_MODE", "none"),
+            ("TERRANE_NIXL_PROGRESS", "-1"),
+            ("TERRANE_NIXL_LISTEN_PORT", "0"),
+            ("TERRANE_NIXL_LISTEN_PORT", "65536"),
+            ("TERRANE_NIXL_TELEMETRY", "yes"),
+            ("TERRANE_NIXL_PARAMETERS_UCX", "num_workers"),
+            ("TERRANE_NIXL_PARAMETERS_UCX", "=4"),
+            ("TERRANE_NIXL_PARAMETERS_UCX", r"path=C:\dir"),
+            ("TERRANE_NIXL_PARAMETERS_UCX", "path=end\\"),
+            ("TERRANE_NIXL_FILE_ACCESS_UCX", "DIRECT"),
+        ] {
+            let error = if name == BACKENDS {
+                read(&[(name, value)])
+            } else {
+                read(&[(BACKENDS, "UCX"), (name, value)])
+            };
+            let error = error.unwrap_err();
+            assert!(error.to_string().starts_with(name), "{name}={value}: {error}");
+            assert!(matches!(error, NixlError::InvalidVariable { .. }), "{error}");
+        }
+        for name in ["TERRANE_NIXL_", "TERRANE_NIXL_UCX", "TERRANE_NIXL_PARAMETERS_"] {
+            let error = read(&[(BACKENDS, "UCX"), (name, "")]).unwrap_err();
+            assert!(matches!(error, NixlError::UnknownVariable { .. }), "{name}: {error}");
+        }
+    }
+}

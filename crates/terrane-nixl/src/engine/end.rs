@@ -1,0 +1,127 @@
+//! What NIXL needs to know of one end: found out once for each endpoint.
+
+use terrane_core::{Location, RemoteSpace, Span};
+use terrane_transfer::{Endpoint, EndpointId, WeakEndpoint};
+
+use super::index;
+use crate::register::Descriptor;
+use crate::{Agent, FileAccess, MemoryType};
+
+/// An end in NIXL's terms.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) memory: MemoryType,
+    /// Of each of the agent's backends, in their order: where it finds the regions; `None` if it
+    /// does not have them all.
+    bases: Box<[Option<Box<[Base]>>]>,
+    /// Whether any backend has any region.
+    pub(super) is_registered: bool,
+}
+
+/// Where a region begins for NIXL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Base {
+    /// An address, or a position in a file.
+    pub(super) address: u64,
+    /// The ordinal of a device, the descriptor of a file, 0 for host memory.
+    pub(super) device: u64,
+}
+
+impl End {
+    /// An end in memory or a file of this process, as far as it is registered with the agent.
+    pub(super) fn local(agent: &Agent, endpoint: &Endpoint) -> Option<Self> {
+        let memory = match endpoint.base(0)? {
+            Location::Host(_) => MemoryType::Host,
+            Location::Device { .. } => MemoryType::Device,
+            Location::File(_) => MemoryType::File,
+            _ => return None,
+        };
+        let layout = endpoint.layout();
+        let length = layout.geometry().region_bytes();
+        let registrations = layout.registrations();
+        let spans: Vec<Span> =
+            layout.regions().iter().map(|r| Span { length, ..Span::of(r) }).collect();
+        let bases: Box<[_]> = agent
+            .created()
+            .iter()
+            .map(|backend| {
+                let accepted = |number: u32, span: &Span| {
+                    registrations.iter().any(|found| {
+                        (found.first_region..=found.last_region).contains(&number)
+                            && found.record.agent == *agent.name()
+                            && found.record.span.covers(span)
+                            && found.record.accepted_by(&backend.name)
+                    })
+                };
+                let base = |(number, span): (u32, &Span)| {
+                    accepted(number, span).then(|| base(span, backend.file_access)).flatten()
+                };
+                (0_u32..).zip(&spans).map(base).collect::<Option<Box<[_]>>>()
+            })
+            .collect();
+        let is_registered = bases.iter().any(Option::is_some);
+        Some(Self { memory, bases, is_registered })
+    }
+
+    /// An end in a peer's memory, as far as the peer says that its backends accepted it: a backend of
+    /// another name cannot reach it.
+    pub(super) fn remote(agent: &Agent, endpoint: &Endpoint) -> Option<Self> {
+        let memory = match endpoint.base(0)?.as_remote()?.space {
+            RemoteSpace::Host => MemoryType::Host,
+            RemoteSpace::Device(_) => MemoryType::Device,
+            RemoteSpace::File(_) => MemoryType::File,
+            _ => return None,
+        };
+        let registrations = endpoint.layout().registrations();
+        let bases: Option<Box<[Base]>> = endpoint
+            .bases()
+            .iter()
+            .map(|location| {
+                let at = location.as_remote()?;
+                let device = match at.space {
+                    RemoteSpace::Host => 0,
+                    RemoteSpace::Device(device) => device.get().into(),
+                    RemoteSpace::File(number) => number,
+                    _ => return None,
+                };
+                Some(Base { address: at.address, device })
+            })
+            .collect();
+        let regions = endpoint.bases().len();
+        let bases: Box<[_]> = agent
+            .created()
+            .iter()
+            .map(|backend| {
+                let accepted = |number: u32| {
+                    registrations.iter().any(|found| {
+                        (found.first_region..=found.last_region).contains(&number)
+                            && found.record.accepted_by(&backend.name)
+                    })
+                };
+                let all = (0_u32..).take(regions).all(accepted);
+                bases.clone().filter(|_| all)
+            })
+            .collect();
+        let is_registered = bases.iter().any(Option::is_some);
+        Some(Self { memory, bases, is_registered })
+    }
+
+    /// Where a backend finds the regions; `None` if it does not have them all.
+    pub(super) fn bases(&self, backend: usize) -> Option<&[Base]> {
+        self.bases.get(backend)?.as_deref()
+    }
+
+    /// Where a backend finds a region.
+    pub(super) fn base(&self, backend: usize, region: u32) -> Option<Base> {
+        self.bases(backend)?.get(index(region)).copied()
+    }
+}
+
+fn base(span: &Span, access: FileAccess) -> Option<Base> {
+    let descriptor = Descriptor::of(span, access).ok()?;
+    let address = terrane_core::ByteCount::from_usize(descriptor.address).get();
+    Some(Base { address, device: descriptor.device })
+}
+
+/// What is known of endpoints that are still there.
+pub(super) type ByEndpoint<T> = rustc_hash::FxHashMap<EndpointId, (WeakEndpoint, T)>;

@@ -1,0 +1,89 @@
+//! How requests fail.
+
+use std::fmt;
+
+use terrane_core::{AgentName, BackendName};
+
+use crate::Status;
+
+/// Why a transfer through NIXL failed: the cause beneath the
+/// [`TransferError`](terrane_transfer::TransferError).
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestFailed {
+    /// NIXL refused a request, or it failed in flight.
+    #[error("{backend} failed at {step}{}: {status}; NIXL's log on standard error says more", with(.peer))]
+    Status {
+        /// The backend.
+        backend: BackendName,
+        /// The peer; `None` for a file.
+        peer: Option<AgentName>,
+        /// What was being done.
+        step: NixlStep,
+        /// What NIXL said.
+        status: Status,
+    },
+    /// The connection has broken, mostly because the peer's process has ended. NIXL has forgotten the
+    /// peer.
+    #[error(
+        "peer {peer} was lost at {step}, by {backend}; when it is back, exchange metadata again and \
+         import its layouts"
+    )]
+    PeerLost {
+        /// The peer.
+        peer: AgentName,
+        /// The backend.
+        backend: BackendName,
+        /// What was being done.
+        step: NixlStep,
+    },
+    /// The file ends before the bytes that were to be read.
+    #[error(
+        "the file has {length} bytes and was to be read to {wanted}; somebody has truncated it, so \
+         write its blocks again"
+    )]
+    FileEnds {
+        /// The length of the file.
+        length: u64,
+        /// Where the last byte to read ends.
+        wanted: u64,
+    },
+    /// The length of a file could not be asked for.
+    #[error("the length of the file could not be found out: {0}")]
+    File(String),
+    /// What was quoted cannot be done any more: the peer has been forgotten since.
+    #[error("not begun: the engine {0}")]
+    Declined(#[from] terrane_transfer::Declined),
+    /// An address of the plan that is none: a region whose memory breaks its contract.
+    #[error("a run of the plan lies nowhere; the memory at one end breaks its contract")]
+    NoAddress,
+}
+
+/// What NIXL was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum NixlStep {
+    /// A request was being prepared.
+    Prepare,
+    /// A request was being posted.
+    Post,
+    /// A request was in flight.
+    Transfer,
+    /// The peer was being told.
+    Notify,
+}
+
+impl fmt::Display for NixlStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Prepare => "preparing a request",
+            Self::Post => "posting a request",
+            Self::Transfer => "a request in flight",
+            Self::Notify => "telling the peer",
+        })
+    }
+}
+
+fn with(peer: &Option<AgentName>) -> String {
+    peer.as_ref().map(|peer| format!(" with peer {peer}")).unwrap_or_default()
+}

@@ -1,0 +1,404 @@
+//! One transfer: its requests, from the first to the last.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrane_core::{BoxedCause, ByteCount, Location};
+use terrane_transfer::{CopyFailure, CopyJob, EngineTimes, Side, Terms};
+
+use super::error::{NixlStep, RequestFailed};
+use super::lists::{Most, Place, Refused, Stretch};
+use super::remains::Abandoned;
+use super::route::{Begun, Operation, Rates, Route, Target};
+use crate::peers::PeerUse;
+use crate::{Agent, NixlEngineOptions, Status};
+
+/// A transfer that the engine's thread is busy with.
+pub(super) struct Flight {
+    /// `None` once it has ended.
+    job: Option<CopyJob>,
+    route: Route,
+    peer: Option<PeerUse>,
+    options: Arc<NixlEngineOptions>,
+    deadline: Option<Instant>,
+    /// Where the next request begins.
+    next: Place,
+    /// In the order in which they were posted.
+    requests: VecDeque<Posted>,
+    /// Whether the peer has still to be told, and no request does.
+    to_tell: bool,
+    /// The layers that are known to be done, from the first one on.
+    layers_done: u32,
+    /// What went wrong, while requests that were in flight by then end.
+    failure: Option<CopyFailure>,
+    times: Option<EngineTimes>,
+}
+
+/// A request that has been posted.
+pub(super) struct Posted {
+    request: nixl_sys::XferRequest,
+    stretch: Stretch,
+    state: State,
+}
+
+/// What has become of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    InFlight,
+    Done,
+    Failed(Status),
+}
+
+impl State {
+    pub(super) fn has_ended(self) -> bool {
+        self != Self::InFlight
+    }
+}
+
+impl Posted {
+    /// Asks NIXL, unless it has ended already.
+    pub(super) fn look(&mut self, agent: &Agent) -> State {
+        if self.state == State::InFlight {
+            self.state = match agent.raw().get_xfer_status(&self.request) {
+                Ok(nixl_sys::XferStatus::InProgress) => State::InFlight,
+                Ok(nixl_sys::XferStatus::Success) => State::Done,
+                Err(error) => State::Failed(Status::of(&error)),
+            };
+        }
+        self.state
+    }
+}
+
+/// What a look at a flight has come to.
+pub(super) enum Step {
+    /// Nothing has changed.
+    Quiet,
+    /// Something has been posted, or has ended.
+    News,
+    /// It is over.
+    Over,
+    /// It is over, but its requests are not.
+    GivenUp(Abandoned),
+}
+
+impl Flight {
+    pub(super) fn new(job: CopyJob, begun: Begun, options: &Arc<NixlEngineOptions>) -> Self {
+        let Begun { route, peer } = begun;
+        job.start();
+        let own = job.terms().deadline;
+        let usual = options.deadline.and_then(|most| Instant::now().checked_add(most));
+        let deadline = match (own, usual) {
+            (Some(own), Some(usual)) => Some(own.min(usual)),
+            (one, other) => one.or(other),
+        };
+        let (to_tell, layers_done) =
+            (job.terms().notification.is_some(), job.plan().layers().start);
+        Self {
+            job: Some(job),
+            route,
+            peer,
+            options: Arc::clone(options),
+            deadline,
+            next: Place::default(),
+            requests: VecDeque::new(),
+            to_tell,
+            layers_done,
+            failure: None,
+            times: None,
+        }
+    }
+
+    /// Posts what is next, and looks what has ended.
+    pub(super) fn advance(&mut self, agent: &Agent, rates: &Rates) -> Step {
+        let news = self.collect(agent);
+        if self.failure.is_none() && self.is_late() {
+            self.failure = Some(CopyFailure::DeadlineExceeded);
+        }
+        if self.failure.is_some() {
+            return self.wind_up(news);
+        }
+        match self.post_next(agent) {
+            Ok(true) => Step::News,
+            Ok(false) if !self.requests.is_empty() => {
+                if news {
+                    Step::News
+                } else {
+                    Step::Quiet
+                }
+            }
+            Ok(false) => {
+                self.end(rates);
+                Step::Over
+            }
+            Err(failure) => {
+                self.failure = Some(failure);
+                self.wind_up(true)
+            }
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    /// Looks at the requests in flight. Says whether one has ended.
+    fn collect(&mut self, agent: &Agent) -> bool {
+        let mut news = false;
+        for number in 0..self.requests.len() {
+            let Some(posted) = self.requests.get_mut(number) else { break };
+            let before = posted.state;
+            let state = posted.look(agent);
+            if state == before {
+                continue;
+            }
+            news = true;
+            if let State::Failed(status) = state {
+                let run = posted.stretch.places.start;
+                let failure = self.failed(agent, NixlStep::Transfer, status, Some(run));
+                self.failure.get_or_insert(failure);
+            }
+        }
+        while self.requests.front().is_some_and(|posted| posted.state.has_ended()) {
+            if let Some(posted) = self.requests.pop_front() {
+                self.account(agent, &posted);
+            }
+        }
+        news
+    }
+
+    /// Counts a request that has ended, and lets go of it.
+    fn account(&mut self, agent: &Agent, posted: &Posted) {
+        let Some(job) = &self.job else { return };
+        if posted.state != State::Done {
+            return;
+        }
+        job.progress().add(posted.stretch.bytes);
+        if agent.has_telemetry()
+            && let Ok(measured) = posted.request.get_telemetry()
+        {
+            let times = self.times.get_or_insert_default();
+            times.post += Duration::from_micros(measured.post_duration_us);
+            times.transfer += Duration::from_micros(measured.xfer_duration_us);
+            times.requests += 1;
+            times.descriptors += measured.desc_count;
+        }
+        // Requests leave in the order in which they were posted.
+        if self.failure.is_none()
+            && let Some(layers) = job.layers()
+        {
+            let plan = job.plan();
+            let reached = plan.runs().get(posted.stretch.places.end.run);
+            let reached = reached.map_or(plan.layers().end, |run| plan.layer(run));
+            if reached > self.layers_done {
+                layers.done(self.layers_done..reached);
+                self.layers_done = reached;
+            }
+        }
+    }
+
+    /// Posts a request, or tells the peer. Says whether there was anything to do that could be done
+    /// now.
+    fn post_next(&mut self, agent: &Agent) -> Result<bool, CopyFailure> {
+        let Some(job) = &self.job else { return Ok(false) };
+        if self.requests.len() >= self.options.requests.get() {
+            return Ok(false);
+        }
+        let (plan, terms) = (job.plan(), job.terms());
+        let most = Most::of(&self.options);
+        let Some(stretch) = most.stretch(plan, self.next, terms.layer_wise) else {
+            return if self.to_tell && self.requests.is_empty() {
+                self.tell(agent)
+            } else {
+                Ok(false)
+            };
+        };
+        let is_first = self.next == Place::default();
+        let is_last = stretch.places.end.run >= plan.runs().len();
+        // The last request tells the peer, so all others have to have ended.
+        if is_last && self.to_tell && !self.requests.is_empty() {
+            return Ok(false);
+        }
+        if is_first {
+            self.check_files().map_err(|cause| engine(Box::new(cause)))?;
+        }
+        let message = terms.notification.as_deref().filter(|_| is_last);
+        let run = Some(stretch.places.start);
+        let request = self.request(agent, &stretch, message).map_err(|refused| match refused {
+            Refused::Status(status) => self.failed(agent, NixlStep::Prepare, status, run),
+            Refused::Failed(cause) => engine(Box::new(cause)),
+        })?;
+        let state = match agent.raw().post_xfer_req(&request, None) {
+            Ok(true) => State::InFlight,
+            Ok(false) => State::Done,
+            Err(error) => {
+                return Err(self.failed(agent, NixlStep::Post, Status::of(&error), run));
+            }
+        };
+        self.next = stretch.places.end;
+        self.to_tell &= !is_last;
+        self.requests.push_back(Posted { request, stretch, state });
+        Ok(true)
+    }
+
+    fn request(
+        &self,
+        agent: &Agent,
+        stretch: &Stretch,
+        message: Option<&[u8]>,
+    ) -> Result<nixl_sys::XferRequest, Refused> {
+        let Some(job) = &self.job else { return Err(Refused::Status(Status::Bindings)) };
+        let status = |error| Refused::Status(Status::of(&error));
+        let [here, there] = stretch.lists(job.plan(), &self.route)?;
+        let mut options = nixl_sys::OptArgs::new().map_err(status)?;
+        if let Some(backend) = self.route.backend(agent) {
+            options.add_backend(&backend.raw).map_err(status)?;
+        }
+        if let Some(message) = message {
+            options.set_notification_message(message).map_err(status)?;
+            options.set_has_notification(true).map_err(status)?;
+        }
+        let (operation, peer) = (self.route.operation.raw(), self.route.peer_name(agent));
+        let raw = agent.raw();
+        raw.create_xfer_req(operation, &here, &there, peer.as_str(), Some(&options)).map_err(status)
+    }
+
+    /// Tells the peer of a transfer that had nothing to copy.
+    fn tell(&mut self, agent: &Agent) -> Result<bool, CopyFailure> {
+        self.to_tell = false;
+        let message = self.job.as_ref().and_then(|job| job.terms().notification.clone());
+        let (Some(message), Some(peer)) = (message, &self.peer) else { return Ok(false) };
+        let backend = self.route.backend(agent).map(|backend| &backend.raw);
+        match agent.raw().send_notification(peer.name().as_str(), &message, backend) {
+            Ok(()) => Ok(true),
+            Err(error) => Err(self.failed(agent, NixlStep::Notify, Status::of(&error), None)),
+        }
+    }
+
+    /// What is read of a file has to be there: backends take a file that ends early for one that has
+    /// been read.
+    fn check_files(&self) -> Result<(), RequestFailed> {
+        let Some(job) = &self.job else { return Ok(()) };
+        if !matches!((&self.route.target, self.route.operation), (Target::File, Operation::Read)) {
+            return Ok(());
+        }
+        let plan = job.plan();
+        let source = plan.source();
+        for (region, base) in (0_u32..).zip(source.bases()) {
+            let Location::File(position) = base else { continue };
+            let ends = plan.runs().iter().filter(|run| run.source().region == region);
+            let Some(last) = ends.map(|run| run.source().offset + run.bytes().get()).max() else {
+                continue;
+            };
+            let wanted = position.offset.get() + last;
+            let length = length_of(position.file.descriptor, job)?;
+            if length < wanted {
+                return Err(RequestFailed::FileEnds { length, wanted });
+            }
+        }
+        Ok(())
+    }
+
+    /// What NIXL's refusal means.
+    fn failed(
+        &self,
+        agent: &Agent,
+        step: NixlStep,
+        status: Status,
+        at: Option<Place>,
+    ) -> CopyFailure {
+        let backend = self.route.backend_name(agent);
+        let peer = self.route.peer().cloned();
+        // NIXL forgets a peer by itself when the connection breaks.
+        let lost = |peer: &terrane_core::AgentName| {
+            !agent.raw().check_remote_metadata(peer.as_str(), None)
+        };
+        let cause = match peer {
+            Some(peer) if lost(&peer) => RequestFailed::PeerLost { peer, backend, step },
+            peer => RequestFailed::Status { backend, peer, step, status },
+        };
+        match at {
+            Some(Place { run, offset }) => CopyFailure::Run {
+                index: run,
+                offset: ByteCount::new(offset),
+                source: cause.into(),
+            },
+            None => engine(Box::new(cause)),
+        }
+    }
+
+    /// Ends a transfer that has failed, once nothing of it is in flight, or gives it up if that takes
+    /// too long.
+    fn wind_up(&mut self, news: bool) -> Step {
+        let late = self.is_late();
+        if !self.requests.is_empty() && !late {
+            return if news { Step::News } else { Step::Quiet };
+        }
+        let Some(job) = self.job.take() else { return Step::Over };
+        let failure = self.failure.take().unwrap_or(CopyFailure::DeadlineExceeded);
+        if self.requests.is_empty() {
+            job.finish(Err(failure));
+            return Step::Over;
+        }
+        match job.give_up(failure) {
+            Ok(remains) => {
+                Step::GivenUp(Abandoned::new(self.requests.drain(..), remains, self.peer.take()))
+            }
+            Err(job) => {
+                // A part of another engine's transfer, which has to wait.
+                self.job = Some(*job);
+                self.failure = Some(CopyFailure::DeadlineExceeded);
+                self.deadline = None;
+                Step::Quiet
+            }
+        }
+    }
+
+    fn end(&mut self, rates: &Rates) {
+        let Some(mut job) = self.job.take() else { return };
+        if let Err(cause) = self.check_after(&job) {
+            return job.finish(Err(engine(Box::new(cause))));
+        }
+        if let Some(times) = self.times {
+            job.measured(times);
+        }
+        rates.of(&self.route).learn(job.plan().bytes(), job.running_for());
+        job.finish(Ok(()));
+    }
+
+    /// A file may have been truncated while it was read.
+    fn check_after(&mut self, job: &CopyJob) -> Result<(), RequestFailed> {
+        let _ = job;
+        Ok(())
+    }
+}
+
+impl Drop for Flight {
+    /// Nothing that is in flight loses its memory, not even if the thread unwinds.
+    fn drop(&mut self) {
+        let Some(job) = self.job.take() else { return };
+        if self.requests.is_empty() {
+            return;
+        }
+        let lost = CopyFailure::Engine { source: "the engine's thread has stopped".into() };
+        match job.give_up(lost) {
+            Ok(remains) => drop(Abandoned::new(self.requests.drain(..), remains, self.peer.take())),
+            Err(job) => std::mem::forget(job),
+        }
+    }
+}
+
+fn engine(source: BoxedCause) -> CopyFailure {
+    CopyFailure::Engine { source }
+}
+
+/// The length of a file that an end of the job has.
+fn length_of(descriptor: std::os::fd::RawFd, job: &CopyJob) -> Result<u64, RequestFailed> {
+    let _ = (job, Side::Source, Terms::default());
+    let failed = |error: std::io::Error| RequestFailed::File(error.to_string());
+    // SAFETY: the job holds the endpoint, and so the memory whose descriptor it is stays open.
+    let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let file = std::fs::File::from(file.try_clone_to_owned().map_err(failed)?);
+    Ok(file.metadata().map_err(failed)?.len())
+}

@@ -1,0 +1,128 @@
+//! The descriptors of a request, out of the runs of a plan.
+
+use std::ops::Range;
+
+use terrane_core::ByteCount;
+use terrane_transfer::{Side, TransferPlan};
+
+use super::error::RequestFailed;
+use super::route::Route;
+use crate::{NixlEngineOptions, Status};
+
+/// A place within the runs of a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) run: usize,
+    /// Bytes from the beginning of the run.
+    pub(super) offset: u64,
+}
+
+/// What one request copies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stretch {
+    /// From here to there.
+    pub(super) places: Range<Place>,
+    pub(super) bytes: ByteCount,
+}
+
+/// The most that goes into a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Most {
+    bytes: u64,
+    descriptors: usize,
+}
+
+impl Most {
+    pub(super) fn of(options: &NixlEngineOptions) -> Self {
+        Self {
+            bytes: options.request_bytes.get().max(1),
+            descriptors: options.request_descriptors.get(),
+        }
+    }
+
+    /// The stretch that begins at `from`; `None` at the end of the plan. Of a layer-wise plan it ends
+    /// with its layer.
+    pub(super) fn stretch(
+        self,
+        plan: &TransferPlan,
+        from: Place,
+        layer_wise: bool,
+    ) -> Option<Stretch> {
+        let runs = plan.runs();
+        let layer = plan.layer(runs.get(from.run)?);
+        let (mut at, mut bytes, mut descriptors) = (from, 0, 0);
+        while let Some(run) = runs.get(at.run)
+            && descriptors < self.descriptors
+            && bytes < self.bytes
+            && (!layer_wise || plan.layer(run) == layer)
+        {
+            let left = run.bytes().get() - at.offset;
+            let taken = left.min(self.bytes - bytes);
+            bytes += taken;
+            descriptors += 1;
+            at = if taken == left {
+                Place { run: at.run + 1, offset: 0 }
+            } else {
+                Place { offset: at.offset + taken, ..at }
+            };
+        }
+        Some(Stretch { places: from..at, bytes: ByteCount::new(bytes) })
+    }
+}
+
+impl Stretch {
+    /// The runs of which it has a part: their indices, and where in them the parts begin and how
+    /// long they are.
+    fn parts<'a>(
+        &'a self,
+        plan: &'a TransferPlan,
+    ) -> impl Iterator<Item = (&'a terrane_transfer::CopyRun, u64, u64)> {
+        let Range { start, end } = self.places.clone();
+        let last = end.run + usize::from(end.offset > 0);
+        let runs = plan.runs().get(start.run..last).unwrap_or_default();
+        (start.run..).zip(runs).map(move |(number, run)| {
+            let from = if number == start.run { start.offset } else { 0 };
+            let to = if number == end.run { end.offset } else { run.bytes().get() };
+            (run, from, to - from)
+        })
+    }
+
+    /// The two lists of descriptors: of this process's memory and of the target.
+    pub(super) fn lists(
+        &self,
+        plan: &TransferPlan,
+        route: &Route,
+    ) -> Result<[nixl_sys::XferDescList<'static>; 2], Refused> {
+        let [local, target] = &route.ends;
+        let list = |memory: crate::MemoryType| {
+            nixl_sys::XferDescList::new(memory.into_raw())
+                .map_err(|error| Refused::Status(Status::of(&error)))
+        };
+        let (mut here, mut there) = (list(local.memory)?, list(target.memory)?);
+        for (run, from, length) in self.parts(plan) {
+            let place = |end: &super::end::End, side: Side| {
+                let at = run.at(side);
+                let base = end.base(route.backend, at.region)?;
+                let address = base.address.checked_add(at.offset)?.checked_add(from)?;
+                Some((ByteCount::new(address).to_usize(), base.device))
+            };
+            let no_address = Refused::Failed(RequestFailed::NoAddress);
+            let (Some((near, device)), Some((far, far_device))) =
+                (place(local, route.local), place(target, route.target_side()))
+            else {
+                return Err(no_address);
+            };
+            let length = ByteCount::new(length).to_usize();
+            here.add_desc(near, length, device);
+            there.add_desc(far, length, far_device);
+        }
+        Ok([here, there])
+    }
+}
+
+/// Why there are no lists.
+#[derive(Debug)]
+pub(super) enum Refused {
+    Status(Status),
+    Failed(RequestFailed),
+}

@@ -1,0 +1,177 @@
+//! The copy engine between registered memory and the memory of peers or files.
+
+mod end;
+mod error;
+mod flight;
+mod lists;
+mod options;
+mod pace;
+mod remains;
+mod route;
+mod worker;
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use terrane_core::{ByteCount, Durability, Location};
+use terrane_transfer::engines::threads;
+use terrane_transfer::{CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan};
+
+pub use error::{NixlStep, RequestFailed};
+pub use options::NixlEngineOptions;
+
+use crate::{Agent, NixlError};
+use route::{Operation, Rates, Route, Target};
+use worker::Queue;
+
+/// The engine's name in explanations and errors.
+pub(crate) const NAME: &str = "nixl";
+
+/// Copies through NIXL: between memory that is registered with an agent and the memory of the
+/// agent's peers, and between such memory and registered files.
+///
+/// | from | to | how |
+/// |---|---|---|
+/// | system, pinned or device memory | a peer's memory | a write, by a network backend (UCX) |
+/// | a peer's memory | system, pinned or device memory | a read, likewise |
+/// | memory | a file, both registered with the agent | a write, by a storage backend (POSIX, GDS) |
+/// | a file | memory, likewise | a read |
+///
+/// The backend is chosen for each transfer, from those that accepted the memory at both ends, by what
+/// the registrations say, in the order in which the agent has them; a file that GDS refused never
+/// goes through GDS because another backend took it. The quote names it: `"UCX write, 64
+/// descriptors"`.
+///
+/// # What it does not do
+///
+/// It has no part in a device's order: it takes device memory that is
+/// [already synchronised](DeviceOrder::AlreadySynchronised) and declines streams and events, for
+/// which a relay has the device's own engine wait. It makes no file durable. It knows of this
+/// process's transfers only: the peer whose memory it reads or writes has to keep its hands off those
+/// blocks, and is told when it may have them back by a
+/// [notification](terrane_transfer::Transfer::notify).
+///
+/// # Its thread
+///
+/// NIXL copies where it is called: posting a request can take as long as the copy. So the engine has
+/// a thread that posts, looks after what is in flight, and sleeps when there is nothing. Submitting
+/// only queues.
+///
+/// # When a peer does not answer
+///
+/// Every transfer has a deadline, its own or that of the [options](NixlEngineOptions::deadline). A
+/// request in flight can be stopped neither at once nor surely, so when the deadline passes the
+/// transfer ends with its error, and the memory at both ends stays as it is, claimed and alive, until
+/// NIXL says that the request has ended too. When the engine drops meanwhile, it waits for that for a
+/// while ([`farewell`](NixlEngineOptions::farewell)) and then leaves the memory alone for ever.
+///
+/// Dropping the engine ends its thread once it has served what was submitted, and joins it, unless it
+/// drops on a thread of an engine.
+pub struct NixlEngine {
+    agent: Agent,
+    known: route::Known,
+    rates: Arc<Rates>,
+    queue: Arc<Queue>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NixlEngine {
+    /// An engine over this agent.
+    ///
+    /// # Errors
+    ///
+    /// [`NixlError::Thread`] if its thread cannot be started.
+    pub fn new(agent: &Agent, options: NixlEngineOptions) -> Result<Self, NixlError> {
+        let rates = Arc::new(Rates::new(agent));
+        let queue = Arc::<Queue>::default();
+        let worker =
+            worker::Worker::new(agent.clone(), options, Arc::clone(&queue), Arc::clone(&rates));
+        let thread = threads::spawn("terrane-nixl".to_owned(), move || worker.serve())
+            .map_err(|source| NixlError::Thread { source })?;
+        let (agent, known) = (agent.clone(), route::Known::default());
+        Ok(Self { agent, known, rates, queue, thread: Some(thread) })
+    }
+
+    /// The agent that it copies through.
+    #[must_use]
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    fn route(&self, plan: &TransferPlan, terms: &Terms) -> Result<Route, Declined> {
+        let route = Route::of(&self.agent, &self.known, plan)?;
+        if !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised)) {
+            return Err(Declined::DeviceOrder);
+        }
+        if durability(plan, terms) > Durability::None {
+            return Err(Declined::Durability);
+        }
+        Ok(route)
+    }
+}
+
+// SAFETY: requests consist of the runs of the plan and nothing else. A job is finished when all
+// of its requests have ended, by NIXL's word; or it is given up, and then its remains are kept until
+// they have ended, or for ever.
+unsafe impl CopyEngine for NixlEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+        let route = self.route(plan, terms)?;
+        let backend = route.backend_name(&self.agent);
+        let (operation, runs) = (route.operation, plan.run_count());
+        let reason = match &route.target {
+            Target::Peer { name: peer, .. } => {
+                format!("{backend} accepted both this memory and that of {peer}")
+            }
+            Target::File => format!("file and memory are registered with {backend}"),
+        };
+        let predicted = self.rates.of(&route).predict(plan.bytes(), runs);
+        let path = format!("{backend} {operation}, {runs} descriptors");
+        Ok(Quote { path: path.into(), reason: reason.into(), predicted })
+    }
+
+    fn submit(&self, job: CopyJob) {
+        let route = self.route(job.plan(), job.terms()).and_then(|route| route.begin(&self.agent));
+        self.queue.push(job, route);
+    }
+}
+
+impl Drop for NixlEngine {
+    fn drop(&mut self) {
+        self.queue.close();
+        threads::join(self.thread.take());
+    }
+}
+
+impl fmt::Debug for NixlEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NixlEngine").field("agent", &self.agent).finish_non_exhaustive()
+    }
+}
+
+/// What is to be true of written files.
+fn durability(plan: &TransferPlan, terms: &Terms) -> Durability {
+    let of_files = plan.destination().bases().iter().filter_map(|base| match base {
+        Location::File(position) => Some(position.file.durability),
+        _ => None,
+    });
+    of_files.fold(terms.durability, Ord::max)
+}
+
+/// An index of 32 bits as one of this machine's.
+fn index(number: u32) -> usize {
+    ByteCount::new(number.into()).to_usize()
+}
+
+impl Operation {
+    fn raw(self) -> nixl_sys::XferOp {
+        match self {
+            Self::Read => nixl_sys::XferOp::Read,
+            Self::Write => nixl_sys::XferOp::Write,
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! By which backend, in which direction and with whom a plan is executed.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use terrane_core::{AgentName, BackendName, Location, PeerId, StorageKind};
+use terrane_transfer::engines::Rate;
+use terrane_transfer::{Declined, Endpoint, Side, TransferPlan};
+
+use super::end::{ByEndpoint, End};
+use crate::agent::Backend;
+use crate::peers::PeerUse;
+use crate::{Agent, FileAccess, MemoryType};
+
+/// How a plan is executed.
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    pub(super) operation: Operation,
+    /// The side of this process's memory; the other one is the target.
+    pub(super) local: Side,
+    /// The index of the backend among the agent's.
+    pub(super) backend: usize,
+    pub(super) target: Target,
+    /// This process's memory, and the target.
+    pub(super) ends: [Arc<End>; 2],
+}
+
+/// The route of a transfer that has begun.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) route: Route,
+    /// What NIXL knows of the peer is not torn down while this lives.
+    pub(super) peer: Option<PeerUse>,
+}
+
+/// Seen from the memory of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    Read,
+    Write,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        })
+    }
+}
+
+/// Whom the bytes come from or go to.
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    Peer {
+        id: PeerId,
+        name: AgentName,
+    },
+    /// A file of this process, which for NIXL is the agent itself as its own peer.
+    File,
+}
+
+/// What has been found out of endpoints.
+#[derive(Debug, Default)]
+pub(super) struct Known(RwLock<ByEndpoint<Arc<End>>>);
+
+impl Known {
+    fn end(
+        &self,
+        endpoint: &Endpoint,
+        find: impl FnOnce(&Endpoint) -> Option<End>,
+    ) -> Option<Arc<End>> {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, end)) = known.get(&endpoint.id()) {
+            return Some(Arc::clone(end));
+        }
+        drop(known);
+        let end = Arc::new(find(endpoint)?);
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        // A new endpoint is as good a time as any to forget those that have gone.
+        known.retain(|_, (endpoint, _)| !endpoint.has_gone());
+        known.insert(endpoint.id(), (endpoint.downgrade(), Arc::clone(&end)));
+        Some(end)
+    }
+}
+
+/// The sorts of ends between which there are routes.
+enum Sort {
+    Memory,
+    File,
+    Peer(PeerId),
+}
+
+impl Sort {
+    fn of(endpoint: &Endpoint) -> Option<Self> {
+        match endpoint.kind() {
+            StorageKind::System | StorageKind::Pinned | StorageKind::Device(_) => {
+                Some(Self::Memory)
+            }
+            StorageKind::Disk => Some(Self::File),
+            StorageKind::Remote(peer) => Some(Self::Peer(peer)),
+            _ => None,
+        }
+    }
+}
+
+impl Route {
+    pub(super) fn of(agent: &Agent, known: &Known, plan: &TransferPlan) -> Result<Self, Declined> {
+        let sorts = [plan.source(), plan.destination()].map(Sort::of);
+        let (operation, local, other) = match sorts {
+            [Some(Sort::Memory), Some(other @ (Sort::File | Sort::Peer(_)))] => {
+                (Operation::Write, Side::Source, other)
+            }
+            [Some(other @ (Sort::File | Sort::Peer(_))), Some(Sort::Memory)] => {
+                (Operation::Read, Side::Destination, other)
+            }
+            _ => return Err(Declined::Kinds),
+        };
+        let target_side = other_side(local);
+        let here = known
+            .end(plan.end(local), |end| End::local(agent, end))
+            .filter(|end| end.is_registered)
+            .ok_or(Declined::NotRegistered(local))?;
+        let (target, there) = match other {
+            Sort::Peer(peer) => {
+                let name = agent.peer_name(peer).ok_or(Declined::UnknownPeer)?;
+                let there = known
+                    .end(plan.end(target_side), |end| End::remote(agent, end))
+                    .ok_or(Declined::Kinds)?;
+                (Target::Peer { id: peer, name }, there)
+            }
+            _ => {
+                let there = known
+                    .end(plan.end(target_side), |end| End::local(agent, end))
+                    .filter(|end| end.is_registered)
+                    .ok_or(Declined::NotRegistered(target_side))?;
+                (Target::File, there)
+            }
+        };
+        let suits = |(number, backend): &(usize, &Backend)| {
+            let stores = backend.memory.contains(&MemoryType::File);
+            stores == matches!(target, Target::File)
+                && [&here, &there]
+                    .iter()
+                    .all(|end| backend.memory.contains(&end.memory) && end.bases(*number).is_some())
+                && is_aligned(backend, plan)
+        };
+        let (backend, _) =
+            agent.created().iter().enumerate().find(suits).ok_or(Declined::NoCommonBackend)?;
+        Ok(Self { operation, local, backend, target, ends: [here, there] })
+    }
+
+    /// Says that a transfer begins, so that the peer stays known until it has ended.
+    pub(super) fn begin(self, agent: &Agent) -> Result<Begun, Declined> {
+        let peer = match &self.target {
+            Target::Peer { id, .. } => Some(agent.use_peer(*id).ok_or(Declined::UnknownPeer)?),
+            Target::File => None,
+        };
+        Ok(Begun { route: self, peer })
+    }
+
+    /// The side of the target.
+    pub(super) fn target_side(&self) -> Side {
+        other_side(self.local)
+    }
+
+    pub(super) fn backend<'a>(&self, agent: &'a Agent) -> Option<&'a Backend> {
+        agent.created().get(self.backend)
+    }
+
+    /// The name of the backend.
+    pub(super) fn backend_name(&self, agent: &Agent) -> BackendName {
+        // It was found among the agent's.
+        self.backend(agent).map_or_else(|| "no backend".into(), |backend| backend.name.clone())
+    }
+
+    /// The peer that NIXL is told.
+    pub(super) fn peer_name<'a>(&'a self, agent: &'a Agent) -> &'a AgentName {
+        match &self.target {
+            Target::Peer { name, .. } => name,
+            Target::File => agent.name(),
+        }
+    }
+
+    /// The peer, if it is one.
+    pub(super) fn peer(&self) -> Option<&AgentName> {
+        match &self.target {
+            Target::Peer { name, .. } => Some(name),
+            Target::File => None,
+        }
+    }
+}
+
+fn other_side(side: Side) -> Side {
+    match side {
+        Side::Source => Side::Destination,
+        Side::Destination => Side::Source,
+    }
+}
+
+/// Whether a backend that reaches files around the page cache finds what the plan has of them as
+/// aligned as it has to be. GDS sees to that by itself.
+fn is_aligned(backend: &Backend, plan: &TransferPlan) -> bool {
+    let direct = backend.file_access == FileAccess::Direct;
+    if !direct || backend.name.as_str().starts_with("GDS") {
+        return true;
+    }
+    [Side::Source, Side::Destination].into_iter().all(|side| {
+        let other = other_side(side);
+        plan.end(side).bases().iter().all(|base| match base {
+            Location::File(position) => position.file.direct.is_some_and(|direct| {
+                !plan.breaks_pieces()
+                    && plan.alignment(side) >= direct.offset_alignment
+                    && plan.alignment(other) >= direct.memory_alignment
+            }),
+            _ => true,
+        })
+    })
+}
+
+/// How fast each backend is, in each direction.
+#[derive(Debug)]
+pub(super) struct Rates {
+    by_backend: Box<[[Rate; 2]]>,
+    /// Of a backend that the agent does not have.
+    of_none: [Rate; 2],
+}
+
+impl Rates {
+    /// Guesses, which the first transfers replace: what UCX did between two processes of a machine of
+    /// two cores.
+    pub(super) fn new(agent: &Agent) -> Self {
+        let guess = || Rate::new(4e9, Duration::from_micros(60), Duration::from_micros(2));
+        let guesses = || [guess(), guess()];
+        let by_backend = agent.created().iter().map(|_| guesses()).collect();
+        Self { by_backend, of_none: guesses() }
+    }
+
+    pub(super) fn of(&self, route: &Route) -> &Rate {
+        let [read, write] = self.by_backend.get(route.backend).unwrap_or(&self.of_none);
+        match route.operation {
+            Operation::Read => read,
+            Operation::Write => write,
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Why layouts could not be exported, imported or forgotten.
+
+use terrane_core::{AgentName, BackendName, PeerId, StorageKind};
+use terrane_layout::LayoutError;
+use terrane_wire::WireError;
+
+use super::MalformedMetadata;
+use crate::Status;
+
+/// Why a layout could not be exported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// A region is not registered with the agent.
+    #[error(
+        "region {region} is not registered with agent {agent}, but with {}; \
+         register the layout with this agent (LayoutBuilder::register), or export it from another",
+        names(.found)
+    )]
+    NotRegistered {
+        /// The first such region.
+        region: u32,
+        /// The agent.
+        agent: AgentName,
+        /// The agents that hold a registration.
+        found: Vec<AgentName>,
+    },
+    /// A region is registered with the agent, but not all of its blocks.
+    #[error(
+        "region {region} lies outside what is registered with agent {agent}; register all of it"
+    )]
+    NotCovered {
+        /// The first such region.
+        region: u32,
+        /// The agent.
+        agent: AgentName,
+    },
+    /// Memory that only its owner can export.
+    #[error("{storage} memory cannot be exported; ask its owner for an export")]
+    NotOurs {
+        /// Its kind.
+        storage: StorageKind,
+    },
+    /// No backend that peers can reach has the whole layout.
+    #[error(
+        "no backend of agent {agent} that peers can reach has accepted all regions of {storage} \
+         memory; create one that takes it, such as UCX for host and device memory"
+    )]
+    NoBackend {
+        /// The agent.
+        agent: AgentName,
+        /// What the layout is in.
+        storage: StorageKind,
+    },
+    /// NIXL refused to say how the memory is reached.
+    #[error("NIXL gave no metadata of agent {agent}: {status}")]
+    Metadata {
+        /// The agent.
+        agent: AgentName,
+        /// What NIXL said.
+        status: Status,
+    },
+    /// The description could not be written.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+}
+
+/// Why a layout of a peer could not be imported. What was known before is as it was, unless the
+/// variant says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// The bytes describe no layout.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The agent's metadata is not in its form.
+    #[error(transparent)]
+    Metadata(#[from] MalformedMetadata),
+    /// The layout is in memory of this very agent.
+    #[error("the layout was exported by this agent, {agent}; use the layout itself")]
+    OwnLayout {
+        /// The agent.
+        agent: AgentName,
+    },
+    /// The metadata is another agent's than the description.
+    #[error("the layout is of agent {described}, and the metadata of agent \"{}\"", .found.escape_debug())]
+    OtherAgent {
+        /// Whose layout it is.
+        described: AgentName,
+        /// Whose metadata came with it.
+        found: String,
+    },
+    /// The metadata does not speak of a region.
+    #[error(
+        "region {region} of agent {peer} is not in what the agent's metadata gives access to, for \
+         any backend that takes all regions"
+    )]
+    NotCovered {
+        /// The first such region.
+        region: u32,
+        /// Whose it is.
+        peer: AgentName,
+    },
+    /// The agents have no backend in common that reaches the layout.
+    #[error(
+        "the layout of agent {peer} is reached through {}, and this agent has {}; \
+         create one of them", list(.theirs), list(.ours)
+    )]
+    NoCommonBackend {
+        /// Whose layout it is.
+        peer: AgentName,
+        /// The backends that reach it.
+        theirs: Vec<BackendName>,
+        /// This agent's backends.
+        ours: Vec<BackendName>,
+    },
+    /// The peer is known, and is another now, or has registered the same memory anew.
+    #[error(
+        "agent {peer} has {change} since it was imported; drop what is left of it and refresh \
+         (Agent::refresh) with what it exports now"
+    )]
+    PeerChanged {
+        /// The peer.
+        peer: AgentName,
+        /// What is new.
+        change: PeerChange,
+    },
+    /// The peer is being forgotten, and transfers with it are in flight.
+    #[error("{transfers} transfers with agent {peer} are in flight; wait for them, and try again")]
+    PeerBusy {
+        /// The peer.
+        peer: AgentName,
+        /// How many are in flight.
+        transfers: usize,
+    },
+    /// Another layout of the peer, which is in use, has some of the bytes.
+    #[error(
+        "region {region} of agent {peer} shares bytes with another layout of that agent that is in \
+         use; transfer through that one, or drop it first"
+    )]
+    Overlap {
+        /// The first such region.
+        region: u32,
+        /// Whose it is.
+        peer: AgentName,
+    },
+    /// NIXL refused the metadata.
+    #[error("NIXL took no metadata of agent {peer}: {status}; its log on standard error says more")]
+    Load {
+        /// The peer.
+        peer: AgentName,
+        /// What NIXL said.
+        status: Status,
+    },
+    /// NIXL refused the metadata, and in doing so forgot the peer, which could not be put back: the
+    /// layouts of it that were imported before can no longer be used.
+    #[error(
+        "NIXL took no metadata of agent {peer} ({status}) and has lost the agent; import again"
+    )]
+    PeerLost {
+        /// The peer.
+        peer: AgentName,
+        /// What NIXL said.
+        status: Status,
+    },
+    /// NIXL has taken the metadata, and does not find the layout in it.
+    #[error("NIXL does not find the layout in the metadata of agent {peer}")]
+    NotFound {
+        /// The peer.
+        peer: AgentName,
+    },
+    /// The layout could not be laid out in the peer's memory.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
+
+/// What of a peer is new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PeerChange {
+    /// It is reached in another way: it was started again, or has other backends.
+    Connection,
+    /// It has registered memory anew that was known.
+    Registration,
+}
+
+impl std::fmt::Display for PeerChange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Connection => "been started again, or changed its backends,",
+            Self::Registration => "registered the same memory anew",
+        })
+    }
+}
+
+/// Why a peer could not be forgotten.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForgetError {
+    /// There is no such peer; not any more, perhaps.
+    #[error("agent {agent} knows no peer {peer}; it was forgotten, or is another agent's")]
+    UnknownPeer {
+        /// The agent.
+        agent: AgentName,
+        /// The peer.
+        peer: PeerId,
+    },
+}
+
+fn names(agents: &[AgentName]) -> String {
+    if agents.is_empty() {
+        return "nobody".to_owned();
+    }
+    agents.iter().map(AgentName::as_str).collect::<Vec<_>>().join(", ")
+}
+
+fn list(backends: &[BackendName]) -> String {
+    if backends.is_empty() {
+        return "none".to_owned();
+    }
+    backends.iter().map(BackendName::as_str).collect::<Vec<_>>().join(", ")
+}

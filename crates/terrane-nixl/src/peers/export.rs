@@ -1,0 +1,184 @@
+//! Exports: what a peer has to be told of a layout so that it can reach it.
+
+use nixl_sys::{OptArgs, RegDescList};
+use terrane_core::{BackendName, ByteCount, Memory, RegistrationRecord, Span};
+use terrane_layout::PhysicalLayout;
+use terrane_wire::{LayoutDescriptor, RegionDescriptor};
+
+use super::metadata::Metadata;
+use super::{ExportError, remote};
+use crate::agent::Backend;
+use crate::register::Descriptor;
+use crate::{Agent, Status};
+
+/// The metadata of an agent that travels with a layout: how to connect to the agent, and the keys of
+/// the layout's registrations. NIXL gives and takes each by itself.
+pub(super) struct Parts<'a> {
+    pub(super) connection: &'a [u8],
+    pub(super) keys: &'a [u8],
+}
+
+impl<'a> Parts<'a> {
+    /// The length of the first in four bytes, little-endian, and both.
+    fn join(&self) -> Option<Vec<u8>> {
+        let length = u32::try_from(self.connection.len()).ok()?;
+        Some([&length.to_le_bytes(), self.connection, self.keys].concat())
+    }
+
+    pub(super) fn split(metadata: &'a [u8]) -> Option<Self> {
+        let (&length, rest) = metadata.split_first_chunk::<4>()?;
+        let length = ByteCount::new(u32::from_le_bytes(length).into());
+        let (connection, keys) = rest.split_at_checked(length.to_usize())?;
+        Some(Self { connection, keys })
+    }
+}
+
+impl Agent {
+    /// Describes a layout that is registered with this agent, with all that a peer needs to reach
+    /// it: [`export`](Self::export) before it is bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`export`](Self::export).
+    pub fn describe(&self, layout: &PhysicalLayout) -> Result<LayoutDescriptor, ExportError> {
+        let storage = layout.storage_kind();
+        let length = layout.geometry().region_bytes();
+        let mut registered: Vec<RegistrationRecord> = Vec::new();
+        let mut of_regions = Vec::with_capacity(layout.regions().len());
+        for (number, region) in (0_u32..).zip(layout.regions()) {
+            // What an adopted region has beyond the layout's blocks is not offered.
+            let used = Span { length, ..region.span() };
+            let known = registered.iter().position(|record| record.span.covers(&used));
+            // A registration that serves the region before, and this one as well, is the same for
+            // both: the base allocation's.
+            let index = match known {
+                Some(index) => index,
+                None => {
+                    registered.push(self.registration_of(number, region, &used)?);
+                    registered.len() - 1
+                }
+            };
+            of_regions.push((used, index));
+        }
+
+        let no_backend = || ExportError::NoBackend { agent: self.name().clone(), storage };
+        let failed = |error| ExportError::Metadata {
+            agent: self.name().clone(),
+            status: Status::of(&error),
+        };
+        let connection = self.connection_metadata().map_err(failed)?;
+        let reached = Metadata::parse(&connection).ok().map(|metadata| metadata.connections);
+        let is_reached =
+            |name: &str| reached.as_ref().is_none_or(|reached| reached.contains(&name));
+        let mut backends = self.created().iter().filter(|backend| {
+            is_reached(backend.name.as_str())
+                && registered.iter().all(|record| record.accepted_by(&backend.name))
+        });
+        let Some(first) = backends.next() else { return Err(no_backend()) };
+        // Where files are registered under different descriptors, NIXL can be asked for one kind.
+        let backends: Vec<&Backend> = std::iter::once(first)
+            .chain(backends.filter(|backend| backend.file_access == first.file_access))
+            .collect();
+
+        let mut options = OptArgs::new().map_err(failed)?;
+        for backend in &backends {
+            options.add_backend(&backend.raw).map_err(failed)?;
+        }
+        let mut keys: Option<RegDescList<'_>> = None;
+        for record in &registered {
+            let registered =
+                Descriptor::of(&record.span, first.file_access).map_err(|_| no_backend())?;
+            let keys = match &mut keys {
+                Some(keys) => keys,
+                None => {
+                    keys.insert(RegDescList::new(registered.memory.into_raw()).map_err(failed)?)
+                }
+            };
+            keys.add_desc(registered.address, registered.length, registered.device);
+        }
+        let Some(keys) = keys else { return Err(no_backend()) };
+        let keys = self.raw().get_local_partial_md(&keys, Some(&options)).map_err(failed)?;
+
+        let mut regions = Vec::with_capacity(of_regions.len());
+        for (used, index) in of_regions {
+            let Some(record) = registered.get(index) else { return Err(no_backend()) };
+            let place = Descriptor::of(&used, first.file_access).map_err(|_| no_backend())?;
+            let space = remote::space_of(&used, place.device).ok_or_else(no_backend)?;
+            let address = ByteCount::from_usize(place.address).get();
+            regions.push(RegionDescriptor::new(space, address, length, record.accepted().cloned()));
+        }
+        let parts = Parts { connection: &connection, keys: &keys };
+        let metadata = parts.join().ok_or_else(no_backend)?;
+        let (config, kind) = (*layout.config(), layout.kind());
+        let agent = self.name().clone();
+        Ok(LayoutDescriptor::new(config, kind, storage, agent, metadata, regions)?)
+    }
+
+    /// Describes any memory that is registered with this agent, a view of a layout's, say: where it
+    /// is, and which backends have accepted it.
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError::NotRegistered`], [`ExportError::NotCovered`], [`ExportError::NotOurs`] for a
+    /// peer's memory.
+    pub fn describe_memory(&self, memory: &dyn Memory) -> Result<RegionDescriptor, ExportError> {
+        let span = Span::of(memory);
+        let not_ours = || ExportError::NotOurs { storage: span.kind };
+        let record = self.registration_of(0, memory, &span)?;
+        let access = |name: &BackendName| {
+            self.created().iter().find(|b| b.name == *name).map(|b| b.file_access)
+        };
+        let access = record.accepted().find_map(access).ok_or_else(not_ours)?;
+        let place = Descriptor::of(&span, access).map_err(|_| not_ours())?;
+        let space = remote::space_of(&span, place.device).ok_or_else(not_ours)?;
+        let address = ByteCount::from_usize(place.address).get();
+        Ok(RegionDescriptor::new(space, address, span.length, record.accepted().cloned()))
+    }
+
+    /// The registration with this agent that covers `used`, which is a part of `memory`.
+    fn registration_of(
+        &self,
+        region: u32,
+        memory: &dyn Memory,
+        used: &Span,
+    ) -> Result<RegistrationRecord, ExportError> {
+        if matches!(used.kind, terrane_core::StorageKind::Remote(_)) {
+            return Err(ExportError::NotOurs { storage: used.kind });
+        }
+        let (mut found, mut covering) = (Vec::new(), None);
+        memory.visit_registrations(&mut |record| {
+            if record.agent == *self.name() && record.span.covers(used) && covering.is_none() {
+                covering = Some(record.clone());
+            }
+            found.push(record.agent.clone());
+        });
+        let agent = self.name().clone();
+        match covering {
+            Some(record) => Ok(record),
+            None if found.contains(&agent) => Err(ExportError::NotCovered { region, agent }),
+            None => Err(ExportError::NotRegistered { region, agent, found }),
+        }
+    }
+
+    /// How to connect to this agent, through any of its backends that can be reached.
+    pub(super) fn connection_metadata(&self) -> Result<Vec<u8>, nixl_sys::NixlError> {
+        // NIXL gives it for a list of nothing, of whatever memory.
+        let nothing = RegDescList::new(nixl_sys::MemType::Dram)?;
+        self.raw().get_local_partial_md(&nothing, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_joined_and_split() {
+        let joined = Parts { connection: b"connection", keys: b"keys" }.join().unwrap();
+        let parts = Parts::split(&joined).unwrap();
+        assert_eq!((parts.connection, parts.keys), (&b"connection"[..], &b"keys"[..]));
+        for bytes in [&b""[..], b"\x01\0\0", b"\x05\0\0\0four", b"\xff\xff\xff\xff"] {
+            assert!(Parts::split(bytes).is_none(), "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Imports: layouts of peers, checked, told to NIXL, and laid out.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use nixl_sys::XferDescList;
+use terrane_core::{AgentName, BackendName};
+use terrane_wire::{LayoutDescriptor, WireLimits};
+
+use super::export::Parts;
+use super::loaded::LoadedPeer;
+use super::metadata::{Key, Metadata};
+use super::remote::{RemoteLayout, device_of};
+use super::table::{Lease, Peer};
+use super::{ImportError, MalformedMetadata, PeerChange};
+use crate::{Agent, Status};
+
+/// What to do about a peer that is known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// It is what it was, or the import fails.
+    Same,
+    /// It is another: whatever was imported of it can no longer be used.
+    Replaced,
+}
+
+/// An import that has been checked as far as this process can.
+struct Checked<'a> {
+    described: Arc<LayoutDescriptor>,
+    parts: Parts<'a>,
+    /// The keys; `None` if this library's form of metadata is not known.
+    keys: Option<Vec<Key<'a>>>,
+}
+
+impl Agent {
+    pub(super) fn import_with(
+        &self,
+        bytes: &[u8],
+        limits: &WireLimits,
+        known: Known,
+    ) -> Result<RemoteLayout, ImportError> {
+        let described = Arc::new(LayoutDescriptor::decode(bytes, limits)?);
+        if described.agent() == self.name() {
+            return Err(ImportError::OwnLayout { agent: self.name().clone() });
+        }
+        let checked = self.check(&described)?;
+        let mut loaded = self.peer_table().loaded();
+        self.end_peers_among(&mut loaded);
+        if known == Known::Replaced {
+            self.replace(&mut loaded, described.agent())?;
+        }
+        let imported = match loaded.get_mut(described.agent()) {
+            Some(peer) => self.add(peer, &checked),
+            None => self.begin(&mut loaded, &checked),
+        };
+        drop(loaded);
+        // Somebody may have found the table locked meanwhile.
+        self.end_peers();
+        imported
+    }
+
+    /// What can be checked before NIXL sees any of it.
+    fn check<'a>(&self, described: &'a Arc<LayoutDescriptor>) -> Result<Checked<'a>, ImportError> {
+        let parts = Parts::split(described.metadata())
+            .ok_or(MalformedMetadata { offset: 0, expected: "two parts" })?;
+        let keys = if self.checks_metadata() {
+            let connection = Metadata::parse(parts.connection)?;
+            let keys = Metadata::parse(parts.keys)?;
+            for found in [connection.agent, keys.agent] {
+                if found != described.agent().as_str() {
+                    let (described, found) = (described.agent().clone(), found.to_owned());
+                    return Err(ImportError::OtherAgent { described, found });
+                }
+            }
+            self.check_keys(described, &connection.connections, &keys.memory)?;
+            Some(keys.memory)
+        } else {
+            None
+        };
+        Ok(Checked { described: Arc::clone(described), parts, keys })
+    }
+
+    /// Whether one backend that both agents have gives access to all regions.
+    fn check_keys(
+        &self,
+        described: &LayoutDescriptor,
+        connections: &[&str],
+        keys: &[Key<'_>],
+    ) -> Result<(), ImportError> {
+        let mut theirs: Vec<&str> = keys.iter().map(|key| key.place.backend).collect();
+        theirs.sort_unstable();
+        theirs.dedup();
+        theirs.retain(|backend| connections.contains(backend));
+        let ours = || self.backends().any(|ours| theirs.contains(&ours.as_str()));
+        let mut furthest = 0;
+        for backend in self.backends().filter(|ours| theirs.contains(&ours.as_str())) {
+            match uncovered(described, backend, keys) {
+                None => return Ok(()),
+                Some(region) => furthest = furthest.max(region),
+            }
+        }
+        let peer = described.agent().clone();
+        if ours() {
+            return Err(ImportError::NotCovered { region: furthest, peer });
+        }
+        let theirs = theirs.into_iter().map(BackendName::from).collect();
+        Err(ImportError::NoCommonBackend { peer, theirs, ours: self.backends().cloned().collect() })
+    }
+
+    /// Ends what is known of a peer, so that it can be known anew.
+    fn replace(
+        &self,
+        loaded: &mut HashMap<AgentName, LoadedPeer>,
+        name: &AgentName,
+    ) -> Result<(), ImportError> {
+        let Some(known) = loaded.get(name) else { return Ok(()) };
+        let mut state = known.peer.state();
+        if state.transfers > 0 {
+            let (peer, transfers) = (name.clone(), state.transfers);
+            return Err(ImportError::PeerBusy { peer, transfers });
+        }
+        state.forgotten = true;
+        drop(state);
+        self.peer_table().remove(known.peer.id);
+        loaded.remove(name);
+        self.invalidate(name);
+        Ok(())
+    }
+
+    /// Imports the first layout of a peer.
+    fn begin(
+        &self,
+        loaded: &mut HashMap<AgentName, LoadedPeer>,
+        checked: &Checked<'_>,
+    ) -> Result<RemoteLayout, ImportError> {
+        let name = checked.described.agent();
+        let peer = Arc::new(Peer::new(name.clone()));
+        let load = || {
+            self.load(checked.parts.connection)?;
+            self.load(checked.parts.keys)
+        };
+        if let Err(status) = load() {
+            self.invalidate(name);
+            return Err(ImportError::Load { peer: name.clone(), status });
+        }
+        if !self.finds(&checked.described) {
+            self.invalidate(name);
+            return Err(ImportError::NotFound { peer: name.clone() });
+        }
+        let lease = Lease::new(self, &peer);
+        // From here on the lease ends the peer, should the layout not be built.
+        self.peer_table().insert(&peer);
+        let mut new = LoadedPeer::new(Arc::clone(&peer), checked.parts.connection);
+        new.add_keys(checked.keys.as_deref().unwrap_or_default());
+        let known = loaded.entry(name.clone()).insert_entry(new).into_mut();
+        let layout = RemoteLayout::new(peer.id, lease, Arc::clone(&checked.described))?;
+        known.add_layout(&layout);
+        Ok(layout)
+    }
+
+    /// Imports a further layout of a peer.
+    fn add(
+        &self,
+        known: &mut LoadedPeer,
+        checked: &Checked<'_>,
+    ) -> Result<RemoteLayout, ImportError> {
+        let described = &checked.described;
+        let name = || described.agent().clone();
+        let state = known.peer.state();
+        if state.forgotten {
+            // Or it would have ended.
+            return Err(ImportError::PeerBusy { peer: name(), transfers: state.transfers });
+        }
+        drop(state);
+        if *known.connection != *checked.parts.connection {
+            return Err(ImportError::PeerChanged { peer: name(), change: PeerChange::Connection });
+        }
+        let keys = checked.keys.as_deref().unwrap_or_default();
+        if known.contradicts(keys) {
+            return Err(ImportError::PeerChanged {
+                peer: name(),
+                change: PeerChange::Registration,
+            });
+        }
+        if let Some(layout) = known.find(described) {
+            return Ok(layout);
+        }
+        if let Some(region) = known.overlap(described) {
+            return Err(ImportError::Overlap { region, peer: name() });
+        }
+        if known.sweep() {
+            self.tidy(known)?;
+        }
+        if checked.keys.is_none() || !known.has_all(keys) {
+            if let Err(status) = self.load(checked.parts.keys) {
+                return Err(self.restore(known, status));
+            }
+            known.add_keys(keys);
+        }
+        if !self.finds(described) {
+            return Err(ImportError::NotFound { peer: name() });
+        }
+        let lease = Lease::new(self, &known.peer);
+        let layout = RemoteLayout::new(known.peer.id, lease, Arc::clone(described))?;
+        known.add_layout(&layout);
+        Ok(layout)
+    }
+
+    /// Has NIXL let go of keys that nobody needs, if no transfer is in flight.
+    fn tidy(&self, known: &mut LoadedPeer) -> Result<(), ImportError> {
+        let peer = Arc::clone(&known.peer);
+        // Held, so that none begins meanwhile.
+        let state = peer.state();
+        if state.transfers > 0 {
+            return Ok(());
+        }
+        let reloaded = self.reload(known);
+        drop(state);
+        reloaded.map_err(|status| self.lose(&peer, status))
+    }
+
+    /// NIXL drops all that it knows of a peer with metadata that it does not take.
+    fn restore(&self, known: &mut LoadedPeer, refusal: Status) -> ImportError {
+        let peer = Arc::clone(&known.peer);
+        let state = peer.state();
+        let reloaded = self.reload(known);
+        drop(state);
+        match reloaded {
+            Ok(()) => ImportError::Load { peer: peer.name.clone(), status: refusal },
+            Err(status) => self.lose(&peer, status),
+        }
+    }
+
+    fn lose(&self, peer: &Arc<Peer>, status: Status) -> ImportError {
+        self.peer_table().change(peer, |state| state.forgotten = true);
+        ImportError::PeerLost { peer: peer.name.clone(), status }
+    }
+
+    /// Tells NIXL of a peer anew: how to connect to it, and of its layouts that live.
+    fn reload(&self, known: &mut LoadedPeer) -> Result<(), Status> {
+        self.invalidate(&known.peer.name);
+        known.reset();
+        self.load(&known.connection)?;
+        let live: Vec<Arc<LayoutDescriptor>> = known.live().cloned().collect();
+        for described in live {
+            let Some(parts) = Parts::split(described.metadata()) else { continue };
+            self.load(parts.keys)?;
+            if let Ok(metadata) = Metadata::parse(parts.keys) {
+                known.add_keys(&metadata.memory);
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&self, metadata: &[u8]) -> Result<(), Status> {
+        self.raw().load_remote_md(metadata).map(drop).map_err(|error| Status::of(&error))
+    }
+
+    /// Whether NIXL finds every region in what it has loaded.
+    fn finds(&self, described: &LayoutDescriptor) -> bool {
+        let mut list: Option<XferDescList<'_>> = None;
+        for region in described.regions() {
+            let Some((memory, device)) = device_of(region.space()) else { return false };
+            let list = match &mut list {
+                Some(list) => list,
+                None => match XferDescList::new(memory.into_raw()) {
+                    Ok(new) => list.insert(new),
+                    Err(_) => return false,
+                },
+            };
+            let address = terrane_core::ByteCount::new(region.address()).to_usize();
+            list.add_desc(address, region.length().to_usize(), device);
+        }
+        self.raw().check_remote_metadata(described.agent().as_str(), list.as_ref())
+    }
+}
+
+/// The first region to which the keys for this backend give no access.
+fn uncovered(described: &LayoutDescriptor, backend: &BackendName, keys: &[Key<'_>]) -> Option<u32> {
+    let mut places: Vec<_> =
+        keys.iter().map(|key| key.place).filter(|p| p.backend == backend.as_str()).collect();
+    places.sort_unstable_by_key(|place| (place.memory, place.device, place.address));
+    // The place that reaches furthest, of all that begin no later.
+    for index in 1..places.len() {
+        let [before, place] = places.get_mut(index - 1..=index)? else { return Some(0) };
+        let same = (before.memory, before.device) == (place.memory, place.device);
+        let end = |place: &super::metadata::Place<'_>| place.address.saturating_add(place.length);
+        if same && end(before) >= end(place) {
+            *place = *before;
+        }
+    }
+    (0_u32..).zip(described.regions()).find_map(|(number, region)| {
+        let Some((memory, device)) = device_of(region.space()) else { return Some(number) };
+        let at = (memory, device, region.address());
+        let after = places.partition_point(|p| (p.memory, p.device, p.address) <= at);
+        let before = after.checked_sub(1).and_then(|index| places.get(index));
+        let covered =
+            before.is_some_and(|p| p.covers(memory, device, region.address(), region.length()));
+        (!covered).then_some(number)
+    })
+}

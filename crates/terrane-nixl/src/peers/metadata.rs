@@ -1,0 +1,338 @@
+//! The metadata of NIXL agents, read as far as its form goes.
+//!
+//! NIXL's own reader trusts what it reads: a length that wraps moves it back, a count that is too
+//! large keeps it busy, and a name that is no text makes the bindings panic. So what comes from a
+//! peer is read here first, without trusting anything: tags, lengths, counts, the agent's name, and
+//! which memory of which backend the metadata speaks of.
+//!
+//! What is inside a backend's connection data and memory keys is the backend's own, and is not
+//! looked into.
+//!
+//! The form is that of NIXL 1.5: `nixlSerDes|`, then items of a tag, a length of 8 bytes, that many
+//! bytes, and `|`, in the order in which `Metadata::parse` takes them.
+
+use terrane_core::ByteCount;
+
+use crate::MemoryType;
+
+const MAGIC: &[u8] = b"nixlSerDes|";
+/// Address, length and device.
+const PLACE_BYTES: usize = 24;
+
+/// What the metadata of an agent says.
+#[derive(Debug)]
+pub(crate) struct Metadata<'a> {
+    /// Whose it is.
+    pub(crate) agent: &'a str,
+    /// The backends that it says how to connect to.
+    pub(crate) connections: Vec<&'a str>,
+    /// The memory that it has keys for.
+    pub(crate) memory: Vec<Key<'a>>,
+}
+
+/// Memory that one backend of an agent can be asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Key<'a> {
+    pub(crate) place: Place<'a>,
+    /// What the backend needs for it.
+    pub(crate) key: &'a [u8],
+}
+
+/// Where memory is, for which a backend has a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place<'a> {
+    pub(crate) backend: &'a str,
+    pub(crate) memory: MemoryType,
+    pub(crate) device: u64,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+}
+
+/// Metadata that is not in NIXL's form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the agent's metadata is not in the form of NIXL 1.5: no {expected} at byte {offset}")]
+pub struct MalformedMetadata {
+    /// Where the form is left.
+    pub offset: usize,
+    /// What should have been there.
+    pub expected: &'static str,
+}
+
+impl<'a> Metadata<'a> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, MalformedMetadata> {
+        let mut input = Input { rest: bytes, offset: 0 };
+        input.skip(MAGIC, "`nixlSerDes|`")?;
+        let agent = input.text(b"Agent", "name of an agent")?;
+        let count = input.count(b"Conns", "number of connections")?;
+        let mut connections = Vec::new();
+        for _ in 0..count {
+            connections.push(input.text(b"t", "backend of a connection")?);
+            input.some(b"c", "data of a connection")?;
+        }
+        input.exactly(b"", b"MemSection", "`MemSection`")?;
+        let sections = input.count(b"nixlSecElms", "number of sections")?;
+        let mut memory = Vec::new();
+        for _ in 0..sections {
+            let backend = input.text(b"bknd", "backend of a section")?;
+            input.exactly(b"nixlDList", b"nixlSDList", "list of keys")?;
+            let memory_type = input.memory_type()?;
+            let keys = input.count(b"n", "number of keys")?;
+            for _ in 0..keys {
+                let (device, address, length, key) = input.key()?;
+                let place = Place { backend, memory: memory_type, device, address, length };
+                memory.push(Key { place, key });
+            }
+        }
+        if !input.rest.is_empty() {
+            return Err(input.malformed("end"));
+        }
+        Ok(Self { agent, connections, memory })
+    }
+}
+
+impl Place<'_> {
+    /// Whether these bytes of this type and device are among those of the key.
+    pub(crate) fn covers(
+        &self,
+        memory: MemoryType,
+        device: u64,
+        address: u64,
+        length: ByteCount,
+    ) -> bool {
+        // Neither sum wraps where it is `Some`.
+        let ends = (self.address.checked_add(self.length), address.checked_add(length.get()));
+        self.memory == memory
+            && self.device == device
+            && self.address <= address
+            && matches!(ends, (Some(ours), Some(theirs)) if theirs <= ours)
+    }
+}
+
+struct Input<'a> {
+    rest: &'a [u8],
+    offset: usize,
+}
+
+impl<'a> Input<'a> {
+    fn malformed(&self, expected: &'static str) -> MalformedMetadata {
+        MalformedMetadata { offset: self.offset, expected }
+    }
+
+    fn take(
+        &mut self,
+        bytes: usize,
+        expected: &'static str,
+    ) -> Result<&'a [u8], MalformedMetadata> {
+        let (taken, rest) =
+            self.rest.split_at_checked(bytes).ok_or_else(|| self.malformed(expected))?;
+        self.rest = rest;
+        self.offset += bytes;
+        Ok(taken)
+    }
+
+    fn skip(&mut self, literal: &[u8], expected: &'static str) -> Result<(), MalformedMetadata> {
+        if !self.rest.starts_with(literal) {
+            return Err(self.malformed(expected));
+        }
+        self.take(literal.len(), expected).map(drop)
+    }
+
+    /// A tag, a length, that many bytes, and `|`.
+    fn item(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a [u8], MalformedMetadata> {
+        self.skip(tag, expected)?;
+        let length = self.number(expected)?;
+        // The address space is of 64 bits; more than is left is refused there.
+        let value = self.take(ByteCount::new(length).to_usize(), expected)?;
+        self.skip(b"|", expected)?;
+        Ok(value)
+    }
+
+    /// As the machine has it: metadata does not travel between machines of different byte order.
+    fn number(&mut self, expected: &'static str) -> Result<u64, MalformedMetadata> {
+        match self.take(8, expected)?.first_chunk() {
+            Some(&bytes) => Ok(u64::from_ne_bytes(bytes)),
+            None => Err(self.malformed(expected)),
+        }
+    }
+
+    fn some(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a [u8], MalformedMetadata> {
+        let at = self.malformed(expected);
+        let value = self.item(tag, expected)?;
+        if value.is_empty() { Err(at) } else { Ok(value) }
+    }
+
+    /// Text that C can hold, and that can be printed.
+    fn text(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a str, MalformedMetadata> {
+        let at = self.malformed(expected);
+        let text = str::from_utf8(self.some(tag, expected)?).map_err(|_| at)?;
+        if text.chars().any(char::is_control) { Err(at) } else { Ok(text) }
+    }
+
+    fn exactly(
+        &mut self,
+        tag: &[u8],
+        value: &[u8],
+        expected: &'static str,
+    ) -> Result<(), MalformedMetadata> {
+        let at = self.malformed(expected);
+        if self.item(tag, expected)? == value { Ok(()) } else { Err(at) }
+    }
+
+    /// A number of things, which have to follow: none of them takes no bytes, so that a number
+    /// that is too large ends with the input.
+    fn count(&mut self, tag: &[u8], expected: &'static str) -> Result<u64, MalformedMetadata> {
+        let at = self.malformed(expected);
+        let value = self.item(tag, expected)?;
+        <[u8; 8]>::try_from(value).map(u64::from_ne_bytes).map_err(|_| at)
+    }
+
+    fn memory_type(&mut self) -> Result<MemoryType, MalformedMetadata> {
+        const EXPECTED: &str = "type of memory";
+        let at = self.malformed(EXPECTED);
+        let value = self.item(b"t", EXPECTED)?;
+        // As `nixl_mem_t` counts.
+        match <[u8; 4]>::try_from(value).map(u32::from_ne_bytes) {
+            Ok(0) => Ok(MemoryType::Host),
+            Ok(1) => Ok(MemoryType::Device),
+            Ok(2) => Ok(MemoryType::Block),
+            Ok(3) => Ok(MemoryType::Object),
+            Ok(4) => Ok(MemoryType::File),
+            _ => Err(at),
+        }
+    }
+
+    /// Device, address, length, and the rest.
+    fn key(&mut self) -> Result<(u64, u64, u64, &'a [u8]), MalformedMetadata> {
+        const EXPECTED: &str = "key of memory";
+        let at = self.malformed(EXPECTED);
+        let value = self.item(b"", EXPECTED)?;
+        let (place, key) = value.split_at_checked(PLACE_BYTES).ok_or(at)?;
+        let mut place = Input { rest: place, offset: at.offset };
+        let (address, length) = (place.number(EXPECTED)?, place.number(EXPECTED)?);
+        // The device is of 8 bytes, the upper half of which was padding once.
+        let device = place.number(EXPECTED)?;
+        match address.checked_add(length) {
+            Some(_) => Ok((device, address, length, key)),
+            None => Err(at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(tag: &str, value: &[u8]) -> Vec<u8> {
+        [tag.as_bytes(), &value.len().to_ne_bytes(), value, b"|"].concat()
+    }
+
+    fn number(tag: &str, value: u64) -> Vec<u8> {
+        item(tag, &value.to_ne_bytes())
+    }
+
+    fn key(address: u64, length: u64) -> Vec<u8> {
+        let place = [address, length, 0].map(u64::to_ne_bytes).concat();
+        item("", &[place, vec![1, 2, 3]].concat())
+    }
+
+    fn parts() -> Vec<Vec<u8>> {
+        vec![
+            MAGIC.to_vec(),
+            item("Agent", b"alpha"),
+            number("Conns", 1),
+            item("t", b"UCX"),
+            item("c", &[7; 9]),
+            item("", b"MemSection"),
+            number("nixlSecElms", 1),
+            item("bknd", b"UCX"),
+            item("nixlDList", b"nixlSDList"),
+            item("t", &0_u32.to_ne_bytes()),
+            number("n", 2),
+            key(4096, 100),
+            key(8192, 100),
+        ]
+    }
+
+    fn refused(change: impl FnOnce(&mut Vec<Vec<u8>>)) -> MalformedMetadata {
+        let mut parts = parts();
+        change(&mut parts);
+        Metadata::parse(&parts.concat()).unwrap_err()
+    }
+
+    #[test]
+    fn what_nixl_writes_is_read() {
+        let bytes = parts().concat();
+        let metadata = Metadata::parse(&bytes).unwrap();
+        assert_eq!((metadata.agent, metadata.connections.as_slice()), ("alpha", &["UCX"][..]));
+        let [first, second] = metadata.memory.as_slice() else { panic!("{metadata:?}") };
+        assert_eq!((first.place.address, second.place.address), (4096, 8192));
+        assert_eq!((first.place.memory, first.key), (MemoryType::Host, &[1, 2, 3][..]));
+    }
+
+    #[test]
+    fn every_cut_and_every_changed_byte_is_survived() {
+        let bytes = parts().concat();
+        for end in 0..bytes.len() {
+            assert!(Metadata::parse(&bytes[..end]).is_err(), "{end}");
+        }
+        for at in 0..bytes.len() {
+            for flip in 1..=255 {
+                let mut bytes = bytes.clone();
+                bytes[at] ^= flip;
+                // Some say something else, and none panics or runs on.
+                let _ = Metadata::parse(&bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_and_counts_are_not_believed() {
+        for length in [u64::MAX, u64::MAX - 8, 1 << 40, 6] {
+            let agent = [b"Agent", &length.to_ne_bytes()[..], b"alpha|"].concat();
+            assert_eq!(refused(|p| p[1] = agent).expected, "name of an agent", "{length}");
+        }
+        assert_eq!(
+            refused(|p| p[2] = number("Conns", u64::MAX)).expected,
+            "backend of a connection"
+        );
+        assert_eq!(
+            refused(|p| p[6] = number("nixlSecElms", u64::MAX)).expected,
+            "backend of a section"
+        );
+        assert_eq!(refused(|p| p[10] = number("n", u64::MAX)).expected, "key of memory");
+        assert_eq!(refused(|p| p[10] = number("n", 1)).expected, "end");
+        assert_eq!(refused(|p| p[2] = item("Conns", &[1; 4])).expected, "number of connections");
+    }
+
+    #[test]
+    fn names_are_texts() {
+        for name in [&b""[..], b"al\0pha", b"\xff\xfe", b"a\nb"] {
+            assert_eq!(refused(|p| p[1] = item("Agent", name)).expected, "name of an agent");
+            assert_eq!(refused(|p| p[7] = item("bknd", name)).expected, "backend of a section");
+        }
+    }
+
+    #[test]
+    fn memory_has_a_type_and_ends() {
+        assert_eq!(refused(|p| p[9] = item("t", &9_u32.to_ne_bytes())).expected, "type of memory");
+        assert_eq!(refused(|p| p[11] = key(u64::MAX - 10, 100)).expected, "key of memory");
+        assert_eq!(refused(|p| p[11] = item("", &[0; 23])).expected, "key of memory");
+    }
+
+    #[test]
+    fn coverage_does_not_wrap() {
+        let place = Place {
+            backend: "UCX",
+            memory: MemoryType::Host,
+            device: 0,
+            address: 4096,
+            length: 100,
+        };
+        let covers =
+            |address, length| place.covers(MemoryType::Host, 0, address, ByteCount::new(length));
+        assert!(covers(4096, 100) && covers(4100, 96) && covers(4196, 0));
+        assert!(!covers(4095, 2) && !covers(4100, 97) && !covers(u64::MAX - 10, 20));
+        assert!(!place.covers(MemoryType::Device, 0, 4096, ByteCount::new(1)));
+        assert!(!place.covers(MemoryType::Host, 1, 4096, ByteCount::new(1)));
+    }
+}

@@ -1,0 +1,167 @@
+//! Layouts that travel: exported by the agent that registered them, imported by others.
+//!
+//! An export is bytes: what the layout is, where its regions are, and what NIXL needs to reach them.
+//! It is sent by whatever means the two processes have. Whoever imports it gets a
+//! [`RemoteLayout`], which is an end of transfers.
+
+mod error;
+mod export;
+mod import;
+mod loaded;
+mod metadata;
+mod remote;
+mod table;
+
+use terrane_core::{AgentName, PeerId};
+use terrane_layout::PhysicalLayout;
+use terrane_wire::WireLimits;
+
+pub use error::{ExportError, ForgetError, ImportError, PeerChange};
+pub use metadata::MalformedMetadata;
+pub use remote::RemoteLayout;
+pub(crate) use table::{PeerUse, Peers};
+
+use crate::Agent;
+use import::Known;
+use metadata::Metadata;
+
+/// What became of a peer that was to be forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Forgotten {
+    /// Nothing is left of it.
+    Now,
+    /// Transfers with it are in flight, this many; with the last of them NIXL lets go of it. None
+    /// begins any more.
+    AfterTransfers(usize),
+}
+
+impl Agent {
+    /// Describes a layout that is registered with this agent as bytes, for peers to
+    /// [`import`](Self::import).
+    ///
+    /// It offers the layout's blocks, and no other memory of the agent; but a peer that has it can
+    /// reach all of the registrations that the blocks lie in.
+    ///
+    /// # Errors
+    ///
+    /// - [`ExportError::NotRegistered`] and [`ExportError::NotCovered`] if the layout is not, or not
+    ///   wholly, registered with this agent, or not any more.
+    /// - [`ExportError::NoBackend`] if peers cannot reach it through any backend.
+    /// - [`ExportError::NotOurs`] for a layout of a peer.
+    /// - [`ExportError::Metadata`] and [`ExportError::Wire`] if NIXL or the encoding fails.
+    pub fn export(&self, layout: &PhysicalLayout) -> Result<Vec<u8>, ExportError> {
+        Ok(self.describe(layout)?.encode()?)
+    }
+
+    /// Takes a layout that a peer has exported.
+    ///
+    /// Importing the same bytes again gives the same layout, while it lives. The first import of a
+    /// peer connects to it, which is work; so keep a layout of a peer that will be used again.
+    ///
+    /// The bytes are checked; [`RemoteLayout`] says how far, and what is left to trust.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`]; then everything is as it was, but for [`ImportError::PeerLost`]. A peer
+    /// that was started again, or has registered its memory anew, is
+    /// [`ImportError::PeerChanged`]: see [`refresh`](Self::refresh).
+    pub fn import(&self, bytes: &[u8]) -> Result<RemoteLayout, ImportError> {
+        self.import_within(bytes, &WireLimits::DEFAULT)
+    }
+
+    /// As [`import`](Self::import), with other limits.
+    ///
+    /// # Errors
+    ///
+    /// As from [`import`](Self::import).
+    pub fn import_within(
+        &self,
+        bytes: &[u8],
+        limits: &WireLimits,
+    ) -> Result<RemoteLayout, ImportError> {
+        self.import_with(bytes, limits, Known::Same)
+    }
+
+    /// Takes a layout of a peer that may not be what it was: that was started again under the same
+    /// name, or has registered its memory anew.
+    ///
+    /// What was imported of the peer before can no longer be used, all of it: transfers with it
+    /// fail, and the peer has another [`PeerId`] from now on. Of a peer that is not known this is
+    /// an import.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`], as from [`import`](Self::import). [`ImportError::PeerBusy`] if transfers
+    /// with the peer are in flight; those with a peer that has died end at their deadline. If NIXL
+    /// refuses the metadata ([`ImportError::Load`], [`ImportError::NotFound`]), the peer is not
+    /// known any more.
+    pub fn refresh(&self, bytes: &[u8]) -> Result<RemoteLayout, ImportError> {
+        self.refresh_within(bytes, &WireLimits::DEFAULT)
+    }
+
+    /// As [`refresh`](Self::refresh), with other limits.
+    ///
+    /// # Errors
+    ///
+    /// As from [`refresh`](Self::refresh).
+    pub fn refresh_within(
+        &self,
+        bytes: &[u8],
+        limits: &WireLimits,
+    ) -> Result<RemoteLayout, ImportError> {
+        self.import_with(bytes, limits, Known::Replaced)
+    }
+
+    /// Forgets a peer, with all that was imported of it. Transfers with it that are in flight run to
+    /// their end, and none begins any more: not with the [`RemoteLayout`]s that are left either.
+    ///
+    /// A peer is forgotten by itself when the last of its layouts has gone, so this is for ending it
+    /// sooner. Imported again, it is another peer, of another [`PeerId`].
+    ///
+    /// # Errors
+    ///
+    /// [`ForgetError::UnknownPeer`] if there is no such peer, or no more.
+    pub fn forget(&self, peer: PeerId) -> Result<Forgotten, ForgetError> {
+        let unknown = || ForgetError::UnknownPeer { agent: self.name().clone(), peer };
+        let known = self.peer_table().get(peer).ok_or_else(unknown)?;
+        let mut loaded = self.peer_table().loaded();
+        let mut transfers = 0;
+        self.peer_table().change(&known, |state| {
+            state.forgotten = true;
+            transfers = state.transfers;
+        });
+        self.end_peers_among(&mut loaded);
+        drop(loaded);
+        self.end_peers();
+        Ok(if transfers == 0 { Forgotten::Now } else { Forgotten::AfterTransfers(transfers) })
+    }
+
+    /// The peers that are known and not forgotten, in the order in which they became known.
+    #[must_use]
+    pub fn peers(&self) -> Vec<(PeerId, AgentName)> {
+        let known = self.peer_table().all().into_iter();
+        let mut peers: Vec<_> = known
+            .filter(|peer| !peer.state().forgotten)
+            .map(|peer| (peer.id, peer.name.clone()))
+            .collect();
+        peers.sort_unstable_by_key(|(id, _)| *id);
+        peers
+    }
+
+    /// The name of a peer's agent; `None` if this agent knows no such peer, or no more.
+    #[must_use]
+    pub fn peer_name(&self, peer: PeerId) -> Option<AgentName> {
+        let known = self.peer_table().get(peer)?;
+        let forgotten = known.state().forgotten;
+        (!forgotten).then(|| known.name.clone())
+    }
+
+    /// Whether imports look into NIXL's metadata before NIXL does. They do if the library writes it
+    /// in the form of NIXL 1.5; of a library with another form, its own checks are all there is.
+    #[must_use]
+    pub fn checks_metadata(&self) -> bool {
+        self.peer_table().form_is_known(|| {
+            self.connection_metadata().is_ok_and(|own| Metadata::parse(&own).is_ok())
+        })
+    }
+}

@@ -1,0 +1,115 @@
+//! NIXL's plugins: where they are, and whether they load.
+
+use std::ffi::c_void;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use libloading::os::unix::Library;
+use terrane_core::BackendName;
+
+use super::FOR_GOOD;
+use crate::PluginFailed;
+
+const PREFIX: &str = "libplugin_";
+const SUFFIX: &str = ".so";
+
+/// A plugin that may provide a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plugin {
+    name: BackendName,
+    path: PathBuf,
+}
+
+impl Plugin {
+    /// The name of its backend.
+    #[must_use]
+    pub fn name(&self) -> &BackendName {
+        &self.name
+    }
+
+    /// Its file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Loads the plugin, as NIXL would. It stays loaded, with all the libraries that it needs,
+    /// whether or not a backend is made of it.
+    ///
+    /// # Errors
+    ///
+    /// [`PluginFailed`], with what the loader said.
+    pub fn check(&self) -> Result<(), PluginFailed> {
+        // SAFETY: loading runs the initialisers of a plugin, from where NIXL takes plugins, which
+        // are made to be loaded into any process in which NIXL is.
+        let library = unsafe { Library::open(Some(&self.path), FOR_GOOD) };
+        let library = library.map_err(|error| PluginFailed::NotLoaded {
+            plugin: self.path.clone(),
+            source: Arc::new(error),
+        })?;
+        // SAFETY: the symbol is only looked for; what is at its address is neither read nor called.
+        let entry = unsafe { library.get::<*const c_void>(b"nixl_plugin_init") };
+        match entry {
+            Ok(_) => Ok(()),
+            Err(_) => Err(PluginFailed::NoPlugin { plugin: self.path.clone() }),
+        }
+    }
+}
+
+/// Where a library of NIXL that lies at `core` looks for plugins.
+pub(super) fn directory(core: &Path) -> PathBuf {
+    #[expect(clippy::disallowed_methods, reason = "NIXL's own variable, as `probe` documents")]
+    if let Some(directory) = std::env::var_os("NIXL_PLUGIN_DIR") {
+        return directory.into();
+    }
+    let beside = core.parent().map(Path::to_path_buf).unwrap_or_default();
+    beside.join("plugins")
+}
+
+/// The plugins in a directory, by name.
+pub(super) fn within(directory: &Path) -> Vec<Plugin> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let plugin = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+        Some(Plugin { name: BackendName::from(name), path })
+    };
+    let mut plugins: Vec<_> =
+        entries.filter_map(Result::ok).filter_map(|entry| plugin(entry.path())).collect();
+    plugins.sort_by(|a, b| a.name.cmp(&b.name));
+    plugins
+}
+
+/// Whether every file in a directory has a name that is text.
+pub(super) fn names_are_text(directory: &Path) -> bool {
+    let Ok(mut entries) = std::fs::read_dir(directory) else { return true };
+    entries.all(|entry| entry.is_ok_and(|entry| entry.file_name().to_str().is_some()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn plugins_are_told_by_their_names() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["libplugin_UCX.so", "libplugin_GDS_MT.so", "libtelemetry_x.so", "libplugin_A"]
+        {
+            std::fs::write(directory.path().join(name), b"no library").unwrap();
+        }
+        let plugins = within(directory.path());
+        let names: Vec<_> = plugins.iter().map(|plugin| plugin.name().as_str()).collect();
+        assert_eq!(names, ["GDS_MT", "UCX"]);
+        for plugin in plugins {
+            let failed = plugin.check().unwrap_err();
+            assert!(matches!(failed, PluginFailed::NotLoaded { .. }), "{failed}");
+        }
+        assert!(names_are_text(directory.path()));
+        let odd = OsStr::from_bytes(b"libplugin_\xff.so");
+        std::fs::write(directory.path().join(odd), b"no library").unwrap();
+        assert!(!names_are_text(directory.path()));
+        assert_eq!(within(directory.path()).len(), 2);
+        assert!(within(&directory.path().join("nowhere")).is_empty());
+    }
+}

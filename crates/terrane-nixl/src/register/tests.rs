@@ -1,0 +1,395 @@
+//! Registration with the real library, which is asked itself what is registered.
+
+use std::sync::{Arc, Mutex};
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, Capability, Grant, Limits, Memory, Region,
+    RegionRequest, Register, Span, StorageKind, delegate_memory,
+};
+use terrane_layout::{
+    BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, LayoutPlan,
+};
+use terrane_storage::{DiskAllocator, DiskFile, DiskOptions};
+use terrane_testkit::conformance::registrar::Probe;
+use terrane_testkit::conformance::{RegistrarFixture, check_registrar};
+use terrane_testkit::memory::{HeapAllocator, HeapMemory};
+use terrane_testkit::pattern::{InProcess, PieceAccess};
+use terrane_transfer::Endpoint;
+
+use super::descriptor::Descriptor;
+use crate::{Agent, AgentBuilder, BackendConfig, Demand, FileAccess};
+
+fn agent(backends: &[&str]) -> Agent {
+    let builder = AgentBuilder::unnamed().progress_thread(None);
+    let add = |builder: AgentBuilder, name: &&str| builder.backend(BackendConfig::new(*name));
+    backends.iter().fold(builder, add).build().unwrap()
+}
+
+/// Says what NIXL says, and keeps NIXL's agent alive, but not Terrane's: what ends with that has
+/// been deregistered one by one.
+fn probe(agent: &Agent) -> Probe {
+    let raw = agent.raw().clone();
+    let backends: Vec<_> =
+        agent.created().iter().map(|b| (b.name.clone(), b.memory.clone(), b.file_access)).collect();
+    Arc::new(move |span: &Span| {
+        let answers = backends.iter().filter_map(|(name, memory, access)| {
+            let descriptor = Descriptor::of(span, *access).unwrap();
+            memory.contains(&descriptor.memory).then(|| has(&raw, name.as_str(), &descriptor))
+        });
+        let answers: Vec<_> = answers.collect();
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "backends disagree");
+        answers[0]
+    })
+}
+
+fn has(raw: &nixl_sys::Agent, backend: &str, descriptor: &Descriptor) -> bool {
+    let mut options = nixl_sys::OptArgs::new().unwrap();
+    options.add_backend(&raw.get_backend(backend).unwrap()).unwrap();
+    let mut list = nixl_sys::XferDescList::new(descriptor.memory.into_raw()).unwrap();
+    list.add_desc(descriptor.address, descriptor.length, descriptor.device);
+    raw.prepare_xfer_dlist("", &list, Some(&options)).is_ok()
+}
+
+struct Host(&'static [&'static str]);
+
+impl RegistrarFixture for Host {
+    type Registrar = Agent;
+    type Memory = HeapMemory;
+
+    fn registrar(&self) -> Agent {
+        agent(self.0)
+    }
+
+    fn memory(&self, _: &Agent) -> HeapMemory {
+        HeapAllocator::system().allocate(&RegionRequest::new(ByteCount::kib(8))).unwrap()
+    }
+
+    fn foreign(&self) -> Option<Region> {
+        // UCX takes memory of devices.
+        (!self.0.contains(&"UCX")).then(device_memory)
+    }
+
+    fn probe(&self, agent: &Agent) -> Probe {
+        probe(agent)
+    }
+}
+
+fn device_memory() -> Region {
+    let request = RegionRequest::new(ByteCount::kib(8));
+    Region::new(HeapAllocator::simulated_device(0).allocate(&request).unwrap())
+}
+
+#[test]
+fn agents_with_one_backend_conform() {
+    check_registrar(&Host(&["UCX"]));
+    check_registrar(&Host(&["POSIX"]));
+}
+
+#[test]
+fn agents_with_several_backends_conform() {
+    check_registrar(&Host(&["UCX", "POSIX"]));
+}
+
+struct Files(DiskAllocator, FileAccess);
+
+impl RegistrarFixture for Files {
+    type Registrar = Agent;
+    type Memory = DiskFile;
+
+    fn registrar(&self) -> Agent {
+        let posix = BackendConfig::new("POSIX").file_access(self.1);
+        let ucx = BackendConfig::new("UCX");
+        AgentBuilder::unnamed().backend(ucx).backend(posix).build().unwrap()
+    }
+
+    fn memory(&self, _: &Agent) -> DiskFile {
+        self.0.allocate(&RegionRequest::new(ByteCount::kib(8))).unwrap()
+    }
+
+    fn foreign(&self) -> Option<Region> {
+        None
+    }
+
+    fn probe(&self, agent: &Agent) -> Probe {
+        probe(agent)
+    }
+}
+
+fn files(directory: &tempfile::TempDir) -> DiskAllocator {
+    DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap()
+}
+
+#[test]
+fn files_conform() {
+    let directory = tempfile::tempdir().unwrap();
+    check_registrar(&Files(files(&directory), FileAccess::Buffered));
+}
+
+#[test]
+fn files_conform_by_their_direct_descriptor() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = files(&directory);
+    if files.capabilities().grant(&Capability::DirectIo) == Some(&Grant::Granted) {
+        check_registrar(&Files(files, FileAccess::Direct));
+    } else {
+        let report = files.capabilities();
+        eprintln!("skipped: files_conform_by_their_direct_descriptor: {report}");
+    }
+}
+
+/// 5 blocks of 3 layers of K and V.
+fn config() -> LayoutConfig {
+    LayoutConfig::builder()
+        .num_blocks(5)
+        .num_layers(3)
+        .outer_dim(2)
+        .page_size(16)
+        .inner_dim(64)
+        .element(ElementFormat::Width(2))
+        .build()
+        .unwrap()
+}
+
+/// Memory that notes, as it is released, whether NIXL still has it.
+struct Witness {
+    memory: HeapMemory,
+    probe: Probe,
+    released: Released,
+}
+
+/// For each witness that was released, whether NIXL still had it.
+type Released = Arc<Mutex<Vec<bool>>>;
+
+impl Witness {
+    fn new(bytes: ByteCount, probe: &Probe, released: &Released) -> Self {
+        let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
+        let memory = HeapAllocator::system().allocate(&request).unwrap();
+        Self { memory, probe: Arc::clone(probe), released: Arc::clone(released) }
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        let registered = (self.probe)(&Span::of(&self.memory));
+        self.released.lock().unwrap().push(registered);
+    }
+}
+
+impl std::fmt::Debug for Witness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Witness").field(&self.memory).finish()
+    }
+}
+
+// SAFETY: every answer is that of the memory, which is neither moved nor dropped before `self`.
+unsafe impl Memory for Witness {
+    delegate_memory!(self, self.memory);
+}
+
+/// One of the things that a user may drop, in whichever order.
+type Thing = Box<dyn Send>;
+
+/// All that can hold on to registered memory, and the agent. Two witnesses are behind it.
+fn things(agent: Agent, released: &Released) -> Vec<Thing> {
+    let probe = probe(&agent);
+    let plan = LayoutPlan::new(&config(), LayoutKind::FullyContiguous, Limits::NONE).unwrap();
+    let base = Witness::new(plan.base_bytes(), &probe, released);
+    let adopted = LayoutBuilder::new(config())
+        .fully_contiguous()
+        .adopt_memory([base])
+        .register(&agent)
+        .build()
+        .unwrap();
+    let view = adopted.regions()[0].clone();
+    let endpoint = Endpoint::new(adopted).unwrap();
+    let twice = Region::new(Witness::new(ByteCount::kib(8), &probe, released));
+    let first = agent.register(twice.clone()).unwrap();
+    let registrar = agent.registrar([("POSIX", Demand::Required)]).unwrap();
+    let second = Region::new(registrar.register(twice).unwrap());
+    vec![
+        Box::new(agent),
+        Box::new(registrar),
+        Box::new(view),
+        Box::new(endpoint),
+        Box::new(first),
+        Box::new(second),
+    ]
+}
+
+/// The order of this number among all orders of so many things.
+fn order(mut number: usize, things: usize) -> Vec<usize> {
+    let mut left: Vec<_> = (0..things).collect();
+    (1..=things)
+        .rev()
+        .map(|choices| {
+            let choice = left.remove(number % choices);
+            number /= choices;
+            choice
+        })
+        .collect()
+}
+
+fn drop_in_order(mut things: Vec<Option<Thing>>, order: &[usize], elsewhere: bool) {
+    for place in order {
+        let thing = things[*place].take().unwrap();
+        if elsewhere {
+            std::thread::scope(|scope| {
+                scope.spawn(move || drop(thing));
+            });
+        } else {
+            drop(thing);
+        }
+    }
+}
+
+fn check_order(backends: &[&str], order: &[usize], elsewhere: bool) {
+    let released = Released::default();
+    let agent = agent(backends);
+    let name = agent.name().clone();
+    let things = things(agent, &released).into_iter().map(Some).collect();
+    drop_in_order(things, order, elsewhere);
+    let seen = released.lock().unwrap().clone();
+    assert_eq!(seen, [false, false], "in the order {order:?}, NIXL had released memory");
+    // The name is free once the last of them has gone.
+    drop(AgentBuilder::new(name).build().unwrap());
+}
+
+#[test]
+fn memory_is_deregistered_before_its_release_in_every_order_of_drops() {
+    for number in 0..720 {
+        check_order(&["POSIX"], &order(number, 6), number % 2 == 1);
+    }
+}
+
+#[test]
+fn the_order_of_drops_does_not_matter_to_ucx_either() {
+    // Each thing is the last once, with the agent first, and the first once.
+    for number in [0, 1, 77, 301, 500, 719] {
+        check_order(&["UCX", "POSIX"], &order(number, 6), false);
+        check_order(&["UCX", "POSIX"], &order(719 - number, 6), true);
+    }
+}
+
+#[test]
+fn two_backends_are_asked_at_once_and_deregistered_at_once() {
+    let agent = agent(&["UCX", "POSIX"]);
+    let memory = Host(&[]).memory(&agent);
+    let registered = agent.register(memory).unwrap();
+    assert_eq!(registered.record().accepted().count(), 2);
+    assert_eq!(handles(&agent), [1]);
+    // A second registration of the same span asks for nothing.
+    let again = agent.register(Region::new(registered)).unwrap();
+    assert_eq!(again.record().accepted().count(), 2);
+    assert_eq!(handles(&agent), [1]);
+    // Within a registered span NIXL cannot say who accepted, so they are asked one by one.
+    let whole = Region::new(again);
+    let part = whole.view(ByteCount::ZERO, ByteCount::kib(4)).unwrap();
+    let part = agent.register(part).unwrap();
+    assert_eq!(part.record().accepted().count(), 2);
+    let mut counts = handles(&agent);
+    counts.sort_unstable();
+    assert_eq!(counts, [1, 2]);
+    drop((whole, part));
+    assert!(handles(&agent).is_empty());
+}
+
+#[test]
+fn a_backend_that_joins_later_registers_alone() {
+    let agent = agent(&["UCX", "POSIX"]);
+    let is_registered = probe(&agent);
+    let [ucx, posix] =
+        ["UCX", "POSIX"].map(|name| agent.registrar([(name, Demand::IfSupported)]).unwrap());
+    let memory = Region::new(Host(&[]).memory(&agent));
+    let first = ucx.register(memory.clone()).unwrap();
+    let accepted: Vec<_> = first.record().accepted().cloned().collect();
+    assert_eq!(accepted, ["UCX".into()]);
+    let second = posix.register(memory.clone()).unwrap();
+    assert!(is_registered(&memory.span()));
+    drop(first);
+    assert!(is_registered(&memory.span()), "one registration ended the other");
+    drop(second);
+    assert!(!is_registered(&memory.span()));
+}
+
+/// How many handles each descriptor has.
+fn handles(agent: &Agent) -> Vec<usize> {
+    agent.table().lock().unwrap().0.values().map(|entry| entry.handles.len()).collect()
+}
+
+/// Hands out one region, once and again.
+struct OnePart(Region);
+
+// SAFETY: the tests lay out one thing over it.
+unsafe impl Allocate for OnePart {
+    type Memory = Region;
+
+    fn kind(&self) -> StorageKind {
+        self.0.kind()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::NONE
+    }
+
+    fn allocate(&self, _: &RegionRequest) -> Result<Region, AllocateError> {
+        Ok(self.0.clone())
+    }
+}
+
+#[test]
+fn a_layout_in_a_file_reaches_the_bytes_at_its_offsets() {
+    let directory = tempfile::tempdir().unwrap();
+    let agent = agent(&["POSIX"]);
+    let request = RegionRequest::new(ByteCount::kib(256));
+    let file = Region::new(files(&directory).allocate(&request).unwrap());
+    // The layout begins 64 KiB into the file.
+    let part = OnePart(file.view(ByteCount::kib(64), ByteCount::kib(128)).unwrap());
+    let builder = LayoutBuilder::new(config()).layer_separate(BlockDimension::First);
+    let layout = builder.allocate(&part).register(&agent).build().unwrap();
+    let registrations = layout.registrations();
+    assert_eq!(registrations.len(), 1, "one base registration: {registrations:?}");
+    let record = &registrations[0].record;
+    assert_eq!((registrations[0].first_region, registrations[0].last_region), (0, 2));
+    assert_eq!(record.span.location.as_file().unwrap().offset, ByteCount::kib(64));
+    for region in layout.regions() {
+        assert!(record.span.covers(&region.span()), "{region:?}");
+    }
+
+    // What NIXL writes to a piece is in the file where the layout says that the piece is.
+    let piece = layout.span(3, 1, 1).unwrap();
+    let source = agent.register(Host(&[]).memory(&agent)).unwrap();
+    let from = Span { length: piece.length, ..Span::of(&source) };
+    let length = piece.length.to_usize();
+    let written = vec![0xA5; length];
+    // SAFETY: the memory is alive and nobody else uses it.
+    unsafe { InProcess.write(from.location, &written) }.unwrap();
+    write_with_nixl(&agent, &from, &piece);
+    let offset = piece.location.as_file().unwrap().offset.get();
+    let mut bytes = vec![0; file.length().to_usize()];
+    // SAFETY: the file is open and nobody writes to it any more.
+    unsafe { InProcess.read(file.location(), &mut bytes) }.unwrap();
+    let offset = usize::try_from(offset).unwrap();
+    let inside = offset..offset + length;
+    for (at, byte) in bytes.iter().enumerate() {
+        let expected = if inside.contains(&at) { 0xA5 } else { 0 };
+        assert_eq!(*byte, expected, "byte {at} of the file; the piece is {inside:?}");
+    }
+}
+
+/// Writes one span to another of this agent's, and waits.
+fn write_with_nixl(agent: &Agent, from: &Span, to: &Span) {
+    let list = |span| {
+        let descriptor = Descriptor::of(span, FileAccess::Buffered).unwrap();
+        let mut list = nixl_sys::XferDescList::new(descriptor.memory.into_raw()).unwrap();
+        list.add_desc(descriptor.address, descriptor.length, descriptor.device);
+        list
+    };
+    let (raw, name) = (agent.raw(), agent.name().as_str());
+    let request =
+        raw.create_xfer_req(nixl_sys::XferOp::Write, &list(from), &list(to), name, None).unwrap();
+    let mut in_progress = raw.post_xfer_req(&request, None).unwrap();
+    while in_progress {
+        std::thread::yield_now();
+        in_progress = !raw.get_xfer_status(&request).unwrap().is_success();
+    }
+}

@@ -1,0 +1,95 @@
+//! The rules of copy engines, and the seed of the other engines.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use terrane_core::ByteCount;
+use terrane_layout::{LayoutConfig, LayoutKind};
+use terrane_nixl::NixlEngineOptions;
+use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_testkit::conformance::copy_engine::{EngineFixture, check_copy_engine};
+use terrane_testkit::pattern::PieceAccess;
+use terrane_transfer::{CopyEngine, Endpoint};
+
+use super::support::*;
+
+/// Two agents of one process, and UCX between them.
+struct Peers {
+    pair: Pair,
+    options: NixlEngineOptions,
+}
+
+impl EngineFixture for Peers {
+    fn engine(&self) -> Arc<dyn CopyEngine> {
+        self.pair.engine(self.options.clone())
+    }
+
+    fn ends(&self) -> &[&'static str] {
+        &["here", "there"]
+    }
+
+    fn serves(&self, source: &str, destination: &str) -> bool {
+        source != destination
+    }
+
+    fn endpoint(&self, end: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+        match end {
+            "here" => self.pair.local(config, kind),
+            _ => self.pair.remote(config, kind),
+        }
+    }
+
+    fn access(&self) -> &dyn PieceAccess {
+        &PeersInProcess
+    }
+}
+
+#[test]
+fn peers_conform() {
+    check_copy_engine(&Peers { pair: Pair::new(), options: NixlEngineOptions::default() });
+}
+
+#[test]
+fn requests_that_end_within_runs_conform() {
+    let options = NixlEngineOptions {
+        request_bytes: ByteCount::new(97),
+        request_descriptors: NonZeroUsize::new(3).unwrap(),
+        requests: NonZeroUsize::new(2).unwrap(),
+        ..NixlEngineOptions::default()
+    };
+    check_copy_engine(&Peers { pair: Pair::new(), options });
+}
+
+/// Files and system memory, and POSIX between them.
+struct Files {
+    pair: Pair,
+    directory: tempfile::TempDir,
+}
+
+impl EngineFixture for Files {
+    fn engine(&self) -> Arc<dyn CopyEngine> {
+        self.pair.engine(NixlEngineOptions::default())
+    }
+
+    fn ends(&self) -> &[&'static str] {
+        &["memory", "file"]
+    }
+
+    fn serves(&self, source: &str, destination: &str) -> bool {
+        source != destination
+    }
+
+    fn endpoint(&self, end: &str, config: LayoutConfig, kind: LayoutKind) -> Endpoint {
+        if end == "memory" {
+            return self.pair.local(config, kind);
+        }
+        let files = DiskAllocator::new(self.directory.path(), DiskOptions::default()).unwrap();
+        Endpoint::new(registered(&files, &self.pair.here, config, kind)).unwrap()
+    }
+}
+
+#[test]
+fn files_conform() {
+    let directory = tempfile::tempdir().unwrap();
+    check_copy_engine(&Files { pair: Pair::new(), directory });
+}

@@ -1,0 +1,4 @@
+//! The copy engine over the real library.
+
+mod conformance;
+mod support;

@@ -1,0 +1,284 @@
+//! Tests of two processes: this one and a child of the same binary, which talk over a socket.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ChildStderr, ExitStatus, Stdio};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use crate::process::{again, is_child};
+
+/// How long one process waits for a word of the other before the test fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Runs `here` in this process and `there` in a child, at the same time. To be called once, with
+/// all of a test in the two; `test` is the test's path, `module::name`.
+///
+/// ```no_run
+/// use terrane_testkit::peer::with_peer;
+///
+/// with_peer(
+///     "echo::words_come_back",
+///     |peer| {
+///         peer.link().send(b"hello");
+///         assert_eq!(peer.link().receive(), b"hello");
+///     },
+///     |link| {
+///         let heard = link.receive();
+///         link.send(&heard);
+///     },
+/// );
+/// ```
+///
+/// # Panics
+///
+/// If either fails, with what the child said; if the test is not found; if one waits in vain for a
+/// word of the other.
+#[track_caller]
+pub fn with_peer(test: &str, here: impl FnOnce(&mut Peer), there: impl FnOnce(&mut Link)) {
+    if is_child(test) {
+        return there(&mut Link::inherited());
+    }
+    let mut peer = Peer::start(test);
+    here(&mut peer);
+    peer.finish(test);
+}
+
+/// The child.
+///
+/// Dropping it ends the child.
+#[derive(Debug)]
+pub struct Peer {
+    link: Link,
+    child: Child,
+    said: Option<JoinHandle<String>>,
+    killed: bool,
+}
+
+impl Peer {
+    /// The way to talk to it.
+    pub fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+
+    /// Ends it at once, wherever it is, and waits until it is gone.
+    ///
+    /// # Panics
+    ///
+    /// If it has ended by itself.
+    #[track_caller]
+    pub fn kill(&mut self) {
+        let ended = self.child.try_wait().expect("a child can be waited for");
+        assert!(ended.is_none(), "the peer has ended by itself: {ended:?}\n{}", self.said());
+        self.child.kill().expect("a child can be ended");
+        self.child.wait().expect("a child can be waited for");
+        self.killed = true;
+    }
+
+    #[track_caller]
+    fn start(test: &str) -> Self {
+        let (mine, theirs) = UnixStream::pair().expect("a pair of sockets can be made");
+        let mut child = again(test)
+            // The child's way to talk to this process; it reads nothing else.
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the test binary can be started again");
+        let said = child.stderr.take().map(collect);
+        Self { link: Link::over(mine), child, said, killed: false }
+    }
+
+    #[track_caller]
+    fn finish(mut self, test: &str) {
+        if self.killed {
+            return;
+        }
+        // It need not wait for a word that will not come; that it has ended is fine as well.
+        let _: std::io::Result<()> = self.link.stream.shutdown(Shutdown::Write);
+        let status = self.child.wait().expect("a child can be waited for");
+        assert!(status.success(), "{test} in the peer: {status}\n{}", self.said());
+        // libtest is content if there is no test of this name.
+        assert!(self.link.was_taken(), "{test} is not the path of a test");
+    }
+
+    /// What it wrote on standard error, once it has ended.
+    fn said(&mut self) -> String {
+        let said = self.said.take().map(JoinHandle::join);
+        said.and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may have ended already, and a test that fails is not to wait for what is left.
+        let _: std::io::Result<()> = self.child.kill();
+        let _: std::io::Result<ExitStatus> = self.child.wait();
+        let _: String = self.said();
+    }
+}
+
+/// One end of the way between the two processes.
+#[derive(Debug)]
+pub struct Link {
+    stream: UnixStream,
+    heard: bool,
+}
+
+/// The first word of a child, so that one which does not run the test is told from one that does.
+const HELLO: &[u8] = b"terrane peer";
+
+impl Link {
+    /// Sends a word, of any bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the other process is gone.
+    #[track_caller]
+    pub fn send(&mut self, word: &[u8]) {
+        let length = u64::try_from(word.len()).expect("a word's length is a number").to_le_bytes();
+        let sent = self.stream.write_all(&length).and_then(|()| self.stream.write_all(word));
+        sent.expect("the other process takes a word");
+    }
+
+    /// The next word of the other process.
+    ///
+    /// # Panics
+    ///
+    /// If it is gone, or says nothing for two minutes.
+    #[track_caller]
+    pub fn receive(&mut self) -> Vec<u8> {
+        self.receive_unless_gone().expect("the other process has ended, or closed its end")
+    }
+
+    /// The next word of the other process, or none if it has ended.
+    ///
+    /// # Panics
+    ///
+    /// If it says nothing for two minutes.
+    #[track_caller]
+    pub fn receive_unless_gone(&mut self) -> Option<Vec<u8>> {
+        if !std::mem::replace(&mut self.heard, true) {
+            let hello = self.word()?;
+            assert_eq!(hello, HELLO, "the other process is of the same test");
+        }
+        self.word()
+    }
+
+    #[track_caller]
+    fn word(&mut self) -> Option<Vec<u8>> {
+        let mut length = [0; 8];
+        match self.stream.read_exact(&mut length) {
+            Ok(()) => {}
+            Err(error) if is_end(&error) => return None,
+            Err(error) => panic!("the other process says nothing: {error}"),
+        }
+        let length = usize::try_from(u64::from_le_bytes(length)).expect("a word fits in memory");
+        let mut word = vec![0; length];
+        match self.stream.read_exact(&mut word) {
+            Ok(()) => Some(word),
+            Err(error) if is_end(&error) => None,
+            Err(error) => panic!("the other process stopped in the middle of a word: {error}"),
+        }
+    }
+
+    /// Whether the other process runs the test, which it says first of all.
+    #[track_caller]
+    fn was_taken(&mut self) -> bool {
+        self.heard || self.word().is_some_and(|word| word == HELLO)
+    }
+
+    fn over(stream: UnixStream) -> Self {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes a limit");
+        Self { stream, heard: false }
+    }
+
+    fn inherited() -> Self {
+        let input = std::io::stdin().as_fd().try_clone_to_owned();
+        let mut link = Self::over(UnixStream::from(input.expect("a descriptor can be cloned")));
+        link.send(HELLO);
+        link.heard = true;
+        link
+    }
+}
+
+/// An ended process closes its socket, or resets it if it had not read all.
+fn is_end(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
+}
+
+/// Reads all that the child says, so that it never waits for a reader.
+#[track_caller]
+fn collect(mut from: ChildStderr) -> JoinHandle<String> {
+    let read = move || {
+        let mut bytes = Vec::new();
+        // What was read until then is all there is.
+        let _: std::io::Result<usize> = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    Builder::new().name(String::from("peer-output")).spawn(read).expect("a thread can be started")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_come_whole_and_in_order() {
+        with_peer(
+            "peer::tests::words_come_whole_and_in_order",
+            |peer| {
+                let long = vec![7; 1 << 20];
+                peer.link().send(b"");
+                peer.link().send(&long);
+                assert_eq!(peer.link().receive(), b"");
+                assert_eq!(peer.link().receive(), long);
+                assert_eq!(peer.link().receive_unless_gone(), None);
+            },
+            |link| {
+                for _ in 0..2 {
+                    let word = link.receive();
+                    link.send(&word);
+                }
+            },
+        );
+    }
+
+    #[test]
+    fn a_peer_is_killed_wherever_it_is() {
+        with_peer(
+            "peer::tests::a_peer_is_killed_wherever_it_is",
+            |peer| {
+                assert_eq!(peer.link().receive(), b"ready");
+                peer.kill();
+                assert_eq!(peer.link().receive_unless_gone(), None);
+            },
+            |link| {
+                link.send(b"ready");
+                link.receive();
+            },
+        );
+    }
+
+    #[test]
+    fn a_failure_there_is_a_failure_here() {
+        const TEST: &str = "peer::tests::a_failure_there_is_a_failure_here";
+        let there = |_: &mut Link| panic!("it went wrong");
+        if is_child(TEST) {
+            return with_peer(TEST, |_| (), there);
+        }
+        let outcome = std::panic::catch_unwind(|| with_peer(TEST, |_| (), there));
+        let cause = outcome.unwrap_err();
+        let text = cause.downcast_ref::<String>().unwrap();
+        assert!(text.contains("it went wrong"), "{text}");
+    }
+
+    #[test]
+    fn a_test_that_is_not_there_is_a_failure() {
+        let outcome = std::panic::catch_unwind(|| with_peer("peer::no_such", |_| (), |_| ()));
+        let cause = outcome.unwrap_err();
+        assert!(cause.downcast_ref::<String>().unwrap().contains("is not the path of a test"));
+    }
+}

@@ -1,0 +1,261 @@
+//! `nixl`: the NIXL that Terrane is tested with, and libclang, which its bindings need to build.
+//!
+//! Both come from their wheels on PyPI and lie under `target/nixl`. Every command that builds or
+//! runs what uses NIXL has its environment from here, and fetches them if they are not there yet.
+
+mod closure;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use cargo_metadata::Package;
+
+use self::closure::closure;
+use crate::command::{Tool, environment};
+use crate::pypi::{self, Wheels};
+use crate::workspace::Workspace;
+
+/// The options of `cargo xtask nixl`.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Prints only the lines that set the variables, for `eval "$(cargo xtask nixl --print-env)"`
+    #[arg(long)]
+    print_env: bool,
+}
+
+/// The release of the library; a test holds it to that of nixl-sys in the root manifest.
+const VERSION: &str = "1.5.1";
+
+const WHEELS: Wheels = Wheels {
+    name: "NIXL 1.5.1 with libclang",
+    requirements: "nixl-cu12==1.5.1 \
+        --hash=sha256:a02005f84e498641b8fe02d058fdc6762c99edf7ae6430176d2d16fa57f4fb93 \
+        --hash=sha256:98d4b169813a5110842aefc383ba3bf259a886cd09cc9d54c7a6db69bb36de4d\n\
+        libclang==18.1.1 \
+        --hash=sha256:c533091d8a3bbf7460a00cb6c1a71da93bffe148f172c7d03b1c31fbf8aa2a0b \
+        --hash=sha256:54dda940a4a0491a9d1532bf071ea3ef26e6dbaf03b5000ed94dd7174e8f9592\n",
+    members: &[
+        IN_WHEEL,
+        // The libraries that those need, whose own path names this folder.
+        "nixl_cu12.libs/lib",
+        "nixl_cu12.libs/ucx/lib",
+        CLANG_IN_WHEEL,
+    ],
+    revision: 1,
+};
+
+/// Where the wheel has the libraries and, below them, the plugins.
+const IN_WHEEL: &str = ".nixl_cu12.mesonpy.libs/";
+/// Where the wheel has libclang.
+const CLANG_IN_WHEEL: &str = "libclang-18.1.1.data/platlib/clang/native/";
+
+/// The crate that is the bindings.
+const BINDINGS: &str = "nixl-sys";
+
+/// The library that the bindings look for.
+const LIBRARY: &str = "libnixl_capi.so";
+
+/// The plugins that Terrane has a use for; the others want object stores and special networks.
+const PLUGINS: [&str; 4] = ["UCX", "POSIX", "GDS", "GDS_MT"];
+
+/// With this value of the variable, what the machine has is used, and nothing is fetched.
+const CHOICE: (&str, &str) = ("TERRANE_NIXL", "system");
+
+/// What `cargo xtask nixl` provided.
+pub struct Nixl {
+    folder: PathBuf,
+}
+
+/// Provides both, and says how to use them outside `cargo xtask`.
+pub fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    let nixl = provide(workspace)?;
+    if !arguments.print_env {
+        println!("NIXL {VERSION} and libclang are in {}", nixl.folder.display());
+        println!("`cargo xtask` uses them by itself; elsewhere, set");
+    }
+    for (name, value) in nixl.variables() {
+        println!("export {name}={}", quoted(&value.to_string_lossy()));
+    }
+    let libraries = quoted(&nixl.libraries().to_string_lossy());
+    println!("export LD_LIBRARY_PATH={libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}");
+    Ok(())
+}
+
+/// Has what `tool` builds find libclang, and what it runs find NIXL.
+///
+/// What the machine has itself is used if `TERRANE_NIXL` is `system`: then nothing changes.
+pub fn with_nixl(workspace: &Workspace, tool: Tool) -> Result<Tool> {
+    if environment(CHOICE.0).as_deref() == Some(CHOICE.1) {
+        return Ok(tool);
+    }
+    let nixl = provide(workspace)?;
+    let tool = nixl.variables().iter().fold(tool, |tool, (name, value)| tool.env(name, value));
+    Ok(tool.library_path(&nixl.libraries()))
+}
+
+/// The same, if one of `packages` can use NIXL.
+pub fn with_nixl_for(workspace: &Workspace, tool: Tool, packages: &[&Package]) -> Result<Tool> {
+    if packages.iter().any(|package| workspace.reaches(package, BINDINGS)) {
+        return with_nixl(workspace, tool);
+    }
+    Ok(tool)
+}
+
+/// Fetches both unless they are there.
+pub fn provide(workspace: &Workspace) -> Result<Nixl> {
+    let folder = workspace.target().join("nixl");
+    pypi::provide(workspace, &WHEELS, &folder, |folder| arrange(workspace, folder))?;
+    let nixl = Nixl { folder };
+    nixl.link_compiler()?;
+    Ok(nixl)
+}
+
+impl Nixl {
+    /// Where the library lies; its plugins lie in `plugins` below.
+    pub fn libraries(&self) -> PathBuf {
+        self.folder.join("lib")
+    }
+
+    /// Where all of it lies; what is loaded is below, and finds the rest by its own place.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The folders with libraries: NIXL's, its plugins, what those need, and UCX's modules.
+    fn places(&self) -> [PathBuf; 4] {
+        let (own, others) = (self.libraries(), self.folder.join("nixl_cu12.libs"));
+        [own.clone(), own.join("plugins"), others.clone(), others.join("ucx")]
+    }
+
+    /// All that is loaded when Terrane uses NIXL with the modules of UCX that `with_module` takes.
+    pub fn loaded(
+        &self,
+        workspace: &Workspace,
+        with_module: impl Fn(&str) -> bool,
+    ) -> Result<BTreeSet<PathBuf>> {
+        let [own, plugins, others, modules] = self.places();
+        let mut roots = vec![own.join(LIBRARY)];
+        roots.extend(PLUGINS.map(|plugin| plugins.join(format!("libplugin_{plugin}.so"))));
+        for library in &roots {
+            if !library.is_file() {
+                bail!("the wheel of NIXL {VERSION} holds no {}", library.display());
+            }
+        }
+        roots.extend(files(&modules)?.into_iter().filter(|module| {
+            module.file_name().is_some_and(|name| with_module(&name.to_string_lossy()))
+        }));
+        closure(workspace, &[own, others], roots)
+    }
+
+    /// What building the bindings needs: libclang, and a compiler to ask for its headers, as the
+    /// wheel of libclang has none.
+    fn variables(&self) -> [(&'static str, PathBuf); 2] {
+        [("LIBCLANG_PATH", self.folder.join("clang")), ("CLANG_PATH", self.compiler())]
+    }
+
+    fn compiler(&self) -> PathBuf {
+        self.folder.join("clang/c++")
+    }
+
+    /// Links the machine's compiler to a fixed place, which `.cargo/config.toml` names.
+    fn link_compiler(&self) -> Result<()> {
+        let link = self.compiler();
+        if link.exists() {
+            return Ok(());
+        }
+        let path = environment("PATH").unwrap_or_default();
+        let mut found = path.split(':').map(|folder| Path::new(folder).join("g++"));
+        let compiler = found
+            .find(|program| program.is_file())
+            .context("the bindings of NIXL need g++; install it")?;
+        // The link may be there and lead nowhere, and another process may make it as well.
+        let fresh = link.with_extension(std::process::id().to_string());
+        symlink(&compiler, &fresh)
+            .and_then(|()| fs::rename(&fresh, &link))
+            .with_context(|| format!("cannot link {}", link.display()))
+    }
+}
+
+/// Gives what was unpacked short names, and removes what none of the plugins needs.
+fn arrange(workspace: &Workspace, folder: &Path) -> Result<()> {
+    for (from, to) in [(IN_WHEEL, &folder.join("lib")), (CLANG_IN_WHEEL, &folder.join("clang"))] {
+        let from = folder.join(from.trim_end_matches('/'));
+        fs::rename(&from, to).with_context(|| format!("the wheels hold no {}", from.display()))?;
+    }
+    let nixl = Nixl { folder: folder.to_owned() };
+    let wanted = nixl.loaded(workspace, is_transport)?;
+    for place in nixl.places() {
+        for file in files(&place)?.iter().filter(|file| !wanted.contains(*file)) {
+            fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))?;
+        }
+    }
+    let top = folder.join("libclang-18.1.1.data");
+    fs::remove_dir_all(&top).with_context(|| format!("cannot remove {}", top.display()))
+}
+
+/// Whether a file is a module of UCX that moves bytes; others measure or describe.
+pub fn is_transport(name: &str) -> bool {
+    (name.starts_with("libuct_") || name.starts_with("libucm_")) && name.contains(".so")
+}
+
+/// The files of a folder, without what is below.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
+    Ok(paths.into_iter().filter(|path| path.is_file()).collect())
+}
+
+/// For a POSIX shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_that_of_the_bindings() {
+        let workspace = Workspace::load().unwrap();
+        let boundary = workspace.member("terrane-nixl").unwrap();
+        let bindings = boundary.dependencies.iter().find(|found| found.name == BINDINGS).unwrap();
+        assert_eq!(bindings.req.to_string(), format!("={VERSION}"));
+        assert!(WHEELS.requirements.starts_with(&format!("nixl-cu12=={VERSION} ")));
+        assert!(WHEELS.name.contains(VERSION));
+    }
+
+    /// Cargo's configuration names the same places, so that plain cargo builds the bindings, too.
+    #[test]
+    fn cargo_is_configured_as_the_commands_are() {
+        let workspace = Workspace::load().unwrap();
+        let config = fs::read_to_string(workspace.root().join(".cargo/config.toml")).unwrap();
+        let nixl = Nixl { folder: PathBuf::from("target/nixl") };
+        for (name, value) in nixl.variables() {
+            let line = format!("{name} = {{ value = {value:?}, relative = true }}\n");
+            assert!(config.contains(&line), "{line} is not in\n{config}");
+        }
+    }
+
+    #[test]
+    fn each_architecture_has_a_hash() {
+        for package in WHEELS.requirements.lines() {
+            assert_eq!(package.matches("--hash=sha256:").count(), 2, "{package}");
+        }
+    }
+
+    #[test]
+    fn values_pass_a_shell_as_they_are() {
+        assert_eq!(quoted("/a b"), "'/a b'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+
+    #[test]
+    fn modules_are_told_from_tools() {
+        assert!(is_transport("libuct_cuda.so.0.0.0") && is_transport("libucm_cuda.so.0.0.0"));
+        assert!(!is_transport("libucx_perftest_cuda.so.0.0.0") && !is_transport("libuct_cuda.la"));
+    }
+}

@@ -1,0 +1,261 @@
+//! Libraries that come from their wheels on PyPI, checked by hash, and kept under the target folder.
+//!
+//! A folder is there whole or not at all: it is made under another name, and renamed when all of it
+//! is in place. What it was made of stands in it, so that a changed pin makes it anew.
+
+use std::env::consts::ARCH;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::Tool;
+use crate::workspace::Workspace;
+
+/// What is fetched, and what of it is kept.
+#[derive(Debug)]
+pub struct Wheels {
+    /// What people call it.
+    pub name: &'static str,
+    /// As in pip's requirements files, each line with the hashes of the wheels that it may be: one
+    /// for x86-64 and one for aarch64.
+    pub requirements: &'static str,
+    /// How the names of the members begin that are unpacked.
+    pub members: &'static [&'static str],
+    /// Changes when what is done with the unpacked members changes.
+    pub revision: u32,
+}
+
+/// In each folder that is complete, with what it was made of.
+const STAMP: &str = "MADE-OF";
+
+/// Wheels for this Python are taken. What is wanted of them does not depend on Python, so this need
+/// not be the version that is installed.
+const PYTHON: &str = "3.12";
+
+/// What wheels may ask of the C library, up to the newest that a wheel here asks for.
+const PLATFORMS: [&str; 4] = ["manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux2010"];
+
+/// Sees to it that `folder` holds the unpacked wheels, as `finish` leaves them.
+///
+/// Does nothing if it holds them already. Two processes that want it at once wait for one another.
+pub fn provide(
+    workspace: &Workspace,
+    wheels: &Wheels,
+    folder: &Path,
+    finish: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    let Wheels { name, requirements, members, revision } = wheels;
+    let members = members.join(" ");
+    let stamp = format!("{requirements}members {members}\nrevision {revision} on {ARCH}\n");
+    whole(folder, &stamp, |fresh| {
+        // Standard output is the command's own.
+        eprintln!("{name} is not there yet; fetching it from PyPI to {}", folder.display());
+        unpack(workspace, wheels, fresh)?;
+        finish(fresh)
+    })
+    .with_context(|| format!("cannot provide {name}"))
+}
+
+/// Has `make` fill a new folder, and puts it in its place when it is done, with the stamp in it; a
+/// folder with this stamp is left alone.
+pub fn whole(folder: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let is_whole = || fs::read_to_string(folder.join(STAMP)).is_ok_and(|found| found == stamp);
+    if is_whole() {
+        return Ok(());
+    }
+    create(folder.parent().context("it has to be in a folder")?)?;
+    let lock = beside(folder, "lock");
+    let locked =
+        File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
+    locked.lock().with_context(|| format!("cannot lock {}", lock.display()))?;
+    if is_whole() {
+        return Ok(()); // Another process made it meanwhile.
+    }
+    let fresh = beside(folder, "new");
+    remove(&fresh)?;
+    create(&fresh)?;
+    make(&fresh)?;
+    fs::write(fresh.join(STAMP), stamp).context("cannot write what it was made of")?;
+    remove(folder)?;
+    fs::rename(&fresh, folder).with_context(|| format!("cannot put {}", folder.display()))
+}
+
+/// Fetches the wheels and unpacks what is wanted of each into `folder`. pip checks the hashes.
+fn unpack(workspace: &Workspace, wheels: &Wheels, folder: &Path) -> Result<()> {
+    if !matches!(ARCH, "x86_64" | "aarch64") || cfg!(not(target_env = "gnu")) {
+        bail!(
+            "its wheels are for Linux with the GNU C library on x86_64 and aarch64, and this \
+             machine is another ({ARCH}); install it by other means"
+        );
+    }
+    let download = folder.join("download");
+    create(&download)?;
+    let requirements = download.join("requirements.txt");
+    fs::write(&requirements, wheels.requirements)
+        .with_context(|| format!("cannot write {}", requirements.display()))?;
+    let platforms = PLATFORMS.map(|name| format!("{name}_{ARCH}"));
+    pip(workspace, "download", |pip| {
+        pip.args(["--require-hashes", "--python-version", PYTHON, "--implementation", "cp"])
+            .args(platforms.iter().flat_map(|platform| ["--platform", platform]))
+            .args([Path::new("--dest"), &download, Path::new("--requirement"), &requirements])
+    })?;
+    let script = workspace.root().join("xtask/src/unpack.py");
+    let downloaded = fs::read_dir(&download).context("cannot list what was downloaded")?;
+    for file in downloaded {
+        let wheel = file.context("cannot list what was downloaded")?.path();
+        if wheel.extension().is_some_and(|extension| extension == "whl") {
+            Tool::new(workspace, "python3")
+                .args([&script, &wheel, folder])
+                .args(wheels.members)
+                .run()?;
+        }
+    }
+    remove(&download)
+}
+
+/// Runs one of pip's commands on ready-made wheels alone, and says what it means if it fails.
+pub fn pip(workspace: &Workspace, command: &str, with: impl FnOnce(Tool) -> Tool) -> Result<()> {
+    let pip = Tool::new(workspace, "python3")
+        .args(["-m", "pip", command, "--quiet", "--no-deps", "--only-binary=:all:"])
+        .args(["--disable-pip-version-check", "--no-input"]);
+    let said = with(pip).complaint().context("python3 with pip is needed; install both")?;
+    match said {
+        Some(said) => bail!("{}\npip says:\n{}", judge(&said), said.trim_end()),
+        None => Ok(()),
+    }
+}
+
+/// What pip's complaint means, and what to do.
+fn judge(said: &str) -> &'static str {
+    let says = |words: &[&str]| words.iter().any(|word| said.contains(word));
+    if says(&["No module named pip"]) {
+        return "python3 has no pip; install it (`apt-get install python3-pip`, or `python3 -m \
+                ensurepip`)";
+    }
+    if says(&["DO NOT MATCH THE HASHES"]) {
+        return "what was sent is not the wheel that is pinned, and nothing of it was kept; if pip \
+                is configured to use a mirror or a proxy, see what that sends";
+    }
+    // pip says that nothing matches also when it could not ask; the warnings before tell.
+    if says(&["Retrying (", "connection broken", "ConnectionError", "Max retries", "SSLError"]) {
+        return "the package index cannot be reached; this needs the network once (pip's \
+                configuration names a mirror or a proxy, if there is one)";
+    }
+    if says(&["No matching distribution", "Could not find a version"]) {
+        return "the package index has no such wheel for this architecture; if pip is configured \
+                to use a mirror, see whether that has it";
+    }
+    "pip failed"
+}
+
+/// A name next to the folder's, for what belongs to it.
+fn beside(folder: &Path, suffix: &str) -> PathBuf {
+    let mut name = folder.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(suffix);
+    folder.with_file_name(name)
+}
+
+fn create(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_made_once() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("library");
+        for (stamp, text, expected) in
+            [("one", "first", "first"), ("one", "second", "first"), ("two", "third", "third")]
+        {
+            whole(&folder, stamp, |fresh| Ok(fs::write(fresh.join("file"), text)?)).unwrap();
+            assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn what_was_left_half_done_is_not_believed() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("library");
+        let error = whole(&folder, "one", |fresh| {
+            fs::write(fresh.join("half"), "")?;
+            bail!("the network is gone")
+        });
+        assert!(error.unwrap_err().to_string().contains("the network is gone"));
+        assert!(!folder.exists());
+        // A folder that was made by other means, and one from before the stamp was written.
+        for left in [&folder, &beside(&folder, "new")] {
+            create(left).unwrap();
+            fs::write(left.join("half"), "").unwrap();
+        }
+        whole(&folder, "one", |fresh| Ok(fs::write(fresh.join("all"), "")?)).unwrap();
+        assert!(folder.join("all").exists() && !folder.join("half").exists());
+        assert!(!beside(&folder, "new").exists());
+    }
+
+    #[test]
+    fn a_folder_that_fails_to_be_renewed_stays_as_it_was() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("library");
+        whole(&folder, "one", |fresh| Ok(fs::write(fresh.join("file"), "")?)).unwrap();
+        whole(&folder, "two", |_| bail!("no")).unwrap_err();
+        whole(&folder, "one", |_| bail!("it is there")).unwrap();
+    }
+
+    #[test]
+    fn processes_make_it_in_turn() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("library");
+        let made = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    whole(&folder, "one", |_| {
+                        made.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        Ok(())
+                    })
+                    .unwrap();
+                });
+            }
+        });
+        assert_eq!(made.into_inner(), 1);
+    }
+
+    #[test]
+    fn complaints_of_pip_are_told_apart() {
+        for (said, words) in [
+            ("/usr/bin/python3: No module named pip", "has no pip"),
+            (
+                "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+                "not the wheel that is pinned",
+            ),
+            (
+                "WARNING: Retrying (Retry(total=4, connect=None)) after connection broken by \
+                 'NewConnectionError'\nERROR: No matching distribution found for a==1",
+                "cannot be reached",
+            ),
+            (
+                "ERROR: Could not find a version that satisfies the requirement a==1\nERROR: No \
+                 matching distribution found for a==1",
+                "no such wheel",
+            ),
+            ("Segmentation fault", "pip failed"),
+        ] {
+            assert!(judge(said).contains(words), "{said}");
+        }
+    }
+}

@@ -1,0 +1,16 @@
+"""Unpacks what is wanted of a wheel: WHEEL FOLDER PREFIX..., each prefix that of members' names."""
+
+import sys
+import zipfile
+
+
+def main():
+    wheel_path, folder, *prefixes = sys.argv[1:]
+    with zipfile.ZipFile(wheel_path) as wheel:
+        for name in wheel.namelist():
+            if name.startswith(tuple(prefixes)):
+                # It keeps to the folder, whatever the name says.
+                wheel.extract(name, folder)
+
+
+main()
