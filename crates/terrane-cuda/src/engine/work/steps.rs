@@ -295,9 +295,14 @@ impl Steps {
         let limit = if layer_wise { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
         // A layer of a block is copied whole, however long it is.
         let limit = limit.max(packing.of_layer());
-        let lists = index(pairs_of(plan)) > INLINE_BLOCKS / 2;
         match Cutter::new(packing, pairs_of(plan), limit, Ramp::Flat) {
-            Some(cutter) => Self::Kernels { cutter, ctas, lists },
+            Some(cutter) => {
+                // A launch carries so many of each end.
+                let most = INLINE_BLOCKS / 2;
+                let lists =
+                    cutter.clone().any(|part| index(part.pairs.end - part.pairs.start) > most);
+                Self::Kernels { cutter, ctas, lists }
+            }
             None => Self::runs(false),
         }
     }
