@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nixl_sys::XferDescList;
 use terrane_core::{AgentName, BackendName};
-use terrane_wire::{LayoutDescriptor, WireLimits};
+use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
 
 use super::export::Parts;
 use super::loaded::{Loaded, LoadedPeer};
@@ -95,7 +95,7 @@ impl Agent {
         let ours = || self.backends().any(|ours| theirs.contains(&ours.as_str()));
         let mut furthest = 0;
         for backend in self.backends().filter(|ours| theirs.contains(&ours.as_str())) {
-            match uncovered(described, backend, keys) {
+            match uncovered(described.regions(), backend, keys) {
                 None => return Ok(()),
                 Some(region) => furthest = furthest.max(region),
             }
@@ -302,7 +302,11 @@ impl Agent {
 }
 
 /// The first region to which the keys for this backend give no access.
-fn uncovered(described: &LayoutDescriptor, backend: &BackendName, keys: &[Key<'_>]) -> Option<u32> {
+pub(super) fn uncovered(
+    regions: &[RegionDescriptor],
+    backend: &BackendName,
+    keys: &[Key<'_>],
+) -> Option<u32> {
     let mut places: Vec<_> =
         keys.iter().map(|key| key.place).filter(|p| p.backend == backend.as_str()).collect();
     places.sort_unstable_by_key(|place| (place.memory, place.device, place.address));
@@ -315,7 +319,7 @@ fn uncovered(described: &LayoutDescriptor, backend: &BackendName, keys: &[Key<'_
             *place = *before;
         }
     }
-    (0_u32..).zip(described.regions()).find_map(|(number, region)| {
+    (0_u32..).zip(regions).find_map(|(number, region)| {
         let Some((memory, device)) = device_of(region.space()) else { return Some(number) };
         let at = (memory, device, region.address());
         let after = places.partition_point(|p| (p.memory, p.device, p.address) <= at);
