@@ -93,6 +93,15 @@ pub enum ImportError {
         /// The agent.
         agent: AgentName,
     },
+    /// The layout is another agent's, of the same name as this one.
+    #[error(
+        "the layout was exported by another agent of this agent's name, {agent}; agents that \
+         exchange layouts need different names (AgentBuilder::unnamed)"
+    )]
+    OwnName {
+        /// The name.
+        agent: AgentName,
+    },
     /// The metadata is another agent's than the description.
     #[error("the layout is of agent {described}, and the metadata of agent \"{}\"", .found.escape_debug())]
     OtherAgent {

@@ -40,7 +40,7 @@ impl Agent {
     ) -> Result<RemoteLayout, ImportError> {
         let described = Arc::new(LayoutDescriptor::decode(bytes, limits)?);
         if described.agent() == self.name() {
-            return Err(ImportError::OwnLayout { agent: self.name().clone() });
+            return Err(self.own_name(&described));
         }
         let checked = self.check(&described)?;
         let mut loaded = self.peer_table().loaded();
@@ -58,6 +58,18 @@ impl Agent {
         // Somebody may have found the table locked meanwhile.
         self.end_peers();
         imported
+    }
+
+    /// The layout is this agent's own, or another agent has its name.
+    fn own_name(&self, described: &LayoutDescriptor) -> ImportError {
+        let agent = self.name().clone();
+        let theirs = Parts::split(described.metadata()).map(|parts| parts.connection);
+        let ours = self.connection_metadata().ok();
+        if theirs == ours.as_deref() {
+            ImportError::OwnLayout { agent }
+        } else {
+            ImportError::OwnName { agent }
+        }
     }
 
     /// What can be checked before NIXL sees any of it.
@@ -155,8 +167,8 @@ impl Agent {
         let name = checked.described.agent();
         let peer = Arc::new(Peer::new(name.clone()));
         let load = || {
-            self.load(checked.parts.connection)?;
-            self.load(checked.parts.keys)
+            self.load(name, checked.parts.connection)?;
+            self.load(name, checked.parts.keys)
         };
         if let Err(status) = load() {
             self.invalidate(name);
@@ -217,7 +229,7 @@ impl Agent {
             });
         }
         if checked.keys.is_none() || !known.has_all(keys) {
-            if let Err(status) = self.load(checked.parts.keys) {
+            if let Err(status) = self.load(described.agent(), checked.parts.keys) {
                 return Err(self.restore(known, status));
             }
             known.add_keys(keys);
@@ -266,11 +278,11 @@ impl Agent {
     fn reload(&self, known: &mut LoadedPeer) -> Result<(), Status> {
         self.invalidate(&known.peer.name);
         known.reset();
-        self.load(&known.connection)?;
+        self.load(&known.peer.name, &known.connection)?;
         let live: Vec<Arc<LayoutDescriptor>> = known.live().cloned().collect();
         for described in live {
             let Some(parts) = Parts::split(described.metadata()) else { continue };
-            self.load(parts.keys)?;
+            self.load(&known.peer.name, parts.keys)?;
             if let Ok(metadata) = Metadata::parse(parts.keys) {
                 known.add_keys(&metadata.memory);
             }
@@ -278,8 +290,16 @@ impl Agent {
         Ok(())
     }
 
-    fn load(&self, metadata: &[u8]) -> Result<(), Status> {
-        self.raw().load_remote_md(metadata).map(drop).map_err(|error| Status::of(&error))
+    fn load(&self, name: &AgentName, metadata: &[u8]) -> Result<(), Status> {
+        match self.raw().load_remote_md(metadata) {
+            Ok(loaded) if loaded == name.as_str() => Ok(()),
+            // Of metadata in a form that was not read before.
+            Ok(other) => {
+                self.invalidate(&other.into());
+                Err(Status::InvalidParameter)
+            }
+            Err(error) => Err(Status::of(&error)),
+        }
     }
 
     /// Whether NIXL finds every region in what it has loaded.
