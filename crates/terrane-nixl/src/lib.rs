@@ -20,4 +20,4 @@ pub use peers::{
 };
 pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe};
 pub use refusal::Refusal;
-pub use register::{RegisteredAllocator, Registrar};
+pub use register::{Descriptor, RegisteredAllocator, Registrar};

@@ -14,7 +14,7 @@ use terrane_core::{
 };
 
 pub use allocator::RegisteredAllocator;
-pub(crate) use descriptor::Descriptor;
+pub use descriptor::Descriptor;
 pub(crate) use table::Table;
 
 use crate::agent::Backend;
