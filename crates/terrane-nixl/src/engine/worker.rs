@@ -159,7 +159,7 @@ impl Worker {
             }
             Step::GivenUp(rest) => {
                 news = true;
-                abandoned.push(rest);
+                abandoned.push(*rest);
                 false
             }
         });
