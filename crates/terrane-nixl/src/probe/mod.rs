@@ -15,6 +15,7 @@ pub use plugins::Plugin;
 pub use symbols::REQUIRED_SYMBOLS;
 
 use crate::NixlUnavailable;
+use crate::error::SharedCause;
 
 /// The library, by the name by which the bindings look for it.
 const LIBRARY: &str = "libnixl_capi.so";
@@ -62,6 +63,9 @@ impl Found {
     }
 }
 
+/// Whichever library was found first is the process's.
+static FOUND: OnceLock<Found> = OnceLock::new();
+
 /// Looks for NIXL's library, and for each function of it that the bindings call.
 ///
 /// The bindings end the process when they miss one, so that nothing else of this crate calls them
@@ -72,23 +76,50 @@ impl Found {
 ///
 /// [`NixlUnavailable`] says what is missing.
 pub fn probe() -> Result<Found, NixlUnavailable> {
-    static FOUND: OnceLock<Found> = OnceLock::new();
+    found_or(|| {
+        open(OsStr::new(LIBRARY))
+            .map_err(|source| NixlUnavailable::LibraryMissing { library: LIBRARY, source })
+    })
+}
+
+/// As [`probe`], with the library in this file, wherever it is: for installations that the dynamic
+/// linker does not know of. Once it is loaded, the bindings find it by its name, as
+/// [`probe`] does from then on.
+///
+/// If a library was found before, that one is the answer, and the file is not looked at.
+///
+/// # Errors
+///
+/// [`NixlUnavailable`] says what is missing.
+pub fn probe_file(library: &Path) -> Result<Found, NixlUnavailable> {
+    found_or(|| {
+        open(library.as_os_str())
+            .map_err(|source| NixlUnavailable::FileMissing { library: library.to_owned(), source })
+    })
+}
+
+fn found_or(
+    open: impl FnOnce() -> Result<Library, NixlUnavailable>,
+) -> Result<Found, NixlUnavailable> {
     if let Some(found) = FOUND.get() {
         return Ok(found.clone());
     }
-    let found = load()?;
+    let found = examine(&open()?)?;
     Ok(FOUND.get_or_init(|| found).clone())
 }
 
-fn load() -> Result<Found, NixlUnavailable> {
+fn open(name: &OsStr) -> Result<Library, SharedCause> {
     // SAFETY: loading runs the initialisers of NIXL and of the libraries that it needs, which are
     // made to be loaded into any process; the bindings load the same file in the same way.
-    let library = unsafe { Library::open(Some(LIBRARY), FOR_GOOD) }.map_err(|error| {
-        NixlUnavailable::LibraryMissing { library: LIBRARY, source: Arc::new(error) }
-    })?;
+    let library = unsafe { Library::open(Some(name), FOR_GOOD) };
+    library.map_err(|error| Arc::new(error) as SharedCause)
+}
+
+/// What there is to know of a library, if it has all that is needed.
+fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
     let mut path = PathBuf::from(LIBRARY);
     for &symbol in REQUIRED_SYMBOLS {
-        match address_of(&library, symbol) {
+        match address_of(library, symbol) {
             Some(found) => path = file_of(found).unwrap_or(path),
             None => return Err(NixlUnavailable::SymbolMissing { library: path, symbol }),
         }
@@ -106,7 +137,7 @@ fn load() -> Result<Found, NixlUnavailable> {
         return Err(NixlUnavailable::BindingsGaveUp { library: path });
     }
     // The plugins lie beside the library that looks for them, which the found one needs.
-    let core = address_of(&library, "_ZN9nixlAgentD1Ev").and_then(file_of);
+    let core = address_of(library, "_ZN9nixlAgentD1Ev").and_then(file_of);
     let core = core.unwrap_or_else(|| path.clone());
     Ok(Found { plugin_directory: plugins::directory(&core), library: path })
 }
