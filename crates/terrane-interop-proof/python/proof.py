@@ -50,12 +50,20 @@ class ProofTest(unittest.TestCase):
     def tearDown(self):
         self.assertEqual(live(), self.live_before, "memory or imports are still alive")
 
-    def assert_no_growth(self, rounds, body, most=4 << 20):
-        """Runs `body` `rounds` times; the process must not grow by more than `most` bytes."""
+    def assert_no_growth(self, rounds, body):
+        """Runs `body` so many times, after a tenth of them: the process must not grow.
+
+        What leaks a hundred bytes a round leaks a MiB every ten thousand. What the allocators take
+        once, whenever that is, does not come again, so that one batch without growth is enough.
+        """
         for _ in range(rounds // 10):
             body()
-        before = resident_bytes()
-        for _ in range(rounds):
-            body()
-        growth = resident_bytes() - before
-        self.assertLess(growth, most, f"{growth} bytes more after {rounds} rounds")
+        growths = []
+        for _ in range(3):
+            before = resident_bytes()
+            for _ in range(rounds):
+                body()
+            growths.append(resident_bytes() - before)
+            if growths[-1] < 1 << 20:
+                return
+        self.fail(f"{growths} bytes more after {rounds} rounds each")

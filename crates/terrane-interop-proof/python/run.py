@@ -1,8 +1,9 @@
 """Runs every test_*.py beside this file, and reports as the other test runners of Terrane do.
 
-usage: run.py LIBRARY [FILTER]
+usage: run.py LIBRARY [--filter TEXT] [--tests FOLDER]
 """
 
+import argparse
 import os
 import sys
 import time
@@ -56,11 +57,17 @@ def chosen(suite, text):
 
 
 def main():
-    os.environ["TERRANE_PROOF_LIBRARY"] = os.path.abspath(sys.argv[1])
-    text = sys.argv[2] if len(sys.argv) > 2 else ""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("--filter", default="", help="only tests whose name contains this")
+    parser.add_argument("--tests", default=HERE, help="the folder of the tests")
+    arguments = parser.parse_args()
+    os.environ["TERRANE_PROOF_LIBRARY"] = os.path.abspath(arguments.library)
     sys.path.insert(0, HERE)
-    tests = list(chosen(unittest.TestLoader().discover(HERE), text))
-    print(f"Running {os.path.relpath(HERE)}\nrunning {len(tests)} tests", flush=True)
+    found = unittest.TestLoader().discover(arguments.tests)
+    tests = list(chosen(found, arguments.filter))
+    print(f"Running {os.path.relpath(arguments.tests)}", flush=True)
+    print(f"running {len(tests)} tests", flush=True)
     report, started = Report(), time.monotonic()
     unittest.TestSuite(tests).run(report)
     wrong = report.failures + report.errors

@@ -37,7 +37,7 @@ pub unsafe extern "C" fn terrane_proof_error(buffer: *mut c_char, capacity: usiz
             // SAFETY: both have that many bytes, by the caller's promise and by the minimum.
             unsafe { text.as_ptr().copy_to_nonoverlapping(buffer.cast(), length) };
             // SAFETY: `length` is less than `capacity`.
-            unsafe { buffer.add(length).write(0) };
+            unsafe { buffer.wrapping_add(length).write(0) };
         }
         text.len()
     })

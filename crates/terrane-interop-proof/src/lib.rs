@@ -4,7 +4,9 @@
 //! Every function answers 0, or −1 after having noted why for [`calls::terrane_proof_error`]. What
 //! is handed out by pointer is owned by the caller until it calls what takes it back.
 
-#[allow(dead_code, reason = "the standards that use it are in modules of their own")]
 mod accounts;
-#[allow(dead_code, reason = "as for the accounts")]
+mod arrow;
 mod calls;
+mod capsule;
+mod dlpack;
+mod kv;

@@ -20,4 +20,4 @@ pub use peers::{
 };
 pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe, probe_file};
 pub use refusal::Refusal;
-pub use register::Registrar;
+pub use register::{Descriptor, RegisteredAllocator, Registrar};

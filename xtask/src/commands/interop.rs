@@ -6,13 +6,24 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::command::Tool;
+use crate::commands::simulated;
 use crate::commands::test::run_counted;
 use crate::pypi;
 use crate::tally::Tally;
 use crate::workspace::{Workspace, crate_folder};
 
 /// The crate that is the library with the C interface.
-const CRATE: &str = "terrane-interop-proof";
+pub const CRATE: &str = "terrane-interop-proof";
+
+/// What cargo makes of it.
+pub const LIBRARY: &str = "libterrane_interop_proof.so";
+
+/// What runs where there is PyTorch with CUDA, and nothing else is installed.
+pub const ON_DEVICE: [&str; 5] =
+    ["run.py", "proof.py", "dlpack.py", "cache.py", "gpu/test_torch.py"];
+
+/// What of the device is simulated, as no array library of the gate has one.
+const DEVICE: &str = "devices=1,memory=8GiB,policy=random,seed=1";
 
 /// The options of `cargo xtask interop`.
 #[derive(Debug, Default, clap::Args)]
@@ -24,20 +35,28 @@ pub struct Arguments {
 
 /// Builds the library, installs the other side, and runs the Python tests.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
-    let package =
-        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
-    let python = crate_folder(package).join("python");
+    let python = python(workspace)?;
     let site = provision(workspace, &python.join("requirements.txt"))?;
     Tool::cargo(workspace).args(["build", "--quiet", "--package", CRATE]).run()?;
-    let library = workspace.target().join("debug/libterrane_interop_proof.so");
-    let tests = Tool::new(workspace, "python3")
+    let library = workspace.target().join("debug").join(LIBRARY);
+    let tests = simulated::over_driver(workspace, Tool::new(workspace, "python3"), DEVICE)?
         .env("PYTHONPATH", &site)
         // Only what is committed lies beside the tests.
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .arg(python.join("run.py"))
-        .arg(&library)
-        .args(&arguments.filter);
+        .arg(&library);
+    let tests = match &arguments.filter {
+        Some(text) => tests.args(["--filter", text]),
+        None => tests,
+    };
     run_counted(workspace, tests, "interop", tally)
+}
+
+/// The folder of the Python tests.
+pub fn python(workspace: &Workspace) -> Result<PathBuf> {
+    let package =
+        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
+    Ok(crate_folder(package).join("python"))
 }
 
 /// The folder with what `requirements` names, installed if it is not there as named.

@@ -48,9 +48,10 @@ impl Importer {
     /// # Safety
     ///
     /// If it is neither null nor misaligned, `tensor` is a managed tensor of DLPack that is the
-    /// caller's to give: it begins with its version; where that is 1, the other fields follow, and
-    /// `shape` and `strides`, if they are neither null nor misaligned, have `ndim` numbers each. Its
-    /// deleter may be called on any thread.
+    /// caller's to give: it begins with its version, its context and its deleter; where the version
+    /// is 1, the other fields follow, and `shape` and `strides`, if they are neither null nor
+    /// misaligned, have `ndim` numbers each. Its deleter may be called on any thread. The structure
+    /// is there until then; without a deleter, until this returns.
     ///
     /// Until the deleter is called, the bytes from its first element to its last are one live
     /// allocation's, initialised if they are the host's, and writable unless the tensor is
@@ -61,7 +62,9 @@ impl Importer {
         tensor: *mut DLManagedTensorVersioned,
     ) -> Result<ImportedTensor, ImportError> {
         let tensor = located(tensor)?;
-        let owner = Owner::Versioned(tensor);
+        // SAFETY: in every version of the structure its deleter is at the same place.
+        let deleter = unsafe { (*tensor.as_ptr()).deleter };
+        let owner = Owner::Versioned(tensor, deleter);
         let tensor = tensor.as_ptr();
         // SAFETY: every version of the structure begins with its version.
         let version = unsafe { (*tensor).version };
@@ -91,8 +94,10 @@ impl Importer {
         tensor: *mut DLManagedTensor,
     ) -> Result<ImportedTensor, ImportError> {
         let tensor = located(tensor)?;
-        let owner = Owner::Legacy(tensor);
         // SAFETY: the structure is there, by the caller's promise.
+        let deleter = unsafe { (*tensor.as_ptr()).deleter };
+        let owner = Owner::Legacy(tensor, deleter);
+        // SAFETY: as above.
         let described = unsafe { (*tensor.as_ptr()).dl_tensor };
         // SAFETY: the axes are those of the tensor, by the caller's promise.
         unsafe { self.take(owner, &described, 0) }
@@ -355,11 +360,14 @@ impl fmt::Debug for ImportedTensor {
     }
 }
 
-/// A structure that is ours to release, once.
+/// A structure that is ours to release, once. Its deleter was read when it came, so that one without
+/// a deleter is not touched again.
 enum Owner {
-    Versioned(NonNull<DLManagedTensorVersioned>),
-    Legacy(NonNull<DLManagedTensor>),
+    Versioned(NonNull<DLManagedTensorVersioned>, Deleter<DLManagedTensorVersioned>),
+    Legacy(NonNull<DLManagedTensor>, Deleter<DLManagedTensor>),
 }
+
+type Deleter<S> = Option<unsafe extern "C" fn(*mut S)>;
 
 // SAFETY: whoever imported the structure promised that its deleter may be called on any thread;
 // nothing else of it is touched after it was checked.
@@ -370,23 +378,16 @@ unsafe impl Sync for Owner {}
 impl Drop for Owner {
     fn drop(&mut self) {
         match *self {
-            Self::Versioned(tensor) => {
-                let tensor = tensor.as_ptr();
-                // SAFETY: the structure was not released yet, and in every version its deleter is
-                // at the same place.
-                if let Some(deleter) = unsafe { (*tensor).deleter } {
-                    // SAFETY: this is the one call, as an owner drops once.
-                    unsafe { deleter(tensor) }
-                }
+            Self::Versioned(tensor, Some(deleter)) => {
+                // SAFETY: this is the one call, as an owner drops once, and the structure was given
+                // to be released by it.
+                unsafe { deleter(tensor.as_ptr()) }
             }
-            Self::Legacy(tensor) => {
-                let tensor = tensor.as_ptr();
-                // SAFETY: the structure was not released yet.
-                if let Some(deleter) = unsafe { (*tensor).deleter } {
-                    // SAFETY: this is the one call, as an owner drops once.
-                    unsafe { deleter(tensor) }
-                }
+            Self::Legacy(tensor, Some(deleter)) => {
+                // SAFETY: as above.
+                unsafe { deleter(tensor.as_ptr()) }
             }
+            _ => {}
         }
     }
 }

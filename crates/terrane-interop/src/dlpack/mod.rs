@@ -23,7 +23,7 @@
 //! | field | what is refused |
 //! |---|---|
 //! | the pointer itself | null, misaligned |
-//! | version | a major other than 1; nothing but the deleter is touched then |
+//! | version | a major other than 1; nothing but the deleter is looked at then |
 //! | `ndim` | negative, or more than [`MOST_AXES`] |
 //! | `shape` | null or misaligned with axes, a negative size, sizes whose product overflows |
 //! | `strides` | misaligned, negative, zero with more than one element, elements that overlap. Null is compact |

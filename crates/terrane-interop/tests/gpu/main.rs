@@ -9,3 +9,8 @@
     clippy::missing_errors_doc,
     reason = "a test says what it expects by panicking"
 )]
+
+mod arrow;
+mod device;
+mod needs;
+mod streams;

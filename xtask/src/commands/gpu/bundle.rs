@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use cargo_metadata::{Artifact, Message, Target};
 
 use crate::command::Tool;
+use crate::commands::interop;
 use crate::commands::nixl::{self, with_nixl};
 use crate::commands::simulated::{GPU_TESTS, with_gpu_tests};
 use crate::workspace::Workspace;
@@ -44,6 +45,7 @@ pub fn make(workspace: &Workspace, folder: &Path) -> Result<()> {
         // Backtraces keep the names of functions.
         strip(workspace, "--strip-debug", binary, &folder.join(called))?;
     }
+    pack_interop(workspace, folder)?;
     pack_nixl(workspace, folder)?;
     let run = folder.join("run.sh");
     write(&run, RUN)?;
@@ -59,6 +61,26 @@ pub fn make(workspace: &Workspace, folder: &Path) -> Result<()> {
     );
     if bytes > MOST_BYTES {
         bail!("the bundle is larger than {} MiB", MOST_BYTES >> 20);
+    }
+    Ok(())
+}
+
+/// Puts the library of the interop tests into the folder, and those of the tests that need PyTorch
+/// with CUDA.
+fn pack_interop(workspace: &Workspace, folder: &Path) -> Result<()> {
+    let artifacts = build(workspace, &["build", "--package", interop::CRATE])?;
+    let mut files = artifacts.iter().flat_map(|artifact| &artifact.filenames);
+    let library = files
+        .find(|file| file.file_name() == Some(interop::LIBRARY))
+        .with_context(|| format!("cargo built no {}", interop::LIBRARY))?;
+    let python = interop::python(workspace)?;
+    let to = folder.join("interop");
+    fs::create_dir_all(to.join("gpu"))
+        .with_context(|| format!("cannot create {}", to.display()))?;
+    strip(workspace, "--strip-debug", library.as_std_path(), &to.join("library.so"))?;
+    for file in interop::ON_DEVICE {
+        fs::copy(python.join(file), to.join(file))
+            .with_context(|| format!("cannot copy {}", python.join(file).display()))?;
     }
     Ok(())
 }

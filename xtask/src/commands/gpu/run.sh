@@ -7,11 +7,12 @@ usage() {
     cat <<'END'
 usage: run.sh [OPTIONS] [-- ARGUMENTS OF THE BENCHMARKS]
 
-Without options: every test binary one test at a time, the example, and the calibration.
+Without options: every test binary one test at a time, tensors to and from PyTorch, the example, and
+the calibration.
 
   --bench          also the benchmarks
   --sanitize       also compute-sanitizer (memcheck, racecheck) over the tests of the kernels
-  --only PART      only one of tests, example, calibrate, bench, sanitize
+  --only PART      only one of tests, interop, example, calibrate, bench, sanitize
   --filter TEXT    only tests whose name contains TEXT
   --json FILE      writes what the benchmarks measure to FILE, one JSON object a line
   --timeout N      ends a test binary, or a benchmark, after N seconds (default 300; 1500 for
@@ -42,8 +43,8 @@ while [ $# -gt 0 ]; do
     shift
 done
 case $only in
-    ''|tests|example|calibrate|bench|sanitize) ;;
-    *) echo "run.sh: --only knows tests, example, calibrate, bench, sanitize" >&2; exit 2 ;;
+    ''|tests|interop|example|calibrate|bench|sanitize) ;;
+    *) echo "run.sh: --only knows tests, interop, example, calibrate, bench, sanitize" >&2; exit 2 ;;
 esac
 case $limit in
     *[!0-9]*) echo "run.sh: --timeout takes whole seconds" >&2; exit 2 ;;
@@ -218,6 +219,31 @@ run_tests() {
     done
 }
 
+# Tensors to and from PyTorch, where there is one: Python tests that report as libtest does.
+run_interop() {
+    echo "== interop"
+    if [ ! -d "$here/interop" ]; then
+        skip interop "this bundle has no such tests"
+        return
+    fi
+    if ! python3 -c 'import torch' >/dev/null 2>&1; then
+        skip interop "there is no python3 with PyTorch here"
+        return
+    fi
+    limited "${limit:-900}" python3 "$here/interop/run.py" "$here/interop/library.so" \
+        --tests "$here/interop/gpu" --filter "$filter" >"$logs/interop.log" 2>&1
+    status=$?
+    counts=$(sed -n 's/^test result: [a-zA-Z]*\. \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' \
+        "$logs/interop.log")
+    p=${counts% *} f=${counts#* }
+    if [ -z "$counts" ]; then p=0 f=1; fi
+    grep '^skipped: ' "$logs/interop.log" >>"$skips"
+    if [ "$f" -ne 0 ] || [ $status -ne 0 ]; then cat "$logs/interop.log"; fi
+    if [ "$f" -eq 0 ] && [ $status -ne 0 ]; then f=1; fi
+    passed=$((passed + p)) failed=$((failed + f))
+    echo "interop: $p passed, $f failed"
+}
+
 run_sanitizer() {
     echo "== sanitizer"
     sanitizer=$(command -v compute-sanitizer || true)
@@ -300,6 +326,7 @@ unpack_nixl() {
 machine
 unpack_nixl
 if wants tests; then run_tests; fi
+if wants interop; then run_interop; fi
 if wants sanitize; then run_sanitizer; fi
 if wants example; then
     echo "== example"

@@ -5,5 +5,6 @@ mod files;
 mod notifications;
 mod processes;
 mod refusals;
+mod relays;
 mod reports;
 mod support;

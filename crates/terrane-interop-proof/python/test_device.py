@@ -1,0 +1,70 @@
+"""Tensors of a device's memory: a real one, or the simulated one under which the gate runs."""
+
+import numpy
+
+import cache
+from cache import Cache
+from dlpack import CUDA, UINT, Exported, Imported, handshake
+from proof import ProofError, ProofTest, live
+
+BLOCKS, LAYERS, PAGE, HEADS, DIM = 6, 2, 4, 2, 8
+U16 = (1, 16)
+SHAPE = [2, BLOCKS, PAGE, HEADS, DIM]
+
+
+def expected():
+    """What Terrane fills a tensor of that shape with."""
+    count = 2 * BLOCKS * PAGE * HEADS * DIM * 2
+    filled = (numpy.arange(count, dtype=numpy.uint64) * 7 + 3).astype(numpy.uint8)
+    return filled.view(numpy.uint16).reshape(SHAPE)
+
+
+class Devices(ProofTest):
+    def setUp(self):
+        super().setUp()
+        try:
+            Exported(UINT, [8], device=0).__dlpack__(max_version=(1, 3))
+        except ProofError as error:
+            self.skipTest(str(error))
+
+    def test_tensors_of_a_device_come_back(self):
+        with Imported(Exported(UINT, [4, 8], device=0), max_version=(1, 3), device=0) as tensor:
+            facts = tensor.facts()
+            self.assertEqual((facts.device_type, facts.device_id, facts.bytes), (CUDA, 0, 32))
+            self.assertEqual(live(), (1, 1))
+            with self.assertRaisesRegex(ProofError, "not the host's"):
+                tensor.reverse()
+
+    def test_a_device_has_to_be_known(self):
+        for device, text in ((-1, "give the importer a context"),):
+            with self.assertRaisesRegex(ProofError, text):
+                Imported(Exported(UINT, [8], device=0), max_version=(1, 3), device=device)
+
+    def test_streams_of_the_standard(self):
+        for stream in (-1, 1, 2):
+            handshake(0, stream, True)
+        handshake(0, 0, False)
+        for stream, text in ((0, "ambiguous"), (-2, "is none")):
+            with self.assertRaisesRegex(ProofError, text):
+                handshake(0, stream, True)
+
+    def test_a_cache_of_a_device_is_offloaded_and_brought_back(self):
+        for plain_tier in (0, 1):
+            with self.subTest(plain_tier=plain_tier):
+                tensors = [Exported(U16, SHAPE, device=0) for _ in range(LAYERS)]
+                taken = Cache(
+                    tensors, form=cache.VLLM, num_blocks=BLOCKS, num_layers=LAYERS, page_size=PAGE,
+                    num_heads=HEADS, head_dim=DIM, element_bytes=2, token_order=0, tier_blocks=8,
+                    device=0, plain_tier=plain_tier,
+                )
+                with taken:
+                    taken.offload([1, 4], [7, 2])
+                    # To other blocks, and from there again.
+                    taken.restore([0, 5], [7, 2])
+                    taken.offload([0, 5], [1, 0])
+                    tier = [numpy.from_dlpack(it) for it in taken.tier(U16, LAYERS)]
+                    for layer in tier:
+                        for block, place in ((1, 7), (4, 2), (1, 1), (4, 0)):
+                            same = layer[:, place] == expected()[:, block]
+                            self.assertTrue(same.all(), (block, place))
+                    del tier, layer

@@ -1,0 +1,306 @@
+//! Single tensors, both ways.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use terrane_core::{
+    Alignment, Allocate, BoxedCause, ByteCount, DeviceId, Location, Memory, Region, RegionRequest,
+    delegate_memory,
+};
+use terrane_cuda::{Context, DeviceAllocator, Stream};
+use terrane_interop::dlpack::{
+    ConsumerStream, ElementType, ImportedTensor, Importer, ProducerStream, TensorDevice,
+    TensorExport, TensorShape, TypeCode, handshake,
+};
+use terrane_storage::{SystemAllocator, SystemOptions};
+
+use crate::accounts::{Account, Entry};
+use crate::calls::answer;
+
+/// Memory that is in the accounts until it drops.
+#[derive(Debug)]
+struct Counted<M> {
+    memory: M,
+    _entry: Entry,
+}
+
+// SAFETY: every answer is that of the memory, which is neither moved nor dropped before `self`.
+unsafe impl<M: Memory> Memory for Counted<M> {
+    delegate_memory!(self, self.memory);
+}
+
+/// So many bytes of `allocator`, in the accounts.
+pub(crate) fn counted<A: Allocate<Memory: Memory>>(
+    allocator: &A,
+    bytes: ByteCount,
+) -> Result<Region, BoxedCause> {
+    let request = RegionRequest::new(bytes).aligned_to(Alignment::SECTOR).labelled("proof");
+    let memory = allocator.allocate(&request)?;
+    Ok(Region::new(Counted { memory, _entry: Entry::new(Account::Memory) }))
+}
+
+/// What a tensor to be made is like.
+#[repr(C)]
+pub struct TensorRequest {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    /// 1: read-only, 2: legacy, 4: by offset.
+    options: u32,
+    axes: usize,
+    sizes: *const u64,
+    /// Null for a compact tensor.
+    strides: *const u64,
+    /// A device's number, or −1 for the host.
+    device: i32,
+}
+
+const READ_ONLY: u32 = 1;
+const LEGACY: u32 = 2;
+const BY_OFFSET: u32 = 4;
+
+/// How far into its memory a tensor begins.
+const LEAD: u64 = 256;
+
+/// Makes a tensor of this library's memory, whose byte `i` is `i` · 7 + 3, and writes the pointer
+/// to its managed structure.
+///
+/// # Safety
+///
+/// `request` is one, with as many sizes and strides as axes; `tensor` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrane_proof_export(
+    request: *const TensorRequest,
+    tensor: *mut *mut c_void,
+) -> i32 {
+    answer(|| {
+        // SAFETY: the caller's promise.
+        let request = unsafe { &*request };
+        // SAFETY: the caller's promise.
+        let sizes = unsafe { std::slice::from_raw_parts(request.sizes, request.axes) };
+        let code = TypeCode::from_number(request.code).ok_or("no such type code")?;
+        let element = ElementType::new(code, request.bits, request.lanes)?;
+        let shape = if request.strides.is_null() {
+            TensorShape::compact(element, sizes)?
+        } else {
+            // SAFETY: the caller's promise.
+            let strides = unsafe { std::slice::from_raw_parts(request.strides, request.axes) };
+            TensorShape::strided(element, sizes, strides)?
+        };
+        let whole = shape.bytes().checked_add(ByteCount::new(LEAD))?;
+        let region = match u32::try_from(request.device) {
+            Err(_) => {
+                let region = counted(&SystemAllocator::new(SystemOptions::default()), whole)?;
+                fill_host(&region, LEAD);
+                region
+            }
+            Ok(device) => {
+                let context = Context::primary(DeviceId::new(device))?;
+                let region = counted(&DeviceAllocator::new(&context), whole)?;
+                fill_device(&context, &region)?;
+                region
+            }
+        };
+        let region = region.view(ByteCount::new(LEAD), shape.bytes())?;
+        // SAFETY: nobody but the consumer touches memory that was allocated just now.
+        let mut export = unsafe { TensorExport::new(region, shape) }?;
+        if request.options & READ_ONLY != 0 {
+            export = export.read_only();
+        }
+        if request.options & BY_OFFSET != 0 {
+            export = export.by_offset();
+        }
+        let pointer: NonNull<c_void> = if request.options & LEGACY == 0 {
+            export.into_versioned().into_raw().cast()
+        } else {
+            export.into_legacy()?.into_raw().cast()
+        };
+        // SAFETY: the caller's promise.
+        unsafe { tensor.write(pointer.as_ptr()) };
+        Ok(())
+    })
+}
+
+/// Bytes of a tensor, counted from its first.
+fn pattern(length: ByteCount, lead: u64) -> Vec<u8> {
+    let seven = |at: u64| at.wrapping_sub(lead).wrapping_mul(7).wrapping_add(3);
+    (0..length.get()).map(|at| seven(at).to_le_bytes()[0]).collect()
+}
+
+fn fill_host(region: &Region, lead: u64) {
+    let Location::Host(address) = region.location() else { return };
+    let bytes = pattern(region.length(), lead);
+    // SAFETY: the memory was allocated just now, with that many bytes.
+    unsafe { address.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+}
+
+fn fill_device(context: &Context, region: &Region) -> Result<(), BoxedCause> {
+    let host = counted(&SystemAllocator::new(SystemOptions::default()), region.length())?;
+    fill_host(&host, LEAD);
+    let stream = Stream::new(context)?;
+    // SAFETY: both were allocated just now, and live until the stream has been waited for.
+    unsafe { stream.copy(host.location(), region.location(), region.length()) }?;
+    Ok(stream.synchronize()?)
+}
+
+/// A tensor that was taken in.
+pub struct Import {
+    pub(crate) tensor: ImportedTensor,
+    _entry: Entry,
+}
+
+/// What is known of a tensor that was taken in.
+#[repr(C)]
+pub struct TensorFacts {
+    address: u64,
+    bytes: u64,
+    elements: u64,
+    axes: u64,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    device_type: u32,
+    device_id: i32,
+    is_read_only: u32,
+    is_copied: u32,
+    is_dense: u32,
+}
+
+/// An importer of the host's tensors, and of a device's if there is a number.
+pub(crate) fn importer(device: i32) -> Result<Importer, BoxedCause> {
+    Ok(match u32::try_from(device) {
+        Ok(device) => Importer::new().with_device(Context::primary(DeviceId::new(device))?),
+        Err(_) => Importer::new(),
+    })
+}
+
+/// Takes a tensor in, whatever comes of it.
+///
+/// # Safety
+///
+/// The pointer is one of DLPack to a versioned structure, or a legacy one, that is the caller's to
+/// give; `import` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrane_proof_import(
+    tensor: *mut c_void,
+    is_legacy: i32,
+    device: i32,
+    import: *mut *mut Import,
+) -> i32 {
+    answer(|| {
+        let importer = importer(device)?;
+        let taken = if is_legacy == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { importer.versioned(tensor.cast()) }
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { importer.legacy(tensor.cast()) }
+        };
+        let taken = Import { tensor: taken?, _entry: Entry::new(Account::Imports) };
+        // SAFETY: the caller's promise.
+        unsafe { import.write(Box::into_raw(Box::new(taken))) };
+        Ok(())
+    })
+}
+
+/// Writes what is known of a tensor.
+///
+/// # Safety
+///
+/// `import` came from [`terrane_proof_import`]; `facts` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrane_proof_facts(
+    import: *const Import,
+    facts: *mut TensorFacts,
+) -> i32 {
+    answer(|| {
+        // SAFETY: the caller's promise.
+        let tensor = unsafe { &(*import).tensor };
+        let (shape, element) = (tensor.shape(), tensor.shape().element());
+        let address = match tensor.location() {
+            Location::Host(address) => address.get(),
+            Location::Device { address, .. } => address.get(),
+            other => return Err(format!("a tensor at {other}").into()),
+        };
+        let (device_type, device_id) = tensor.device().to_pair();
+        let found = TensorFacts {
+            address,
+            bytes: shape.bytes().get(),
+            elements: shape.elements(),
+            axes: ByteCount::from_usize(shape.sizes().len()).get(),
+            code: element.code().number(),
+            bits: element.bits(),
+            lanes: element.lanes(),
+            device_type,
+            device_id,
+            is_read_only: tensor.is_read_only().into(),
+            is_copied: tensor.is_copied().into(),
+            is_dense: shape.is_dense().into(),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { facts.write(found) };
+        Ok(())
+    })
+}
+
+/// Reverses the bytes of a tensor of the host as memory, in its place.
+///
+/// # Safety
+///
+/// `import` came from [`terrane_proof_import`], and nobody uses the tensor just now.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrane_proof_reverse(import: *const Import) -> i32 {
+    answer(|| {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { &(*import).tensor }.memory()?;
+        let Location::Host(address) = memory.location() else {
+            return Err("the bytes are not the host's".into());
+        };
+        let length = memory.length().to_usize();
+        // SAFETY: it is memory, and nobody uses it just now.
+        unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), length) }.reverse();
+        Ok(())
+    })
+}
+
+/// Lets go of a tensor, on a thread of its own if asked for.
+///
+/// # Safety
+///
+/// `import` came from [`terrane_proof_import`], and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrane_proof_release(import: *mut Import, elsewhere: i32) -> i32 {
+    answer(|| {
+        // SAFETY: the caller's promise.
+        let import = unsafe { Box::from_raw(import) };
+        if elsewhere == 0 {
+            drop(import);
+            return Ok(());
+        }
+        let thread = std::thread::Builder::new().name("releases".to_owned());
+        let thread = thread.spawn(move || drop(import))?;
+        thread.join().map_err(|_| "the thread that released it panicked".into())
+    })
+}
+
+/// Lets the stream that a consumer names (`stream`, if `is_stated`) wait for what is complete, as
+/// `__dlpack__` has it: refuses the numbers that the standard does.
+///
+/// # Safety
+///
+/// A number above 2 is a live stream of the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrane_proof_handshake(device: i32, stream: i64, is_stated: i32) -> i32 {
+    answer(|| {
+        let stream = (is_stated != 0).then_some(stream);
+        let Ok(device) = u32::try_from(device).map(DeviceId::new) else {
+            ConsumerStream::from_python(TensorDevice::Host, stream)?;
+            return Ok(());
+        };
+        let consumer = ConsumerStream::from_python(TensorDevice::Cuda(device), stream)?;
+        let context = Context::primary(device)?;
+        // SAFETY: the caller's promise of the stream.
+        unsafe { handshake(&context, ProducerStream::Complete, consumer) }?;
+        Ok(())
+    })
+}

@@ -1,0 +1,191 @@
+//! Tensors in a device's memory.
+
+use std::ffi::c_void;
+use std::ptr::{null_mut, without_provenance_mut};
+use std::sync::Arc;
+
+use terrane_core::{Allocate, ByteCount, Location, Memory, Region, RegionRequest};
+use terrane_cuda::{
+    Context, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator, PinnedOptions,
+    Stream,
+};
+use terrane_interop::dlpack::ffi::{
+    DLDataType, DLDevice, DLManagedTensorVersioned, DLPackVersion, DLTensor,
+};
+use terrane_interop::dlpack::{
+    ElementType, ImportError, ImportedTensor, Importer, TensorDevice, TensorExport, TensorShape,
+};
+use terrane_interop::tensors::{KvForm, KvTensors, adopt_kv};
+use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
+use terrane_testkit::pattern::Pattern;
+use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
+
+use crate::needs::device;
+
+fn memory(context: &Context, bytes: u64) -> Region {
+    let request = RegionRequest::new(ByteCount::new(bytes)).labelled("tensor");
+    Region::new(DeviceAllocator::new(context).allocate(&request).unwrap())
+}
+
+fn address(region: &Region) -> u64 {
+    let Location::Device { address, .. } = region.location() else { panic!("{region:?}") };
+    address.get()
+}
+
+/// A tensor of somebody who has no deleter: `bytes` bytes from an address of a device on.
+fn foreign(
+    context: &Context,
+    address: u64,
+    bytes: i64,
+    number: i32,
+) -> Result<ImportedTensor, ImportError> {
+    let mut axes = [bytes];
+    let mut tensor = DLManagedTensorVersioned {
+        version: DLPackVersion { major: 1, minor: 0 },
+        manager_ctx: null_mut::<c_void>(),
+        deleter: None,
+        flags: 0,
+        dl_tensor: DLTensor {
+            data: without_provenance_mut(usize::try_from(address).unwrap()),
+            device: DLDevice { device_type: 2, device_id: number },
+            ndim: 1,
+            dtype: DLDataType { code: 1, bits: 8, lanes: 1 },
+            shape: axes.as_mut_ptr(),
+            strides: null_mut(),
+            byte_offset: 0,
+        },
+    };
+    let importer = Importer::new().with_device(context.clone());
+    // SAFETY: the structure is there while it is read, and what comes of it is not used for bytes.
+    unsafe { importer.versioned(&raw mut tensor) }
+}
+
+#[test]
+fn the_driver_is_asked_what_a_tensor_is() {
+    let Some(context) = device("device::the_driver_is_asked_what_a_tensor_is") else { return };
+    let region = memory(&context, 1 << 16);
+    let at = address(&region);
+    let good = foreign(&context, at + 256, 4096, 0).unwrap();
+    assert_eq!(good.device(), TensorDevice::Cuda(context.device().id));
+    assert_eq!(good.memory().unwrap().length(), ByteCount::kib(4));
+
+    let beyond = foreign(&context, at + 256, 1 << 40, 0).unwrap_err();
+    assert!(matches!(beyond, ImportError::NotDeviceMemory(_)), "{beyond}");
+    let mut host = vec![0_u8; 64];
+    let number = u64::try_from(host.as_mut_ptr().expose_provenance()).unwrap();
+    let host = foreign(&context, number, 64, 0).unwrap_err();
+    assert!(matches!(host, ImportError::NotDeviceMemory(_)), "{host}");
+    let other = foreign(&context, at, 64, 7).unwrap_err();
+    assert!(matches!(other, ImportError::NoContext { .. }), "{other}");
+    drop(good);
+    drop(region);
+    let gone = foreign(&context, at, 64, 0).unwrap_err();
+    assert!(matches!(gone, ImportError::NotDeviceMemory(_)), "{gone}");
+}
+
+#[test]
+fn ours_come_back_as_they_went() {
+    let Some(context) = device("device::ours_come_back_as_they_went") else { return };
+    let before = context.holdings().device;
+    let region = memory(&context, 1 << 16);
+    let shape = TensorShape::compact(ElementType::BF16, &[4, 64]).unwrap();
+    // SAFETY: nobody touches the bytes.
+    let export = unsafe { TensorExport::new(region.clone(), shape) }.unwrap();
+    let importer = Importer::new().with_device(context.clone());
+    let pointer = export.into_versioned().into_raw();
+    // SAFETY: as above, and it is nobody else's.
+    let tensor = unsafe { importer.versioned(pointer.as_ptr()) }.unwrap();
+    assert_eq!(tensor.location(), region.location());
+    drop(region);
+    assert_ne!(context.holdings().device, before);
+    drop(tensor);
+    assert_eq!(context.holdings().device, before);
+}
+
+/// What an engine has: a tensor a layer, as it hands them over.
+fn kv_caches(context: &Context, config: &LayoutConfig) -> Vec<ImportedTensor> {
+    let element = ElementType::BF16;
+    let sizes = [2, config.num_blocks(), config.page_size(), config.num_heads().unwrap(), 64];
+    let sizes = sizes.map(u64::from);
+    let importer = Importer::new().with_device(context.clone());
+    let tensors = (0..config.num_layers()).map(|_| {
+        let shape = TensorShape::compact(element, &sizes).unwrap();
+        let region = memory(context, shape.bytes().get());
+        // SAFETY: only transfers of this test use the bytes.
+        let export = unsafe { TensorExport::new(region, shape) }.unwrap();
+        let pointer = export.into_versioned().into_raw();
+        // SAFETY: as above, and it is nobody else's.
+        unsafe { importer.versioned(pointer.as_ptr()) }.unwrap()
+    });
+    tensors.collect()
+}
+
+#[test]
+fn an_engine_s_cache_is_offloaded_and_brought_back() {
+    let Some(context) = device("device::an_engine_s_cache_is_offloaded_and_brought_back") else {
+        return;
+    };
+    let before = context.holdings();
+    let config = LayoutConfig::builder().num_blocks(8).num_layers(4).outer_dim(2).page_size(16);
+    let config = config.inner_dim(128).num_heads(2).element(ElementFormat::Width(2));
+    let config = config.build().unwrap();
+    let tensors = kv_caches(&context, &config);
+    let builder = adopt_kv(&config, &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap();
+    let engine = Endpoint::new(builder.unregistered().build().unwrap()).unwrap();
+    drop(tensors);
+
+    let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
+    let host = || {
+        let builder = LayoutBuilder::new(config).fully_contiguous().allocate(&pinned);
+        Endpoint::new(builder.unregistered().build().unwrap()).unwrap()
+    };
+    let (filled, tier) = (host(), host());
+    let copies = DeviceEngine::new(&context, DeviceEngineOptions::default()).unwrap();
+    let manager = TransferManager::new([Arc::new(copies) as _]);
+    let all: Vec<u32> = (0..config.num_blocks()).collect();
+    let turned: Vec<u32> = all.iter().rev().copied().collect();
+    let run = |from: &Endpoint, to: &Endpoint, blocks: (&[u32], &[u32])| {
+        let transfer = Transfer::new(from, to).blocks(blocks.0, blocks.1);
+        let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
+        manager.submit(transfer, ()).unwrap().wait().result.unwrap();
+    };
+    let pattern = Pattern::new(6);
+    pattern.fill(&filled).unwrap();
+    run(&filled, &engine, (&all, &all));
+    run(&engine, &tier, (&all, &turned));
+    run(&tier, &engine, (&turned, &all));
+    let check = host();
+    run(&engine, &check, (&all, &all));
+    pattern.verify(&check).unwrap().assert_clean("the cache");
+
+    drop((engine, filled, tier, check, manager));
+    assert_eq!(context.holdings().device, before.device);
+}
+
+#[test]
+fn memory_is_freed_after_the_consumer_s_stream() {
+    let Some(context) = device("device::memory_is_freed_after_the_consumer_s_stream") else {
+        return;
+    };
+    let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
+    let request = RegionRequest::new(ByteCount::kib(64));
+    let (from, to) = (memory(&context, 1 << 16), pinned.allocate(&request).unwrap());
+    let stream = Stream::new(&context).unwrap();
+    // SAFETY: both live until the stream has been waited for, and nobody else uses them.
+    unsafe { stream.fill(from.location(), 0x5A, ByteCount::kib(64)) }.unwrap();
+    let (source, destination) = (from.location(), to.location());
+    let shape = TensorShape::compact(ElementType::U8, &[1 << 16]).unwrap();
+    // SAFETY: only the consumer's stream uses the bytes.
+    let export = unsafe { TensorExport::new(from, shape) }.unwrap();
+    // SAFETY: the stream is kept until the borrowed one has dropped, by the end of this function.
+    let consumer = unsafe { Stream::borrow(&context, stream.handle(), ()) }.unwrap();
+    let tensor = export.released_after(consumer).into_versioned();
+    // SAFETY: the tensor's memory is let go of after the stream, and the other lives longer.
+    unsafe { stream.copy(source, destination, ByteCount::kib(64)) }.unwrap();
+    drop(tensor);
+    assert!(stream.is_idle().unwrap());
+    let Location::Host(address) = destination else { panic!("{destination}") };
+    // SAFETY: the copy has ended.
+    let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), 1 << 16) };
+    assert!(bytes.iter().all(|&byte| byte == 0x5A));
+}

@@ -1,0 +1,87 @@
+//! What a consumer's stream finds after a handshake.
+
+use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
+use terrane_cuda::{
+    Context, DeviceAllocator, Event, PinnedAllocator, PinnedOptions, Stream, Timing,
+};
+use terrane_interop::dlpack::{ConsumerStream, Handshake, ProducerStream, TensorDevice, handshake};
+
+use crate::needs::device;
+
+const LENGTH: ByteCount = ByteCount::mib(4);
+
+/// Writes `value` on the producer's stream, shakes hands, reads on the consumer's, and looks.
+fn exchange(
+    context: &Context,
+    value: u8,
+    consumer: (&Stream, ConsumerStream),
+    by_event: bool,
+) -> Handshake {
+    let producer = Stream::new(context).unwrap();
+    let request = RegionRequest::new(LENGTH);
+    let pinned = PinnedAllocator::new(context, PinnedOptions::default()).unwrap();
+    let (from, to) = (
+        DeviceAllocator::new(context).allocate(&request).unwrap(),
+        pinned.allocate(&request).unwrap(),
+    );
+    // SAFETY: the memory lives until both streams have been waited for; nobody else uses it.
+    unsafe { producer.fill(from.location(), value, LENGTH) }.unwrap();
+    let event = Event::new(context, Timing::Off).unwrap();
+    event.record(&producer).unwrap();
+    let written =
+        if by_event { ProducerStream::Event(&event) } else { ProducerStream::Stream(&producer) };
+    // SAFETY: the stream is the caller's, and alive.
+    let shaken = unsafe { handshake(context, written, consumer.1) }.unwrap();
+    // SAFETY: as above.
+    unsafe { consumer.0.copy(from.location(), to.location(), LENGTH) }.unwrap();
+    consumer.0.synchronize().unwrap();
+    producer.synchronize().unwrap();
+    let Location::Host(address) = to.location() else { panic!("{to:?}") };
+    // SAFETY: the copy has ended.
+    let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), LENGTH.to_usize()) };
+    assert!(bytes.iter().all(|&byte| byte == value));
+    shaken
+}
+
+#[test]
+fn a_consumer_finds_what_the_producer_wrote() {
+    let Some(context) = device("streams::a_consumer_finds_what_the_producer_wrote") else { return };
+    let before = context.holdings().streams;
+    let own = Stream::new(&context).unwrap();
+    // SAFETY: the default stream lives as long as the context.
+    let legacy = unsafe { Stream::borrow(&context, std::ptr::null_mut(), ()) }.unwrap();
+    let two = std::ptr::without_provenance_mut(2);
+    // SAFETY: as above, and this thread is the one that uses it.
+    let per_thread = unsafe { Stream::borrow(&context, two, ()) }.unwrap();
+    let cuda = TensorDevice::Cuda(context.device().id);
+    let named = |stream| ConsumerStream::from_python(cuda, stream).unwrap();
+    let handle = i64::try_from(own.handle().addr()).unwrap();
+    assert_eq!(ConsumerStream::of(&own), named(Some(handle)));
+    let consumers =
+        [(&own, Some(handle)), (&legacy, None), (&legacy, Some(1)), (&per_thread, Some(2))];
+    for (value, (stream, number)) in (1..).zip(consumers) {
+        for by_event in [false, true] {
+            let shaken = exchange(&context, value, (stream, named(number)), by_event);
+            assert_eq!(shaken, Handshake::Waits, "{number:?}");
+        }
+    }
+    drop((own, legacy, per_thread));
+    assert_eq!(context.holdings().streams, before);
+}
+
+#[test]
+fn nothing_waits_where_nothing_has_to() {
+    let Some(context) = device("streams::nothing_waits_where_nothing_has_to") else { return };
+    let stream = Stream::new(&context).unwrap();
+    let mine = ConsumerStream::of(&stream);
+    for (producer, consumer) in [
+        (ProducerStream::Complete, mine),
+        (ProducerStream::Complete, ConsumerStream::Unstated),
+        (ProducerStream::Stream(&stream), mine),
+        (ProducerStream::Stream(&stream), ConsumerStream::Unordered),
+    ] {
+        // SAFETY: the stream is alive.
+        let shaken = unsafe { handshake(&context, producer, consumer) }.unwrap();
+        assert_eq!(shaken, Handshake::Nothing);
+    }
+}
