@@ -25,6 +25,15 @@ pub enum NixlUnavailable {
         #[source]
         source: SharedCause,
     },
+    /// The file that was named is not there, or the loader refuses it.
+    #[error("{} cannot be loaded; name the file libnixl_capi.so of an installation", .library.display())]
+    FileMissing {
+        /// What was named.
+        library: PathBuf,
+        /// What the loader said.
+        #[source]
+        source: SharedCause,
+    },
     /// The library lacks a function.
     #[error("{} has no `{symbol}`; install NIXL 1.5.1", .library.display())]
     SymbolMissing {

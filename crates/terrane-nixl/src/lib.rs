@@ -111,6 +111,6 @@ pub use notifications::Notification;
 pub use peers::{
     ExportError, ForgetError, Forgotten, ImportError, MalformedMetadata, PeerChange, RemoteLayout,
 };
-pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe};
+pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe, probe_file};
 pub use refusal::Refusal;
 pub use register::{Descriptor, RegisteredAllocator, Registrar};
