@@ -5,6 +5,7 @@
 //! is handed out by pointer is owned by the caller until it calls what takes it back.
 
 mod accounts;
+mod arrow;
 mod calls;
 mod capsule;
 mod dlpack;

@@ -290,6 +290,9 @@ mod tests {
 
     #[test]
     fn a_structure_is_released_once_however_it_is_moved() {
+        /// # Safety
+        ///
+        /// The array is the caller's, and its private data are a counter.
         unsafe extern "C" fn count(array: *mut ArrowArray) {
             // SAFETY: whoever releases hands over the structure.
             let array = unsafe { &mut *array };

@@ -244,12 +244,6 @@ pub enum ImportError {
         /// Its number.
         device_id: i64,
     },
-    /// Fields that have no meaning yet are not zero.
-    #[error("the reserved fields of the device array are {reserved:?}, and have to be zero")]
-    Reserved {
-        /// The fields.
-        reserved: [i64; 3],
-    },
     /// A synchronisation event came with memory whose device has none.
     #[error("a synchronisation event came with memory of device type {device_type}")]
     UnexpectedEvent {

@@ -10,6 +10,7 @@ use terrane_cuda::{CudaError, Event, Stream, Timing};
 
 use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned, Released};
 use super::error::ExportError;
+use crate::columns::handed_out::HandedOut;
 use crate::columns::{Column, ColumnBuffer};
 
 /// When the bytes of a column on a device may be read.
@@ -84,13 +85,16 @@ pub fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
 ///
 /// # Errors
 ///
-/// [`ExportError::NoDevice`] for other kinds of memory, [`ExportError::Event`] if the event's last
+/// [`ExportError::NoDevice`] for other kinds of memory, [`ExportError::Mixed`] for several, [`ExportError::Event`] if the event's last
 /// record failed, [`ExportError::UnexpectedEvent`] for one with system memory.
 pub fn export_device_array(
     column: &Column,
     ready: Ready,
 ) -> Result<Owned<ArrowDeviceArray>, ExportError> {
     let kind = column.kind().unwrap_or(StorageKind::System);
+    if let Some(second) = other_kind(column, kind) {
+        return Err(ExportError::Mixed { first: kind, second });
+    }
     let (device_type, device_id) = match kind {
         StorageKind::System => (DeviceType::CPU, -1),
         StorageKind::Pinned => (DeviceType::CUDA_HOST, 0),
@@ -115,14 +119,21 @@ pub fn export_device_array(
     Ok(unsafe { Owned::new(array) })
 }
 
+/// Whether an array is one that [`export_array`] or [`export_device_array`] made: its import gives
+/// the column back that it was made of.
+#[must_use]
+pub fn is_exported(array: &ArrowArray) -> bool {
+    // One static, so that the function has one address.
+    array.release.is_some_and(|release| ptr::fn_addr_eq(release, RELEASE))
+}
+
 /// The column that an array is, if this crate made the array and nobody has released it.
 ///
 /// # Safety
 ///
 /// The array's callback and private data belong together, as its producer set them.
 pub(crate) unsafe fn exported(array: &ArrowArray) -> Option<Result<Column, &'static str>> {
-    // One static, so that the function has one address.
-    if !array.release.is_some_and(|release| ptr::fn_addr_eq(release, RELEASE)) {
+    if !is_exported(array) {
         return None;
     }
     let private: *const Exported = array.private_data.cast();
@@ -137,6 +148,8 @@ static RELEASE: Release = release_exported;
 
 /// What an array keeps alive: all that its pointers lead to.
 struct Exported {
+    /// Before the column, which keeps what this stands for.
+    _out: HandedOut,
     column: Column,
     buffers: Box<[*const c_void]>,
     children: Box<[*mut ArrowArray]>,
@@ -205,6 +218,7 @@ fn array(column: &Column, event: Option<HeldEvent>) -> Result<Owned<ArrowArray>,
     // Nothing fails from here on, so that nothing boxed is lost.
     let boxed = |array: Owned<ArrowArray>| Box::into_raw(Box::new(array.into_inner()));
     let private = Box::new(Exported {
+        _out: HandedOut::new(column),
         column: column.clone(),
         buffers,
         children: children.into_iter().map(boxed).collect(),
@@ -227,6 +241,15 @@ fn array(column: &Column, event: Option<HeldEvent>) -> Result<Owned<ArrowArray>,
     // SAFETY: the callback takes the private data that stand beside it, once, on any thread: all
     // that they own is `Send`.
     Ok(unsafe { Owned::new(array) })
+}
+
+/// The kind of a buffer that is not of this kind.
+fn other_kind(column: &Column, kind: StorageKind) -> Option<StorageKind> {
+    let own = column.buffers().iter().flatten().map(ColumnBuffer::kind);
+    let mut below = column.children().iter().chain(column.dictionary());
+    own.into_iter()
+        .find(|found| *found != kind)
+        .or_else(|| below.find_map(|column| other_kind(column, kind)))
 }
 
 /// Where a buffer begins, as a pointer; null for one that is left out.

@@ -12,6 +12,7 @@ use terrane_core::{ByteCount, Location, Memory, Region, StorageKind};
 use super::abi::{ArrowArray, Owned};
 use super::error::{ExportError, ImportError};
 use super::import::import_array;
+use crate::columns::handed_out::HandedOut;
 use crate::columns::{Column, ColumnBuffer, ColumnError};
 
 /// An array of arrow-rs as a column, over the same buffers, which it keeps alive.
@@ -110,7 +111,8 @@ fn buffer(part: &ColumnBuffer) -> Result<Buffer, ExportError> {
     let Some(pointer) = std::ptr::NonNull::new(address.as_ptr()) else {
         return Err(ColumnError::NotHost { kind }.into());
     };
-    let owner = Arc::new(AssertUnwindSafe(region.clone()));
+    // The region keeps what the entry before it stands for.
+    let owner = Arc::new(AssertUnwindSafe((HandedOut::of([part]), region.clone())));
     // SAFETY: the region keeps the bytes, which are initialised host memory, and nobody writes them,
     // as whoever asked for the array promised.
     Ok(unsafe { Buffer::from_custom_allocation(pointer, region.length().to_usize(), owner) })

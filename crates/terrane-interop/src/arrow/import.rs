@@ -17,6 +17,7 @@ use super::error::{ImportError, Trail};
 use super::export;
 use super::peek::{InHost, InOrder, NotYet, Peek};
 use super::schema::check_type;
+use crate::columns::handed_out;
 use crate::columns::shape::{self, BufferShape, ChildRows, Extent};
 use crate::columns::{Column, ColumnBuffer, ColumnParts, Origin};
 
@@ -29,7 +30,8 @@ const MOST_BYTES: u64 = 1 << 56;
 ///
 /// The column keeps the array, which is released when the last user of the memory has gone, or
 /// before this returns if it is refused. An array that [`export_array`](super::export_array) made
-/// gives the column back that it was made of.
+/// gives the column back that it was made of; and where another library hands memory of ours over
+/// that is out just now, the column has that very memory.
 ///
 /// What can be seen from the structures is checked, and the first and last offsets; the values in
 /// between, and that texts are UTF-8, are not looked at:
@@ -79,10 +81,8 @@ pub unsafe fn import_device_array(
     array: Owned<ArrowDeviceArray>,
 ) -> Result<ImportedArray, ImportError> {
     check_type(data_type, Trail::TOP)?;
-    let ArrowDeviceArray { device_id, device_type, sync_event, reserved, .. } = *array.get();
-    if reserved != [0; 3] {
-        return Err(ImportError::Reserved { reserved });
-    }
+    // The reserved fields are not looked at: Arrow C++ leaves in them what was there before.
+    let ArrowDeviceArray { device_id, device_type, sync_event, .. } = *array.get();
     let place = Place::new(device_type, device_id)?;
     if place.kind == StorageKind::System && !sync_event.is_null() {
         return Err(ImportError::UnexpectedEvent { device_type });
@@ -313,7 +313,8 @@ impl Import<'_> {
         let data_type = data_type.clone();
         let parts =
             ColumnParts { data_type, length, offset, null_count, buffers, children, dictionary };
-        Ok(Column::of_checked(parts, Origin::Arrow))
+        let origin = origin(&parts);
+        Ok(Column::of_checked(parts, origin))
     }
 
     /// The buffers, and the last of the offsets, where it has been read.
@@ -415,6 +416,9 @@ impl Import<'_> {
             return Err(ImportError::Misaligned { buffer, address, required, at: trail.path() });
         }
         let span = Span { kind: self.place.kind, location, length };
+        if let Some(region) = handed_out::find(span) {
+            return Ok(Some(ColumnBuffer::writable(region)));
+        }
         self.peek.admit(span)?;
         // SAFETY: whoever imports the array promises that the bytes are there, stay as they are, and
         // are of this memory until the array is released, which happens when the last owner drops.
@@ -557,6 +561,16 @@ impl Rows {
             ByteCount::new(offset).checked_add(ByteCount::new(length)).map_err(overflow)?.get();
         Ok(Self { length, offset, end, null_count })
     }
+}
+
+/// Ours, if all of it is; a column without any bytes came by Arrow.
+fn origin(parts: &ColumnParts) -> Origin {
+    let mut buffers = parts.buffers.iter().flatten().filter(|buffer| !buffer.length().is_zero());
+    let mut below = parts.children.iter().chain(&parts.dictionary);
+    let has_any = buffers.clone().next().is_some() || below.clone().next().is_some();
+    let all = buffers.all(|buffer| !buffer.is_read_only())
+        && below.all(|column| column.origin() == Origin::Owned);
+    if has_any && all { Origin::Owned } else { Origin::Arrow }
 }
 
 fn count_buffers(

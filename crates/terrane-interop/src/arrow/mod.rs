@@ -10,7 +10,7 @@ mod schema;
 
 pub use abi::DeviceType;
 pub use error::{ExportError, FieldPath, ImportError};
-pub use export::{Ready, export_array, export_device_array};
+pub use export::{Ready, export_array, export_device_array, is_exported};
 pub use host::{from_arrow, to_arrow};
 pub use import::{ImportedArray, import_array, import_device_array};
 pub use schema::{export_field, export_schema, import_field, import_schema};

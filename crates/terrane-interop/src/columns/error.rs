@@ -214,6 +214,29 @@ pub enum ColumnError {
         /// The stream's.
         stream: DeviceId,
     },
+    /// A tensor cannot be a column.
+    #[error("a tensor of {element:?} cannot be a column: it {reason}")]
+    Tensor {
+        /// Its elements.
+        element: crate::dlpack::ElementType,
+        /// What keeps it from being one.
+        reason: &'static str,
+    },
+    /// A column cannot be a tensor.
+    #[error("a column of {data_type} is no tensor: only numbers without nulls are")]
+    NoTensor {
+        /// The column's type.
+        data_type: DataType,
+    },
+    /// A tensor's row has more values than a list of fixed size.
+    #[error("{values} values in a row, more than a list of fixed size has")]
+    WideRow {
+        /// How many.
+        values: u64,
+    },
+    /// The tensor was refused.
+    #[error("the column cannot be handed out as a tensor")]
+    Export(#[from] crate::dlpack::ExportError),
     /// A view left its region: the plan and the memory disagree.
     #[error("a column leaves its memory")]
     View(#[from] ViewOutOfBounds),

@@ -42,9 +42,11 @@ mod column;
 mod columnar;
 mod error;
 mod growth;
+pub(crate) mod handed_out;
 mod order;
 mod plan;
 pub(crate) mod shape;
+mod tensor;
 
 pub use buffer::ColumnBuffer;
 pub use column::{Column, ColumnParts, Origin};

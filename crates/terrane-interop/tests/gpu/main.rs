@@ -10,6 +10,7 @@
     reason = "a test says what it expects by panicking"
 )]
 
+mod arrow;
 mod device;
 mod needs;
 mod streams;

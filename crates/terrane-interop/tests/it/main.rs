@@ -10,6 +10,7 @@
 )]
 
 mod arrow;
+mod columns;
 mod exports;
 mod hostile;
 mod kv;

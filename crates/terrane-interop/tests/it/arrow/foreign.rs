@@ -110,20 +110,22 @@ unsafe extern "C" fn release(array: *mut ArrowArray) {
 
 /// A child of an array that was made here.
 pub fn child(array: &mut ArrowArray, index: usize) -> &mut ArrowArray {
-    // SAFETY: as many as were made, each alive.
-    unsafe { &mut **array.children.add(index) }
+    // SAFETY: as many as were made.
+    let child = unsafe { *array.children.wrapping_add(index) };
+    // SAFETY: alive as long as its parent, and nobody else's while that is borrowed.
+    unsafe { &mut *child }
 }
 
 /// Sets a buffer's pointer.
 pub fn set_buffer(array: &mut ArrowArray, index: usize, pointer: *const c_void) {
     // SAFETY: as many as were made.
-    unsafe { *array.buffers.add(index) = pointer };
+    unsafe { *array.buffers.wrapping_add(index) = pointer };
 }
 
 /// A buffer's pointer.
 pub fn get_buffer(array: &ArrowArray, index: usize) -> *const c_void {
     // SAFETY: as many as were made.
-    unsafe { *array.buffers.add(index) }
+    unsafe { *array.buffers.wrapping_add(index) }
 }
 
 /// One type of each shape.

@@ -81,7 +81,7 @@ fn apply(array: &mut ArrowArray, spoil: Spoil, is_top: bool) {
             let pointer = get_buffer(array, 1).cast_mut().cast::<i64>();
             if !pointer.is_null() {
                 // SAFETY: the buffer has more than 500 numbers, and nobody reads it yet.
-                unsafe { pointer.add(at).write_unaligned(value) };
+                unsafe { pointer.wrapping_add(at).write_unaligned(value) };
             }
         }
         // At the top it would not be released at all, which is what it says.

@@ -138,7 +138,7 @@ fn offsets_have_to_run_forward_and_within_their_child() {
             let offsets = get_buffer(a, 1).cast_mut().cast::<i32>();
             let at = usize::try_from(at).unwrap();
             // SAFETY: the buffer is longer, and nobody reads it yet.
-            unsafe { offsets.add(at).write(value) };
+            unsafe { offsets.wrapping_add(at).write(value) };
         }
     };
     assert_refused!(list, offset(0, -1), ImportError::Offsets { first: -1, last: 0, .. });

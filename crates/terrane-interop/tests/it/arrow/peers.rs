@@ -146,9 +146,34 @@ fn our_memory_is_an_array_of_arrow_rs_until_that_drops() {
     // Over to a column, and back to what kept it all along.
     let data = StructArray::from(batch).into_data();
     let column = from_arrow(&data).unwrap();
+    assert_eq!(column.children()[0].origin(), Origin::Owned, "recognised");
     drop(data);
     assert_eq!((allocator.live(), column.children()[0].len()), (1, 3));
     drop(column);
+    allocator.assert_all_freed();
+}
+
+#[test]
+fn memory_of_ours_that_another_library_hands_over_is_ours() {
+    let allocator = HeapAllocator::system();
+    let request = RegionRequest::new(ByteCount::new(40)).aligned_to(terrane_core::Alignment::of(8));
+    let region = Region::new(allocator.allocate(&request).unwrap());
+    let column = Column::new(DataType::Int32, 10, region).unwrap();
+    let field = Field::new("n", DataType::Int32, false);
+    let array = theirs(export_array(&column).unwrap(), export_field(&field).unwrap());
+    let (part, _) = arrow_array::ffi::to_ffi(&array.slice(3, 4).to_data()).unwrap();
+    let mut part = mem::ManuallyDrop::new(part);
+    // SAFETY: arrow-rs made it, and nobody else releases it.
+    let part = unsafe { Owned::<ArrowArray>::take((&raw mut *part).cast()) }.unwrap();
+    // SAFETY: arrow-rs made it.
+    let back = unsafe { import_array(&DataType::Int32, part) }.unwrap();
+    let values = |column: &Column| column.buffers()[1].clone().unwrap();
+    assert_eq!((back.origin(), back.len()), (Origin::Owned, 4));
+    assert!(values(&back).same_memory(&values(&column)) && values(&back).region().is_ok());
+    drop((column, array));
+    assert_eq!(allocator.live(), 1);
+    // Nothing is out any more: what is somebody else's address is somebody else's.
+    drop(back);
     allocator.assert_all_freed();
 }
 

@@ -71,7 +71,7 @@ fn children_that_were_moved_away_outlive_their_parent() {
     let allocator = HeapAllocator::system();
     let array = export_array(&nested(&allocator)).unwrap();
     // SAFETY: there are two children.
-    let second = unsafe { *array.get().children.add(1) };
+    let second = unsafe { *array.get().children.wrapping_add(1) };
     // SAFETY: a child may be moved, as the specification has it.
     let child = unsafe { Owned::<ArrowArray>::take(second) }.unwrap();
     drop(array);

@@ -49,6 +49,9 @@ struct Made {
 }
 
 fn made(format: &[u8]) -> Box<Made> {
+    /// # Safety
+    ///
+    /// The structure was made here, or moved from one that was.
     unsafe extern "C" fn release(schema: *mut ArrowSchema) {
         // SAFETY: the structure is the caller's while it is released.
         let schema = unsafe { &mut *schema };
@@ -85,6 +88,7 @@ impl Made {
 
     /// Imports it, and sees that it was released once.
     #[track_caller]
+    #[expect(clippy::boxed_local, reason = "pointers lead into the box")]
     fn import(mut self: Box<Self>) -> Result<Field, ImportError> {
         // SAFETY: its pointers are null, or lead to what they should.
         let result = unsafe { import_field(&raw mut self.schema) };

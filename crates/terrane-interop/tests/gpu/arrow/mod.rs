@@ -1,0 +1,5 @@
+//! Arrow arrays and columnar buffers in the memory of a device.
+
+mod arrays;
+mod buffers;
+mod needs;

@@ -1,0 +1,47 @@
+//! What these tests need, and memory of the device with known bytes.
+
+use terrane_core::{
+    Alignment, Allocate, ByteCount, DeviceId, Location, Memory, Region, RegionRequest,
+};
+use terrane_cuda::{Context, DeviceAllocator, Stream};
+use terrane_interop::columns::AccessOrder;
+use terrane_testkit::simulated_cuda::SimulatedCuda;
+
+/// The first device, or `None` after having said what is missing.
+pub fn device(test: &str) -> Option<Context> {
+    match Context::primary(DeviceId::new(0)) {
+        Ok(context) => Some(context),
+        Err(reason) => {
+            eprintln!("skipped: {test}: {reason}");
+            None
+        }
+    }
+}
+
+/// The device and its driver, or `None` after having said that it is not simulated.
+pub fn simulated(test: &str) -> Option<(Context, SimulatedCuda)> {
+    let context = device(test)?;
+    let driver = SimulatedCuda::find();
+    if driver.is_none() {
+        eprintln!("skipped: {test}: a simulated device needed, this one is real");
+    }
+    Some((context, driver?))
+}
+
+/// Memory of the device that holds these bytes.
+pub fn filled(context: &Context, stream: &Stream, bytes: &[u8]) -> Region {
+    let request = RegionRequest::new(ByteCount::from_usize(bytes.len()));
+    let request = request.aligned_to(Alignment::of(64));
+    let region = Region::new(DeviceAllocator::new(context).allocate(&request).unwrap());
+    // SAFETY: the memory is new, and nobody else's.
+    unsafe { AccessOrder::write(stream, bytes, region.location()) }.unwrap();
+    region
+}
+
+/// The bytes of the device from a place on, after what the stream was given.
+pub fn read(stream: &Stream, from: Location, bytes: usize) -> Vec<u8> {
+    let mut read = vec![0; bytes];
+    // SAFETY: the tests read what they have allocated, and have ordered its writers.
+    unsafe { AccessOrder::read(stream, from, &mut read) }.unwrap();
+    read
+}

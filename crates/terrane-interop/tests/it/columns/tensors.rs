@@ -1,0 +1,105 @@
+//! Columns of tensors and tensors of columns.
+
+use std::sync::Arc;
+
+use arrow_schema::DataType;
+use terrane_core::{Alignment, Allocate, ByteCount, Region, RegionRequest};
+use terrane_interop::columns::{Column, ColumnError, Origin};
+use terrane_interop::dlpack::{
+    ElementType, ImportedTensor, Importer, TensorExport, TensorShape, TypeCode,
+};
+use terrane_testkit::memory::HeapAllocator;
+
+fn region(allocator: &HeapAllocator, bytes: u64) -> Region {
+    let request = RegionRequest::new(ByteCount::new(bytes)).aligned_to(Alignment::of(8));
+    Region::new(allocator.allocate(&request).unwrap())
+}
+
+/// What a consumer gets.
+fn taken(export: TensorExport) -> ImportedTensor {
+    let pointer = export.into_versioned().into_raw();
+    // SAFETY: this crate made the tensor, and it is given once.
+    unsafe { Importer::new().versioned(pointer.as_ptr()) }.unwrap()
+}
+
+/// A tensor of memory that is nobody's column.
+fn foreign(shape: TensorShape, read_only: bool) -> ImportedTensor {
+    let region = region(&HeapAllocator::system(), shape.bytes().get());
+    // SAFETY: nobody uses the memory.
+    let export = unsafe { TensorExport::new(region, shape) }.unwrap();
+    taken(if read_only { export.read_only() } else { export })
+}
+
+fn compact(element: ElementType, sizes: &[u64]) -> TensorShape {
+    TensorShape::compact(element, sizes).unwrap()
+}
+
+#[test]
+fn a_column_that_comes_back_as_a_tensor_is_the_same_memory() {
+    let allocator = HeapAllocator::system();
+    let column = Column::new(DataType::Int32, 10, region(&allocator, 40)).unwrap();
+    let part = column.slice(2, 5).unwrap();
+    // SAFETY: nobody uses the memory.
+    let tensor = taken(unsafe { part.to_tensor() }.unwrap());
+    assert_eq!((tensor.shape().sizes(), tensor.is_read_only()), (&[5][..], false));
+    let back = Column::from_tensor(&tensor).unwrap();
+    let values = |column: &Column| column.buffers()[1].clone().unwrap();
+    assert_eq!((back.origin(), back.len()), (Origin::Owned, 5));
+    assert!(values(&back).same_memory(&values(&column)));
+    let from = values(&column).location().checked_add(ByteCount::new(8)).unwrap();
+    assert_eq!(back.values(), Some(from));
+    drop((column, part, tensor));
+    assert_eq!(allocator.live(), 1);
+    drop(back);
+    allocator.assert_all_freed();
+}
+
+#[test]
+fn foreign_tensors_are_kept_and_written_only_if_they_may_be() {
+    for read_only in [false, true] {
+        let tensor = foreign(compact(ElementType::F32, &[6]), read_only);
+        let column = Column::from_tensor(&tensor).unwrap();
+        assert_eq!((column.origin(), column.data_type()), (Origin::DlPack, &DataType::Float32));
+        assert_eq!(column.values(), Some(tensor.location()));
+        drop(tensor);
+        let buffer = column.buffers()[1].as_ref().unwrap();
+        assert_eq!(buffer.region().is_err(), read_only);
+        // SAFETY: nobody uses the memory.
+        let again = unsafe { column.to_tensor() }.unwrap();
+        assert_eq!(again.is_read_only(), read_only);
+    }
+}
+
+#[test]
+fn axes_are_lists_of_fixed_size() {
+    let column = Column::from_tensor(&foreign(compact(ElementType::F16, &[4, 3, 2]), false));
+    let column = column.unwrap();
+    let inner = DataType::new_fixed_size_list(DataType::Float16, 2, false);
+    assert_eq!(column.data_type(), &DataType::new_fixed_size_list(inner, 3, false));
+    assert_eq!((column.len(), column.children()[0].children()[0].len()), (4, 24));
+    let scalar = Column::from_tensor(&foreign(compact(ElementType::I64, &[]), false)).unwrap();
+    assert_eq!((scalar.len(), scalar.data_type()), (1, &DataType::Int64));
+    let empty = Column::from_tensor(&foreign(compact(ElementType::I64, &[3, 0]), false)).unwrap();
+    assert_eq!((empty.len(), empty.children()[0].len()), (3, 0));
+}
+
+#[test]
+fn elements_without_a_type_are_bytes_and_what_cannot_be_is_refused() {
+    let of = |element| Column::from_tensor(&foreign(compact(element, &[4]), false));
+    assert_eq!(of(ElementType::BF16).unwrap().data_type(), &DataType::FixedSizeBinary(2));
+    assert_eq!(of(ElementType::F8_E4M3FN).unwrap().data_type(), &DataType::FixedSizeBinary(1));
+    let error = of(ElementType::new(TypeCode::Bool, 8, 1).unwrap()).unwrap_err();
+    assert!(matches!(error, ColumnError::Tensor { .. }), "{error}");
+    for (sizes, strides) in [([3, 4], [8, 1]), ([3, 4], [1, 3])] {
+        let shape = TensorShape::strided(ElementType::F32, &sizes, &strides).unwrap();
+        let error = Column::from_tensor(&foreign(shape, false)).unwrap_err();
+        assert!(matches!(error, ColumnError::Tensor { .. }), "{error}");
+    }
+    let one = TensorShape::strided(ElementType::F32, &[1, 4], &[77, 1]).unwrap();
+    assert!(Column::from_tensor(&foreign(one, false)).is_ok(), "an axis of one has any stride");
+    let wide = Arc::new(HeapAllocator::system());
+    let booleans = Column::new(DataType::Boolean, 8, region(&wide, 1)).unwrap();
+    // SAFETY: nobody uses the memory.
+    let error = unsafe { booleans.to_tensor() }.map(|_| ()).unwrap_err();
+    assert!(matches!(error, ColumnError::NoTensor { .. }), "{error}");
+}
