@@ -88,22 +88,30 @@ impl Settings {
         mut case: impl FnMut() -> T,
         mut baseline: impl FnMut() -> U,
     ) -> (Spread, Spread) {
-        let once = |call: &mut dyn FnMut()| {
-            let started = Instant::now();
-            call();
-            started.elapsed().as_secs_f64()
-        };
-        let (mut cases, mut baselines) = (Vec::new(), Vec::new());
+        let [case, baseline] = self
+            .time_all_in_turns([&mut || drop(black_box(case())), &mut || {
+                drop(black_box(baseline()))
+            }]);
+        (case, baseline)
+    }
+
+    /// Measures several calls in turns. Gives seconds a call, in the order of the calls.
+    pub fn time_all_in_turns<const N: usize>(
+        &self,
+        mut calls: [&mut dyn FnMut(); N],
+    ) -> [Spread; N] {
+        let mut seconds = [const { Vec::new() }; N];
         for round in 0..self.warm_up + self.repeats.max(1) {
-            let one = once(&mut || drop(black_box(case())));
-            let other = once(&mut || drop(black_box(baseline())));
-            if round >= self.warm_up {
-                cases.push(one);
-                baselines.push(other);
+            for (call, seconds) in calls.iter_mut().zip(&mut seconds) {
+                let started = Instant::now();
+                call();
+                let taken = started.elapsed().as_secs_f64();
+                if round >= self.warm_up {
+                    seconds.push(taken);
+                }
             }
         }
-        let none = Spread::single(f64::NAN);
-        (Spread::of(&cases).unwrap_or(none), Spread::of(&baselines).unwrap_or(none))
+        seconds.map(|seconds| Spread::of(&seconds).unwrap_or(Spread::single(f64::NAN)))
     }
 }
 

@@ -34,6 +34,8 @@ pub enum Capability {
     UnnamedFile,
     /// Mapped memory locked for a device by its driver, in place of memory from the driver.
     HostRegistration,
+    /// Kernels that copy on a device, which its driver has to compile.
+    CopyKernels,
     /// Registration with one backend of an agent.
     Registration(BackendName),
 }
@@ -51,6 +53,7 @@ impl fmt::Display for Capability {
             Self::Preallocation => "preallocation",
             Self::UnnamedFile => "unnamed file",
             Self::HostRegistration => "registration with the device's driver",
+            Self::CopyKernels => "copy kernels",
             Self::Registration(backend) => return write!(f, "registration with {backend}"),
         })
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use terrane_core::{AgentName, BackendName, OsError};
+use terrane_core::{AgentName, BackendName, OsError, PeerId};
 
 /// A cause that several errors may share.
 pub(crate) type SharedCause = Arc<dyn std::error::Error + Send + Sync>;
@@ -215,6 +215,14 @@ pub enum NixlError {
         backend: BackendName,
         /// Those that it has.
         available: Vec<BackendName>,
+    },
+    /// The agent does not know the peer, or no more.
+    #[error("agent {agent} knows no peer {peer}; import one of its layouts")]
+    UnknownPeer {
+        /// The agent.
+        agent: AgentName,
+        /// The peer.
+        peer: PeerId,
     },
     /// A question to the library failed.
     #[error("{operation} failed: {status}")]

@@ -18,7 +18,7 @@ use terrane_core::ByteCount;
 use crate::{Limited, WireError, WireLimits};
 
 const MAGIC_BYTES: usize = 8;
-const HEADER_BYTES: usize = MAGIC_BYTES + 4 + 4;
+pub(crate) const HEADER_BYTES: usize = MAGIC_BYTES + 4 + 4;
 const CHECKSUM_BYTES: usize = 8;
 
 /// The first version, and so far the only one, of everything.

@@ -20,7 +20,7 @@ use terrane_layout::{
     LayoutKind, TokenOrder,
 };
 
-use crate::frame::Opened;
+use crate::frame::{HEADER_BYTES, Opened};
 use crate::{LayoutDescriptor, Limited, Part, RegionDescriptor, WireError, WireLimits};
 
 /// Kind and config.
@@ -257,8 +257,11 @@ pub(crate) fn check_canonical(bytes: &[u8], ours: &[u8]) -> Result<(), WireError
     if bytes == ours {
         return Ok(());
     }
-    let same = bytes.iter().zip(ours).take_while(|(a, b)| a == b).count();
-    Err(WireError::NotCanonical { offset: same })
+    // The frames differ in their length, perhaps, which is of no interest.
+    let inside = |frame| <[u8]>::get(frame, HEADER_BYTES..).unwrap_or_default();
+    let pairs = inside(bytes).iter().zip(inside(ours));
+    let same = pairs.take_while(|(a, b)| a == b).count();
+    Err(WireError::NotCanonical { offset: HEADER_BYTES + same })
 }
 
 /// What is left to read.

@@ -45,7 +45,9 @@ impl Shape {
             CopyPath::Batched => self.batches.then_some(self.runs),
             CopyPath::Direct => (with_host && self.kernels).then_some(self.cells),
             CopyPath::Staged => self.stretches.filter(|_| with_host),
-            CopyPath::Relayout => (self.direction == WithinDevice).then_some(self.cells),
+            CopyPath::Relayout => {
+                (self.direction == WithinDevice && self.kernels).then_some(self.cells)
+            }
             CopyPath::Peer => {
                 (self.direction == BetweenDevices && self.kernels).then_some(self.cells)
             }

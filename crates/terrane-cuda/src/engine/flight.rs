@@ -49,7 +49,7 @@ pub(super) struct Cargo {
     pub(super) ends: [Arc<Reach>; 2],
     pub(super) lesson: Option<Lesson>,
     /// They must not be unloaded while they run, whatever becomes of the engine.
-    pub(super) kernels: Kernels,
+    pub(super) kernels: Option<Kernels>,
 }
 
 /// What can be learned of a job.

@@ -3,7 +3,8 @@
 use terrane_transfer::{CopyGrid, GridEnd};
 
 use super::packing::{PackedStrides, Part, index};
-use super::reach::{Reach, Tables};
+use super::reach::Reach;
+use super::tables::Tables;
 use crate::error::CudaError;
 use crate::kernels::{BlockIds, CopyEnd, GridCopy, INLINE_BLOCKS, Kernels};
 use crate::stream::Stream;

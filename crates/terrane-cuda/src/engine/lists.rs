@@ -1,23 +1,29 @@
 //! Lists of block ids on the device, for kernels that copy more pairs than a launch carries.
 
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, Memory, RegionRequest};
+use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
 
 use crate::context::Context;
 use crate::error::CudaError;
-use crate::event::{Event, Timing};
-use crate::memory::{DeviceAllocator, DeviceMemory};
+use crate::memory::{DeviceAllocator, DeviceMemory, PinnedAllocator, PinnedMemory, PinnedOptions};
 use crate::stream::Stream;
 
-/// Where lists are written, and the memory of those that have gone.
+/// The memory of lists that have gone.
 #[derive(Debug)]
 pub(super) struct ListPool {
-    context: Context,
-    /// Of its own: nothing that a caller's stream does holds a list up.
-    stream: Stream,
-    free: Mutex<Vec<DeviceMemory>>,
+    device: DeviceAllocator,
+    /// What lies in pinned memory is copied without the caller's thread, which the driver holds up
+    /// for other memory until it has read it.
+    pinned: PinnedAllocator,
+    free: Mutex<Vec<Room>>,
+}
+
+/// Where lists are written, and where they go.
+#[derive(Debug)]
+struct Room {
+    host: PinnedMemory,
+    device: DeviceMemory,
 }
 
 /// The least memory that a list gets, so that most fit into another one's.
@@ -27,11 +33,14 @@ const MOST_FREE: usize = 8;
 
 impl ListPool {
     pub(super) fn new(context: &Context) -> Result<Arc<Self>, CudaError> {
-        let (stream, free) = (Stream::new(context)?, Mutex::default());
-        Ok(Arc::new(Self { context: context.clone(), stream, free }))
+        // So little memory is the driver's to allocate.
+        let options = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
+        let pinned = PinnedAllocator::new(context, options)?;
+        let device = DeviceAllocator::new(context);
+        Ok(Arc::new(Self { device, pinned, free: Mutex::default() }))
     }
 
-    /// Has the blocks of both ends written to the device's memory, and makes `reader` wait for it.
+    /// Has the blocks of both ends copied to the device's memory, in the order of `reader`.
     ///
     /// # Errors
     ///
@@ -41,33 +50,40 @@ impl ListPool {
         blocks: [&[u32]; 2],
         reader: &Stream,
     ) -> Result<BlockLists, CudaError> {
+        let [sources, destinations] = blocks.map(|list| ByteCount::from_usize(size_of_val(list)));
+        let bytes = ByteCount::new(sources.get() + destinations.get());
+        let room = self.take(bytes)?;
+        let first = room.device.address().get();
+        let addresses = [first, first + sources.get()];
+        let (from, to) = (room.host.location(), room.device.location());
+        let device = reader.context().device().id;
+        let Some(at) = from.as_host() else { return Err(CudaError::NotReached { device }) };
+        let at = at.as_ptr().cast::<u32>();
         let [sources, destinations] = blocks;
-        let both: Vec<u32> = sources.iter().chain(destinations).copied().collect();
-        let bytes = ByteCount::from_usize(size_of_val(both.as_slice()));
-        let memory = self.take(bytes)?;
-        let first = memory.address().get();
-        let addresses = [first, first + ByteCount::from_usize(size_of_val(sources)).get()];
-        let written = Event::new(&self.context, Timing::Off)?;
-        let from = HostAddress::new(NonNull::from(both.as_slice()).cast::<u8>());
-        let device = self.context.device().id;
-        let to = Location::Device { device, address: DeviceAddress::new(first) };
-        // SAFETY: the source is pageable, so that the driver has read it when the call returns; the
-        // memory is this list's alone, and what read the one before has ended.
-        unsafe { self.stream.copy(Location::Host(from), to, bytes) }?;
-        written.record(&self.stream)?;
-        reader.wait_for(&written)?;
-        Ok(BlockLists { addresses, memory: Some(memory), pool: Arc::clone(self) })
+        // SAFETY: the memory has room for both lists, is aligned to pages, and is this list's alone:
+        // the copy of the one before it has ended with its transfer.
+        unsafe { at.copy_from_nonoverlapping(sources.as_ptr(), sources.len()) };
+        // SAFETY: it has room for as many and more.
+        let behind = unsafe { at.add(sources.len()) };
+        // SAFETY: as above.
+        unsafe { behind.copy_from_nonoverlapping(destinations.as_ptr(), destinations.len()) };
+        // SAFETY: both live until the transfer has ended, which comes after this copy, and are
+        // nobody else's.
+        unsafe { reader.copy(from, to, bytes) }?;
+        Ok(BlockLists { addresses, room: Some(room), pool: Arc::clone(self) })
     }
 
-    fn take(&self, bytes: ByteCount) -> Result<DeviceMemory, CudaError> {
+    fn take(&self, bytes: ByteCount) -> Result<Room, CudaError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(fitting) = free.iter().position(|memory| memory.length() >= bytes) {
+        let fits = |room: &Room| room.device.length().min(room.host.length()) >= bytes;
+        if let Some(fitting) = free.iter().position(fits) {
             return Ok(free.swap_remove(fitting));
         }
         drop(free);
         let room = ByteCount::new(bytes.get().max(LEAST).next_power_of_two());
         let request = RegionRequest::new(room).labelled("block ids of the copy engine");
-        DeviceAllocator::new(&self.context).bring_up(&request)
+        let device = self.device.bring_up(&request)?;
+        Ok(Room { host: self.pinned.bring_up(&request)?, device })
     }
 }
 
@@ -76,7 +92,7 @@ impl ListPool {
 pub(super) struct BlockLists {
     /// Of the source's, and of the destination's.
     pub(super) addresses: [u64; 2],
-    memory: Option<DeviceMemory>,
+    room: Option<Room>,
     pool: Arc<ListPool>,
 }
 
@@ -84,7 +100,7 @@ impl Drop for BlockLists {
     fn drop(&mut self) {
         let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
         if free.len() < MOST_FREE {
-            free.extend(self.memory.take());
+            free.extend(self.room.take());
         }
     }
 }

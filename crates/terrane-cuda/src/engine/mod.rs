@@ -4,6 +4,7 @@
 mod batch;
 mod calibration;
 mod choice;
+mod cutter;
 mod feeder;
 mod flight;
 mod launch;
@@ -13,6 +14,8 @@ mod packing;
 mod reach;
 mod scratch;
 mod streams;
+mod submit;
+mod tables;
 mod watch;
 mod work;
 
@@ -20,10 +23,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{ByteCount, StorageKind};
+use terrane_core::{ByteCount, Capability, CapabilityReport, Grant, Reason, StorageKind, Wish};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
     CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Side, Terms, TransferPlan,
@@ -33,18 +36,18 @@ pub use calibration::{Calibration, CalibrationOptions, Direction, PathCost};
 pub use options::{CopyPath, DeviceEngineOptions};
 
 use crate::context::Context;
+use crate::driver::DriverCode;
 use crate::error::CudaError;
-use crate::event::{Event, Timing};
 use crate::kernels::Kernels;
-use crate::stream::Stream;
 use choice::{Choice, Corrections, Shape};
 use feeder::{Desk, Feed, Feeder};
-use flight::{due, engine_failure};
+use flight::engine_failure;
 use lists::ListPool;
-use reach::{Reach, ReachCache, Tables};
-use streams::{StreamPool, obey};
+use reach::{Reach, ReachCache};
+use streams::StreamPool;
+use tables::Tables;
 use watch::{Task, Watch};
-use work::{Work, packing_for};
+use work::packing_for;
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and that of another device.
@@ -146,7 +149,9 @@ pub struct DeviceEngine {
 struct Shared {
     context: Context,
     options: DeviceEngineOptions,
-    kernels: Kernels,
+    kernels: Option<Kernels>,
+    /// What became of the wish for kernels.
+    capabilities: CapabilityReport,
     reach: ReachCache,
     tables: Tables,
     lists: Arc<ListPool>,
@@ -170,15 +175,18 @@ impl Shared {
 }
 
 impl DeviceEngine {
-    /// An engine for the context's device. Loads the kernels, and starts the threads, which are
+    /// An engine for the context's device. Loads the kernels, if the driver takes them, and starts the threads, which are
     /// named `terrane-cuda-feed-0` and so on, `terrane-cuda-gate-0` and `terrane-cuda-wait-0`.
     ///
     /// # Errors
     ///
-    /// Those of loading the kernels and of making a stream, [`CudaError::Thread`].
+    /// [`CudaError::KernelsRefused`] if they are [required](DeviceEngineOptions::kernels), those of
+    /// making a stream, [`CudaError::Thread`].
     pub fn new(context: &Context, options: DeviceEngineOptions) -> Result<Self, CudaError> {
+        let (kernels, capabilities) = load_kernels(context, options.kernels)?;
         let shared = Arc::new(Shared {
-            kernels: Kernels::load(context)?,
+            kernels,
+            capabilities,
             reach: ReachCache::new(context),
             tables: Tables::new(context)?,
             lists: ListPool::new(context)?,
@@ -250,6 +258,12 @@ impl DeviceEngine {
         &self.shared.calibration
     }
 
+    /// Whether it copies by kernels; its [capabilities](CopyEngine::capabilities) say why not.
+    #[must_use]
+    pub fn has_kernels(&self) -> bool {
+        self.shared.kernels.is_some()
+    }
+
     /// Between what a plan copies, if it is a device's engine's to copy, and this device's.
     fn direction(&self, plan: &TransferPlan) -> Option<Direction> {
         let own = self.shared.context.device().id;
@@ -316,7 +330,8 @@ impl DeviceEngine {
             Direction::ToHost => Some((Side::Destination, plan.destination_blocks())),
             _ => None,
         };
-        let stretches = host.and_then(|(side, blocks)| {
+        let has_kernels = self.shared.kernels.is_some();
+        let stretches = host.filter(|_| has_kernels).and_then(|(side, blocks)| {
             let packing = packing_for(&grid, side, terms.layer_wise)?;
             let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
             fits.then(|| packing.count_stretches(blocks))
@@ -330,152 +345,33 @@ impl DeviceEngine {
             runs: plan.run_count(),
             cells,
             stretches,
-            kernels: ends.iter().all(|end| end.has_kernels()),
+            kernels: has_kernels && ends.iter().all(|end| end.has_kernels()),
             batches: self.shared.has_batches,
         }
     }
+}
 
-    /// Puts a job on its way.
-    ///
-    /// # Errors
-    ///
-    /// The job, and why it has to end; nothing of it has been submitted.
-    fn dispatch(&self, job: CopyJob) -> Result<(), Box<(CopyJob, CudaError)>> {
-        let plan = job.plan();
-        let found = self.direction(plan).zip(CopyPath::from_name(job.path()));
-        let ends = match self.reach(plan) {
-            Ok(ends) => ends,
-            Err(error) => return Err(Box::new((job, error))),
-        };
-        let (Some((direction, path)), Some(ends)) = (found, ends) else {
-            let device = self.shared.context.device().id;
-            return Err(Box::new((job, CudaError::NotReached { device })));
-        };
-        let order = job.terms().device_order;
-        let mut work = Work::new(&self.shared, job, direction, path, ends)?;
-        let gate = match self.order(order, &work) {
-            Ok(gate) => gate,
-            Err(error) => {
-                self.watch(Task::Drain(work.into_cargo(), engine_failure(error)));
-                return Ok(());
-            }
-        };
-        if work.job().plan().bytes().is_zero() {
-            work.end_with(gate);
-            self.submit_now(work, false, None);
-        } else if work.is_small(&self.shared) {
-            self.submit_now(work, gate.is_none(), None);
-        } else {
-            let predicted = work.job().predicted();
-            self.feed(direction, Box::new(work), predicted, gate);
+/// The kernels, if they are wished for and the driver takes them, and what became of the wish.
+fn load_kernels(
+    context: &Context,
+    wish: Wish,
+) -> Result<(Option<Kernels>, CapabilityReport), CudaError> {
+    let loaded = (wish != Wish::Off).then(|| Kernels::load(context));
+    let (kernels, grant) = match loaded {
+        None => (None, Grant::NotTried),
+        Some(Ok(kernels)) => (Some(kernels), Grant::Granted),
+        // That there is no memory now says nothing of the driver.
+        Some(Err(CudaError::KernelsRefused { code, .. }))
+            if wish == Wish::Preferred && code != DriverCode::OUT_OF_MEMORY =>
+        {
+            let operation = "cuModuleLoadDataEx";
+            (None, Grant::Refused(Reason::Driver { operation, code: code.get() }))
         }
-        Ok(())
-    }
-
-    /// Makes the job's streams run after what its terms say. Answers an event behind that, unless
-    /// it is known to have happened.
-    fn order(&self, order: Option<DeviceOrder>, work: &Work) -> Result<Option<Event>, CudaError> {
-        let Some(order @ (DeviceOrder::AfterStream(_) | DeviceOrder::AfterEvent(_))) = order else {
-            return Ok(None);
-        };
-        let streams: smallvec::SmallVec<[&Stream; 2]> =
-            work.streams().iter().map(|stream| &**stream).collect();
-        obey(order, &self.shared.context, &streams)?;
-        let Some(first) = streams.first() else { return Ok(None) };
-        let gate = Event::new(&self.shared.context, Timing::Off)?;
-        gate.record(first)?;
-        Ok(if gate.is_complete()? { None } else { Some(gate) })
-    }
-
-    /// Submits all of a small job, which begins at once or when the device comes to it.
-    /// A buffer that it has comes back to the desk.
-    fn submit_now(&self, mut work: Work, at_once: bool, desk: Option<&Desk>) {
-        work.job().start();
-        let predicted = work.job().predicted();
-        let due = if at_once { due(predicted..predicted) } else { None };
-        loop {
-            match work.step(&self.shared) {
-                Ok(Some(part)) => drop(desk.map(|desk| desk.lend(part))),
-                Ok(None) => break,
-                Err(failure) => return self.watch(Task::Drain(work.into_cargo(), failure)),
-            }
-        }
-        match work.into_flight(&self.shared, predicted, due) {
-            Ok(flight) => {
-                flight.invite();
-                self.watch(Task::End(flight));
-            }
-            Err(cargo) => self.watch(Task::Drained(cargo)),
-        }
-    }
-
-    fn feed(
-        &self,
-        direction: Direction,
-        work: Box<Work>,
-        predicted: Duration,
-        gate: Option<Event>,
-    ) {
-        let Some([to_device, to_host, between]) = &self.feeders else { return };
-        let (queue, desk) = match direction {
-            Direction::ToDevice => to_device,
-            Direction::ToHost => to_host,
-            Direction::WithinDevice | Direction::BetweenDevices => between,
-        };
-        let (seat, is_idle) = desk.enter();
-        let mut feed = Feed { work, predicted, begun: None, seat };
-        if is_idle && gate.is_none() && feed.work.needs_scratch() {
-            let taken = desk.scratch().take_free();
-            if let Some(scratch) = taken {
-                feed.work.put_scratch(scratch);
-                if feed.work.fits_one_buffer() {
-                    // To wake the feeder would take as long as to do it.
-                    feed.work.in_one_part();
-                    feed.work.teach(desk.is_alone());
-                    return self.submit_now(*feed.work, true, Some(desk));
-                }
-                // The wire need not be idle while the feeder wakes.
-                feed = match self.begin(feed, desk) {
-                    Some(feed) => feed,
-                    None => return,
-                };
-            }
-        }
-        // Should the threads be gone, the job drops here, and its caller is told.
-        match gate {
-            None => drop(queue.send(feed)),
-            // It would hold buffers and a place in the queue while it waits for the device.
-            Some(gate) => {
-                if let Some(gates) = &self.gates {
-                    let _ = gates.send(Task::Gate(gate, feed, queue.clone()));
-                }
-            }
-        }
-    }
-
-    /// Submits the first part of a staged job, which has a buffer. Gives the job back, unless that
-    /// failed.
-    fn begin(&self, mut feed: Feed, desk: &Desk) -> Option<Feed> {
-        feed.work.job().start();
-        match feed.work.step(&self.shared) {
-            Ok(begun) => {
-                feed.begun = begun.map(|chunk| desk.lend(chunk));
-                desk.give_back(feed.work.take_scratch());
-                Some(feed)
-            }
-            Err(failure) => {
-                self.watch(Task::Drain(feed.work.into_cargo(), failure));
-                None
-            }
-        }
-    }
-
-    fn watch(&self, task: Task) {
-        if let Some(watchers) = &self.watchers {
-            // Should the watchers be gone, the job drops here, and its caller is told.
-            let _ = watchers.send(task);
-        }
-    }
+        Some(Err(error)) => return Err(error),
+    };
+    let mut capabilities = CapabilityReport::default();
+    capabilities.record(Capability::CopyKernels, wish, grant);
+    Ok((kernels, capabilities))
 }
 
 /// The device of whose stream or event an order speaks.
@@ -496,9 +392,16 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let Choice { path, predicted, reason } =
+        let Choice { path, predicted, mut reason } =
             self.choose(plan, terms, self.shared.options.path)?;
+        if self.shared.kernels.is_none() {
+            reason = Cow::Owned(format!("{reason}; {}", self.shared.capabilities));
+        }
         Ok(Quote { path: Cow::Borrowed(path.name()), reason, predicted })
+    }
+
+    fn capabilities(&self) -> CapabilityReport {
+        self.shared.capabilities.clone()
     }
 
     fn submit(&self, job: CopyJob) {

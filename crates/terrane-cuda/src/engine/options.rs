@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use terrane_core::ByteCount;
+use terrane_core::{ByteCount, Wish};
 
 use super::calibration::Calibration;
 use crate::stream::StreamPriority;
@@ -79,6 +79,9 @@ pub struct DeviceEngineOptions {
     pub path: Option<CopyPath>,
     /// What the paths cost on this device. By default the figures of an H200.
     pub calibration: Option<Calibration>,
+    /// Whether to copy by kernels. Without them, as where the driver is too old for them or the
+    /// device is, everything goes by the driver's copies, which are slower for short pieces.
+    pub kernels: Wish,
     /// How large one buffer of the staged path is.
     pub scratch_bytes: ByteCount,
     /// How many such buffers each direction has, 2 at least. They are allocated when a transfer
@@ -124,6 +127,7 @@ impl Default for DeviceEngineOptions {
         Self {
             path: None,
             calibration: None,
+            kernels: Wish::Preferred,
             scratch_bytes: ByteCount::mib(32),
             scratch_buffers: number(3),
             pack_ctas: number(24),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use terrane_core::{AgentName, OsError};
 
 use super::{Agent, Inner, create, name};
+use crate::notifications::Mailbox;
 use crate::peers::Peers;
 use crate::register::Table;
 use crate::{BackendConfig, NixlError, Status, probe};
@@ -139,8 +140,17 @@ impl AgentBuilder {
         })?;
         let backends = create::backends(&raw, &found, self.backends)?;
         let (table, threads) = (Mutex::new(Table::default()), self.threads);
-        let (telemetry, peers) = (self.telemetry, Peers::default());
-        Ok(Agent(Arc::new(Inner { peers, table, backends, raw, name, threads, telemetry })))
+        let (telemetry, peers, mailbox) = (self.telemetry, Peers::default(), Mailbox::default());
+        Ok(Agent(Arc::new(Inner {
+            peers,
+            mailbox,
+            table,
+            backends,
+            raw,
+            name,
+            threads,
+            telemetry,
+        })))
     }
 }
 

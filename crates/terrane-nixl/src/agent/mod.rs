@@ -13,6 +13,7 @@ use terrane_core::{AgentName, BackendName};
 pub use builder::{AgentBuilder, ThreadMode};
 
 use crate::backend::{Demand, FileAccess};
+use crate::notifications::Mailbox;
 use crate::peers::Peers;
 use crate::register::{Registrar, Table};
 use crate::{MemoryType, NixlError};
@@ -34,6 +35,7 @@ pub struct Agent(Arc<Inner>);
 struct Inner {
     // Fields drop in this order: the agent ends, and its name is free.
     peers: Peers,
+    mailbox: Mailbox,
     table: Mutex<Table>,
     backends: Vec<Backend>,
     raw: nixl_sys::Agent,
@@ -117,7 +119,6 @@ impl Agent {
     /// Whoever keeps something of it keeps a clone of this agent as well, so that the agent's name
     /// stays taken. `get_plugin_params` and `create_backend` are not to be called: a plugin that one
     /// agent loads for the first unloads under the backend that another creates meanwhile.
-    #[allow(dead_code, reason = "for the modules that transfer")]
     pub(crate) fn raw(&self) -> &nixl_sys::Agent {
         &self.0.raw
     }
@@ -129,6 +130,10 @@ impl Agent {
 
     pub(crate) fn created(&self) -> &[Backend] {
         &self.0.backends
+    }
+
+    pub(crate) fn mailbox(&self) -> &Mailbox {
+        &self.0.mailbox
     }
 
     pub(crate) fn peer_table(&self) -> &Peers {

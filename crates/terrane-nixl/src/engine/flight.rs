@@ -1,12 +1,13 @@
 //! One transfer: its requests, from the first to the last.
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use terrane_core::{BoxedCause, ByteCount, Location};
-use terrane_transfer::{CopyFailure, CopyJob, EngineTimes, Side, Terms};
+use terrane_transfer::{CopyFailure, CopyJob, EngineTimes};
 
 use super::error::{NixlStep, RequestFailed};
 use super::lists::{Most, Place, Refused, Stretch};
@@ -221,7 +222,7 @@ impl Flight {
             return Ok(false);
         }
         if is_first {
-            self.check_files().map_err(|cause| engine(Box::new(cause)))?;
+            self.check_files(job).map_err(|cause| engine(Box::new(cause)))?;
         }
         let message = terms.notification.as_deref().filter(|_| is_last);
         let run = Some(stretch.places.start);
@@ -276,23 +277,29 @@ impl Flight {
         }
     }
 
-    /// What is read of a file has to be there: backends take a file that ends early for one that has
-    /// been read.
-    fn check_files(&self) -> Result<(), RequestFailed> {
-        let Some(job) = &self.job else { return Ok(()) };
+    /// What is read of a file has to be there: of a file that ends early, a backend says that it
+    /// failed, at best.
+    fn check_files(&self, job: &CopyJob) -> Result<(), RequestFailed> {
         if !matches!((&self.route.target, self.route.operation), (Target::File, Operation::Read)) {
             return Ok(());
         }
         let plan = job.plan();
-        let source = plan.source();
-        for (region, base) in (0_u32..).zip(source.bases()) {
-            let Location::File(position) = base else { continue };
-            let ends = plan.runs().iter().filter(|run| run.source().region == region);
-            let Some(last) = ends.map(|run| run.source().offset + run.bytes().get()).max() else {
+        let mut ends: SmallVec<[(RawFd, u64); 1]> = SmallVec::new();
+        for run in plan.runs() {
+            let at = run.source();
+            let Some(position) = plan.source().base(at.region).and_then(Location::as_file) else {
                 continue;
             };
-            let wanted = position.offset.get() + last;
-            let length = length_of(position.file.descriptor, job)?;
+            let file = position.file.descriptor;
+            let end = position.offset.get() + at.offset + run.bytes().get();
+            match ends.iter_mut().find(|(known, _)| *known == file) {
+                Some((_, wanted)) => *wanted = end.max(*wanted),
+                None => ends.push((file, end)),
+            }
+        }
+        for (file, wanted) in ends {
+            // SAFETY: the job holds the endpoint, and with it the memory whose descriptor this is.
+            let length = unsafe { length_of(file) }?;
             if length < wanted {
                 return Err(RequestFailed::FileEnds { length, wanted });
             }
@@ -357,7 +364,8 @@ impl Flight {
 
     fn end(&mut self, rates: &Rates) {
         let Some(mut job) = self.job.take() else { return };
-        if let Err(cause) = self.check_after(&job) {
+        // It may have been truncated while it was read.
+        if let Err(cause) = self.check_files(&job) {
             return job.finish(Err(engine(Box::new(cause))));
         }
         if let Some(times) = self.times {
@@ -365,12 +373,6 @@ impl Flight {
         }
         rates.of(&self.route).learn(job.plan().bytes(), job.running_for());
         job.finish(Ok(()));
-    }
-
-    /// A file may have been truncated while it was read.
-    fn check_after(&mut self, job: &CopyJob) -> Result<(), RequestFailed> {
-        let _ = job;
-        Ok(())
     }
 }
 
@@ -393,11 +395,14 @@ fn engine(source: BoxedCause) -> CopyFailure {
     CopyFailure::Engine { source }
 }
 
-/// The length of a file that an end of the job has.
-fn length_of(descriptor: std::os::fd::RawFd, job: &CopyJob) -> Result<u64, RequestFailed> {
-    let _ = (job, Side::Source, Terms::default());
+/// The length of the file of an end.
+///
+/// # Safety
+///
+/// The descriptor is open.
+unsafe fn length_of(descriptor: RawFd) -> Result<u64, RequestFailed> {
     let failed = |error: std::io::Error| RequestFailed::File(error.to_string());
-    // SAFETY: the job holds the endpoint, and so the memory whose descriptor it is stays open.
+    // SAFETY: the caller promised that it is open.
     let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let file = std::fs::File::from(file.try_clone_to_owned().map_err(failed)?);
     Ok(file.metadata().map_err(failed)?.len())

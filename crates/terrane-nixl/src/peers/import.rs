@@ -1,6 +1,5 @@
 //! Imports: layouts of peers, checked, told to NIXL, and laid out.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use nixl_sys::XferDescList;
@@ -8,7 +7,7 @@ use terrane_core::{AgentName, BackendName};
 use terrane_wire::{LayoutDescriptor, WireLimits};
 
 use super::export::Parts;
-use super::loaded::LoadedPeer;
+use super::loaded::{Loaded, LoadedPeer};
 use super::metadata::{Key, Metadata};
 use super::remote::{RemoteLayout, device_of};
 use super::table::{Lease, Peer};
@@ -47,12 +46,14 @@ impl Agent {
         let mut loaded = self.peer_table().loaded();
         self.end_peers_among(&mut loaded);
         if known == Known::Replaced {
-            self.replace(&mut loaded, described.agent())?;
+            self.end(&mut loaded, described.agent())?;
         }
-        let imported = match loaded.get_mut(described.agent()) {
+        self.revive(&mut loaded, &checked);
+        let imported = match loaded.peers.get_mut(described.agent()) {
             Some(peer) => self.add(peer, &checked),
             None => self.begin(&mut loaded, &checked),
         };
+        self.end_peers_among(&mut loaded);
         drop(loaded);
         // Somebody may have found the table locked meanwhile.
         self.end_peers();
@@ -107,30 +108,48 @@ impl Agent {
         Err(ImportError::NoCommonBackend { peer, theirs, ours: self.backends().cloned().collect() })
     }
 
-    /// Ends what is known of a peer, so that it can be known anew.
-    fn replace(
-        &self,
-        loaded: &mut HashMap<AgentName, LoadedPeer>,
-        name: &AgentName,
-    ) -> Result<(), ImportError> {
-        let Some(known) = loaded.get(name) else { return Ok(()) };
-        let mut state = known.peer.state();
+    /// Ends a peer that may have become another.
+    fn end(&self, loaded: &mut Loaded, name: &AgentName) -> Result<(), ImportError> {
+        let Some(known) = loaded.peers.get(name) else { return Ok(()) };
+        let peer = Arc::clone(&known.peer);
+        let mut state = peer.state();
         if state.transfers > 0 {
             let (peer, transfers) = (name.clone(), state.transfers);
             return Err(ImportError::PeerBusy { peer, transfers });
         }
         state.forgotten = true;
         drop(state);
-        self.peer_table().remove(known.peer.id);
-        loaded.remove(name);
-        self.invalidate(name);
+        self.peer_table().remove(peer.id);
+        loaded.end(&peer);
         Ok(())
+    }
+
+    /// Takes up a peer that has ended and is known to NIXL, if it is what it was. If not, NIXL lets
+    /// go of it: nobody uses it.
+    fn revive(&self, loaded: &mut Loaded, checked: &Checked<'_>) {
+        let name = checked.described.agent();
+        let Some(known) = loaded.peers.get_mut(name).filter(|known| known.ended.is_some()) else {
+            return;
+        };
+        let keys = checked.keys.as_deref();
+        let is_same = *known.connection == *checked.parts.connection
+            && keys.is_some_and(|keys| !known.is_stale(keys, std::iter::empty()));
+        if is_same {
+            let peer = Arc::new(Peer::new(name.clone()));
+            self.peer_table().insert(&peer);
+            known.revive(Arc::clone(&peer));
+            // It ends again, unless it gets a layout now.
+            self.peer_table().change(&peer, |_| ());
+        } else {
+            loaded.peers.remove(name);
+            self.invalidate(name);
+        }
     }
 
     /// Imports the first layout of a peer.
     fn begin(
         &self,
-        loaded: &mut HashMap<AgentName, LoadedPeer>,
+        loaded: &mut Loaded,
         checked: &Checked<'_>,
     ) -> Result<RemoteLayout, ImportError> {
         let name = checked.described.agent();
@@ -152,7 +171,7 @@ impl Agent {
         self.peer_table().insert(&peer);
         let mut new = LoadedPeer::new(Arc::clone(&peer), checked.parts.connection);
         new.add_keys(checked.keys.as_deref().unwrap_or_default());
-        let known = loaded.entry(name.clone()).insert_entry(new).into_mut();
+        let known = loaded.peers.entry(name.clone()).insert_entry(new).into_mut();
         let layout = RemoteLayout::new(peer.id, lease, Arc::clone(&checked.described))?;
         known.add_layout(&layout);
         Ok(layout)
@@ -188,8 +207,14 @@ impl Agent {
         if let Some(region) = known.overlap(described) {
             return Err(ImportError::Overlap { region, peer: name() });
         }
-        if known.sweep() {
+        if known.sweep() || known.is_stale(keys, known.live()) {
             self.tidy(known)?;
+        }
+        if known.contradicts(keys) {
+            return Err(ImportError::PeerChanged {
+                peer: name(),
+                change: PeerChange::Registration,
+            });
         }
         if checked.keys.is_none() || !known.has_all(keys) {
             if let Err(status) = self.load(checked.parts.keys) {
@@ -216,7 +241,7 @@ impl Agent {
         }
         let reloaded = self.reload(known);
         drop(state);
-        reloaded.map_err(|status| self.lose(&peer, status))
+        reloaded.map_err(|status| self.lose(known, status))
     }
 
     /// NIXL drops all that it knows of a peer with metadata that it does not take.
@@ -227,13 +252,14 @@ impl Agent {
         drop(state);
         match reloaded {
             Ok(()) => ImportError::Load { peer: peer.name.clone(), status: refusal },
-            Err(status) => self.lose(&peer, status),
+            Err(status) => self.lose(known, status),
         }
     }
 
-    fn lose(&self, peer: &Arc<Peer>, status: Status) -> ImportError {
-        self.peer_table().change(peer, |state| state.forgotten = true);
-        ImportError::PeerLost { peer: peer.name.clone(), status }
+    fn lose(&self, known: &mut LoadedPeer, status: Status) -> ImportError {
+        known.is_lost = true;
+        self.peer_table().change(&known.peer, |state| state.forgotten = true);
+        ImportError::PeerLost { peer: known.peer.name.clone(), status }
     }
 
     /// Tells NIXL of a peer anew: how to connect to it, and of its layouts that live.

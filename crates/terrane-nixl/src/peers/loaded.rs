@@ -1,19 +1,69 @@
-//! What NIXL has been told of a peer.
+//! What NIXL has been told of peers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use terrane_core::AgentName;
 use terrane_transfer::WeakEndpoint;
 use terrane_wire::LayoutDescriptor;
 
-use super::metadata::{Key, Place};
+use super::export::Parts;
+use super::metadata::{Key, Metadata, Place};
 use super::remote::RemoteLayout;
 use super::table::Peer;
 use crate::MemoryType;
 
-/// As many layouts may have gone of a peer, beside as many again as live, before NIXL is told anew
-/// what is left of it.
-const TOLERATED: usize = 16;
+/// As many layouts may have gone of a peer, or as many as live, before NIXL is told anew what is left
+/// of it.
+const TOLERATED_LAYOUTS: usize = 256;
+
+/// As many peers that have ended NIXL goes on knowing.
+const TOLERATED_PEERS: usize = 32;
+
+/// The peers that NIXL knows.
+#[derive(Default)]
+pub(super) struct Loaded {
+    pub(super) peers: HashMap<AgentName, LoadedPeer>,
+    /// How many peers have ended so far.
+    ended: u64,
+}
+
+impl Loaded {
+    /// Says that a peer has ended. A name is another peer's once its former owner has.
+    pub(super) fn end(&mut self, peer: &Peer) {
+        let Some(known) = self.peers.get_mut(&peer.name).filter(|k| k.peer.id == peer.id) else {
+            return;
+        };
+        self.ended += 1;
+        known.ended = Some(self.ended);
+    }
+
+    /// Takes out a peer that NIXL need not know any more: one that it has lost, or the one that
+    /// ended first, if there are too many.
+    pub(super) fn superfluous(&mut self) -> Option<AgentName> {
+        let mut ended: Vec<_> = self
+            .peers
+            .values()
+            .filter_map(|known| Some((!known.is_lost, known.ended?, &known.peer.name)))
+            .collect();
+        ended.sort_unstable();
+        let &(is_whole, _, name) = ended.first()?;
+        if is_whole && ended.len() <= TOLERATED_PEERS {
+            return None;
+        }
+        let name = name.clone();
+        self.peers.remove(&name);
+        Some(name)
+    }
+
+    /// Takes out a peer that has ended, any of them.
+    pub(super) fn take_ended(&mut self) -> Option<AgentName> {
+        let ended = self.peers.values().filter(|known| known.ended.is_some());
+        let name = ended.map(|known| known.peer.name.clone()).next()?;
+        self.peers.remove(&name);
+        Some(name)
+    }
+}
 
 /// A peer that NIXL knows.
 pub(super) struct LoadedPeer {
@@ -22,19 +72,35 @@ pub(super) struct LoadedPeer {
     pub(super) connection: Box<[u8]>,
     /// The memory that NIXL has a key for, also for layouts that have gone. It keeps the first that
     /// it has been told for a place, without a word about another.
-    keys: HashMap<OwnedPlace, Box<[u8]>>,
-    layouts: Vec<LoadedLayout>,
+    pub(super) keys: HashMap<OwnedPlace, Box<[u8]>>,
+    pub(super) layouts: Vec<LoadedLayout>,
     /// How many layouts have gone since NIXL was told anew.
     gone: usize,
+    /// The how manieth peer to end this was, if it has ended.
+    pub(super) ended: Option<u64>,
+    /// NIXL does not know it, after all.
+    pub(super) is_lost: bool,
 }
 
-#[derive(PartialEq, Eq, Hash)]
-struct OwnedPlace {
+#[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct OwnedPlace {
     backend: Box<str>,
     memory: MemoryType,
     device: u64,
     address: u64,
     length: u64,
+}
+
+impl OwnedPlace {
+    fn space(&self) -> (&str, MemoryType, u64) {
+        (&self.backend, self.memory, self.device)
+    }
+}
+
+/// The places that a layout came with keys for.
+fn places(layout: &LayoutDescriptor) -> Vec<OwnedPlace> {
+    let keys = Parts::split(layout.metadata()).and_then(|parts| Metadata::parse(parts.keys).ok());
+    keys.into_iter().flat_map(|keys| keys.memory).map(|key| key.place.into()).collect()
 }
 
 impl From<Place<'_>> for OwnedPlace {
@@ -44,7 +110,7 @@ impl From<Place<'_>> for OwnedPlace {
     }
 }
 
-struct LoadedLayout {
+pub(super) struct LoadedLayout {
     endpoint: WeakEndpoint,
     described: Arc<LayoutDescriptor>,
 }
@@ -52,7 +118,15 @@ struct LoadedLayout {
 impl LoadedPeer {
     pub(super) fn new(peer: Arc<Peer>, connection: &[u8]) -> Self {
         let (keys, layouts) = (HashMap::new(), Vec::new());
-        Self { peer, connection: connection.into(), keys, layouts, gone: 0 }
+        Self {
+            peer,
+            connection: connection.into(),
+            keys,
+            layouts,
+            gone: 0,
+            ended: None,
+            is_lost: false,
+        }
     }
 
     pub(super) fn add_keys(&mut self, keys: &[Key<'_>]) {
@@ -73,6 +147,52 @@ impl LoadedPeer {
             self.keys.get(&key.place.into()).is_some_and(|known| **known != *key.key)
         };
         keys.iter().any(differs)
+    }
+
+    /// Whether NIXL has keys that none of the layouts `in_use` needs, and that stand in the way of
+    /// these: others for the same memory, or some for memory that shares bytes with it, as the peer
+    /// may have registered it in another way since, and NIXL would take either.
+    pub(super) fn is_stale<'a>(
+        &self,
+        keys: &[Key<'_>],
+        in_use: impl Iterator<Item = &'a Arc<LayoutDescriptor>>,
+    ) -> bool {
+        let keys: HashMap<OwnedPlace, &[u8]> =
+            keys.iter().map(|key| (key.place.into(), key.key)).collect();
+        let is_new = |(place, key): &(&OwnedPlace, &Box<[u8]>)| {
+            keys.get(*place).is_none_or(|new| **new != ***key)
+        };
+        let mut others: Vec<_> = self.keys.iter().filter(is_new).map(|(place, _)| place).collect();
+        if others.is_empty() {
+            return false;
+        }
+        let needed: HashSet<OwnedPlace> = in_use.flat_map(|layout| places(layout)).collect();
+        others.retain(|place| !needed.contains(place));
+        others.sort_unstable();
+        // Where the others that begin no later end, at the latest.
+        let mut ends: Vec<u64> = Vec::with_capacity(others.len());
+        for (index, place) in others.iter().enumerate() {
+            let before = index.checked_sub(1).and_then(|i| Some((others.get(i)?, *ends.get(i)?)));
+            let before = before.filter(|(other, _)| other.space() == place.space());
+            let end = place.address.saturating_add(place.length);
+            ends.push(before.map_or(end, |(_, before)| before.max(end)));
+        }
+        keys.keys().any(|place| {
+            let end = place.address.saturating_add(place.length);
+            let after = others.partition_point(|o| (o.space(), o.address) < (place.space(), end));
+            after.checked_sub(1).is_some_and(|last| {
+                others.get(last).is_some_and(|other| other.space() == place.space())
+                    && ends.get(last).is_some_and(|end| *end > place.address)
+            })
+        })
+    }
+
+    /// The peer is back, as another.
+    pub(super) fn revive(&mut self, peer: Arc<Peer>) {
+        self.peer = peer;
+        self.gone += self.layouts.len();
+        self.layouts.clear();
+        self.ended = None;
     }
 
     /// Whether NIXL has all of these keys.
@@ -121,7 +241,7 @@ impl LoadedPeer {
         let before = self.layouts.len();
         self.layouts.retain(|layout| !layout.endpoint.has_gone());
         self.gone += before - self.layouts.len();
-        self.gone > TOLERATED.max(self.layouts.len())
+        self.gone > TOLERATED_LAYOUTS.max(self.layouts.len())
     }
 
     /// What the layouts that live were described with.

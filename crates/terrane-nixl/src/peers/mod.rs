@@ -11,6 +11,8 @@ mod loaded;
 mod metadata;
 mod remote;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use terrane_core::{AgentName, PeerId};
 use terrane_layout::PhysicalLayout;
@@ -30,8 +32,8 @@ use metadata::Metadata;
 pub enum Forgotten {
     /// Nothing is left of it.
     Now,
-    /// Transfers with it are in flight, this many; with the last of them NIXL lets go of it. None
-    /// begins any more.
+    /// Transfers with it are in flight, this many, and with the last of them it ends. None begins any
+    /// more.
     AfterTransfers(usize),
 }
 
@@ -116,7 +118,9 @@ impl Agent {
     /// their end, and none begins any more: not with the [`RemoteLayout`]s that are left either.
     ///
     /// A peer is forgotten by itself when the last of its layouts has gone, so this is for ending it
-    /// sooner. Imported again, it is another peer, of another [`PeerId`].
+    /// sooner. Imported again, it is another peer, of another [`PeerId`]. NIXL keeps the connections
+    /// to the 32 peers that were forgotten last, so that coming back is cheap; see
+    /// [`disconnect`](Self::disconnect).
     ///
     /// # Errors
     ///
@@ -134,6 +138,24 @@ impl Agent {
         drop(loaded);
         self.end_peers();
         Ok(if transfers == 0 { Forgotten::Now } else { Forgotten::AfterTransfers(transfers) })
+    }
+
+    /// Closes the connections to peers that are forgotten and whose transfers have ended; says to how
+    /// many.
+    ///
+    /// With NIXL 1.5.1, a connection over UCX that is closed leaves a file descriptor open, in both
+    /// processes.
+    pub fn disconnect(&self) -> usize {
+        let mut loaded = self.peer_table().loaded();
+        self.end_peers_among(&mut loaded);
+        let mut closed = 0;
+        while let Some(name) = loaded.take_ended() {
+            self.invalidate(&name);
+            closed += 1;
+        }
+        drop(loaded);
+        self.end_peers();
+        closed
     }
 
     /// The peers that are known and not forgotten, in the order in which they became known.

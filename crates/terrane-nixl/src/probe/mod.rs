@@ -1,15 +1,15 @@
 //! Whether NIXL can be used, answered without aborting the process.
 
+mod loader;
 mod plugins;
 mod symbols;
 mod version;
 
-use std::ffi::{CStr, OsStr, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::c_void;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
+use libloading::os::unix::Library;
 
 pub use plugins::Plugin;
 pub use symbols::REQUIRED_SYMBOLS;
@@ -18,10 +18,6 @@ use crate::NixlUnavailable;
 
 /// The library, by the name by which the bindings look for it.
 const LIBRARY: &str = "libnixl_capi.so";
-
-/// How a library of NIXL is loaded: as the bindings do it, and for good. What Abseil, which NIXL is
-/// linked with, keeps for each thread does not survive unloading.
-const FOR_GOOD: c_int = RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE;
 
 /// NIXL, as it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,16 +77,15 @@ pub fn probe() -> Result<Found, NixlUnavailable> {
 }
 
 fn load() -> Result<Found, NixlUnavailable> {
-    // SAFETY: loading runs the initialisers of NIXL and of the libraries that it needs, which are
-    // made to be loaded into any process; the bindings load the same file in the same way.
-    let library = unsafe { Library::open(Some(LIBRARY), FOR_GOOD) }.map_err(|error| {
-        NixlUnavailable::LibraryMissing { library: LIBRARY, source: Arc::new(error) }
-    })?;
+    let missing = |source| NixlUnavailable::LibraryMissing { library: LIBRARY, source };
+    let library = loader::for_good(Path::new(LIBRARY)).map_err(missing)?;
     let mut path = PathBuf::from(LIBRARY);
     for &symbol in REQUIRED_SYMBOLS {
-        match address_of(&library, symbol) {
-            Some(found) => path = file_of(found).unwrap_or(path),
-            None => return Err(NixlUnavailable::SymbolMissing { library: path, symbol }),
+        let Some(address) = address_of(&library, symbol) else {
+            return Err(NixlUnavailable::SymbolMissing { library: path, symbol });
+        };
+        if path == Path::new(LIBRARY) {
+            path = loader::file_at(address).unwrap_or(path);
         }
     }
     // SAFETY: the function of this name takes nothing and answers with a `bool`.
@@ -105,32 +100,18 @@ fn load() -> Result<Found, NixlUnavailable> {
     if nixl_sys::is_stub() {
         return Err(NixlUnavailable::BindingsGaveUp { library: path });
     }
-    // The plugins lie beside the library that looks for them, which the found one needs.
-    let core = address_of(&library, "_ZN9nixlAgentD1Ev").and_then(file_of);
-    let core = core.unwrap_or_else(|| path.clone());
-    Ok(Found { plugin_directory: plugins::directory(&core), library: path })
+    // Plugins lie beside the library that looks for them, which is one that this one needs.
+    let core = address_of(&library, CORE_SYMBOL).and_then(loader::file_at);
+    let plugin_directory = plugins::directory(core.as_ref().unwrap_or(&path));
+    Ok(Found { library: path, plugin_directory })
 }
+
+/// A symbol of NIXL's core: the destructor of an agent.
+const CORE_SYMBOL: &str = "_ZN9nixlAgentD1Ev";
 
 /// The address of a symbol of the library, or of one that it needs.
-fn address_of(library: &Library, symbol: &str) -> Option<Symbol<*const c_void>> {
+fn address_of(library: &Library, symbol: &str) -> Option<usize> {
     // SAFETY: the symbol is only looked for; what is at its address is neither read nor called.
-    unsafe { library.get::<*const c_void>(symbol.as_bytes()) }.ok()
-}
-
-/// The file that a symbol comes from.
-fn file_of(symbol: Symbol<*const c_void>) -> Option<PathBuf> {
-    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: any address may be asked about, and the answer has room for itself.
-    let known = unsafe { libc::dladdr(symbol.as_raw_ptr(), info.as_mut_ptr()) };
-    if known == 0 {
-        return None;
-    }
-    // SAFETY: it was made of zeros, which are a valid answer too, and dladdr filled it.
-    let info = unsafe { info.assume_init() };
-    if info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: the loader's name of a library that stays loaded.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+    let found = unsafe { library.get::<*const c_void>(symbol.as_bytes()) };
+    Some(found.ok()?.as_raw_ptr().addr())
 }

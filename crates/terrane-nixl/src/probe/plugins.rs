@@ -2,12 +2,10 @@
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use libloading::os::unix::Library;
 use terrane_core::BackendName;
 
-use super::FOR_GOOD;
+use super::loader;
 use crate::PluginFailed;
 
 const PREFIX: &str = "libplugin_";
@@ -40,13 +38,8 @@ impl Plugin {
     ///
     /// [`PluginFailed`], with what the loader said.
     pub fn check(&self) -> Result<(), PluginFailed> {
-        // SAFETY: loading runs the initialisers of a plugin, from where NIXL takes plugins, which
-        // are made to be loaded into any process in which NIXL is.
-        let library = unsafe { Library::open(Some(&self.path), FOR_GOOD) };
-        let library = library.map_err(|error| PluginFailed::NotLoaded {
-            plugin: self.path.clone(),
-            source: Arc::new(error),
-        })?;
+        let not_loaded = |source| PluginFailed::NotLoaded { plugin: self.path.clone(), source };
+        let library = loader::for_good(&self.path).map_err(not_loaded)?;
         // SAFETY: the symbol is only looked for; what is at its address is neither read nor called.
         let entry = unsafe { library.get::<*const c_void>(b"nixl_plugin_init") };
         match entry {

@@ -4,9 +4,24 @@ use terrane_core::{ByteCount, Location, Span};
 
 use crate::{FileAccess, MemoryType, Refusal};
 
-/// A span in NIXL's terms.
+/// A span in NIXL's terms: type of memory, address, length and device.
+///
+/// It is made from the span's location and from nothing else, so that the two cannot disagree.
+///
+/// ```
+/// use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, Span, StorageKind};
+/// use terrane_nixl::{Descriptor, FileAccess, MemoryType};
+///
+/// let device = DeviceId::new(2);
+/// let location = Location::Device { device, address: DeviceAddress::new(0x7000) };
+/// let span = Span { kind: StorageKind::Device(device), location, length: ByteCount::kib(4) };
+/// let descriptor = Descriptor::of(&span, FileAccess::Buffered)?;
+/// assert_eq!(descriptor.memory_type(), MemoryType::Device);
+/// assert_eq!((descriptor.address(), descriptor.device()), (0x7000, 2));
+/// # Ok::<(), terrane_nixl::Refusal>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Descriptor {
+pub struct Descriptor {
     pub(crate) memory: MemoryType,
     /// An address, or a position in a file.
     pub(crate) address: usize,
@@ -27,7 +42,12 @@ impl Descriptor {
     }
 
     /// A span, as a backend is told of it that reaches files in this way.
-    pub(crate) fn of(span: &Span, access: FileAccess) -> Result<Self, Refusal> {
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`] for what NIXL cannot be told of: an empty span, a file without the descriptor
+    /// that is wanted, memory of a peer.
+    pub fn of(span: &Span, access: FileAccess) -> Result<Self, Refusal> {
         let memory = Self::memory_of(span)?;
         if span.length.is_zero() {
             return Err(Refusal::Empty);
@@ -49,6 +69,30 @@ impl Descriptor {
         };
         let address = ByteCount::new(address).to_usize();
         Ok(Self { memory, address, length: span.length.to_usize(), device })
+    }
+
+    /// The type of memory.
+    #[must_use]
+    pub const fn memory_type(&self) -> MemoryType {
+        self.memory
+    }
+
+    /// An address of the host or of the device, or a position in the file.
+    #[must_use]
+    pub const fn address(&self) -> usize {
+        self.address
+    }
+
+    /// The length in bytes.
+    #[must_use]
+    pub const fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The ordinal of the device, the descriptor of the file, 0 for memory of the host.
+    #[must_use]
+    pub const fn device(&self) -> u64 {
+        self.device
     }
 
     /// Whether all of `other` lies within this one.
@@ -87,7 +131,7 @@ mod tests {
     use std::ptr::NonNull;
     use terrane_core::{
         Alignment, DeviceAddress, DeviceId, DirectFile, Durability, FileHandle, FileIdentity,
-        FilePosition, HostAddress, StorageKind,
+        FilePosition, HostAddress, PeerId, RemoteAddress, RemoteSpace, StorageKind,
     };
 
     fn span(kind: StorageKind, location: Location, length: u64) -> Span {
@@ -138,6 +182,14 @@ mod tests {
         assert_eq!(refused, Err(Refusal::NoDirectDescriptor));
         let closed = span(StorageKind::Disk, file(Some(-1)), 512);
         assert_eq!(Descriptor::of(&closed, FileAccess::Direct), Err(Refusal::Descriptor(-1)));
+    }
+
+    #[test]
+    fn memory_of_a_peer_is_not_registered_here() {
+        let address = RemoteAddress { peer: PeerId::next(), space: RemoteSpace::Host, address: 8 };
+        let kind = StorageKind::Remote(address.peer);
+        let remote = span(kind, Location::Remote(address), 64);
+        assert_eq!(Descriptor::of(&remote, FileAccess::Buffered), Err(Refusal::Kind { kind }));
     }
 
     #[test]

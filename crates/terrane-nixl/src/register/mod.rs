@@ -1,5 +1,6 @@
 //! Registration of memory with an agent's backends.
 
+mod allocator;
 mod descriptor;
 mod table;
 #[cfg(test)]
@@ -12,7 +13,8 @@ use terrane_core::{
     RegistrationRecord, Span,
 };
 
-pub(crate) use descriptor::Descriptor;
+pub use allocator::RegisteredAllocator;
+pub use descriptor::Descriptor;
 pub(crate) use table::Table;
 
 use crate::agent::Backend;

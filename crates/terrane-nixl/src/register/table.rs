@@ -119,13 +119,21 @@ impl Table {
         refusals
     }
 
+    /// One user less. The last of them deregisters, under the table's lock: a handle that finds
+    /// nothing left to do must not find what somebody registers meanwhile.
     fn let_go(&mut self, descriptor: &Descriptor) {
         let Some(entry) = self.0.get_mut(descriptor) else { return };
         entry.users = entry.users.saturating_sub(1);
-        if entry.users == 0 {
-            // The handles drop under the table's lock: one that finds nothing left to do must not
-            // find what somebody registers meanwhile.
-            self.0.remove(descriptor);
+        if entry.users > 0 {
+            return;
+        }
+        let handles = self.0.remove(descriptor).map(|entry| entry.handles).unwrap_or_default();
+        for mut handle in handles {
+            // NIXL's own answer is lost in the bindings. What they tell of is that they could not
+            // ask it, for want of memory.
+            if let Err(error) = handle.deregister() {
+                tracing::error!(%error, ?descriptor, "memory could not be deregistered");
+            }
         }
     }
 

@@ -1,20 +1,179 @@
-//! Agents, their backends, and what they register.
+//! Agents: their names, their threads, and what each option does.
 
-use terrane_core::{Allocate, ByteCount, RegionRequest, Register};
-use terrane_nixl::{AgentBuilder, BackendConfig};
-use terrane_testkit::memory::HeapAllocator;
+use std::collections::BTreeSet;
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_core::{AgentName, ByteCount, Register};
+use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, ThreadMode};
+use terrane_testkit::process::in_child;
+
+use crate::support::{agent, chain, memory, posix};
 
 #[test]
-fn system_memory_is_registered_with_each_backend() {
-    let agent = AgentBuilder::unnamed()
-        .backend(BackendConfig::new("UCX"))
-        .backend(BackendConfig::new("POSIX"))
-        .build()
-        .unwrap();
-    let request = RegionRequest::new(ByteCount::mib(1));
-    let memory = HeapAllocator::system().allocate(&request).unwrap();
-    let registered = agent.register(memory).unwrap();
+fn agents_are_shared_and_sent() {
+    fn is_shared<T: Send + Sync + 'static>() {}
+    is_shared::<Agent>();
+    is_shared::<Registrar>();
+    is_shared::<NixlError>();
+}
+
+#[test]
+fn a_name_belongs_to_one_agent_until_all_of_it_has_gone() {
+    let name = AgentName::from("the-one");
+    let first = AgentBuilder::new(name.clone()).backend(posix()).build().unwrap();
+    assert_eq!(first.name(), &name);
+    let taken = || AgentBuilder::new(name.clone()).build().unwrap_err();
+    assert!(matches!(taken(), NixlError::NameTaken { .. }), "{}", taken());
+    let clone = first.clone();
+    let registered = first.register(memory(ByteCount::kib(4))).unwrap();
+    drop(first);
+    assert!(matches!(taken(), NixlError::NameTaken { .. }), "a clone is left");
+    drop(clone);
+    assert!(matches!(taken(), NixlError::NameTaken { .. }), "a registration is left");
+    drop(registered);
+    AgentBuilder::new(name).build().unwrap();
+}
+
+#[test]
+fn a_build_that_fails_leaves_the_name_free() {
+    let build = |backend: BackendConfig| AgentBuilder::new("again").backend(backend).build();
+    let error = build(posix().parameter("use_uring", "banana")).unwrap_err();
+    assert!(matches!(error, NixlError::Backend { .. }), "{error}");
+    build(posix()).unwrap();
+}
+
+#[test]
+fn names_that_are_none_are_refused() {
+    let error = AgentBuilder::new("").build().unwrap_err();
+    assert!(matches!(error, NixlError::EmptyName), "{error}");
+    let error = AgentBuilder::new("a\0b").build().unwrap_err();
+    assert!(matches!(error, NixlError::Nul { .. }), "{error}");
+    assert!(error.to_string().contains(r"a\0b"), "{error}");
+}
+
+#[test]
+fn unnamed_agents_have_names_of_their_own() {
+    let names: Vec<_> = (0..16).map(|_| AgentBuilder::unnamed().name().clone()).collect();
+    for (index, name) in names.iter().enumerate() {
+        assert!(!names[..index].contains(name), "{name} twice");
+    }
+    let renamed = AgentBuilder::unnamed().named("another").build().unwrap();
+    assert_eq!(renamed.name().as_str(), "another");
+}
+
+#[test]
+fn the_progress_thread_is_there_if_it_is_asked_for() {
+    in_child("agents::the_progress_thread_is_there_if_it_is_asked_for", || {
+        let build = |rest| {
+            let builder = AgentBuilder::unnamed().progress_thread(rest);
+            builder.backend(BackendConfig::new("UCX")).build().unwrap()
+        };
+        // What UCX starts once for the process is started, and stays.
+        let _first = build(None);
+        let before = threads();
+        let without = build(None);
+        wait_for(|| threads().difference(&before).count() == 0);
+        let with = build(Some(Duration::from_micros(500)));
+        wait_for(|| threads().difference(&before).count() == 1);
+        drop(with);
+        wait_for(|| threads().difference(&before).count() == 0);
+        drop(without);
+    });
+}
+
+/// The threads of this process, by their numbers.
+fn threads() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/proc/self/task").unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// A thread that has been joined is in the list for a moment longer.
+#[track_caller]
+fn wait_for(condition: impl Fn() -> bool) {
+    let patience = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < patience, "it did not come to pass in a minute");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_delay_that_nixl_cannot_count_is_refused() {
+    let builder = AgentBuilder::unnamed().progress_thread(Some(Duration::MAX));
+    let error = builder.build().unwrap_err();
+    assert!(matches!(error, NixlError::DelayTooLong { .. }), "{error}");
+}
+
+#[test]
+fn an_agent_listens_where_it_is_told() {
+    // A port that was free a moment ago; whoever takes it in between makes us choose another.
+    let listening = loop {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        match AgentBuilder::unnamed().listen(port).build() {
+            Ok(agent) => break (agent, port),
+            Err(NixlError::Port { .. }) => {}
+            Err(error) => panic!("{}", chain(&error)),
+        }
+    };
+    let (agent, port) = listening;
+    TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let error = AgentBuilder::unnamed().listen(port).build().unwrap_err();
+    let NixlError::Port { port: refused, .. } = &error else { panic!("{error}") };
+    assert_eq!(*refused, port);
+    assert!(chain(&error).contains("bind"), "{}", chain(&error));
     drop(agent);
-    assert!(registered.record().accepted_by(&"UCX".into()), "{:?}", registered.record());
-    drop(registered.into_memory());
+
+    let error = AgentBuilder::unnamed().listen(0).build().unwrap_err();
+    assert!(matches!(error, NixlError::NoPort), "{error}");
+}
+
+#[test]
+fn agents_of_either_mode_serve_several_threads() {
+    for mode in [ThreadMode::Strict, ThreadMode::ReadWrite] {
+        let builder = AgentBuilder::unnamed().thread_mode(mode);
+        let agent = builder.backend(BackendConfig::new("UCX")).backend(posix()).build().unwrap();
+        assert_eq!(agent.thread_mode(), mode);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let agent = agent.clone();
+                    for _ in 0..100 {
+                        let registered = agent.register(memory(ByteCount::kib(4))).unwrap();
+                        assert_eq!(registered.record().accepted().count(), 2);
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn agents_come_and_go_on_several_threads() {
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..4 {
+                    // With a parameter, as then plugins are asked for theirs.
+                    let ucx = BackendConfig::new("UCX").parameter("num_workers", "1");
+                    let agent = agent([ucx, posix()]);
+                    drop(agent.register(memory(ByteCount::kib(4))).unwrap());
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn an_agent_of_the_environment_is_built() {
+    let agent = AgentBuilder::from_variables([
+        ("TERRANE_NIXL_BACKENDS", "POSIX"),
+        ("TERRANE_NIXL_PARAMETERS_POSIX", "ios_pool_size=64;use_aio=false"),
+        ("TERRANE_NIXL_REQUIRED", "POSIX"),
+    ]);
+    let agent = agent.unwrap().build().unwrap();
+    let names: Vec<_> = agent.backends().map(|name| name.as_str()).collect();
+    assert_eq!(names, ["POSIX"]);
+    assert!(format!("{agent:?}").contains("POSIX"));
 }

@@ -1,4 +1,5 @@
-//! Agents of the real library.
+//! The real library, with its UCX and POSIX plugins: what it does, and how each thing that it cannot
+//! do is answered.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -9,5 +10,10 @@
 )]
 
 mod agents;
+mod backends;
 mod engine;
+mod leaks;
 mod peers;
+mod probing;
+mod registration;
+mod support;

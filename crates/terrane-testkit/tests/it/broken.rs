@@ -15,7 +15,7 @@ use terrane_transfer::{CopyEngine, CopyJob, Declined, Endpoint, Quote, Side, Ter
 
 /// The message of the panic that `check` ends with.
 #[track_caller]
-fn noticed(check: impl FnOnce()) -> String {
+pub fn noticed(check: impl FnOnce()) -> String {
     let panic = catch_unwind(AssertUnwindSafe(check)).expect_err("the broken rule was not noticed");
     match panic.downcast_ref::<String>() {
         Some(message) => message.clone(),

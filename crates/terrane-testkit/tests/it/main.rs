@@ -8,6 +8,7 @@
 )]
 
 mod broken;
+mod broken_registrars;
 mod conformance;
 mod engine;
 mod pattern;

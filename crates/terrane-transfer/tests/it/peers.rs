@@ -2,19 +2,22 @@
 //! does not talk to peers.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use terrane_core::{
     ByteCount, DeviceId, Location, Memory, PeerId, RemoteAddress, RemoteSpace, StorageKind,
 };
 use terrane_layout::{LayoutBuilder, LayoutKind};
 use terrane_storage::{SystemAllocator, SystemOptions};
+use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::conformance::memory::the_location_fits_the_kind;
 use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
 use terrane_transfer::{
-    Declined, Durability, Endpoint, Planner, Side, Transfer, TransferError, TransferManager,
+    CopyEngine, CopyFailure, CopyJob, Declined, Durability, Endpoint, Planner, Quote, Remains,
+    Side, Terms, Transfer, TransferError, TransferManager, TransferPlan,
 };
 
 use crate::support::*;
@@ -133,4 +136,72 @@ fn durability_is_not_asked_of_a_peer() {
     let remote = of_peer(PeerId::next(), RemoteSpace::File(0), 4096, CONTIGUOUS);
     let transfer = Transfer::new(&local, &remote).durability(Durability::Data);
     assert!(matches!(refused(&manager, transfer), TransferError::DurabilityWithoutFile { .. }));
+}
+
+/// An engine to which nobody answers, so that it gives every transfer up.
+#[derive(Debug, Default)]
+struct Unanswered {
+    remains: Mutex<Vec<Remains>>,
+    told: Mutex<Vec<Vec<u8>>>,
+}
+
+// SAFETY: it touches no byte.
+unsafe impl CopyEngine for Unanswered {
+    fn name(&self) -> &'static str {
+        "unanswered"
+    }
+
+    fn quote(&self, plan: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+        if ![plan.source(), plan.destination()].iter().any(|end| end.kind().is_remote()) {
+            return Err(Declined::Kinds);
+        }
+        Ok(Quote { path: "none".into(), reason: "a test".into(), predicted: Duration::ZERO })
+    }
+
+    fn submit(&self, job: CopyJob) {
+        if let Some(message) = &job.terms().notification {
+            self.told.lock().unwrap().push(message.to_vec());
+        }
+        let remains = job.give_up(CopyFailure::DeadlineExceeded).unwrap();
+        self.remains.lock().unwrap().push(remains);
+    }
+}
+
+#[test]
+fn what_is_given_up_ends_and_keeps_its_memory() {
+    let engine = Arc::new(Unanswered::default());
+    let manager = TransferManager::new([engine.clone() as _]);
+    let local = endpoint(config(8), CONTIGUOUS);
+    let remote = of_peer(PeerId::next(), RemoteSpace::Host, 4096, CONTIGUOUS);
+    let guard = Arc::new(());
+    let transfer = Transfer::new(&remote, &local).blocks(&[1, 2], &[3, 4]).notify(*b"read");
+    let completion = manager.submit(transfer, Arc::clone(&guard)).unwrap();
+    let ticket = completion.ticket();
+    let outcome = end_of(completion);
+    assert!(Arc::ptr_eq(&outcome.guard, &guard), "another guard came back");
+    assert!(matches!(outcome.result, Err(TransferError::DeadlineExceeded { .. })));
+    assert_eq!(*engine.told.lock().unwrap(), [b"read"]);
+    // What runs after it fails, and what uses its blocks is refused.
+    let after = Transfer::new(&remote, &local).blocks(&[5], &[5]).after(&ticket);
+    let after = end_of(manager.submit(after, ()).unwrap()).result.unwrap_err();
+    assert!(matches!(after, TransferError::PredecessorFailed { .. }), "{after}");
+    assert!(local.hold_for_read(&[4]).unwrap_err().is_conflict());
+    assert!(remote.hold_for_write(&[1]).unwrap_err().is_conflict());
+    drop(local.hold_for_write(&[0, 5]).unwrap());
+    // It keeps the memory, too.
+    let weak = local.downgrade();
+    drop(local);
+    assert!(!weak.has_gone());
+    let remains = engine.remains.lock().unwrap().pop();
+    drop(remains);
+    assert!(weak.has_gone());
+    assert_unclaimed(&remote);
+}
+
+#[test]
+fn who_is_told_has_to_be_a_peer() {
+    let manager = TransferManager::with_default_engines().unwrap();
+    let [a, b] = [(); 2].map(|()| endpoint(config(8), CONTIGUOUS));
+    let cause = refused(&manager, Transfer::new(&a, &b).notify(*b"?"));
+    assert_says(&cause, &["notification", "system"]);
 }

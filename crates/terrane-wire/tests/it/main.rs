@@ -1,11 +1,16 @@
 //! What `terrane-wire` writes, and what it reads and refuses.
 #![allow(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::panic,
     missing_docs,
     reason = "tests say what they expect by unwrapping it"
 )]
 
+mod allocations;
+mod differences;
+mod frames;
 mod golden;
+mod hostile;
 mod layouts;
 mod round_trips;

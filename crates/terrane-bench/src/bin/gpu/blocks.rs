@@ -12,7 +12,7 @@ use terrane_testkit::pattern::Pattern;
 use terrane_transfer::Endpoint;
 
 use crate::methods::{Methods, NAMES};
-use crate::rig::{Rig, address, in_turns, path_of, shuffled, submit, transfer};
+use crate::rig::{Rig, address, explain, in_turns, shuffled, submit, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
 
 /// What a transfer has to reach of one contiguous copy: the blocks out of order on the device,
@@ -165,7 +165,8 @@ impl<'rig> Cell<'rig> {
         let [scattered_source, scattered_destination] = ends(&scattered);
         let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
         let mut methods = Methods::new(rig, from, to)?;
-        let path = path_of(&self.rig.manager, from, to)?;
+        let explanation = explain(&self.rig.manager, from, to)?;
+        let path = &explanation.path;
 
         let spreads = in_turns(
             settings,
@@ -200,6 +201,7 @@ impl<'rig> Cell<'rig> {
         reporter.report(&beside_limit(case.clone(), *ours).at_least(LEAST_SHARE))?;
         let name = format!("{case}, both sides scattered");
         reporter.report(&beside_limit(name, *scattered).at_least(LEAST_SCATTERED))?;
+        rig.predictions.report(&case, explanation.predicted, *ours, reporter)?;
         let mut best: Option<(&str, f64)> = None;
         for (name, spread) in NAMES.into_iter().zip([each.first(), batched.first(), Some(kernel)]) {
             let case = format!("{case}, raw {name}");

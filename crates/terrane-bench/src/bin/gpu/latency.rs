@@ -8,7 +8,7 @@ use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
 
 use crate::blocks::Way;
 use crate::methods::{Methods, NAMES};
-use crate::rig::{Rig, in_turns, path_of, shuffled, submit, transfer};
+use crate::rig::{Rig, explain, in_turns, shuffled, submit, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
 
 /// A transfer may take this many times as long as the best raw method.
@@ -56,7 +56,8 @@ fn waited_for<W: Write>(
         if way == Way::ToHost { (&device, &host) } else { (&host, &device) };
     let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
     let methods = Methods::new(rig, from, to)?;
-    let path = path_of(&rig.manager, from, to)?;
+    let explanation = explain(&rig.manager, from, to)?;
+    let path = &explanation.path;
 
     let with_batches = rig.raw.has_batches();
     let mut batches = Methods::new(rig, from, to)?;
@@ -76,6 +77,7 @@ fn waited_for<W: Write>(
         .filter(|(name, _)| with_batches || *name != "batched copies")
         .min_by(|one, other| one.1.median.total_cmp(&other.1.median));
     let Some((name, best)) = best else { return Ok(()) };
+    rig.predictions.report(&case, explanation.predicted, *ours, reporter)?;
     let measured = Measurement::new(case, ours.scaled(1e6), "us", Direction::LowerIsBetter)
         .beside(format!("{name}; terrane: {path}"), best.median * 1e6)
         .at_least(1.0 / MOST_TIMES);

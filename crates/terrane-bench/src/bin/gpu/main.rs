@@ -9,6 +9,7 @@ mod methods;
 mod neighbours;
 mod peer;
 mod pools;
+mod predictions;
 mod product;
 mod raw;
 mod relayout;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         neighbours::report(&rig, arguments.cublas.as_deref(), settings, reporter)?;
         bring_up::report(&rig, settings, reporter)?;
         pools::report(&rig, settings, reporter)?;
-        peer::report(&rig, settings, reporter)
+        peer::report(&rig, settings, reporter)?;
+        rig.predictions.conclude(reporter)
     })
 }

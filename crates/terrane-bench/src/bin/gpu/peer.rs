@@ -8,7 +8,7 @@ use terrane_core::{Allocate, ByteCount, DeviceId, RegionRequest};
 use terrane_cuda::{Context, DeviceAllocator, probe};
 
 use crate::raw::Raw;
-use crate::rig::{Rig, endpoint, in_turns, shuffled, transfer};
+use crate::rig::{Rig, endpoint, explain, in_turns, shuffled, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, shapes};
 
 const CASE: &str = "from one device to another";
@@ -57,6 +57,7 @@ fn measure<W: Write>(
         let request = RegionRequest::new(bytes);
         let flat = (rig.flat(bytes)?, there.allocate(&request).context("the other device")?);
         let (read, written) = (shuffled(0..blocks, 3), shuffled(0..blocks, 5));
+        let explanation = explain(&rig.manager, (&source, &read), (&destination, &written))?;
         let spreads = in_turns(
             settings,
             &mut [
@@ -72,6 +73,7 @@ fn measure<W: Write>(
         let [ours, copy] = spreads.as_slice() else { return Ok(()) };
         let gigabytes = bytes.get() as f64 * 1e-9;
         let case = format!("{}, {CASE}", shape.title());
+        rig.predictions.report(&case, explanation.predicted, *ours, reporter)?;
         let measured =
             Measurement::new(case, ours.rate(gigabytes), "GB/s", Direction::HigherIsBetter);
         reporter.report(&measured.beside("contiguous copy", copy.rate(gigabytes).median))?;

@@ -9,7 +9,7 @@ use terrane_layout::TokenOrder::{HeadMajor, TokenMajor};
 use terrane_layout::{LayoutKind, TokenOrder};
 use terrane_transfer::Endpoint;
 
-use crate::rig::{Rig, endpoint_of, in_turns, shuffled, transfer};
+use crate::rig::{Rig, endpoint_of, explain, in_turns, shuffled, transfer};
 use crate::shapes::{BLOCK_FIRST, ON_DEVICE, ON_HOST, Shape, shapes};
 
 /// Of what a plain copy within the device reaches.
@@ -65,6 +65,7 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
             });
             let [(_from_memory, flat_from), (_to_memory, flat_to)] = &flat;
             let (read, written) = (shuffled(0..blocks, 3), shuffled(0..blocks, 5));
+            let explanation = explain(&rig.manager, (&source, &read), (&destination, &written))?;
             let spreads = in_turns(
                 settings,
                 &mut [
@@ -78,6 +79,7 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
             )?;
             let [ours, copy] = spreads.as_slice() else { return Ok(()) };
             let gigabytes = bytes.get() as f64 * 1e-9;
+            rig.predictions.report(&case, explanation.predicted, *ours, reporter)?;
             let rate = ours.rate(gigabytes);
             let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter)
                 .beside("device copy", copy.rate(gigabytes).median)

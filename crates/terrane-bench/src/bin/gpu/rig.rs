@@ -1,6 +1,5 @@
 //! What all cases share: the device, memory on both sides, engines, and taking times in turns.
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,9 +13,10 @@ use terrane_cuda::{
 };
 use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_testkit::random::Seeded;
-use terrane_transfer::{Completion, DeviceOrder, Endpoint, Transfer, TransferManager};
+use terrane_transfer::{Completion, DeviceOrder, Endpoint, Explanation, Transfer, TransferManager};
 
 use crate::Arguments;
+use crate::predictions::Predictions;
 use crate::raw::Raw;
 use crate::shapes::Shape;
 
@@ -31,6 +31,7 @@ pub struct Rig {
     calibration: Calibration,
     /// Over the engine as users get it.
     pub manager: TransferManager,
+    pub predictions: Predictions,
     pub moved: ByteCount,
     pub smoke: bool,
     pub context: Context,
@@ -52,6 +53,7 @@ impl Rig {
             device: DeviceAllocator::new(&context),
             pinned: PinnedAllocator::new(&context, PinnedOptions::default())?,
             calibration,
+            predictions: Predictions::default(),
             moved: if arguments.smoke {
                 ByteCount::kib(256)
             } else {
@@ -173,16 +175,16 @@ pub fn transfer(
     Ok(())
 }
 
-/// How a transfer of so many blocks would be made.
-pub fn path_of(
+/// How a transfer of so many blocks would be made, and how long it should take.
+pub fn explain(
     manager: &TransferManager,
     (source, from): (&Endpoint, &[u32]),
     (destination, to): (&Endpoint, &[u32]),
-) -> Result<Cow<'static, str>> {
+) -> Result<Explanation> {
     let transfer = Transfer::new(source, destination)
         .blocks(from, to)
         .device_order(DeviceOrder::AlreadySynchronised);
-    Ok(manager.explain(&transfer)?.path)
+    Ok(manager.explain(&transfer)?)
 }
 
 /// The ids of a range, out of order.

@@ -9,8 +9,8 @@ use terrane_layout::{
     BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind,
 };
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer, TransferManager,
-    TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer, TransferError,
+    TransferManager, TransferPlan,
 };
 
 use super::{Calibration, Direction, PathCost};
@@ -30,15 +30,19 @@ pub struct CalibrationOptions {
     pub bytes: ByteCount,
     /// How often each transfer is repeated; the lower quartile counts.
     pub repetitions: u32,
+    /// Whether paths to another device are measured, where there is one: the first that has the
+    /// room, of which twice as many bytes are taken. Access to its memory stays enabled, as after a
+    /// transfer.
+    pub peers: bool,
     /// The engine whose paths are measured; which path it is to take does not matter.
     pub engine: DeviceEngineOptions,
 }
 
 impl Default for CalibrationOptions {
-    /// 128 MiB, 9 times.
+    /// 128 MiB, 9 times, another device included.
     fn default() -> Self {
         let engine = DeviceEngineOptions::default();
-        Self { bytes: ByteCount::mib(128), repetitions: 9, engine }
+        Self { bytes: ByteCount::mib(128), repetitions: 9, peers: true, engine }
     }
 }
 
@@ -95,6 +99,7 @@ pub(super) fn measure(
         engine: Arc::new(DeviceEngine::new(context, options.engine.clone())?),
         first: Region::new(device.bring_up(&request)?),
         second: Region::new(device.bring_up(&request)?),
+        peer: if options.peers { find_peer(context, &request)? } else { None },
         pinned: Region::new(
             PinnedAllocator::new(context, PinnedOptions::default())?.bring_up(&request)?,
         ),
@@ -103,11 +108,14 @@ pub(super) fn measure(
     let mut calibration = Calibration::built_in();
     calibration.device.clone_from(&context.device().name);
     calibration.driver = context.driver().version()?.to_string();
-    for direction in [Direction::ToDevice, Direction::ToHost, Direction::WithinDevice] {
-        let kernel = match direction {
-            Direction::WithinDevice => &[CopyPath::Relayout][..],
+    for direction in Direction::ALL {
+        let kernel = match (direction, &bench.peer) {
+            (Direction::BetweenDevices, None) => continue,
+            (Direction::BetweenDevices, Some(_)) => &[CopyPath::Peer][..],
+            (Direction::WithinDevice, _) => &[CopyPath::Relayout],
             _ => &[CopyPath::Direct, CopyPath::Staged],
         };
+        let kernel = if bench.engine.has_kernels() { kernel } else { &[] };
         for &path in kernel.iter().chain(&[CopyPath::Batched, CopyPath::CopyEach]) {
             if path == CopyPath::Batched && !batch::is_there(context) {
                 continue;
@@ -116,7 +124,8 @@ pub(super) fn measure(
                 Ok(error) => *error,
                 Err(source) => CudaError::Calibration { path: path.name(), source: source.into() },
             };
-            let samples = bench.samples(direction, path).map_err(refused)?;
+            // Kernels may not reach another device.
+            let Some(samples) = bench.samples(direction, path).map_err(refused)? else { continue };
             let cost = fit(&samples);
             calibration.set(direction, path, cost);
             if path == CopyPath::CopyEach {
@@ -127,10 +136,29 @@ pub(super) fn measure(
     Ok(calibration)
 }
 
+/// Memory of the first other device that has as much; `None` if there is none. Others may use
+/// those devices: that they are full says nothing of this one.
+fn find_peer(context: &Context, request: &RegionRequest) -> Result<Option<Region>, CudaError> {
+    let own = context.device().id;
+    for device in context.driver().devices()? {
+        if device.id == own {
+            continue;
+        }
+        let found = Context::primary(device.id)
+            .and_then(|peer| Ok(Region::new(DeviceAllocator::new(&peer).bring_up(request)?)));
+        match found {
+            Ok(peer) => return Ok(Some(peer)),
+            Err(error) => tracing::debug!(device = %device.id, %error, "not measured as a peer"),
+        }
+    }
+    Ok(None)
+}
+
 struct Bench {
     engine: Arc<DeviceEngine>,
     first: Region,
     second: Region,
+    peer: Option<Region>,
     pinned: Region,
     options: CalibrationOptions,
 }
@@ -147,12 +175,20 @@ struct Sample {
 }
 
 impl Bench {
-    fn samples(&self, direction: Direction, path: CopyPath) -> Result<[Sample; 4], BoxedCause> {
+    /// `None` if the path does not serve the direction here.
+    fn samples(
+        &self,
+        direction: Direction,
+        path: CopyPath,
+    ) -> Result<Option<[Sample; 4]>, BoxedCause> {
         let mut samples = [Sample { seconds: 0.0, bytes: 0.0, pieces: 0.0 }; 4];
         for (sample, cells) in samples.iter_mut().zip(shapes(path, self.options.bytes.get())) {
-            *sample = self.sample(direction, path, cells)?;
+            match self.sample(direction, path, cells)? {
+                Some(found) => *sample = found,
+                None => return Ok(None),
+            }
         }
-        Ok(samples)
+        Ok(Some(samples))
     }
 
     /// How long some transfers of scattered blocks take: the lower quartile, as what disturbs one
@@ -162,7 +198,7 @@ impl Bench {
         direction: Direction,
         path: CopyPath,
         Cells { blocks, layers, piece }: Cells,
-    ) -> Result<Sample, BoxedCause> {
+    ) -> Result<Option<Sample>, BoxedCause> {
         let of_block = u64::from(layers) * piece;
         let blocks = u32::try_from(blocks)?;
         // Every other block of twice as many, so that none touch.
@@ -170,20 +206,29 @@ impl Bench {
         let ids: Vec<u32> = (0..blocks).map(|block| block * 2 + 1).collect();
         let apart = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
         let here = adopt(&self.first, shape, apart)?;
-        let whole = if direction == Direction::WithinDevice { &self.second } else { &self.pinned };
+        let whole = match (direction, &self.peer) {
+            (Direction::WithinDevice, _) => &self.second,
+            (Direction::BetweenDevices, Some(peer)) => peer,
+            _ => &self.pinned,
+        };
         let there = adopt(whole, shape, LayoutKind::FullyContiguous)?;
         let (from, to) =
             if direction == Direction::ToDevice { (&there, &here) } else { (&here, &there) };
         let forced: Arc<dyn CopyEngine> =
             Arc::new(Forced { engine: Arc::clone(&self.engine), path });
         let manager = TransferManager::new([forced]);
+        let transfer = || {
+            let transfer = Transfer::new(from, to).blocks(&ids, &ids);
+            transfer.device_order(DeviceOrder::AlreadySynchronised)
+        };
+        if let Err(TransferError::NoEngine { .. }) = manager.explain(&transfer()) {
+            return Ok(None);
+        }
         let mut times = Vec::new();
         // The first ones bring up what the others find.
         for _ in 0..WARM_UPS + self.options.repetitions.max(1) {
-            let transfer = Transfer::new(from, to).blocks(&ids, &ids);
-            let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
             let begun = Instant::now();
-            let completion = manager.submit(transfer, ()).map_err(|rejected| rejected.cause)?;
+            let completion = manager.submit(transfer(), ()).map_err(|rejected| rejected.cause)?;
             completion.wait().result?;
             times.push(begun.elapsed());
         }
@@ -196,7 +241,8 @@ impl Bench {
             _ => u64::from(blocks) * u64::from(layers),
         };
         let bytes = u64::from(blocks) * of_block;
-        Ok(Sample { seconds: quartile.as_secs_f64(), bytes: bytes as f64, pieces: pieces as f64 })
+        let (seconds, bytes, pieces) = (quartile.as_secs_f64(), bytes as f64, pieces as f64);
+        Ok(Some(Sample { seconds, bytes, pieces }))
     }
 }
 

@@ -127,7 +127,8 @@ impl Calibration {
 
     /// Measures the paths on a device, in about a second: moves some hundred MiB of memory of its
     /// own each way. Anything else that the device does meanwhile spoils the figures. What it does
-    /// not measure keeps the built-in ones: paths between devices, and what the driver lacks.
+    /// not measure keeps the built-in ones: what the driver lacks, and paths between devices where no
+    /// other has the room.
     ///
     /// # Errors
     ///

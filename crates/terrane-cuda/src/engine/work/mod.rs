@@ -37,7 +37,7 @@ pub(super) struct Work {
     lists: Option<BlockLists>,
     job: CopyJob,
     /// They outlive the engine, if that goes while they run.
-    kernels: Kernels,
+    kernels: Option<Kernels>,
     direction: Direction,
     path: CopyPath,
     /// Of source and destination.
@@ -160,7 +160,7 @@ impl Work {
 
     /// Where no buffer can be had: goes on without.
     pub(super) fn do_without_scratch(&mut self, shared: &Shared) {
-        let reached = self.ends.iter().all(|end| end.has_kernels());
+        let reached = self.kernels.is_some() && self.ends.iter().all(|end| end.has_kernels());
         let layer_wise = self.job.layers().is_some();
         // Nothing has been submitted yet, or what has been is copied again.
         self.steps = if reached {

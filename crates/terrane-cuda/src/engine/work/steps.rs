@@ -8,15 +8,16 @@ use terrane_transfer::{CopyFailure, CopyGrid, Side, TransferPlan};
 use super::super::Shared;
 use super::super::batch::Batch;
 use super::super::calibration::Direction;
+use super::super::cutter::{Cutter, Ramp};
 use super::super::flight::engine_failure;
 use super::super::launch::{KernelEnd, Launcher};
 use super::super::lists::BlockLists;
-use super::super::packing::{Cutter, Packing, Part, Ramp, index};
+use super::super::packing::{Packing, Part, index};
 use super::super::reach::Reach;
 use super::Work;
 use crate::error::CudaError;
 use crate::event::{Event, Timing};
-use crate::kernels::INLINE_BLOCKS;
+use crate::kernels::{INLINE_BLOCKS, Kernels};
 use crate::stream::Stream;
 
 pub(super) enum Steps {
@@ -114,7 +115,7 @@ impl Work {
         };
         let plan = self.job.plan();
         let launcher =
-            Launcher { kernels: &shared.kernels, tables: &shared.tables, stream, ctas: *ctas };
+            Launcher { kernels: kernels(shared)?, tables: &shared.tables, stream, ctas: *ctas };
         let [source, destination] =
             layout_ends(plan, &self.grid, &self.ends, None, self.lists.as_ref());
         // SAFETY: the plan has been validated, the job keeps both ends alive until the stream has
@@ -143,7 +144,7 @@ impl Work {
 
     pub(super) fn step_staged(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
         let Steps::Staged(staged) = &mut self.steps else { return Ok(None) };
-        let (Some(copies), Some(kernels)) = (self.lanes.first(), self.lanes.get(1)) else {
+        let (Some(copies), Some(packing)) = (self.lanes.first(), self.lanes.get(1)) else {
             return Ok(None);
         };
         let Some(scratch) = &self.scratch else { return Ok(None) };
@@ -155,10 +156,10 @@ impl Work {
         let is_first = std::mem::replace(&mut staged.is_first, false);
         let is_alone = staged.is_only || (is_first && to_host);
         let pack = shared.options.pack_ctas.get();
-        let (kernels, ctas) =
-            if is_alone { (copies, pack.saturating_mul(3)) } else { (kernels, pack) };
-        let launcher =
-            Launcher { kernels: &shared.kernels, tables: &shared.tables, stream: kernels, ctas };
+        let (packing, ctas) =
+            if is_alone { (copies, pack.saturating_mul(3)) } else { (packing, pack) };
+        let (kernels, tables) = (kernels(shared)?, &shared.tables);
+        let launcher = Launcher { kernels, tables, stream: packing, ctas };
         let sorted = staged.sorted.as_ref();
         let [source, destination] = layout_ends(plan, &self.grid, &self.ends, sorted, None);
         let strides = staged.packing.strides(&part);
@@ -209,13 +210,13 @@ impl Work {
             // SAFETY: the part is of a validated plan whose ends the job keeps alive and to itself
             // until the streams have come past; the buffer holds it and is nobody else's.
             unsafe { launcher.copy(&self.grid, &part, source, packed) }?;
-            hand_over(kernels, copies)?;
+            hand_over(packing, copies)?;
             // SAFETY: as above; the stretches are those of the part.
             unsafe { staged.batch.submit(copies) }?;
         } else {
             // SAFETY: as above.
             unsafe { staged.batch.submit(copies) }?;
-            hand_over(copies, kernels)?;
+            hand_over(copies, packing)?;
             // SAFETY: as above.
             unsafe { launcher.copy(&self.grid, &part, packed, destination) }?;
         }
@@ -224,6 +225,12 @@ impl Work {
         let stream = if to_host || is_alone { 0 } else { 1 };
         Ok(Some(Stepped { bytes, stream, layers }))
     }
+}
+
+/// The kernels, which no quote does without where its path has some.
+fn kernels(shared: &Shared) -> Result<&Kernels, CudaError> {
+    let device = shared.context.device().id;
+    shared.kernels.as_ref().ok_or(CudaError::NotReached { device })
 }
 
 /// A part that has been submitted.
@@ -288,9 +295,14 @@ impl Steps {
         let limit = if layer_wise { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
         // A layer of a block is copied whole, however long it is.
         let limit = limit.max(packing.of_layer());
-        let lists = index(pairs_of(plan)) > INLINE_BLOCKS / 2;
         match Cutter::new(packing, pairs_of(plan), limit, Ramp::Flat) {
-            Some(cutter) => Self::Kernels { cutter, ctas, lists },
+            Some(cutter) => {
+                // A launch carries so many of each end.
+                let most = INLINE_BLOCKS / 2;
+                let lists =
+                    cutter.clone().any(|part| index(part.pairs.end - part.pairs.start) > most);
+                Self::Kernels { cutter, ctas, lists }
+            }
             None => Self::runs(false),
         }
     }

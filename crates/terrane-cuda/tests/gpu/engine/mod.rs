@@ -12,3 +12,4 @@ mod ranks;
 mod relays;
 mod rising;
 mod submits;
+mod without_kernels;

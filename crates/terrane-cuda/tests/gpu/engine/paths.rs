@@ -6,13 +6,14 @@ use std::time::Instant;
 use terrane_core::{ByteCount, Wish};
 use terrane_cuda::{
     Calibration, CalibrationOptions, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions,
-    PinnedAllocator, PinnedOptions,
+    Direction, PinnedAllocator, PinnedOptions,
 };
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
 use terrane_testkit::conformance::{EngineFixture, check_copy_engine};
 use terrane_testkit::model::Image;
 use terrane_testkit::random::Seeded;
+use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
 
 use super::fixture::{
@@ -193,6 +194,57 @@ fn pinned_memory_of_others_is_served() {
             check_transfer(&manager, fixture.access(), (from, &[1, 2, 7]), (to, &[0, 5, 3]), 0..3);
         }
     }
+}
+
+/// Between devices, what is measured takes the place of what is built in, unless nobody wants it.
+#[test]
+fn peers_are_measured() {
+    let needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
+    let Some([context, peer]) = two_devices("peers_are_measured", needs) else { return };
+    let mut options = CalibrationOptions::default();
+    (options.bytes, options.repetitions) = (ByteCount::mib(1), 1);
+    let built_in = Calibration::built_in();
+    let cost = |calibration: &Calibration, path| {
+        *calibration.cost(Direction::BetweenDevices, path).unwrap()
+    };
+    let measured = Calibration::measure(&context, &options).unwrap();
+    assert_ne!(cost(&measured, CopyPath::CopyEach), cost(&built_in, CopyPath::CopyEach));
+    options.peers = false;
+    let without = Calibration::measure(&context, &options).unwrap();
+    for path in [CopyPath::CopyEach, CopyPath::Batched, CopyPath::Peer] {
+        assert_eq!(cost(&without, path), cost(&built_in, path), "{path}");
+    }
+    assert_eq!((context.lost(), peer.lost()), (None, None));
+}
+
+/// A second device that is full is none.
+#[test]
+fn a_peer_without_room_is_not_measured() {
+    let name = "a_peer_without_room_is_not_measured";
+    let needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
+    let Some([context, peer]) = two_devices(name, needs) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: no simulated driver, which refuses what it is told to");
+    };
+    let mut options = CalibrationOptions::default();
+    (options.bytes, options.repetitions) = (ByteCount::mib(1), 1);
+    // The engine's own memory comes first: then two of this device, and the other's.
+    let before = allocations(&driver, || drop(DeviceEngine::new(&context, options.engine.clone())));
+    driver.fail("cuMemAlloc_v2", before + 2, 2);
+    let measured = Calibration::measure(&context, &options).unwrap();
+    assert_eq!(driver.forgive(), 0);
+    let cost = |calibration: &Calibration| {
+        *calibration.cost(Direction::BetweenDevices, CopyPath::CopyEach).unwrap()
+    };
+    assert_eq!(cost(&measured), cost(&Calibration::built_in()));
+    assert_eq!((context.lost(), peer.lost()), (None, None));
+}
+
+/// How much device memory a call allocates on this thread.
+fn allocations(driver: &SimulatedCuda, call: impl FnOnce()) -> u64 {
+    let before = driver.calls(Some("cuMemAlloc_v2"));
+    call();
+    driver.calls(Some("cuMemAlloc_v2")) - before
 }
 
 #[test]

@@ -1,4 +1,10 @@
 //! The copy engine over the real library.
 
 mod conformance;
+mod files;
+mod notifications;
+mod processes;
+mod refusals;
+mod relays;
+mod reports;
 mod support;

@@ -1,8 +1,12 @@
 //! Agents with layouts to export.
 
+use terrane_core::AgentName;
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig};
 use terrane_testkit::memory::HeapAllocator;
+use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
+
+pub const CONTIGUOUS: LayoutKind = LayoutKind::FullyContiguous;
 
 /// 8 blocks of 4 layers, 2 KiB a piece.
 pub fn config() -> LayoutConfig {
@@ -17,13 +21,17 @@ pub fn config() -> LayoutConfig {
         .unwrap()
 }
 
-/// An agent with UCX, of a name of its own.
-pub fn agent() -> Agent {
-    AgentBuilder::unnamed().backend(BackendConfig::new("UCX")).build().unwrap()
+/// An agent with this backend, of a name of its own.
+pub fn agent_with(backend: &str) -> Agent {
+    AgentBuilder::unnamed().backend(BackendConfig::new(backend)).build().unwrap()
 }
 
-pub fn named(name: &str) -> Agent {
-    AgentBuilder::new(name).backend(BackendConfig::new("UCX")).build().unwrap()
+pub fn agent() -> Agent {
+    agent_with("UCX")
+}
+
+pub fn named(name: &AgentName) -> Agent {
+    AgentBuilder::new(name.clone()).backend(BackendConfig::new("UCX")).build().unwrap()
 }
 
 /// A layout in system memory, registered with `agent` in one piece.
@@ -33,5 +41,37 @@ pub fn layout(agent: &Agent, kind: LayoutKind) -> PhysicalLayout {
         .allocate(&HeapAllocator::system())
         .register(agent)
         .build()
+        .unwrap()
+}
+
+/// What is described in an export.
+pub fn decoded(bytes: &[u8]) -> LayoutDescriptor {
+    LayoutDescriptor::decode(bytes, &WireLimits::default()).unwrap()
+}
+
+/// The export with other metadata.
+pub fn with_metadata(layout: &LayoutDescriptor, metadata: Vec<u8>) -> Vec<u8> {
+    let (config, kind, regions) = (*layout.config(), layout.kind(), layout.regions().to_vec());
+    LayoutDescriptor::new(config, kind, layout.storage(), layout.agent().clone(), metadata, regions)
+        .unwrap()
+        .encode()
+        .unwrap()
+}
+
+/// The export with its regions moved by this many bytes.
+pub fn moved(layout: &LayoutDescriptor, by: u64) -> Vec<u8> {
+    let regions = layout
+        .regions()
+        .iter()
+        .map(|region| {
+            let (space, address) = (region.space(), region.address() + by);
+            let backends = region.backends().iter().cloned();
+            RegionDescriptor::new(space, address, region.length(), backends)
+        })
+        .collect();
+    let (config, kind, metadata) = (*layout.config(), layout.kind(), layout.metadata().to_vec());
+    LayoutDescriptor::new(config, kind, layout.storage(), layout.agent().clone(), metadata, regions)
+        .unwrap()
+        .encode()
         .unwrap()
 }

@@ -1,0 +1,109 @@
+//! The engine where the driver does not take its kernels: it goes on by the driver's copies.
+
+use terrane_core::{Capability, Grant, Reason, Wish};
+use terrane_cuda::{
+    Calibration, CalibrationOptions, CopyPath, CudaError, DeviceEngine, DeviceEngineOptions,
+};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::copy_engine::{check_transfer, ordered};
+use terrane_testkit::conformance::{EngineFixture, check_copy_engine};
+use terrane_testkit::model::Image;
+use terrane_testkit::simulated_cuda::SimulatedCuda;
+use terrane_transfer::{CopyEngine, Transfer};
+
+use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use crate::needs::{LITTLE, device};
+
+const ALL: [&str; 3] = [DEVICE, APART, PINNED];
+/// `CUDA_ERROR_UNSUPPORTED_PTX_VERSION`.
+const TOO_NEW: u32 = 222;
+
+fn without() -> DeviceEngineOptions {
+    DeviceEngineOptions { kernels: Wish::Off, ..DeviceEngineOptions::default() }
+}
+
+#[test]
+fn an_engine_without_kernels_conforms() {
+    let Some(context) = device("an_engine_without_kernels_conforms", LITTLE) else { return };
+    check_copy_engine(&Fixture::new(&context, without(), &ALL));
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+#[test]
+fn a_driver_that_refuses_the_kernels_copies() {
+    let name = "a_driver_that_refuses_the_kernels_copies";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: no simulated driver, which refuses what it is told to");
+    };
+    let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &ALL);
+    driver.fail("cuModuleLoadDataEx", 0, TOO_NEW);
+    let engine = fixture.engine();
+    let reason = Reason::Driver { operation: "cuModuleLoadDataEx", code: TOO_NEW };
+    let report = engine.capabilities();
+    assert_eq!(report.grant(&Capability::CopyKernels), Some(&Grant::Refused(reason)));
+    drop(engine);
+
+    driver.fail("cuModuleLoadDataEx", 0, TOO_NEW);
+    let manager = fixture.manager();
+    let shape = config(8, 4, 16);
+    let ids: Vec<u32> = (0..8).collect();
+    let whole = LayoutKind::FullyContiguous;
+    for (from, to) in [(DEVICE, PINNED), (PINNED, APART), (DEVICE, APART)] {
+        let [from, to] = [(from, LAYERS_APART), (to, whole)]
+            .map(|(end, kind)| fixture.endpoint(end, shape, kind));
+        Image::scribble(&from, fixture.access(), 3);
+        let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&ids, &ids);
+        let explanation = manager.explain(&transfer).unwrap();
+        let says = explanation.to_string();
+        assert!(says.contains("copy kernels") && says.contains("222"), "{says}");
+        check_transfer(&manager, fixture.access(), (&from, &ids), (&to, &ids), 0..4);
+    }
+    assert_eq!(driver.forgive(), 0);
+}
+
+/// Where kernels are required, or a path has to be taken that needs them, that is an error, as
+/// is any failure that says nothing of the driver's age.
+#[test]
+fn kernels_that_are_required_are_there_or_an_error() {
+    let name = "kernels_that_are_required_are_there_or_an_error";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: no simulated driver, which refuses what it is told to");
+    };
+    let wished = |kernels, code| {
+        driver.fail("cuModuleLoadDataEx", 0, code);
+        let options = DeviceEngineOptions { kernels, ..DeviceEngineOptions::default() };
+        DeviceEngine::new(&context, options).unwrap_err()
+    };
+    for (wish, code) in [(Wish::Required, TOO_NEW), (Wish::Preferred, 2)] {
+        let error = wished(wish, code);
+        assert!(matches!(error, CudaError::KernelsRefused { .. }), "{error}");
+    }
+    let required = DeviceEngineOptions { kernels: Wish::Required, ..without() };
+    let engine = DeviceEngine::new(&context, required).unwrap();
+    assert_eq!(engine.capabilities().grant(&Capability::CopyKernels), Some(&Grant::Granted));
+    assert!(engine.has_kernels());
+
+    let forced = DeviceEngineOptions { path: Some(CopyPath::Staged), ..without() };
+    let engine = DeviceEngine::new(&context, forced).unwrap();
+    assert!(!engine.has_kernels());
+    let manager = terrane_transfer::TransferManager::new([std::sync::Arc::new(engine) as _]);
+    let fixture = Fixture::new(&context, without(), &ALL);
+    let [here, there] = [DEVICE, PINNED]
+        .map(|end| fixture.endpoint(end, config(4, 2, 16), LayoutKind::FullyContiguous));
+    let transfer = ordered(Transfer::new(&here, &there), &here, &there).blocks(&[0], &[0]);
+    assert!(manager.explain(&transfer).is_err());
+}
+
+/// What an engine without kernels costs is measured all the same.
+#[test]
+fn copies_alone_are_calibrated() {
+    let Some(context) = device("copies_alone_are_calibrated", LITTLE) else { return };
+    let mut options = CalibrationOptions::default();
+    options.bytes = terrane_core::ByteCount::mib(1);
+    options.repetitions = 1;
+    options.engine = without();
+    let measured = Calibration::measure(&context, &options).unwrap();
+    assert_eq!(measured.device(), context.device().name);
+}

@@ -1,0 +1,230 @@
+//! What needs to see more of an agent than its users do: what NIXL reaches through an import, and
+//! what becomes of a peer while transfers with it are in flight.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
+
+use nixl_sys::{XferDescList, XferOp, XferStatus};
+use terrane_core::Memory;
+use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::pattern::Pattern;
+use terrane_testkit::{peer, process};
+use terrane_transfer::Endpoint;
+
+use super::*;
+use crate::{AgentBuilder, BackendConfig};
+
+const KIND: LayoutKind = LayoutKind::FullyContiguous;
+const SEED: u64 = 7;
+
+fn agent() -> Agent {
+    AgentBuilder::unnamed().backend(BackendConfig::new("UCX")).build().unwrap()
+}
+
+fn layout(agent: &Agent) -> PhysicalLayout {
+    let config = LayoutConfig::builder()
+        .num_blocks(8)
+        .num_layers(4)
+        .outer_dim(2)
+        .page_size(16)
+        .inner_dim(64)
+        .element(ElementFormat::Width(2))
+        .build()
+        .unwrap();
+    LayoutBuilder::new(config)
+        .kind(KIND)
+        .allocate(&HeapAllocator::system())
+        .register(agent)
+        .build()
+        .unwrap()
+}
+
+/// Reads all of a peer's layout, as NIXL does it, into one of the same kind.
+fn read_all(agent: &Agent, remote: &RemoteLayout) -> Endpoint {
+    let local = layout(agent);
+    let peer = agent.use_peer(remote.peer()).unwrap();
+    let [region] = local.regions() else { panic!("one region") };
+    let [there] = remote.regions() else { panic!("one region") };
+    let length = there.length().to_usize();
+    let list = |address: u64| {
+        let mut list = XferDescList::new(nixl_sys::MemType::Dram).unwrap();
+        list.add_desc(usize::try_from(address).unwrap(), length, 0);
+        list
+    };
+    let here = list(region.location().as_host().unwrap().get());
+    let there = list(there.address());
+    let raw = agent.raw();
+    let name = peer.name().as_str();
+    let request = raw.create_xfer_req(XferOp::Read, &here, &there, name, None).unwrap();
+    let mut in_flight = raw.post_xfer_req(&request, None).unwrap();
+    while in_flight {
+        in_flight = matches!(raw.get_xfer_status(&request).unwrap(), XferStatus::InProgress);
+        std::thread::yield_now();
+    }
+    drop(request);
+    Endpoint::new(local).unwrap()
+}
+
+#[test]
+fn nixl_reaches_what_was_imported() {
+    let (owner, reader) = (agent(), agent());
+    let source = layout(&owner);
+    let bytes = owner.export(&source).unwrap();
+    let source = Endpoint::new(source).unwrap();
+    Pattern::new(SEED).fill(&source).unwrap();
+    let remote = reader.import(&bytes).unwrap();
+    let read = read_all(&reader, &remote);
+    Pattern::new(SEED).verify(&read).unwrap().assert_clean("read from another agent");
+}
+
+#[test]
+fn two_processes() {
+    peer::with_peer(
+        "peers::tests::two_processes",
+        |other| {
+            let bytes = other.link().receive();
+            let reader = agent();
+            let remote = reader.import(&bytes).unwrap();
+            assert_eq!(reader.peer_name(remote.peer()).as_ref(), Some(remote.agent()));
+            let read = read_all(&reader, &remote);
+            Pattern::new(SEED).verify(&read).unwrap().assert_clean("read from another process");
+            assert_eq!(reader.forget(remote.peer()).unwrap(), Forgotten::Now);
+            other.link().send(b"read");
+        },
+        |link| {
+            let owner = agent();
+            let layout = layout(&owner);
+            let bytes = owner.export(&layout).unwrap();
+            let end = Endpoint::new(layout).unwrap();
+            Pattern::new(SEED).fill(&end).unwrap();
+            link.send(&bytes);
+            assert_eq!(link.receive(), b"read");
+        },
+    );
+}
+
+#[test]
+fn a_peer_with_transfers_in_flight_is_forgotten_after_them() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner);
+    let bytes = owner.export(&layout).unwrap();
+    let remote = reader.import(&bytes).unwrap();
+    let (first, second) =
+        (reader.use_peer(remote.peer()).unwrap(), reader.use_peer(remote.peer()).unwrap());
+    assert_eq!(reader.forget(remote.peer()).unwrap(), Forgotten::AfterTransfers(2));
+
+    // None begins any more, and the name is taken until those that are in flight have ended.
+    assert!(reader.use_peer(remote.peer()).is_none());
+    assert_eq!((reader.peer_name(remote.peer()), reader.peers()), (None, vec![]));
+    let busy = |result: Result<RemoteLayout, ImportError>, expected| match result {
+        Err(ImportError::PeerBusy { transfers, .. }) => assert_eq!(transfers, expected),
+        other => panic!("{other:?}"),
+    };
+    busy(reader.import(&bytes), 2);
+    drop(first);
+    busy(reader.refresh(&bytes), 1);
+    // Nor does anything take the peer from NIXL before that.
+    assert_eq!(reader.disconnect(), 0);
+    assert!(reader.raw().check_remote_metadata(remote.agent().as_str(), None));
+    drop(second);
+
+    let again = reader.import(&bytes).unwrap();
+    assert_ne!(again.peer(), remote.peer());
+    // What is left of the first has no say in the second.
+    drop(remote);
+    assert_eq!(reader.peers(), [(again.peer(), owner.name().clone())]);
+    read_all(&reader, &again);
+}
+
+#[test]
+fn a_transfer_keeps_the_peer_of_a_layout_that_has_gone() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner);
+    let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
+    let name = remote.agent().clone();
+    let transfer = reader.use_peer(remote.peer()).unwrap();
+    let peer = remote.peer();
+    drop(remote);
+    assert_eq!((reader.disconnect(), reader.peers()), (0, vec![(peer, name.clone())]));
+    drop(transfer);
+    assert_eq!(reader.peers(), []);
+    assert!(reader.raw().check_remote_metadata(name.as_str(), None));
+    assert_eq!(reader.disconnect(), 1);
+    assert!(!reader.raw().check_remote_metadata(name.as_str(), None));
+}
+
+/// Layouts of one peer come and go, and one stays: NIXL and the tables hold what lives.
+#[test]
+fn keys_that_nobody_needs_are_let_go() {
+    let (owner, reader) = (agent(), agent());
+    let kept = layout(&owner);
+    let kept = reader.import(&owner.export(&kept).unwrap()).unwrap();
+    // Held, so that each has an address of its own.
+    let others: Vec<PhysicalLayout> = (0..600).map(|_| layout(&owner)).collect();
+    for other in &others {
+        let remote = reader.import(&owner.export(other).unwrap()).unwrap();
+        assert_eq!(remote.peer(), kept.peer());
+    }
+    let loaded = reader.peer_table().loaded();
+    let peer = loaded.peers.get(owner.name()).unwrap();
+    let held = (peer.keys.len(), peer.layouts.len());
+    assert!(held.0 < 300 && held.1 < 300, "{held:?} keys and layouts, and one lives");
+    drop(loaded);
+    read_all(&reader, &kept);
+}
+
+/// Ten thousand times a peer, and nothing is left of it but a connection.
+#[test]
+fn rounds_leave_nothing_behind() {
+    const TEST: &str = "peers::tests::rounds_leave_nothing_behind";
+    // By itself, as it counts what its process has open.
+    process::in_child(TEST, || {
+        let (owner, reader) = (agent(), agent());
+        let layout = layout(&owner);
+        let bytes = owner.export(&layout).unwrap();
+        let mut open = 0;
+        for round in 0..10_000 {
+            let remote = reader.import(&bytes).unwrap();
+            if round % 2 == 0 {
+                assert_eq!(reader.forget(remote.peer()).unwrap(), Forgotten::Now);
+            }
+            drop(remote);
+            if round == 0 {
+                open = open_files();
+            }
+        }
+        // UCX opens and closes some of its own in between.
+        assert!(open_files() < open + 100, "{open} files became {}", open_files());
+        let loaded = reader.peer_table().loaded();
+        assert_eq!((loaded.peers.len(), reader.peer_table().all().len()), (1, 0));
+        drop(loaded);
+        assert_eq!(reader.disconnect(), 1);
+        assert!(reader.peer_table().loaded().peers.is_empty());
+    });
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Of many peers that have ended, the latest stay connected.
+#[test]
+fn peers_that_ended_long_ago_are_disconnected() {
+    let reader = agent();
+    // Without threads of their own: there are many, and nothing is read.
+    let ucx = || BackendConfig::new("UCX");
+    let owners: Vec<(Agent, PhysicalLayout)> = (0..34)
+        .map(|_| {
+            let owner = AgentBuilder::unnamed().progress_thread(None).backend(ucx());
+            let owner = owner.build().unwrap();
+            let layout = layout(&owner);
+            (owner, layout)
+        })
+        .collect();
+    for (owner, layout) in &owners {
+        drop(reader.import(&owner.export(layout).unwrap()).unwrap());
+    }
+    let is_known = |owner: &Agent| reader.raw().check_remote_metadata(owner.name().as_str(), None);
+    let known: Vec<bool> = owners.iter().map(|(owner, _)| is_known(owner)).collect();
+    assert_eq!(known.iter().position(|known| *known), Some(2), "{known:?}");
+    assert_eq!(reader.disconnect(), 32);
+}

@@ -1,0 +1,55 @@
+//! Libraries that are loaded and stay.
+
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::error::SharedCause;
+
+/// Loads a library of NIXL as NIXL's bindings do it, and never unloads it: what Abseil, with which
+/// NIXL is linked, keeps for each thread does not survive that.
+pub(super) fn for_good(library: &Path) -> Result<ManuallyDrop<Library>, SharedCause> {
+    // SAFETY: loading runs the initialisers of NIXL, or of a plugin where NIXL looks for plugins, and
+    // of the libraries that these need; they are made to be loaded into any process.
+    let loaded = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) };
+    loaded.map(ManuallyDrop::new).map_err(|error| Arc::new(error) as SharedCause)
+}
+
+/// The file that is mapped at an address.
+pub(super) fn file_at(address: usize) -> Option<PathBuf> {
+    file_in(&std::fs::read_to_string("/proc/self/maps").ok()?, address)
+}
+
+/// The same in a list of mappings, `7f0000000000-7f0000001000 r-xp 00000000 fe:00 42   /path`.
+fn file_in(maps: &str, address: usize) -> Option<PathBuf> {
+    let holds = |line: &&str| {
+        let range = line.split(' ').next()?.split_once('-')?;
+        let [from, to] = [range.0, range.1].map(|text| usize::from_str_radix(text, 16).ok());
+        (from?..to?).contains(&address).then_some(())
+    };
+    let line = maps.lines().find(|line| holds(line).is_some())?;
+    // The path is the rest of the line, spaces and all.
+    let path = line.find('/').and_then(|at| line.get(at..))?;
+    Some(PathBuf::from(path.strip_suffix(" (deleted)").unwrap_or(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_tell_the_file_of_an_address() {
+        let maps = "\
+1000-2000 r--p 00000000 00:00 0\x20
+2000-3000 r-xp 00001000 fe:00 42                       /opt/my libs/libnixl_capi.so
+3000-4000 r-xp 00001000 fe:00 43                       /opt/libold.so (deleted)
+7ffc-7ffd rw-p 00000000 00:00 0                        [stack]";
+        let file = |address| file_in(maps, address);
+        assert_eq!(file(0x2000), Some("/opt/my libs/libnixl_capi.so".into()));
+        assert_eq!(file(0x2fff), Some("/opt/my libs/libnixl_capi.so".into()));
+        assert_eq!(file(0x3000), Some("/opt/libold.so".into()));
+        assert_eq!([0x1800, 0x7ffc, 0x9000].map(file), [None, None, None]);
+    }
+}

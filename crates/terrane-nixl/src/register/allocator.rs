@@ -1,0 +1,71 @@
+//! Allocators of memory that is registered from its first moment on.
+
+use terrane_core::{
+    Allocate, AllocateError, Limits, Memory, RegionRequest, Register, Registered, StorageKind,
+};
+
+/// An allocator whose memory is registered as it is handed out: for bounce slots, staging and pools
+/// through which transfers with peers go.
+///
+/// Memory that cannot be registered is given back, and the request fails. A request of no bytes has
+/// nothing to register.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use terrane_nixl::{Agent, NixlEngine, NixlEngineOptions, RegisteredAllocator};
+/// use terrane_transfer::CopyEngine;
+/// use terrane_transfer::engines::{RelayEngine, RelayOptions};
+/// # fn example(
+/// #     agent: &Agent,
+/// #     device: Arc<dyn CopyEngine>,
+/// #     pinned: impl terrane_core::Allocate + Send + Sync + 'static,
+/// # ) -> Result<(), Box<dyn std::error::Error>> {
+/// // Device memory that no backend takes, to a peer: by way of pinned memory that UCX takes.
+/// let nixl = Arc::new(NixlEngine::new(agent, NixlEngineOptions::default())?);
+/// let bounce = RegisteredAllocator::new(pinned, agent.clone());
+/// let relay = RelayEngine::new(device, nixl, bounce, &RelayOptions::default())?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RegisteredAllocator<A, R> {
+    allocator: A,
+    registrar: R,
+}
+
+impl<A: Allocate, R: Register> RegisteredAllocator<A, R> {
+    /// Registers what comes from `allocator` with `registrar`.
+    pub fn new(allocator: A, registrar: R) -> Self {
+        Self { allocator, registrar }
+    }
+}
+
+// SAFETY: the memory is the inner allocator's, held beside its registration and nowhere else.
+unsafe impl<A: Allocate, R: Register> Allocate for RegisteredAllocator<A, R> {
+    type Memory = Box<dyn Memory>;
+
+    fn kind(&self) -> StorageKind {
+        self.allocator.kind()
+    }
+
+    fn limits(&self) -> Limits {
+        self.allocator.limits().and(self.registrar.limits())
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+        let memory = self.allocator.allocate(request)?;
+        if request.bytes.is_zero() {
+            return Ok(Box::new(memory));
+        }
+        let (kind, requested, label) = (self.kind(), request.bytes, request.label.clone());
+        match Registered::new(&self.registrar, memory) {
+            Ok(registered) => Ok(Box::new(registered)),
+            Err(failed) => Err(AllocateError::Backend {
+                kind,
+                requested,
+                label,
+                source: Box::new(failed.cause),
+            }),
+        }
+    }
+}

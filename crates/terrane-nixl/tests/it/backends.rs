@@ -1,0 +1,110 @@
+//! Backends that cannot be had, each for its own reason.
+
+use terrane_core::BackendName;
+use terrane_nixl::{
+    AgentBuilder, BackendConfig, Demand, MemoryType, NixlError, PluginFailed, Status, probe,
+};
+
+use crate::support::{agent, chain, posix};
+
+#[track_caller]
+fn refused(backends: impl IntoIterator<Item = BackendConfig>) -> NixlError {
+    let builder = backends.into_iter().fold(AgentBuilder::unnamed(), AgentBuilder::backend);
+    builder.build().unwrap_err()
+}
+
+#[test]
+fn backends_say_what_memory_they_take() {
+    let agent = agent([BackendConfig::new("UCX"), posix()]);
+    let types = |name: &str| agent.memory_types(&name.into()).unwrap();
+    assert_eq!(types("UCX"), [MemoryType::Host, MemoryType::Device]);
+    assert_eq!(types("POSIX"), [MemoryType::Host, MemoryType::File]);
+    assert_eq!(agent.memory_types(&"GDS".into()), None);
+}
+
+#[test]
+fn an_unknown_plugin_is_answered_with_those_that_there_are() {
+    let error = refused([BackendConfig::new("NOSUCH")]);
+    let NixlError::UnknownPlugin { backend, available } = &error else { panic!("{error}") };
+    assert_eq!(backend.as_str(), "NOSUCH");
+    assert!(available.contains(&BackendName::from("UCX")), "{available:?}");
+    assert!(error.to_string().contains("UCX"), "{error}");
+}
+
+#[test]
+fn a_plugin_that_does_not_load_says_what_the_loader_misses() {
+    // GDS needs libcufile, which comes with CUDA; where that is installed the plugin loads.
+    let plugins = probe().unwrap().plugins();
+    for plugin in plugins.iter().filter(|plugin| plugin.check().is_err()) {
+        let error = refused([BackendConfig::new(plugin.name().clone())]);
+        let NixlError::Plugin { backend, source } = &error else { panic!("{error}") };
+        assert_eq!(backend, plugin.name());
+        assert!(matches!(source, PluginFailed::NotLoaded { .. }), "{source:?}");
+        let text = chain(&error);
+        assert!(text.contains("cannot open shared object file"), "{text}");
+    }
+}
+
+#[test]
+fn a_backend_that_refuses_its_parameters_is_not_created() {
+    for backend in [
+        BackendConfig::new("UCX").parameter("num_workers", "many"),
+        BackendConfig::new("UCX").parameter("ucx_error_handling_mode", "hope"),
+        posix().parameter("use_uring", "banana"),
+        posix().parameter("use_uring", "true").parameter("use_aio", "true"),
+    ] {
+        let name = backend.name().clone();
+        let error = refused([backend]);
+        let NixlError::Backend { backend, status } = &error else { panic!("{error}") };
+        assert_eq!((backend, *status), (&name, Status::Backend));
+    }
+}
+
+#[test]
+fn a_parameter_that_would_be_ignored_is_refused() {
+    let error = refused([BackendConfig::new("UCX").parameter("device_list", "mlx5_0")]);
+    let NixlError::UnknownParameter { parameter, known, .. } = &error else { panic!("{error}") };
+    assert_eq!(parameter, "device_list");
+    assert!(known.contains(&"ucx_devices".to_owned()), "{known:?}");
+    assert!(error.to_string().contains("ucx_devices"), "{error}");
+    // On one's own responsibility it is passed on.
+    agent([posix().unchecked_parameter("device_list", "mlx5_0")]);
+}
+
+#[test]
+fn a_parameter_is_set_once() {
+    let error = refused([posix().parameter("ios_pool_size", "128")]);
+    assert!(matches!(error, NixlError::DuplicateParameter { .. }), "{error}");
+}
+
+#[test]
+fn illegal_combinations_are_refused_whether_or_not_the_plugins_load() {
+    let error = refused([BackendConfig::new("GDS"), BackendConfig::new("GDS_MT")]);
+    assert!(matches!(error, NixlError::IllegalCombination { .. }), "{error}");
+    let error = refused([posix(), BackendConfig::new("POSIX")]);
+    assert!(matches!(error, NixlError::DuplicateBackend { .. }), "{error}");
+}
+
+#[test]
+fn texts_that_c_cannot_hold_are_refused() {
+    for backend in [
+        BackendConfig::new("PO\0SIX"),
+        posix().parameter("use\0aio", "false"),
+        posix().parameter("use_aio", "fa\0lse"),
+    ] {
+        let error = refused([backend]);
+        assert!(matches!(error, NixlError::Nul { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_registrar_has_backends_of_its_agent_only() {
+    let agent = agent([posix()]);
+    let error = agent.registrar([("UCX", Demand::Required)]).unwrap_err();
+    let NixlError::NoSuchBackend { backend, available, .. } = &error else { panic!("{error}") };
+    assert_eq!(backend.as_str(), "UCX");
+    assert_eq!(available, &[BackendName::from("POSIX")]);
+    let twice = [("POSIX", Demand::Required), ("POSIX", Demand::IfSupported)];
+    let error = agent.registrar(twice).unwrap_err();
+    assert!(matches!(error, NixlError::DuplicateBackend { .. }), "{error}");
+}

@@ -1,0 +1,78 @@
+//! Files of this machine, through POSIX.
+
+use std::error::Error;
+use std::fs;
+use std::num::NonZeroUsize;
+
+use terrane_core::ByteCount;
+use terrane_nixl::{NixlEngineOptions, RequestFailed};
+use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::model::Image;
+use terrane_testkit::pattern::InProcess;
+use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
+
+use super::support::*;
+
+#[test]
+fn a_file_that_somebody_truncated_is_not_taken_for_read() {
+    let pair = Pair::new();
+    let manager = pair.manager();
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let config = config(8);
+    let file = Endpoint::new(registered(&files, &pair.here, config, CONTIGUOUS)).unwrap();
+    let local = pair.local(config, CONTIGUOUS);
+    let image = Image::scribble(&local, &InProcess, 1);
+    let all: Vec<_> = (0..8).collect();
+    let write = Transfer::new(&local, &file).blocks(&all, &all);
+    end_of(manager.submit(write, ()).unwrap()).result.unwrap();
+
+    let descriptor = file.base(0).unwrap().as_file().unwrap().file.descriptor;
+    let path = format!("/proc/self/fd/{descriptor}");
+    let opened = fs::OpenOptions::new().write(true).open(path).unwrap();
+    opened.set_len(7 * 4096 + 100).unwrap();
+    let read = |block| Transfer::new(&file, &local).blocks(&[block], &[block]);
+    let error = end_of(manager.submit(read(7), ()).unwrap()).result.unwrap_err();
+    let TransferError::Engine { source, .. } = &error else { panic!("{error:?}") };
+    let cause = source.downcast_ref::<RequestFailed>();
+    assert!(
+        matches!(cause, Some(RequestFailed::FileEnds { length: 28_772, wanted: 32_768 })),
+        "{:?}",
+        error.source()
+    );
+    // What is before the end is there.
+    end_of(manager.submit(read(6), ()).unwrap()).result.unwrap();
+    Image::of(&local, &InProcess).assert_equals(&image, "after the reads");
+}
+
+#[test]
+fn requests_that_no_queue_of_the_kernel_can_hold_fail_or_end_well() {
+    let pair = Pair::new();
+    let options = NixlEngineOptions {
+        request_bytes: ByteCount::new(1),
+        request_descriptors: NonZeroUsize::MIN,
+        requests: NonZeroUsize::new(64).unwrap(),
+        ..NixlEngineOptions::default()
+    };
+    let manager = TransferManager::new([pair.engine(options)]);
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let file = Endpoint::new(registered(&files, &pair.here, config(2), CONTIGUOUS)).unwrap();
+    let local = pair.local(config(2), CONTIGUOUS);
+    let image = Image::scribble(&local, &InProcess, 3);
+    let mut expected = Image::of(&file, &InProcess);
+    let write = Transfer::new(&local, &file).blocks(&[0], &[1]);
+    match end_of(manager.submit(write, ()).unwrap()).result {
+        Ok(report) => {
+            expected.transfer(&image, &[0], &[1], 0..2);
+            Image::of(&file, &InProcess).assert_equals(&expected, "a byte a request");
+            let times = report.engine_times.unwrap();
+            assert_eq!((times.requests, times.descriptors), (4096, 4096));
+        }
+        Err(error) => {
+            let cause = error.source().unwrap().downcast_ref::<RequestFailed>();
+            assert!(matches!(cause, Some(RequestFailed::Status { .. })), "{error:?}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Messages that travel with transfers.
+
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use terrane_core::ByteCount;
+use terrane_nixl::{Agent, NixlEngineOptions, Notification};
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::model::Image;
+use terrane_transfer::{Transfer, TransferError, TransferManager};
+
+use super::support::*;
+
+/// Waits for so many messages, with patience.
+fn expect(agent: &Agent, count: usize) -> Vec<Notification> {
+    let patience = Instant::now() + Duration::from_secs(120);
+    let mut found = Vec::new();
+    while found.len() < count {
+        assert!(Instant::now() < patience, "{} of {count} have arrived", found.len());
+        found.extend(agent.wait_for_notifications(patience).unwrap());
+    }
+    found
+}
+
+#[test]
+fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
+    let pair = Pair::new();
+    let (local, remote) = (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
+    let small = NixlEngineOptions {
+        request_bytes: ByteCount::new(1000),
+        requests: NonZeroUsize::new(3).unwrap(),
+        ..NixlEngineOptions::default()
+    };
+    let messages: [&[u8]; 5] =
+        [b"blocks 3 and 4", b"", b"\0zero\0", &[0xFF, 0xFE, 0x80, b'|', b'\n'], &vec![7; 20_000]];
+    for options in [NixlEngineOptions::default(), small] {
+        let manager = TransferManager::new([pair.engine(options)]);
+        for (number, message) in (1..).zip(messages) {
+            let image = Image::scribble(&local, &PeersInProcess, number);
+            let transfer = Transfer::new(&local, &remote).blocks(&[3, 4, 0], &[3, 4, 1]);
+            let completion = manager.submit(transfer.notify(message), ()).unwrap();
+            let [told] = &expect(&pair.there, 1)[..] else { panic!("told twice") };
+            // It is there, so the bytes are.
+            let mut expected = Image::of(&remote, &PeersInProcess);
+            let before = Image::of(&remote, &PeersInProcess);
+            expected.transfer(&image, &[3, 4, 0], &[3, 4, 1], 0..2);
+            before.assert_equals(&expected, "when the peer has been told");
+            assert_eq!((&told.from, &told.message[..]), (pair.here.name(), message));
+            end_of(completion).result.unwrap();
+        }
+    }
+    assert_eq!(pair.there.notifications().unwrap(), []);
+}
+
+#[test]
+fn reads_and_transfers_of_nothing_are_told_of_as_well() {
+    let pair = Pair::new();
+    let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
+    let manager = pair.manager();
+    let read = Transfer::new(&remote, &local).blocks(&[1], &[2]).notify(*b"yours again");
+    end_of(manager.submit(read, ()).unwrap()).result.unwrap();
+    let nothing = Transfer::new(&local, &remote).notify(*b"nothing");
+    end_of(manager.submit(nothing, ()).unwrap()).result.unwrap();
+    let mut told: Vec<_> = expect(&pair.there, 2).into_iter().map(|told| told.message).collect();
+    told.sort();
+    assert_eq!(told, [b"nothing".to_vec(), b"yours again".to_vec()]);
+}
+
+#[test]
+fn none_of_many_is_lost() {
+    const MANY: u32 = 500;
+    let pair = Pair::new();
+    let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
+    let manager = pair.manager();
+    let mut last = None;
+    for number in 0..MANY {
+        let mut transfer = Transfer::new(&local, &remote).blocks(&[0], &[1]);
+        if let Some(ticket) = &last {
+            transfer = transfer.after(ticket);
+        }
+        let completion = manager.submit(transfer.notify(number.to_le_bytes()), ()).unwrap();
+        last = Some(completion.ticket());
+    }
+    let told: Vec<_> = expect(&pair.there, 500).into_iter().map(|told| told.message).collect();
+    let sent: Vec<_> = (0..MANY).map(|number| number.to_le_bytes().to_vec()).collect();
+    assert_eq!(told, sent);
+}
+
+#[test]
+fn messages_are_kept_for_whoever_asks_for_those_of_one_peer() {
+    let pair = Pair::new();
+    let remote = pair.remote(config(1), CONTIGUOUS);
+    let terrane_core::StorageKind::Remote(peer) = remote.kind() else { panic!("{remote:?}") };
+    pair.here.notify(peer, b"one").unwrap();
+    pair.here.notify(peer, b"two").unwrap();
+    let patience = Instant::now() + Duration::from_secs(120);
+    let mut found = Vec::new();
+    while found.len() < 2 {
+        assert!(Instant::now() < patience, "{found:?}");
+        assert_eq!(pair.there.notifications_from(&"nobody".into()).unwrap(), [b""; 0]);
+        found.extend(pair.there.notifications_from(pair.here.name()).unwrap());
+    }
+    assert_eq!(found, [b"one", b"two"]);
+}
+
+#[test]
+fn a_transfer_that_fails_tells_nothing() {
+    let pair = Pair::new();
+    let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
+    let manager = pair.manager();
+    let late = Transfer::new(&local, &remote).blocks(&[0], &[0]).deadline(Instant::now());
+    match end_of(manager.submit(late.notify(*b"late"), ()).unwrap()).result {
+        Err(TransferError::DeadlineExceeded { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    let well = Transfer::new(&local, &remote).blocks(&[0], &[0]).notify(*b"well");
+    end_of(manager.submit(well, ()).unwrap()).result.unwrap();
+    assert_eq!(expect(&pair.there, 1)[0].message, b"well");
+}
+
+#[test]
+fn there_has_to_be_a_peer_to_tell() {
+    let pair = Pair::new();
+    let [a, b] = [(); 2].map(|()| pair.local(config(1), CONTIGUOUS));
+    let transfer = Transfer::new(&a, &b).blocks(&[0], &[0]).notify(*b"?");
+    let cause = pair.manager().submit(transfer, ()).unwrap_err().cause;
+    assert!(matches!(cause, TransferError::NotificationWithoutPeer { .. }), "{cause}");
+}

@@ -1,0 +1,270 @@
+//! Peers in processes of their own: that answer, that hang, and that die.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_layout::LayoutKind;
+use terrane_nixl::{Forgotten, NixlEngineOptions, RemoteLayout, RequestFailed};
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::model::Image;
+use terrane_testkit::pattern::InProcess;
+use terrane_testkit::process::{in_child_with, is_child};
+use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
+
+use super::support::*;
+
+/// How long what should happen at once may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The same process of this test again, in which the test is the peer.
+struct PeerProcess {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl PeerProcess {
+    fn start(test: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .env("TERRANE_TEST_IN_CHILD", peer_of(test))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output }
+    }
+
+    fn say(&mut self, bytes: &[u8]) {
+        let line = format!("@{}\n", hexadecimal(bytes));
+        self.child.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
+    }
+
+    fn hear(&mut self) -> Vec<u8> {
+        heard(&mut self.output)
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        let process = libc::pid_t::try_from(self.child.id()).unwrap();
+        // SAFETY: the process is a child of this one that nobody has waited for, so the number is its.
+        assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+    }
+}
+
+impl Drop for PeerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn peer_of(test: &str) -> String {
+    format!("{test}, the peer")
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The next line that is a message: whatever else is written stands before an `@` or has none.
+fn heard(from: &mut impl BufRead) -> Vec<u8> {
+    loop {
+        let mut line = String::new();
+        assert_ne!(from.read_line(&mut line).unwrap(), 0, "the other process has ended");
+        if let Some((_, text)) = line.trim_end().split_once('@') {
+            let digits = text.as_bytes().chunks(2).map(|two| std::str::from_utf8(two).unwrap());
+            return digits.map(|two| u8::from_str_radix(two, 16).unwrap()).collect();
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "standard output is the way to the other process")]
+fn say(bytes: &[u8]) {
+    println!("@{}", hexadecimal(bytes));
+}
+
+/// The peer: exports 8 blocks, in which every byte is 9, and serves until it is told to end.
+fn serve() {
+    let (agent, mut input) = (agent(), std::io::stdin().lock());
+    let layout = registered(&HeapAllocator::system(), &agent, config(8), CONTIGUOUS);
+    say(&agent.export(&layout).unwrap());
+    let _ = input.read(&mut []);
+    // Here it may be stopped or killed; else its standard input is closed.
+    let mut rest = Vec::new();
+    let _ = input.read_to_end(&mut rest);
+}
+
+/// Runs `body` in a process of its own, in which UCX goes by TCP: a peer that does not run answers
+/// nothing then, on any machine.
+fn over_tcp(test: &str, body: impl FnOnce()) {
+    if is_child(&peer_of(test)) {
+        return serve();
+    }
+    in_child_with(test, &[("UCX_TLS", "tcp,self")], body);
+}
+
+/// An agent, a peer in another process, and an end at each.
+struct Ends {
+    agent: terrane_nixl::Agent,
+    process: PeerProcess,
+    remote: RemoteLayout,
+    local: Endpoint,
+    manager: TransferManager,
+}
+
+impl Ends {
+    fn new(test: &str) -> Self {
+        let (agent, mut process) = (agent(), PeerProcess::start(test));
+        let remote = agent.import(&process.hear()).unwrap();
+        let local = registered(&HeapAllocator::system(), &agent, config(8), CONTIGUOUS);
+        let local = Endpoint::new(local).unwrap();
+        let options =
+            NixlEngineOptions { farewell: Duration::ZERO, ..NixlEngineOptions::default() };
+        let engine = terrane_nixl::NixlEngine::new(&agent, options).unwrap();
+        let manager = TransferManager::new([std::sync::Arc::new(engine) as _]);
+        Self { agent, process, remote, local, manager }
+    }
+
+    fn write(&self, block: u32) -> Transfer {
+        Transfer::new(&self.local, self.remote.endpoint()).blocks(&[block], &[block])
+    }
+}
+
+/// Makes a transfer with block 1 of `end`, of a peer that does not answer, until one is given up with
+/// a request in flight. On a busy machine, a deadline may pass before there is one.
+fn give_up(manager: &TransferManager, end: &Endpoint, transfer: impl Fn() -> Transfer) {
+    let mut wait = Duration::from_millis(100);
+    while end.hold_for_write(&[1]).is_ok() {
+        assert!(wait < PATIENCE, "nothing was ever in flight");
+        let transfer = transfer().deadline(Instant::now() + wait);
+        let outcome = end_of(manager.submit(transfer, "guard").unwrap());
+        assert_eq!(outcome.guard, "guard");
+        match outcome.result {
+            Err(TransferError::DeadlineExceeded { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        wait *= 2;
+    }
+}
+
+#[test]
+fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
+    const TEST: &str = "engine::processes::a_peer_that_hangs_costs_the_transfer_and_not_the_memory";
+    over_tcp(TEST, || {
+        let ends = Ends::new(TEST);
+        end_of(ends.manager.submit(ends.write(0), ()).unwrap()).result.unwrap();
+
+        ends.process.signal(libc::SIGSTOP);
+        give_up(&ends.manager, &ends.local, || ends.write(1));
+        // Nothing may write what UCX may still read, and the peer's blocks may still be written.
+        assert!(ends.local.hold_for_write(&[1]).unwrap_err().is_conflict());
+        assert!(ends.remote.endpoint().hold_for_read(&[1]).unwrap_err().is_conflict());
+        drop(ends.local.hold_for_write(&[0]).unwrap());
+        assert_eq!(ends.agent.forget(ends.remote.peer()).unwrap(), Forgotten::AfterTransfers(1));
+
+        ends.process.signal(libc::SIGCONT);
+        let begun = Instant::now();
+        while let Err(error) = ends.local.hold_for_write(&[1]) {
+            assert!(begun.elapsed() < PATIENCE, "{error}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+}
+
+#[test]
+fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
+    const TEST: &str =
+        "engine::processes::an_engine_that_drops_leaves_alone_what_may_still_be_written";
+    over_tcp(TEST, || {
+        let Ends { agent, process, remote, local, manager } = Ends::new(TEST);
+        process.signal(libc::SIGSTOP);
+        let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
+        give_up(&manager, &local, read);
+        drop(manager);
+        assert!(local.hold_for_write(&[1]).unwrap_err().is_conflict());
+        let weak = local.downgrade();
+        drop((agent, remote, local));
+        assert!(!weak.has_gone(), "the memory of a read that may go on has been let go of");
+    });
+}
+
+#[test]
+fn a_peer_that_dies_in_the_middle_is_an_error() {
+    const TEST: &str = "engine::processes::a_peer_that_dies_in_the_middle_is_an_error";
+    over_tcp(TEST, || {
+        let mut ends = Ends::new(TEST);
+        end_of(ends.manager.submit(ends.write(0), ()).unwrap()).result.unwrap();
+        ends.process.signal(libc::SIGSTOP);
+        let deadline = Instant::now() + PATIENCE;
+        let completion = ends.manager.submit(ends.write(1).deadline(deadline), ()).unwrap();
+        ends.process.child.kill().unwrap();
+        let error = end_of(completion).result.unwrap_err();
+        let failed = |error: &TransferError| match error {
+            TransferError::Copy { source, .. } | TransferError::Engine { source, .. } => {
+                source.downcast_ref::<RequestFailed>().is_some()
+            }
+            _ => false,
+        };
+        assert!(failed(&error), "{error:?}");
+        // Its memory is free again, and further transfers fail as well, or are refused.
+        drop(ends.local.hold_for_write(&[1]).unwrap());
+        match ends.manager.submit(ends.write(2).deadline(deadline), ()) {
+            Ok(completion) => {
+                let error = end_of(completion).result.unwrap_err();
+                assert!(failed(&error), "{error} {:?}", error.source());
+            }
+            Err(rejected) => panic!("{rejected}"),
+        }
+    });
+}
+
+/// A peer that reads what was written to it, and answers.
+fn answer() {
+    let (agent, mut input) = (agent(), std::io::stdin().lock());
+    let layout = registered(&HeapAllocator::system(), &agent, config(8), LayoutKind::ALL[2]);
+    say(&agent.export(&layout).unwrap());
+    let asker = agent.import(&heard(&mut input)).unwrap();
+    let endpoint = Endpoint::new(layout).unwrap();
+    let told = agent.wait_for_notifications(Instant::now() + PATIENCE).unwrap();
+    assert_eq!(told[0].message, b"all written");
+    // The asker's bytes, made anew of their seed.
+    let theirs = registered(&HeapAllocator::system(), &agent, config(8), CONTIGUOUS);
+    let image = Image::scribble(&Endpoint::new(theirs).unwrap(), &InProcess, 5);
+    let (all, found) = ((0..8).collect::<Vec<_>>(), Image::of(&endpoint, &InProcess));
+    let mut expected = found.clone();
+    expected.transfer(&image, &all, &all, 0..2);
+    found.assert_equals(&expected, "what the other process has written");
+    say(b"right");
+    agent.notify(asker.peer(), b"all read").unwrap();
+    let _ = input.read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn blocks_travel_between_processes_and_so_do_messages() {
+    const TEST: &str = "engine::processes::blocks_travel_between_processes_and_so_do_messages";
+    if is_child(&peer_of(TEST)) {
+        return answer();
+    }
+    let mut ends = Ends::new(TEST);
+    let own = registered(&HeapAllocator::system(), &ends.agent, config(1), CONTIGUOUS);
+    ends.process.say(&ends.agent.export(&own).unwrap());
+    let image = Image::scribble(&ends.local, &InProcess, 5);
+    let all: Vec<_> = (0..8).collect();
+    let write = Transfer::new(&ends.local, ends.remote.endpoint()).blocks(&all, &all);
+    end_of(ends.manager.submit(write.notify(*b"all written"), ()).unwrap()).result.unwrap();
+    assert_eq!(ends.process.hear(), b"right");
+    let told = ends.agent.wait_for_notifications(Instant::now() + PATIENCE).unwrap();
+    assert_eq!(told[0].message, b"all read");
+
+    // And back, the other way round.
+    let mut expected = Image::scribble(&ends.local, &InProcess, 6);
+    let back: Vec<_> = all.iter().rev().copied().collect();
+    let read = Transfer::new(ends.remote.endpoint(), &ends.local).blocks(&all, &back);
+    end_of(ends.manager.submit(read, ()).unwrap()).result.unwrap();
+    expected.transfer(&image, &all, &back, 0..2);
+    Image::of(&ends.local, &InProcess).assert_equals(&expected, "read back");
+}

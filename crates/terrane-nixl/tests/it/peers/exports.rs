@@ -1,0 +1,153 @@
+//! What can be exported, and what an export says.
+
+use terrane_core::{
+    Allocate, BackendOutcome, ByteCount, ForeignMemory, Memory, Region, RegionRequest, Register,
+    RegistrationRecord, RemoteSpace, Span, StorageKind,
+};
+use terrane_layout::{BlockDimension, LayoutBuilder, LayoutKind, LayoutPlan};
+use terrane_nixl::ExportError;
+use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_testkit::memory::HeapAllocator;
+
+use super::support::*;
+
+#[test]
+fn an_export_says_what_the_layout_is_and_where() {
+    let agent = agent();
+    for kind in LayoutKind::ALL {
+        let layout = layout(&agent, kind);
+        let described = decoded(&agent.export(&layout).unwrap());
+        assert_eq!((described.config(), described.kind()), (layout.config(), kind));
+        assert_eq!(described.fingerprint(), layout.fingerprint());
+        assert_eq!((described.agent(), described.storage()), (agent.name(), StorageKind::System));
+        assert_eq!(described.regions().len(), layout.regions().len());
+        for (described, region) in described.regions().iter().zip(layout.regions()) {
+            let address = region.location().as_host().unwrap().get();
+            assert_eq!((described.space(), described.address()), (RemoteSpace::Host, address));
+            assert_eq!(described.length(), layout.geometry().region_bytes());
+            assert_eq!(described.backends(), ["UCX".into()]);
+        }
+        assert!(!described.metadata().is_empty());
+    }
+}
+
+/// Regions that are registered one by one, and longer than the layout needs.
+#[test]
+fn adopted_regions_offer_what_the_layout_uses() {
+    let agent = agent();
+    let kind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
+    let plan = LayoutPlan::new(&config(), kind, Default::default()).unwrap();
+    let allocator = HeapAllocator::system();
+    let regions: Vec<Region> = plan
+        .requests()
+        .map(|request| {
+            let bytes = request.bytes.checked_add(ByteCount::kib(4)).unwrap();
+            let memory = allocator.allocate(&RegionRequest { bytes, ..request }).unwrap();
+            Region::new(agent.register(memory).unwrap())
+        })
+        .collect();
+    let builder = LayoutBuilder::new(config()).kind(kind);
+    let layout = builder.adopt_registered(agent.name().clone(), regions).build().unwrap();
+    let described = agent.describe(&layout).unwrap();
+    assert_eq!(described.regions().len(), 4);
+    for region in described.regions() {
+        assert_eq!(region.length(), plan.geometry().region_bytes());
+    }
+    // A peer takes it with the four keys that came with it.
+    let peer = super::support::agent();
+    assert!(peer.import(&described.encode().unwrap()).is_ok());
+}
+
+#[test]
+fn what_is_not_registered_with_the_agent_is_not_exported() {
+    let (agent, other) = (agent(), agent());
+    let builder = LayoutBuilder::new(config()).kind(CONTIGUOUS);
+    let unregistered = builder.allocate(&HeapAllocator::system()).unregistered().build().unwrap();
+    match agent.export(&unregistered) {
+        Err(ExportError::NotRegistered { region: 0, found, .. }) => assert!(found.is_empty()),
+        other => panic!("{other:?}"),
+    }
+    let of_other = layout(&other, CONTIGUOUS);
+    let error = agent.export(&of_other).unwrap_err();
+    assert!(error.to_string().contains(other.name().as_str()), "{error}");
+    match error {
+        ExportError::NotRegistered { found, .. } => assert_eq!(found, [other.name().clone()]),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Memory whose owner says that it is registered, wholly or in part.
+fn claimed(agent: &terrane_nixl::Agent, part: u64) -> terrane_layout::PhysicalLayout {
+    let plan = LayoutPlan::new(&config(), CONTIGUOUS, Default::default()).unwrap();
+    let memory = HeapAllocator::system().allocate(&plan.base_request()).unwrap();
+    let span = Span::of(&memory);
+    let record = RegistrationRecord {
+        agent: agent.name().clone(),
+        span: Span { length: ByteCount::new(span.length.get() / part), ..span },
+        backends: vec![BackendOutcome { backend: "UCX".into(), refusal: None }],
+    };
+    // SAFETY: the owner is the memory. That it is registered is wrong, which is what is tested:
+    // nobody outside reaches it.
+    let memory = unsafe { ForeignMemory::new(span, memory).with_registration(record) };
+    let builder = LayoutBuilder::new(config()).kind(CONTIGUOUS);
+    builder.adopt_memory([memory]).unregistered().build().unwrap()
+}
+
+#[test]
+fn a_registration_that_covers_a_part_does_not_do() {
+    let agent = agent();
+    let error = agent.export(&claimed(&agent, 2)).unwrap_err();
+    assert!(matches!(error, ExportError::NotCovered { region: 0, .. }), "{error}");
+}
+
+#[test]
+fn a_registration_that_has_gone_is_noticed() {
+    let agent = agent();
+    let error = agent.export(&claimed(&agent, 1)).unwrap_err();
+    assert!(matches!(error, ExportError::Metadata { .. }), "{error}");
+}
+
+#[test]
+fn what_no_peer_can_reach_is_not_exported() {
+    // POSIX takes host memory and files, and talks to nobody.
+    let agent = agent_with("POSIX");
+    let error = agent.export(&layout(&agent, CONTIGUOUS)).unwrap_err();
+    assert!(matches!(error, ExportError::NoBackend { .. }), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let disk = DiskAllocator::new(folder.path(), DiskOptions::default()).unwrap();
+    let builder = LayoutBuilder::new(config()).kind(CONTIGUOUS);
+    let on_disk = builder.allocate(&disk).register(&agent).build().unwrap();
+    match agent.export(&on_disk).unwrap_err() {
+        ExportError::NoBackend { storage, .. } => assert_eq!(storage, StorageKind::Disk),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn what_a_peer_owns_only_the_peer_exports() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner, CONTIGUOUS);
+    let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
+    let error = reader.export(remote.endpoint().layout()).unwrap_err();
+    assert!(matches!(error, ExportError::NotOurs { .. }), "{error}");
+}
+
+/// A view knows its agent and its place by itself.
+#[test]
+fn views_are_described_by_whoever_registered_them() {
+    let agent = agent();
+    let layout = layout(&agent, CONTIGUOUS);
+    let [region] = layout.regions() else { panic!("one region") };
+    let view = region.view(ByteCount::new(100), ByteCount::new(50)).unwrap();
+    let described = agent.describe_memory(&view).unwrap();
+    let address = region.location().as_host().unwrap().get() + 100;
+    assert_eq!((described.space(), described.address()), (RemoteSpace::Host, address));
+    assert_eq!(
+        (described.length(), described.backends()),
+        (ByteCount::new(50), &["UCX".into()][..])
+    );
+    assert!(matches!(
+        super::support::agent().describe_memory(&view),
+        Err(ExportError::NotRegistered { .. })
+    ));
+}

@@ -1,0 +1,266 @@
+//! What can be imported, what of it is refused, and what becomes of peers.
+
+use std::sync::Barrier;
+
+use terrane_core::{Memory, PeerId, StorageKind};
+use terrane_layout::{BlockDimension, LayoutKind};
+use terrane_nixl::{ForgetError, Forgotten, ImportError, PeerChange};
+use terrane_wire::{GeometryField, WireError, WireLimits};
+
+use super::support::*;
+
+#[test]
+fn an_import_is_an_endpoint_in_the_peers_memory() {
+    let (owner, reader) = (agent(), agent());
+    for kind in LayoutKind::ALL {
+        let layout = layout(&owner, kind);
+        let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
+        assert_eq!((remote.agent(), remote.storage()), (owner.name(), StorageKind::System));
+        assert_eq!((remote.config(), remote.kind()), (layout.config(), kind));
+        assert_eq!(remote.fingerprint(), layout.fingerprint());
+        let end = remote.endpoint();
+        assert_eq!(end.kind(), StorageKind::Remote(remote.peer()));
+        for (remote, region) in end.layout().regions().iter().zip(layout.regions()) {
+            let remote = remote.location().as_remote().unwrap();
+            assert_eq!(remote.address, region.location().as_host().unwrap().get());
+        }
+        assert_eq!(end.layout().verify().unwrap().pieces, 8 * 4 * 2);
+        // Nothing here is an address of this process.
+        assert_eq!(end.layout().host_address(0, 0, 0), None);
+    }
+}
+
+#[test]
+fn ones_own_export_is_refused() {
+    let agent = agent();
+    let bytes = agent.export(&layout(&agent, CONTIGUOUS)).unwrap();
+    let error = agent.import(&bytes).unwrap_err();
+    assert!(matches!(error, ImportError::OwnLayout { .. }), "{error}");
+}
+
+#[test]
+fn what_is_imported_twice_is_the_same() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner, CONTIGUOUS);
+    let bytes = owner.export(&layout).unwrap();
+    let first = reader.import(&bytes).unwrap();
+    let second = reader.import(&bytes).unwrap();
+    assert_eq!(first.endpoint().id(), second.endpoint().id());
+    let (peer, end) = (first.peer(), first.endpoint().clone());
+    drop((first, second));
+    // An endpoint that is left, a transfer's say, is the layout still.
+    let third = reader.import(&bytes).unwrap();
+    assert_eq!((third.peer(), third.endpoint().id()), (peer, end.id()));
+    drop((third, end));
+    assert_eq!((reader.peers(), reader.peer_name(peer)), (vec![], None));
+    assert_ne!(reader.import(&bytes).unwrap().peer(), peer);
+}
+
+#[test]
+fn layouts_of_one_peer_share_it() {
+    let (owner, reader) = (agent(), agent());
+    let kind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
+    let layouts = [layout(&owner, CONTIGUOUS), layout(&owner, kind)];
+    let [a, b] = layouts.each_ref().map(|layout| reader.import(&owner.export(layout).unwrap()));
+    let (a, b) = (a.unwrap(), b.unwrap());
+    assert_eq!(a.peer(), b.peer());
+    assert_ne!(a.endpoint().id(), b.endpoint().id());
+    drop(a);
+    assert_eq!(reader.peers(), [(b.peer(), owner.name().clone())]);
+    drop(b);
+    assert_eq!(reader.peers(), []);
+}
+
+#[test]
+fn the_same_bytes_are_not_imported_as_another_layout() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner, CONTIGUOUS);
+    let described = owner.describe(&layout).unwrap();
+    let first = reader.import(&described.encode().unwrap()).unwrap();
+    let config = config().with_num_blocks(4).unwrap();
+    let [region] = described.regions() else { panic!("one region") };
+    let half = region.length().get() / 2;
+    let half = terrane_wire::LayoutDescriptor::new(
+        config,
+        CONTIGUOUS,
+        described.storage(),
+        described.agent().clone(),
+        described.metadata().to_vec(),
+        vec![terrane_wire::RegionDescriptor::new(
+            region.space(),
+            region.address() + half,
+            half.into(),
+            region.backends().iter().cloned(),
+        )],
+    )
+    .unwrap()
+    .encode()
+    .unwrap();
+    let error = reader.import(&half).unwrap_err();
+    assert!(matches!(error, ImportError::Overlap { region: 0, .. }), "{error}");
+    drop(first);
+    assert!(reader.import(&half).is_ok());
+}
+
+#[test]
+fn a_geometry_is_expected_or_only_its_shape() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner, CONTIGUOUS);
+    let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
+    assert_eq!(remote.expect(&config(), CONTIGUOUS), Ok(()));
+    let more = config().with_num_blocks(100).unwrap();
+    let mismatch = remote.expect(&more, CONTIGUOUS).unwrap_err();
+    assert_eq!(mismatch.difference.field, GeometryField::NumBlocks);
+    assert!(mismatch.to_string().contains("num_blocks is 100 here and 8 there"), "{mismatch}");
+    assert_eq!(remote.expect_shape(&more), Ok(()));
+    let deeper = config().with_num_layers(5).unwrap();
+    let mismatch = remote.expect_shape(&deeper).unwrap_err();
+    assert!(mismatch.to_string().contains("num_layers is 5 here and 4 there"), "{mismatch}");
+}
+
+#[test]
+fn bytes_that_describe_no_layout_are_refused() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner, CONTIGUOUS);
+    let bytes = owner.export(&layout).unwrap();
+    let mut damaged = bytes.clone();
+    damaged[40] ^= 1;
+    for bytes in [&b""[..], b"hello", &bytes[..bytes.len() - 1], &damaged] {
+        let error = reader.import(bytes).unwrap_err();
+        assert!(matches!(error, ImportError::Wire(_)), "{error}");
+    }
+    let limits = WireLimits { metadata: 10.into(), ..WireLimits::default() };
+    let error = reader.import_within(&bytes, &limits).unwrap_err();
+    assert!(matches!(error, ImportError::Wire(WireError::OverLimit { .. })), "{error}");
+    assert_eq!(reader.peers(), []);
+}
+
+/// What arrives whole, and lies.
+#[test]
+fn metadata_that_does_not_fit_the_description_is_refused() {
+    let (owner, other, reader) = (agent(), agent(), agent());
+    let layout = layout(&owner, CONTIGUOUS);
+    let described = owner.describe(&layout).unwrap();
+    // Held: it stays what it is, whatever is refused meanwhile.
+    let remote = reader.import(&described.encode().unwrap()).unwrap();
+
+    for metadata in [vec![], vec![9; 3], [&[4, 0, 0, 0][..], b"nixlSerDes|"].concat()] {
+        let error = reader.import(&with_metadata(&described, metadata)).unwrap_err();
+        assert!(matches!(error, ImportError::Metadata(_)), "{error}");
+    }
+    let cut = described.metadata().len() - 5;
+    let error = reader.import(&with_metadata(&described, described.metadata()[..cut].to_vec()));
+    assert!(matches!(error, Err(ImportError::Metadata(_))), "{error:?}");
+
+    let of_other = other.describe(&super::support::layout(&other, CONTIGUOUS)).unwrap();
+    let error = reader.import(&with_metadata(&described, of_other.metadata().to_vec()));
+    match error {
+        Err(ImportError::OtherAgent { found, .. }) => assert_eq!(found, other.name().as_str()),
+        other => panic!("{other:?}"),
+    }
+
+    let error = reader.import(&moved(&described, 64)).unwrap_err();
+    assert!(matches!(error, ImportError::NotCovered { region: 0, .. }), "{error}");
+
+    assert_eq!(reader.peers(), [(remote.peer(), owner.name().clone())]);
+    let again = reader.import(&described.encode().unwrap()).unwrap();
+    assert_eq!(again.endpoint().id(), remote.endpoint().id());
+}
+
+#[test]
+fn agents_need_a_backend_in_common() {
+    let (owner, reader) = (agent(), agent_with("POSIX"));
+    let layout = layout(&owner, CONTIGUOUS);
+    match reader.import(&owner.export(&layout).unwrap()) {
+        Err(ImportError::NoCommonBackend { theirs, ours, .. }) => {
+            assert_eq!((theirs, ours), (vec!["UCX".into()], vec!["POSIX".into()]));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_forgotten_peer_comes_back_as_another() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner, CONTIGUOUS);
+    let bytes = owner.export(&layout).unwrap();
+    let first = reader.import(&bytes).unwrap();
+    assert_eq!(reader.peer_name(first.peer()).as_ref(), Some(owner.name()));
+    assert_eq!(reader.forget(first.peer()).unwrap(), Forgotten::Now);
+    assert_eq!((reader.peer_name(first.peer()), reader.peers()), (None, vec![]));
+    let gone = reader.forget(first.peer());
+    assert!(matches!(gone, Err(ForgetError::UnknownPeer { .. })), "{gone:?}");
+    assert!(reader.forget(PeerId::next()).is_err());
+    let second = reader.import(&bytes).unwrap();
+    assert_ne!(first.peer(), second.peer());
+    assert_ne!(first.endpoint().id(), second.endpoint().id());
+    assert_eq!(reader.peers(), [(second.peer(), owner.name().clone())]);
+}
+
+#[test]
+fn a_peer_that_was_started_again_is_refreshed() {
+    let (owner, reader) = (agent(), agent());
+    let name = owner.name().clone();
+    let old = layout(&owner, CONTIGUOUS);
+    let before = reader.import(&owner.export(&old).unwrap()).unwrap();
+    drop((old, owner));
+    let owner = named(&name);
+    let new = layout(&owner, CONTIGUOUS);
+    let bytes = owner.export(&new).unwrap();
+    match reader.import(&bytes) {
+        Err(ImportError::PeerChanged { peer, change }) => {
+            assert_eq!((peer, change), (name.clone(), PeerChange::Connection));
+        }
+        other => panic!("{other:?}"),
+    }
+    // What was known is as it was.
+    assert_eq!(reader.peer_name(before.peer()), Some(name.clone()));
+    let after = reader.refresh(&bytes).unwrap();
+    assert_ne!(before.peer(), after.peer());
+    assert_eq!(reader.peers(), [(after.peer(), name)]);
+    assert_eq!(reader.peer_name(before.peer()), None);
+    drop(before);
+    assert_eq!(reader.peers().len(), 1);
+    // Nobody has anything of it: then a refresh is not needed.
+    drop(after);
+    assert!(reader.import(&bytes).is_ok());
+}
+
+#[test]
+fn a_refresh_of_what_has_not_changed_is_another_peer_too() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner, CONTIGUOUS);
+    let bytes = owner.export(&layout).unwrap();
+    let first = reader.refresh(&bytes).unwrap();
+    let second = reader.refresh(&bytes).unwrap();
+    assert_ne!(first.peer(), second.peer());
+    assert_eq!(reader.peers(), [(second.peer(), owner.name().clone())]);
+}
+
+/// Whoever drops, forgets and imports meanwhile: nothing is lost, and nothing is left.
+#[test]
+fn threads_import_and_forget_side_by_side() {
+    let (owner, reader) = (agent(), agent());
+    let layouts = [layout(&owner, CONTIGUOUS), layout(&owner, CONTIGUOUS)];
+    let exports = layouts.each_ref().map(|layout| owner.export(layout).unwrap());
+    let start = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (reader, bytes, start) = (&reader, &exports[thread % 2], &start);
+            scope.spawn(move || {
+                start.wait();
+                for round in 0..100 {
+                    let remote = reader.import(bytes).unwrap();
+                    if (round + thread) % 5 == 0 {
+                        // Another may have been first.
+                        let _ = reader.forget(remote.peer());
+                    }
+                    drop(remote);
+                }
+            });
+        }
+    });
+    assert_eq!(reader.peers(), []);
+    assert_eq!(reader.disconnect(), 1);
+    assert_eq!(reader.disconnect(), 0);
+}

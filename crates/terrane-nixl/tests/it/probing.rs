@@ -1,0 +1,196 @@
+//! What the probe answers: each case in a process of its own, as a process loads a library once.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use terrane_nixl::{
+    AgentBuilder, NixlError, NixlUnavailable, PluginFailed, REQUIRED_SYMBOLS, probe,
+};
+use terrane_testkit::process::{in_child, in_child_with};
+
+use crate::support::{chain, posix};
+
+const LIBRARY: &str = "libnixl_capi.so";
+
+#[test]
+fn the_library_is_found_with_its_plugins() {
+    in_child("probing::the_library_is_found_with_its_plugins", || {
+        let found = probe().unwrap();
+        assert_eq!(found.library().file_name().unwrap(), LIBRARY);
+        assert!(found.library().is_file(), "{found:?}");
+        assert!(found.plugin_directory().is_dir(), "{found:?}");
+        let version = found.package_version();
+        assert!(version.is_none_or(|version| version.starts_with("1.5.")), "{found:?}");
+        let plugins = found.plugins();
+        for needed in ["UCX", "POSIX"] {
+            let plugin = plugins.iter().find(|plugin| plugin.name().as_str() == needed);
+            let plugin = plugin.unwrap_or_else(|| panic!("no {needed} in {plugins:?}"));
+            // Not skipped: what the loader misses is to be provided.
+            plugin.check().unwrap_or_else(|failed| panic!("{}", chain(&failed)));
+        }
+        // The answer is remembered.
+        assert_eq!(probe().unwrap(), found);
+    });
+}
+
+#[test]
+fn a_missing_library_is_an_error_with_the_loaders_message() {
+    const TEST: &str = "probing::a_missing_library_is_an_error_with_the_loaders_message";
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", "")], || {
+        if is_where_the_loader_looks_anyway(TEST) {
+            return;
+        }
+        let error = probe().unwrap_err();
+        assert!(matches!(error, NixlUnavailable::LibraryMissing { .. }), "{error:?}");
+        let text = chain(&error);
+        assert!(text.contains(LIBRARY) && text.contains("No such file"), "{text}");
+        // An agent says the same, and a second time too.
+        for _ in 0..2 {
+            let error = AgentBuilder::unnamed().backend(posix()).build().unwrap_err();
+            let NixlError::Unavailable(unavailable) = &error else { panic!("{error:?}") };
+            assert_eq!(chain(unavailable), text);
+            assert_eq!(chain(&error), text, "the reason is told once, not twice");
+        }
+    });
+}
+
+#[test]
+fn a_library_that_comes_later_is_found_then() {
+    const TEST: &str = "probing::a_library_that_comes_later_is_found_then";
+    let library = library_of_this_process(TEST);
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (WHERE, &library)], || {
+        if is_where_the_loader_looks_anyway(TEST) {
+            return;
+        }
+        load(&library_named_by_parent());
+        // Loaded by its path, it is found by its name.
+        assert!(probe().is_ok());
+        AgentBuilder::unnamed().backend(posix()).build().unwrap();
+    });
+}
+
+#[test]
+fn bindings_that_looked_too_early_are_told_from_a_missing_library() {
+    const TEST: &str = "probing::bindings_that_looked_too_early_are_told_from_a_missing_library";
+    let library = library_of_this_process(TEST);
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (WHERE, &library)], || {
+        if !nixl_sys::is_stub() {
+            eprintln!("skipped: {TEST}: {ANYWAY}");
+            return;
+        }
+        load(&library_named_by_parent());
+        assert!(nixl_sys::is_stub(), "the bindings look once");
+        let error = probe().unwrap_err();
+        assert!(matches!(error, NixlUnavailable::BindingsGaveUp { .. }), "{error:?}");
+    });
+}
+
+#[test]
+fn a_library_that_lacks_a_function_is_named_with_it() {
+    const TEST: &str = "probing::a_library_that_lacks_a_function_is_named_with_it";
+    let directory = tempfile::tempdir().unwrap();
+    // All but the last, so that the names before it are found.
+    let (missing, present) = REQUIRED_SYMBOLS.split_last().unwrap();
+    compile(&directory.path().join(LIBRARY), present);
+    let path = directory.path().display().to_string();
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", &path)], || {
+        let error = probe().unwrap_err();
+        let NixlUnavailable::SymbolMissing { library, symbol } = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(symbol, missing);
+        assert!(library.is_file() && library.ends_with(LIBRARY), "{library:?}");
+    });
+}
+
+#[test]
+fn stubs_are_told_from_the_library() {
+    const TEST: &str = "probing::stubs_are_told_from_the_library";
+    let directory = tempfile::tempdir().unwrap();
+    let stub = ["nixl_capi_is_stub"];
+    compile(&directory.path().join(LIBRARY), REQUIRED_SYMBOLS.iter().chain(&stub));
+    let path = directory.path().display().to_string();
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", &path)], || {
+        let error = probe().unwrap_err();
+        assert!(matches!(error, NixlUnavailable::Stub { .. }), "{error:?}");
+    });
+}
+
+#[test]
+fn plugins_that_do_not_load_say_why() {
+    const TEST: &str = "probing::plugins_that_do_not_load_say_why";
+    let directory = tempfile::tempdir().unwrap();
+    let plugins = directory.path();
+    fs::write(plugins.join("libplugin_GARBAGE.so"), b"no library").unwrap();
+    compile(&plugins.join("libplugin_OTHER.so"), &["not_what_nixl_calls"]);
+    let variable = plugins.display().to_string();
+    in_child_with(TEST, &[("NIXL_PLUGIN_DIR", &variable)], || {
+        let found = probe().unwrap();
+        let plugins = found.plugins();
+        let names: Vec<_> = plugins.iter().map(|plugin| plugin.name().as_str()).collect();
+        assert_eq!(names, ["GARBAGE", "OTHER"]);
+        let garbage = plugins[0].check().unwrap_err();
+        assert!(matches!(garbage, PluginFailed::NotLoaded { .. }), "{garbage:?}");
+        let text = chain(&garbage);
+        assert!(text.contains("libplugin_GARBAGE.so") && text.contains("file too short"), "{text}");
+        let other = plugins[1].check().unwrap_err();
+        assert!(matches!(other, PluginFailed::NoPlugin { .. }), "{other:?}");
+
+        // The same reasons when they are asked for, and a name of no file is another one.
+        let build = |name| {
+            let backend = terrane_nixl::BackendConfig::new(name);
+            AgentBuilder::unnamed().backend(backend).build()
+        };
+        for name in ["GARBAGE", "OTHER"] {
+            let error = build(name).unwrap_err();
+            assert!(matches!(error, NixlError::Plugin { .. }), "{error:?}");
+        }
+        let error = build("UCX").unwrap_err();
+        let NixlError::UnknownPlugin { available, .. } = &error else { panic!("{error:?}") };
+        let available: Vec<_> = available.iter().map(|name| name.as_str()).collect();
+        assert_eq!(available, ["GARBAGE", "OTHER"]);
+    });
+}
+
+const ANYWAY: &str = "NIXL is installed where the loader looks by itself, so it is not missing";
+
+/// Whether the library is found without being pointed to, which is said.
+fn is_where_the_loader_looks_anyway(test: &str) -> bool {
+    let found = probe().is_ok();
+    if found {
+        eprintln!("skipped: {test}: {ANYWAY}");
+    }
+    found
+}
+
+/// Says to a child where the library is that it does not find.
+const WHERE: &str = "TERRANE_TEST_NIXL_LIBRARY";
+
+fn library_of_this_process(test: &str) -> String {
+    if terrane_testkit::process::is_child(test) {
+        return String::new();
+    }
+    probe().unwrap().library().display().to_string()
+}
+
+#[expect(clippy::disallowed_methods, reason = "the parent's word to its child")]
+fn library_named_by_parent() -> String {
+    std::env::var(WHERE).unwrap()
+}
+
+fn load(library: &str) {
+    // SAFETY: NIXL's library, whose initialisers may run in any process.
+    let library = unsafe { libloading::Library::new(library) }.unwrap();
+    // It has to stay.
+    let _ = std::mem::ManuallyDrop::new(library);
+}
+
+/// A library with functions of these names, which answer "yes".
+fn compile<'s>(to: &Path, functions: impl IntoIterator<Item = &'s &'s str>) {
+    let source = to.with_extension("c");
+    let function = |name: &&str| format!("int {name}(void) {{ return 1; }}\n");
+    fs::write(&source, functions.into_iter().map(function).collect::<String>()).unwrap();
+    let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(to).arg(&source).status();
+    assert!(status.unwrap().success(), "the C compiler that Rust links with");
+}

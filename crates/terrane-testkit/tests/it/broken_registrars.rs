@@ -1,0 +1,125 @@
+//! Registrars that break one rule each: the suite has to notice every one of them.
+
+use std::sync::{Arc, Mutex};
+
+use terrane_core::{
+    AgentName, Allocate, BackendOutcome, ByteCount, Limits, Memory, Region, RegionRequest,
+    Register, RegisterError, Registration, RegistrationRecord, Span,
+};
+use terrane_testkit::conformance::registrar::{self, Probe};
+use terrane_testkit::conformance::{RegistrarFixture, check_registrar};
+use terrane_testkit::memory::{HeapAllocator, HeapMemory};
+
+use crate::broken::noticed;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wrong {
+    Nothing,
+    ForgetsToDeregister,
+    RegistersHalf,
+    NamesAnother,
+    EndsAllOfTheSpan,
+    EndsAllWithin,
+    EndsWithTheRegistrar,
+    TakesEveryKind,
+}
+
+/// The spans that are registered.
+type Spans = Arc<Mutex<Vec<Span>>>;
+
+/// Registers as it should, but for one thing.
+struct Broken(Wrong, AgentName, Spans);
+
+/// Ends a registration, in one way or another.
+struct Ends(Wrong, Span, Spans);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let mut spans = self.2.lock().unwrap();
+        match self.0 {
+            Wrong::ForgetsToDeregister => {}
+            Wrong::EndsAllOfTheSpan => spans.retain(|span| *span != self.1),
+            Wrong::EndsAllWithin => spans.retain(|span| !self.1.covers(span)),
+            _ => {
+                if let Some(at) = spans.iter().position(|span| *span == self.1) {
+                    spans.remove(at);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Broken {
+    fn drop(&mut self) {
+        if self.0 == Wrong::EndsWithTheRegistrar {
+            self.2.lock().unwrap().clear();
+        }
+    }
+}
+
+impl Register for Broken {
+    fn agent(&self) -> &AgentName {
+        &self.1
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::NONE
+    }
+
+    unsafe fn register_span(&self, memory: &dyn Memory) -> Result<Registration, RegisterError> {
+        let (mut span, agent) = (Span::of(memory), self.1.clone());
+        if !memory.kind().is_host() && self.0 != Wrong::TakesEveryKind {
+            return Err(RegisterError::UnsupportedKind { agent, kind: memory.kind() });
+        }
+        if self.0 == Wrong::RegistersHalf {
+            span.length = ByteCount::new(span.length.get() / 2);
+        }
+        let agent = if self.0 == Wrong::NamesAnother { "another".into() } else { agent };
+        self.2.lock().unwrap().push(span);
+        let backends = vec![BackendOutcome { backend: "B".into(), refusal: None }];
+        let record = RegistrationRecord { agent, span: Span::of(memory), backends };
+        Ok(Registration::new(record, Ends(self.0, span, Arc::clone(&self.2))))
+    }
+}
+
+impl RegistrarFixture for Wrong {
+    type Registrar = Broken;
+    type Memory = HeapMemory;
+
+    fn registrar(&self) -> Broken {
+        Broken(*self, "agent".into(), Spans::default())
+    }
+
+    fn memory(&self, _: &Broken) -> HeapMemory {
+        HeapAllocator::system().allocate(&RegionRequest::new(ByteCount::kib(8))).unwrap()
+    }
+
+    fn foreign(&self) -> Option<Region> {
+        let request = RegionRequest::new(ByteCount::kib(8));
+        Some(Region::new(HeapAllocator::simulated_device(0).allocate(&request).unwrap()))
+    }
+
+    fn probe(&self, registrar: &Broken) -> Probe {
+        let spans = Arc::clone(&registrar.2);
+        Arc::new(move |span| spans.lock().unwrap().iter().any(|other| other.covers(span)))
+    }
+}
+
+#[test]
+fn registrars_that_break_a_rule_are_noticed() {
+    check_registrar(&Wrong::Nothing);
+    let forgets = Wrong::ForgetsToDeregister;
+    noticed(|| registrar::dropping_deregisters_before_the_memory_is_released(&forgets));
+    noticed(|| registrar::taking_the_memory_out_deregisters_it(&forgets));
+    noticed(|| registrar::views_keep_the_registration(&forgets));
+    noticed(|| registrar::threads_register_side_by_side(&forgets));
+    noticed(|| registrar::the_record_says_what_was_registered(&Wrong::RegistersHalf));
+    noticed(|| registrar::the_record_says_what_was_registered(&Wrong::NamesAnother));
+    noticed(|| registrar::registered_memory_is_the_memory_that_it_was(&Wrong::NamesAnother));
+    let ends_both = Wrong::EndsAllOfTheSpan;
+    noticed(|| registrar::two_registrations_of_one_span_do_not_end_each_other(&ends_both));
+    let ends_parts = Wrong::EndsAllWithin;
+    noticed(|| registrar::registrations_within_others_are_their_own(&ends_parts));
+    noticed(|| registrar::registrations_outlive_the_registrar(&Wrong::EndsWithTheRegistrar));
+    noticed(|| registrar::refused_memory_comes_back_with_its_cause(&Wrong::TakesEveryKind));
+}
