@@ -13,7 +13,7 @@ use terrane_core::{
 use terrane_cuda::{Context, Stream};
 
 use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned};
-use super::error::{ImportError, Trail};
+use super::error::{ImportError, Trail, aligned};
 use super::export;
 use super::peek::{InHost, InOrder, NotYet, Peek};
 use super::schema::check_type;
@@ -87,11 +87,9 @@ pub unsafe fn import_device_array(
     if place.kind == StorageKind::System && !sync_event.is_null() {
         return Err(ImportError::UnexpectedEvent { device_type });
     }
+    aligned(sync_event.cast::<*mut c_void>(), "sync_event", Trail::TOP)?;
     let event = match NonNull::new(sync_event.cast::<*mut c_void>()) {
         None => None,
-        Some(event) if !event.is_aligned() => {
-            return Err(ImportError::Null { what: "an aligned sync_event", at: Trail::TOP.path() });
-        }
         // SAFETY: it leads to an event's handle until the array is released, by the caller's
         // promise.
         Some(event) => Some(EventHandle(unsafe { event.read() })),
@@ -486,6 +484,7 @@ impl Import<'_> {
         let mut children = Vec::with_capacity(expected.len());
         for (index, ((field, needed), child)) in expected.into_iter().zip(pointers).enumerate() {
             let trail = trail.field(field.name(), index);
+            aligned(child, "a child's ArrowArray", trail)?;
             // SAFETY: null, or a structure that lives as long as its parent.
             let Some(child) = (unsafe { child.as_ref() }) else {
                 return Err(ImportError::Null { what: "a child's ArrowArray", at: trail.path() });
@@ -515,6 +514,7 @@ impl Import<'_> {
         array: &ArrowArray,
         trail: Trail<'_>,
     ) -> Result<Option<Column>, ImportError> {
+        aligned(array.dictionary, "dictionary", trail)?;
         // SAFETY: null, or a structure that lives as long as its parent.
         let dictionary = unsafe { array.dictionary.as_ref() };
         match (data_type, dictionary) {
@@ -616,9 +616,10 @@ unsafe fn pointers<P: Copy>(
     if count == 0 {
         return Ok(Vec::new());
     }
-    if array.is_null() || !array.is_aligned() {
+    if array.is_null() {
         return Err(ImportError::Null { what, at: trail.path() });
     }
+    aligned(array, what, trail)?;
     // SAFETY: as many as the caller promised, aligned; nobody writes them while they are copied.
     Ok(unsafe { std::slice::from_raw_parts(array, count) }.to_vec())
 }

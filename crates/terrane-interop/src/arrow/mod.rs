@@ -22,10 +22,10 @@
 //!
 //! | field | what is refused |
 //! |---|---|
-//! | the structure | null, released, a child that was moved away |
+//! | the structure | null, misaligned, released, a child that was moved away |
 //! | `length`, `offset`, `null_count` | negative (but −1 for nulls), sums that overflow, more nulls than rows |
 //! | `n_buffers`, `n_children` | other numbers than the type has; of views, more than a million buffers |
-//! | `buffers`, `children` | null where there are some |
+//! | `buffers`, `children` | null where there are some, misaligned |
 //! | each buffer | null where it may not be, misaligned, past the end of the address space |
 //! | offsets | a first below zero, a last before the first, a child that is shorter than the last |
 //! | children, dictionary | missing, surplus, too short for their parent |
