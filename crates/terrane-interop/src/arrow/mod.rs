@@ -105,6 +105,7 @@ mod host;
 mod import;
 mod peek;
 mod schema;
+mod walk;
 
 pub use abi::DeviceType;
 pub use error::{ExportError, FieldPath, ImportError};
