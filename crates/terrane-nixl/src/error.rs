@@ -152,6 +152,15 @@ pub enum NixlError {
         /// The other.
         second: BackendName,
     },
+    /// A backend of which it is not known that it stands several threads at once.
+    #[error(
+        "backend {backend} is not known to stand several threads at once, which it has to in the \
+         mode `ReadWrite`; use `ThreadMode::Strict`"
+    )]
+    NotSelfLocking {
+        /// The backend.
+        backend: BackendName,
+    },
     /// NIXL finds no plugin of this name.
     #[error("NIXL has no plugin {backend}; it finds {}", names(.available))]
     UnknownPlugin {

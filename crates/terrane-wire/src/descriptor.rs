@@ -190,10 +190,9 @@ fn check_disjoint(regions: &[RegionDescriptor]) -> Result<(), WireError> {
     order.sort_by_key(|(_, region)| (region.space(), region.address()));
     for pair in order.windows(2) {
         let [(first, a), (second, b)] = pair else { continue };
-        // Neither has an end beyond the last address, so that the difference is what counts.
-        let apart =
-            a.space() != b.space() || b.address().saturating_sub(a.address()) >= a.length().get();
-        if !apart {
+        // In one space the second begins no earlier, and neither ends beyond the last address.
+        let distance = b.address().checked_sub(a.address());
+        if a.space() == b.space() && distance.is_some_and(|bytes| bytes < a.length().get()) {
             let (first, second) = (*first.min(second), *first.max(second));
             return Err(WireError::RegionsOverlap { first, second });
         }

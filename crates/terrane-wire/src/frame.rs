@@ -72,7 +72,7 @@ pub(crate) fn seal(
     frame.extend(VERSION_1.to_le_bytes());
     frame.extend([0; 4]);
     let mut frame = write(frame)?;
-    let payload = frame.len().saturating_sub(HEADER_BYTES);
+    let payload = frame.get(HEADER_BYTES..).map_or(0, <[u8]>::len);
     let Ok(length) = u32::try_from(payload) else {
         return Err(WireError::OverLimit {
             what: Limited::Bytes,

@@ -52,6 +52,17 @@ pub enum ExportError {
         /// What the layout is in.
         storage: StorageKind,
     },
+    /// A region's owner says that it is registered, and it is not any more.
+    #[error(
+        "region {region} is said to be registered with agent {agent}, which has no key for it; \
+         its registration has ended, so register it anew"
+    )]
+    RegistrationGone {
+        /// The first such region.
+        region: u32,
+        /// The agent.
+        agent: AgentName,
+    },
     /// NIXL refused to say how the memory is reached.
     #[error("NIXL gave no metadata of agent {agent}: {status}")]
     Metadata {
@@ -80,6 +91,15 @@ pub enum ImportError {
     #[error("the layout was exported by this agent, {agent}; use the layout itself")]
     OwnLayout {
         /// The agent.
+        agent: AgentName,
+    },
+    /// The layout is another agent's, of the same name as this one.
+    #[error(
+        "the layout was exported by another agent of this agent's name, {agent}; agents that \
+         exchange layouts need different names (AgentBuilder::unnamed)"
+    )]
+    OwnName {
+        /// The name.
         agent: AgentName,
     },
     /// The metadata is another agent's than the description.

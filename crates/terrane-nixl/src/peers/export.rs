@@ -5,6 +5,7 @@ use terrane_core::{BackendName, ByteCount, Memory, RegistrationRecord, Span};
 use terrane_layout::PhysicalLayout;
 use terrane_wire::{LayoutDescriptor, RegionDescriptor};
 
+use super::import::uncovered;
 use super::metadata::Metadata;
 use super::{ExportError, remote};
 use crate::agent::Backend;
@@ -107,6 +108,9 @@ impl Agent {
             let address = ByteCount::from_usize(place.address).get();
             regions.push(RegionDescriptor::new(space, address, length, record.accepted().cloned()));
         }
+        if reached.is_some() {
+            self.check_own_keys(&regions, &backends, &keys)?;
+        }
         let parts = Parts { connection: &connection, keys: &keys };
         let metadata = parts.join().ok_or_else(no_backend)?;
         let (config, kind) = (*layout.config(), layout.kind());
@@ -158,6 +162,26 @@ impl Agent {
             None if found.contains(&agent) => Err(ExportError::NotCovered { region, agent }),
             None => Err(ExportError::NotRegistered { region, agent, found }),
         }
+    }
+
+    /// Whether NIXL has given keys for all regions. It gives none, without a word, for what is not
+    /// registered any more, as memory says whose registration only its owner answers for.
+    fn check_own_keys(
+        &self,
+        regions: &[RegionDescriptor],
+        backends: &[&Backend],
+        keys: &[u8],
+    ) -> Result<(), ExportError> {
+        let gone = |region| ExportError::RegistrationGone { region, agent: self.name().clone() };
+        let keys = Metadata::parse(keys).map_err(|_| gone(0))?;
+        let mut missing = None;
+        for backend in backends {
+            match uncovered(regions, &backend.name, &keys.memory) {
+                None => return Ok(()),
+                Some(region) => missing = missing.max(Some(region)),
+            }
+        }
+        Err(gone(missing.unwrap_or_default()))
     }
 
     /// How to connect to this agent, through any of its backends that can be reached.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nixl_sys::XferDescList;
 use terrane_core::{AgentName, BackendName};
-use terrane_wire::{LayoutDescriptor, WireLimits};
+use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
 
 use super::export::Parts;
 use super::loaded::{Loaded, LoadedPeer};
@@ -40,7 +40,7 @@ impl Agent {
     ) -> Result<RemoteLayout, ImportError> {
         let described = Arc::new(LayoutDescriptor::decode(bytes, limits)?);
         if described.agent() == self.name() {
-            return Err(ImportError::OwnLayout { agent: self.name().clone() });
+            return Err(self.own_name(&described));
         }
         let checked = self.check(&described)?;
         let mut loaded = self.peer_table().loaded();
@@ -58,6 +58,18 @@ impl Agent {
         // Somebody may have found the table locked meanwhile.
         self.end_peers();
         imported
+    }
+
+    /// The layout is this agent's own, or another agent has its name.
+    fn own_name(&self, described: &LayoutDescriptor) -> ImportError {
+        let agent = self.name().clone();
+        let theirs = Parts::split(described.metadata()).map(|parts| parts.connection);
+        let ours = self.connection_metadata().ok();
+        if theirs == ours.as_deref() {
+            ImportError::OwnLayout { agent }
+        } else {
+            ImportError::OwnName { agent }
+        }
     }
 
     /// What can be checked before NIXL sees any of it.
@@ -95,7 +107,7 @@ impl Agent {
         let ours = || self.backends().any(|ours| theirs.contains(&ours.as_str()));
         let mut furthest = 0;
         for backend in self.backends().filter(|ours| theirs.contains(&ours.as_str())) {
-            match uncovered(described, backend, keys) {
+            match uncovered(described.regions(), backend, keys) {
                 None => return Ok(()),
                 Some(region) => furthest = furthest.max(region),
             }
@@ -155,8 +167,8 @@ impl Agent {
         let name = checked.described.agent();
         let peer = Arc::new(Peer::new(name.clone()));
         let load = || {
-            self.load(checked.parts.connection)?;
-            self.load(checked.parts.keys)
+            self.load(name, checked.parts.connection)?;
+            self.load(name, checked.parts.keys)
         };
         if let Err(status) = load() {
             self.invalidate(name);
@@ -217,7 +229,7 @@ impl Agent {
             });
         }
         if checked.keys.is_none() || !known.has_all(keys) {
-            if let Err(status) = self.load(checked.parts.keys) {
+            if let Err(status) = self.load(described.agent(), checked.parts.keys) {
                 return Err(self.restore(known, status));
             }
             known.add_keys(keys);
@@ -266,11 +278,11 @@ impl Agent {
     fn reload(&self, known: &mut LoadedPeer) -> Result<(), Status> {
         self.invalidate(&known.peer.name);
         known.reset();
-        self.load(&known.connection)?;
+        self.load(&known.peer.name, &known.connection)?;
         let live: Vec<Arc<LayoutDescriptor>> = known.live().cloned().collect();
         for described in live {
             let Some(parts) = Parts::split(described.metadata()) else { continue };
-            self.load(parts.keys)?;
+            self.load(&known.peer.name, parts.keys)?;
             if let Ok(metadata) = Metadata::parse(parts.keys) {
                 known.add_keys(&metadata.memory);
             }
@@ -278,8 +290,16 @@ impl Agent {
         Ok(())
     }
 
-    fn load(&self, metadata: &[u8]) -> Result<(), Status> {
-        self.raw().load_remote_md(metadata).map(drop).map_err(|error| Status::of(&error))
+    fn load(&self, name: &AgentName, metadata: &[u8]) -> Result<(), Status> {
+        match self.raw().load_remote_md(metadata) {
+            Ok(loaded) if loaded == name.as_str() => Ok(()),
+            // Of metadata in a form that was not read before.
+            Ok(other) => {
+                self.invalidate(&other.into());
+                Err(Status::InvalidParameter)
+            }
+            Err(error) => Err(Status::of(&error)),
+        }
     }
 
     /// Whether NIXL finds every region in what it has loaded.
@@ -302,7 +322,11 @@ impl Agent {
 }
 
 /// The first region to which the keys for this backend give no access.
-fn uncovered(described: &LayoutDescriptor, backend: &BackendName, keys: &[Key<'_>]) -> Option<u32> {
+pub(super) fn uncovered(
+    regions: &[RegionDescriptor],
+    backend: &BackendName,
+    keys: &[Key<'_>],
+) -> Option<u32> {
     let mut places: Vec<_> =
         keys.iter().map(|key| key.place).filter(|p| p.backend == backend.as_str()).collect();
     places.sort_unstable_by_key(|place| (place.memory, place.device, place.address));
@@ -315,7 +339,7 @@ fn uncovered(described: &LayoutDescriptor, backend: &BackendName, keys: &[Key<'_
             *place = *before;
         }
     }
-    (0_u32..).zip(described.regions()).find_map(|(number, region)| {
+    (0_u32..).zip(regions).find_map(|(number, region)| {
         let Some((memory, device)) = device_of(region.space()) else { return Some(number) };
         let at = (memory, device, region.address());
         let after = places.partition_point(|p| (p.memory, p.device, p.address) <= at);

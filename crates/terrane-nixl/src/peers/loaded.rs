@@ -159,10 +159,13 @@ impl LoadedPeer {
     ) -> bool {
         let keys: HashMap<OwnedPlace, &[u8]> =
             keys.iter().map(|key| (key.place.into(), key.key)).collect();
-        let is_new = |(place, key): &(&OwnedPlace, &Box<[u8]>)| {
-            keys.get(*place).is_none_or(|new| **new != ***key)
-        };
-        let mut others: Vec<_> = self.keys.iter().filter(is_new).map(|(place, _)| place).collect();
+        let is_new = |place: &OwnedPlace, key: &[u8]| keys.get(place).is_none_or(|new| *new != key);
+        let mut others: Vec<&OwnedPlace> = self
+            .keys
+            .iter()
+            .filter(|(place, key)| is_new(place, key))
+            .map(|(place, _)| place)
+            .collect();
         if others.is_empty() {
             return false;
         }

@@ -104,6 +104,10 @@ fn a_registration_that_covers_a_part_does_not_do() {
 fn a_registration_that_has_gone_is_noticed() {
     let agent = agent();
     let error = agent.export(&claimed(&agent, 1)).unwrap_err();
+    assert!(matches!(error, ExportError::RegistrationGone { region: 0, .. }), "{error}");
+    // Nor if the agent has registered something else.
+    let _other = layout(&agent, CONTIGUOUS);
+    let error = agent.export(&claimed(&agent, 1)).unwrap_err();
     assert!(matches!(error, ExportError::Metadata { .. }), "{error}");
 }
 

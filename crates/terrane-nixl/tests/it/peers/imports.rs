@@ -36,6 +36,11 @@ fn ones_own_export_is_refused() {
     let bytes = agent.export(&layout(&agent, CONTIGUOUS)).unwrap();
     let error = agent.import(&bytes).unwrap_err();
     assert!(matches!(error, ImportError::OwnLayout { .. }), "{error}");
+    // As if from another process: there is one of a name in this one.
+    let name = agent.name().clone();
+    drop(agent);
+    let error = named(&name).import(&bytes).unwrap_err();
+    assert!(matches!(error, ImportError::OwnName { .. }), "{error}");
 }
 
 #[test]
