@@ -346,6 +346,8 @@ impl Flight {
         let Some(job) = self.job.take() else { return Step::Over };
         let failure = self.failure.take().unwrap_or(CopyFailure::DeadlineExceeded);
         if self.requests.is_empty() {
+            // Whoever has the outcome finds the peer free.
+            self.peer = None;
             job.finish(Err(failure));
             return Step::Over;
         }
@@ -367,6 +369,8 @@ impl Flight {
 
     fn end(&mut self, rates: &Rates) {
         let Some(mut job) = self.job.take() else { return };
+        // Whoever has the outcome finds the peer free.
+        self.peer = None;
         // It may have been truncated while it was read.
         if let Err(cause) = self.check_files(&job) {
             return job.finish(Err(engine(Box::new(cause))));

@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use terrane_core::ByteCount;
 use terrane_nixl::{Agent, NixlEngineOptions, Notification};
 use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
-use terrane_transfer::{Transfer, TransferError, TransferManager};
+use terrane_testkit::pattern::InProcess;
+use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
 
 use super::support::*;
 
@@ -25,7 +27,12 @@ fn expect(agent: &Agent, count: usize) -> Vec<Notification> {
 #[test]
 fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
     let pair = Pair::new();
-    let (local, remote) = (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
+    let local = pair.local(config(8), CONTIGUOUS);
+    // The peer's own end: here the transfer may still be on its way to its end when the peer is told.
+    let theirs = registered(&HeapAllocator::system(), &pair.there, config(8), CONTIGUOUS);
+    let theirs = Endpoint::new(theirs).unwrap();
+    let remote = pair.here.import(&pair.there.export(theirs.layout()).unwrap()).unwrap();
+    let remote = remote.endpoint().clone();
     let small = NixlEngineOptions {
         request_bytes: ByteCount::new(1000),
         requests: NonZeroUsize::new(3).unwrap(),
@@ -41,10 +48,10 @@ fn what_is_told_arrives_after_the_bytes_as_it_was_sent() {
             let completion = manager.submit(transfer.notify(message), ()).unwrap();
             let [told] = &expect(&pair.there, 1)[..] else { panic!("told twice") };
             // It is there, so the bytes are.
-            let mut expected = Image::of(&remote, &PeersInProcess);
-            let before = Image::of(&remote, &PeersInProcess);
+            let found = Image::of(&theirs, &InProcess);
+            let mut expected = found.clone();
             expected.transfer(&image, &[3, 4, 0], &[3, 4, 1], 0..2);
-            before.assert_equals(&expected, "when the peer has been told");
+            found.assert_equals(&expected, "when the peer has been told");
             assert_eq!((&told.from, &told.message[..]), (pair.here.name(), message));
             end_of(completion).result.unwrap();
         }
