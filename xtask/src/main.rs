@@ -113,6 +113,10 @@ enum Task {
     Loom,
     /// Runs the offload example in release mode and checks that every hop is verified
     Offload,
+    /// Runs the remote example, both ways, and checks that all arrives and is verified
+    ///
+    /// Two processes each time, over real NIXL, which is fetched if it is not there.
+    Remote,
     /// Runs pools and stacks of adaptors under random load, and checks that every byte came back
     ///
     /// Random sizes, threads, streams, trims and faults, in release mode; the accounts have to be
@@ -156,6 +160,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         Task::Nixl(arguments) => commands::nixl::run(&workspace, arguments)?,
         Task::Deny => commands::deny::run(&workspace)?,
         Task::Offload => commands::offload::run(&workspace)?,
+        Task::Remote => commands::remote::run(&workspace)?,
         Task::Soak(arguments) => commands::soak::run(&workspace, arguments)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -39,12 +39,14 @@ fn count(account: Account) -> &'static AtomicI64 {
 }
 
 /// How many pieces of memory that this library allocated are alive.
+// SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrane_proof_live_memory() -> i64 {
     count(Account::Memory).load(Ordering::SeqCst)
 }
 
 /// How many foreign things that were taken in are alive.
+// SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrane_proof_live_imports() -> i64 {
     count(Account::Imports).load(Ordering::SeqCst)

@@ -16,11 +16,15 @@
 //! first descent means that the map is in another order, or at fault: then all pieces are sorted
 //! by place, at 24 bytes each, which tells the two apart.
 
-use std::fmt;
+mod findings;
+mod walk;
 
 use terrane_core::{ByteCount, Memory, Place, Space};
 
+pub use findings::{Extent, Piece, VerifyReport, Violation};
+
 use crate::{BlockDimension, Geometry, LayoutError, LayoutKind, PhysicalLayout};
+use walk::Walk;
 
 /// Checks that `geometry` fits into regions of these lengths.
 ///
@@ -132,238 +136,10 @@ pub fn verify_map(
     walk.finish()
 }
 
-/// A span of memory that pieces may lie in: a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Where it begins.
-    pub place: Place,
-    /// How long it is.
-    pub length: ByteCount,
-}
-
-/// The indices of a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Piece {
-    /// The block.
-    pub block: u32,
-    /// The layer.
-    pub layer: u32,
-    /// The outer.
-    pub outer: u32,
-}
-
-impl fmt::Display for Piece {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "block {}, layer {}, outer {}", self.block, self.layer, self.outer)
-    }
-}
-
-/// What a check that passed has seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VerifyReport {
-    /// The pieces, each of which has a place of its own.
-    pub pieces: u64,
-    /// Bytes between pieces, all of them padding of the block alignment.
-    pub padding: ByteCount,
-    /// Bytes of the regions after their last pieces.
-    pub tail: ByteCount,
-}
-
-/// What is wrong with a layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Violation {
-    /// The number of regions is not that of the geometry.
-    #[error("the geometry has {expected} regions, and {actual} were given")]
-    RegionCount {
-        /// The regions of the geometry.
-        expected: u32,
-        /// The regions given.
-        actual: usize,
-    },
-    /// The lengths of the regions together do not fit in 64 bits.
-    #[error("the regions together are longer than 64 bits can say")]
-    RegionsTooLong,
-    /// Two regions share bytes.
-    #[error("regions {first} and {second} overlap")]
-    RegionsOverlap {
-        /// One of them.
-        first: u32,
-        /// The other.
-        second: u32,
-    },
-    /// A piece has no place.
-    #[error("the piece of {piece} has no place")]
-    Unmapped {
-        /// The piece.
-        piece: Piece,
-    },
-    /// A piece does not lie within one region.
-    #[error("the piece of {piece}, at {:#x} of {:?}, is not within a region", .place.start, .place.space)]
-    OutOfBounds {
-        /// The piece.
-        piece: Piece,
-        /// Where it begins.
-        place: Place,
-    },
-    /// Two pieces share bytes.
-    #[error("the pieces of {first} and of {second} overlap")]
-    Overlap {
-        /// The one that begins first.
-        first: Piece,
-        /// The other.
-        second: Piece,
-    },
-    /// Bytes within a region belong to no piece and are no padding.
-    #[error(
-        "region {region} has a hole of {} bytes before the piece of {next}; padding is at most {} \
-         bytes",
-        .bytes.get(), .largest_padding.get()
-    )]
-    Hole {
-        /// The region.
-        region: u32,
-        /// The piece after the hole.
-        next: Piece,
-        /// The length of the hole.
-        bytes: ByteCount,
-        /// What padding can come to at most.
-        largest_padding: ByteCount,
-    },
-}
-
-/// The regions in the order of memory, and how far pieces have filled each.
-struct Walk {
-    regions: Vec<Filled>,
-    piece_bytes: u64,
-    largest_padding: u64,
-    /// The region of the piece before, where the next piece will mostly be.
-    latest: usize,
-    pieces: u64,
-    padding: u64,
-    hole: Option<Violation>,
-}
-
-struct Filled {
-    number: u32,
-    space: Space,
-    start: u64,
-    length: u64,
-    /// Bytes up to the end of the last piece.
-    filled: u64,
-    last: Option<Piece>,
-}
-
 enum Stop {
     At(Violation),
     /// A piece begins before the end of the one before it.
     Descended,
-}
-
-impl Walk {
-    fn new(geometry: &Geometry, extents: &[Extent]) -> Result<Self, Violation> {
-        // So no sum of gaps overflows either.
-        extents
-            .iter()
-            .try_fold(ByteCount::ZERO, |sum, extent| sum.checked_add(extent.length))
-            .map_err(|_| Violation::RegionsTooLong)?;
-        let mut regions: Vec<Filled> = (0_u32..)
-            .zip(extents)
-            .map(|(number, extent)| Filled {
-                number,
-                space: extent.place.space,
-                start: extent.place.start,
-                length: extent.length.get(),
-                filled: 0,
-                last: None,
-            })
-            .collect();
-        regions.sort_unstable_by_key(|region| (region.space, region.start, region.length));
-        // Of regions with bytes, each begins after the one before has ended.
-        let mut with_bytes = regions.iter().filter(|region| region.length > 0);
-        let mut previous = with_bytes.next();
-        for next in with_bytes {
-            if let Some(previous) = previous
-                && previous.space == next.space
-                && next.start - previous.start < previous.length
-            {
-                let (a, b) = (previous.number, next.number);
-                return Err(Violation::RegionsOverlap { first: a.min(b), second: a.max(b) });
-            }
-            previous = Some(next);
-        }
-        Ok(Self {
-            regions,
-            piece_bytes: geometry.piece_bytes().get(),
-            largest_padding: geometry.block_alignment().get() - 1,
-            latest: 0,
-            pieces: 0,
-            padding: 0,
-            hole: None,
-        })
-    }
-
-    /// The region, by its place in the order of memory, within which a piece lies.
-    fn find(&mut self, piece: Piece, place: Place) -> Result<usize, Violation> {
-        let holds = |region: &Filled| {
-            region.space == place.space
-                && region.start <= place.start
-                && place.start - region.start < region.length
-        };
-        if !self.regions.get(self.latest).is_some_and(holds) {
-            let after = self.regions.partition_point(|region| {
-                (region.space, region.start) <= (place.space, place.start)
-            });
-            self.latest = after.checked_sub(1).ok_or(Violation::OutOfBounds { piece, place })?;
-        }
-        let fits = |region: &&Filled| {
-            holds(region) && region.length - (place.start - region.start) >= self.piece_bytes
-        };
-        match self.regions.get(self.latest).filter(fits) {
-            Some(_) => Ok(self.latest),
-            None => Err(Violation::OutOfBounds { piece, place }),
-        }
-    }
-
-    /// Enters a piece that `find` has found in `region`, behind all pieces entered there before.
-    ///
-    /// An overlap is an error at once. A hole is kept for the end, as a later piece may turn out
-    /// to be out of order and fill it.
-    fn step(&mut self, region: usize, piece: Piece, start: u64) -> Result<(), Violation> {
-        let Some(region) = self.regions.get_mut(region) else {
-            return Ok(());
-        };
-        let offset = start - region.start;
-        let Some(gap) = offset.checked_sub(region.filled) else {
-            return Err(Violation::Overlap { first: region.last.unwrap_or(piece), second: piece });
-        };
-        if gap > self.largest_padding && self.hole.is_none() {
-            self.hole = Some(Violation::Hole {
-                region: region.number,
-                next: piece,
-                bytes: ByteCount::new(gap),
-                largest_padding: ByteCount::new(self.largest_padding),
-            });
-        }
-        // `find` saw that the piece ends within its region, so these sums stay below its length.
-        region.filled = offset + self.piece_bytes;
-        region.last = Some(piece);
-        self.padding += gap;
-        self.pieces += 1;
-        Ok(())
-    }
-
-    fn finish(self) -> Result<VerifyReport, Violation> {
-        if let Some(hole) = self.hole {
-            return Err(hole);
-        }
-        let tail = self.regions.iter().map(|region| region.length - region.filled).sum();
-        Ok(VerifyReport {
-            pieces: self.pieces,
-            padding: ByteCount::new(self.padding),
-            tail: ByteCount::new(tail),
-        })
-    }
 }
 
 /// Visits every piece, in the order of memory if the map is what the kind says.

@@ -25,6 +25,15 @@ pub enum NixlUnavailable {
         #[source]
         source: SharedCause,
     },
+    /// The file that was named is not there, or the loader refuses it.
+    #[error("{} cannot be loaded; name the file libnixl_capi.so of an installation", .library.display())]
+    FileMissing {
+        /// What was named.
+        library: PathBuf,
+        /// What the loader said.
+        #[source]
+        source: SharedCause,
+    },
     /// The library lacks a function.
     #[error("{} has no `{symbol}`; install NIXL 1.5.1", .library.display())]
     SymbolMissing {
@@ -142,6 +151,15 @@ pub enum NixlError {
         first: BackendName,
         /// The other.
         second: BackendName,
+    },
+    /// A backend of which it is not known that it stands several threads at once.
+    #[error(
+        "backend {backend} is not known to stand several threads at once, which it has to in the \
+         mode `ReadWrite`; use `ThreadMode::Strict`"
+    )]
+    NotSelfLocking {
+        /// The backend.
+        backend: BackendName,
     },
     /// NIXL finds no plugin of this name.
     #[error("NIXL has no plugin {backend}; it finds {}", names(.available))]

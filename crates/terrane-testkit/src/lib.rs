@@ -10,6 +10,7 @@
 //! - [`conformance`]: the rules that every `Memory`, `Allocate` and `CopyEngine` has to keep.
 //! - [`strided`]: copies of cells with strides, and what they should do.
 //! - [`leaks`]: open descriptors and mappings, counted before and after.
+//! - [`mounted`]: small file systems, to fill them.
 //! - [`process`]: tests that need a process to themselves; [`peer`]: tests of two that talk.
 //! - [`simulated_cuda`]: faults of the simulated CUDA driver, streams that are held, leaks.
 //!
@@ -32,6 +33,7 @@ pub mod fault;
 pub mod leaks;
 pub mod memory;
 pub mod model;
+pub mod mounted;
 pub mod pattern;
 pub mod peer;
 pub mod process;

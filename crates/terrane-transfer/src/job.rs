@@ -227,7 +227,7 @@ impl fmt::Debug for CopyJob {
 ///
 /// Transfers that want the blocks are refused until it drops, and so is
 /// [`Endpoint::hold_for_write`](crate::Endpoint::hold_for_write). The engine drops it when it knows
-/// that the copy has ended, and forgets it (`mem::forget`) if it can never know.
+/// that the copy has ended, and never (`ManuallyDrop`) if it cannot know.
 #[must_use = "dropping it says that nothing touches the memory any more"]
 pub struct Remains {
     // Fields drop in this order, as in `CopyJob`.

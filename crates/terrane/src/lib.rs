@@ -18,6 +18,8 @@ pub use terrane_core as core;
 #[doc(inline)]
 pub use terrane_cuda as cuda;
 #[doc(inline)]
+pub use terrane_interop as interop;
+#[doc(inline)]
 pub use terrane_layout as layout;
 #[cfg(feature = "nixl")]
 #[doc(inline)]

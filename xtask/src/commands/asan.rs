@@ -16,8 +16,15 @@ const PROPTEST_CASES: &str = "32";
 
 /// What runs over the simulated driver, too: where memory is shared with a device, and transfers
 /// fail or are abandoned. Most of the others' time goes into the driver, which is not instrumented.
-const ON_DEVICE: [&str; 6] =
-    ["background::", "engine::calls", "engine::faults", "managed::", "ordered::", "staging::"];
+const ON_DEVICE: [&str; 7] = [
+    "background::",
+    "device::",
+    "engine::calls",
+    "engine::faults",
+    "managed::",
+    "ordered::",
+    "staging::",
+];
 
 /// The simulated devices, in an order that is drawn from a seed.
 const DEVICES: &str = "devices=2,memory=8GiB,policy=random,seed=1";

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::commands::{
-    asan, compose, deny, doc, features, interop, lint, loom, nixl, offload, soak, test,
+    asan, compose, deny, doc, features, interop, lint, loom, nixl, offload, remote, soak, test,
 };
 use crate::tally::Tally;
 use crate::tidy;
@@ -29,7 +29,7 @@ struct Step {
 }
 
 /// The gate. Cheap steps come first, so that most mistakes show within a minute.
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 15] = [
     Step { name: "fmt", rerun: "fmt --check", run: |workspace, _| lint::check_format(workspace) },
     Step { name: "tidy", rerun: "tidy", run: |workspace, _| tidy::run(workspace) },
     Step { name: "nixl", rerun: "nixl", run: |workspace, _| nixl::provide(workspace).map(drop) },
@@ -55,6 +55,7 @@ const STEPS: [Step; 14] = [
     Step { name: "deny", rerun: "deny", run: |workspace, _| deny::run(workspace) },
     Step { name: "asan", rerun: "asan", run: asan::run },
     Step { name: "offload", rerun: "offload", run: |workspace, _| offload::run(workspace) },
+    Step { name: "remote", rerun: "remote", run: |workspace, _| remote::run(workspace) },
     Step {
         name: "soak",
         rerun: "soak --seconds 5",

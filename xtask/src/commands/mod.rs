@@ -15,6 +15,7 @@ pub mod lint;
 pub mod loom;
 pub mod nixl;
 pub mod offload;
+pub mod remote;
 pub mod simulated;
 pub mod soak;
 pub mod test;

@@ -11,35 +11,42 @@ const EXAMPLE: &str = "offload";
 
 /// Runs the example with `--json`: it must succeed, and every hop must be verified.
 pub fn run(workspace: &Workspace) -> Result<()> {
-    let facade =
-        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
-    // Cargo knows where the example is; a path here would turn into a silent skip when it moves.
-    if !facade.targets.iter().any(|target| target.is_example() && target.name == EXAMPLE) {
-        bail!("the crate `{CRATE}` has no example `{EXAMPLE}`");
-    }
+    let example = facade_example(workspace, EXAMPLE)?;
     let output = Tool::cargo(workspace)
-        .args(["run", "--quiet", "--release", "--package", CRATE, "--example", EXAMPLE])
+        .args(["run", "--quiet", "--release", "--package", example, "--example", EXAMPLE])
         .args(["--", "--json"])
         .stdout()?;
     print!("{output}");
-    let hops = verified_hops(&output)?;
-    println!("{hops} hops verified");
+    println!("{} hops verified", verified(&output, "hop")?.len());
     Ok(())
 }
 
-/// Counts the hops; a line that is not a verified hop is an error.
-fn verified_hops(output: &str) -> Result<usize> {
+/// The crate of an example of the facade's. Cargo knows where the example is; a path here would turn
+/// into a silent skip when it moves.
+pub fn facade_example(workspace: &Workspace, example: &str) -> Result<&'static str> {
+    let facade =
+        workspace.member(CRATE).with_context(|| format!("the workspace has no crate `{CRATE}`"))?;
+    if !facade.targets.iter().any(|target| target.is_example() && target.name == example) {
+        bail!("the crate `{CRATE}` has no example `{example}`");
+    }
+    Ok(CRATE)
+}
+
+/// The lines of an example's output, `what` each; one that is not verified is an error.
+pub fn verified(output: &str, what: &str) -> Result<Vec<Value>> {
+    let mut lines = Vec::new();
     for line in output.lines() {
-        let hop: Value = serde_json::from_str(line)
+        let value: Value = serde_json::from_str(line)
             .with_context(|| format!("standard output holds a line that is no JSON: {line}"))?;
-        if hop["verified"] != Value::Bool(true) {
-            bail!("a hop was not verified: {line}");
+        if value["verified"] != Value::Bool(true) {
+            bail!("a {what} was not verified: {line}");
         }
+        lines.push(value);
     }
-    match output.lines().count() {
-        0 => bail!("the example printed no hop"),
-        hops => Ok(hops),
+    if lines.is_empty() {
+        bail!("the example printed no {what}");
     }
+    Ok(lines)
 }
 
 #[cfg(test)]
@@ -49,13 +56,13 @@ mod tests {
     #[test]
     fn verified_hops_are_counted() {
         let output = "{\"hop\":\"a\",\"verified\":true}\n{\"hop\":\"b\",\"verified\":true}\n";
-        assert_eq!(verified_hops(output).unwrap(), 2);
+        assert_eq!(verified(output, "hop").unwrap().len(), 2);
     }
 
     #[test]
     fn anything_else_is_an_error() {
         for output in ["", "hello\n", "{\"hop\":\"a\"}\n", "{\"verified\":false}\n"] {
-            assert!(verified_hops(output).is_err(), "{output}");
+            assert!(verified(output, "hop").is_err(), "{output}");
         }
     }
 }

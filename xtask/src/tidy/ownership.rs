@@ -7,7 +7,10 @@ use crate::workspace::is_published;
 
 /// External crates, and the library crate that may name each; only the C library has two, as it is
 /// also asked where a library was loaded from.
-const OWNERS: [(&str, &str); 8] = [
+const OWNERS: [(&str, &str); 11] = [
+    ("arrow-buffer", "terrane-interop"),
+    ("arrow-data", "terrane-interop"),
+    ("arrow-schema", "terrane-interop"),
     ("cudarc", "terrane-cuda"),
     ("dlpack-rs", "terrane-interop"),
     ("nixl-sys", "terrane-nixl"),

@@ -53,7 +53,7 @@ impl Desk {
     }
 
     /// Whether no desk has another job: what goes the other way takes its share of the wire.
-    pub(super) fn is_alone(&self) -> bool {
+    fn is_alone(&self) -> bool {
         self.of_all.load(Ordering::Relaxed) <= 1
     }
 

@@ -114,7 +114,6 @@ impl DeviceEngine {
                 if feed.work.fits_one_buffer() {
                     // To wake the feeder would take as long as to do it.
                     feed.work.in_one_part();
-                    feed.work.teach(desk.is_alone());
                     return self.submit_now(*feed.work, true, Some(desk));
                 }
                 // The wire need not be idle while the feeder wakes.

@@ -74,6 +74,19 @@ impl<'a> Trail<'a> {
     }
 }
 
+/// Refuses a pointer that leads to where no `T` can be. Null is aligned.
+pub(crate) fn aligned<T>(
+    pointer: *const T,
+    what: &'static str,
+    trail: Trail<'_>,
+) -> Result<(), ImportError> {
+    if pointer.is_aligned() {
+        return Ok(());
+    }
+    let address = ByteCount::from_usize(pointer.addr()).get();
+    Err(ImportError::MisalignedPointer { what, address, at: trail.path() })
+}
+
 /// Why a foreign structure was refused. It has been released when this is returned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -83,6 +96,16 @@ pub enum ImportError {
     Null {
         /// The pointer.
         what: &'static str,
+        /// Of which field.
+        at: FieldPath,
+    },
+    /// A pointer leads to where no such structure can be.
+    #[error("at {at}: {what} at {address:#x} is not aligned as its structure has to be")]
+    MisalignedPointer {
+        /// The pointer.
+        what: &'static str,
+        /// Where it leads.
+        address: u64,
         /// Of which field.
         at: FieldPath,
     },

@@ -1,7 +1,6 @@
 //! Columns as Arrow arrays, for the host and with their device.
 
 use std::ffi::c_void;
-use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
@@ -111,8 +110,13 @@ pub fn export_device_array(
             Some(HeldEvent { handle: Box::new(event.handle()), _event: event })
         }
     };
-    let sync_event = event.as_ref().map_or(ptr::null_mut(), HeldEvent::pointer);
     let array = array(column, event)?.into_inner();
+    let private: *const Exported = array.private_data.cast();
+    // SAFETY: the private data of an array that was made just now, where they stay until it is
+    // released.
+    let private = unsafe { &*private };
+    // Now that the handle moves no more.
+    let sync_event = private.event.as_ref().map_or(ptr::null_mut(), HeldEvent::pointer);
     let array =
         ArrowDeviceArray { array, device_id, device_type, sync_event, ..ArrowDeviceArray::EMPTY };
     // SAFETY: the array within was this crate's, taken out of its owner just now.
@@ -154,7 +158,7 @@ struct Exported {
     buffers: Box<[*const c_void]>,
     children: Box<[*mut ArrowArray]>,
     dictionary: *mut ArrowArray,
-    _event: Option<HeldEvent>,
+    event: Option<HeldEvent>,
 }
 
 /// An event, and the place where its handle stands: consumers get a pointer to the handle.
@@ -166,12 +170,6 @@ struct HeldEvent {
 impl HeldEvent {
     fn pointer(&self) -> *mut c_void {
         ptr::from_ref(&*self.handle).cast_mut().cast()
-    }
-}
-
-impl fmt::Debug for HeldEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self._event.fmt(f)
     }
 }
 
@@ -223,7 +221,7 @@ fn array(column: &Column, event: Option<HeldEvent>) -> Result<Owned<ArrowArray>,
         buffers,
         children: children.into_iter().map(boxed).collect(),
         dictionary: dictionary.map_or(ptr::null_mut(), boxed),
-        _event: event,
+        event,
     });
     let count = |length: usize| i64::try_from(length).unwrap_or(i64::MAX);
     let array = ArrowArray {

@@ -9,7 +9,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
 
 use super::abi::{ArrowSchema, Owned};
-use super::error::{ExportError, ImportError, Trail};
+use super::error::{ExportError, ImportError, Trail, aligned};
 
 /// The deepest nesting of types that is taken.
 pub const MOST_LEVELS: usize = 64;
@@ -149,11 +149,13 @@ unsafe fn check(
     if children > 0 && schema.children.is_null() {
         return Err(ImportError::Null { what: "children", at: at() });
     }
+    aligned(schema.children, "children", trail)?;
     for index in 0..children {
         // SAFETY: there are as many pointers as the structure counts.
         let child = unsafe { schema.children.add(index) };
         // SAFETY: as above.
         let child = unsafe { *child };
+        aligned(child, "a child's ArrowSchema", trail)?;
         // SAFETY: null, or a structure that lives as long as its parent.
         let child = unsafe { child.as_ref() };
         let Some(child) = child else {
@@ -163,6 +165,7 @@ unsafe fn check(
         // SAFETY: as for this structure.
         unsafe { check(child, trail.field("", index), fields) }?;
     }
+    aligned(schema.dictionary, "dictionary", trail)?;
     // SAFETY: null, or a structure that lives as long as its parent.
     if let Some(dictionary) = unsafe { schema.dictionary.as_ref() } {
         if !matches!(format, "c" | "C" | "s" | "S" | "i" | "I" | "l" | "L") {

@@ -51,7 +51,9 @@ impl TensorExport {
     /// The block is held for as long as the tensor is out: transfers that would write it (or, if it
     /// is out for writing, read it) are refused with the conflict, or run after the hold, as
     /// [`Transfer::after`](terrane_transfer::Transfer::after) has them. Transfers that have the
-    /// block already refuse the export instead.
+    /// block already refuse the export instead. Of an endpoint that is
+    /// [sharing](Endpoint::sharing) its bytes, the others know nothing of the hold: it is for the
+    /// caller of that to keep them apart.
     ///
     /// # Errors
     ///

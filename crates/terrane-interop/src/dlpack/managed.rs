@@ -18,41 +18,48 @@ const VERSION: DLPackVersion =
     DLPackVersion { major: raw::DLPACK_MAJOR_VERSION, minor: raw::DLPACK_MINOR_VERSION };
 
 mod sealed {
-    /// Nobody else's structures are managed tensors.
-    pub trait Sealed {}
-    impl Sealed for super::DLManagedTensor {}
-    impl Sealed for super::DLManagedTensorVersioned {}
+    use std::ffi::c_void;
+    use std::ptr::NonNull;
+
+    use super::DLTensor;
+
+    /// What the two structures have in common. Nobody else's are managed tensors.
+    pub trait Sealed: Sized {
+        fn around(tensor: DLTensor, flags: u64, context: *mut c_void) -> Self;
+
+        /// # Safety
+        ///
+        /// The structure was made by `ManagedTensor::new`, and its deleter was not called yet.
+        unsafe fn release(tensor: NonNull<Self>);
+    }
 }
 
 /// One of the two structures in which DLPack hands tensors over. It is implemented for both, and
 /// for nothing else.
-pub trait Structure: sealed::Sealed + Sized + 'static {
-    #[doc(hidden)]
-    fn around(tensor: DLTensor, flags: u64, context: *mut c_void) -> Self;
+pub trait Structure: sealed::Sealed + 'static {}
 
-    #[doc(hidden)]
-    fn release(tensor: NonNull<Self>);
-}
+impl Structure for DLManagedTensor {}
+impl Structure for DLManagedTensorVersioned {}
 
-impl Structure for DLManagedTensor {
+impl sealed::Sealed for DLManagedTensor {
     fn around(tensor: DLTensor, _: u64, context: *mut c_void) -> Self {
         Self { dl_tensor: tensor, manager_ctx: context, deleter: Some(delete_legacy) }
     }
 
-    fn release(tensor: NonNull<Self>) {
-        // SAFETY: only a `ManagedTensor` calls this, once, for the structure that it owns.
+    unsafe fn release(tensor: NonNull<Self>) {
+        // SAFETY: the caller's promise.
         unsafe { delete_legacy(tensor.as_ptr()) }
     }
 }
 
-impl Structure for DLManagedTensorVersioned {
+impl sealed::Sealed for DLManagedTensorVersioned {
     fn around(tensor: DLTensor, flags: u64, context: *mut c_void) -> Self {
         let deleter = Some(delete_versioned as unsafe extern "C" fn(*mut Self));
         Self { version: VERSION, manager_ctx: context, deleter, flags, dl_tensor: tensor }
     }
 
-    fn release(tensor: NonNull<Self>) {
-        // SAFETY: only a `ManagedTensor` calls this, once, for the structure that it owns.
+    unsafe fn release(tensor: NonNull<Self>) {
+        // SAFETY: the caller's promise.
         unsafe { delete_versioned(tensor.as_ptr()) }
     }
 }
@@ -100,7 +107,8 @@ impl<S: Structure> ManagedTensor<S> {
 
 impl<S: Structure> Drop for ManagedTensor<S> {
     fn drop(&mut self) {
-        S::release(self.0);
+        // SAFETY: `new` made it, and whoever takes it out by `into_raw` leaves none to drop.
+        unsafe { S::release(self.0) };
     }
 }
 

@@ -256,13 +256,6 @@ fn check_tensor(
 /// and each layer begins where the one before it ends within a block.
 fn joined(config: &LayoutConfig, tensors: &[Named<'_>]) -> Result<Region, KvError> {
     let geometry = Geometry::new(config, LayoutKind::FullyContiguous)?;
-    let apart = |layer: u32, expected, found: u64| KvError::Stride {
-        tensor: TensorName::Layer(layer),
-        axis: 0,
-        what: KvAxis::Block,
-        expected,
-        found: i64::try_from(found).unwrap_or(i64::MAX),
-    };
     let mut layers = (0..).zip(tensors);
     let Some((_, &(first_name, first))) = layers.next() else {
         return Err(KvError::TensorCount { what: "the tensors", expected: 1, found: 0 });
@@ -274,7 +267,8 @@ fn joined(config: &LayoutConfig, tensors: &[Named<'_>]) -> Result<Region, KvErro
         }
         let offset = ByteCount::new(geometry.offset(0, layer, 0).offset);
         if base.checked_add(offset) != Some(imported.location()) {
-            return Err(apart(layer, offset.get(), distance(base, imported.location())));
+            let found = ByteCount::new(distance(base, imported.location()));
+            return Err(KvError::Place { tensor, expected: offset, found });
         }
     }
     if first.is_read_only() {

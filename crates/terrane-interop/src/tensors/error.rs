@@ -98,6 +98,16 @@ pub enum KvError {
         /// The stride of the tensor, in elements.
         found: i64,
     },
+    /// A tensor that is not where one of its layer would be, of parts of one tensor.
+    #[error("{tensor} begins {found} behind the first one; {expected} expected")]
+    Place {
+        /// The tensor.
+        tensor: TensorName,
+        /// How far behind the first one it would be.
+        expected: ByteCount,
+        /// How far it is.
+        found: ByteCount,
+    },
     /// Elements of another width than the configuration's.
     #[error("elements of {found} do not fit a layout of {expected}")]
     Element {

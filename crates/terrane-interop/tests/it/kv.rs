@@ -250,6 +250,19 @@ fn errors_name_tensor_axis_expected_and_found() {
 }
 
 #[test]
+fn layers_of_one_tensor_have_to_lie_in_their_order() {
+    let layout = layout(config(2, TokenOrder::TokenMajor), LayoutKind::FullyContiguous);
+    let views = kv_views(&layout, &KvForm::VLLM, ElementType::BF16).unwrap();
+    let tensors = [import(&views[0]), import(&views[2]), import(&views[1])];
+    let tensors = KvTensors::Together(&tensors);
+    let refused = adopt_kv(layout.config(), &KvForm::VLLM, tensors).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "the tensor of layer 1 begins 512 B behind the first one; 256 B expected"
+    );
+}
+
+#[test]
 fn what_does_not_fit_the_configuration_is_refused() {
     let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
     let one = |form, element| kv_views(&layout, &form, element).unwrap_err();

@@ -144,6 +144,9 @@ fn pointer(axes: &Axes, numbers: &[i64; MOST + 1]) -> *mut i64 {
     }
 }
 
+/// # Safety
+///
+/// The tensor was made here, and is not used any more.
 unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
     // SAFETY: it was made here, and is deleted once; a second time would be found by the sanitizer.
     let tensor = unsafe { Box::from_raw(tensor) };
@@ -152,6 +155,9 @@ unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
     kept.deleted.0.fetch_add(1, Ordering::SeqCst);
 }
 
+/// # Safety
+///
+/// The tensor was made here, and is not used any more.
 unsafe extern "C" fn delete_legacy(tensor: *mut DLManagedTensor) {
     // SAFETY: it was made here, and is deleted once; a second time would be found by the sanitizer.
     let tensor = unsafe { Box::from_raw(tensor) };

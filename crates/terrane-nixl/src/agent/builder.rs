@@ -20,7 +20,8 @@ pub enum ThreadMode {
     /// One lock, for whatever is asked of the agent (`NIXL_THREAD_SYNC_STRICT`).
     #[default]
     Strict,
-    /// A lock that questions share, and changes do not (`NIXL_THREAD_SYNC_RW`).
+    /// A lock that transfers share, and changes do not (`NIXL_THREAD_SYNC_RW`). A backend has to stand
+    /// several threads at once then: UCX and POSIX do, and an agent with any other is refused.
     ReadWrite,
 }
 
@@ -109,7 +110,7 @@ impl AgentBuilder {
     ///
     /// [`NixlError`]; then there is neither agent nor backend, and the name is free.
     pub fn build(self) -> Result<Agent, NixlError> {
-        create::check_combination(&self.backends)?;
+        create::check_combination(self.threads, &self.backends)?;
         let found = probe()?;
         let name = name::ClaimedName::claim(self.name)?;
         let config = nixl_sys::AgentConfig {

@@ -4,12 +4,19 @@ use std::sync::{Mutex, PoisonError};
 
 use terrane_core::BackendName;
 
-use super::Backend;
+use super::{Backend, ThreadMode};
 use crate::backend::Parameter;
 use crate::{BackendConfig, Found, MemoryType, NixlError, Status};
 
 /// The backends of which an agent can have one only.
 const EXCLUSIVE: [&str; 2] = ["GDS", "GDS_MT"];
+
+/// The backends that protect themselves from several threads at once.
+///
+/// In [`ThreadMode::ReadWrite`] NIXL lets transfers into a backend side by side, and leaves it to the
+/// backend to stand that. UCX makes its workers for several threads then, and POSIX locks its queues;
+/// nothing is known of others.
+const SELF_LOCKING: [&str; 2] = ["UCX", "POSIX"];
 
 /// Held while plugins are asked and made into backends.
 ///
@@ -18,9 +25,15 @@ const EXCLUSIVE: [&str; 2] = ["GDS", "GDS_MT"];
 /// agent ends, and leaves the backend and its threads behind.
 static PLUGINS: Mutex<()> = Mutex::new(());
 
-/// Checks what NIXL would refuse, and whether a backend is asked for twice.
-pub(super) fn check_combination(configs: &[BackendConfig]) -> Result<(), NixlError> {
+/// Checks what NIXL would refuse, what it should, and whether a backend is asked for twice.
+pub(super) fn check_combination(
+    threads: ThreadMode,
+    configs: &[BackendConfig],
+) -> Result<(), NixlError> {
     for (index, config) in configs.iter().enumerate() {
+        if threads == ThreadMode::ReadWrite && !SELF_LOCKING.contains(&config.name.as_str()) {
+            return Err(NixlError::NotSelfLocking { backend: config.name.clone() });
+        }
         for earlier in configs.iter().take(index) {
             if earlier.name == config.name {
                 return Err(NixlError::DuplicateBackend { backend: config.name.clone() });
@@ -157,7 +170,16 @@ mod tests {
 
     fn check(names: &[&str]) -> Result<(), NixlError> {
         let configs: Vec<_> = names.iter().map(|name| BackendConfig::new(*name)).collect();
-        check_combination(&configs)
+        check_combination(ThreadMode::Strict, &configs)
+    }
+
+    #[test]
+    fn backends_that_do_not_lock_themselves_are_refused_where_nixl_does_not_either() {
+        let configs = ["UCX", "POSIX", "GDS"].map(BackendConfig::new);
+        assert!(check_combination(ThreadMode::ReadWrite, &configs[..2]).is_ok());
+        assert!(check_combination(ThreadMode::Strict, &configs).is_ok());
+        let error = check_combination(ThreadMode::ReadWrite, &configs).unwrap_err();
+        assert!(error.to_string().contains("GDS"), "{error}");
     }
 
     #[test]

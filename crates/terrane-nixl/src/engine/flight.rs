@@ -1,6 +1,7 @@
 //! One transfer: its requests, from the first to the last.
 
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,7 +82,7 @@ pub(super) enum Step {
     /// It is over.
     Over,
     /// It is over, but its requests are not.
-    GivenUp(Abandoned),
+    GivenUp(Box<Abandoned>),
 }
 
 impl Flight {
@@ -349,9 +350,11 @@ impl Flight {
             return Step::Over;
         }
         match job.give_up(failure) {
-            Ok(remains) => {
-                Step::GivenUp(Abandoned::new(self.requests.drain(..), remains, self.peer.take()))
-            }
+            Ok(remains) => Step::GivenUp(Box::new(Abandoned::new(
+                self.requests.drain(..),
+                remains,
+                self.peer.take(),
+            ))),
             Err(job) => {
                 // A part of another engine's transfer, which has to wait.
                 self.job = Some(*job);
@@ -386,7 +389,11 @@ impl Drop for Flight {
         let lost = CopyFailure::Engine { source: "the engine's thread has stopped".into() };
         match job.give_up(lost) {
             Ok(remains) => drop(Abandoned::new(self.requests.drain(..), remains, self.peer.take())),
-            Err(job) => std::mem::forget(job),
+            // A part of another engine's transfer, which then never ends: nobody drops what may still
+            // be written to.
+            Err(job) => {
+                let _never = ManuallyDrop::new(job);
+            }
         }
     }
 }

@@ -68,6 +68,47 @@ pub(crate) const NAME: &str = "nixl";
 ///
 /// Dropping the engine ends its thread once it has served what was submitted, and joins it, unless it
 /// drops on a thread of an engine.
+///
+/// # Example
+///
+/// Two agents, here of one process: what the first one exports, the second one writes to.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::{Duration, Instant};
+///
+/// use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
+/// use terrane_nixl::{AgentBuilder, BackendConfig, NixlEngine, NixlEngineOptions};
+/// use terrane_storage::{SystemAllocator, SystemOptions};
+/// use terrane_transfer::{Endpoint, Transfer, TransferManager};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let agent = || AgentBuilder::unnamed().backend(BackendConfig::new("UCX")).build();
+/// let (decode, prefill) = (agent()?, agent()?);
+/// let shape = LayoutConfig::builder().num_blocks(8).num_layers(4).outer_dim(2).page_size(16);
+/// let config = shape.inner_dim(128).element(ElementFormat::Width(2)).build()?;
+/// let system = SystemAllocator::new(SystemOptions::default());
+/// let layout = |agent| {
+///     LayoutBuilder::new(config).fully_contiguous().allocate(&system).register(agent).build()
+/// };
+///
+/// // The bytes of an export go to the other process by whatever means there are.
+/// let blocks_of_decode = layout(&decode)?;
+/// let exported = decode.export(&blocks_of_decode)?;
+///
+/// let remote = prefill.import(&exported)?;
+/// let local = Endpoint::new(layout(&prefill)?)?;
+/// let engine = NixlEngine::new(&prefill, NixlEngineOptions::default())?;
+/// let manager = TransferManager::new([Arc::new(engine) as _]);
+/// let write = Transfer::new(&local, remote.endpoint()).blocks(&[0, 1, 2], &[5, 6, 7]);
+/// println!("{}", manager.explain(&write)?);
+/// manager.submit(write.notify(*b"blocks 5 to 7"), ())?.wait().result?;
+///
+/// let told = decode.wait_for_notifications(Instant::now() + Duration::from_secs(60))?;
+/// assert_eq!(told[0].message, b"blocks 5 to 7");
+/// # Ok(())
+/// # }
+/// ```
 pub struct NixlEngine {
     agent: Agent,
     known: route::Known,

@@ -19,19 +19,24 @@ pub struct NixlEngineOptions {
     pub request_descriptors: NonZeroUsize,
     /// How many requests of one transfer are in flight at a time.
     pub requests: NonZeroUsize,
+    /// For how long after a request has begun or ended the engine's thread looks after the others
+    /// without a rest. Some transports of UCX move bytes only while somebody looks; a network card
+    /// goes on by itself, and with it little is enough.
+    pub attention: Duration,
     /// How long the engine, when it drops, waits for requests that were given up.
     pub farewell: Duration,
 }
 
 impl Default for NixlEngineOptions {
-    /// A deadline of two minutes, requests of up to 32 MiB and 4096 descriptors, 4 at a time, and a
-    /// farewell of 2 seconds.
+    /// A deadline of two minutes, requests of up to 32 MiB and 4096 descriptors, 4 at a time, an
+    /// attention of 10 ms, and a farewell of 2 seconds.
     fn default() -> Self {
         Self {
             deadline: Some(Duration::from_secs(120)),
             request_bytes: ByteCount::mib(32),
             request_descriptors: const { NonZeroUsize::new(4096).unwrap() },
             requests: const { NonZeroUsize::new(4).unwrap() },
+            attention: Duration::from_millis(10),
             farewell: Duration::from_secs(2),
         }
     }

@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-/// How long to rest until the next look. Looks follow one another closely at first and spread as time
-/// passes without news: the end is noticed late by a tenth of the time that the request took, and by
-/// 50 µs at most.
+/// How long to rest until the next look.
+///
+/// Many a backend moves bytes only while somebody looks, so looks follow one another without a rest
+/// for as long as a request may be expected to take. After that they spread: the end is noticed late
+/// by a twentieth of the time that passed since, and by 50 µs at most.
 #[derive(Debug)]
 pub(super) struct Pace {
+    attention: Duration,
     last_news: Instant,
 }
 
@@ -14,11 +17,12 @@ pub(super) struct Pace {
 const LONGEST: Duration = Duration::from_micros(50);
 
 /// Rests shorter than this are not worth going to sleep for.
-const SHORTEST: Duration = Duration::from_micros(5);
+const SHORTEST: Duration = Duration::from_micros(10);
 
 impl Pace {
-    pub(super) fn new() -> Self {
-        Self { last_news: Instant::now() }
+    /// A pace without rests for so long after each piece of news.
+    pub(super) fn new(attention: Duration) -> Self {
+        Self { attention, last_news: Instant::now() }
     }
 
     /// Something has ended or begun.
@@ -28,13 +32,13 @@ impl Pace {
 
     /// How long to sleep; `None` to look again at once.
     pub(super) fn rest(&self) -> Option<Duration> {
-        rest_after(self.last_news.elapsed())
+        self.rest_after(self.last_news.elapsed())
     }
-}
 
-fn rest_after(quiet: Duration) -> Option<Duration> {
-    let rest = (quiet / 10).min(LONGEST);
-    (rest >= SHORTEST).then_some(rest)
+    fn rest_after(&self, quiet: Duration) -> Option<Duration> {
+        let rest = (quiet.saturating_sub(self.attention) / 20).min(LONGEST);
+        (rest >= SHORTEST).then_some(rest)
+    }
 }
 
 #[cfg(test)]
@@ -42,11 +46,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rests_grow_with_the_quiet_and_end_at_fifty_microseconds() {
+    fn rests_begin_after_the_attention_and_end_at_fifty_microseconds() {
         let micros = Duration::from_micros;
-        assert_eq!(rest_after(micros(49)), None);
-        assert_eq!(rest_after(micros(50)), Some(micros(5)));
-        assert_eq!(rest_after(micros(200)), Some(micros(20)));
-        assert_eq!(rest_after(Duration::from_secs(3)), Some(micros(50)));
+        for (attention, quiet, rest) in [
+            (0, 199, None),
+            (0, 200, Some(10)),
+            (0, 400, Some(20)),
+            (0, 3_000_000, Some(50)),
+            (1000, 1199, None),
+            (1000, 1200, Some(10)),
+        ] {
+            let pace = Pace::new(micros(attention));
+            assert_eq!(pace.rest_after(micros(quiet)), rest.map(micros), "{attention} {quiet}");
+        }
     }
 }

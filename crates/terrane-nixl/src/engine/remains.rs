@@ -1,5 +1,6 @@
 //! Requests that nobody waits for any more and that have not ended.
 
+use std::mem::ManuallyDrop;
 use std::time::Instant;
 
 use terrane_transfer::Remains;
@@ -45,7 +46,8 @@ impl Drop for Abandoned {
                 "requests of NIXL have not ended though they were given up; the memory that they \
                  may still touch is not used again"
             );
-            std::mem::forget(remains);
+            // Nobody drops it.
+            let _never = ManuallyDrop::new(remains);
         }
     }
 }

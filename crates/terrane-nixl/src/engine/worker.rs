@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_transfer::{CopyFailure, CopyJob, Declined};
@@ -50,7 +51,11 @@ impl Queue {
             |state: &mut State| state.jobs.is_empty() && (knows_of_end || !state.is_closed);
         let mut state = self.lock();
         state = match rest {
-            Some(Duration::ZERO) => state,
+            Some(Duration::ZERO) => {
+                drop(state);
+                thread::yield_now();
+                self.lock()
+            }
             Some(rest) if nothing(&mut state) => {
                 let waited = self.changed.wait_timeout(state, rest);
                 waited.unwrap_or_else(PoisonError::into_inner).0
@@ -90,7 +95,7 @@ impl Worker {
 
     /// Serves until the engine has dropped and everything has ended.
     pub(super) fn serve(mut self) {
-        let (mut pace, mut rounds) = (Pace::new(), Rounds::new());
+        let (mut pace, mut rounds) = (Pace::new(self.options.attention), Rounds::new());
         let (mut is_closed, mut leaves_by) = (false, None);
         loop {
             let taken = self.queue.take(self.rest(&pace, is_closed), is_closed);
@@ -154,7 +159,7 @@ impl Worker {
             }
             Step::GivenUp(rest) => {
                 news = true;
-                abandoned.push(rest);
+                abandoned.push(*rest);
                 false
             }
         });

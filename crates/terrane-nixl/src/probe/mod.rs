@@ -6,6 +6,7 @@ mod symbols;
 mod version;
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -58,6 +59,9 @@ impl Found {
     }
 }
 
+/// Whichever library was found first is the process's.
+static FOUND: OnceLock<Found> = OnceLock::new();
+
 /// Looks for NIXL's library, and for each function of it that the bindings call.
 ///
 /// The bindings end the process when they miss one, so that nothing else of this crate calls them
@@ -68,20 +72,44 @@ impl Found {
 ///
 /// [`NixlUnavailable`] says what is missing.
 pub fn probe() -> Result<Found, NixlUnavailable> {
-    static FOUND: OnceLock<Found> = OnceLock::new();
+    found_or(|| {
+        loader::for_good(Path::new(LIBRARY))
+            .map_err(|source| NixlUnavailable::LibraryMissing { library: LIBRARY, source })
+    })
+}
+
+/// As [`probe`], with the library in this file, wherever it is: for installations that the dynamic
+/// linker does not know of. Once it is loaded, the bindings find it by its name, as
+/// [`probe`] does from then on.
+///
+/// If a library was found before, that one is the answer, and the file is not looked at.
+///
+/// # Errors
+///
+/// [`NixlUnavailable`] says what is missing.
+pub fn probe_file(library: &Path) -> Result<Found, NixlUnavailable> {
+    found_or(|| {
+        loader::for_good(library)
+            .map_err(|source| NixlUnavailable::FileMissing { library: library.to_owned(), source })
+    })
+}
+
+fn found_or(
+    load: impl FnOnce() -> Result<ManuallyDrop<Library>, NixlUnavailable>,
+) -> Result<Found, NixlUnavailable> {
     if let Some(found) = FOUND.get() {
         return Ok(found.clone());
     }
-    let found = load()?;
+    let library = load()?;
+    let found = examine(&library)?;
     Ok(FOUND.get_or_init(|| found).clone())
 }
 
-fn load() -> Result<Found, NixlUnavailable> {
-    let missing = |source| NixlUnavailable::LibraryMissing { library: LIBRARY, source };
-    let library = loader::for_good(Path::new(LIBRARY)).map_err(missing)?;
+/// What there is to know of a library, if it has all that is needed.
+fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
     let mut path = PathBuf::from(LIBRARY);
     for &symbol in REQUIRED_SYMBOLS {
-        let Some(address) = address_of(&library, symbol) else {
+        let Some(address) = address_of(library, symbol) else {
             return Err(NixlUnavailable::SymbolMissing { library: path, symbol });
         };
         if path == Path::new(LIBRARY) {
@@ -101,7 +129,7 @@ fn load() -> Result<Found, NixlUnavailable> {
         return Err(NixlUnavailable::BindingsGaveUp { library: path });
     }
     // Plugins lie beside the library that looks for them, which is one that this one needs.
-    let core = address_of(&library, CORE_SYMBOL).and_then(loader::file_at);
+    let core = address_of(library, CORE_SYMBOL).and_then(loader::file_at);
     let plugin_directory = plugins::directory(core.as_ref().unwrap_or(&path));
     Ok(Found { library: path, plugin_directory })
 }

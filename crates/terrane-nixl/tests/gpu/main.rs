@@ -10,6 +10,13 @@
     reason = "a test says what it expects by panicking"
 )]
 
+#[path = "../../../terrane-cuda/tests/gpu/needs.rs"]
+#[allow(dead_code, reason = "the needs of other tests are there as well")]
+mod needs;
+#[path = "../shared/processes.rs"]
+mod processes;
+mod transfers;
+
 use std::error::Error;
 
 use terrane_core::{

@@ -15,5 +15,6 @@ mod engine;
 mod leaks;
 mod peers;
 mod probing;
+mod processes;
 mod registration;
 mod support;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use terrane_nixl::{
-    AgentBuilder, NixlError, NixlUnavailable, PluginFailed, REQUIRED_SYMBOLS, probe,
+    AgentBuilder, NixlError, NixlUnavailable, PluginFailed, REQUIRED_SYMBOLS, probe, probe_file,
 };
 use terrane_testkit::process::{in_child, in_child_with};
 
@@ -66,6 +66,20 @@ fn a_library_that_comes_later_is_found_then() {
         load(&library_named_by_parent());
         // Loaded by its path, it is found by its name.
         assert!(probe().is_ok());
+        AgentBuilder::unnamed().backend(posix()).build().unwrap();
+    });
+}
+
+#[test]
+fn a_library_is_found_in_the_file_that_is_named() {
+    const TEST: &str = "probing::a_library_is_found_in_the_file_that_is_named";
+    let library = library_of_this_process(TEST);
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (WHERE, &library)], || {
+        let error = probe_file(Path::new("/nowhere/libnixl_capi.so")).unwrap_err();
+        assert!(matches!(error, NixlUnavailable::FileMissing { .. }), "{error:?}");
+        assert!(chain(&error).contains("/nowhere/libnixl_capi.so"), "{}", chain(&error));
+        let found = probe_file(Path::new(&library_named_by_parent())).unwrap();
+        assert_eq!(probe().unwrap(), found);
         AgentBuilder::unnamed().backend(posix()).build().unwrap();
     });
 }

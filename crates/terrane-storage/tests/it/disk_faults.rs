@@ -11,10 +11,9 @@ use terrane_storage::{
     DiskAllocator, DiskFile, DiskOptions, FileType, IoBuffer, IoFile, IoQueue, IoQueueOptions,
     IoRequest, StorageError,
 };
+use terrane_testkit::mounted::tmpfs;
 
-use crate::support::{
-    Holdings, buffer, count, entries, in_child, limit_file_size, mount_tiny, skipped,
-};
+use crate::support::{Holdings, buffer, count, entries, in_child, limit_file_size, skipped};
 
 const SPARSE: DiskOptions = DiskOptions {
     direct: Wish::Preferred,
@@ -111,7 +110,7 @@ fn a_directory_that_must_not_be_written() {
 fn no_space_leaves_nothing_behind() {
     in_child("disk_faults::no_space_leaves_nothing_behind", || {
         let directory = tempfile::tempdir().unwrap();
-        let _mounted = match mount_tiny(directory.path(), 256 << 10) {
+        let _mounted = match tmpfs(directory.path(), 256 << 10) {
             Ok(mounted) => mounted,
             Err(error) => return skipped("no_space_leaves_nothing_behind", error),
         };

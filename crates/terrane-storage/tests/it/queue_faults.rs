@@ -7,10 +7,10 @@ use terrane_storage::{
     ActiveBackend, IoBackend, IoBuffer, IoFailure, IoFailureReason, IoFile, IoQueue,
     IoQueueOptions, IoRequest, StorageError,
 };
+use terrane_testkit::mounted::tmpfs;
 
 use crate::support::{
-    assert_holds_nothing, buffer, count, drain, in_child, limit_file_size, mount_tiny, queues,
-    skipped, target,
+    assert_holds_nothing, buffer, count, drain, in_child, limit_file_size, queues, skipped, target,
 };
 
 #[test]
@@ -71,7 +71,7 @@ fn a_limit_on_file_sizes() {
 fn a_full_disk() {
     in_child("queue_faults::a_full_disk", || {
         let directory = tempfile::tempdir().unwrap();
-        let _mounted = match mount_tiny(directory.path(), 256 << 10) {
+        let _mounted = match tmpfs(directory.path(), 256 << 10) {
             Ok(mounted) => mounted,
             Err(error) => return skipped("a_full_disk", error),
         };

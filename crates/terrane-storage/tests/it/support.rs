@@ -1,9 +1,7 @@
 //! What several tests share.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
@@ -141,31 +139,4 @@ pub fn limit_file_size(bytes: u64) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the structure outlives the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-}
-
-/// Mounts a tmpfs of `bytes` bytes on `directory`, seen by this process alone, or says why not.
-pub fn mount_tiny(directory: &Path, bytes: u64) -> Result<Mounted, std::io::Error> {
-    let path = CString::new(directory.as_os_str().as_bytes()).unwrap();
-    let options = CString::new(format!("size={bytes}")).unwrap();
-    let check = |result| if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
-    // SAFETY: the call takes a plain number.
-    check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
-    let private = libc::MS_REC | libc::MS_PRIVATE;
-    let null = std::ptr::null();
-    // SAFETY: the strings are NUL-terminated and outlive the call.
-    check(unsafe { libc::mount(null, c"/".as_ptr(), null, private, null.cast()) })?;
-    let tmpfs = c"tmpfs".as_ptr();
-    // SAFETY: as above.
-    check(unsafe { libc::mount(tmpfs, path.as_ptr(), tmpfs, 0, options.as_ptr().cast()) })?;
-    Ok(Mounted(path))
-}
-
-/// A mounted file system, which goes when this drops, so that its folder can go, too.
-pub struct Mounted(CString);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // SAFETY: the string is NUL-terminated and outlives the call.
-        unsafe { libc::umount2(self.0.as_ptr(), libc::MNT_DETACH) };
-    }
 }

@@ -15,12 +15,13 @@ use terrane_storage::{
 };
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::leaks::assert_no_growth;
+use terrane_testkit::mounted::tmpfs;
 use terrane_testkit::pattern::Pattern;
 use terrane_testkit::process::in_child;
 use terrane_transfer::engines::{DiskEngine, DiskEngineOptions};
 use terrane_transfer::{Endpoint, Outcome, Transfer, TransferError, TransferManager};
 
-use crate::limits::{limit_file_size, mount_tiny};
+use crate::limits::limit_file_size;
 use crate::support::*;
 
 const BLOCKS: u32 = 8;
@@ -138,7 +139,7 @@ fn a_full_disk_is_named_with_block_and_offset() {
     in_child("disk_faults::a_full_disk_is_named_with_block_and_offset", || {
         let directory = tempfile::tempdir().unwrap();
         let room = 3 * EVEN_BLOCK;
-        let _mounted = match mount_tiny(directory.path(), room) {
+        let _mounted = match tmpfs(directory.path(), room) {
             Ok(mounted) => mounted,
             Err(error) => {
                 let test = "a_full_disk_is_named_with_block_and_offset";

@@ -56,6 +56,18 @@ fn cuda() {
 }
 
 #[test]
+fn interop() {
+    use terrane::interop::dlpack::{ElementType, ImportError, Importer, TensorShape};
+    let shape = TensorShape::compact(ElementType::BF16, &[2, 3]).unwrap();
+    assert_eq!(shape.bytes(), terrane::core::ByteCount::new(12));
+    // SAFETY: null may be passed.
+    let refused = unsafe { Importer::new().versioned(std::ptr::null_mut()) };
+    assert!(matches!(refused, Err(ImportError::NullTensor)));
+    let form = terrane::interop::tensors::KvForm::VLLM;
+    assert!(form.has_outer());
+}
+
+#[test]
 fn transfer() {
     let manager = terrane::transfer::TransferManager::with_default_engines().unwrap();
     let names: Vec<_> = manager.engines().iter().map(|engine| engine.name()).collect();

@@ -13,6 +13,7 @@ mod predictions;
 mod product;
 mod raw;
 mod relayout;
+mod relays;
 mod rig;
 mod shapes;
 
@@ -41,6 +42,9 @@ struct Arguments {
     /// cuBLAS, for the matrix product; looked for where it usually is if not given
     #[arg(long, value_name = "LIBRARY")]
     cublas: Option<PathBuf>,
+    /// Where the file of the relayed transfers is; the disk that it is on is measured
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    directory: PathBuf,
     /// Moves little, a few times: whether everything still runs, not how fast
     #[arg(long)]
     smoke: bool,
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         bring_up::report(&rig, settings, reporter)?;
         pools::report(&rig, settings, reporter)?;
         peer::report(&rig, settings, reporter)?;
+        relays::report(&rig, &arguments.directory, settings, reporter)?;
         rig.predictions.conclude(reporter)
     })
 }

@@ -13,7 +13,9 @@ use terrane_cuda::{
 };
 use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_testkit::random::Seeded;
-use terrane_transfer::{Completion, DeviceOrder, Endpoint, Explanation, Transfer, TransferManager};
+use terrane_transfer::{
+    Completion, CopyEngine, DeviceOrder, Endpoint, Explanation, Transfer, TransferManager,
+};
 
 use crate::Arguments;
 use crate::predictions::Predictions;
@@ -64,6 +66,11 @@ impl Rig {
         })
     }
 
+    /// An engine as users get it, of its own.
+    pub fn engine(&self) -> Result<Arc<dyn CopyEngine>> {
+        engine(&self.context, &self.calibration, None)
+    }
+
     /// A manager over an engine that takes one path for everything.
     pub fn forced(&self, path: CopyPath) -> Result<TransferManager> {
         manager(&self.context, &self.calibration, Some(path))
@@ -100,10 +107,17 @@ fn manager(
     calibration: &Calibration,
     path: Option<CopyPath>,
 ) -> Result<TransferManager> {
+    Ok(TransferManager::new([engine(context, calibration, path)?]))
+}
+
+fn engine(
+    context: &Context,
+    calibration: &Calibration,
+    path: Option<CopyPath>,
+) -> Result<Arc<dyn CopyEngine>> {
     let calibration = Some(calibration.clone());
     let options = DeviceEngineOptions { path, calibration, ..DeviceEngineOptions::default() };
-    let engine = DeviceEngine::new(context, options)?;
-    Ok(TransferManager::new([Arc::new(engine) as _]))
+    Ok(Arc::new(DeviceEngine::new(context, options)?))
 }
 
 fn calibration_options(smoke: bool) -> CalibrationOptions {

@@ -19,8 +19,8 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::pattern::PieceAccess;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, StreamHandle, Terms,
-    TransferManager, TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, TransferManager,
+    TransferPlan,
 };
 
 use crate::needs::{OnDevice, is_simulated};
@@ -182,11 +182,9 @@ impl HeldStream {
 
     /// After what the stream has been given so far.
     pub fn order(&self) -> DeviceOrder {
-        let raw = self.stream.handle().expose_provenance().try_into().unwrap();
         // SAFETY: whoever holds the stream up keeps it until the transfer has ended, or until the
         // engine has taken note of the order.
-        let handle = unsafe { StreamHandle::from_raw(self.stream.context().device().id, raw) };
-        DeviceOrder::AfterStream(handle)
+        unsafe { self.stream.order() }
     }
 }
 
@@ -249,4 +247,14 @@ pub fn keep_busy(stream: &Stream, room: &impl Memory) {
         // SAFETY: the memory is the test's alone, and lives until the stream has been waited for.
         unsafe { stream.fill(room.location(), value, room.length()) }.unwrap();
     }
+}
+
+/// Whether every byte of an end, of which no transfer is in flight, has this value.
+pub fn all_are(end: &Endpoint, fixture: &Fixture, value: u8) -> bool {
+    end.layout().regions().iter().all(|region| {
+        let mut bytes = vec![0; region.length().to_usize()];
+        // SAFETY: the region is alive, and nothing in flight writes it.
+        unsafe { fixture.access().read(region.location(), &mut bytes) }.unwrap();
+        bytes == vec![value; bytes.len()]
+    })
 }

@@ -12,8 +12,8 @@ use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{
-    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, StreamHandle, Terms,
-    Transfer, TransferManager, TransferPlan,
+    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer,
+    TransferManager, TransferPlan,
 };
 
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
@@ -61,9 +61,8 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
 }
 
 fn after(stream: &Stream) -> DeviceOrder {
-    let raw = stream.handle().expose_provenance().try_into().unwrap();
     // SAFETY: the stream outlives the transfers.
-    DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(stream.context().device().id, raw) })
+    unsafe { stream.order() }
 }
 
 fn run(manager: &TransferManager, here: &Endpoint, there: &Endpoint, ids: &[u32]) {

@@ -6,9 +6,11 @@ use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
-use terrane_transfer::{DeviceOrder, Endpoint, EventHandle, StreamHandle, Transfer, TransferError};
+use terrane_transfer::{DeviceOrder, Endpoint, StreamHandle, Transfer, TransferError};
 
-use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
+use super::fixture::{
+    APART, DEVICE, Fixture, LAYERS_APART, PINNED, all_are, config, keep_busy, much,
+};
 use crate::needs::{Needs, device_with_kernels as device};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
@@ -35,15 +37,6 @@ fn write_late(stream: &Stream, room: &impl Memory, end: &Endpoint, value: u8) {
     }
 }
 
-fn all_are(end: &Endpoint, fixture: &Fixture, value: u8) -> bool {
-    end.layout().regions().iter().all(|region| {
-        let mut bytes = vec![0; region.length().to_usize()];
-        // SAFETY: the region is alive, and nothing in flight writes it.
-        unsafe { fixture.access().read(region.location(), &mut bytes) }.unwrap();
-        bytes == vec![value; bytes.len()]
-    })
-}
-
 #[test]
 fn a_transfer_waits_for_the_stream_that_writes_its_source() {
     let name = "a_transfer_waits_for_the_stream_that_writes_its_source";
@@ -64,17 +57,12 @@ fn a_transfer_waits_for_the_stream_that_writes_its_source() {
             write_late(&compute, &room, &here, value);
             let event = Event::new(&context, Timing::Off).unwrap();
             event.record(&compute).unwrap();
-            let id = context.device().id;
             let order = if by_event {
-                let raw = event.handle().expose_provenance();
                 // SAFETY: the event lives until the transfer has ended.
-                let handle = unsafe { EventHandle::from_raw(id, raw.try_into().unwrap()) };
-                DeviceOrder::AfterEvent(handle)
+                unsafe { event.order() }
             } else {
-                let raw = compute.handle().expose_provenance();
-                // SAFETY: the stream lives until the transfer has ended.
-                let handle = unsafe { StreamHandle::from_raw(id, raw.try_into().unwrap()) };
-                DeviceOrder::AfterStream(handle)
+                // SAFETY: so does the stream.
+                unsafe { compute.order() }
             };
             let transfer = Transfer::new(&here, &there).blocks(&ids, &ids).device_order(order);
             end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
@@ -98,11 +86,10 @@ fn a_transfer_that_waits_holds_up_no_other() {
     let room = much(&context);
     let compute = Stream::new(&context).unwrap();
     write_late(&compute, &room, &held_here, 9);
-    let raw = compute.handle().expose_provenance();
     // SAFETY: the stream lives until the transfer has ended.
-    let handle = unsafe { StreamHandle::from_raw(context.device().id, raw.try_into().unwrap()) };
+    let after_compute = unsafe { compute.order() };
     let held = Transfer::new(&held_here, &held_there).blocks(&ids, &ids);
-    let held = manager.submit(held.device_order(DeviceOrder::AfterStream(handle)), ()).unwrap();
+    let held = manager.submit(held.device_order(after_compute), ()).unwrap();
     let other = ordered(Transfer::new(&here, &there), &here, &there).blocks(&ids, &ids);
     end_of(manager.submit(other, ()).unwrap()).result.unwrap();
     end_of(held).result.unwrap();

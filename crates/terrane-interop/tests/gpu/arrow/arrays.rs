@@ -16,7 +16,8 @@ use terrane_interop::arrow::{
 };
 use terrane_interop::columns::{Column, ColumnBuffer, ColumnParts, Origin};
 
-use super::needs::{device, filled, read, simulated};
+use super::support::{filled, read, simulated};
+use crate::needs::device;
 
 /// An array of somebody else's, of a column without children in memory that is not out.
 fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {

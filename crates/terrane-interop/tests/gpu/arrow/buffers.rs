@@ -13,7 +13,8 @@ use terrane_interop::columns::{
 use terrane_pool::adaptors::{Budget, Limit};
 use terrane_pool::{Pool, PoolOptions};
 
-use super::needs::{device, read, simulated};
+use super::support::{read, simulated};
+use crate::needs::device;
 
 fn plan(capacity: u64, width: RowCountWidth) -> ColumnarPlan {
     let fields = vec![

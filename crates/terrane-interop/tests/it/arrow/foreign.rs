@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use arrow_schema::{DataType, Field};
+use arrow_schema::{DataType, Field, UnionFields, UnionMode};
 use terrane_interop::arrow::abi::{ArrowArray, Owned, Released};
 
 /// How often what the producer made was released.
@@ -55,6 +55,13 @@ fn made(data_type: &DataType, releases: &Releases, is_top: bool) -> ArrowArray {
                 (2, vec![field.data_type()], None)
             }
             DataType::Utf8 | DataType::LargeBinary | DataType::Utf8View => (3, vec![], None),
+            DataType::Union(fields, mode) => {
+                let buffers = if *mode == UnionMode::Dense { 2 } else { 1 };
+                (buffers, fields.iter().map(|(_, field)| field.data_type()).collect(), None)
+            }
+            DataType::RunEndEncoded(ends, values) => {
+                (0, vec![ends.data_type(), values.data_type()], None)
+            }
             DataType::Dictionary(_, values) => (2, vec![], Some(values)),
             _ => (2, vec![], None),
         };
@@ -137,7 +144,13 @@ pub fn types() -> Vec<DataType> {
     let entries = DataType::Struct(
         vec![Field::new("key", DataType::Int64, false), field("value", DataType::Float64)].into(),
     );
+    let either = vec![field("number", DataType::Int32), field("text", DataType::Utf8)];
+    let either = UnionFields::try_new([0, 1], either).unwrap();
+    let ends = Field::new("run_ends", DataType::Int32, false).into();
     vec![
+        DataType::Union(either.clone(), UnionMode::Sparse),
+        DataType::Union(either, UnionMode::Dense),
+        DataType::RunEndEncoded(ends, field("values", DataType::Int64).into()),
         DataType::Null,
         DataType::Boolean,
         DataType::UInt8,

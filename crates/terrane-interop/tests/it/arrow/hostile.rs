@@ -111,6 +111,18 @@ fn every_pointer_is_checked() {
 }
 
 #[test]
+fn pointers_to_structures_are_aligned() {
+    let list = DataType::new_list(DataType::Int8, true);
+    let askew = |a: &mut ArrowArray| a.buffers = a.buffers.wrapping_byte_add(4);
+    assert_refused!(list, askew, ImportError::MisalignedPointer { what: "buffers", .. });
+    let askew = |a: &mut ArrowArray| a.children = a.children.wrapping_byte_add(1);
+    assert_refused!(list, askew, ImportError::MisalignedPointer { what: "children", .. });
+    let keys = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
+    let askew = |a: &mut ArrowArray| a.dictionary = a.dictionary.wrapping_byte_add(2);
+    assert_refused!(keys, askew, ImportError::MisalignedPointer { what: "dictionary", .. });
+}
+
+#[test]
 fn children_have_to_be_there_and_long_enough() {
     let list = DataType::new_fixed_size_list(DataType::Int32, 3, true);
     assert_refused!(

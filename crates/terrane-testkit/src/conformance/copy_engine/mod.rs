@@ -1,9 +1,12 @@
 //! The rules of [`CopyEngine`].
 
+mod cases;
+mod check;
 mod heads;
 mod layers;
 mod orders;
 
+pub use check::{check_heads, check_transfer, end_of, ordered};
 pub use heads::relayouts_are_exact_or_declined;
 pub use layers::{every_layer_of_a_failed_transfer_ends, layers_are_done_when_the_engine_says_so};
 pub use orders::a_device_order_is_waited_for;
@@ -12,18 +15,22 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use terrane_core::{Alignment, StorageKind};
-use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind};
+use terrane_layout::{LayoutConfig, LayoutKind};
 use terrane_transfer::{
-    Completion, CopyEngine, Declined, DeviceOrder, Durability, Endpoint, Outcome, Planner, Report,
-    Terms, Transfer, TransferError, TransferManager,
+    CopyEngine, Declined, DeviceOrder, Durability, Endpoint, Planner, Terms, Transfer,
+    TransferError, TransferManager,
 };
 
 use crate::model::Image;
 use crate::pattern::{InProcess, PieceAccess};
 use crate::random::Seeded;
+use cases::{
+    for_all_pairs, odd_config, random_blocks, random_config, random_number, random_range, two_ends,
+};
+use check::PATIENCE;
 
 /// An engine as its suite needs it described.
 pub trait EngineFixture {
@@ -77,115 +84,6 @@ pub fn check_copy_engine(fixture: &impl EngineFixture) {
     every_layer_of_a_failed_transfer_ends(fixture);
     dropping_the_engine_ends_what_is_in_flight(fixture);
     a_waiting_transfer_brings_its_engine_along(fixture);
-}
-
-/// As long as a rule waits for an engine that should be done long since. Long, as a disk that is
-/// asked to sync while others write to it takes its time, and only what hangs takes all of it.
-const PATIENCE: Duration = Duration::from_secs(240);
-
-/// Waits for the end of a transfer, and panics if none comes.
-#[track_caller]
-pub fn end_of<G>(completion: Completion<G>) -> Outcome<G> {
-    let begun = Instant::now();
-    while !completion.has_ended() {
-        let waited = begun.elapsed();
-        assert!(waited < PATIENCE, "{completion:?} has not ended in {waited:?}");
-        thread::sleep(Duration::from_micros(50));
-    }
-    completion.wait()
-}
-
-/// What a device's end demands of transfers between these two; nothing is in flight on it.
-pub fn ordered(transfer: Transfer, source: &Endpoint, destination: &Endpoint) -> Transfer {
-    if source.kind().is_device() || destination.kind().is_device() {
-        transfer.device_order(DeviceOrder::AlreadySynchronised)
-    } else {
-        transfer
-    }
-}
-
-/// Runs one transfer and compares both ends, every byte of them, with the model.
-#[track_caller]
-pub fn check_transfer(
-    manager: &TransferManager,
-    access: &dyn PieceAccess,
-    (source, from): (&Endpoint, &[u32]),
-    (destination, to): (&Endpoint, &[u32]),
-    layers: Range<u32>,
-) -> Report {
-    check_heads(manager, access, (source, from), (destination, to), layers, None)
-        .unwrap_or_else(|error| panic!("refused: {error}"))
-}
-
-/// Runs one transfer, of all heads or of some at each end, and compares both ends, every byte of
-/// them, with the model.
-///
-/// # Errors
-///
-/// The refusal, if it is one of [broken-up pieces](Declined::BrokenPieces) by every engine that
-/// serves the kinds, which engines are free to; any other is a panic.
-#[track_caller]
-pub fn check_heads(
-    manager: &TransferManager,
-    access: &dyn PieceAccess,
-    (source, from): (&Endpoint, &[u32]),
-    (destination, to): (&Endpoint, &[u32]),
-    layers: Range<u32>,
-    heads: Option<[Range<u32>; 2]>,
-) -> Result<Report, TransferError> {
-    let before = Image::of(source, access);
-    let mut expected = Image::of(destination, access);
-    let transfer =
-        ordered(Transfer::new(source, destination), source, destination).blocks(from, to);
-    let transfer = transfer.layers(layers.clone());
-    let submitted = match heads.clone() {
-        None => {
-            expected.transfer(&before, from, to, layers.clone());
-            manager.submit(transfer, "guard")
-        }
-        Some([read, written]) => {
-            let heads = [read.clone(), written.clone()];
-            expected.transfer_heads(&before, from, to, layers.clone(), heads);
-            manager.submit(transfer.heads(read, written), "guard")
-        }
-    };
-    let completion = match submitted {
-        Ok(completion) => completion,
-        Err(rejected) if breaks_pieces(&rejected.cause) => return Err(rejected.cause),
-        Err(rejected) => panic!("refused: {rejected}"),
-    };
-    let outcome = end_of(completion);
-    assert_eq!(outcome.guard, "guard", "another guard came back");
-    let report = outcome.result.unwrap_or_else(|error| panic!("{}", with_causes(&error)));
-    let orders = [source, destination].map(|end| end.layout().config().token_order());
-    let what = format!(
-        "{} in {} to {} in {}, {from:?} to {to:?}, layers {layers:?}, heads {heads:?}, {} to {}",
-        source.layout().kind(),
-        source.kind(),
-        destination.layout().kind(),
-        destination.kind(),
-        orders[0],
-        orders[1],
-    );
-    Image::of(destination, access).assert_equals(&expected, &format!("destination, {what}"));
-    if !std::ptr::eq(source.layout(), destination.layout()) {
-        Image::of(source, access).assert_equals(&before, &format!("source, {what}"));
-    }
-    Ok(report)
-}
-
-/// Whether a transfer was refused because no engine breaks pieces up.
-fn breaks_pieces(refusal: &TransferError) -> bool {
-    match refusal {
-        TransferError::NoEngine { declined, .. } => {
-            let mut reasons =
-                declined.iter().map(|(_, why)| why).filter(|&why| *why != Declined::Kinds);
-            reasons.next().is_some_and(|first| {
-                *first == Declined::BrokenPieces && reasons.all(|why| why == first)
-            })
-        }
-        _ => false,
-    }
 }
 
 /// Between all sorts of ends and all kinds of layouts, the bytes asked for arrive, and no other
@@ -450,91 +348,4 @@ pub fn a_waiting_transfer_brings_its_engine_along(fixture: &impl EngineFixture) 
             end_of(completion).result.expect("it ends well");
         }
     });
-}
-
-fn for_all_pairs(fixture: &impl EngineFixture, mut rule: impl FnMut(&str, &str)) {
-    let mut pairs = 0;
-    for &source in fixture.ends() {
-        for &destination in fixture.ends() {
-            if fixture.serves(source, destination) {
-                rule(source, destination);
-                pairs += 1;
-            }
-        }
-    }
-    assert!(pairs > 0, "the fixture serves no pair, so that nothing was checked");
-}
-
-/// Pieces of 105 bytes, 3 layers, K and V.
-fn odd_config(blocks: u32, alignment: u64) -> LayoutConfig {
-    let config = LayoutConfig::builder()
-        .num_blocks(blocks)
-        .num_layers(3)
-        .outer_dim(2)
-        .page_size(5)
-        .inner_dim(7)
-        .element(ElementFormat::Width(3))
-        .block_alignment(Alignment::new(alignment).expect("a power of two"));
-    config.build().expect("a valid config")
-}
-
-fn two_ends(fixture: &impl EngineFixture, source: &str, destination: &str) -> [Endpoint; 2] {
-    let end = |name, kind| fixture.endpoint(name, odd_config(4, 1), kind);
-    let ends = [end(source, LayoutKind::FullyContiguous), end(destination, LayoutKind::ALL[2])];
-    for (end, seed) in ends.iter().zip(10..) {
-        Image::scribble(end, fixture.access(), seed);
-    }
-    ends
-}
-
-fn random_config(random: &mut Seeded) -> LayoutConfig {
-    let mut number = |most| u32::try_from(1 + random.below(most)).expect("small");
-    let config = LayoutConfig::builder()
-        .num_blocks(1)
-        .num_layers(number(4))
-        .outer_dim(number(2))
-        .page_size(number(9));
-    let inner = 32 * number(3);
-    let element = match number(4) {
-        1 => ElementFormat::MXFP4,
-        2 => ElementFormat::RowBytes(number(300)),
-        _ => ElementFormat::Width(u8::try_from(number(8)).expect("at most 8")),
-    };
-    config.inner_dim(inner).element(element).build().expect("a valid config")
-}
-
-/// From 1 to `most`.
-fn random_number(random: &mut Seeded, most: u32) -> u32 {
-    let below = random.below(usize::try_from(most).expect("small"));
-    1 + u32::try_from(below).expect("small")
-}
-
-/// Destination blocks in random order, none twice, and as many source blocks, maybe repeated;
-/// half of the time both ascending.
-fn random_blocks(random: &mut Seeded, from: &Endpoint, to: &Endpoint) -> (Vec<u32>, Vec<u32>) {
-    let [sources, destinations] = [from, to].map(|end| end.layout().config().num_blocks());
-    let mut written: Vec<_> = (0..destinations).collect();
-    random.shuffle(&mut written);
-    written.truncate(random.below(written.len() + 1));
-    let any = |_: &u32| u32::try_from(random.below(usize::try_from(sources).expect("small")));
-    let mut read: Vec<_> = written.iter().map(any).map(|id| id.expect("small")).collect();
-    if random.once_in(2) {
-        read.sort_unstable();
-        written.sort_unstable();
-    }
-    (read, written)
-}
-
-fn random_range(random: &mut Seeded, end: u32) -> Range<u32> {
-    let mut below = |bound: u32| {
-        u32::try_from(random.below(usize::try_from(bound).expect("small"))).expect("small")
-    };
-    let start = below(end);
-    start..start + 1 + below(end - start)
-}
-
-/// An error's message, and those of all its causes.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

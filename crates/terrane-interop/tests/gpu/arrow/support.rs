@@ -1,22 +1,11 @@
-//! What these tests need, and memory of the device with known bytes.
+//! A simulated driver, and memory of the device with known bytes.
 
-use terrane_core::{
-    Alignment, Allocate, ByteCount, DeviceId, Location, Memory, Region, RegionRequest,
-};
+use terrane_core::{Alignment, Allocate, ByteCount, Location, Memory, Region, RegionRequest};
 use terrane_cuda::{Context, DeviceAllocator, Stream};
 use terrane_interop::columns::AccessOrder;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
 
-/// The first device, or `None` after having said what is missing.
-pub fn device(test: &str) -> Option<Context> {
-    match Context::primary(DeviceId::new(0)) {
-        Ok(context) => Some(context),
-        Err(reason) => {
-            eprintln!("skipped: {test}: {reason}");
-            None
-        }
-    }
-}
+use crate::needs::device;
 
 /// The device and its driver, or `None` after having said that it is not simulated.
 pub fn simulated(test: &str) -> Option<(Context, SimulatedCuda)> {

@@ -1,0 +1,167 @@
+//! Blocks between the device and what it does not reach, by way of pinned memory: files, and system
+//! memory. A relay stands beside its two hops at once, each of as many bytes and without waiting for
+//! the other: what it loses against that, it loses itself.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, anyhow};
+use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_core::ByteCount;
+use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
+use terrane_testkit::conformance::copy_engine::ordered;
+use terrane_transfer::engines::{
+    DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
+};
+use terrane_transfer::{Completion, CopyEngine, Endpoint, Transfer, TransferManager};
+
+use crate::rig::{Rig, endpoint, in_turns};
+use crate::shapes::{ON_DEVICE, ON_HOST, USUAL};
+
+/// The share of the rate of both hops at once that a relay has to reach.
+const LEAST_SHARE: f64 = 0.95;
+
+/// What is on the far side of the pinned memory.
+#[derive(Clone, Copy)]
+enum Far {
+    System,
+    File,
+}
+
+pub fn report<W: Write>(
+    rig: &Rig,
+    directory: &Path,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    for (far, name) in [(Far::System, "system memory"), (Far::File, "a file")] {
+        let case = |is_out: bool| match is_out {
+            true => format!("{}, device to {name} by a relay", USUAL.title()),
+            false => format!("{}, {name} to device by a relay", USUAL.title()),
+        };
+        if !reporter.wants(&case(true)) && !reporter.wants(&case(false)) {
+            continue;
+        }
+        let settings = match far {
+            Far::System => settings.clone(),
+            Far::File => rig.few(settings),
+        };
+        let relay = Relay::new(rig, far, directory)?;
+        for is_out in [true, false] {
+            relay.measure(&case(is_out), is_out, &settings, reporter)?;
+        }
+    }
+    Ok(())
+}
+
+/// Both ends and the memory between them, and what moves the blocks.
+struct Relay<'rig> {
+    relayed: TransferManager,
+    /// Between the device and pinned memory.
+    near_hop: &'rig TransferManager,
+    /// Between pinned memory and the far end.
+    far_hop: TransferManager,
+    device: Endpoint,
+    /// Laid out as the relay's slots are: one for each hop.
+    pinned: [Endpoint; 2],
+    far: Endpoint,
+    ids: Vec<u32>,
+    bytes: ByteCount,
+}
+
+impl<'rig> Relay<'rig> {
+    fn new(rig: &'rig Rig, far: Far, directory: &Path) -> Result<Self> {
+        let shape = &USUAL;
+        let blocks = shape.blocks_of(rig.moved)?;
+        // Of their own, as each engine learns from what passes through it.
+        let engines = || -> Result<Arc<dyn CopyEngine>> {
+            Ok(match far {
+                Far::System => Arc::new(HostEngine::new(HostEngineOptions::default())?),
+                Far::File => Arc::new(DiskEngine::new(&DiskEngineOptions::default())?),
+            })
+        };
+        let options = RelayOptions::default();
+        let relay = RelayEngine::new(rig.engine()?, engines()?, rig.pinned.clone(), &options)?;
+        let far = match far {
+            Far::System => {
+                endpoint(shape, blocks, ON_HOST, &SystemAllocator::new(SystemOptions::default()))?
+            }
+            Far::File => {
+                let files = DiskAllocator::new(directory, DiskOptions::default());
+                let files = files.with_context(|| format!("no file in {}", directory.display()))?;
+                endpoint(shape, blocks, ON_HOST, &files)?
+            }
+        };
+        let pinned = || rig.in_pinned(shape, blocks, ON_HOST);
+        Ok(Self {
+            relayed: TransferManager::new([Arc::new(relay) as _]),
+            near_hop: &rig.manager,
+            far_hop: TransferManager::new([engines()?]),
+            device: rig.on_device(shape, blocks, ON_DEVICE)?,
+            pinned: [pinned()?, pinned()?],
+            far,
+            ids: (0..blocks).collect(),
+            bytes: ByteCount::new(shape.block_bytes().get() * u64::from(blocks)),
+        })
+    }
+
+    fn measure<W: Write>(
+        &self,
+        case: &str,
+        is_out: bool,
+        settings: &Settings,
+        reporter: &mut Reporter<W>,
+    ) -> Result<()> {
+        let [near, far] = &self.pinned;
+        let relayed = || self.submit(&self.relayed, &self.device, &self.far, is_out);
+        let near_hop = || self.submit(self.near_hop, &self.device, near, is_out);
+        let far_hop = || self.submit(&self.far_hop, far, &self.far, is_out);
+        let ended = |completion: Completion<()>| -> Result<()> {
+            completion.wait().result.context("the transfer failed").map(drop)
+        };
+        // What was only reserved is written, and engines have found out which way is faster.
+        for _ in 0..3 {
+            ended(far_hop()?)?;
+            ended(relayed()?)?;
+        }
+        let spreads = in_turns(
+            settings,
+            &mut [
+                &mut || ended(relayed()?),
+                &mut || {
+                    let both = [near_hop()?, far_hop()?];
+                    both.into_iter().try_for_each(ended)
+                },
+                &mut || ended(near_hop()?),
+                &mut || ended(far_hop()?),
+            ],
+        )?;
+        let rate = |spread: Spread| spread.rate(self.bytes.get() as f64 * 1e-9);
+        let [relayed, both, near, far] = spreads.as_slice() else { return Ok(()) };
+        let (both, near, far) = (rate(*both), rate(*near), rate(*far));
+        let higher = Direction::HigherIsBetter;
+        let measured = Measurement::new(case, rate(*relayed), "GB/s", higher);
+        let measured = measured.beside("both hops at once", both.median);
+        reporter.report(&measured.at_least(LEAST_SHARE))?;
+        let (name, slower) = match near.median < far.median {
+            true => ("the device's hop alone", near.median),
+            false => ("the other hop alone", far.median),
+        };
+        let measured = Measurement::new(format!("{case}, both hops at once"), both, "GB/s", higher);
+        Ok(reporter.report(&measured.beside(name, slower))?)
+    }
+
+    /// Submits a transfer of all blocks from the nearer end to the farther one, or back.
+    fn submit(
+        &self,
+        manager: &TransferManager,
+        nearer: &Endpoint,
+        farther: &Endpoint,
+        is_out: bool,
+    ) -> Result<Completion<()>> {
+        let (from, to) = if is_out { (nearer, farther) } else { (farther, nearer) };
+        let transfer = ordered(Transfer::new(from, to), from, to).blocks(&self.ids, &self.ids);
+        manager.submit(transfer, ()).map_err(|rejected| anyhow!(rejected.cause))
+    }
+}

@@ -1,0 +1,139 @@
+//! How pieces fill the regions, one after the other.
+
+use terrane_core::{ByteCount, Place, Space};
+
+use super::findings::{Extent, Piece, VerifyReport, Violation};
+use crate::Geometry;
+
+/// The regions in the order of memory, and how far pieces have filled each.
+pub(super) struct Walk {
+    regions: Vec<Filled>,
+    piece_bytes: u64,
+    largest_padding: u64,
+    /// The region of the piece before, where the next piece will mostly be.
+    latest: usize,
+    pieces: u64,
+    padding: u64,
+    hole: Option<Violation>,
+}
+
+struct Filled {
+    number: u32,
+    space: Space,
+    start: u64,
+    length: u64,
+    /// Bytes up to the end of the last piece.
+    filled: u64,
+    last: Option<Piece>,
+}
+
+impl Walk {
+    pub(super) fn new(geometry: &Geometry, extents: &[Extent]) -> Result<Self, Violation> {
+        // So no sum of gaps overflows either.
+        extents
+            .iter()
+            .try_fold(ByteCount::ZERO, |sum, extent| sum.checked_add(extent.length))
+            .map_err(|_| Violation::RegionsTooLong)?;
+        let mut regions: Vec<Filled> = (0_u32..)
+            .zip(extents)
+            .map(|(number, extent)| Filled {
+                number,
+                space: extent.place.space,
+                start: extent.place.start,
+                length: extent.length.get(),
+                filled: 0,
+                last: None,
+            })
+            .collect();
+        regions.sort_unstable_by_key(|region| (region.space, region.start, region.length));
+        // Of regions with bytes, each begins after the one before has ended.
+        let mut with_bytes = regions.iter().filter(|region| region.length > 0);
+        let mut previous = with_bytes.next();
+        for next in with_bytes {
+            if let Some(previous) = previous
+                && previous.space == next.space
+                && next.start - previous.start < previous.length
+            {
+                let (a, b) = (previous.number, next.number);
+                return Err(Violation::RegionsOverlap { first: a.min(b), second: a.max(b) });
+            }
+            previous = Some(next);
+        }
+        Ok(Self {
+            regions,
+            piece_bytes: geometry.piece_bytes().get(),
+            largest_padding: geometry.block_alignment().get() - 1,
+            latest: 0,
+            pieces: 0,
+            padding: 0,
+            hole: None,
+        })
+    }
+
+    /// The region, by its place in the order of memory, within which a piece lies.
+    pub(super) fn find(&mut self, piece: Piece, place: Place) -> Result<usize, Violation> {
+        let holds = |region: &Filled| {
+            region.space == place.space
+                && region.start <= place.start
+                && place.start - region.start < region.length
+        };
+        if !self.regions.get(self.latest).is_some_and(holds) {
+            let after = self.regions.partition_point(|region| {
+                (region.space, region.start) <= (place.space, place.start)
+            });
+            self.latest = after.checked_sub(1).ok_or(Violation::OutOfBounds { piece, place })?;
+        }
+        let fits = |region: &&Filled| {
+            holds(region) && region.length - (place.start - region.start) >= self.piece_bytes
+        };
+        match self.regions.get(self.latest).filter(fits) {
+            Some(_) => Ok(self.latest),
+            None => Err(Violation::OutOfBounds { piece, place }),
+        }
+    }
+
+    /// Enters a piece that `find` has found in `region`, behind all pieces entered there before.
+    ///
+    /// An overlap is an error at once. A hole is kept for the end, as a later piece may turn out
+    /// to be out of order and fill it.
+    pub(super) fn step(
+        &mut self,
+        region: usize,
+        piece: Piece,
+        start: u64,
+    ) -> Result<(), Violation> {
+        let Some(region) = self.regions.get_mut(region) else {
+            return Ok(());
+        };
+        let offset = start - region.start;
+        let Some(gap) = offset.checked_sub(region.filled) else {
+            return Err(Violation::Overlap { first: region.last.unwrap_or(piece), second: piece });
+        };
+        if gap > self.largest_padding && self.hole.is_none() {
+            self.hole = Some(Violation::Hole {
+                region: region.number,
+                next: piece,
+                bytes: ByteCount::new(gap),
+                largest_padding: ByteCount::new(self.largest_padding),
+            });
+        }
+        // `find` saw that the piece ends within its region, so these sums stay below its length.
+        region.filled = offset + self.piece_bytes;
+        region.last = Some(piece);
+        self.padding += gap;
+        self.pieces += 1;
+        Ok(())
+    }
+
+    pub(super) fn finish(self) -> Result<VerifyReport, Violation> {
+        if let Some(hole) = self.hole {
+            return Err(hole);
+        }
+        let tail = self.regions.iter().map(|region| region.length - region.filled).sum();
+        Ok(VerifyReport {
+            pieces: self.pieces,
+            padding: ByteCount::new(self.padding),
+            tail: ByteCount::new(tail),
+        })
+    }
+}

@@ -1,0 +1,80 @@
+//! Memory of a device and files, through GDS.
+
+use std::sync::Arc;
+
+use terrane_cuda::{Context, DeviceAllocator};
+use terrane_nixl::{Agent, NixlEngine, NixlEngineOptions, probe};
+use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_testkit::pattern::Pattern;
+use terrane_transfer::{CopyEngine, DeviceOrder, Transfer, TransferManager};
+
+use super::{CONTIGUOUS, SEPARATE, SOME, agent, chain, end};
+use crate::needs::{OnDevice, real_device};
+
+const BLOCKS: u32 = 32;
+
+#[test]
+fn blocks_of_a_device_go_to_a_file_and_back_through_gds() {
+    const TEST: &str = "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds";
+    let Some(context) = real_device(TEST, SOME) else { return };
+    to_a_file_and_back(TEST, &context, "GDS");
+}
+
+#[test]
+fn blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads() {
+    const TEST: &str =
+        "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads";
+    let Some(context) = real_device(TEST, SOME) else { return };
+    to_a_file_and_back(TEST, &context, "GDS_MT");
+}
+
+/// Scattered blocks go to a file, the device's are overwritten, and the file's come back to others.
+fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
+    let Some(agent) = with_gds(test, backend) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let device = end(&DeviceAllocator::new(context), &agent, BLOCKS, SEPARATE);
+    let file = end(&files, &agent, BLOCKS, CONTIGUOUS);
+    let access = OnDevice::new(context);
+    let (data, poison) = (Pattern::new(3), Pattern::new(4));
+    let all: Vec<u32> = (0..BLOCKS).collect();
+    data.fill_with(&device, &all, &access).unwrap();
+    let engine = NixlEngine::new(&agent, NixlEngineOptions::default()).unwrap();
+    let manager = TransferManager::new([Arc::new(engine) as Arc<dyn CopyEngine>]);
+    let make = |transfer: Transfer| {
+        let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
+        let report = manager.submit(transfer, ()).unwrap().wait().result.unwrap();
+        eprintln!("{report}");
+    };
+    let (from, to): (Vec<u32>, Vec<u32>) = all.iter().map(|n| (n * 5 % 32, n * 3 % 32)).unzip();
+    make(Transfer::new(&device, &file).blocks(&from, &to));
+    poison.fill_with(&device, &all, &access).unwrap();
+    // Half of them, so that the other half shows what should not have been touched.
+    let (from, back) = (&from[..16], &to[..16]);
+    let into: Vec<u32> = (16..32).collect();
+    make(Transfer::new(&file, &device).blocks(back, &into));
+    for (pattern, blocks, filled_as) in [(data, &into[..], from), (poison, &all[..16], &all[..16])]
+    {
+        let seen = pattern.verify_with(&device, blocks, filled_as, 0..4, &access).unwrap();
+        assert_eq!((seen.mismatches, seen.first), (0, None), "of {} bytes", seen.bytes);
+    }
+}
+
+/// An agent with GDS, or `None` after having said why there is none here.
+fn with_gds(test: &str, backend: &str) -> Option<Agent> {
+    // The library is in the bundle: where it is missing the test fails.
+    let found = probe().unwrap_or_else(|error| panic!("{}", chain(&error)));
+    let plugin = found.plugins().into_iter().find(|plugin| plugin.name().as_str() == backend);
+    let plugin = plugin.unwrap_or_else(|| panic!("{found:?} has no plugin {backend}"));
+    if let Err(failed) = plugin.check() {
+        eprintln!("skipped: {test}: {}", chain(&failed).replace('\n', " "));
+        return None;
+    }
+    match agent("gds", backend).build() {
+        Ok(agent) => Some(agent),
+        Err(error) => {
+            eprintln!("skipped: {test}: GDS does not work here: {}", chain(&error));
+            None
+        }
+    }
+}

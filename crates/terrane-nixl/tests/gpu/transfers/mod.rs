@@ -1,0 +1,47 @@
+//! Blocks of a device: between two processes by UCX, and to files by GDS.
+
+mod files;
+mod memory;
+
+use std::error::Error;
+
+use terrane_core::{Allocate, ByteCount, Register};
+use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane_nixl::{AgentBuilder, BackendConfig};
+use terrane_transfer::Endpoint;
+
+use crate::needs::Needs;
+
+/// What a test here needs of either.
+const SOME: Needs = Needs { device: ByteCount::mib(256), host: ByteCount::mib(256) };
+
+/// As a serving engine has them on the device.
+const SEPARATE: LayoutKind = LayoutKind::ALL[2];
+const CONTIGUOUS: LayoutKind = LayoutKind::ALL[0];
+
+/// An agent with this backend, which has to accept all that is registered.
+fn agent(name: &str, backend: &str) -> AgentBuilder {
+    let name = format!("{name}-{}", std::process::id());
+    AgentBuilder::new(name).backend(BackendConfig::new(backend).required()).telemetry(true)
+}
+
+/// So many blocks of 4 layers of K and V, of 64 KiB each.
+fn config(blocks: u32) -> LayoutConfig {
+    let shape = LayoutConfig::builder().num_blocks(blocks).num_layers(4).outer_dim(2);
+    let shape = shape.page_size(16).inner_dim(2048).element(ElementFormat::Width(2));
+    shape.build().unwrap()
+}
+
+/// Blocks in this memory, registered.
+fn end<A: Allocate>(memory: &A, agent: &impl Register, blocks: u32, kind: LayoutKind) -> Endpoint {
+    let layout = LayoutBuilder::new(config(blocks)).kind(kind).allocate(memory).register(agent);
+    Endpoint::new(layout.build().unwrap_or_else(|error| panic!("{}", chain(&error)))).unwrap()
+}
+
+/// An error with its causes.
+fn chain(error: &dyn Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", chain(source)),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,128 @@
+//! One transfer, held against the model.
+
+use std::ops::Range;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_transfer::{
+    Completion, Declined, DeviceOrder, Endpoint, Outcome, Report, Transfer, TransferError,
+    TransferManager,
+};
+
+use crate::model::Image;
+use crate::pattern::PieceAccess;
+
+/// As long as a rule waits for an engine that should be done long since. Long, as a disk that is
+/// asked to sync while others write to it takes its time, and only what hangs takes all of it.
+pub(super) const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Waits for the end of a transfer, and panics if none comes.
+#[track_caller]
+pub fn end_of<G>(completion: Completion<G>) -> Outcome<G> {
+    let begun = Instant::now();
+    while !completion.has_ended() {
+        let waited = begun.elapsed();
+        assert!(waited < PATIENCE, "{completion:?} has not ended in {waited:?}");
+        thread::sleep(Duration::from_micros(50));
+    }
+    completion.wait()
+}
+
+/// What a device's end demands of transfers between these two; nothing is in flight on it.
+pub fn ordered(transfer: Transfer, source: &Endpoint, destination: &Endpoint) -> Transfer {
+    if source.kind().is_device() || destination.kind().is_device() {
+        transfer.device_order(DeviceOrder::AlreadySynchronised)
+    } else {
+        transfer
+    }
+}
+
+/// Runs one transfer and compares both ends, every byte of them, with the model.
+#[track_caller]
+pub fn check_transfer(
+    manager: &TransferManager,
+    access: &dyn PieceAccess,
+    (source, from): (&Endpoint, &[u32]),
+    (destination, to): (&Endpoint, &[u32]),
+    layers: Range<u32>,
+) -> Report {
+    check_heads(manager, access, (source, from), (destination, to), layers, None)
+        .unwrap_or_else(|error| panic!("refused: {error}"))
+}
+
+/// Runs one transfer, of all heads or of some at each end, and compares both ends, every byte of
+/// them, with the model.
+///
+/// # Errors
+///
+/// The refusal, if it is one of [broken-up pieces](Declined::BrokenPieces) by every engine that
+/// serves the kinds, which engines are free to; any other is a panic.
+#[track_caller]
+pub fn check_heads(
+    manager: &TransferManager,
+    access: &dyn PieceAccess,
+    (source, from): (&Endpoint, &[u32]),
+    (destination, to): (&Endpoint, &[u32]),
+    layers: Range<u32>,
+    heads: Option<[Range<u32>; 2]>,
+) -> Result<Report, TransferError> {
+    let before = Image::of(source, access);
+    let mut expected = Image::of(destination, access);
+    let transfer =
+        ordered(Transfer::new(source, destination), source, destination).blocks(from, to);
+    let transfer = transfer.layers(layers.clone());
+    let submitted = match heads.clone() {
+        None => {
+            expected.transfer(&before, from, to, layers.clone());
+            manager.submit(transfer, "guard")
+        }
+        Some([read, written]) => {
+            let heads = [read.clone(), written.clone()];
+            expected.transfer_heads(&before, from, to, layers.clone(), heads);
+            manager.submit(transfer.heads(read, written), "guard")
+        }
+    };
+    let completion = match submitted {
+        Ok(completion) => completion,
+        Err(rejected) if breaks_pieces(&rejected.cause) => return Err(rejected.cause),
+        Err(rejected) => panic!("refused: {rejected}"),
+    };
+    let outcome = end_of(completion);
+    assert_eq!(outcome.guard, "guard", "another guard came back");
+    let report = outcome.result.unwrap_or_else(|error| panic!("{}", with_causes(&error)));
+    let orders = [source, destination].map(|end| end.layout().config().token_order());
+    let what = format!(
+        "{} in {} to {} in {}, {from:?} to {to:?}, layers {layers:?}, heads {heads:?}, {} to {}",
+        source.layout().kind(),
+        source.kind(),
+        destination.layout().kind(),
+        destination.kind(),
+        orders[0],
+        orders[1],
+    );
+    Image::of(destination, access).assert_equals(&expected, &format!("destination, {what}"));
+    if !std::ptr::eq(source.layout(), destination.layout()) {
+        Image::of(source, access).assert_equals(&before, &format!("source, {what}"));
+    }
+    Ok(report)
+}
+
+/// Whether a transfer was refused because no engine breaks pieces up.
+fn breaks_pieces(refusal: &TransferError) -> bool {
+    match refusal {
+        TransferError::NoEngine { declined, .. } => {
+            let mut reasons =
+                declined.iter().map(|(_, why)| why).filter(|&why| *why != Declined::Kinds);
+            reasons.next().is_some_and(|first| {
+                *first == Declined::BrokenPieces && reasons.all(|why| why == first)
+            })
+        }
+        _ => false,
+    }
+}
+
+/// An error's message, and those of all its causes.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,53 @@
+//! KV blocks of a real model that go from one process to another: prefill has computed them, decode
+//! goes on with them. Both processes are started here; every byte is verified where it arrives.
+//!
+//! `cargo run --release --features nixl --example remote`, or with `-- --help` for the options.
+
+mod channel;
+mod cli;
+mod decode;
+mod failure;
+#[path = "../offload/models.rs"]
+mod models;
+mod moves;
+mod prefill;
+mod report;
+mod tier;
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Options, Role};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let (who, outcome) = match options.role {
+        Role::Prefill => ("", prefill::run(&options)),
+        Role::Decode => ("decode: ", decode::run(&options)),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.is_said_already() {
+                say(who, &failure);
+            }
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+/// The error and what caused it.
+fn say(who: &str, failure: &Failure) {
+    let mut text = format!("error: {who}{failure}\n");
+    let mut cause = failure.source();
+    while let Some(error) = cause {
+        text.push_str(&format!("  caused by: {error}\n"));
+        cause = error.source();
+    }
+    // Nothing is left to be done if nobody can be told.
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}

@@ -1,0 +1,118 @@
+//! The process that has computed the blocks; it starts the other one, and reports.
+
+use std::env;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::channel::Channel;
+use crate::cli::{Mode, Options};
+use crate::decode::Verdict;
+use crate::failure::Failure;
+use crate::models;
+use crate::moves::{Measured, Move};
+use crate::report::{self, Line};
+use crate::tier::Side;
+
+/// Starts decode, moves the blocks of each group of the model, and prints what came of it.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let model = models::load(&options.model, options.tensor_parallel)?;
+    let jobs = Move::all(options, &model)?;
+    let side = Side::new(options)?;
+    let mut decode = Decode::start()?;
+    let moved = jobs.iter().map(|job| move_blocks(options, job, &side, &mut decode.channel));
+    let lines: Vec<Line> = match moved.collect() {
+        Ok(lines) => lines,
+        // If the other process has ended, its reason is the reason.
+        Err(failure) => return Err(decode.ended().unwrap_or(failure)),
+    };
+    decode.finish()?;
+    report::print(options, &lines).map_err(Failure::Output)?;
+    let (mismatches, bytes) = lines
+        .iter()
+        .fold((0, 0), |(wrong, all), line| (wrong + line.mismatches, all + line.looked_at));
+    if mismatches > 0 { Err(Failure::Mismatch { mismatches, bytes }) } else { Ok(()) }
+}
+
+fn move_blocks(
+    options: &Options,
+    job: &Move,
+    side: &Side,
+    channel: &mut Channel<ChildStdout, ChildStdin>,
+) -> Result<Line, Failure> {
+    let tier = side.bring_up(job.config)?;
+    tier.fill(&job.computed)?;
+    let mine = match options.mode {
+        Mode::Write => {
+            let decode = side.agent.import(&channel.receive()?)?;
+            Some(job.make(options, side, &tier.endpoint, decode.endpoint())?)
+        }
+        Mode::Read => {
+            channel.send(&side.agent.export(tier.endpoint.layout())?)?;
+            // Until then the blocks may not be used for anything else.
+            job.arrived(options, side)?;
+            None
+        }
+    };
+    let verdict: Verdict = channel.hear()?;
+    let measured: Option<Measured> = mine.or(verdict.measured);
+    let measured =
+        measured.ok_or_else(|| Failure::Channel(std::io::ErrorKind::InvalidData.into()))?;
+    Ok(Line {
+        name: job.name.clone(),
+        model: job.model.clone(),
+        blocks: job.source.len(),
+        layers: job.layers,
+        measured,
+        looked_at: verdict.looked_at,
+        mismatches: verdict.mismatches,
+    })
+}
+
+/// The other process. Dropping it ends it.
+struct Decode {
+    child: Child,
+    channel: Channel<ChildStdout, ChildStdin>,
+}
+
+impl Decode {
+    /// This program again, with the same options and the other role.
+    fn start() -> Result<Self, Failure> {
+        let program = env::current_exe().map_err(Failure::Start)?;
+        let mut child = Command::new(program)
+            .args(env::args_os().skip(1))
+            .args(["--role", "decode"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(Failure::Start)?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let missing = || Failure::Start(std::io::ErrorKind::BrokenPipe.into());
+        let (input, output) = pipes.ok_or_else(missing)?;
+        Ok(Self { child, channel: Channel::new(output, input) })
+    }
+
+    /// How it ended, if it has ended badly.
+    fn ended(&mut self) -> Option<Failure> {
+        // It ends right after its last word, if it does: a moment is enough for that.
+        let status = (0..100).find_map(|_| {
+            let status = self.child.try_wait().ok()?;
+            if status.is_none() {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            status
+        });
+        status.filter(|status| !status.success()).map(Failure::PeerEnded)
+    }
+
+    fn finish(mut self) -> Result<(), Failure> {
+        let status = self.child.wait().map_err(Failure::Channel)?;
+        if status.success() { Ok(()) } else { Err(Failure::PeerEnded(status)) }
+    }
+}
+
+impl Drop for Decode {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

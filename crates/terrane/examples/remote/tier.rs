@@ -1,0 +1,152 @@
+//! The blocks of one process: a layout that is registered with its agent, filled with a pattern, and
+//! verified against it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use terrane::core::DeviceId;
+use terrane::cuda::{
+    Context, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator, PinnedOptions,
+};
+use terrane::layout::{BlockDimension, LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane::nixl::{Agent, AgentBuilder, BackendConfig, probe, probe_file};
+use terrane::storage::{SystemAllocator, SystemOptions};
+use terrane::transfer::{CopyEngine, DeviceOrder, Endpoint, Transfer, TransferManager};
+use terrane_testkit::pattern::{InProcess, Pattern, Verification};
+
+use crate::cli::{MemoryTier, Options, Role};
+use crate::failure::Failure;
+
+/// Engines hold K and V of a layer in one tensor each: outer first.
+const KIND: LayoutKind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
+
+/// One process's part of NIXL, and the device where its blocks are to be there.
+pub struct Side {
+    pub agent: Agent,
+    tier: MemoryTier,
+    gpu: Option<Context>,
+}
+
+/// The blocks.
+pub struct Tier {
+    pub endpoint: Endpoint,
+    /// For memory of a device: how the processor sees it.
+    image: Option<Image>,
+}
+
+/// Memory of the host in the same layout, and what copies between both.
+struct Image {
+    endpoint: Endpoint,
+    manager: TransferManager,
+}
+
+impl Side {
+    /// An agent of this process's, whose transfers are timed by NIXL as well.
+    pub fn new(options: &Options) -> Result<Self, Failure> {
+        find_nixl()?;
+        let gpu = match options.tier {
+            MemoryTier::System => None,
+            MemoryTier::Device | MemoryTier::Pinned => {
+                Some(Context::primary(DeviceId::new(0)).map_err(Failure::NoGpu)?)
+            }
+        };
+        let role = match options.role {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+        };
+        let agent = AgentBuilder::new(format!("{role}-{}", std::process::id()))
+            .backend(BackendConfig::new("UCX").required())
+            .telemetry(true)
+            .build()?;
+        Ok(Self { agent, tier: options.tier, gpu })
+    }
+
+    /// Blocks of this shape, registered.
+    pub fn bring_up(&self, config: LayoutConfig) -> Result<Tier, Failure> {
+        let system = || SystemAllocator::new(SystemOptions::default());
+        let builder = LayoutBuilder::new(config).kind(KIND);
+        let layout = match (&self.gpu, self.tier) {
+            (Some(gpu), MemoryTier::Device) => {
+                builder.allocate(&DeviceAllocator::new(gpu)).register(&self.agent).build()
+            }
+            (Some(gpu), _) => {
+                let pinned = pinned(gpu)?;
+                builder.allocate(&pinned).register(&self.agent).build()
+            }
+            (None, _) => builder.allocate(&system()).register(&self.agent).build(),
+        };
+        let endpoint = Endpoint::new(layout.map_err(Failure::Tier)?)?;
+        let image = match (&self.gpu, self.tier) {
+            (Some(gpu), MemoryTier::Device) => Some(Image::new(gpu, config)?),
+            _ => None,
+        };
+        Ok(Tier { endpoint, image })
+    }
+}
+
+impl Tier {
+    /// Fills in all blocks.
+    pub fn fill(&self, pattern: &Pattern) -> Result<(), Failure> {
+        let Some(image) = &self.image else {
+            return Ok(pattern.fill(&self.endpoint)?);
+        };
+        pattern.fill(&image.endpoint)?;
+        image.copy(&image.endpoint, &self.endpoint)
+    }
+
+    /// Looks at these blocks, in these layers.
+    pub fn verify(
+        &self,
+        pattern: &Pattern,
+        blocks: &[u32],
+        filled_as: &[u32],
+        layers: std::ops::Range<u32>,
+    ) -> Result<Verification, Failure> {
+        let seen = match &self.image {
+            Some(image) => {
+                image.copy(&self.endpoint, &image.endpoint)?;
+                &image.endpoint
+            }
+            None => &self.endpoint,
+        };
+        Ok(pattern.verify_with(seen, blocks, filled_as, layers, &InProcess)?)
+    }
+}
+
+impl Image {
+    fn new(gpu: &Context, config: LayoutConfig) -> Result<Self, Failure> {
+        let memory = pinned(gpu)?;
+        let layout = LayoutBuilder::new(config).kind(KIND).allocate(&memory).unregistered();
+        let engine = DeviceEngine::new(gpu, DeviceEngineOptions::default());
+        let engine: Arc<dyn CopyEngine> = Arc::new(engine.map_err(Failure::Device)?);
+        Ok(Self {
+            endpoint: Endpoint::new(layout.build().map_err(Failure::Tier)?)?,
+            manager: TransferManager::new([engine]),
+        })
+    }
+
+    /// Copies all blocks; each step of this program waits for the one before.
+    fn copy(&self, from: &Endpoint, to: &Endpoint) -> Result<(), Failure> {
+        let all: Vec<u32> = (0..from.layout().config().num_blocks()).collect();
+        let copy = Transfer::new(from, to)
+            .blocks(&all, &all)
+            .device_order(DeviceOrder::AlreadySynchronised);
+        self.manager.submit(copy, ())?.wait().result?;
+        Ok(())
+    }
+}
+
+/// NIXL where the dynamic linker finds it, or else in the file that the environment names: this
+/// repository's configuration of cargo names what `cargo xtask nixl` has fetched.
+fn find_nixl() -> Result<(), Failure> {
+    let Err(missing) = probe() else { return Ok(()) };
+    let file = std::env::var_os("NIXL_CAPI_LIBRARY").map(PathBuf::from);
+    match file.filter(|file| file.exists()) {
+        Some(file) => probe_file(&file).map(drop).map_err(|error| Failure::Nixl(error.into())),
+        None => Err(Failure::Nixl(missing.into())),
+    }
+}
+
+fn pinned(gpu: &Context) -> Result<PinnedAllocator, Failure> {
+    PinnedAllocator::new(gpu, PinnedOptions::default()).map_err(Failure::Device)
+}
