@@ -11,6 +11,10 @@ pub use terrane_cuda::{
 pub use terrane_layout::{
     BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
 };
+#[cfg(feature = "nixl")]
+pub use terrane_nixl::{
+    Agent, AgentBuilder, BackendConfig, NixlEngine, NixlEngineOptions, RemoteLayout,
+};
 pub use terrane_pool::{Pool, PoolOptions};
 pub use terrane_storage::{DiskAllocator, DiskOptions, HugePages, SystemAllocator, SystemOptions};
 pub use terrane_transfer::{

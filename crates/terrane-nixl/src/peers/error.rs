@@ -121,6 +121,17 @@ pub enum ImportError {
         /// Whose it is.
         peer: AgentName,
     },
+    /// The metadata has keys for a backend that talks to no peers.
+    #[error(
+        "the metadata of agent {peer} has keys for backend {backend}, which talks to no peers; \
+         no agent exports such keys"
+    )]
+    DeafBackend {
+        /// Whose metadata it is.
+        peer: AgentName,
+        /// The backend.
+        backend: BackendName,
+    },
     /// The agents have no backend in common that reaches the layout.
     #[error(
         "the layout of agent {peer} is reached through {}, and this agent has {}; \
@@ -164,7 +175,8 @@ pub enum ImportError {
         /// Whose it is.
         peer: AgentName,
     },
-    /// NIXL refused the metadata.
+    /// NIXL refused the metadata. If it refused the keys of a peer that was not known before, the
+    /// peer's name cannot be connected to over UCX any more, as with [`PeerLost`](Self::PeerLost).
     #[error("NIXL took no metadata of agent {peer}: {status}; its log on standard error says more")]
     Load {
         /// The peer.
@@ -172,10 +184,11 @@ pub enum ImportError {
         /// What NIXL said.
         status: Status,
     },
-    /// NIXL refused the metadata, and in doing so forgot the peer, which could not be put back: the
-    /// layouts of it that were imported before can no longer be used.
+    /// NIXL refused the metadata, and has lost the peer over it: the layouts of it that were imported
+    /// before can no longer be used, and, over UCX, the name cannot be connected to any more.
     #[error(
-        "NIXL took no metadata of agent {peer} ({status}) and has lost the agent; import again"
+        "NIXL took no metadata of agent {peer} ({status}) and has lost the agent; import it under \
+         another name, or with another agent"
     )]
     PeerLost {
         /// The peer.

@@ -21,7 +21,7 @@ pub(super) struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     /// The length of the first in four bytes, little-endian, and both.
-    fn join(&self) -> Option<Vec<u8>> {
+    pub(super) fn join(&self) -> Option<Vec<u8>> {
         let length = u32::try_from(self.connection.len()).ok()?;
         Some([&length.to_le_bytes(), self.connection, self.keys].concat())
     }

@@ -76,7 +76,7 @@ impl Agent {
     fn check<'a>(&self, described: &'a Arc<LayoutDescriptor>) -> Result<Checked<'a>, ImportError> {
         let parts = Parts::split(described.metadata())
             .ok_or(MalformedMetadata { offset: 0, expected: "two parts" })?;
-        let keys = if self.checks_metadata() {
+        let keys = if let Some(reachable) = self.reachable() {
             let connection = Metadata::parse(parts.connection)?;
             let keys = Metadata::parse(parts.keys)?;
             for found in [connection.agent, keys.agent] {
@@ -85,7 +85,7 @@ impl Agent {
                     return Err(ImportError::OtherAgent { described, found });
                 }
             }
-            self.check_keys(described, &connection.connections, &keys.memory)?;
+            self.check_keys(described, reachable, &connection.connections, &keys.memory)?;
             Some(keys.memory)
         } else {
             None
@@ -97,9 +97,19 @@ impl Agent {
     fn check_keys(
         &self,
         described: &LayoutDescriptor,
+        reachable: &[Box<str>],
         connections: &[&str],
         keys: &[Key<'_>],
     ) -> Result<(), ImportError> {
+        let is_reachable = |name: &str| reachable.iter().any(|reachable| **reachable == *name);
+        // NIXL refuses all of it, and forgets the peer.
+        let is_deaf = |ours: &&BackendName| {
+            !is_reachable(ours.as_str()) && keys.iter().any(|k| k.place.backend == ours.as_str())
+        };
+        if let Some(backend) = self.backends().find(is_deaf) {
+            let (peer, backend) = (described.agent().clone(), backend.clone());
+            return Err(ImportError::DeafBackend { peer, backend });
+        }
         let mut theirs: Vec<&str> = keys.iter().map(|key| key.place.backend).collect();
         theirs.sort_unstable();
         theirs.dedup();

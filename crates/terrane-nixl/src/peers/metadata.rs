@@ -76,7 +76,12 @@ impl<'a> Metadata<'a> {
             let backend = input.text(b"bknd", "backend of a section")?;
             input.exactly(b"nixlDList", b"nixlSDList", "list of keys")?;
             let memory_type = input.memory_type()?;
+            let at = input.malformed("key");
             let keys = input.count(b"n", "number of keys")?;
+            if keys == 0 {
+                // NIXL refuses all of the metadata for it.
+                return Err(at);
+            }
             for _ in 0..keys {
                 let (device, address, length, key) = input.key()?;
                 let place = Place { backend, memory: memory_type, device, address, length };
@@ -302,6 +307,7 @@ mod tests {
         assert_eq!(refused(|p| p[10] = number("n", u64::MAX)).expected, "key of memory");
         assert_eq!(refused(|p| p[10] = number("n", 1)).expected, "end");
         assert_eq!(refused(|p| p[2] = item("Conns", &[1; 4])).expected, "number of connections");
+        assert_eq!(refused(|p| p[10] = number("n", 0)).expected, "key");
     }
 
     #[test]

@@ -182,8 +182,15 @@ impl Agent {
     /// in the form of NIXL 1.5; of a library with another form, its own checks are all there is.
     #[must_use]
     pub fn checks_metadata(&self) -> bool {
-        self.peer_table().form_is_known(|| {
-            self.connection_metadata().is_ok_and(|own| Metadata::parse(&own).is_ok())
+        self.reachable().is_some()
+    }
+
+    /// The backends through which peers can reach this agent, as its own metadata says.
+    fn reachable(&self) -> Option<&[Box<str>]> {
+        self.peer_table().reachable(|| {
+            let own = self.connection_metadata().ok()?;
+            let own = Metadata::parse(&own).ok()?;
+            Some(own.connections.into_iter().map(Box::from).collect())
         })
     }
 }

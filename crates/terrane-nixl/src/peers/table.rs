@@ -27,8 +27,9 @@ use crate::Agent;
 pub(crate) struct Peers {
     loaded: Mutex<Loaded>,
     known: Mutex<Known>,
-    /// Whether the library writes metadata in the form that is read here.
-    form_is_known: OnceLock<bool>,
+    /// The agent's own backends that peers can reach, if the library writes metadata in the form
+    /// that is read here.
+    reachable: OnceLock<Option<Vec<Box<str>>>>,
 }
 
 #[derive(Default)]
@@ -92,8 +93,11 @@ impl Peers {
         lock(&self.known).by_id.remove(&id);
     }
 
-    pub(super) fn form_is_known(&self, find_out: impl FnOnce() -> bool) -> bool {
-        *self.form_is_known.get_or_init(find_out)
+    pub(super) fn reachable(
+        &self,
+        find_out: impl FnOnce() -> Option<Vec<Box<str>>>,
+    ) -> Option<&[Box<str>]> {
+        self.reachable.get_or_init(find_out).as_deref()
     }
 
     /// Changes what is in use of a peer, and puts it on the list if it has to end.

@@ -13,7 +13,7 @@
 #[path = "../../../terrane-cuda/tests/gpu/needs.rs"]
 #[allow(dead_code, reason = "the needs of other tests are there as well")]
 mod needs;
-#[path = "../shared/processes.rs"]
+#[path = "../common/processes.rs"]
 mod processes;
 mod transfers;
 

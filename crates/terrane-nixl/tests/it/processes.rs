@@ -4,7 +4,7 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::InProcess;
 
-#[path = "../shared/processes.rs"]
+#[path = "../common/processes.rs"]
 mod shared;
 
 use shared::{CONTIGUOUS, SEPARATE, there_and_back};

@@ -55,6 +55,25 @@ fn cuda() {
     }
 }
 
+#[cfg(feature = "nixl")]
+#[test]
+fn nixl() {
+    let _: fn() -> Result<terrane::nixl::Found, terrane::nixl::NixlUnavailable> =
+        terrane::nixl::probe;
+    let builder = terrane::nixl::AgentBuilder::unnamed();
+    let builder = builder.backend(terrane::nixl::BackendConfig::new("UCX"));
+    let agent: terrane::nixl::Agent = builder.build().unwrap();
+    let options = terrane::nixl::NixlEngineOptions::default();
+    terrane::nixl::NixlEngine::new(&agent, options).unwrap();
+}
+
+#[test]
+fn wire() {
+    let bytes = b"what no peer sends";
+    let limits = &terrane::wire::WireLimits::DEFAULT;
+    assert!(terrane::wire::LayoutDescriptor::decode(bytes, limits).is_err());
+}
+
 #[test]
 fn interop() {
     use terrane::interop::dlpack::{ElementType, ImportError, Importer, TensorShape};

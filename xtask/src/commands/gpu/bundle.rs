@@ -14,10 +14,12 @@ use crate::commands::simulated::{GPU_TESTS, with_gpu_tests};
 use crate::workspace::Workspace;
 
 /// The crate, the flag and the name of each program beside the tests, and what the bundle calls it.
-const PROGRAMS: [(&str, &str, &str, &str); 3] = [
+const PROGRAMS: [(&str, &str, &str, &str); 5] = [
     ("terrane-bench", "--bin", "gpu", "bench"),
+    ("terrane-bench", "--bin", "nixl", "bench-nixl"),
     ("terrane-bench", "--example", "calibrate", "calibrate"),
     ("terrane", "--example", "offload", "offload"),
+    ("terrane", "--example", "remote", "remote"),
 ];
 
 /// A bundle travels to machines over slow lines.
@@ -32,7 +34,8 @@ const MARK: &str = "VERSION";
 pub fn make(workspace: &Workspace, folder: &Path) -> Result<()> {
     let mut files = built_tests(workspace)?;
     for (package, flag, name, called) in PROGRAMS {
-        let artifacts = build(workspace, &["build", "--package", package, flag, name])?;
+        let artifacts =
+            build(workspace, &["build", "--all-features", "--package", package, flag, name])?;
         let binary = executables(&artifacts).find(|(target, _)| target.name == name);
         let (_, binary) = binary.with_context(|| format!("`{package}` has no `{name}`"))?;
         files.push((PathBuf::from(called), binary));

@@ -25,7 +25,8 @@ enum Action {
     /// Builds all that needs a GPU into one folder with a `run.sh`, 60 MiB at most
     ///
     /// In it are, in release mode and stripped: every test binary called `gpu`, the benchmark
-    /// suite `gpu`, the calibration and the example `offload`. Copy the folder to a machine with
+    /// suites `gpu` and `nixl`, the calibration, the examples `offload` and `remote`, and NIXL
+    /// itself, which is fetched if it is not there. Copy the folder to a machine with
     /// an NVIDIA driver and run `./run.sh` there; `./run.sh --help` says what it can leave out or
     /// add. It needs a POSIX shell and awk, no Rust and no CUDA toolkit.
     Bundle {

@@ -7,12 +7,13 @@ usage() {
     cat <<'END'
 usage: run.sh [OPTIONS] [-- ARGUMENTS OF THE BENCHMARKS]
 
-Without options: every test binary one test at a time, tensors to and from PyTorch, the example, and
+Without options: every test binary one test at a time, tensors to and from PyTorch, the examples, and
 the calibration.
 
-  --bench          also the benchmarks
+  --bench          also the benchmarks, those of NIXL included
   --sanitize       also compute-sanitizer (memcheck, racecheck) over the tests of the kernels
-  --only PART      only one of tests, interop, example, calibrate, bench, sanitize
+  --only PART      only one of tests, interop, example, remote, calibrate, bench, bench-nixl,
+                   sanitize
   --filter TEXT    only tests whose name contains TEXT
   --json FILE      writes what the benchmarks measure to FILE, one JSON object a line
   --timeout N      ends a test binary, or a benchmark, after N seconds (default 300; 1500 for
@@ -43,8 +44,8 @@ while [ $# -gt 0 ]; do
     shift
 done
 case $only in
-    ''|tests|interop|example|calibrate|bench|sanitize) ;;
-    *) echo "run.sh: --only knows tests, interop, example, calibrate, bench, sanitize" >&2; exit 2 ;;
+    ''|tests|interop|example|remote|calibrate|bench|bench-nixl|sanitize) ;;
+    *) echo "run.sh: --only knows no part \`$only\`; see --help" >&2; exit 2 ;;
 esac
 case $limit in
     *[!0-9]*) echo "run.sh: --timeout takes whole seconds" >&2; exit 2 ;;
@@ -64,7 +65,7 @@ skips=$logs/skipped
 wants() {
     if [ -n "$only" ]; then [ "$only" = "$1" ]; return; fi
     case $1 in
-        bench) [ $bench = yes ] ;;
+        bench | bench-nixl) [ $bench = yes ] ;;
         sanitize) [ $sanitize = yes ] ;;
         *) true ;;
     esac
@@ -333,6 +334,16 @@ if wants example; then
     program example "$logs/example.log" "$logs/example.out" "${limit:-300}" \
         "$here/offload" --require gpu
 fi
+# Two processes of one device, and of one host.
+if wants remote && [ -x "$here/remote" ]; then
+    echo "== remote"
+    for tier in device pinned; do
+        for mode in write read; do
+            program "remote/$tier/$mode" "$logs/remote-$tier-$mode.log" "$logs/remote.out" \
+                "${limit:-300}" "$here/remote" --tier $tier --mode $mode
+        done
+    done
+fi
 if wants calibrate; then
     echo "== calibrate"
     program calibrate "$logs/calibrate.log" "$logs/calibrate.out" "${limit:-300}" \
@@ -348,6 +359,12 @@ if wants bench; then
     else
         program bench "$logs/bench.log" "$logs/bench.out" "${limit:-1500}" "$here/bench" "$@"
     fi
+fi
+
+if wants bench-nixl && [ -x "$here/bench-nixl" ]; then
+    echo "== bench-nixl"
+    program bench-nixl "$logs/bench-nixl.log" "$logs/bench-nixl.out" "${limit:-1500}" \
+        "$here/bench-nixl"
 fi
 
 echo "== sum"

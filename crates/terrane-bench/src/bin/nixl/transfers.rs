@@ -179,7 +179,7 @@ fn span(layout: &PhysicalLayout) -> Result<Span> {
     let Location::Host(address) = region.location() else {
         bail!("system memory is the host's");
     };
-    Ok(Span::new(address.get(), layout.geometry().region_bytes().get())?)
+    Span::new(address.get(), layout.geometry().region_bytes().get())
 }
 
 fn numbers(blocks: &[u32]) -> Result<Vec<i32>> {

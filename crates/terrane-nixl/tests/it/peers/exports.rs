@@ -86,9 +86,10 @@ fn claimed(agent: &terrane_nixl::Agent, part: u64) -> terrane_layout::PhysicalLa
         span: Span { length: ByteCount::new(span.length.get() / part), ..span },
         backends: vec![BackendOutcome { backend: "UCX".into(), refusal: None }],
     };
-    // SAFETY: the owner is the memory. That it is registered is wrong, which is what is tested:
-    // nobody outside reaches it.
-    let memory = unsafe { ForeignMemory::new(span, memory).with_registration(record) };
+    // SAFETY: the owner is the memory, and the span is its own.
+    let memory = unsafe { ForeignMemory::new(span, memory) };
+    // SAFETY: that it is registered is wrong, which is what is tested: nobody outside reaches it.
+    let memory = unsafe { memory.with_registration(record) };
     let builder = LayoutBuilder::new(config()).kind(CONTIGUOUS);
     builder.adopt_memory([memory]).unregistered().build().unwrap()
 }

@@ -269,3 +269,33 @@ fn threads_import_and_forget_side_by_side() {
     assert_eq!(reader.disconnect(), 1);
     assert_eq!(reader.disconnect(), 0);
 }
+
+/// A peer may have backends that this agent lacks: what they give access to is of no use here, and
+/// does no harm.
+#[test]
+fn keys_for_backends_that_are_not_here_are_passed_over() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner, CONTIGUOUS);
+    let described = owner.describe(&layout).unwrap();
+    let metadata = described.metadata();
+    let (head, keys) = {
+        let (length, rest) = metadata.split_first_chunk::<4>().unwrap();
+        let length = usize::try_from(u32::from_le_bytes(*length)).unwrap();
+        (&metadata[..4 + length], &rest[length..])
+    };
+    let find = |text: &[u8], in_: &[u8]| in_.windows(text.len()).position(|w| w == text).unwrap();
+    let count = find(b"nixlSecElms", keys) + b"nixlSecElms".len() + 8;
+    let section = find(b"bknd", keys);
+    let mut other = keys[section..].to_vec();
+    let name = find(b"UCX", &other);
+    other[name..name + 3].copy_from_slice(b"FOO");
+    for first in [true, false] {
+        let mut more = keys.to_vec();
+        more[count..count + 8].copy_from_slice(&2_u64.to_ne_bytes());
+        let at = if first { section } else { more.len() };
+        more.splice(at..at, other.iter().copied());
+        let bytes = with_metadata(&described, [head, &more].concat());
+        let remote = reader.import(&bytes).unwrap();
+        assert_eq!(remote.agent(), owner.name());
+    }
+}
