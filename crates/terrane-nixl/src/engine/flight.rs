@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use terrane_core::{BoxedCause, ByteCount, Location};
+use terrane_core::{BoxedCause, ByteCount, Location, OsError};
 use terrane_transfer::{CopyFailure, CopyJob, EngineTimes};
 
 use super::error::{NixlStep, RequestFailed};
@@ -208,7 +208,7 @@ impl Flight {
             return Ok(false);
         }
         let (plan, terms) = (job.plan(), job.terms());
-        let most = Most::of(&self.options);
+        let most = Most::of(&self.options, self.route.backend(agent));
         let Some(stretch) = most.stretch(plan, self.next, terms.layer_wise) else {
             return if self.to_tell && self.requests.is_empty() {
                 self.tell(agent)
@@ -357,10 +357,11 @@ impl Flight {
                 remains,
                 self.peer.take(),
             ))),
-            Err(job) => {
+            Err(back) => {
                 // A part of another engine's transfer, which has to wait.
-                self.job = Some(*job);
-                self.failure = Some(CopyFailure::DeadlineExceeded);
+                let (job, failure) = *back;
+                self.job = Some(job);
+                self.failure = Some(failure);
                 self.deadline = None;
                 Step::Quiet
             }
@@ -396,7 +397,7 @@ impl Drop for Flight {
             // A part of another engine's transfer, which then never ends: nobody drops what may still
             // be written to.
             Err(job) => {
-                let _never = ManuallyDrop::new(job);
+                let _never = ManuallyDrop::new((job, std::mem::take(&mut self.requests)));
             }
         }
     }
@@ -412,9 +413,14 @@ fn engine(source: BoxedCause) -> CopyFailure {
 ///
 /// The descriptor is open.
 unsafe fn length_of(descriptor: RawFd) -> Result<u64, RequestFailed> {
-    let failed = |error: std::io::Error| RequestFailed::File(error.to_string());
+    let failed = |call| {
+        move |error: std::io::Error| {
+            let source = OsError::from_io(call, &error);
+            RequestFailed::FileLength { source }
+        }
+    };
     // SAFETY: the caller promised that it is open.
     let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    let file = std::fs::File::from(file.try_clone_to_owned().map_err(failed)?);
-    Ok(file.metadata().map_err(failed)?.len())
+    let file = std::fs::File::from(file.try_clone_to_owned().map_err(failed("dup"))?);
+    Ok(file.metadata().map_err(failed("fstat"))?.len())
 }

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use terrane_core::ByteCount;
+use terrane_core::{Alignment, ByteCount};
 use terrane_transfer::{Side, TransferPlan};
 
 use super::error::RequestFailed;
 use super::route::Route;
-use crate::{NixlEngineOptions, Status};
+use crate::agent::Backend;
+use crate::{FileAccess, NixlEngineOptions, Status};
 
 /// A place within the runs of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,11 +34,13 @@ pub(super) struct Most {
 }
 
 impl Most {
-    pub(super) fn of(options: &NixlEngineOptions) -> Self {
-        Self {
-            bytes: options.request_bytes.get().max(1),
-            descriptors: options.request_descriptors.get(),
-        }
+    /// As the options have it; of whole pages where the backend goes around the page cache.
+    pub(super) fn of(options: &NixlEngineOptions, backend: Option<&Backend>) -> Self {
+        let direct = backend.is_some_and(|backend| backend.file_access == FileAccess::Direct);
+        let unit = if direct { Alignment::PAGE.get() } else { 1 };
+        let bytes = options.request_bytes.get();
+        let bytes = (bytes - bytes % unit).max(unit);
+        Self { bytes, descriptors: options.request_descriptors.get() }
     }
 
     /// The stretch that begins at `from`; `None` at the end of the plan. Of a layer-wise plan it ends

@@ -114,9 +114,10 @@ impl Worker {
                 self.abandoned.retain_mut(|abandoned| !abandoned.has_ended(agent));
             }
             if is_closed && self.flights.is_empty() {
-                let until =
-                    *leaves_by.get_or_insert_with(|| Instant::now() + self.options.farewell);
-                if self.abandoned.is_empty() || Instant::now() >= until {
+                // `None` for a farewell that no clock reaches.
+                let until = *leaves_by
+                    .get_or_insert_with(|| Instant::now().checked_add(self.options.farewell));
+                if self.abandoned.is_empty() || until.is_some_and(|until| Instant::now() >= until) {
                     return;
                 }
             }

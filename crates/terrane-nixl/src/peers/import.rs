@@ -154,7 +154,8 @@ impl Agent {
             return;
         };
         let keys = checked.keys.as_deref();
-        let is_same = *known.connection == *checked.parts.connection
+        let is_same = self.is_known(name)
+            && *known.connection == *checked.parts.connection
             && keys.is_some_and(|keys| !known.is_stale(keys, std::iter::empty()));
         if is_same {
             let peer = Arc::new(Peer::new(name.clone()));
@@ -216,6 +217,12 @@ impl Agent {
         if *known.connection != *checked.parts.connection {
             return Err(ImportError::PeerChanged { peer: name(), change: PeerChange::Connection });
         }
+        if !self.is_known(described.agent()) {
+            let transfers = self.reload_if_idle(known)?;
+            if transfers > 0 {
+                return Err(ImportError::PeerBusy { peer: name(), transfers });
+            }
+        }
         let keys = checked.keys.as_deref().unwrap_or_default();
         if known.contradicts(keys) {
             return Err(ImportError::PeerChanged {
@@ -230,7 +237,8 @@ impl Agent {
             return Err(ImportError::Overlap { region, peer: name() });
         }
         if known.sweep() || known.is_stale(keys, known.live()) {
-            self.tidy(known)?;
+            // NIXL lets go of keys that nobody needs. With transfers in flight it keeps them.
+            self.reload_if_idle(known)?;
         }
         if known.contradicts(keys) {
             return Err(ImportError::PeerChanged {
@@ -253,17 +261,23 @@ impl Agent {
         Ok(layout)
     }
 
-    /// Has NIXL let go of keys that nobody needs, if no transfer is in flight.
-    fn tidy(&self, known: &mut LoadedPeer) -> Result<(), ImportError> {
+    /// Whether NIXL knows a peer that it has been told of. It forgets by itself one whose connection
+    /// breaks.
+    fn is_known(&self, name: &AgentName) -> bool {
+        self.raw().check_remote_metadata(name.as_str(), None)
+    }
+
+    /// Tells NIXL of a peer anew, unless transfers with it are in flight, and answers how many are.
+    fn reload_if_idle(&self, known: &mut LoadedPeer) -> Result<usize, ImportError> {
         let peer = Arc::clone(&known.peer);
         // Held, so that none begins meanwhile.
         let state = peer.state();
         if state.transfers > 0 {
-            return Ok(());
+            return Ok(state.transfers);
         }
         let reloaded = self.reload(known);
         drop(state);
-        reloaded.map_err(|status| self.lose(known, status))
+        reloaded.map(|()| 0).map_err(|status| self.lose(known, status))
     }
 
     /// NIXL drops all that it knows of a peer with metadata that it does not take.

@@ -152,6 +152,39 @@ fn a_transfer_keeps_the_peer_of_a_layout_that_has_gone() {
     assert!(!reader.raw().check_remote_metadata(name.as_str(), None));
 }
 
+/// NIXL forgets a peer by itself when a connection breaks, and says so to nobody.
+#[test]
+fn a_peer_that_nixl_has_lost_is_told_to_it_anew() {
+    let (owner, reader) = (agent(), agent());
+    let source = Endpoint::new(layout(&owner)).unwrap();
+    Pattern::new(SEED).fill(&source).unwrap();
+    let bytes = owner.export(source.layout()).unwrap();
+    let lose = || reader.raw().invalidate_remote_md(owner.name().as_str()).unwrap();
+    let check = |remote: &RemoteLayout| {
+        let read = read_all(&reader, remote);
+        Pattern::new(SEED).verify(&read).unwrap().assert_clean("read after a loss");
+    };
+    // While a layout lives, which can be used again.
+    let remote = reader.import(&bytes).unwrap();
+    lose();
+    let in_flight = reader.use_peer(remote.peer()).unwrap();
+    let error = reader.import(&bytes).unwrap_err();
+    assert!(matches!(error, ImportError::PeerBusy { transfers: 1, .. }), "{error}");
+    drop(in_flight);
+    let again = reader.import(&bytes).unwrap();
+    assert_eq!(again.peer(), remote.peer());
+    check(&again);
+    check(&remote);
+    // After it was forgotten, by `refresh`, and when no layout lives any more.
+    lose();
+    reader.forget(remote.peer()).unwrap();
+    check(&reader.import(&bytes).unwrap());
+    lose();
+    check(&reader.refresh(&bytes).unwrap());
+    lose();
+    check(&reader.import(&bytes).unwrap());
+}
+
 /// Layouts of one peer come and go, and one stays: NIXL and the tables hold what lives.
 #[test]
 fn keys_that_nobody_needs_are_let_go() {

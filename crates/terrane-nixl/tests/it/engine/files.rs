@@ -3,16 +3,19 @@
 use std::error::Error;
 use std::fs;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
-use terrane_core::ByteCount;
-use terrane_nixl::{NixlEngineOptions, RequestFailed};
-use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_core::{ByteCount, Capability, Grant};
+use terrane_layout::{ElementFormat, LayoutConfig};
+use terrane_nixl::{AgentBuilder, FileAccess, NixlEngine, NixlEngineOptions, RequestFailed};
+use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
 use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
 
 use super::support::*;
+use crate::support::posix;
 
 #[test]
 fn a_file_that_somebody_truncated_is_not_taken_for_read() {
@@ -74,5 +77,36 @@ fn requests_that_no_queue_of_the_kernel_can_hold_fail_or_end_well() {
             let cause = error.source().unwrap().downcast_ref::<RequestFailed>();
             assert!(matches!(cause, Some(RequestFailed::Status { .. })), "{error:?}");
         }
+    }
+}
+
+#[test]
+fn requests_around_the_page_cache_end_at_pages() {
+    const TEST: &str = "requests_around_the_page_cache_end_at_pages";
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    if files.capabilities().grant(&Capability::DirectIo) != Some(&Grant::Granted) {
+        eprintln!("skipped: {TEST}: {}", files.capabilities());
+        return;
+    }
+    let agent = AgentBuilder::unnamed().backend(posix().file_access(FileAccess::Direct));
+    let agent = agent.build().unwrap();
+    // Pieces of two pages.
+    let config = LayoutConfig::builder().num_blocks(4).num_layers(1).outer_dim(2).page_size(16);
+    let config = config.inner_dim(256).element(ElementFormat::Width(2)).build().unwrap();
+    let system = SystemAllocator::new(SystemOptions::default());
+    let local = Endpoint::new(registered(&system, &agent, config, CONTIGUOUS)).unwrap();
+    let file = Endpoint::new(registered(&files, &agent, config, CONTIGUOUS)).unwrap();
+    let image = Image::scribble(&local, &InProcess, 2);
+    let mut expected = Image::of(&file, &InProcess);
+    expected.transfer(&image, &[0, 1, 2, 3], &[3, 1, 0, 2], 0..1);
+    for bytes in [1, 5000, 12_289] {
+        let request_bytes = ByteCount::new(bytes);
+        let options = NixlEngineOptions { request_bytes, ..NixlEngineOptions::default() };
+        let engine = Arc::new(NixlEngine::new(&agent, options).unwrap());
+        let manager = TransferManager::new([engine as _]);
+        let write = Transfer::new(&local, &file).blocks(&[0, 1, 2, 3], &[3, 1, 0, 2]);
+        end_of(manager.submit(write, ()).unwrap()).result.unwrap();
+        Image::of(&file, &InProcess).assert_equals(&expected, &format!("{bytes} a request"));
     }
 }

@@ -48,10 +48,29 @@ impl PeerProcess {
         heard(&mut self.output)
     }
 
+    fn process(&self) -> libc::pid_t {
+        libc::pid_t::try_from(self.child.id()).unwrap()
+    }
+
     fn signal(&self, signal: libc::c_int) {
-        let process = libc::pid_t::try_from(self.child.id()).unwrap();
         // SAFETY: the process is a child of this one that nobody has waited for, so the number is its.
-        assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+        assert_eq!(unsafe { libc::kill(self.process(), signal) }, 0);
+    }
+
+    /// Stops it, and waits until none of its threads runs any more: they go on after the signal, for as
+    /// long as it is on its way.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        // SAFETY: as above, and the status is a place to write to. What has stopped can be waited for
+        // again when it ends.
+        let stopped = unsafe { libc::waitpid(self.process(), &raw mut status, libc::WUNTRACED) };
+        assert_eq!(stopped, self.process());
+        assert!(libc::WIFSTOPPED(status), "the peer has ended by itself: {status}");
+    }
+
+    fn go_on(&self) {
+        self.signal(libc::SIGCONT);
     }
 }
 
@@ -117,13 +136,17 @@ struct Ends {
 }
 
 impl Ends {
+    /// With an engine that does not wait when it drops.
     fn new(test: &str) -> Self {
+        Self::with_farewell(test, Duration::ZERO)
+    }
+
+    fn with_farewell(test: &str, farewell: Duration) -> Self {
         let (agent, mut process) = (agent(), PeerProcess::start(test));
         let remote = agent.import(&process.hear()).unwrap();
         let local = registered(&HeapAllocator::system(), &agent, config(8), CONTIGUOUS);
         let local = Endpoint::new(local).unwrap();
-        let options =
-            NixlEngineOptions { farewell: Duration::ZERO, ..NixlEngineOptions::default() };
+        let options = NixlEngineOptions { farewell, ..NixlEngineOptions::default() };
         let engine = terrane_nixl::NixlEngine::new(&agent, options).unwrap();
         let manager = TransferManager::new([std::sync::Arc::new(engine) as _]);
         Self { agent, process, remote, local, manager }
@@ -158,7 +181,7 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         let ends = Ends::new(TEST);
         end_of(ends.manager.submit(ends.write(0), ()).unwrap()).result.unwrap();
 
-        ends.process.signal(libc::SIGSTOP);
+        ends.process.stop();
         give_up(&ends.manager, &ends.local, || ends.write(1));
         // Nothing may write what UCX may still read, and the peer's blocks may still be written.
         assert!(ends.local.hold_for_write(&[1]).unwrap_err().is_conflict());
@@ -166,7 +189,7 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         drop(ends.local.hold_for_write(&[0]).unwrap());
         assert_eq!(ends.agent.forget(ends.remote.peer()).unwrap(), Forgotten::AfterTransfers(1));
 
-        ends.process.signal(libc::SIGCONT);
+        ends.process.go_on();
         let begun = Instant::now();
         while let Err(error) = ends.local.hold_for_write(&[1]) {
             assert!(begun.elapsed() < PATIENCE, "{error}");
@@ -181,7 +204,7 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
         "engine::processes::an_engine_that_drops_leaves_alone_what_may_still_be_written";
     over_tcp(TEST, || {
         let Ends { agent, process, remote, local, manager } = Ends::new(TEST);
-        process.signal(libc::SIGSTOP);
+        process.stop();
         let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
         give_up(&manager, &local, read);
         drop(manager);
@@ -193,12 +216,29 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
 }
 
 #[test]
+fn an_engine_may_wait_for_ever_when_it_drops() {
+    const TEST: &str = "engine::processes::an_engine_may_wait_for_ever_when_it_drops";
+    over_tcp(TEST, || {
+        let ends = Ends::with_farewell(TEST, Duration::MAX);
+        let Ends { agent: _agent, process, remote, local, manager } = ends;
+        process.stop();
+        let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
+        give_up(&manager, &local, read);
+        let weak = local.downgrade();
+        let dropping = thread::spawn(move || drop((manager, local, remote)));
+        process.go_on();
+        dropping.join().unwrap();
+        assert!(weak.has_gone(), "the engine has not waited");
+    });
+}
+
+#[test]
 fn a_peer_that_dies_in_the_middle_is_an_error() {
     const TEST: &str = "engine::processes::a_peer_that_dies_in_the_middle_is_an_error";
     over_tcp(TEST, || {
         let mut ends = Ends::new(TEST);
         end_of(ends.manager.submit(ends.write(0), ()).unwrap()).result.unwrap();
-        ends.process.signal(libc::SIGSTOP);
+        ends.process.stop();
         let deadline = Instant::now() + PATIENCE;
         let completion = ends.manager.submit(ends.write(1).deadline(deadline), ()).unwrap();
         ends.process.child.kill().unwrap();

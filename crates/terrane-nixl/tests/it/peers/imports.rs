@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use terrane_core::{Memory, PeerId, StorageKind};
 use terrane_layout::{BlockDimension, LayoutKind};
-use terrane_nixl::{ForgetError, Forgotten, ImportError, PeerChange};
+use terrane_nixl::{AgentBuilder, ForgetError, Forgotten, ImportError, PeerChange};
 use terrane_wire::{GeometryField, WireError, WireLimits};
 
 use super::support::*;
@@ -297,5 +297,17 @@ fn keys_for_backends_that_are_not_here_are_passed_over() {
         let bytes = with_metadata(&described, [head, &more].concat());
         let remote = reader.import(&bytes).unwrap();
         assert_eq!(remote.agent(), owner.name());
+    }
+}
+
+/// What one's own metadata looks like is known even if one has no way to be reached.
+#[test]
+fn an_agent_that_nobody_reaches_checks_what_it_is_given() {
+    let owner = agent();
+    let bytes = owner.export(&layout(&owner, CONTIGUOUS)).unwrap();
+    for reader in [AgentBuilder::unnamed().build().unwrap(), agent_with("POSIX")] {
+        assert!(reader.checks_metadata(), "{reader:?}");
+        let error = reader.import(&bytes).unwrap_err();
+        assert!(matches!(error, ImportError::NoCommonBackend { .. }), "{error}");
     }
 }
