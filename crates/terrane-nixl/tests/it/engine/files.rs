@@ -53,7 +53,7 @@ fn a_file_that_somebody_truncated_is_not_taken_for_read() {
 fn requests_that_no_queue_of_the_kernel_can_hold_fail_or_end_well() {
     let pair = Pair::new();
     let options = NixlEngineOptions {
-        request_bytes: ByteCount::new(1),
+        request_bytes: ByteCount::new(16),
         request_descriptors: NonZeroUsize::MIN,
         requests: NonZeroUsize::new(64).unwrap(),
         ..NixlEngineOptions::default()
@@ -69,9 +69,9 @@ fn requests_that_no_queue_of_the_kernel_can_hold_fail_or_end_well() {
     match end_of(manager.submit(write, ()).unwrap()).result {
         Ok(report) => {
             expected.transfer(&image, &[0], &[1], 0..2);
-            Image::of(&file, &InProcess).assert_equals(&expected, "a byte a request");
+            Image::of(&file, &InProcess).assert_equals(&expected, "16 bytes a request");
             let times = report.engine_times.unwrap();
-            assert_eq!((times.requests, times.descriptors), (4096, 4096));
+            assert_eq!((times.requests, times.descriptors), (256, 256));
         }
         Err(error) => {
             let cause = error.source().unwrap().downcast_ref::<RequestFailed>();
