@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use terrane_core::{BoxedCause, ByteCount, Location, OsError};
-use terrane_transfer::{CopyFailure, CopyJob, EngineTimes};
+use terrane_transfer::{Attend, CopyFailure, CopyJob, EngineTimes};
 
 use super::error::{NixlStep, RequestFailed};
 use super::lists::{Most, Place, Refused, Stretch};
@@ -17,14 +17,16 @@ use super::route::{Begun, Operation, Rates, Route, Target};
 use crate::peers::PeerUse;
 use crate::{Agent, NixlEngineOptions, Status};
 
-/// A transfer that the engine's thread is busy with.
+/// A transfer, from when it is submitted until it has ended.
 pub(super) struct Flight {
     /// `None` once it has ended.
     job: Option<CopyJob>,
     route: Route,
     peer: Option<PeerUse>,
     options: Arc<NixlEngineOptions>,
+    /// Of the transfer; once that has begun, no later than the options allow.
     deadline: Option<Instant>,
+    has_begun: bool,
     /// Where the next request begins.
     next: Place,
     /// In the order in which they were posted.
@@ -88,13 +90,7 @@ pub(super) enum Step {
 impl Flight {
     pub(super) fn new(job: CopyJob, begun: Begun, options: &Arc<NixlEngineOptions>) -> Self {
         let Begun { route, peer } = begun;
-        job.start();
-        let own = job.terms().deadline;
-        let usual = options.deadline.and_then(|most| Instant::now().checked_add(most));
-        let deadline = match (own, usual) {
-            (Some(own), Some(usual)) => Some(own.min(usual)),
-            (one, other) => one.or(other),
-        };
+        let deadline = job.terms().deadline;
         let (to_tell, layers_done) =
             (job.terms().notification.is_some(), job.plan().layers().start);
         Self {
@@ -103,6 +99,7 @@ impl Flight {
             peer,
             options: Arc::clone(options),
             deadline,
+            has_begun: false,
             next: Place::default(),
             requests: VecDeque::new(),
             to_tell,
@@ -112,8 +109,30 @@ impl Flight {
         }
     }
 
+    /// Lets threads that wait for the job help.
+    pub(super) fn invite(&self, attendant: Arc<dyn Attend>) {
+        if let Some(job) = &self.job {
+            job.attend(attendant);
+        }
+    }
+
+    fn begin(&mut self) {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return;
+        }
+        if let Some(job) = &self.job {
+            job.start();
+        }
+        let usual = self.options.deadline.and_then(|most| Instant::now().checked_add(most));
+        self.deadline = match (self.deadline, usual) {
+            (Some(own), Some(usual)) => Some(own.min(usual)),
+            (one, other) => one.or(other),
+        };
+    }
+
     /// Posts what is next, and looks what has ended.
     pub(super) fn advance(&mut self, agent: &Agent, rates: &Rates) -> Step {
+        self.begin();
         let news = self.collect(agent);
         if self.failure.is_none() && self.is_late() {
             self.failure = Some(CopyFailure::DeadlineExceeded);

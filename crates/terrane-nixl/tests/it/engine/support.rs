@@ -15,10 +15,8 @@ use crate::support::posix;
 
 /// An agent with UCX and POSIX.
 pub fn agent() -> Agent {
-    let builder = AgentBuilder::unnamed()
-        .telemetry(true)
-        .backend(BackendConfig::new("UCX"))
-        .backend(posix());
+    let builder =
+        AgentBuilder::unnamed().telemetry(true).backend(BackendConfig::new("UCX")).backend(posix());
     builder.build().unwrap()
 }
 
