@@ -40,7 +40,9 @@ impl Most {
         let unit = if direct { Alignment::PAGE.get() } else { 1 };
         let bytes = options.request_bytes.get();
         let bytes = (bytes - bytes % unit).max(unit);
-        Self { bytes, descriptors: options.request_descriptors.get() }
+        let ios = backend.and_then(|backend| Some(backend.ios.as_ref()?.most()));
+        let descriptors = options.request_descriptors.get().min(ios.unwrap_or(usize::MAX));
+        Self { bytes, descriptors }
     }
 
     /// The stretch that begins at `from`; `None` at the end of the plan. Of a layer-wise plan it ends
@@ -74,6 +76,12 @@ impl Most {
 }
 
 impl Stretch {
+    /// How many descriptors it takes.
+    pub(super) fn descriptors(&self) -> usize {
+        let Range { start, end } = &self.places;
+        end.run.saturating_sub(start.run) + usize::from(end.offset > 0)
+    }
+
     /// The runs of which it has a part: their indices, and where in them the parts begin and how
     /// long they are.
     fn parts<'a>(

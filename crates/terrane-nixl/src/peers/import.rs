@@ -29,6 +29,9 @@ struct Checked<'a> {
     parts: Parts<'a>,
     /// The keys; `None` if this library's form of metadata is not known.
     keys: Option<Vec<Key<'a>>>,
+    /// The backends by which every region is reached; all that this agent has if that is not
+    /// known either.
+    usable: Vec<BackendName>,
 }
 
 impl Agent {
@@ -76,7 +79,7 @@ impl Agent {
     fn check<'a>(&self, described: &'a Arc<LayoutDescriptor>) -> Result<Checked<'a>, ImportError> {
         let parts = Parts::split(described.metadata())
             .ok_or(MalformedMetadata { offset: 0, expected: "two parts" })?;
-        let keys = if let Some(reachable) = self.reachable() {
+        let (keys, usable) = if let Some(reachable) = self.reachable() {
             let connection = Metadata::parse(parts.connection)?;
             let keys = Metadata::parse(parts.keys)?;
             for found in [connection.agent, keys.agent] {
@@ -85,22 +88,23 @@ impl Agent {
                     return Err(ImportError::OtherAgent { described, found });
                 }
             }
-            self.check_keys(described, reachable, &connection.connections, &keys.memory)?;
-            Some(keys.memory)
+            let usable =
+                self.check_keys(described, reachable, &connection.connections, &keys.memory)?;
+            (Some(keys.memory), usable)
         } else {
-            None
+            (None, self.backends().cloned().collect())
         };
-        Ok(Checked { described: Arc::clone(described), parts, keys })
+        Ok(Checked { described: Arc::clone(described), parts, keys, usable })
     }
 
-    /// Whether one backend that both agents have gives access to all regions.
+    /// The backends that both agents have and that give access to all regions; one at least.
     fn check_keys(
         &self,
         described: &LayoutDescriptor,
         reachable: &[Box<str>],
         connections: &[&str],
         keys: &[Key<'_>],
-    ) -> Result<(), ImportError> {
+    ) -> Result<Vec<BackendName>, ImportError> {
         let is_reachable = |name: &str| reachable.iter().any(|reachable| **reachable == *name);
         // NIXL refuses all of it, and forgets the peer.
         let is_deaf = |ours: &&BackendName| {
@@ -115,12 +119,15 @@ impl Agent {
         theirs.dedup();
         theirs.retain(|backend| connections.contains(backend));
         let ours = || self.backends().any(|ours| theirs.contains(&ours.as_str()));
-        let mut furthest = 0;
+        let (mut usable, mut furthest) = (Vec::new(), 0);
         for backend in self.backends().filter(|ours| theirs.contains(&ours.as_str())) {
             match uncovered(described.regions(), backend, keys) {
-                None => return Ok(()),
+                None => usable.push(backend.clone()),
                 Some(region) => furthest = furthest.max(region),
             }
+        }
+        if !usable.is_empty() {
+            return Ok(usable);
         }
         let peer = described.agent().clone();
         if ours() {
@@ -195,7 +202,7 @@ impl Agent {
         let mut new = LoadedPeer::new(Arc::clone(&peer), checked.parts.connection);
         new.add_keys(checked.keys.as_deref().unwrap_or_default());
         let known = loaded.peers.entry(name.clone()).insert_entry(new).into_mut();
-        let layout = RemoteLayout::new(peer.id, lease, Arc::clone(&checked.described))?;
+        let layout = RemoteLayout::new(peer.id, lease, &checked.described, &checked.usable)?;
         known.add_layout(&layout);
         Ok(layout)
     }
@@ -256,7 +263,7 @@ impl Agent {
             return Err(ImportError::NotFound { peer: name() });
         }
         let lease = Lease::new(self, &known.peer);
-        let layout = RemoteLayout::new(known.peer.id, lease, Arc::clone(described))?;
+        let layout = RemoteLayout::new(known.peer.id, lease, described, &checked.usable)?;
         known.add_layout(&layout);
         Ok(layout)
     }

@@ -110,3 +110,35 @@ fn requests_around_the_page_cache_end_at_pages() {
         Image::of(&file, &InProcess).assert_equals(&expected, &format!("{bytes} a request"));
     }
 }
+
+/// POSIX has so many I/Os, whoever asks for them, and fails what comes when all are taken.
+#[test]
+fn transfers_share_the_ios_of_the_backend() {
+    const BLOCKS: u32 = 1024;
+    // 64 I/Os.
+    let agent = AgentBuilder::unnamed().backend(posix()).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let file = Endpoint::new(registered(&files, &agent, config(BLOCKS), CONTIGUOUS)).unwrap();
+    let system = SystemAllocator::new(SystemOptions::default());
+    let local = Endpoint::new(registered(&system, &agent, config(BLOCKS), CONTIGUOUS)).unwrap();
+    let image = Image::scribble(&local, &InProcess, 8);
+    let mut expected = Image::of(&file, &InProcess);
+    let backwards: Vec<u32> = (0..BLOCKS).rev().collect();
+    expected.transfer(&image, &(0..BLOCKS).collect::<Vec<_>>(), &backwards, 0..2);
+    // Two engines, and each has several transfers in flight, of more descriptors than there are I/Os.
+    let managers = [(); 2].map(|()| {
+        let engine = NixlEngine::new(&agent, NixlEngineOptions::default()).unwrap();
+        TransferManager::new([Arc::new(engine) as _])
+    });
+    let submitted: Vec<_> = (0..8)
+        .zip(managers.iter().cycle())
+        .map(|(part, manager)| {
+            let from: Vec<u32> = (part * 128..(part + 1) * 128).collect();
+            let to: Vec<u32> = from.iter().map(|block| BLOCKS - 1 - block).collect();
+            manager.submit(Transfer::new(&local, &file).blocks(&from, &to), ()).unwrap()
+        })
+        .collect();
+    submitted.into_iter().for_each(|completion| drop(end_of(completion).result.unwrap()));
+    Image::of(&file, &InProcess).assert_equals(&expected, "with few I/Os");
+}
