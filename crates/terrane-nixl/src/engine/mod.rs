@@ -179,7 +179,7 @@ unsafe impl CopyEngine for NixlEngine {
         let route = self.route(job.plan(), job.terms()).and_then(|route| route.begin(self.agent()));
         self.queue.push(match route {
             Ok(begun) => Submitted::Flight(Attended::new(job, begun, &self.means, &self.queue)),
-            Err(declined) => Submitted::Refused(job, declined),
+            Err(declined) => Submitted::Refused(Box::new(job), declined),
         });
     }
 }

@@ -48,29 +48,28 @@ impl PeerProcess {
         heard(&mut self.output)
     }
 
-    fn process(&self) -> libc::pid_t {
-        libc::pid_t::try_from(self.child.id()).unwrap()
+    /// Stops all of its threads.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        // The signal goes to one of them, and others run until that one has had its turn.
+        let mut status = 0;
+        // SAFETY: the number is the child's, see `signal`; a child that has stopped is not reaped, and
+        // the status is written to a live integer.
+        let stopped = unsafe { libc::waitpid(self.number(), &raw mut status, libc::WUNTRACED) };
+        assert!(stopped == self.number() && libc::WIFSTOPPED(status), "{stopped}, {status}");
+    }
+
+    fn resume(&self) {
+        self.signal(libc::SIGCONT);
     }
 
     fn signal(&self, signal: libc::c_int) {
         // SAFETY: the process is a child of this one that nobody has waited for, so the number is its.
-        assert_eq!(unsafe { libc::kill(self.process(), signal) }, 0);
+        assert_eq!(unsafe { libc::kill(self.number(), signal) }, 0);
     }
 
-    /// Stops it, and waits until none of its threads runs any more: they go on after the signal, for as
-    /// long as it is on its way.
-    fn stop(&self) {
-        self.signal(libc::SIGSTOP);
-        let mut status = 0;
-        // SAFETY: as above, and the status is a place to write to. What has stopped can be waited for
-        // again when it ends.
-        let stopped = unsafe { libc::waitpid(self.process(), &raw mut status, libc::WUNTRACED) };
-        assert_eq!(stopped, self.process());
-        assert!(libc::WIFSTOPPED(status), "the peer has ended by itself: {status}");
-    }
-
-    fn go_on(&self) {
-        self.signal(libc::SIGCONT);
+    fn number(&self) -> libc::pid_t {
+        libc::pid_t::try_from(self.child.id()).unwrap()
     }
 }
 
@@ -189,7 +188,7 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         drop(ends.local.hold_for_write(&[0]).unwrap());
         assert_eq!(ends.agent.forget(ends.remote.peer()).unwrap(), Forgotten::AfterTransfers(1));
 
-        ends.process.go_on();
+        ends.process.resume();
         let begun = Instant::now();
         while let Err(error) = ends.local.hold_for_write(&[1]) {
             assert!(begun.elapsed() < PATIENCE, "{error}");
@@ -226,7 +225,7 @@ fn an_engine_may_wait_for_ever_when_it_drops() {
         give_up(&manager, &local, read);
         let weak = local.downgrade();
         let dropping = thread::spawn(move || drop((manager, local, remote)));
-        process.go_on();
+        process.resume();
         dropping.join().unwrap();
         assert!(weak.has_gone(), "the engine has not waited");
     });
