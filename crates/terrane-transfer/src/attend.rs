@@ -145,3 +145,53 @@ impl Helping {
         Some(due.start.saturating_duration_since(Instant::now()))
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Counts its calls, and does a piece at each.
+    #[derive(Default)]
+    struct Counts {
+        polls: AtomicUsize,
+        pieces: AtomicUsize,
+    }
+
+    impl Attend for Counts {
+        fn poll(&self) {
+            self.polls.fetch_add(1, Ordering::SeqCst);
+        }
+
+        fn serve(&self) -> bool {
+            self.pieces.fetch_add(1, Ordering::SeqCst);
+            true
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// One look of a wait whose attention has just run out. Answers whether it goes on.
+    fn look(mut helping: Helping, attendant: &Attendant) -> bool {
+        helping.helps = true;
+        helping.expects = Expects::Nothing;
+        helping.left = Countdown::until(Instant::now());
+        helping.help(attendant);
+        helping.goes_on()
+    }
+
+    #[test]
+    fn a_piece_renews_the_attention_of_a_thread_that_serves() {
+        let counts = Arc::new(Counts::default());
+        let as_attend: Arc<dyn Attend> = counts.clone();
+        let attendant = Arc::downgrade(&as_attend);
+        let counted = || [&counts.polls, &counts.pieces].map(|count| count.load(Ordering::SeqCst));
+        assert!(look(Helping::serving(LONG), &attendant));
+        assert_eq!(counted(), [0, 1]);
+        // A wait with an end of its own is not kept, and looks no longer than it was to.
+        assert!(!look(Helping::new(LONG), &attendant));
+        assert_eq!(counted(), [1, 1]);
+    }
+}

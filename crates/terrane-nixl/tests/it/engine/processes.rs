@@ -13,7 +13,7 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
 use terrane_testkit::process::{in_child_with, is_child};
-use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
+use terrane_transfer::{Completion, Endpoint, Outcome, Transfer, TransferError, TransferManager};
 
 use super::support::*;
 
@@ -157,13 +157,19 @@ impl Ends {
 }
 
 /// Makes a transfer with block 1 of `end`, of a peer that does not answer, until one is given up with
-/// a request in flight. On a busy machine, a deadline may pass before there is one.
-fn give_up(manager: &TransferManager, end: &Endpoint, transfer: impl Fn() -> Transfer) {
+/// a request in flight. On a busy machine, a deadline may pass before there is one. `wait_for` waits
+/// for the outcome.
+fn give_up(
+    manager: &TransferManager,
+    end: &Endpoint,
+    transfer: impl Fn() -> Transfer,
+    wait_for: impl Fn(Completion<&'static str>) -> Outcome<&'static str>,
+) {
     let mut wait = Duration::from_millis(100);
     while end.hold_for_write(&[1]).is_ok() {
         assert!(wait < PATIENCE, "nothing was ever in flight");
         let transfer = transfer().deadline(Instant::now() + wait);
-        let outcome = end_of(manager.submit(transfer, "guard").unwrap());
+        let outcome = wait_for(manager.submit(transfer, "guard").unwrap());
         assert_eq!(outcome.guard, "guard");
         match outcome.result {
             Err(TransferError::DeadlineExceeded { .. }) => {}
@@ -181,7 +187,7 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         end_of(ends.manager.submit(ends.write(0), ()).unwrap()).result.unwrap();
 
         ends.process.stop();
-        give_up(&ends.manager, &ends.local, || ends.write(1));
+        give_up(&ends.manager, &ends.local, || ends.write(1), end_of);
         // Nothing may write what UCX may still read, and the peer's blocks may still be written.
         assert!(ends.local.hold_for_write(&[1]).unwrap_err().is_conflict());
         assert!(ends.remote.endpoint().hold_for_read(&[1]).unwrap_err().is_conflict());
@@ -205,7 +211,9 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
         let Ends { agent, process, remote, local, manager } = Ends::new(TEST);
         process.stop();
         let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
-        give_up(&manager, &local, read);
+        // Here it is the thread that waits which gives up.
+        let manager = manager.with_attention(PATIENCE);
+        give_up(&manager, &local, read, Completion::wait);
         drop(manager);
         assert!(local.hold_for_write(&[1]).unwrap_err().is_conflict());
         let weak = local.downgrade();
