@@ -200,7 +200,8 @@ pub unsafe extern "C" fn terrane_proof_arrow_import_device(
 ///
 /// # Safety
 ///
-/// `held` came from here; both places may be written, and hold nothing that is to be released.
+/// `held` came from here, and nobody writes its memory until the array is released; both places may
+/// be written, and hold nothing that is to be released.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_arrow_export(
     held: *const Held,
@@ -210,7 +211,9 @@ pub unsafe extern "C" fn terrane_proof_arrow_export(
     answer(|| {
         // SAFETY: the caller's promise.
         let held = unsafe { &*held };
-        let (field, column) = (export_field(&held.field)?, export_array(&held.column)?);
+        let field = export_field(&held.field)?;
+        // SAFETY: the caller's promise.
+        let column = unsafe { export_array(&held.column) }?;
         // SAFETY: the caller's promise.
         unsafe { field.give(schema) };
         // SAFETY: the caller's promise.
@@ -234,7 +237,8 @@ pub unsafe extern "C" fn terrane_proof_arrow_export_device(
         // SAFETY: the caller's promise.
         let held = unsafe { &*held };
         let field = export_field(&held.field)?;
-        let column = export_device_array(&held.column, Ready::Now)?;
+        // SAFETY: the caller's promise.
+        let column = unsafe { export_device_array(&held.column, Ready::Now) }?;
         // SAFETY: the caller's promise.
         unsafe { field.give(schema) };
         // SAFETY: the caller's promise.

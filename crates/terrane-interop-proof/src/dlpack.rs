@@ -166,12 +166,14 @@ pub struct TensorFacts {
     is_dense: u32,
 }
 
-/// An importer of the host's tensors, and of a device's if there is a number.
-pub(crate) fn importer(device: i32) -> Result<Importer, BoxedCause> {
-    Ok(match u32::try_from(device) {
-        Ok(device) => Importer::new().with_device(Context::primary(DeviceId::new(device))?),
-        Err(_) => Importer::new(),
-    })
+/// An importer of the host's tensors, and of a device's if there is a number. If there is no such
+/// device, the error is for after the tensors have been taken.
+pub(crate) fn importer(device: i32) -> (Importer, Result<(), BoxedCause>) {
+    match u32::try_from(device).map(|device| Context::primary(DeviceId::new(device))) {
+        Ok(Ok(context)) => (Importer::new().with_device(context), Ok(())),
+        Ok(Err(error)) => (Importer::new(), Err(error.into())),
+        Err(_) => (Importer::new(), Ok(())),
+    }
 }
 
 /// Takes a tensor in, whatever comes of it.
@@ -188,7 +190,7 @@ pub unsafe extern "C" fn terrane_proof_import(
     import: *mut *mut Import,
 ) -> i32 {
     answer(|| {
-        let importer = importer(device)?;
+        let (importer, found) = importer(device);
         let taken = if is_legacy == 0 {
             // SAFETY: the caller's promise.
             unsafe { importer.versioned(tensor.cast()) }
@@ -196,6 +198,7 @@ pub unsafe extern "C" fn terrane_proof_import(
             // SAFETY: the caller's promise.
             unsafe { importer.legacy(tensor.cast()) }
         };
+        found?;
         let taken = Import { tensor: taken?, _entry: Entry::new(Account::Imports) };
         // SAFETY: the caller's promise.
         unsafe { import.write(Box::into_raw(Box::new(taken))) };

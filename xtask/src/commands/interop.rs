@@ -74,7 +74,7 @@ fn provision(workspace: &Workspace, requirements: &Path) -> Result<PathBuf> {
         println!("installing what the interop tests need to {}", folder.display());
         let site = fresh.join("site");
         let target = [Path::new("--target"), &site, Path::new("--requirement"), requirements];
-        pypi::pip(workspace, "install", |pip| pip.args(target))?;
+        pypi::pip(workspace, "install", |pip| pip.arg("--require-hashes").args(target))?;
         if fs::read_dir(&site).is_ok_and(|mut entries| entries.next().is_none()) {
             bail!("pip installed nothing to {}", site.display());
         }

@@ -16,10 +16,12 @@ use arrow_schema::{DataType, Field, Schema};
 use terrane_core::{Allocate, ByteCount, Location, Region, RegionRequest};
 use terrane_interop::arrow::abi::{ArrowArray, ArrowSchema, Owned};
 use terrane_interop::arrow::{
-    ExportError, export_array, export_field, from_arrow, import_array, import_field, to_arrow,
+    ExportError, export_field, from_arrow, import_array, import_field, to_arrow,
 };
 use terrane_interop::columns::{Column, ColumnParts, Origin};
 use terrane_testkit::memory::HeapAllocator;
+
+use super::hand_out;
 
 /// Arrays of every shape, with nulls where they can have some.
 fn arrays() -> Vec<ArrayRef> {
@@ -116,7 +118,7 @@ fn arrow_rs_takes_what_is_handed_out_and_hands_out_what_is_taken() {
         let taken = unsafe { Owned::<ArrowArray>::take((&raw mut out).cast()) }.unwrap();
         // SAFETY: arrow-rs made it.
         let column = unsafe { import_array(field.data_type(), taken) }.unwrap();
-        let back = theirs(export_array(&column).unwrap(), export_field(&field).unwrap());
+        let back = theirs(hand_out(&column).unwrap(), export_field(&field).unwrap());
         assert_eq!(&back, &array, "{}", array.data_type());
     }
 }
@@ -160,7 +162,7 @@ fn memory_of_ours_that_another_library_hands_over_is_ours() {
     let region = Region::new(allocator.allocate(&request).unwrap());
     let column = Column::new(DataType::Int32, 10, region).unwrap();
     let field = Field::new("n", DataType::Int32, false);
-    let array = theirs(export_array(&column).unwrap(), export_field(&field).unwrap());
+    let array = theirs(hand_out(&column).unwrap(), export_field(&field).unwrap());
     let (part, _) = arrow_array::ffi::to_ffi(&array.slice(3, 4).to_data()).unwrap();
     let mut part = mem::ManuallyDrop::new(part);
     // SAFETY: arrow-rs made it, and nobody else releases it.
