@@ -16,7 +16,7 @@ use terrane_interop::columns::{
 use terrane_storage::{SystemAllocator, SystemOptions};
 
 use crate::accounts::{Account, Entry};
-use crate::calls::answer;
+use crate::calls::{answer, let_go};
 use crate::dlpack::counted;
 
 /// A column and its field, in Python's hands.
@@ -149,9 +149,10 @@ pub unsafe extern "C" fn terrane_proof_arrow_import(
 ) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let array = unsafe { Owned::take(array) }.ok_or("the array has been released")?;
+        let array = unsafe { Owned::take(array) };
         // SAFETY: the caller's promise.
         let field = unsafe { import_field(schema) }?;
+        let array = array.ok_or("the array has been released")?;
         let array = if is_exported(array.get()) { array } else { watched(array) };
         // SAFETY: the caller's promise.
         let column = unsafe { import_array(field.data_type(), array) }?;
@@ -174,9 +175,10 @@ pub unsafe extern "C" fn terrane_proof_arrow_import_device(
 ) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let array = unsafe { Owned::take(array) }.ok_or("the array has been released")?;
+        let array = unsafe { Owned::take(array) };
         // SAFETY: the caller's promise.
         let field = unsafe { import_field(schema) }?;
+        let array = array.ok_or("the array has been released")?;
         let array = if is_exported(&array.get().array) {
             array
         } else {
@@ -345,13 +347,6 @@ pub unsafe extern "C" fn terrane_proof_arrow_equal(
 pub unsafe extern "C" fn terrane_proof_arrow_drop(held: *mut Held, elsewhere: i32) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let held = unsafe { Box::from_raw(held) };
-        if elsewhere == 0 {
-            drop(held);
-            return Ok(());
-        }
-        let thread = std::thread::Builder::new().name("releases".to_owned());
-        let thread = thread.spawn(move || drop(held))?;
-        thread.join().map_err(|_| "the thread that released it panicked".into())
+        let_go(unsafe { Box::from_raw(held) }, elsewhere != 0)
     })
 }

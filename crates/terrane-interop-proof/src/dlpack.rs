@@ -15,7 +15,7 @@ use terrane_interop::dlpack::{
 use terrane_storage::{SystemAllocator, SystemOptions};
 
 use crate::accounts::{Account, Entry};
-use crate::calls::answer;
+use crate::calls::{answer, let_go};
 
 /// Memory that is in the accounts until it drops.
 #[derive(Debug)]
@@ -275,14 +275,7 @@ pub unsafe extern "C" fn terrane_proof_reverse(import: *const Import) -> i32 {
 pub unsafe extern "C" fn terrane_proof_release(import: *mut Import, elsewhere: i32) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let import = unsafe { Box::from_raw(import) };
-        if elsewhere == 0 {
-            drop(import);
-            return Ok(());
-        }
-        let thread = std::thread::Builder::new().name("releases".to_owned());
-        let thread = thread.spawn(move || drop(import))?;
-        thread.join().map_err(|_| "the thread that released it panicked".into())
+        let_go(unsafe { Box::from_raw(import) }, elsewhere != 0)
     })
 }
 

@@ -1,7 +1,7 @@
 //! Managed tensors of ours: the C structure, with all that it keeps alive until its deleter runs.
 
 use std::any::Any;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,10 +37,22 @@ mod sealed {
 
 /// One of the two structures in which DLPack hands tensors over. It is implemented for both, and
 /// for nothing else.
-pub trait Structure: sealed::Sealed + 'static {}
+pub trait Structure: sealed::Sealed + 'static {
+    /// What a capsule of Python's is called that has such a structure, for whoever takes it.
+    const CAPSULE: &'static CStr;
+    /// What whoever has taken the structure renames the capsule to.
+    const USED_CAPSULE: &'static CStr;
+}
 
-impl Structure for DLManagedTensor {}
-impl Structure for DLManagedTensorVersioned {}
+impl Structure for DLManagedTensor {
+    const CAPSULE: &'static CStr = c"dltensor";
+    const USED_CAPSULE: &'static CStr = c"used_dltensor";
+}
+
+impl Structure for DLManagedTensorVersioned {
+    const CAPSULE: &'static CStr = c"dltensor_versioned";
+    const USED_CAPSULE: &'static CStr = c"used_dltensor_versioned";
+}
 
 impl sealed::Sealed for DLManagedTensor {
     fn around(tensor: DLTensor, _: u64, context: *mut c_void) -> Self {

@@ -13,7 +13,7 @@ use arrow_array::{
 };
 use arrow_buffer::ScalarBuffer;
 use arrow_schema::{DataType, Field, Schema};
-use terrane_core::{Allocate, ByteCount, Location, Region, RegionRequest};
+use terrane_core::{Allocate, ByteCount, ForeignMemory, Location, Region, RegionRequest};
 use terrane_interop::arrow::abi::{ArrowArray, ArrowSchema, Owned};
 use terrane_interop::arrow::{
     ExportError, export_field, from_arrow, import_array, import_field, to_arrow,
@@ -221,4 +221,25 @@ fn values_that_break_the_rules_of_their_type_are_no_array() {
     // SAFETY: nobody writes the memory.
     let error = unsafe { to_arrow(&column.unwrap()) }.unwrap_err();
     assert!(matches!(error, ExportError::NotHost { .. }), "{error}");
+}
+
+#[test]
+fn memory_at_the_place_of_one_that_has_gone_is_recognised_when_it_goes_out_again() {
+    let allocator = HeapAllocator::system();
+    let request = RegionRequest::new(ByteCount::new(40)).aligned_to(terrane_core::Alignment::of(8));
+    let memory = Region::new(allocator.allocate(&request).unwrap());
+    let column = || {
+        // SAFETY: the allocation is kept, and nobody touches its bytes.
+        let same = unsafe { ForeignMemory::new(memory.span(), memory.clone()) };
+        Column::new(DataType::Int32, 10, Region::new(same)).unwrap()
+    };
+    let (first, second) = (column(), column());
+    let (gone, _out) = (hand_out(&first).unwrap(), hand_out(&second).unwrap());
+    drop((gone, first));
+    let field = Field::new("n", DataType::Int32, false);
+    let array = theirs(hand_out(&second).unwrap(), export_field(&field).unwrap());
+    let back = from_arrow(&array.to_data()).unwrap();
+    assert_eq!(back.origin(), Origin::Owned);
+    let values = |column: &Column| column.buffers()[1].clone().unwrap();
+    assert!(values(&back).same_memory(&values(&second)));
 }
