@@ -35,7 +35,8 @@ const STAMP: &str = "MADE-OF";
 const PYTHON: &str = "3.12";
 
 /// What wheels may ask of the C library, up to the newest that a wheel here asks for.
-const PLATFORMS: [&str; 4] = ["manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux2010"];
+const PLATFORMS: [&str; 5] =
+    ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux2010"];
 
 /// Sees to it that `folder` holds the unpacked wheels, as `finish` leaves them.
 ///
