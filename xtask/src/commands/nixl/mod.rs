@@ -182,7 +182,7 @@ impl Nixl {
         let mut found = path.split(':').map(|folder| Path::new(folder).join("g++"));
         let compiler = found
             .find(|program| program.is_file())
-            .context("the bindings of NIXL need g++; install it")?;
+            .context("the bindings of NIXL need g++; install it (`apt-get install g++`)")?;
         // The link may be there and lead nowhere, and another process may make it as well.
         let fresh = link.with_extension(std::process::id().to_string());
         symlink(&compiler, &fresh)
