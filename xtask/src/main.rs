@@ -89,7 +89,7 @@ enum Task {
     Kernels(commands::kernels::Action),
     /// Fetches the NIXL that Terrane is tested with, and libclang, to `target/nixl`
     ///
-    /// Both come from their wheels on PyPI (93 MB, checked by their hashes), for which `python3`
+    /// Both come from their wheels on PyPI (98 MB, checked by their hashes), for which `python3`
     /// with pip is needed, whatever its version; the bindings also need g++. What is there already
     /// is not fetched again. All other commands do it by themselves where they need it, and none
     /// does if TERRANE_NIXL is `system`. See docs/nixl.md.
