@@ -230,7 +230,7 @@ fn an_engine_may_wait_for_ever_when_it_drops() {
         let Ends { agent: _agent, process, remote, local, manager } = ends;
         process.stop();
         let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
-        give_up(&manager, &local, read);
+        give_up(&manager, &local, read, end_of);
         let weak = local.downgrade();
         let dropping = thread::spawn(move || drop((manager, local, remote)));
         process.resume();
