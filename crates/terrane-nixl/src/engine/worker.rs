@@ -30,7 +30,7 @@ struct State {
 pub(super) enum Submitted {
     Flight(Arc<Attended>),
     /// It cannot be done any more.
-    Refused(CopyJob, Declined),
+    Refused(Box<CopyJob>, Declined),
 }
 
 impl Queue {
