@@ -35,7 +35,8 @@ const STAMP: &str = "MADE-OF";
 const PYTHON: &str = "3.12";
 
 /// What wheels may ask of the C library, up to the newest that a wheel here asks for.
-const PLATFORMS: [&str; 4] = ["manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux2010"];
+const PLATFORMS: [&str; 5] =
+    ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux2010"];
 
 /// Sees to it that `folder` holds the unpacked wheels, as `finish` leaves them.
 ///
@@ -76,8 +77,12 @@ pub fn whole(folder: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>)
     let fresh = beside(folder, "new");
     remove(&fresh)?;
     create(&fresh)?;
-    make(&fresh)?;
-    fs::write(fresh.join(STAMP), stamp).context("cannot write what it was made of")?;
+    let stamped =
+        || fs::write(fresh.join(STAMP), stamp).context("cannot write what it was made of");
+    make(&fresh).and_then(|()| stamped()).inspect_err(|_| {
+        // It would only take up room, which may be what was missing; a later run removes it, too.
+        let _ = remove(&fresh);
+    })?;
     remove(folder)?;
     fs::rename(&fresh, folder).with_context(|| format!("cannot put {}", folder.display()))
 }
@@ -133,6 +138,10 @@ fn judge(said: &str) -> &'static str {
     if says(&["No module named pip"]) {
         return "python3 has no pip; install it (`apt-get install python3-pip`, or `python3 -m \
                 ensurepip`)";
+    }
+    if says(&["No space left on device"]) {
+        return "a disk is full; make room where this was to go, and where temporary files go \
+                (TMPDIR names another place)";
     }
     if says(&["DO NOT MATCH THE HASHES"]) {
         return "what was sent is not the wheel that is pinned, and nothing of it was kept; if pip \
@@ -196,7 +205,7 @@ mod tests {
             bail!("the network is gone")
         });
         assert!(error.unwrap_err().to_string().contains("the network is gone"));
-        assert!(!folder.exists());
+        assert!(!folder.exists() && !beside(&folder, "new").exists());
         // A folder that was made by other means, and one from before the stamp was written.
         for left in [&folder, &beside(&folder, "new")] {
             create(left).unwrap();
@@ -253,6 +262,7 @@ mod tests {
                  matching distribution found for a==1",
                 "no such wheel",
             ),
+            ("OSError: [Errno 28] No space left on device: 'a' -> 'b'", "a disk is full"),
             ("Segmentation fault", "pip failed"),
         ] {
             assert!(judge(said).contains(words), "{said}");

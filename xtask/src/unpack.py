@@ -10,7 +10,10 @@ def main():
         for name in wheel.namelist():
             if name.startswith(tuple(prefixes)):
                 # It keeps to the folder, whatever the name says.
-                wheel.extract(name, folder)
+                try:
+                    wheel.extract(name, folder)
+                except OSError as error:
+                    sys.exit(f"{name} cannot be unpacked to {folder}: {error.strerror}")
 
 
 main()

@@ -39,6 +39,20 @@ pub enum Refusal {
     /// The backend was asked, and refused.
     #[error("{0}; NIXL's log on standard error may say why")]
     Status(Status),
+    /// UCX refused memory of a device, and could not load a module without which it takes that for
+    /// memory of the host.
+    #[error(
+        "{status}; UCX takes it for memory of the host, as it could not load its {module}: that \
+         needs {needs}"
+    )]
+    UcxModule {
+        /// What NIXL said.
+        status: Status,
+        /// How the module's file name begins.
+        module: &'static str,
+        /// What the module needs of the machine.
+        needs: &'static str,
+    },
 }
 
 impl Refusal {

@@ -1,35 +1,44 @@
 //! Each crate introduces itself, keeps a history and follows the workspace's lints.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use cargo_metadata::Package;
 
 use super::Problem;
-use crate::workspace::{crate_folder, is_published};
+use crate::workspace::{Workspace, crate_folder, is_published};
 
 /// Checks the files beside the crate's manifest, and the manifest itself.
-pub fn check(package: &Package) -> Result<Vec<Problem>> {
+pub fn check(workspace: &Workspace, package: &Package) -> Result<Vec<Problem>> {
     let folder = crate_folder(package);
     let mut problems = Vec::new();
-    let introduction = ["README.md", "CHANGELOG.md"];
-    // A package is only what lies in its folder; both licences ask to go along with the code.
-    let licences = ["LICENSE-APACHE", "LICENSE-MIT"];
-    let licences = licences.into_iter().filter(|_| is_published(package));
-    for name in introduction.into_iter().chain(licences) {
+    for name in ["README.md", "CHANGELOG.md"] {
         let path = folder.join(name);
         let filled = fs::read_to_string(&path).is_ok_and(|text| !text.trim().is_empty());
         if !filled {
             problems.push(Problem::of(&path, "is missing or empty"));
         }
     }
+    // A package is only what lies in its folder; both licences ask to go along with the code. They
+    // are copies: what is a link here is a line with a path in a checkout that has no links.
+    let licences = ["LICENSE-APACHE", "LICENSE-MIT"];
+    for name in licences.into_iter().filter(|_| is_published(package)) {
+        let path = folder.join(name);
+        let text = read(&workspace.root().join(name))?;
+        if !path.is_file() || path.is_symlink() || read(&path)? != text {
+            problems.push(Problem::of(&path, "is not a copy of the licence at the root"));
+        }
+    }
     let manifest = package.manifest_path.as_std_path();
-    let text = fs::read_to_string(manifest)
-        .with_context(|| format!("cannot read {}", manifest.display()))?;
-    if !inherits_lints(&text) {
+    if !inherits_lints(&read(manifest)?) {
         problems.push(Problem::of(manifest, "lacks `[lints] workspace = true`"));
     }
     Ok(problems)
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// Whether the `[lints]` table says `workspace = true`.

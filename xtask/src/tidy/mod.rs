@@ -83,7 +83,7 @@ fn check(workspace: &Workspace) -> Result<Vec<Problem>> {
     for package in workspace.members() {
         problems.extend(crate_arrows::check(package, workspace));
         problems.extend(ownership::check(package));
-        problems.extend(crate_files::check(package)?);
+        problems.extend(crate_files::check(workspace, package)?);
         problems.extend(unsafe_code::check_forbidden(package)?);
     }
     for file in source::load(workspace.root())? {

@@ -2,6 +2,7 @@
 
 mod allocator;
 mod descriptor;
+mod device;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -99,7 +100,10 @@ fn register(agent: &Agent, asked: &[Asked], span: &Span) -> Result<Registration,
     let wanted: Vec<_> =
         backends.iter().map(|(backend, (place, _))| (*place, descriptor(backend, span))).collect();
     // From here on, an early return drops `held`, and so undoes what was registered.
-    let (held, answers) = Held::new(agent, &wanted);
+    let (held, mut answers) = Held::new(agent, &wanted);
+    for ((backend, _), answer) in backends.iter().zip(&mut answers) {
+        *answer = answer.map_err(|refusal| device::explain(refusal, &backend.name, span.kind));
+    }
     let name = agent.name().clone();
     for ((backend, (_, demand)), answer) in backends.iter().zip(&answers) {
         if let (Demand::Required, Err(refusal)) = (demand, answer) {

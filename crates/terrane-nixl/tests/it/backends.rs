@@ -4,6 +4,7 @@ use terrane_core::BackendName;
 use terrane_nixl::{
     AgentBuilder, BackendConfig, Demand, MemoryType, NixlError, PluginFailed, Status, probe,
 };
+use terrane_testkit::process::in_child_with;
 
 use crate::support::{agent, chain, posix};
 
@@ -33,16 +34,28 @@ fn an_unknown_plugin_is_answered_with_those_that_there_are() {
 
 #[test]
 fn a_plugin_that_does_not_load_says_what_the_loader_misses() {
-    // GDS needs libcufile, which comes with CUDA; where that is installed the plugin loads.
+    const TEST: &str = "backends::a_plugin_that_does_not_load_says_what_the_loader_misses";
+    // GDS, which needs a library that nobody has.
     let plugins = probe().unwrap().plugins();
-    for plugin in plugins.iter().filter(|plugin| plugin.check().is_err()) {
-        let error = refused([BackendConfig::new(plugin.name().clone())]);
+    let gds = plugins.iter().find(|plugin| plugin.name().as_str() == "GDS").unwrap();
+    let mut bytes = std::fs::read(gds.path()).unwrap();
+    let (runtime, absent) = (b"libcudart.so.", b"libabsent.so.");
+    // The child finds what has been changed.
+    if let Some(at) = bytes.windows(runtime.len()).position(|window| window == runtime) {
+        bytes[at..at + runtime.len()].copy_from_slice(absent);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("libplugin_GDS.so"), bytes).unwrap();
+    let directory = directory.path().to_str().unwrap();
+    in_child_with(TEST, &[("NIXL_PLUGIN_DIR", directory)], || {
+        let error = refused([BackendConfig::new("GDS")]);
         let NixlError::Plugin { backend, source } = &error else { panic!("{error}") };
-        assert_eq!(backend, plugin.name());
+        assert_eq!(backend.as_str(), "GDS");
         assert!(matches!(source, PluginFailed::NotLoaded { .. }), "{source:?}");
         let text = chain(&error);
+        assert!(text.contains("libabsent.so."), "{text}");
         assert!(text.contains("cannot open shared object file"), "{text}");
-    }
+    });
 }
 
 #[test]

@@ -231,7 +231,8 @@ run_interop() {
         skip interop "there is no python3 with PyTorch here"
         return
     fi
-    limited "${limit:-900}" python3 "$here/interop/run.py" "$here/interop/library.so" \
+    limited "${limit:-900}" env LD_LIBRARY_PATH="$own_path" \
+        python3 "$here/interop/run.py" "$here/interop/library.so" \
         --tests "$here/interop/gpu" --filter "$filter" >"$logs/interop.log" 2>&1
     status=$?
     counts=$(sed -n 's/^test result: [a-zA-Z]*\. \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' \
@@ -298,8 +299,10 @@ program() {
     esac
 }
 
-# NIXL, for what runs below. The GDS plugin needs libraries of the CUDA toolkit besides; they are
-# looked for where toolkits and Python packages have them.
+# What the machine says; PyTorch brings libraries of its own, and is to have them.
+own_path=${LD_LIBRARY_PATH-}
+
+# NIXL, for what runs below, with the libraries of the CUDA toolkit that it needs besides the driver.
 unpack_nixl() {
     [ -r "$here/nixl.tar.gz" ] || return
     nixl=$logs/nixl
@@ -307,21 +310,18 @@ unpack_nixl() {
         echo "run.sh: cannot unpack nixl.tar.gz; tests of NIXL will fail" >&2
         return
     fi
-    path=$nixl/lib
-    for library in libcudart.so.12 libcufile.so.0; do
-        for place in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib \
-            /usr/lib/python3*/*-packages/nvidia/*/lib \
-            /usr/local/lib/python3*/*-packages/nvidia/*/lib \
-            /opt/*/lib/python3*/site-packages/nvidia/*/lib; do
-            if [ -e "$place/$library" ]; then
-                case :$path: in *":$place:"*) ;; *) path=$path:$place ;; esac
-                echo "$library: $place"
-                break
-            fi
-        done
-    done
-    LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    LD_LIBRARY_PATH=$nixl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     export LD_LIBRARY_PATH
+    # GDS without the kernel module nvidia-fs goes through the host, where its configuration lets it.
+    if [ -z "${CUFILE_ENV_PATH_JSON-}" ] && [ ! -e /etc/cufile.json ]; then
+        CUFILE_ENV_PATH_JSON=$logs/cufile.json
+        printf '{"logging": {"dir": "%s", "level": "ERROR"},\n "properties": %s}\n' \
+            "$logs" '{"allow_compat_mode": true}' >"$CUFILE_ENV_PATH_JSON"
+        export CUFILE_ENV_PATH_JSON
+    fi
+    echo "cufile: ${CUFILE_ENV_PATH_JSON:-/etc/cufile.json}," \
+        "nvidia-fs is $([ -e /proc/driver/nvidia-fs ] || echo 'not ')loaded," \
+        "files are in $(df -PT "${TMPDIR:-/tmp}" 2>/dev/null | awk 'NR == 2 {print $2 " at " $7}')"
 }
 
 machine

@@ -30,10 +30,16 @@ pub struct Arguments {
 const VERSION: &str = "1.5.1";
 
 const WHEELS: Wheels = Wheels {
-    name: "NIXL 1.5.1 with libclang",
+    name: "NIXL 1.5.1 with libclang and two libraries of CUDA",
     requirements: "nixl-cu12==1.5.1 \
         --hash=sha256:a02005f84e498641b8fe02d058fdc6762c99edf7ae6430176d2d16fa57f4fb93 \
         --hash=sha256:98d4b169813a5110842aefc383ba3bf259a886cd09cc9d54c7a6db69bb36de4d\n\
+        nvidia-cuda-runtime-cu12==12.9.79 \
+        --hash=sha256:25bba2dfb01d48a9b59ca474a1ac43c6ebf7011f1b0b8cc44f54eb6ac48a96c3 \
+        --hash=sha256:83469a846206f2a733db0c42e223589ab62fd2fabac4432d2f8802de4bded0a4\n\
+        nvidia-cufile-cu12==1.14.1.1 \
+        --hash=sha256:9552e2231792e94b1ff17bc99e958cc0e6bbbaa4a9d91fa2dbeed97716628fe6 \
+        --hash=sha256:8dea77590761e02cb6dd955a57cb6414c58aa3cb1b7adbf9919869a11509cf65\n\
         libclang==18.1.1 \
         --hash=sha256:c533091d8a3bbf7460a00cb6c1a71da93bffe148f172c7d03b1c31fbf8aa2a0b \
         --hash=sha256:54dda940a4a0491a9d1532bf071ea3ef26e6dbaf03b5000ed94dd7174e8f9592\n",
@@ -42,13 +48,19 @@ const WHEELS: Wheels = Wheels {
         // The libraries that those need, whose own path names this folder.
         "nixl_cu12.libs/lib",
         "nixl_cu12.libs/ucx/lib",
+        CUDA_IN_WHEELS[0],
+        CUDA_IN_WHEELS[1],
         CLANG_IN_WHEEL,
     ],
-    revision: 1,
+    revision: 2,
 };
 
 /// Where the wheel has the libraries and, below them, the plugins.
 const IN_WHEEL: &str = ".nixl_cu12.mesonpy.libs/";
+/// What UCX and GDS need of the CUDA toolkit. Without the first, UCX cannot watch allocations, and takes
+/// most device memory for the host's.
+const CUDA_IN_WHEELS: [&str; 2] =
+    ["nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cufile/lib/libcufile.so.0"];
 /// Where the wheel has libclang.
 const CLANG_IN_WHEEL: &str = "libclang-18.1.1.data/platlib/clang/native/";
 
@@ -170,7 +182,7 @@ impl Nixl {
         let mut found = path.split(':').map(|folder| Path::new(folder).join("g++"));
         let compiler = found
             .find(|program| program.is_file())
-            .context("the bindings of NIXL need g++; install it")?;
+            .context("the bindings of NIXL need g++; install it (`apt-get install g++`)")?;
         // The link may be there and lead nowhere, and another process may make it as well.
         let fresh = link.with_extension(std::process::id().to_string());
         symlink(&compiler, &fresh)
@@ -185,6 +197,13 @@ fn arrange(workspace: &Workspace, folder: &Path) -> Result<()> {
         let from = folder.join(from.trim_end_matches('/'));
         fs::rename(&from, to).with_context(|| format!("the wheels hold no {}", from.display()))?;
     }
+    // Beside NIXL's own, where the plugins look, and the linker if it is told of NIXL.
+    for library in CUDA_IN_WHEELS.map(|library| folder.join(library)) {
+        let name = library.file_name().context("a library has a name")?;
+        let to = folder.join("lib").join(name);
+        fs::rename(&library, to)
+            .with_context(|| format!("the wheels hold no {}", library.display()))?;
+    }
     let nixl = Nixl { folder: folder.to_owned() };
     let wanted = nixl.loaded(workspace, is_transport)?;
     for place in nixl.places() {
@@ -192,8 +211,11 @@ fn arrange(workspace: &Workspace, folder: &Path) -> Result<()> {
             fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))?;
         }
     }
-    let top = folder.join("libclang-18.1.1.data");
-    fs::remove_dir_all(&top).with_context(|| format!("cannot remove {}", top.display()))
+    for emptied in ["libclang-18.1.1.data", "nvidia"].map(|name| folder.join(name)) {
+        fs::remove_dir_all(&emptied)
+            .with_context(|| format!("cannot remove {}", emptied.display()))?;
+    }
+    Ok(())
 }
 
 /// Whether a file is a module of UCX that moves bytes; others measure or describe.

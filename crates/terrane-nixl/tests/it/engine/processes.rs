@@ -48,10 +48,28 @@ impl PeerProcess {
         heard(&mut self.output)
     }
 
+    /// Stops all of its threads.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        // The signal goes to one of them, and others run until that one has had its turn.
+        let mut status = 0;
+        // SAFETY: the number is the child's, see `signal`; a child that has stopped is not reaped, and
+        // the status is written to a live integer.
+        let stopped = unsafe { libc::waitpid(self.number(), &raw mut status, libc::WUNTRACED) };
+        assert!(stopped == self.number() && libc::WIFSTOPPED(status), "{stopped}, {status}");
+    }
+
+    fn resume(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
     fn signal(&self, signal: libc::c_int) {
-        let process = libc::pid_t::try_from(self.child.id()).unwrap();
         // SAFETY: the process is a child of this one that nobody has waited for, so the number is its.
-        assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+        assert_eq!(unsafe { libc::kill(self.number(), signal) }, 0);
+    }
+
+    fn number(&self) -> libc::pid_t {
+        libc::pid_t::try_from(self.child.id()).unwrap()
     }
 }
 
@@ -164,7 +182,7 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         let ends = Ends::new(TEST);
         end_of(ends.manager.submit(ends.write(0), ()).unwrap()).result.unwrap();
 
-        ends.process.signal(libc::SIGSTOP);
+        ends.process.stop();
         give_up(&ends.manager, &ends.local, || ends.write(1), end_of);
         // Nothing may write what UCX may still read, and the peer's blocks may still be written.
         assert!(ends.local.hold_for_write(&[1]).unwrap_err().is_conflict());
@@ -172,7 +190,7 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         drop(ends.local.hold_for_write(&[0]).unwrap());
         assert_eq!(ends.agent.forget(ends.remote.peer()).unwrap(), Forgotten::AfterTransfers(1));
 
-        ends.process.signal(libc::SIGCONT);
+        ends.process.resume();
         let begun = Instant::now();
         while let Err(error) = ends.local.hold_for_write(&[1]) {
             assert!(begun.elapsed() < PATIENCE, "{error}");
@@ -187,7 +205,7 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
         "engine::processes::an_engine_that_drops_leaves_alone_what_may_still_be_written";
     over_tcp(TEST, || {
         let Ends { agent, process, remote, local, manager } = Ends::new(TEST);
-        process.signal(libc::SIGSTOP);
+        process.stop();
         let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
         // Here it is the thread that waits which gives up.
         let manager = manager.with_attention(PATIENCE);
@@ -206,7 +224,7 @@ fn a_peer_that_dies_in_the_middle_is_an_error() {
     over_tcp(TEST, || {
         let mut ends = Ends::new(TEST);
         end_of(ends.manager.submit(ends.write(0), ()).unwrap()).result.unwrap();
-        ends.process.signal(libc::SIGSTOP);
+        ends.process.stop();
         let deadline = Instant::now() + PATIENCE;
         let completion = ends.manager.submit(ends.write(1).deadline(deadline), ()).unwrap();
         ends.process.child.kill().unwrap();

@@ -1,0 +1,203 @@
+//! What becomes of a hop: explained, durable, direct, by relays at once and over another.
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use terrane_core::{ByteCount, Durability};
+use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::engine::SimulatedEngine;
+use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::pattern::Pattern;
+use terrane_transfer::engines::{
+    DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
+};
+use terrane_transfer::{
+    CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Terms, Transfer, TransferManager,
+    TransferPlan,
+};
+
+use super::{BLOCK, slots, to_device, to_system};
+use crate::support::*;
+
+#[test]
+fn both_hops_are_explained_and_the_slower_one_is_predicted() {
+    let millis = Duration::from_millis;
+    let device = Arc::new(SimulatedEngine::new(to_device().predicting(millis(2))));
+    let system = Arc::new(SimulatedEngine::new(to_system().predicting(millis(5))));
+    let relay = RelayEngine::new(device, system, HeapAllocator::pinned(), &slots(3, BLOCK));
+    let manager = TransferManager::new([Arc::new(relay.unwrap()) as _]);
+    let source = endpoint_in(&HeapAllocator::simulated_device(0), config(8), OUTER_FIRST);
+    let destination = endpoint(config(8), CONTIGUOUS);
+    let transfer = |blocks: &[u32]| {
+        Transfer::new(&source, &destination)
+            .blocks(blocks, blocks)
+            .device_order(DeviceOrder::AlreadySynchronised)
+    };
+    let explained = manager.explain(&transfer(&[0, 1, 2, 3])).unwrap();
+    assert_eq!(explained.path, "simulated copy by device, then simulated copy by system");
+    assert!(explained.reason.contains("pinned memory, in 4 chunks of up to 480 B"), "{explained}");
+    assert_eq!(explained.predicted, millis(2 + 5 + 3 * 5));
+    assert_eq!(manager.explain(&transfer(&[0])).unwrap().predicted, millis(7));
+}
+
+/// Notes the terms and the bytes of the jobs that pass.
+#[derive(Debug)]
+struct Noting {
+    inner: Arc<dyn CopyEngine>,
+    jobs: Mutex<Vec<(Terms, ByteCount)>>,
+}
+
+// SAFETY: it is the other engine that executes jobs.
+unsafe impl CopyEngine for Noting {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+        self.inner.quote(plan, terms)
+    }
+    fn submit(&self, job: CopyJob) {
+        self.jobs.lock().unwrap().push((job.terms().clone(), job.plan().bytes()));
+        self.inner.submit(job);
+    }
+}
+
+#[test]
+fn files_are_made_durable_once_when_all_is_written() {
+    let directory = tempfile::tempdir().unwrap();
+    for (stated, asked) in [
+        (Durability::None, Durability::Full),
+        (Durability::Data, Durability::None),
+        (Durability::None, Durability::None),
+    ] {
+        let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
+        let disk = Arc::new(Noting { inner: disk, jobs: Mutex::default() });
+        let device = Arc::new(SimulatedEngine::new(to_device()));
+        let relay =
+            RelayEngine::new(device, disk.clone(), HeapAllocator::pinned(), &slots(3, BLOCK));
+        let manager = TransferManager::new([Arc::new(relay.unwrap()) as _]);
+        let options = DiskOptions { durability: stated, ..DiskOptions::default() };
+        let files = DiskAllocator::new(directory.path(), options).unwrap();
+        let file = endpoint_in(&files, config(4), CONTIGUOUS);
+        let source = endpoint_in(&HeapAllocator::simulated_device(0), config(4), BLOCK_FIRST);
+        let transfer = Transfer::new(&source, &file)
+            .blocks(&[0, 1, 2, 3], &[3, 1, 0, 2])
+            .device_order(DeviceOrder::AlreadySynchronised)
+            .durability(asked);
+        run(&manager, transfer);
+        let mut jobs = std::mem::take(&mut *disk.jobs.lock().unwrap());
+        if stated.max(asked) > Durability::None {
+            let (last, bytes) = jobs.pop().unwrap();
+            assert_eq!((last.durability, bytes), (asked, ByteCount::ZERO));
+            assert!(!last.more_follows);
+        }
+        assert_eq!(jobs.len(), 4);
+        assert!(jobs.iter().all(|(terms, _)| terms.more_follows));
+    }
+}
+
+/// Pages in memory and in the file: the disk's hop goes around the page cache, as it does without
+/// a relay.
+#[test]
+fn files_are_reached_directly() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = shape().num_blocks(8).page_size(16).inner_dim(1024).build().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let file = endpoint_in(&files, config, CONTIGUOUS);
+    let device = endpoint_in(&HeapAllocator::simulated_device(0), config, OUTER_FIRST);
+    let system = endpoint_in(&SystemAllocator::new(SystemOptions::default()), config, CONTIGUOUS);
+    let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
+    let by_itself = TransferManager::new([disk.clone() as _]);
+    let explained =
+        by_itself.explain(&Transfer::new(&system, &file).blocks(&[0, 1], &[0, 1])).unwrap();
+    if explained.path != "direct vectored" {
+        eprintln!("skipped: files_are_reached_directly: {}", explained.reason);
+        return;
+    }
+    let engine = Arc::new(SimulatedEngine::new(to_device()));
+    let relay =
+        RelayEngine::new(engine, disk, HeapAllocator::pinned(), &RelayOptions::default()).unwrap();
+    let manager = TransferManager::new([Arc::new(relay) as _]);
+    let order = DeviceOrder::AlreadySynchronised;
+    for (from, to) in [(&device, &file), (&file, &device)] {
+        let transfer = Transfer::new(from, to).blocks(&[0, 1], &[0, 1]).device_order(order);
+        let explained = manager.explain(&transfer).unwrap();
+        assert!(explained.path.contains("direct vectored by disk"), "{explained}");
+    }
+}
+
+/// Blocks go to and fro through one slot, two and three, by two relays that share their engines,
+/// from several threads; should slots ever wait for one another, this does not end.
+#[test]
+fn to_and_fro_at_once_nothing_waits_for_ever() {
+    const THREADS: u32 = 4;
+    for count in 1..=3 {
+        let device = Arc::new(SimulatedEngine::new(to_device().reordering(count)));
+        let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
+        let options = slots(usize::try_from(count).unwrap(), BLOCK / 2);
+        let relay = || {
+            let pinned = HeapAllocator::pinned();
+            Arc::new(RelayEngine::new(device.clone(), host.clone(), pinned, &options).unwrap())
+        };
+        let managers = [relay(), relay()].map(|relay| TransferManager::new([relay as _]));
+        let here = endpoint_in(&HeapAllocator::simulated_device(0), config(16), OUTER_FIRST);
+        let there = endpoint(config(16), CONTIGUOUS);
+        Pattern::new(3).fill(&here).unwrap();
+        thread::scope(|scope| {
+            for number in 0..THREADS {
+                let (managers, here, there) = (&managers, &here, &there);
+                scope.spawn(move || {
+                    let blocks: Vec<u32> = (number * 4..number * 4 + 4).collect();
+                    let manager = &managers[usize::try_from(number % 2).unwrap()];
+                    let mut last = None;
+                    let mut all = Vec::new();
+                    for round in 0..16 {
+                        let ends = if round % 2 == 0 { (here, there) } else { (there, here) };
+                        let mut transfer = Transfer::new(ends.0, ends.1)
+                            .blocks(&blocks, &blocks)
+                            .device_order(DeviceOrder::AlreadySynchronised);
+                        if let Some(last) = &last {
+                            transfer = transfer.after(last);
+                        }
+                        let completion = manager.submit(transfer, ()).unwrap();
+                        last = Some(completion.ticket());
+                        all.push(completion);
+                    }
+                    for completion in all {
+                        end_of(completion).result.unwrap();
+                    }
+                });
+            }
+        });
+        drop(managers);
+        Pattern::new(3).verify(&here).unwrap().assert_clean("after all rounds");
+        Pattern::new(3).verify(&there).unwrap().assert_clean("after all rounds");
+    }
+}
+
+/// What a relay would be given is what it gives: each hop may itself be relayed.
+#[test]
+fn a_relay_may_be_a_hop_of_another() {
+    for slot_bytes in [4 * BLOCK, BLOCK / 2, BLOCK / 4] {
+        relay_over_a_relay(&slots(2, slot_bytes), &slots(2, BLOCK / 2));
+    }
+}
+
+fn relay_over_a_relay(options: &RelayOptions, inner_options: &RelayOptions) {
+    let device = Arc::new(SimulatedEngine::new(to_device()));
+    let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
+    let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
+    let inner = RelayEngine::new(device, host, HeapAllocator::pinned(), inner_options).unwrap();
+    let outer = RelayEngine::new(Arc::new(inner), disk, HeapAllocator::system(), options).unwrap();
+    let manager = TransferManager::new([Arc::new(outer) as _]);
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let file = endpoint_in(&files, config(8), CONTIGUOUS);
+    let here = endpoint_in(&HeapAllocator::simulated_device(0), config(8), OUTER_FIRST);
+    Pattern::new(5).fill(&here).unwrap();
+    let blocks: Vec<u32> = (0..8).collect();
+    let transfer = Transfer::new(&here, &file).blocks(&blocks, &blocks);
+    run(&manager, transfer.device_order(DeviceOrder::AlreadySynchronised));
+    Pattern::new(5).verify(&file).unwrap().assert_clean("through two slots");
+}

@@ -1,0 +1,315 @@
+//! Relays between engines that the test steers: what happens when, and in which slots.
+
+use std::error::Error;
+use std::sync::{Arc, Mutex};
+
+use terrane_core::{Allocate, AllocateError, ByteCount};
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::device::SimulatedStream;
+use terrane_testkit::engine::{Fault, InjectedFault, SimulatedEngine};
+use terrane_testkit::fault::{Failing, FaultInjectingAllocator};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::pattern::Pattern;
+use terrane_transfer::engines::{
+    HostEngine, HostEngineOptions, RelayEngine, RelayOptions, RelaySlots, RelayStep, StepFailed,
+};
+use terrane_transfer::{Declined, DeviceOrder, Endpoint, Transfer, TransferError, TransferManager};
+
+use super::{BLOCK, slots, to_device, to_system, until};
+use crate::support::*;
+
+/// A relay between simulated engines that the test steers.
+struct Steered {
+    /// Drops first: a relay waits for its parts, and a test that fails must not.
+    _release: [ReleaseAll; 2],
+    device: Arc<SimulatedEngine>,
+    system: Arc<SimulatedEngine>,
+    relay: Arc<RelayEngine>,
+    manager: TransferManager,
+    source: Endpoint,
+    destination: Endpoint,
+}
+
+/// Lets go of what an engine holds back.
+struct ReleaseAll(Arc<SimulatedEngine>);
+
+impl Drop for ReleaseAll {
+    fn drop(&mut self) {
+        self.0.release_all();
+    }
+}
+
+impl Steered {
+    fn new(options: &RelayOptions) -> Self {
+        Self::over(HeapAllocator::pinned(), options)
+    }
+
+    fn over(bounce: impl Allocate + Send + Sync + 'static, options: &RelayOptions) -> Self {
+        let device = Arc::new(SimulatedEngine::new(to_device()));
+        let system = Arc::new(SimulatedEngine::new(to_system()));
+        let relay = RelayEngine::new(device.clone(), system.clone(), bounce, options).unwrap();
+        let relay = Arc::new(relay);
+        let manager = TransferManager::new([relay.clone() as _]);
+        let source = endpoint_in(&HeapAllocator::simulated_device(0), config(16), OUTER_FIRST);
+        let destination = endpoint(config(16), CONTIGUOUS);
+        Pattern::new(1).fill(&source).unwrap();
+        let _release = [ReleaseAll(system.clone()), ReleaseAll(device.clone())];
+        Self { _release, device, system, relay, manager, source, destination }
+    }
+
+    fn transfer(&self, from: &[u32], to: &[u32]) -> Transfer {
+        Transfer::new(&self.source, &self.destination)
+            .blocks(from, to)
+            .device_order(DeviceOrder::AlreadySynchronised)
+    }
+}
+
+#[test]
+fn first_hops_go_on_while_second_hops_run_in_as_many_slots_as_there_are() {
+    let rig = Steered::new(&slots(3, BLOCK));
+    rig.system.hold();
+    let all: Vec<u32> = (0..8).collect();
+    let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
+    // Of eight chunks three have slots. The second hop of one is held, for which those of the
+    // others wait.
+    until(|| rig.device.ended() == 3);
+    rig.device.wait_until_idle();
+    until(|| rig.system.queued() == 1);
+    assert_eq!((rig.device.ended(), rig.relay.slots().held), (3, 3));
+    assert!(completion.copied().is_zero(), "nothing has arrived");
+    rig.system.release(1);
+    until(|| rig.device.ended() == 4 && rig.system.queued() == 1);
+    assert_eq!(completion.copied(), ByteCount::new(BLOCK));
+    rig.system.release_all();
+    end_of(completion).result.unwrap();
+    Pattern::new(1).verify_blocks(&rig.destination, &all, &all, 0..4).unwrap().assert_clean("all");
+}
+
+/// Engines that share themselves out among their jobs end all of them together. So they get few at
+/// a time, and go on while the other hop of what they have done is under way.
+#[test]
+fn an_engine_has_a_part_of_the_chunks_at_a_time() {
+    let rig = Steered::new(&slots(8, BLOCK));
+    let all: Vec<u32> = (0..16).collect();
+    rig.device.hold();
+    rig.system.hold();
+    let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
+    until(|| rig.device.queued() == 4);
+    // One more has a slot, so as to be next.
+    until(|| rig.relay.slots().held == 5);
+    rig.device.release(2);
+    until(|| rig.system.queued() == 2 && rig.device.queued() == 4);
+    rig.device.release(4);
+    // The other hop has its share; further ones wait for it, in the slots that there are.
+    until(|| rig.system.queued() == 4 && rig.relay.slots().held == 8);
+    rig.device.release_all();
+    until(|| rig.device.ended() == 8);
+    assert_eq!(rig.system.queued(), 4);
+    rig.system.release_all();
+    end_of(completion).result.unwrap();
+    Pattern::new(1).verify_blocks(&rig.destination, &all, &all, 0..4).unwrap().assert_clean("all");
+}
+
+#[test]
+fn transfers_take_turns_at_the_slots() {
+    let rig = Steered::new(&slots(1, BLOCK));
+    rig.system.hold();
+    let many: Vec<u32> = (0..8).collect();
+    let long = rig.manager.submit(rig.transfer(&many, &many), ()).unwrap();
+    until(|| rig.system.queued() == 1);
+    let short = rig.manager.submit(rig.transfer(&[9], &[9]), ()).unwrap();
+    // The long one has begun, and waits for its next turn: before the short one or behind it.
+    rig.system.release(3);
+    end_of(short).result.unwrap();
+    assert!(!long.has_ended());
+    rig.system.release_all();
+    end_of(long).result.unwrap();
+}
+
+#[test]
+fn idle_slots_are_freed_and_had_again() {
+    let pinned = HeapAllocator::pinned();
+    let rig = Steered::over(pinned.clone(), &slots(4, BLOCK));
+    assert_eq!(pinned.live(), 1);
+    let all: Vec<u32> = (0..8).collect();
+    for _ in 0..2 {
+        rig.system.hold();
+        let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
+        until(|| rig.device.ended() % 8 == 4 && rig.relay.slots().held == 4);
+        assert_eq!((pinned.live(), rig.relay.trim()), (4, ByteCount::ZERO));
+        rig.system.release_all();
+        end_of(completion).result.unwrap();
+        assert_eq!(rig.relay.trim(), ByteCount::new(3 * BLOCK));
+        assert_eq!((pinned.live(), rig.relay.slots().held), (1, 1));
+    }
+    let Steered { device, system, relay, manager, .. } = rig;
+    drop((device, system, manager, relay));
+    pinned.assert_all_freed();
+}
+
+#[test]
+fn without_memory_there_is_no_relay_and_with_little_it_goes_on() {
+    let failing = |which| FaultInjectingAllocator::new(HeapAllocator::pinned(), which);
+    let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
+    let options = slots(3, BLOCK);
+    let error =
+        RelayEngine::new(host.clone(), host, failing(Failing::Call(0)), &options).unwrap_err();
+    assert!(matches!(error, TransferError::EngineNotStarted { engine: "relay", .. }), "{error:?}");
+    assert!(error.source().unwrap().is::<AllocateError>());
+
+    let second_on = Failing::When(Box::new({
+        let calls = Mutex::new(0);
+        move |_| {
+            *calls.lock().unwrap() += 1;
+            *calls.lock().unwrap() > 1
+        }
+    }));
+    let rig = Steered::over(failing(second_on), &options);
+    let all: Vec<u32> = (0..8).collect();
+    end_of(rig.manager.submit(rig.transfer(&all, &all), ()).unwrap()).result.unwrap();
+    let RelaySlots { held, most, refused } = rig.relay.slots();
+    assert_eq!((held, most), (1, 3));
+    assert!(refused > 0);
+}
+
+#[test]
+fn a_failure_of_either_hop_names_the_blocks_and_the_cause() {
+    for (fails, step) in [("device", RelayStep::IntoBounce), ("system", RelayStep::OutOfBounce)] {
+        let rig = Steered::new(&slots(3, 2 * BLOCK));
+        let engine = if fails == "device" { &rig.device } else { &rig.system };
+        engine.fail_next(Fault::ShortCopy { after_runs: 0 });
+        // In ascending order of the destination: 7 to 2 and 6 to 4 are the first chunk.
+        let transfer = rig.transfer(&[6, 9, 7, 3], &[4, 10, 2, 12]);
+        let error = end_of(rig.manager.submit(transfer, ()).unwrap()).result.unwrap_err();
+        let TransferError::Copy { source_block: 7, destination_block: 2, .. } = error else {
+            panic!("{error:?}");
+        };
+        let failed = error.source().unwrap().downcast_ref::<StepFailed>().unwrap();
+        assert_eq!((failed.step, failed.engine), (step, fails));
+        assert!(failed.source().unwrap().is::<InjectedFault>(), "{failed:?}");
+        assert_unclaimed(&rig.source);
+        assert_unclaimed(&rig.destination);
+
+        for fault in [Fault::Engine, Fault::DropJob] {
+            engine.fail_next(fault);
+            let completion = rig.manager.submit(rig.transfer(&[1], &[1]), ()).unwrap();
+            let error = end_of(completion).result.unwrap_err();
+            assert!(matches!(error, TransferError::Engine { engine: "relay", .. }), "{error:?}");
+            let failed = error.source().unwrap().downcast_ref::<StepFailed>().unwrap();
+            assert_eq!((failed.step, failed.engine), (step, fails));
+        }
+        // Every slot has come back.
+        let all: Vec<u32> = (0..16).collect();
+        end_of(rig.manager.submit(rig.transfer(&all, &all), ()).unwrap()).result.unwrap();
+    }
+}
+
+#[test]
+fn a_failed_transfer_waits_for_what_is_in_flight_of_it() {
+    let rig = Steered::new(&slots(4, BLOCK));
+    rig.system.hold();
+    rig.system.fail_next(Fault::Engine);
+    let all: Vec<u32> = (0..8).collect();
+    let completion = rig.manager.submit(rig.transfer(&all, &all), ()).unwrap();
+    // Two are on their second hop, and two wait for theirs.
+    until(|| rig.system.queued() == 2 && rig.device.ended() == 4);
+    rig.system.release(1);
+    until(|| rig.system.ended() == 1);
+    // A transfer through the same thread and the slot that came back: what comes before it has
+    // been dealt with.
+    let other = rig.manager.submit(rig.transfer(&[9], &[9]), ()).unwrap();
+    until(|| rig.system.queued() == 2);
+    assert!(!completion.has_ended(), "a chunk is still on its way to the destination");
+    rig.system.release_all();
+    assert!(end_of(completion).result.is_err());
+    end_of(other).result.unwrap();
+    assert_eq!(rig.device.ended(), 5, "a chunk was begun after the failure");
+    assert_eq!(rig.system.ended(), 3, "so was a second hop");
+    // Every slot has come back.
+    end_of(rig.manager.submit(rig.transfer(&all, &all), ()).unwrap()).result.unwrap();
+    assert_eq!(rig.relay.trim(), ByteCount::new(3 * BLOCK));
+}
+
+#[test]
+fn a_device_order_is_that_of_the_submission_and_holds_no_slot() {
+    for back in [false, true] {
+        let rig = Steered::new(&slots(1, BLOCK));
+        let stream = SimulatedStream::new(Default::default());
+        stream.launch();
+        let (from, to) = if back {
+            Pattern::new(1).fill(&rig.destination).unwrap();
+            (&rig.destination, &rig.source)
+        } else {
+            (&rig.source, &rig.destination)
+        };
+        let blocks = [0, 1, 2];
+        let transfer = Transfer::new(from, to).blocks(&blocks, &blocks);
+        let ordered = rig.manager.submit(transfer.device_order(stream.order()), ()).unwrap();
+        // What the device is given later is none of the transfer's business.
+        stream.launch();
+        let other = rig.manager.submit(rig.transfer(&[9], &[9]), ()).unwrap();
+        end_of(other).result.unwrap();
+        assert!(!ordered.has_ended() && ordered.copied().is_zero());
+        stream.finish_one();
+        end_of(ordered).result.unwrap();
+        let found = Pattern::new(1).verify_blocks(to, &blocks, &blocks, 0..4).unwrap();
+        found.assert_clean("after the stream");
+    }
+}
+
+#[test]
+fn a_stream_that_is_unknown_is_declined() {
+    let rig = Steered::new(&slots(1, BLOCK));
+    let gone = SimulatedStream::new(Default::default()).order();
+    let cause = refused(&rig.manager, rig.transfer(&[0], &[0]).device_order(gone));
+    let TransferError::NoEngine { declined, .. } = cause else { panic!("{cause:?}") };
+    assert_eq!(declined, [("relay", Declined::DeviceOrder)]);
+}
+
+#[test]
+fn a_layer_that_fits_no_slot_is_declined() {
+    let rig = Steered::new(&slots(4, 2 * PIECE - 1));
+    let cause = refused(&rig.manager, rig.transfer(&[0], &[0]));
+    let TransferError::NoEngine { declined, .. } = cause else { panic!("{cause:?}") };
+    assert_eq!(declined, [("relay", Declined::SlotTooSmall)]);
+}
+
+#[test]
+fn layers_are_told_of_as_they_arrive() {
+    let rig = Steered::new(&slots(1, 4 * 2 * PIECE));
+    rig.system.hold();
+    // A slot holds one layer of four blocks.
+    let blocks = [0, 1, 2, 3];
+    let transfer = rig.transfer(&blocks, &blocks).layer_wise();
+    let completion = rig.manager.submit(transfer, ()).unwrap();
+    let layers = completion.layers().unwrap();
+    for layer in 0..3 {
+        rig.system.release(1);
+        layers.wait(layer).unwrap();
+        assert!(!layers.is_done(layer + 1));
+    }
+    rig.system.release_all();
+    end_of(completion).result.unwrap();
+    assert!(layers.is_done(3));
+    let found = Pattern::new(1).verify_blocks(&rig.destination, &blocks, &blocks, 0..4);
+    found.unwrap().assert_clean("all layers");
+}
+
+/// The last reference to the relay goes with a transfer that waited for one of another engine, on
+/// that engine's thread, which the relay needs to end what it has begun.
+#[test]
+fn a_relay_may_drop_on_the_thread_of_an_engine_that_it_needs() {
+    let rig = Steered::new(&slots(1, BLOCK));
+    let both = TransferManager::new([rig.relay.clone() as _, rig.system.clone() as _]);
+    let pinned = endpoint_in(&HeapAllocator::pinned(), config(16), CONTIGUOUS);
+    rig.system.hold();
+    let first = Transfer::new(&rig.destination, &pinned).blocks(&[5], &[5]);
+    let first = both.submit(first, ()).unwrap();
+    let all: Vec<u32> = (0..4).collect();
+    let second = both.submit(rig.transfer(&all, &all).after(&first.ticket()), ()).unwrap();
+    let Steered { system, relay, manager, .. } = rig;
+    drop((both, manager, relay));
+    system.release_all();
+    end_of(first).result.unwrap();
+    end_of(second).result.unwrap();
+}
