@@ -54,8 +54,8 @@ enum Task {
     /// that they own, and have at most three features; every file opens with `//!`, is no longer
     /// than the limit and has a proof at every `unsafe`; no `todo!`, `dbg!`, unexplained
     /// `#[ignore]`, `cfg(test)` outside test modules or `ignore`d example; every crate has its
-    /// README and CHANGELOG and inherits the workspace's lints; the project's pages speak of the
-    /// project alone; every kernel's PTX was made of its source as it is.
+    /// README, CHANGELOG and licences and inherits the workspace's lints; the project's pages speak
+    /// of the project alone; every kernel's PTX was made of its source as it is.
     Tidy,
     /// Formats the workspace, or with --check only says what is not formatted
     Fmt(commands::lint::FmtArguments),
@@ -89,7 +89,7 @@ enum Task {
     Kernels(commands::kernels::Action),
     /// Fetches the NIXL that Terrane is tested with, and libclang, to `target/nixl`
     ///
-    /// Both come from their wheels on PyPI (93 MB, checked by their hashes), for which `python3`
+    /// Both come from their wheels on PyPI (98 MB, checked by their hashes), for which `python3`
     /// with pip is needed, whatever its version; the bindings also need g++. What is there already
     /// is not fetched again. All other commands do it by themselves where they need it, and none
     /// does if TERRANE_NIXL is `system`. See docs/nixl.md.

@@ -127,8 +127,9 @@ impl Worker {
             }
             if is_closed && self.flights.is_empty() {
                 let farewell = self.means.options.farewell;
-                let until = *leaves_by.get_or_insert_with(|| Instant::now() + farewell);
-                if self.abandoned.is_empty() || Instant::now() >= until {
+                // `None` for a farewell that no clock reaches.
+                let until = *leaves_by.get_or_insert_with(|| Instant::now().checked_add(farewell));
+                if self.abandoned.is_empty() || until.is_some_and(|until| Instant::now() >= until) {
                     return;
                 }
             }

@@ -52,7 +52,7 @@ const WHEELS: Wheels = Wheels {
         CUDA_IN_WHEELS[1],
         CLANG_IN_WHEEL,
     ],
-    revision: 2,
+    revision: 3,
 };
 
 /// Where the wheel has the libraries and, below them, the plugins.
@@ -211,6 +211,11 @@ fn arrange(workspace: &Workspace, folder: &Path) -> Result<()> {
             fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))?;
         }
     }
+    // For UCX's modules, which look beside UCX, where nothing says where NIXL is.
+    let runtime = "libcudart.so.12";
+    let link = folder.join("nixl_cu12.libs").join(runtime);
+    symlink(Path::new("../lib").join(runtime), &link)
+        .with_context(|| format!("cannot link {}", link.display()))?;
     for emptied in ["libclang-18.1.1.data", "nvidia"].map(|name| folder.join(name)) {
         fs::remove_dir_all(&emptied)
             .with_context(|| format!("cannot remove {}", emptied.display()))?;

@@ -135,13 +135,17 @@ struct Ends {
 }
 
 impl Ends {
+    /// With an engine that does not wait when it drops.
     fn new(test: &str) -> Self {
+        Self::with_farewell(test, Duration::ZERO)
+    }
+
+    fn with_farewell(test: &str, farewell: Duration) -> Self {
         let (agent, mut process) = (agent(), PeerProcess::start(test));
         let remote = agent.import(&process.hear()).unwrap();
         let local = registered(&HeapAllocator::system(), &agent, config(8), CONTIGUOUS);
         let local = Endpoint::new(local).unwrap();
-        let options =
-            NixlEngineOptions { farewell: Duration::ZERO, ..NixlEngineOptions::default() };
+        let options = NixlEngineOptions { farewell, ..NixlEngineOptions::default() };
         let engine = terrane_nixl::NixlEngine::new(&agent, options).unwrap();
         let manager = TransferManager::new([std::sync::Arc::new(engine) as _]);
         Self { agent, process, remote, local, manager }
@@ -215,6 +219,23 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
         let weak = local.downgrade();
         drop((agent, remote, local));
         assert!(!weak.has_gone(), "the memory of a read that may go on has been let go of");
+    });
+}
+
+#[test]
+fn an_engine_may_wait_for_ever_when_it_drops() {
+    const TEST: &str = "engine::processes::an_engine_may_wait_for_ever_when_it_drops";
+    over_tcp(TEST, || {
+        let ends = Ends::with_farewell(TEST, Duration::MAX);
+        let Ends { agent: _agent, process, remote, local, manager } = ends;
+        process.stop();
+        let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
+        give_up(&manager, &local, read, end_of);
+        let weak = local.downgrade();
+        let dropping = thread::spawn(move || drop((manager, local, remote)));
+        process.resume();
+        dropping.join().unwrap();
+        assert!(weak.has_gone(), "the engine has not waited");
     });
 }
 
