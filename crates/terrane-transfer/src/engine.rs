@@ -34,7 +34,7 @@ use crate::{CopyJob, Side, Terms, TransferPlan};
 /// - Of a job that is [layer-wise](CopyJob::layers), say what becomes of each layer as soon as it
 ///   can. Plans of such jobs are in the order of the layers. Layers of which it says nothing are
 ///   done, or have failed, with the job.
-/// - Let threads that wait help to notice the end: [`CopyJob::attend`].
+/// - Let threads that wait help to notice the end, or to come to it: [`CopyJob::attend`].
 ///
 /// # Safety
 ///

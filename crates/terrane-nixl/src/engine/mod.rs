@@ -60,6 +60,11 @@ pub(crate) const NAME: &str = "nixl";
 /// a thread that posts, looks after what is in flight, and sleeps when there is nothing. Submitting
 /// only queues.
 ///
+/// A thread that blocks until the end ([`Completion::wait`](terrane_transfer::Completion::wait),
+/// [`Layers::wait`](terrane_transfer::Layers::wait)) may come first, and posts and looks in its place:
+/// no other has to be woken then, and the copy runs on the thread that waits for it. Threads that look,
+/// tasks that await, and waits until a given time are never kept by a copy.
+///
 /// # When a peer does not answer
 ///
 /// Every transfer has a deadline, its own or that of the [options](NixlEngineOptions::deadline). A

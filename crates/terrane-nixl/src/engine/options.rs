@@ -30,13 +30,13 @@ pub struct NixlEngineOptions {
 }
 
 impl Default for NixlEngineOptions {
-    /// A deadline of two minutes, requests of up to 32 MiB and 4096 descriptors, 4 at a time, an
+    /// A deadline of two minutes, requests of up to 128 MiB and 16,384 descriptors, 4 at a time, an
     /// attention of 10 ms, and a farewell of 2 seconds.
     fn default() -> Self {
         Self {
             deadline: Some(Duration::from_secs(120)),
-            request_bytes: ByteCount::mib(32),
-            request_descriptors: const { NonZeroUsize::new(4096).unwrap() },
+            request_bytes: ByteCount::mib(128),
+            request_descriptors: const { NonZeroUsize::new(16_384).unwrap() },
             requests: const { NonZeroUsize::new(4).unwrap() },
             attention: Duration::from_millis(10),
             farewell: Duration::from_secs(2),

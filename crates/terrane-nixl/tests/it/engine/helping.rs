@@ -56,16 +56,22 @@ impl Held {
     }
 }
 
-/// Waits by [`Completion::wait`], and with patience.
-fn waited<G: Send + 'static>(completion: Completion<G>) -> Outcome<G> {
-    let (told, ended) = channel();
-    let waiting = thread::spawn(move || told.send(completion.wait()).is_ok());
-    let outcome = match ended.recv_timeout(PATIENCE) {
+/// What `wait` answers on a thread of its own, and with patience.
+fn on_a_thread<T: Send + 'static>(wait: impl FnOnce() -> T + Send + 'static) -> T {
+    let (told, answer) = channel();
+    let waits = move || told.send(wait()).is_ok();
+    let waiting = thread::Builder::new().name("waits".to_owned()).spawn(waits).unwrap();
+    let answer = match answer.recv_timeout(PATIENCE) {
         Err(RecvTimeoutError::Timeout) => panic!("nobody copies"),
-        ended => ended.unwrap(),
+        answer => answer.unwrap(),
     };
     assert!(waiting.join().unwrap());
-    outcome
+    answer
+}
+
+/// Waits by [`Completion::wait`].
+fn waited<G: Send + 'static>(completion: Completion<G>) -> Outcome<G> {
+    on_a_thread(|| completion.wait())
 }
 
 /// Requests that begin and end within runs, two at a time.
@@ -120,9 +126,8 @@ fn who_waits_for_a_layer_copies_and_may_leave() {
         manager.submit(transfer, ()).unwrap()
     };
     let wait = |completion: &Completion<()>| {
-        let (layers, (told, ended)) = (completion.layers().unwrap(), channel());
-        thread::spawn(move || told.send(layers.wait(0)));
-        ended.recv_timeout(PATIENCE).unwrap().unwrap();
+        let layers = completion.layers().unwrap();
+        on_a_thread(move || layers.wait(0)).unwrap();
     };
     let held = Held::new(&pair, short_requests());
     let completion = submit(&held.manager);
@@ -168,10 +173,9 @@ fn what_drops_as_a_transfer_ends_may_wait_for_another() {
     let other = held.manager.submit(transfer(1), ()).unwrap();
     let guard = WaitsForAnother(Some(other));
     let completion = held.manager.submit(transfer(0).layer_wise(), guard).unwrap();
-    let (layers, (told, ended)) = (completion.layers().unwrap(), channel());
+    let layers = completion.layers().unwrap();
     drop(completion);
-    thread::spawn(move || told.send(layers.wait(1)));
-    ended.recv_timeout(PATIENCE).unwrap().unwrap();
+    on_a_thread(move || layers.wait(1)).unwrap();
 }
 
 #[test]
