@@ -54,8 +54,8 @@ enum Task {
     /// that they own, and have at most three features; every file opens with `//!`, is no longer
     /// than the limit and has a proof at every `unsafe`; no `todo!`, `dbg!`, unexplained
     /// `#[ignore]`, `cfg(test)` outside test modules or `ignore`d example; every crate has its
-    /// README and CHANGELOG and inherits the workspace's lints; the project's pages speak of the
-    /// project alone; every kernel's PTX was made of its source as it is.
+    /// README, CHANGELOG and licences and inherits the workspace's lints; the project's pages speak
+    /// of the project alone; every kernel's PTX was made of its source as it is.
     Tidy,
     /// Formats the workspace, or with --check only says what is not formatted
     Fmt(commands::lint::FmtArguments),

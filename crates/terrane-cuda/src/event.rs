@@ -86,6 +86,12 @@ impl Event {
         Ok(())
     }
 
+    /// The context that it belongs to.
+    #[must_use]
+    pub const fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// Whether everything before the mark has run. Never blocks.
     ///
     /// # Errors

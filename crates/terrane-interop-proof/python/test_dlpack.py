@@ -56,6 +56,12 @@ class Outward(ProofTest):
         self.assertEqual(numpy.from_dlpack(Exported(FLOAT, [])).shape, ())
         self.assertEqual(numpy.from_dlpack(Exported(FLOAT, [3, 0, 2])).shape, (3, 0, 2))
 
+    def test_a_tensor_is_taken_whatever_comes_of_it(self):
+        # There is no such device, which is the call's fault and not the tensor's.
+        with self.assertRaises(ProofError):
+            Imported(Exported(UINT, [8]), max_version=(1, 3), device=99)
+        self.assertEqual(live(), (0, 0))
+
     def test_a_tensor_that_nobody_takes_is_released(self):
         for version in (None, (0, 8), (1, 0), (1, 3)):
             unused = Exported(UINT, [8]).__dlpack__(max_version=version)

@@ -16,7 +16,7 @@ use terrane_interop::columns::{
 use terrane_storage::{SystemAllocator, SystemOptions};
 
 use crate::accounts::{Account, Entry};
-use crate::calls::answer;
+use crate::calls::{answer, let_go};
 use crate::dlpack::counted;
 
 /// A column and its field, in Python's hands.
@@ -149,9 +149,10 @@ pub unsafe extern "C" fn terrane_proof_arrow_import(
 ) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let array = unsafe { Owned::take(array) }.ok_or("the array has been released")?;
+        let array = unsafe { Owned::take(array) };
         // SAFETY: the caller's promise.
         let field = unsafe { import_field(schema) }?;
+        let array = array.ok_or("the array has been released")?;
         let array = if is_exported(array.get()) { array } else { watched(array) };
         // SAFETY: the caller's promise.
         let column = unsafe { import_array(field.data_type(), array) }?;
@@ -174,9 +175,10 @@ pub unsafe extern "C" fn terrane_proof_arrow_import_device(
 ) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let array = unsafe { Owned::take(array) }.ok_or("the array has been released")?;
+        let array = unsafe { Owned::take(array) };
         // SAFETY: the caller's promise.
         let field = unsafe { import_field(schema) }?;
+        let array = array.ok_or("the array has been released")?;
         let array = if is_exported(&array.get().array) {
             array
         } else {
@@ -200,7 +202,8 @@ pub unsafe extern "C" fn terrane_proof_arrow_import_device(
 ///
 /// # Safety
 ///
-/// `held` came from here; both places may be written, and hold nothing that is to be released.
+/// `held` came from here, and nobody writes its memory until the array is released; both places may
+/// be written, and hold nothing that is to be released.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_arrow_export(
     held: *const Held,
@@ -210,7 +213,9 @@ pub unsafe extern "C" fn terrane_proof_arrow_export(
     answer(|| {
         // SAFETY: the caller's promise.
         let held = unsafe { &*held };
-        let (field, column) = (export_field(&held.field)?, export_array(&held.column)?);
+        let field = export_field(&held.field)?;
+        // SAFETY: the caller's promise.
+        let column = unsafe { export_array(&held.column) }?;
         // SAFETY: the caller's promise.
         unsafe { field.give(schema) };
         // SAFETY: the caller's promise.
@@ -234,7 +239,8 @@ pub unsafe extern "C" fn terrane_proof_arrow_export_device(
         // SAFETY: the caller's promise.
         let held = unsafe { &*held };
         let field = export_field(&held.field)?;
-        let column = export_device_array(&held.column, Ready::Now)?;
+        // SAFETY: the caller's promise.
+        let column = unsafe { export_device_array(&held.column, Ready::Now) }?;
         // SAFETY: the caller's promise.
         unsafe { field.give(schema) };
         // SAFETY: the caller's promise.
@@ -341,13 +347,6 @@ pub unsafe extern "C" fn terrane_proof_arrow_equal(
 pub unsafe extern "C" fn terrane_proof_arrow_drop(held: *mut Held, elsewhere: i32) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let held = unsafe { Box::from_raw(held) };
-        if elsewhere == 0 {
-            drop(held);
-            return Ok(());
-        }
-        let thread = std::thread::Builder::new().name("releases".to_owned());
-        let thread = thread.spawn(move || drop(held))?;
-        thread.join().map_err(|_| "the thread that released it panicked".into())
+        let_go(unsafe { Box::from_raw(held) }, elsewhere != 0)
     })
 }

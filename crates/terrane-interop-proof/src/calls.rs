@@ -23,6 +23,17 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<(), BoxedCause>) -> i32 {
     -1
 }
 
+/// Drops what another library is to get back, on a thread of its own if asked for.
+pub(crate) fn let_go<T: Send + 'static>(value: T, elsewhere: bool) -> Result<(), BoxedCause> {
+    if !elsewhere {
+        drop(value);
+        return Ok(());
+    }
+    let thread = std::thread::Builder::new().name("releases".to_owned());
+    let thread = thread.spawn(move || drop(value))?;
+    thread.join().map_err(|_| "the thread that released it panicked".into())
+}
+
 /// Writes why the last call on this thread failed to `buffer`, as text that ends with a zero and
 /// is cut off after `capacity` bytes. Answers how many bytes the whole text has.
 ///

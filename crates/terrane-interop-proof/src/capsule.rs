@@ -5,6 +5,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
+use terrane_interop::dlpack::Structure;
 use terrane_interop::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 
 // SAFETY: these are functions of Python's stable interface, with their signatures. They are there
@@ -22,7 +23,7 @@ unsafe extern "C" {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_destroy_capsule(capsule: *mut c_void) {
     // SAFETY: the caller's promise.
-    let versioned = unsafe { content(capsule, c"dltensor_versioned") };
+    let versioned = unsafe { content(capsule, DLManagedTensorVersioned::CAPSULE) };
     if let Some(tensor) = versioned {
         let tensor: *mut DLManagedTensorVersioned = tensor.cast();
         // SAFETY: the capsule has the tensor, by its name.
@@ -32,7 +33,7 @@ pub unsafe extern "C" fn terrane_proof_destroy_capsule(capsule: *mut c_void) {
         }
     }
     // SAFETY: the caller's promise.
-    let legacy = unsafe { content(capsule, c"dltensor") };
+    let legacy = unsafe { content(capsule, DLManagedTensor::CAPSULE) };
     if let Some(tensor) = legacy {
         let tensor: *mut DLManagedTensor = tensor.cast();
         // SAFETY: the capsule has the tensor, by its name.

@@ -15,7 +15,7 @@ use terrane_interop::dlpack::{
 use terrane_storage::{SystemAllocator, SystemOptions};
 
 use crate::accounts::{Account, Entry};
-use crate::calls::answer;
+use crate::calls::{answer, let_go};
 
 /// Memory that is in the accounts until it drops.
 #[derive(Debug)]
@@ -166,12 +166,14 @@ pub struct TensorFacts {
     is_dense: u32,
 }
 
-/// An importer of the host's tensors, and of a device's if there is a number.
-pub(crate) fn importer(device: i32) -> Result<Importer, BoxedCause> {
-    Ok(match u32::try_from(device) {
-        Ok(device) => Importer::new().with_device(Context::primary(DeviceId::new(device))?),
-        Err(_) => Importer::new(),
-    })
+/// An importer of the host's tensors, and of a device's if there is a number. If there is no such
+/// device, the error is for after the tensors have been taken.
+pub(crate) fn importer(device: i32) -> (Importer, Result<(), BoxedCause>) {
+    match u32::try_from(device).map(|device| Context::primary(DeviceId::new(device))) {
+        Ok(Ok(context)) => (Importer::new().with_device(context), Ok(())),
+        Ok(Err(error)) => (Importer::new(), Err(error.into())),
+        Err(_) => (Importer::new(), Ok(())),
+    }
 }
 
 /// Takes a tensor in, whatever comes of it.
@@ -188,7 +190,7 @@ pub unsafe extern "C" fn terrane_proof_import(
     import: *mut *mut Import,
 ) -> i32 {
     answer(|| {
-        let importer = importer(device)?;
+        let (importer, found) = importer(device);
         let taken = if is_legacy == 0 {
             // SAFETY: the caller's promise.
             unsafe { importer.versioned(tensor.cast()) }
@@ -196,6 +198,7 @@ pub unsafe extern "C" fn terrane_proof_import(
             // SAFETY: the caller's promise.
             unsafe { importer.legacy(tensor.cast()) }
         };
+        found?;
         let taken = Import { tensor: taken?, _entry: Entry::new(Account::Imports) };
         // SAFETY: the caller's promise.
         unsafe { import.write(Box::into_raw(Box::new(taken))) };
@@ -272,14 +275,7 @@ pub unsafe extern "C" fn terrane_proof_reverse(import: *const Import) -> i32 {
 pub unsafe extern "C" fn terrane_proof_release(import: *mut Import, elsewhere: i32) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let import = unsafe { Box::from_raw(import) };
-        if elsewhere == 0 {
-            drop(import);
-            return Ok(());
-        }
-        let thread = std::thread::Builder::new().name("releases".to_owned());
-        let thread = thread.spawn(move || drop(import))?;
-        thread.join().map_err(|_| "the thread that released it panicked".into())
+        let_go(unsafe { Box::from_raw(import) }, elsewhere != 0)
     })
 }
 

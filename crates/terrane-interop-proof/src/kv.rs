@@ -68,7 +68,7 @@ pub unsafe extern "C" fn terrane_proof_cache(
         let request = unsafe { &*request };
         // SAFETY: the caller's promise.
         let tensors = unsafe { std::slice::from_raw_parts(tensors, count) };
-        let importer = importer(request.device)?;
+        let (importer, found) = importer(request.device);
         // SAFETY: the caller's promise.
         let are_legacy = unsafe { std::slice::from_raw_parts(are_legacy, count) };
         // All are taken before any is judged, so that all are released.
@@ -82,6 +82,7 @@ pub unsafe extern "C" fn terrane_proof_cache(
                 _ => unsafe { importer.legacy(tensor.cast()) },
             })
             .collect();
+        found?;
         let tensors = tensors.into_iter().collect::<Result<Vec<ImportedTensor>, _>>()?;
         let made = make(request, &tensors)?;
         // SAFETY: the caller's promise.

@@ -17,8 +17,6 @@
 //!
 //! # What there is
 //!
-//! - [`arrow`]: arrays of the Arrow C interfaces, on the host and on devices.
-//! - [`columns`]: columns of ours or of others, and buffers of them on a device.
 //! - [`dlpack`]: single tensors out and in, with every field checked, and the order of streams.
 //! - [`tensors`]: the KV tensors of serving engines, as views of a layout and as a layout over them.
 //! - [`arrow`]: Arrow arrays out and in, for the host and with their device, and those of arrow-rs.

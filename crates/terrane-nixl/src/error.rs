@@ -286,6 +286,8 @@ pub enum Status {
     Backend,
     /// Nothing of that name, or nothing that serves the request.
     NotFound,
+    /// NIXL refused to make a request, and its bindings do not pass on why.
+    Refused,
     /// There is no telemetry of a transfer.
     NoTelemetry,
     /// The bindings failed before or after the call.
@@ -299,6 +301,7 @@ impl Status {
             E::InvalidParam => Self::InvalidParameter,
             E::BackendError => Self::Backend,
             E::NotFound => Self::NotFound,
+            E::FailedToCreateXferRequest => Self::Refused,
             E::NoTelemetry => Self::NoTelemetry,
             _ => Self::Bindings,
         }
@@ -318,6 +321,7 @@ impl fmt::Display for Status {
             Self::InvalidParameter => "an argument was refused",
             Self::Backend => "the backend failed",
             Self::NotFound => "not found",
+            Self::Refused => "NIXL refused",
             Self::NoTelemetry => "no telemetry",
             Self::Bindings => "the bindings failed",
         })

@@ -1,4 +1,4 @@
-//! Waiting threads that help the engine to notice the end.
+//! Waiting threads that help the engine: to notice the end, and to come to it.
 
 use std::ops::Range;
 use std::sync::Weak;
@@ -27,8 +27,21 @@ pub trait Attend: Send + Sync {
     /// finished, the engine holds no lock meanwhile that it takes to accept one.
     fn poll(&self);
 
+    /// As [`poll`](Self::poll), on a thread that waits for the end whatever it takes, has nothing else
+    /// to do, and has blocked anyway: here an engine whose library copies where it is called may do the
+    /// next piece of the copy, which takes as long as it takes. The rest holds as for `poll`: where
+    /// another thread is at it, it returns.
+    ///
+    /// Answers whether it has done a piece, after which the thread does not sleep before another
+    /// [attention](DEFAULT_ATTENTION).
+    fn serve(&self) -> bool {
+        self.poll();
+        false
+    }
+
     /// Between which times the end is to be expected, where the engine knows. A thread that has
-    /// helped for a while and sleeps wakes for it, once, and helps until the later time.
+    /// helped for a while and is about to sleep asks; it wakes for the end, once, and helps until the
+    /// later time.
     fn due(&self) -> Option<Range<Instant>> {
         None
     }
@@ -46,20 +59,27 @@ pub(crate) type Attendant = Weak<dyn Attend>;
 
 /// Has the attendant look once. The caller holds no lock, as the job may end in here.
 pub(crate) fn poll(attendant: &Attendant) {
-    // As on an engine's thread, nothing that drops in here may wait for threads: the caller only
-    // wants to know whether a transfer has ended.
-    threads::finishing(|| {
-        if let Some(attendant) = attendant.upgrade() {
-            attendant.poll();
-        }
-    });
+    with(attendant, |attendant| attendant.poll());
+}
+
+/// Calls the attendant, if it is still there.
+///
+/// As on an engine's thread, nothing that drops in here may wait for threads: the caller only wants
+/// to know whether a transfer has ended.
+fn with<T>(attendant: &Attendant, call: impl FnOnce(&dyn Attend) -> T) -> Option<T> {
+    let mut answer = None;
+    threads::finishing(|| answer = attendant.upgrade().map(|attendant| call(&*attendant)));
+    answer
 }
 
 /// The parts of a wait in which the thread helps: for a while from the first attendant on that it
 /// sees, and, where that knows when, about the time at which the end is to be expected.
 pub(crate) struct Helping {
+    attention: Duration,
     left: Countdown,
     helps: bool,
+    /// Whether the thread may be kept for as long as a piece of the copy takes.
+    serves: bool,
     expects: Expects,
 }
 
@@ -74,28 +94,41 @@ enum Expects {
 }
 
 impl Helping {
-    /// Begins a wait. The caller holds no lock, as what this thread has still to tell is told.
+    /// Begins a wait that has an end of its own. The caller holds no lock, as what this thread has
+    /// still to tell is told.
     pub(crate) fn new(attention: Duration) -> Self {
         tell_rest();
         let never = cfg!(loom) || attention.is_zero();
         let expects = if never { Expects::Nothing } else { Expects::NotAsked };
-        Self { left: Countdown::new(attention), helps: false, expects }
+        let left = Countdown::new(attention);
+        Self { attention, left, helps: false, serves: false, expects }
+    }
+
+    /// Begins a wait that takes what it takes.
+    pub(crate) fn serving(attention: Duration) -> Self {
+        Self { serves: true, ..Self::new(attention) }
     }
 
     /// Looks once, and lets others run, who may be what is waited for; the last time, asks when to
     /// look again. The caller holds no lock.
     pub(crate) fn help(&mut self, attendant: &Attendant) {
         if self.helps {
-            poll(attendant);
+            let has_done = if self.serves {
+                with(attendant, |attendant| attendant.serve()) == Some(true)
+            } else {
+                poll(attendant);
+                false
+            };
             tell_rest();
-            yield_now();
+            if has_done {
+                self.left = Countdown::new(self.attention);
+            } else {
+                yield_now();
+            }
             return;
         }
-        // What drops in here may end the job, as in `poll`.
-        threads::finishing(|| {
-            let due = attendant.upgrade().and_then(|attendant| attendant.due());
-            self.expects = due.map_or(Expects::Nothing, Expects::At);
-        });
+        let due = with(attendant, |attendant| attendant.due()).flatten();
+        self.expects = due.map_or(Expects::Nothing, Expects::At);
     }
 
     /// Whether it is still to help, for which it then calls [`help`](Self::help).
@@ -110,5 +143,55 @@ impl Helping {
         let Expects::At(due) = expects else { return None };
         self.left = Countdown::until(due.end);
         Some(due.start.saturating_duration_since(Instant::now()))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Counts its calls, and does a piece at each.
+    #[derive(Default)]
+    struct Counts {
+        polls: AtomicUsize,
+        pieces: AtomicUsize,
+    }
+
+    impl Attend for Counts {
+        fn poll(&self) {
+            self.polls.fetch_add(1, Ordering::SeqCst);
+        }
+
+        fn serve(&self) -> bool {
+            self.pieces.fetch_add(1, Ordering::SeqCst);
+            true
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// One look of a wait whose attention has just run out. Answers whether it goes on.
+    fn look(mut helping: Helping, attendant: &Attendant) -> bool {
+        helping.helps = true;
+        helping.expects = Expects::Nothing;
+        helping.left = Countdown::until(Instant::now());
+        helping.help(attendant);
+        helping.goes_on()
+    }
+
+    #[test]
+    fn a_piece_renews_the_attention_of_a_thread_that_serves() {
+        let counts = Arc::new(Counts::default());
+        let as_attend: Arc<dyn Attend> = counts.clone();
+        let attendant = Arc::downgrade(&as_attend);
+        let counted = || [&counts.polls, &counts.pieces].map(|count| count.load(Ordering::SeqCst));
+        assert!(look(Helping::serving(LONG), &attendant));
+        assert_eq!(counted(), [0, 1]);
+        // A wait with an end of its own is not kept, and looks no longer than it was to.
+        assert!(!look(Helping::new(LONG), &attendant));
+        assert_eq!(counted(), [1, 1]);
     }
 }

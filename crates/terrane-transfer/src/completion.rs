@@ -79,9 +79,10 @@ impl<G> Completion<G> {
         self.progress.copied()
     }
 
-    /// Blocks the thread until the transfer has ended.
+    /// Blocks the thread until the transfer has ended. Meanwhile an engine that has a use for the
+    /// thread may [copy on it](crate::Attend::serve), which saves waking one of its own.
     pub fn wait(self) -> Outcome<G> {
-        let mut helping = Helping::new(self.attention);
+        let mut helping = Helping::serving(self.attention);
         let mut state = lock(&self.shared.state);
         loop {
             if let Some(outcome) = state.take_outcome() {

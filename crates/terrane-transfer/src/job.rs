@@ -158,11 +158,11 @@ impl CopyJob {
     ///
     /// # Errors
     ///
-    /// Gives the job back if it is a part of another engine's transfer, whose memory is that engine's
-    /// to keep. Such a copy has to be waited for.
-    pub fn give_up(mut self, failure: CopyFailure) -> Result<Remains, Box<Self>> {
+    /// Gives the job and the failure back if it is a part of another engine's transfer, whose memory
+    /// is that engine's to keep. Such a copy has to be waited for.
+    pub fn give_up(mut self, failure: CopyFailure) -> Result<Remains, Box<(Self, CopyFailure)>> {
         if self.claims.is_none() {
-            return Err(Box::new(self));
+            return Err(Box::new((self, failure)));
         }
         self.ending.result = Some(Err(self.describe(failure)));
         let Self { plan, claims, terms: _, progress: _, ending } = self;

@@ -138,7 +138,7 @@ impl Layers {
         enough: impl Fn(LayerState) -> bool,
     ) -> Result<LayerState, LayerError> {
         let index = self.shared.index(layer)?;
-        let mut helping = Helping::new(self.attention);
+        let mut helping = Helping::serving(self.attention);
         let mut state = lock(&self.shared.state);
         loop {
             match state.layer(index) {

@@ -22,6 +22,9 @@ pub const LIBRARY: &str = "libterrane_interop_proof.so";
 pub const ON_DEVICE: [&str; 5] =
     ["run.py", "proof.py", "dlpack.py", "cache.py", "gpu/test_torch.py"];
 
+/// The versions of Python whose wheels `requirements.txt` has the hashes of.
+const PYTHONS: [&str; 4] = ["3.11", "3.12", "3.13", "3.14"];
+
 /// What of the device is simulated, as no array library of the gate has one.
 const DEVICE: &str = "devices=1,memory=8GiB,policy=random,seed=1";
 
@@ -67,14 +70,21 @@ fn provision(workspace: &Workspace, requirements: &Path) -> Result<PathBuf> {
         .args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
         .stdout()
         .context("the other side of the proof is Python; this needs python3 with pip")?;
+    let version = version.trim();
+    if !PYTHONS.contains(&version) {
+        bail!(
+            "python3 is version {version}; wheels for the interop tests are pinned for {}",
+            PYTHONS.join(", ")
+        );
+    }
     // What is installed belongs to one version of Python.
-    let wanted = format!("# Python {}\n{wanted}", version.trim());
+    let wanted = format!("# Python {version}\n{wanted}");
     let folder = workspace.target().join("interop");
     pypi::whole(&folder, &wanted, |fresh| {
         println!("installing what the interop tests need to {}", folder.display());
         let site = fresh.join("site");
         let target = [Path::new("--target"), &site, Path::new("--requirement"), requirements];
-        pypi::pip(workspace, "install", |pip| pip.args(target))?;
+        pypi::pip(workspace, "install", |pip| pip.arg("--require-hashes").args(target))?;
         if fs::read_dir(&site).is_ok_and(|mut entries| entries.next().is_none()) {
             bail!("pip installed nothing to {}", site.display());
         }
@@ -82,4 +92,23 @@ fn provision(workspace: &Workspace, requirements: &Path) -> Result<PathBuf> {
     })
     .context("cannot install what the interop tests need")?;
     Ok(folder.join("site"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wheel_has_its_hash() {
+        let workspace = Workspace::load().unwrap();
+        let requirements = python(&workspace).unwrap().join("requirements.txt");
+        let text = fs::read_to_string(requirements).unwrap().replace("\\\n", "");
+        let packages: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(packages.len(), 4);
+        for package in packages {
+            let hashes = package.matches("--hash=sha256:").count();
+            // One for all, or one for each version of Python on each of two architectures.
+            assert!(hashes == 1 || hashes == 2 * PYTHONS.len(), "{package}");
+        }
+    }
 }

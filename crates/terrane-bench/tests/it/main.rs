@@ -103,8 +103,11 @@ fn every_case_runs_over_the_simulated_driver() {
         "hits that made no event",
         "from one device to another",
     ] {
-        let found: Vec<&Record> =
-            records.iter().filter(|record| record.case.contains(case)).collect();
+        // The worst prediction names the case that it was made for, and stands beside nothing.
+        let of_case = |record: &&Record| {
+            record.case.contains(case) && !record.case.starts_with("predictions")
+        };
+        let found: Vec<&Record> = records.iter().filter(of_case).collect();
         assert!(!found.is_empty(), "nothing is measured of {case:?}:\n{lines}");
         for record in found {
             assert!(record.value.is_some_and(|value| value > 0.0), "{record:?}");

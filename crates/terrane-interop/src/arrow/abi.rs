@@ -86,20 +86,24 @@ impl fmt::Display for DeviceType {
     }
 }
 
-/// A structure with a release callback.
-///
-/// # Safety
-///
-/// `EMPTY` is a released structure, `is_released` says whether the callback is null, and `release`
-/// calls it.
-pub unsafe trait Released: Sized {
+mod sealed {
+    /// What keeps others from having their structures taken to any thread.
+    pub trait Sealed {}
+    impl Sealed for super::ArrowSchema {}
+    impl Sealed for super::ArrowArray {}
+    impl Sealed for super::ArrowDeviceArray {}
+}
+
+/// A structure with a release callback, which may be called on any thread. It is implemented for
+/// the three of Arrow's, and for nothing else.
+pub trait Released: sealed::Sealed + Sized {
     /// A structure that has been released.
     const EMPTY: Self;
 
     /// Whether the callback is null.
     fn is_released(&self) -> bool;
 
-    /// Calls the callback, which is not null.
+    /// Calls the callback, unless it is null.
     ///
     /// # Safety
     ///
@@ -108,8 +112,7 @@ pub unsafe trait Released: Sized {
     unsafe fn release(&mut self);
 }
 
-// SAFETY: all three are of the structure itself.
-unsafe impl Released for ArrowSchema {
+impl Released for ArrowSchema {
     const EMPTY: Self = Self {
         format: ptr::null(),
         name: ptr::null(),
@@ -134,8 +137,7 @@ unsafe impl Released for ArrowSchema {
     }
 }
 
-// SAFETY: all three are of the structure itself.
-unsafe impl Released for ArrowArray {
+impl Released for ArrowArray {
     const EMPTY: Self = Self {
         length: 0,
         null_count: 0,
@@ -161,8 +163,7 @@ unsafe impl Released for ArrowArray {
     }
 }
 
-// SAFETY: the callback is that of the array within, which is what it is to be called with.
-unsafe impl Released for ArrowDeviceArray {
+impl Released for ArrowDeviceArray {
     const EMPTY: Self = Self {
         array: ArrowArray::EMPTY,
         device_id: -1,
@@ -176,7 +177,7 @@ unsafe impl Released for ArrowDeviceArray {
     }
 
     unsafe fn release(&mut self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; the callback is to be called with the array within.
         unsafe { self.array.release() };
     }
 }
@@ -187,8 +188,8 @@ unsafe impl Released for ArrowDeviceArray {
 /// any thread, as the specification says.
 pub struct Owned<T: Released>(T);
 
-// SAFETY: the specification has release callbacks work on any thread, and whoever made this value
-// vouched for the callback; everything else is numbers.
+// SAFETY: the three structures that there are have callbacks that work on any thread, by the
+// specification, and whoever made this value vouched for it; everything else is numbers.
 unsafe impl<T: Released> Send for Owned<T> {}
 // SAFETY: a shared reference gives the plain fields, and does nothing with them.
 unsafe impl<T: Released> Sync for Owned<T> {}

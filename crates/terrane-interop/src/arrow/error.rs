@@ -345,6 +345,14 @@ pub enum ExportError {
         #[source]
         source: CudaError,
     },
+    /// An event of another device than the memory's, where consumers look for one of the same.
+    #[error("the column is on CUDA device {device}, and the event is of device {found}")]
+    EventOfOther {
+        /// The memory's device.
+        device: DeviceId,
+        /// The event's.
+        found: DeviceId,
+    },
     /// An event was given for memory that has none.
     #[error("an event was given for {kind} memory, which is ready once it is written")]
     UnexpectedEvent {

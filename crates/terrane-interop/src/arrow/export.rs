@@ -37,9 +37,7 @@ impl Ready {
 
 /// A column of host memory as an Arrow array, by the C Data Interface.
 ///
-/// The array keeps the memory alive until its consumer releases it, on whatever thread. Consumers
-/// take arrays to be immutable: nobody should write the bytes meanwhile, which is for whoever hands
-/// the array over to see to, as with every other use of a [`Location`].
+/// The array keeps the memory alive until its consumer releases it, on whatever thread.
 ///
 /// ```
 /// use arrow_schema::{DataType, Field};
@@ -53,7 +51,8 @@ impl Ready {
 /// let memory = memory.allocate(&RegionRequest::new(ByteCount::new(4 * 1000)))?;
 /// let column = Column::new(DataType::UInt32, 1000, Region::new(memory))?;
 ///
-/// let array = export_array(&column)?;
+/// // SAFETY: nobody writes the memory, and numbers are whatever stands there.
+/// let array = unsafe { export_array(&column) }?;
 /// let mut schema = export_field(&Field::new("tokens", DataType::UInt32, false))?.into_inner();
 /// // Both go to another library, and come back:
 /// // SAFETY: they were made as the specification says, and are handed over once.
@@ -68,7 +67,14 @@ impl Ready {
 /// # Errors
 ///
 /// [`ExportError::NotHost`] for memory that the processor does not reach.
-pub fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
+///
+/// # Safety
+///
+/// Consumers take arrays to be immutable and of their type. So until the array is released nobody
+/// writes the column's memory, transfers included; and the values are what their type asks for,
+/// where it asks for something: offsets that do not decrease and lead to bytes that there are, texts
+/// in UTF-8, keys that are in their dictionary. [`to_arrow`](super::to_arrow) checks them.
+pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
     if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
         return Err(ExportError::NotHost { kind });
     }
@@ -84,9 +90,14 @@ pub fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
 ///
 /// # Errors
 ///
-/// [`ExportError::NoDevice`] for other kinds of memory, [`ExportError::Mixed`] for several, [`ExportError::Event`] if the event's last
-/// record failed, [`ExportError::UnexpectedEvent`] for one with system memory.
-pub fn export_device_array(
+/// [`ExportError::NoDevice`] for other kinds of memory, [`ExportError::Mixed`] for several,
+/// [`ExportError::Event`] if the event's last record failed, [`ExportError::UnexpectedEvent`] for
+/// one with system memory, and [`ExportError::EventOfOther`] for one of another device.
+///
+/// # Safety
+///
+/// As for [`export_array`], from when the array is [`Ready`] on.
+pub unsafe fn export_device_array(
     column: &Column,
     ready: Ready,
 ) -> Result<Owned<ArrowDeviceArray>, ExportError> {
@@ -106,6 +117,12 @@ pub fn export_device_array(
             return Err(ExportError::UnexpectedEvent { kind });
         }
         Ready::After(event) => {
+            let found = event.context().device().id;
+            if let StorageKind::Device(device) = kind
+                && device != found
+            {
+                return Err(ExportError::EventOfOther { device, found });
+            }
             event.is_complete().map_err(|source| ExportError::Event { source })?;
             Some(HeldEvent { handle: Box::new(event.handle()), _event: event })
         }

@@ -6,7 +6,10 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
-use arrow_schema::{DataType, Field, Schema};
+use arrow_schema::{
+    DECIMAL32_MAX_PRECISION, DECIMAL64_MAX_PRECISION, DECIMAL128_MAX_PRECISION,
+    DECIMAL256_MAX_PRECISION, DataType, Field, Schema,
+};
 
 use super::abi::{ArrowSchema, Owned};
 use super::error::{ExportError, ImportError, Trail, aligned};
@@ -300,6 +303,14 @@ pub(crate) fn check_type(data_type: &DataType, trail: Trail<'_>) -> Result<(), I
     }
     match data_type {
         T::FixedSizeBinary(size) if *size < 0 => Err(refused()),
+        T::Decimal32(precision, scale)
+        | T::Decimal64(precision, scale)
+        | T::Decimal128(precision, scale)
+        | T::Decimal256(precision, scale)
+            if !has_digits(data_type, *precision, *scale) =>
+        {
+            Err(refused())
+        }
         T::FixedSizeList(_, size) if *size < 0 => Err(refused()),
         T::List(field)
         | T::LargeList(field)
@@ -332,4 +343,16 @@ pub(crate) fn check_type(data_type: &DataType, trail: Trail<'_>) -> Result<(), I
         }
         _ => Ok(()),
     }
+}
+
+/// Whether decimals of the type have so many digits, and so many of them behind the point.
+fn has_digits(data_type: &DataType, precision: u8, scale: i8) -> bool {
+    use DataType as T;
+    let most = match data_type {
+        T::Decimal32(..) => DECIMAL32_MAX_PRECISION,
+        T::Decimal64(..) => DECIMAL64_MAX_PRECISION,
+        T::Decimal128(..) => DECIMAL128_MAX_PRECISION,
+        _ => DECIMAL256_MAX_PRECISION,
+    };
+    (1..=most).contains(&precision) && i16::from(scale) <= i16::from(precision)
 }

@@ -37,7 +37,12 @@ impl HandedOut {
         let places = memories.into_iter().map(|memory| {
             let place = memory.location().place();
             let fresh = || Entry { memory: Arc::downgrade(memory), times: 0 };
-            out.entry(place).or_insert_with(fresh).times += 1;
+            let entry = out.entry(place).or_insert_with(fresh);
+            if entry.memory.strong_count() == 0 {
+                // Another memory was here, which has gone while this one was out.
+                entry.memory = Arc::downgrade(memory);
+            }
+            entry.times += 1;
             place
         });
         Self(places.collect())

@@ -200,6 +200,11 @@ impl ElementType {
         u64::from(self.bits).next_multiple_of(8) * u64::from(self.lanes)
     }
 
+    /// Whether each lane is whole bytes, so that padding changes nothing.
+    pub(crate) fn fills_bytes(self) -> bool {
+        self.packed_bits() == self.padded_bits()
+    }
+
     /// What the address of an element has to be a multiple of: the parts of a lane are numbers.
     pub(crate) fn alignment(self) -> Alignment {
         let bytes = match self.code {

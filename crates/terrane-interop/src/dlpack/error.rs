@@ -21,6 +21,13 @@ pub enum ImportError {
         /// Where it points to.
         address: usize,
     },
+    /// The tensor was taken in already, and has not been let go of since; it stays with whoever
+    /// has it, and its deleter was not called on account of this.
+    #[error("the tensor at {address:#x} was taken in already; ask its producer for another one")]
+    AlreadyImported {
+        /// Where its structure is.
+        address: usize,
+    },
     /// A version of DLPack whose structure is not known; nothing but the deleter was touched.
     #[error("the tensor is of DLPack {major}.{minor}; ask its producer for one of version 1")]
     UnknownVersion {
@@ -117,10 +124,13 @@ pub enum ImportError {
 
 impl ImportError {
     /// Whether the tensor was released: its deleter called, if it had one. Not so where there was
-    /// no tensor to be found.
+    /// no tensor to be found, or where another import has it.
     #[must_use]
     pub const fn was_released(&self) -> bool {
-        !matches!(self, Self::NullTensor | Self::MisalignedTensor { .. })
+        !matches!(
+            self,
+            Self::NullTensor | Self::MisalignedTensor { .. } | Self::AlreadyImported { .. }
+        )
     }
 }
 
@@ -152,6 +162,20 @@ pub enum ExportError {
     /// The legacy structure cannot say that a tensor may only be read.
     #[error("legacy tensors cannot be read-only; export a versioned one, or for writing")]
     LegacyReadOnly,
+    /// The legacy structure cannot say that each element below eight bits takes a byte.
+    #[error("legacy tensors cannot have {element} padded to whole bytes; export a versioned one")]
+    LegacyPadded {
+        /// What an element is.
+        element: ElementType,
+    },
+    /// The layout has no region of this number.
+    #[error("there is no region {region}; the layout has {regions}, counted from 0")]
+    NoRegion {
+        /// The number.
+        region: u32,
+        /// How many there are.
+        regions: usize,
+    },
     /// The bytes are not a whole number of elements.
     #[error("{bytes} are no whole number of elements of {element}")]
     NotWhole {

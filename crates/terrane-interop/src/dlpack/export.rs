@@ -8,11 +8,10 @@ use dlpack_rs::ffi as raw;
 use smallvec::SmallVec;
 use terrane_core::{ByteCount, Location, Memory, Region};
 use terrane_cuda::Stream;
-use terrane_transfer::{Access, Endpoint};
 
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use super::managed::{Kept, Parts};
-use super::{ElementType, ExportError, ManagedTensor, TensorDevice, TensorShape};
+use super::{ExportError, ManagedTensor, TensorDevice, TensorShape};
 
 /// A strided view of memory that is about to be handed to another library.
 ///
@@ -44,70 +43,6 @@ impl TensorExport {
     /// writes; and for a read-only tensor, that the consumer keeps to it.
     pub unsafe fn new(region: Region, shape: TensorShape) -> Result<Self, ExportError> {
         Self::build(region, shape)
-    }
-
-    /// One piece of a layout, as a row of elements: read-only, or for reading and writing.
-    ///
-    /// The block is held for as long as the tensor is out: transfers that would write it (or, if it
-    /// is out for writing, read it) are refused with the conflict, or run after the hold, as
-    /// [`Transfer::after`](terrane_transfer::Transfer::after) has them. Transfers that have the
-    /// block already refuse the export instead. Of an endpoint that is
-    /// [sharing](Endpoint::sharing) its bytes, the others know nothing of the hold: it is for the
-    /// caller of that to keep them apart.
-    ///
-    /// # Errors
-    ///
-    /// [`ExportError::Held`] if the block could not be held, [`ExportError::Layout`] if there is no
-    /// such piece, [`ExportError::NotWhole`] if elements do not fit evenly into it, and as for
-    /// [`new`](Self::new).
-    pub fn of_piece(
-        endpoint: &Endpoint,
-        (block, layer, outer): (u32, u32, u32),
-        element: ElementType,
-        access: Access,
-    ) -> Result<Self, ExportError> {
-        let layout = endpoint.layout();
-        let geometry = layout.geometry();
-        let at =
-            geometry.try_offset(block, layer, outer).map_err(terrane_layout::LayoutError::from)?;
-        let region = region_of(endpoint, at.region)?;
-        let piece = region.view(ByteCount::new(at.offset), geometry.piece_bytes())?;
-        Self::held(endpoint, piece, element, &[block], access)
-    }
-
-    /// A whole region of a layout, as a row of elements. All blocks are held, as
-    /// [`of_piece`](Self::of_piece) holds one.
-    ///
-    /// # Errors
-    ///
-    /// As for [`of_piece`](Self::of_piece).
-    pub fn of_region(
-        endpoint: &Endpoint,
-        region: u32,
-        element: ElementType,
-        access: Access,
-    ) -> Result<Self, ExportError> {
-        let all: Vec<u32> = (0..endpoint.layout().config().num_blocks()).collect();
-        let bytes = endpoint.layout().geometry().region_bytes();
-        let region = region_of(endpoint, region)?.view(ByteCount::ZERO, bytes)?;
-        Self::held(endpoint, region, element, &all, access)
-    }
-
-    fn held(
-        endpoint: &Endpoint,
-        region: Region,
-        element: ElementType,
-        blocks: &[u32],
-        access: Access,
-    ) -> Result<Self, ExportError> {
-        let shape = row(element, region.length())?;
-        let mut export = Self::build(region, shape)?;
-        export.read_only = access == Access::Read;
-        let hold = match access {
-            Access::Read => endpoint.hold_for_read(blocks)?,
-            Access::Write => endpoint.hold_for_write(blocks)?,
-        };
-        Ok(export.guarded_by(hold))
     }
 
     pub(crate) fn build(region: Region, shape: TensorShape) -> Result<Self, ExportError> {
@@ -193,10 +128,14 @@ impl TensorExport {
     ///
     /// # Errors
     ///
-    /// [`ExportError::LegacyReadOnly`], as it cannot say that a tensor may only be read.
+    /// [`ExportError::LegacyReadOnly`] and [`ExportError::LegacyPadded`], as it cannot say that a
+    /// tensor may only be read, nor that elements below eight bits take a byte each.
     pub fn into_legacy(self) -> Result<ManagedTensor<DLManagedTensor>, ExportError> {
         if self.read_only {
             return Err(ExportError::LegacyReadOnly);
+        }
+        if self.shape.is_padded() && !self.shape.element().fills_bytes() {
+            return Err(ExportError::LegacyPadded { element: self.shape.element() });
         }
         let (kept, parts) = self.into_parts(0);
         Ok(ManagedTensor::new(kept, parts))
@@ -231,28 +170,6 @@ impl TensorExport {
         let (sizes, strides) = (shape.sizes().into(), shape.strides().into());
         (Kept { sizes, strides, guards, region: Some(region) }, parts)
     }
-}
-
-/// A row of as many elements as there is room for, which has to be used up.
-pub(crate) fn row(element: ElementType, bytes: ByteCount) -> Result<TensorShape, ExportError> {
-    let refused = || ExportError::NotWhole { bytes, element };
-    let width = element.width().filter(|width| !width.is_zero()).ok_or_else(refused)?;
-    let is_whole = bytes.get().is_multiple_of(width.get());
-    let elements = bytes.get().checked_div(width.get()).filter(|_| is_whole).ok_or_else(refused)?;
-    Ok(TensorShape::compact(element, &[elements])?)
-}
-
-fn region_of(endpoint: &Endpoint, number: u32) -> Result<&Region, ExportError> {
-    let regions = endpoint.layout().regions();
-    let found = regions.get(ByteCount::new(number.into()).to_usize());
-    found.ok_or_else(|| {
-        let count = ByteCount::from_usize(regions.len());
-        ExportError::OutOfBounds(terrane_core::ViewOutOfBounds {
-            offset: ByteCount::new(number.into()),
-            length: ByteCount::ZERO,
-            region: count,
-        })
-    })
 }
 
 fn address(location: Location) -> Option<u64> {

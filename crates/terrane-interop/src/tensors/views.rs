@@ -8,7 +8,7 @@ use terrane_transfer::{Access, Endpoint};
 
 use super::steps::steps;
 use super::{KvError, KvForm, TensorName};
-use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape};
+use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape, blocks};
 
 /// One of the tensors that a layout is in an engine's form: a shape, and the bytes it is a shape of.
 #[derive(Clone, Debug)]
@@ -83,15 +83,9 @@ pub fn kv_tensors(
     access: Access,
 ) -> Result<Vec<TensorExport>, KvError> {
     let views = kv_views(endpoint.layout(), form, element)?;
-    let all: Vec<u32> = (0..endpoint.layout().config().num_blocks()).collect();
-    let hold = match access {
-        Access::Read => endpoint.hold_for_read(&all),
-        Access::Write => endpoint.hold_for_write(&all),
-    };
-    let hold = hold.map_err(|error| KvError::Export {
-        tensor: TensorName::Layer(0),
-        source: ExportError::Held(error),
-    })?;
+    let first = views.first().map_or(TensorName::Layer(0), |view| view.name);
+    let hold = blocks::hold(endpoint, &blocks::all(endpoint), access)
+        .map_err(|source| KvError::Export { tensor: first, source })?;
     let hold = Arc::new(hold);
     let exports = views.into_iter().map(|KvView { name, region, shape }| {
         let export = TensorExport::build(region, shape)

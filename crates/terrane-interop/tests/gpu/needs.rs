@@ -21,3 +21,14 @@ pub fn device(test: &str) -> Option<Context> {
     eprintln!("skipped: {test}: {reason}");
     None
 }
+
+/// A second device, or `None` after having said that there is none.
+pub fn second(test: &str) -> Option<Context> {
+    match Context::primary(DeviceId::new(1)) {
+        Ok(context) => Some(context),
+        Err(error) => {
+            eprintln!("skipped: {test}: a second device needed: {error}");
+            None
+        }
+    }
+}

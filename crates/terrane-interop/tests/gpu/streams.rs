@@ -6,7 +6,7 @@ use terrane_cuda::{
 };
 use terrane_interop::dlpack::{ConsumerStream, Handshake, ProducerStream, TensorDevice, handshake};
 
-use crate::needs::device;
+use crate::needs::{device, second};
 
 const LENGTH: ByteCount = ByteCount::mib(4);
 
@@ -83,5 +83,21 @@ fn nothing_waits_where_nothing_has_to() {
         // SAFETY: the stream is alive.
         let shaken = unsafe { handshake(&context, producer, consumer) }.unwrap();
         assert_eq!(shaken, Handshake::Nothing);
+    }
+}
+
+#[test]
+fn default_streams_of_two_devices_are_two() {
+    let test = "streams::default_streams_of_two_devices_are_two";
+    let (Some(context), Some(other)) = (device(test), second(test)) else { return };
+    for consumer in [ConsumerStream::LegacyDefault, ConsumerStream::Unstated] {
+        // SAFETY: the default stream lives as long as the context.
+        let theirs = unsafe { Stream::borrow(&other, std::ptr::null_mut(), ()) }.unwrap();
+        // SAFETY: default streams are alive.
+        let shaken = unsafe { handshake(&context, ProducerStream::Stream(&theirs), consumer) };
+        assert_eq!(shaken.unwrap(), Handshake::Waits);
+        // SAFETY: as above.
+        let shaken = unsafe { handshake(&other, ProducerStream::Stream(&theirs), consumer) };
+        assert_eq!(shaken.unwrap(), Handshake::Nothing);
     }
 }

@@ -3,10 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use terrane_core::StorageKind;
-use terrane_interop::dlpack::{ElementType, ExportError, TensorExport, TensorShape};
+use terrane_core::{Alignment, ByteCount, Location, Memory, StorageKind};
+use terrane_interop::dlpack::{
+    ElementType, ExportError, ImportedTensor, Importer, TensorExport, TensorShape,
+};
 use terrane_interop::tensors::{KvForm, kv_tensors};
-use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
@@ -81,6 +83,88 @@ fn kv_tensors_hold_all_blocks_until_the_last_has_gone() {
     assert_eq!(allocator.live(), 0);
 }
 
+/// Where each piece would begin by the tensors' own strides is where it begins by the geometry.
+#[test]
+fn blocks_and_layouts_have_their_pieces_where_the_geometry_has_them() {
+    let separate = |block_dimension| LayoutKind::LayerSeparate { block_dimension };
+    for kind in [
+        LayoutKind::FullyContiguous,
+        separate(BlockDimension::First),
+        separate(BlockDimension::Second),
+    ] {
+        for padded in [Alignment::BYTE, Alignment::SECTOR] {
+            let allocator = HeapAllocator::system();
+            let config = config().with_block_alignment(padded).unwrap();
+            let builder = LayoutBuilder::new(config).kind(kind).allocate(&allocator);
+            let end = Endpoint::new(builder.unregistered().build().unwrap()).unwrap();
+            let layout = end.layout();
+            let address = |block, layer, outer| {
+                let at = layout.geometry().offset(block, layer, outer);
+                let region = &layout.regions()[usize::try_from(at.region).unwrap()];
+                region.view(ByteCount::new(at.offset), ByteCount::new(1)).unwrap().location()
+            };
+            let all = TensorExport::of_layout(&end, ElementType::BF16, Access::Read).unwrap();
+            let imported: Vec<_> = all.into_iter().map(back).collect();
+            let layers = 2 / imported.len();
+            for tensor in &imported {
+                let elements = i64::try_from(config.block_bytes().get()).unwrap() / 8;
+                let layers = i64::try_from(layers).unwrap();
+                assert_eq!(tensor.shape().sizes(), [4, layers, 2, elements], "{kind:?}");
+                assert!(tensor.is_read_only());
+            }
+            for block in 0..4 {
+                let one = TensorExport::of_block(&end, block, ElementType::BF16, Access::Read);
+                let one: Vec<_> = one.unwrap().into_iter().map(back).collect();
+                assert_eq!(one.len(), imported.len());
+                for (layer, outer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    let (number, within) = (layer / layers, layer % layers);
+                    let place = [within, outer].map(|index| i64::try_from(index).unwrap());
+                    let expected = address(
+                        block,
+                        u32::try_from(layer).unwrap(),
+                        u32::try_from(outer).unwrap(),
+                    );
+                    assert_eq!(element(&one[number], &place), expected, "{kind:?}");
+                    let [within, outer] = place;
+                    let place = [i64::from(block), within, outer];
+                    assert_eq!(element(&imported[number], &place), expected, "{kind:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Where the element of two bytes at these indices is, and zeros for the axes after them.
+fn element(tensor: &ImportedTensor, indices: &[i64]) -> Location {
+    let steps = indices.iter().zip(tensor.shape().strides());
+    let elements: i64 = steps.map(|(index, stride)| index * stride).sum();
+    let bytes = ByteCount::new(u64::try_from(2 * elements).unwrap());
+    tensor.location().checked_add(bytes).unwrap()
+}
+
+fn back(export: TensorExport) -> ImportedTensor {
+    let tensor = export.into_versioned().into_raw();
+    // SAFETY: it was made just now, and nothing writes the bytes.
+    unsafe { Importer::new().versioned(tensor.as_ptr()) }.unwrap()
+}
+
+#[test]
+fn a_block_is_held_until_the_last_of_its_tensors_has_gone() {
+    let allocator = HeapAllocator::system();
+    let kind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
+    let builder = LayoutBuilder::new(config()).kind(kind).allocate(&allocator);
+    let end = Endpoint::new(builder.unregistered().build().unwrap()).unwrap();
+    let mut tensors = TensorExport::of_block(&end, 1, ElementType::U8, Access::Write).unwrap();
+    assert_eq!(tensors.len(), 2, "one a layer");
+    assert!(!tensors[0].is_read_only());
+    drop(end.hold_for_write(&[0, 2, 3]).unwrap());
+    for _ in 0..2 {
+        assert!(is_conflict(&end.hold_for_read(&[1]).unwrap_err()));
+        drop(tensors.pop());
+    }
+    drop(end.hold_for_write(&[1]).unwrap());
+}
+
 #[test]
 fn what_cannot_be_a_tensor_is_refused_and_nothing_stays_held() {
     let allocator = HeapAllocator::system();
@@ -93,7 +177,11 @@ fn what_cannot_be_a_tensor_is_refused_and_nothing_stays_held() {
     let refused = piece((0, 0, 0), three, Access::Read);
     assert!(matches!(refused, ExportError::NotWhole { .. }), "{refused}");
     let beyond = TensorExport::of_region(&end, 1, ElementType::U8, Access::Read).unwrap_err();
-    assert!(matches!(beyond, ExportError::OutOfBounds(_)), "{beyond}");
+    assert!(matches!(beyond, ExportError::NoRegion { region: 1, regions: 1 }), "{beyond}");
+    let beyond = TensorExport::of_block(&end, 4, ElementType::U8, Access::Read).unwrap_err();
+    assert!(matches!(beyond, ExportError::Layout(_)), "{beyond}");
+    let beyond = TensorExport::of_layout(&end, three, Access::Read).unwrap_err();
+    assert!(matches!(beyond, ExportError::NotWhole { .. }), "{beyond}");
     let export = TensorExport::of_piece(&end, (0, 0, 0), ElementType::U8, Access::Read).unwrap();
     assert!(matches!(export.into_legacy(), Err(ExportError::LegacyReadOnly)));
     drop(end.hold_for_write(&[0, 1, 2, 3]).unwrap());
@@ -103,8 +191,7 @@ fn what_cannot_be_a_tensor_is_refused_and_nothing_stays_held() {
     // SAFETY: nothing is handed out.
     let refused = unsafe { TensorExport::new(region.clone(), large) }.unwrap_err();
     assert!(matches!(refused, ExportError::OutOfBounds(_)));
-    let odd =
-        region.view(terrane_core::ByteCount::new(1), terrane_core::ByteCount::new(8)).unwrap();
+    let odd = region.view(ByteCount::new(1), ByteCount::new(8)).unwrap();
     let eight = TensorShape::compact(ElementType::I64, &[1]).unwrap();
     // SAFETY: as above.
     let refused = unsafe { TensorExport::new(odd, eight) }.unwrap_err();

@@ -2,8 +2,8 @@
 //! exactly once either way.
 
 use proptest::prelude::*;
-use terrane_core::{Location, Memory};
-use terrane_interop::dlpack::{ImportError, ImportedTensor, Importer};
+use terrane_core::{Location, Memory, Region};
+use terrane_interop::dlpack::{ExportError, ImportError, ImportedTensor, Importer, TensorExport};
 
 use crate::peer::{Axes, Deleted, Fields, reclaim, reclaim_legacy};
 
@@ -187,6 +187,58 @@ fn every_field_has_its_error() {
         unknown.to_string(),
         "the tensor is of DLPack 9.9; ask its producer for one of version 1"
     );
+}
+
+#[test]
+fn a_tensor_that_was_taken_in_is_not_taken_again() {
+    let mut bytes = vec![0_u8; 64];
+    let fields = Fields::over(&mut bytes, &[2, 3]);
+    let deleted = Deleted::default();
+    let tensor = fields.versioned(&deleted);
+    // SAFETY: the tensor is this test's to give.
+    let first = unsafe { Importer::new().versioned(tensor) }.unwrap();
+    // SAFETY: it was given before, and is alive, which is found out.
+    let again = unsafe { Importer::new().versioned(tensor) }.unwrap_err();
+    assert!(matches!(again, ImportError::AlreadyImported { address } if address == tensor.addr()));
+    // SAFETY: as above; its structure is not looked at.
+    let again = unsafe { Importer::new().legacy(tensor.cast()) }.unwrap_err();
+    assert!(matches!(again, ImportError::AlreadyImported { .. }) && !again.was_released());
+    assert_eq!(deleted.count(), 0);
+    drop(first);
+    assert_eq!(deleted.count(), 1);
+}
+
+#[test]
+fn a_tensor_without_a_deleter_may_come_again() {
+    let mut bytes = vec![0_u8; 64];
+    let fields = Fields { has_deleter: false, ..Fields::over(&mut bytes, &[2, 3]) };
+    let tensor = fields.versioned(&Deleted::default());
+    for _ in 0..2 {
+        // SAFETY: nobody releases it before the test does.
+        let taken = unsafe { Importer::new().versioned(tensor) }.unwrap();
+        // SAFETY: as above.
+        assert!(unsafe { Importer::new().versioned(tensor) }.unwrap().shape() == taken.shape());
+    }
+    // SAFETY: nobody has it any more.
+    unsafe { reclaim(tensor) };
+}
+
+#[test]
+fn legacy_tensors_cannot_say_that_they_are_padded() {
+    let mut bytes = vec![0_u8; 64];
+    let deleted = Deleted::default();
+    // FP4, each of them in a byte of its own.
+    let fields = Fields { flags: 4, dtype: (17, 4, 1), ..Fields::over(&mut bytes, &[6]) };
+    // SAFETY: the tensor is this test's to give, and nobody else uses its bytes.
+    let tensor = unsafe { Importer::new().versioned(fields.versioned(&deleted)) }.unwrap();
+    assert!(tensor.shape().is_padded());
+    let region = Region::new(tensor.memory().unwrap());
+    // SAFETY: as above.
+    let export = unsafe { TensorExport::new(region, tensor.shape().clone()) }.unwrap();
+    let refused = export.into_legacy().unwrap_err();
+    assert!(matches!(refused, ExportError::LegacyPadded { .. }), "{refused}");
+    drop(tensor);
+    assert_eq!(deleted.count(), 1);
 }
 
 #[test]

@@ -13,19 +13,13 @@ use terrane_layout::{
     TokenOrder,
 };
 use terrane_testkit::memory::HeapAllocator;
+use terrane_transfer::Endpoint;
 
 const OUTER_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 const BLOCK_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
-const FORMS: [KvForm; 6] = [
-    KvForm::VLLM,
-    KvForm::FLASHINFER_NHD,
-    KvForm::FLASHINFER_HND,
-    KvForm::SGLANG,
-    KvForm::VLLM_LATENT,
-    KvForm::SGLANG_LATENT,
-];
+const FORMS: [KvForm; 6] = KvForm::KNOWN;
 
 /// 3 layers, 5 blocks of 4 tokens of 2 heads of 8 elements of 2 bytes.
 fn config(outer_dim: u32, order: TokenOrder) -> LayoutConfig {
@@ -358,4 +352,21 @@ proptest! {
             assert_same_places(&layout, &back);
         }
     }
+}
+
+#[test]
+fn tensors_that_are_adopted_twice_are_one_endpoint_s() {
+    let config = config(2, TokenOrder::TokenMajor);
+    let layout = layout(config, BLOCK_FIRST);
+    let form = KvForm::VLLM_BLOCKS_FIRST;
+    let tensors: Vec<_> = kv_views(&layout, &form, ElementType::BF16).unwrap();
+    let tensors: Vec<_> = tensors.iter().map(import).collect();
+    let adopted = || {
+        let builder = adopt_kv(&config, &form, KvTensors::Together(&tensors)).unwrap();
+        Endpoint::new(builder.unregistered().build().unwrap())
+    };
+    let first = adopted().unwrap();
+    assert!(adopted().is_err(), "their transfers would not know of one another");
+    drop(first);
+    assert!(adopted().is_ok());
 }

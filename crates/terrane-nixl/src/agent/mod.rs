@@ -3,6 +3,7 @@
 mod builder;
 mod create;
 mod environment;
+mod ios;
 mod name;
 
 use std::fmt;
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use terrane_core::{AgentName, BackendName};
 
 pub use builder::{AgentBuilder, ThreadMode};
+pub(crate) use ios::{Ios, TakenIos};
 
 use crate::backend::{Demand, FileAccess};
 use crate::notifications::Mailbox;
@@ -53,6 +55,8 @@ pub(crate) struct Backend {
     pub(crate) memory: Vec<MemoryType>,
     pub(crate) demand: Demand,
     pub(crate) file_access: FileAccess,
+    /// How much it can have in flight, where that has an end.
+    pub(crate) ios: Option<Arc<Ios>>,
 }
 
 impl Agent {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use terrane_core::{AgentName, BackendName};
+use terrane_core::{AgentName, BackendName, OsError};
 
 use crate::Status;
 
@@ -49,8 +49,12 @@ pub enum RequestFailed {
         wanted: u64,
     },
     /// The length of a file could not be asked for.
-    #[error("the length of the file could not be found out: {0}")]
-    File(String),
+    #[error("the length of the file could not be found out")]
+    FileLength {
+        /// What the system said.
+        #[source]
+        source: OsError,
+    },
     /// What was quoted cannot be done any more: the peer has been forgotten since.
     #[error("not begun: the engine {0}")]
     Declined(#[from] terrane_transfer::Declined),

@@ -7,24 +7,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use terrane_core::{BoxedCause, ByteCount, Location};
-use terrane_transfer::{CopyFailure, CopyJob, EngineTimes};
+use terrane_core::{BoxedCause, ByteCount, Location, OsError};
+use terrane_transfer::{Attend, CopyFailure, CopyJob, EngineTimes};
 
 use super::error::{NixlStep, RequestFailed};
 use super::lists::{Most, Place, Refused, Stretch};
 use super::remains::Abandoned;
 use super::route::{Begun, Operation, Rates, Route, Target};
+use crate::agent::TakenIos;
 use crate::peers::PeerUse;
 use crate::{Agent, NixlEngineOptions, Status};
 
-/// A transfer that the engine's thread is busy with.
+/// A transfer, from when it is submitted until it has ended.
 pub(super) struct Flight {
     /// `None` once it has ended.
     job: Option<CopyJob>,
     route: Route,
     peer: Option<PeerUse>,
     options: Arc<NixlEngineOptions>,
+    /// Of the transfer; once that has begun, no later than the options allow.
     deadline: Option<Instant>,
+    has_begun: bool,
     /// Where the next request begins.
     next: Place,
     /// In the order in which they were posted.
@@ -40,9 +43,21 @@ pub(super) struct Flight {
 
 /// A request that has been posted.
 pub(super) struct Posted {
+    // Fields drop in this order: what the request has of the backend is free once it is released.
     request: nixl_sys::XferRequest,
+    _ios: Option<TakenIos>,
     stretch: Stretch,
     state: State,
+}
+
+/// What has come of an attempt to post.
+enum Next {
+    /// A request has been posted, or the peer told.
+    Posted,
+    /// It is not the time yet.
+    Later,
+    /// There is nothing left to post.
+    Nothing,
 }
 
 /// What has become of a request.
@@ -88,13 +103,7 @@ pub(super) enum Step {
 impl Flight {
     pub(super) fn new(job: CopyJob, begun: Begun, options: &Arc<NixlEngineOptions>) -> Self {
         let Begun { route, peer } = begun;
-        job.start();
-        let own = job.terms().deadline;
-        let usual = options.deadline.and_then(|most| Instant::now().checked_add(most));
-        let deadline = match (own, usual) {
-            (Some(own), Some(usual)) => Some(own.min(usual)),
-            (one, other) => one.or(other),
-        };
+        let deadline = job.terms().deadline;
         let (to_tell, layers_done) =
             (job.terms().notification.is_some(), job.plan().layers().start);
         Self {
@@ -103,6 +112,7 @@ impl Flight {
             peer,
             options: Arc::clone(options),
             deadline,
+            has_begun: false,
             next: Place::default(),
             requests: VecDeque::new(),
             to_tell,
@@ -112,8 +122,30 @@ impl Flight {
         }
     }
 
+    /// Lets threads that wait for the job help.
+    pub(super) fn invite(&self, attendant: Arc<dyn Attend>) {
+        if let Some(job) = &self.job {
+            job.attend(attendant);
+        }
+    }
+
+    fn begin(&mut self) {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return;
+        }
+        if let Some(job) = &self.job {
+            job.start();
+        }
+        let usual = self.options.deadline.and_then(|most| Instant::now().checked_add(most));
+        self.deadline = match (self.deadline, usual) {
+            (Some(own), Some(usual)) => Some(own.min(usual)),
+            (one, other) => one.or(other),
+        };
+    }
+
     /// Posts what is next, and looks what has ended.
     pub(super) fn advance(&mut self, agent: &Agent, rates: &Rates) -> Step {
+        self.begin();
         let news = self.collect(agent);
         if self.failure.is_none() && self.is_late() {
             self.failure = Some(CopyFailure::DeadlineExceeded);
@@ -122,18 +154,13 @@ impl Flight {
             return self.wind_up(news);
         }
         match self.post_next(agent) {
-            Ok(true) => Step::News,
-            Ok(false) if !self.requests.is_empty() => {
-                if news {
-                    Step::News
-                } else {
-                    Step::Quiet
-                }
-            }
-            Ok(false) => {
+            Ok(Next::Posted) => Step::News,
+            Ok(Next::Nothing) if self.requests.is_empty() => {
                 self.end(rates);
                 Step::Over
             }
+            Ok(Next::Later | Next::Nothing) if news => Step::News,
+            Ok(Next::Later | Next::Nothing) => Step::Quiet,
             Err(failure) => {
                 self.failure = Some(failure);
                 self.wind_up(true)
@@ -200,28 +227,35 @@ impl Flight {
         }
     }
 
-    /// Posts a request, or tells the peer. Says whether there was anything to do that could be done
-    /// now.
-    fn post_next(&mut self, agent: &Agent) -> Result<bool, CopyFailure> {
-        let Some(job) = &self.job else { return Ok(false) };
+    /// Posts a request, or tells the peer, if there is anything to do that can be done now.
+    fn post_next(&mut self, agent: &Agent) -> Result<Next, CopyFailure> {
+        let Some(job) = &self.job else { return Ok(Next::Nothing) };
         if self.requests.len() >= self.options.requests.get() {
-            return Ok(false);
+            return Ok(Next::Later);
         }
         let (plan, terms) = (job.plan(), job.terms());
-        let most = Most::of(&self.options);
+        let most = Most::of(&self.options, self.route.backend(agent));
         let Some(stretch) = most.stretch(plan, self.next, terms.layer_wise) else {
             return if self.to_tell && self.requests.is_empty() {
                 self.tell(agent)
             } else {
-                Ok(false)
+                Ok(Next::Nothing)
             };
         };
         let is_first = self.next == Place::default();
         let is_last = stretch.places.end.run >= plan.runs().len();
         // The last request tells the peer, so all others have to have ended.
         if is_last && self.to_tell && !self.requests.is_empty() {
-            return Ok(false);
+            return Ok(Next::Later);
         }
+        // They are free again when others' requests have ended.
+        let ios = match self.route.backend(agent).and_then(|backend| backend.ios.as_ref()) {
+            Some(ios) => match ios.take(stretch.descriptors()) {
+                Some(taken) => Some(taken),
+                None => return Ok(Next::Later),
+            },
+            None => None,
+        };
         if is_first {
             self.check_files(job).map_err(|cause| engine(Box::new(cause)))?;
         }
@@ -240,8 +274,8 @@ impl Flight {
         };
         self.next = stretch.places.end;
         self.to_tell &= !is_last;
-        self.requests.push_back(Posted { request, stretch, state });
-        Ok(true)
+        self.requests.push_back(Posted { request, _ios: ios, stretch, state });
+        Ok(Next::Posted)
     }
 
     fn request(
@@ -267,13 +301,13 @@ impl Flight {
     }
 
     /// Tells the peer of a transfer that had nothing to copy.
-    fn tell(&mut self, agent: &Agent) -> Result<bool, CopyFailure> {
+    fn tell(&mut self, agent: &Agent) -> Result<Next, CopyFailure> {
         self.to_tell = false;
         let message = self.job.as_ref().and_then(|job| job.terms().notification.clone());
-        let (Some(message), Some(peer)) = (message, &self.peer) else { return Ok(false) };
+        let (Some(message), Some(peer)) = (message, &self.peer) else { return Ok(Next::Nothing) };
         let backend = self.route.backend(agent).map(|backend| &backend.raw);
         match agent.raw().send_notification(peer.name().as_str(), &message, backend) {
-            Ok(()) => Ok(true),
+            Ok(()) => Ok(Next::Posted),
             Err(error) => Err(self.failed(agent, NixlStep::Notify, Status::of(&error), None)),
         }
     }
@@ -357,10 +391,11 @@ impl Flight {
                 remains,
                 self.peer.take(),
             ))),
-            Err(job) => {
+            Err(back) => {
                 // A part of another engine's transfer, which has to wait.
-                self.job = Some(*job);
-                self.failure = Some(CopyFailure::DeadlineExceeded);
+                let (job, failure) = *back;
+                self.job = Some(job);
+                self.failure = Some(failure);
                 self.deadline = None;
                 Step::Quiet
             }
@@ -396,7 +431,7 @@ impl Drop for Flight {
             // A part of another engine's transfer, which then never ends: nobody drops what may still
             // be written to.
             Err(job) => {
-                let _never = ManuallyDrop::new(job);
+                let _never = ManuallyDrop::new((job, std::mem::take(&mut self.requests)));
             }
         }
     }
@@ -412,9 +447,14 @@ fn engine(source: BoxedCause) -> CopyFailure {
 ///
 /// The descriptor is open.
 unsafe fn length_of(descriptor: RawFd) -> Result<u64, RequestFailed> {
-    let failed = |error: std::io::Error| RequestFailed::File(error.to_string());
+    let failed = |call| {
+        move |error: std::io::Error| {
+            let source = OsError::from_io(call, &error);
+            RequestFailed::FileLength { source }
+        }
+    };
     // SAFETY: the caller promised that it is open.
     let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    let file = std::fs::File::from(file.try_clone_to_owned().map_err(failed)?);
-    Ok(file.metadata().map_err(failed)?.len())
+    let file = std::fs::File::from(file.try_clone_to_owned().map_err(failed("dup"))?);
+    Ok(file.metadata().map_err(failed("fstat"))?.len())
 }

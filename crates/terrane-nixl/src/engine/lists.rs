@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use terrane_core::ByteCount;
+use terrane_core::{Alignment, ByteCount};
 use terrane_transfer::{Side, TransferPlan};
 
 use super::error::RequestFailed;
 use super::route::Route;
-use crate::{NixlEngineOptions, Status};
+use crate::agent::Backend;
+use crate::{FileAccess, NixlEngineOptions, Status};
 
 /// A place within the runs of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,11 +34,15 @@ pub(super) struct Most {
 }
 
 impl Most {
-    pub(super) fn of(options: &NixlEngineOptions) -> Self {
-        Self {
-            bytes: options.request_bytes.get().max(1),
-            descriptors: options.request_descriptors.get(),
-        }
+    /// As the options have it; of whole pages where the backend goes around the page cache.
+    pub(super) fn of(options: &NixlEngineOptions, backend: Option<&Backend>) -> Self {
+        let direct = backend.is_some_and(|backend| backend.file_access == FileAccess::Direct);
+        let unit = if direct { Alignment::PAGE.get() } else { 1 };
+        let bytes = options.request_bytes.get();
+        let bytes = (bytes - bytes % unit).max(unit);
+        let ios = backend.and_then(|backend| Some(backend.ios.as_ref()?.most()));
+        let descriptors = options.request_descriptors.get().min(ios.unwrap_or(usize::MAX));
+        Self { bytes, descriptors }
     }
 
     /// The stretch that begins at `from`; `None` at the end of the plan. Of a layer-wise plan it ends
@@ -71,6 +76,12 @@ impl Most {
 }
 
 impl Stretch {
+    /// How many descriptors it takes.
+    pub(super) fn descriptors(&self) -> usize {
+        let Range { start, end } = &self.places;
+        end.run.saturating_sub(start.run) + usize::from(end.offset > 0)
+    }
+
     /// The runs of which it has a part: their indices, and where in them the parts begin and how
     /// long they are.
     fn parts<'a>(

@@ -1,5 +1,6 @@
 //! The copy engine between registered memory and the memory of peers or files.
 
+mod attended;
 mod end;
 mod error;
 mod flight;
@@ -22,8 +23,9 @@ pub use error::{NixlStep, RequestFailed};
 pub use options::NixlEngineOptions;
 
 use crate::{Agent, NixlError};
+use attended::{Attended, Means};
 use route::{Operation, Rates, Route, Target};
-use worker::Queue;
+use worker::{Queue, Submitted};
 
 /// The engine's name in explanations and errors.
 pub(crate) const NAME: &str = "nixl";
@@ -110,9 +112,8 @@ pub(crate) const NAME: &str = "nixl";
 /// # }
 /// ```
 pub struct NixlEngine {
-    agent: Agent,
+    means: Arc<Means>,
     known: route::Known,
-    rates: Arc<Rates>,
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
@@ -124,24 +125,23 @@ impl NixlEngine {
     ///
     /// [`NixlError::Thread`] if its thread cannot be started.
     pub fn new(agent: &Agent, options: NixlEngineOptions) -> Result<Self, NixlError> {
-        let rates = Arc::new(Rates::new(agent));
+        let rates = Rates::new(agent);
+        let means = Arc::new(Means { agent: agent.clone(), options: Arc::new(options), rates });
         let queue = Arc::<Queue>::default();
-        let worker =
-            worker::Worker::new(agent.clone(), options, Arc::clone(&queue), Arc::clone(&rates));
+        let worker = worker::Worker::new(Arc::clone(&means), Arc::clone(&queue));
         let thread = threads::spawn("terrane-nixl".to_owned(), move || worker.serve())
             .map_err(|source| NixlError::Thread { source })?;
-        let (agent, known) = (agent.clone(), route::Known::default());
-        Ok(Self { agent, known, rates, queue, thread: Some(thread) })
+        Ok(Self { means, known: route::Known::default(), queue, thread: Some(thread) })
     }
 
     /// The agent that it copies through.
     #[must_use]
     pub fn agent(&self) -> &Agent {
-        &self.agent
+        &self.means.agent
     }
 
     fn route(&self, plan: &TransferPlan, terms: &Terms) -> Result<Route, Declined> {
-        let route = Route::of(&self.agent, &self.known, plan)?;
+        let route = Route::of(self.agent(), &self.known, plan)?;
         if !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised)) {
             return Err(Declined::DeviceOrder);
         }
@@ -162,7 +162,7 @@ unsafe impl CopyEngine for NixlEngine {
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
         let route = self.route(plan, terms)?;
-        let backend = route.backend_name(&self.agent);
+        let backend = route.backend_name(self.agent());
         let (operation, runs) = (route.operation, plan.run_count());
         let reason = match &route.target {
             Target::Peer { name: peer, .. } => {
@@ -170,14 +170,17 @@ unsafe impl CopyEngine for NixlEngine {
             }
             Target::File => format!("file and memory are registered with {backend}"),
         };
-        let predicted = self.rates.of(&route).predict(plan.bytes(), runs);
+        let predicted = self.means.rates.of(&route).predict(plan.bytes(), runs);
         let path = format!("{backend} {operation}, {runs} descriptors");
         Ok(Quote { path: path.into(), reason: reason.into(), predicted })
     }
 
     fn submit(&self, job: CopyJob) {
-        let route = self.route(job.plan(), job.terms()).and_then(|route| route.begin(&self.agent));
-        self.queue.push(job, route);
+        let route = self.route(job.plan(), job.terms()).and_then(|route| route.begin(self.agent()));
+        self.queue.push(match route {
+            Ok(begun) => Submitted::Flight(Attended::new(job, begun, &self.means, &self.queue)),
+            Err(declined) => Submitted::Refused(Box::new(job), declined),
+        });
     }
 }
 
@@ -190,7 +193,7 @@ impl Drop for NixlEngine {
 
 impl fmt::Debug for NixlEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NixlEngine").field("agent", &self.agent).finish_non_exhaustive()
+        f.debug_struct("NixlEngine").field("agent", self.agent()).finish_non_exhaustive()
     }
 }
 

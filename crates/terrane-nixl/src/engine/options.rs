@@ -12,7 +12,8 @@ pub struct NixlEngineOptions {
     /// [deadline](terrane_transfer::Transfer::deadline); `None` for as long as it takes, which is for
     /// ever if a peer hangs.
     pub deadline: Option<Duration>,
-    /// How many bytes one request has at most. Bounds how late a deadline is noticed, and for how
+    /// How many bytes one request has at most; whole pages of 4 KiB, and one at least, with a backend
+    /// that goes around the page cache. Bounds how late a deadline is noticed, and for how
     /// long other transfers wait for this one, where a backend copies as it posts.
     pub request_bytes: ByteCount,
     /// How many descriptors one request has at most.
@@ -23,7 +24,8 @@ pub struct NixlEngineOptions {
     /// without a rest. Some transports of UCX move bytes only while somebody looks; a network card
     /// goes on by itself, and with it little is enough.
     pub attention: Duration,
-    /// How long the engine, when it drops, waits for requests that were given up.
+    /// How long the engine, when it drops, waits for requests that were given up;
+    /// `Duration::MAX` for as long as it takes.
     pub farewell: Duration,
 }
 

@@ -46,8 +46,9 @@ impl Drop for Abandoned {
                 "requests of NIXL have not ended though they were given up; the memory that they \
                  may still touch is not used again"
             );
-            // Nobody drops it.
-            let _never = ManuallyDrop::new(remains);
+            // Nobody drops it, and nobody releases the requests: some backends would free what the
+            // kernel still writes to.
+            let _never = ManuallyDrop::new((std::mem::take(&mut self.requests), remains));
         }
     }
 }

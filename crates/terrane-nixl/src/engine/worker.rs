@@ -7,30 +7,41 @@ use std::time::{Duration, Instant};
 
 use terrane_transfer::{CopyFailure, CopyJob, Declined};
 
+use super::attended::{Attended, Means, Visit};
 use super::error::RequestFailed;
-use super::flight::{Flight, Step};
-use super::options::NixlEngineOptions;
 use super::pace::Pace;
 use super::remains::{Abandoned, Rounds};
-use super::route::{Begun, Rates};
-use crate::Agent;
 
 /// What has been submitted and not been taken up yet.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
-    jobs: VecDeque<(CopyJob, Result<Begun, Declined>)>,
+    submitted: VecDeque<Submitted>,
+    /// Somebody who has helped does not any more.
+    is_nudged: bool,
     is_closed: bool,
 }
 
+pub(super) enum Submitted {
+    Flight(Arc<Attended>),
+    /// It cannot be done any more.
+    Refused(Box<CopyJob>, Declined),
+}
+
 impl Queue {
-    pub(super) fn push(&self, job: CopyJob, route: Result<Begun, Declined>) {
-        self.lock().jobs.push_back((job, route));
+    pub(super) fn push(&self, submitted: Submitted) {
+        self.lock().submitted.push_back(submitted);
+        self.changed.notify_one();
+    }
+
+    /// Has the thread look at all flights.
+    pub(super) fn nudge(&self) {
+        self.lock().is_nudged = true;
         self.changed.notify_one();
     }
 
@@ -47,8 +58,9 @@ impl Queue {
     /// Takes what there is. Waits for it at most so long; for ever with `None`. The end comes as
     /// news once, to whoever does not know of it.
     fn take(&self, rest: Option<Duration>, knows_of_end: bool) -> Taken {
-        let nothing =
-            |state: &mut State| state.jobs.is_empty() && (knows_of_end || !state.is_closed);
+        let nothing = |state: &mut State| {
+            state.submitted.is_empty() && !state.is_nudged && (knows_of_end || !state.is_closed)
+        };
         let mut state = self.lock();
         state = match rest {
             Some(Duration::ZERO) => {
@@ -63,60 +75,61 @@ impl Queue {
             Some(_) => state,
             None => self.changed.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner),
         };
-        let jobs = std::mem::take(&mut state.jobs);
-        Taken { jobs, is_closed: state.is_closed }
+        let submitted = std::mem::take(&mut state.submitted);
+        let is_nudged = std::mem::take(&mut state.is_nudged);
+        Taken { submitted, is_nudged, is_closed: state.is_closed }
     }
 }
 
 struct Taken {
-    jobs: VecDeque<(CopyJob, Result<Begun, Declined>)>,
+    submitted: VecDeque<Submitted>,
+    is_nudged: bool,
     is_closed: bool,
 }
 
+/// How long the thread sleeps while others advance all flights, at most: who stops to says so, but for
+/// one that waited for a layer and has it.
+const WATCH: Duration = Duration::from_millis(1);
+
 pub(super) struct Worker {
-    agent: Agent,
-    options: Arc<NixlEngineOptions>,
+    means: Arc<Means>,
     queue: Arc<Queue>,
-    rates: Arc<Rates>,
-    flights: Vec<Flight>,
+    flights: Vec<Arc<Attended>>,
     abandoned: Vec<Abandoned>,
+    /// Whether others advance all flights.
+    is_spared: bool,
 }
 
 impl Worker {
-    pub(super) fn new(
-        agent: Agent,
-        options: NixlEngineOptions,
-        queue: Arc<Queue>,
-        rates: Arc<Rates>,
-    ) -> Self {
-        let options = Arc::new(options);
-        Self { agent, options, queue, rates, flights: Vec::new(), abandoned: Vec::new() }
+    pub(super) fn new(means: Arc<Means>, queue: Arc<Queue>) -> Self {
+        Self { means, queue, flights: Vec::new(), abandoned: Vec::new(), is_spared: false }
     }
 
     /// Serves until the engine has dropped and everything has ended.
     pub(super) fn serve(mut self) {
-        let (mut pace, mut rounds) = (Pace::new(self.options.attention), Rounds::new());
+        let (mut pace, mut rounds) = (Pace::new(self.means.options.attention), Rounds::new());
         let (mut is_closed, mut leaves_by) = (false, None);
         loop {
             let taken = self.queue.take(self.rest(&pace, is_closed), is_closed);
             is_closed = taken.is_closed;
-            if !taken.jobs.is_empty() {
+            if taken.is_nudged || !taken.submitted.is_empty() {
                 pace.news();
             }
-            for (job, route) in taken.jobs {
-                self.take_up(job, route);
+            for submitted in taken.submitted {
+                self.take_up(submitted);
             }
             if self.advance() {
                 pace.news();
             }
             if !self.abandoned.is_empty() && rounds.is_due() {
-                let agent = &self.agent;
+                let agent = &self.means.agent;
                 self.abandoned.retain_mut(|abandoned| !abandoned.has_ended(agent));
             }
             if is_closed && self.flights.is_empty() {
-                let until =
-                    *leaves_by.get_or_insert_with(|| Instant::now() + self.options.farewell);
-                if self.abandoned.is_empty() || Instant::now() >= until {
+                let farewell = self.means.options.farewell;
+                // `None` for a farewell that no clock reaches.
+                let until = *leaves_by.get_or_insert_with(|| Instant::now().checked_add(farewell));
+                if self.abandoned.is_empty() || until.is_some_and(|until| Instant::now() >= until) {
                     return;
                 }
             }
@@ -126,6 +139,7 @@ impl Worker {
     /// How long to wait for something to be submitted before the next look.
     fn rest(&self, pace: &Pace, is_closed: bool) -> Option<Duration> {
         match (self.flights.is_empty(), self.abandoned.is_empty()) {
+            (false, _) if self.is_spared => Some(WATCH),
             (false, _) => Some(pace.rest().unwrap_or(Duration::ZERO)),
             (true, false) => Some(Rounds::EVERY),
             (true, true) if is_closed => Some(Duration::ZERO),
@@ -133,10 +147,10 @@ impl Worker {
         }
     }
 
-    fn take_up(&mut self, job: CopyJob, route: Result<Begun, Declined>) {
-        match route {
-            Ok(route) => self.flights.push(Flight::new(job, route, &self.options)),
-            Err(declined) => {
+    fn take_up(&mut self, submitted: Submitted) {
+        match submitted {
+            Submitted::Flight(flight) => self.flights.push(flight),
+            Submitted::Refused(job, declined) => {
                 let source = Box::new(RequestFailed::Declined(declined));
                 job.finish(Err(CopyFailure::Engine { source }));
             }
@@ -145,24 +159,25 @@ impl Worker {
 
     /// Looks once at every transfer. Says whether anything has changed.
     fn advance(&mut self) -> bool {
-        let mut news = false;
-        let (agent, rates, abandoned) = (&self.agent, &self.rates, &mut self.abandoned);
-        self.flights.retain_mut(|flight| match flight.advance(agent, rates) {
-            Step::Quiet => true,
-            Step::News => {
-                news = true;
+        let (mut news, mut is_spared) = (false, true);
+        let abandoned = &mut self.abandoned;
+        self.flights.retain(|flight| match flight.visit() {
+            Visit::Elsewhere => true,
+            Visit::Quiet => {
+                is_spared = false;
                 true
             }
-            Step::Over => {
-                news = true;
-                false
+            Visit::News => {
+                (news, is_spared) = (true, false);
+                true
             }
-            Step::GivenUp(rest) => {
+            Visit::Over(rest) => {
                 news = true;
-                abandoned.push(*rest);
+                abandoned.extend(rest.map(|rest| *rest));
                 false
             }
         });
+        self.is_spared = is_spared;
         news
     }
 }

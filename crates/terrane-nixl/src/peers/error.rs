@@ -103,7 +103,11 @@ pub enum ImportError {
         agent: AgentName,
     },
     /// The metadata is another agent's than the description.
-    #[error("the layout is of agent {described}, and the metadata of agent \"{}\"", .found.escape_debug())]
+    #[error(
+        "the layout is of agent {described}, and the metadata of agent \"{}\"; take both from one \
+         export, as it is",
+        .found.escape_debug()
+    )]
     OtherAgent {
         /// Whose layout it is.
         described: AgentName,
@@ -156,7 +160,7 @@ pub enum ImportError {
         /// What is new.
         change: PeerChange,
     },
-    /// The peer is being forgotten, and transfers with it are in flight.
+    /// The peer is being forgotten, or its connection has broken, and transfers with it are in flight.
     #[error("{transfers} transfers with agent {peer} are in flight; wait for them, and try again")]
     PeerBusy {
         /// The peer.
@@ -197,7 +201,9 @@ pub enum ImportError {
         status: Status,
     },
     /// NIXL has taken the metadata, and does not find the layout in it.
-    #[error("NIXL does not find the layout in the metadata of agent {peer}")]
+    #[error(
+        "NIXL does not find the layout in the metadata of agent {peer}; have the agent export it again"
+    )]
     NotFound {
         /// The peer.
         peer: AgentName,

@@ -29,6 +29,9 @@ struct Checked<'a> {
     parts: Parts<'a>,
     /// The keys; `None` if this library's form of metadata is not known.
     keys: Option<Vec<Key<'a>>>,
+    /// The backends by which every region is reached; all that this agent has if that is not
+    /// known either.
+    usable: Vec<BackendName>,
 }
 
 impl Agent {
@@ -76,7 +79,7 @@ impl Agent {
     fn check<'a>(&self, described: &'a Arc<LayoutDescriptor>) -> Result<Checked<'a>, ImportError> {
         let parts = Parts::split(described.metadata())
             .ok_or(MalformedMetadata { offset: 0, expected: "two parts" })?;
-        let keys = if let Some(reachable) = self.reachable() {
+        let (keys, usable) = if let Some(reachable) = self.reachable() {
             let connection = Metadata::parse(parts.connection)?;
             let keys = Metadata::parse(parts.keys)?;
             for found in [connection.agent, keys.agent] {
@@ -85,22 +88,23 @@ impl Agent {
                     return Err(ImportError::OtherAgent { described, found });
                 }
             }
-            self.check_keys(described, reachable, &connection.connections, &keys.memory)?;
-            Some(keys.memory)
+            let usable =
+                self.check_keys(described, reachable, &connection.connections, &keys.memory)?;
+            (Some(keys.memory), usable)
         } else {
-            None
+            (None, self.backends().cloned().collect())
         };
-        Ok(Checked { described: Arc::clone(described), parts, keys })
+        Ok(Checked { described: Arc::clone(described), parts, keys, usable })
     }
 
-    /// Whether one backend that both agents have gives access to all regions.
+    /// The backends that both agents have and that give access to all regions; one at least.
     fn check_keys(
         &self,
         described: &LayoutDescriptor,
         reachable: &[Box<str>],
         connections: &[&str],
         keys: &[Key<'_>],
-    ) -> Result<(), ImportError> {
+    ) -> Result<Vec<BackendName>, ImportError> {
         let is_reachable = |name: &str| reachable.iter().any(|reachable| **reachable == *name);
         // NIXL refuses all of it, and forgets the peer.
         let is_deaf = |ours: &&BackendName| {
@@ -115,12 +119,15 @@ impl Agent {
         theirs.dedup();
         theirs.retain(|backend| connections.contains(backend));
         let ours = || self.backends().any(|ours| theirs.contains(&ours.as_str()));
-        let mut furthest = 0;
+        let (mut usable, mut furthest) = (Vec::new(), 0);
         for backend in self.backends().filter(|ours| theirs.contains(&ours.as_str())) {
             match uncovered(described.regions(), backend, keys) {
-                None => return Ok(()),
+                None => usable.push(backend.clone()),
                 Some(region) => furthest = furthest.max(region),
             }
+        }
+        if !usable.is_empty() {
+            return Ok(usable);
         }
         let peer = described.agent().clone();
         if ours() {
@@ -154,7 +161,8 @@ impl Agent {
             return;
         };
         let keys = checked.keys.as_deref();
-        let is_same = *known.connection == *checked.parts.connection
+        let is_same = self.is_known(name)
+            && *known.connection == *checked.parts.connection
             && keys.is_some_and(|keys| !known.is_stale(keys, std::iter::empty()));
         if is_same {
             let peer = Arc::new(Peer::new(name.clone()));
@@ -194,7 +202,7 @@ impl Agent {
         let mut new = LoadedPeer::new(Arc::clone(&peer), checked.parts.connection);
         new.add_keys(checked.keys.as_deref().unwrap_or_default());
         let known = loaded.peers.entry(name.clone()).insert_entry(new).into_mut();
-        let layout = RemoteLayout::new(peer.id, lease, Arc::clone(&checked.described))?;
+        let layout = RemoteLayout::new(peer.id, lease, &checked.described, &checked.usable)?;
         known.add_layout(&layout);
         Ok(layout)
     }
@@ -216,6 +224,12 @@ impl Agent {
         if *known.connection != *checked.parts.connection {
             return Err(ImportError::PeerChanged { peer: name(), change: PeerChange::Connection });
         }
+        if !self.is_known(described.agent()) {
+            let transfers = self.reload_if_idle(known)?;
+            if transfers > 0 {
+                return Err(ImportError::PeerBusy { peer: name(), transfers });
+            }
+        }
         let keys = checked.keys.as_deref().unwrap_or_default();
         if known.contradicts(keys) {
             return Err(ImportError::PeerChanged {
@@ -230,7 +244,8 @@ impl Agent {
             return Err(ImportError::Overlap { region, peer: name() });
         }
         if known.sweep() || known.is_stale(keys, known.live()) {
-            self.tidy(known)?;
+            // NIXL lets go of keys that nobody needs. With transfers in flight it keeps them.
+            self.reload_if_idle(known)?;
         }
         if known.contradicts(keys) {
             return Err(ImportError::PeerChanged {
@@ -248,22 +263,28 @@ impl Agent {
             return Err(ImportError::NotFound { peer: name() });
         }
         let lease = Lease::new(self, &known.peer);
-        let layout = RemoteLayout::new(known.peer.id, lease, Arc::clone(described))?;
+        let layout = RemoteLayout::new(known.peer.id, lease, described, &checked.usable)?;
         known.add_layout(&layout);
         Ok(layout)
     }
 
-    /// Has NIXL let go of keys that nobody needs, if no transfer is in flight.
-    fn tidy(&self, known: &mut LoadedPeer) -> Result<(), ImportError> {
+    /// Whether NIXL knows a peer that it has been told of. It forgets by itself one whose connection
+    /// breaks.
+    fn is_known(&self, name: &AgentName) -> bool {
+        self.raw().check_remote_metadata(name.as_str(), None)
+    }
+
+    /// Tells NIXL of a peer anew, unless transfers with it are in flight, and answers how many are.
+    fn reload_if_idle(&self, known: &mut LoadedPeer) -> Result<usize, ImportError> {
         let peer = Arc::clone(&known.peer);
         // Held, so that none begins meanwhile.
         let state = peer.state();
         if state.transfers > 0 {
-            return Ok(());
+            return Ok(state.transfers);
         }
         let reloaded = self.reload(known);
         drop(state);
-        reloaded.map_err(|status| self.lose(known, status))
+        reloaded.map(|()| 0).map_err(|status| self.lose(known, status))
     }
 
     /// NIXL drops all that it knows of a peer with metadata that it does not take.

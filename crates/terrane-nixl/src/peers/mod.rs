@@ -57,7 +57,8 @@ impl Agent {
 
     /// Takes a layout that a peer has exported.
     ///
-    /// Importing the same bytes again gives the same layout, while it lives. The first import of a
+    /// Importing the same bytes again gives the same layout, while it lives, and connects to the peer
+    /// again if the connection has broken. The first import of a
     /// peer connects to it, which is work; so keep a layout of a peer that will be used again.
     ///
     /// The bytes are checked; [`RemoteLayout`] says how far, and what is left to trust.
@@ -187,10 +188,12 @@ impl Agent {
 
     /// The backends through which peers can reach this agent, as its own metadata says.
     fn reachable(&self) -> Option<&[Box<str>]> {
-        self.peer_table().reachable(|| {
+        let find_out = || {
             let own = self.connection_metadata().ok()?;
-            let own = Metadata::parse(&own).ok()?;
-            Some(own.connections.into_iter().map(Box::from).collect())
-        })
+            let connections = Metadata::parse(&own).ok().map(|own| own.connections);
+            Some(connections.map(|all| all.into_iter().map(Box::from).collect()))
+        };
+        // An agent that cannot say how to reach it is asked again, and reached by nobody until then.
+        self.peer_table().reachable(find_out).unwrap_or(Some(&[]))
     }
 }

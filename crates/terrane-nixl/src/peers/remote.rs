@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{
-    AgentName, BackendOutcome, ByteCount, Location, Memory, PeerId, RegistrationRecord,
-    RemoteAddress, RemoteSpace, Span, StorageKind,
+    AgentName, BackendName, BackendOutcome, ByteCount, Location, Memory, PeerId,
+    RegistrationRecord, RemoteAddress, RemoteSpace, Span, StorageKind,
 };
 use terrane_layout::{Fingerprint, LayoutBuilder, LayoutConfig, LayoutError, LayoutKind};
 use terrane_transfer::Endpoint;
@@ -42,8 +42,10 @@ impl RemoteLayout {
     pub(super) fn new(
         peer: PeerId,
         lease: Lease,
-        described: Arc<LayoutDescriptor>,
+        described: &Arc<LayoutDescriptor>,
+        usable: &[BackendName],
     ) -> Result<Self, LayoutError> {
+        let described = Arc::clone(described);
         let lease = Arc::new(lease);
         let memory = described.regions().iter().map(|region| RemoteMemory {
             at: RemoteAddress { peer, space: region.space(), address: region.address() },
@@ -62,6 +64,7 @@ impl RemoteLayout {
                 backends: region
                     .backends()
                     .iter()
+                    .filter(|backend| usable.contains(backend))
                     .map(|backend| BackendOutcome { backend: backend.clone(), refusal: None })
                     .collect(),
             },
@@ -175,7 +178,7 @@ impl fmt::Debug for RemoteLayout {
 struct RemoteMemory {
     at: RemoteAddress,
     length: ByteCount,
-    /// What the peer says of its registration.
+    /// What the peer says of its registration, with the backends by which this agent reaches it.
     record: RegistrationRecord,
     _lease: Arc<Lease>,
 }

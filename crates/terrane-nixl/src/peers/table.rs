@@ -93,11 +93,16 @@ impl Peers {
         lock(&self.known).by_id.remove(&id);
     }
 
+    /// What `find_out` answers, which is asked until it does.
     pub(super) fn reachable(
         &self,
-        find_out: impl FnOnce() -> Option<Vec<Box<str>>>,
-    ) -> Option<&[Box<str>]> {
-        self.reachable.get_or_init(find_out).as_deref()
+        find_out: impl FnOnce() -> Option<Option<Vec<Box<str>>>>,
+    ) -> Option<Option<&[Box<str>]>> {
+        if let Some(known) = self.reachable.get() {
+            return Some(known.as_deref());
+        }
+        let found = find_out()?;
+        Some(self.reachable.get_or_init(|| found).as_deref())
     }
 
     /// Changes what is in use of a peer, and puts it on the list if it has to end.

@@ -19,14 +19,17 @@ use terrane_transfer::Endpoint;
 use super::descriptor::Descriptor;
 use crate::{Agent, AgentBuilder, BackendConfig, Demand, FileAccess};
 
-fn agent(backends: &[&str]) -> Agent {
-    let builder = AgentBuilder::unnamed().progress_thread(None);
-    let config = |name: &str| match name {
+fn backend(name: &str) -> BackendConfig {
+    match name {
         // Its requests are prepared beforehand, and the default number takes a while.
         "POSIX" => BackendConfig::new(name).parameter("ios_pool_size", "64"),
         _ => BackendConfig::new(name),
-    };
-    let add = |builder: AgentBuilder, name: &&str| builder.backend(config(name));
+    }
+}
+
+fn agent(backends: &[&str]) -> Agent {
+    let builder = AgentBuilder::unnamed().progress_thread(None);
+    let add = |builder: AgentBuilder, name: &&str| builder.backend(backend(name));
     backends.iter().fold(builder, add).build().unwrap()
 }
 
@@ -102,9 +105,8 @@ impl RegistrarFixture for Files {
     type Memory = DiskFile;
 
     fn registrar(&self) -> Agent {
-        let posix = BackendConfig::new("POSIX").file_access(self.1);
-        let ucx = BackendConfig::new("UCX");
-        AgentBuilder::unnamed().backend(ucx).backend(posix).build().unwrap()
+        let posix = backend("POSIX").file_access(self.1);
+        AgentBuilder::unnamed().backend(backend("UCX")).backend(posix).build().unwrap()
     }
 
     fn memory(&self, _: &Agent) -> DiskFile {

@@ -102,6 +102,11 @@ proptest! {
         drop(held);
         prop_assert!(budgets.iter().all(|budget| budget.live().is_zero()));
     }
+}
+
+proptest! {
+    // Each case has every thread run: with few processors, for as long as many turns of theirs.
+    #![proptest_config(ProptestConfig::with_cases(32))]
 
     /// Several threads: while some ask for what never fits, at a level above their own, whoever
     /// keeps within its share is never refused.

@@ -12,12 +12,13 @@ use terrane_layout::{LayoutBuilder, LayoutKind};
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::conformance::memory::the_location_fits_the_kind;
+use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
 use terrane_transfer::{
     CopyEngine, CopyFailure, CopyJob, Declined, Durability, Endpoint, Planner, Quote, Remains,
-    Side, Terms, Transfer, TransferError, TransferManager, TransferPlan,
+    Report, Side, Terms, Transfer, TransferError, TransferManager, TransferPlan,
 };
 
 use crate::support::*;
@@ -162,9 +163,38 @@ unsafe impl CopyEngine for Unanswered {
         if let Some(message) = &job.terms().notification {
             self.told.lock().unwrap().push(message.to_vec());
         }
-        let remains = job.give_up(CopyFailure::DeadlineExceeded).unwrap();
-        self.remains.lock().unwrap().push(remains);
+        match job.give_up(CopyFailure::Engine { source: "nobody answers".into() }) {
+            Ok(remains) => self.remains.lock().unwrap().push(remains),
+            Err(back) => {
+                let (job, failure) = *back;
+                job.finish(Err(failure));
+            }
+        }
     }
+}
+
+/// What an unanswered transfer ends with.
+#[track_caller]
+fn assert_unanswered(result: Result<Report, TransferError>) {
+    let error = result.unwrap_err();
+    let first: &dyn std::error::Error = &error;
+    let mut causes = std::iter::successors(Some(first), |error| error.source());
+    assert!(causes.any(|cause| cause.to_string() == "nobody answers"), "{error:?}");
+}
+
+#[test]
+fn a_part_that_cannot_be_given_up_comes_back_with_its_failure() {
+    let engine = Arc::new(Unanswered::default());
+    let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
+    let (bounce, options) = (HeapAllocator::pinned(), RelayOptions::default());
+    let relay = RelayEngine::new(host, engine.clone(), bounce, &options).unwrap();
+    let manager = TransferManager::new([Arc::new(relay) as _]);
+    let local = endpoint(config(8), CONTIGUOUS);
+    let remote = of_peer(PeerId::next(), RemoteSpace::Host, 4096, CONTIGUOUS);
+    let transfer = Transfer::new(&local, &remote).blocks(&[1, 2], &[3, 4]);
+    assert_unanswered(end_of(manager.submit(transfer, ()).unwrap()).result);
+    assert!(engine.remains.lock().unwrap().is_empty());
+    assert_unclaimed(&local);
 }
 
 #[test]
@@ -179,7 +209,7 @@ fn what_is_given_up_ends_and_keeps_its_memory() {
     let ticket = completion.ticket();
     let outcome = end_of(completion);
     assert!(Arc::ptr_eq(&outcome.guard, &guard), "another guard came back");
-    assert!(matches!(outcome.result, Err(TransferError::DeadlineExceeded { .. })));
+    assert_unanswered(outcome.result);
     assert_eq!(*engine.told.lock().unwrap(), [b"read"]);
     // What runs after it fails, and what uses its blocks is refused.
     let after = Transfer::new(&remote, &local).blocks(&[5], &[5]).after(&ticket);

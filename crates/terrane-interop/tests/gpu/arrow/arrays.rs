@@ -17,7 +17,7 @@ use terrane_interop::arrow::{
 use terrane_interop::columns::{Column, ColumnBuffer, ColumnParts, Origin};
 
 use super::support::{filled, read, simulated};
-use crate::needs::device;
+use crate::needs::{device, second};
 
 /// An array of somebody else's, of a column without children in memory that is not out.
 fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
@@ -99,9 +99,12 @@ fn arrays_of_the_device_come_back_as_what_they_were() {
     let Some(context) = device(name) else { return };
     let stream = Stream::new(&context).unwrap();
     let column = texts(&context, &stream);
-    assert!(matches!(export_array(&column), Err(ExportError::NotHost { .. })));
+    // SAFETY: nobody writes the column.
+    let refused = unsafe { export_array(&column) };
+    assert!(matches!(refused, Err(ExportError::NotHost { .. })));
     for ready in [Ready::Now, Ready::after(&stream).unwrap()] {
-        let array = export_device_array(&column, ready).unwrap();
+        // SAFETY: nobody writes the column.
+        let array = unsafe { export_device_array(&column, ready) }.unwrap();
         assert_eq!((array.get().device_type.0, array.get().device_id), (2, 0));
         // SAFETY: this crate made the array.
         let back = unsafe { import_device_array(&DataType::Utf8, array) }.unwrap();
@@ -151,7 +154,8 @@ fn memory_of_ours_is_recognised_whoever_hands_it_over() {
     let column = texts(&context, &stream);
     let theirs = foreign(&column, Ready::Now);
     // As long as the column is out, another library's array over the same bytes is over ours.
-    let out = export_device_array(&column, Ready::Now).unwrap();
+    // SAFETY: nobody writes the column.
+    let out = unsafe { export_device_array(&column, Ready::Now) }.unwrap();
     // SAFETY: it was made as the specification says.
     let back = unsafe { import_device_array(&DataType::Utf8, theirs) }.unwrap();
     let back = back.wait_on(&stream).unwrap();
@@ -263,4 +267,20 @@ fn ten_thousand_arrays_leave_nothing_on_the_device() {
         assert_eq!(format!("{after:?}"), format!("{before:?}"));
         assert_eq!((context.lost(), context.failed_drops()), (None, 0));
     });
+}
+
+#[test]
+fn an_event_of_another_device_is_refused() {
+    let name = "an_event_of_another_device_is_refused";
+    let (Some(context), Some(other)) = (device(name), second(name)) else { return };
+    let stream = Stream::new(&context).unwrap();
+    let column = texts(&context, &stream);
+    let ready = Ready::after(&Stream::new(&other).unwrap()).unwrap();
+    // SAFETY: nobody writes the column.
+    let refused = unsafe { export_device_array(&column, ready) }.unwrap_err();
+    let (device, found) = (context.device().id, other.device().id);
+    assert!(
+        matches!(refused, ExportError::EventOfOther { device: d, found: f } if (d, f) == (device, found)),
+        "{refused}"
+    );
 }

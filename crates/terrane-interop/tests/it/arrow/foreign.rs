@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use arrow_schema::{DataType, Field, UnionFields, UnionMode};
+use arrow_schema::{DataType, Field, Fields, UnionFields, UnionMode};
 use terrane_interop::arrow::abi::{ArrowArray, Owned, Released};
 
 /// How often what the producer made was released.
@@ -55,6 +55,7 @@ fn made(data_type: &DataType, releases: &Releases, is_top: bool) -> ArrowArray {
                 (2, vec![field.data_type()], None)
             }
             DataType::Utf8 | DataType::LargeBinary | DataType::Utf8View => (3, vec![], None),
+            DataType::ListView(field) => (3, vec![field.data_type()], None),
             DataType::Union(fields, mode) => {
                 let buffers = if *mode == UnionMode::Dense { 2 } else { 1 };
                 (buffers, fields.iter().map(|(_, field)| field.data_type()).collect(), None)
@@ -157,6 +158,15 @@ pub fn types() -> Vec<DataType> {
         DataType::Int64,
         DataType::Decimal128(20, 2),
         DataType::FixedSizeBinary(5),
+        // Of these, any number of rows takes no bytes.
+        DataType::FixedSizeBinary(0),
+        DataType::new_fixed_size_list(DataType::Int8, 0, true),
+        DataType::Struct(Fields::empty()),
+        DataType::ListView(field("item", DataType::Int16).into()),
+        DataType::Dictionary(
+            Box::new(DataType::Int8),
+            Box::new(DataType::Dictionary(Box::new(DataType::Int16), Box::new(DataType::Utf8))),
+        ),
         DataType::Utf8,
         DataType::LargeBinary,
         DataType::Utf8View,

@@ -13,13 +13,15 @@ use arrow_array::{
 };
 use arrow_buffer::ScalarBuffer;
 use arrow_schema::{DataType, Field, Schema};
-use terrane_core::{Allocate, ByteCount, Location, Region, RegionRequest};
+use terrane_core::{Allocate, ByteCount, ForeignMemory, Location, Region, RegionRequest};
 use terrane_interop::arrow::abi::{ArrowArray, ArrowSchema, Owned};
 use terrane_interop::arrow::{
-    ExportError, export_array, export_field, from_arrow, import_array, import_field, to_arrow,
+    ExportError, export_field, from_arrow, import_array, import_field, to_arrow,
 };
 use terrane_interop::columns::{Column, ColumnParts, Origin};
 use terrane_testkit::memory::HeapAllocator;
+
+use super::hand_out;
 
 /// Arrays of every shape, with nulls where they can have some.
 fn arrays() -> Vec<ArrayRef> {
@@ -116,7 +118,7 @@ fn arrow_rs_takes_what_is_handed_out_and_hands_out_what_is_taken() {
         let taken = unsafe { Owned::<ArrowArray>::take((&raw mut out).cast()) }.unwrap();
         // SAFETY: arrow-rs made it.
         let column = unsafe { import_array(field.data_type(), taken) }.unwrap();
-        let back = theirs(export_array(&column).unwrap(), export_field(&field).unwrap());
+        let back = theirs(hand_out(&column).unwrap(), export_field(&field).unwrap());
         assert_eq!(&back, &array, "{}", array.data_type());
     }
 }
@@ -160,7 +162,7 @@ fn memory_of_ours_that_another_library_hands_over_is_ours() {
     let region = Region::new(allocator.allocate(&request).unwrap());
     let column = Column::new(DataType::Int32, 10, region).unwrap();
     let field = Field::new("n", DataType::Int32, false);
-    let array = theirs(export_array(&column).unwrap(), export_field(&field).unwrap());
+    let array = theirs(hand_out(&column).unwrap(), export_field(&field).unwrap());
     let (part, _) = arrow_array::ffi::to_ffi(&array.slice(3, 4).to_data()).unwrap();
     let mut part = mem::ManuallyDrop::new(part);
     // SAFETY: arrow-rs made it, and nobody else releases it.
@@ -219,4 +221,25 @@ fn values_that_break_the_rules_of_their_type_are_no_array() {
     // SAFETY: nobody writes the memory.
     let error = unsafe { to_arrow(&column.unwrap()) }.unwrap_err();
     assert!(matches!(error, ExportError::NotHost { .. }), "{error}");
+}
+
+#[test]
+fn memory_at_the_place_of_one_that_has_gone_is_recognised_when_it_goes_out_again() {
+    let allocator = HeapAllocator::system();
+    let request = RegionRequest::new(ByteCount::new(40)).aligned_to(terrane_core::Alignment::of(8));
+    let memory = Region::new(allocator.allocate(&request).unwrap());
+    let column = || {
+        // SAFETY: the allocation is kept, and nobody touches its bytes.
+        let same = unsafe { ForeignMemory::new(memory.span(), memory.clone()) };
+        Column::new(DataType::Int32, 10, Region::new(same)).unwrap()
+    };
+    let (first, second) = (column(), column());
+    let (gone, _out) = (hand_out(&first).unwrap(), hand_out(&second).unwrap());
+    drop((gone, first));
+    let field = Field::new("n", DataType::Int32, false);
+    let array = theirs(hand_out(&second).unwrap(), export_field(&field).unwrap());
+    let back = from_arrow(&array.to_data()).unwrap();
+    assert_eq!(back.origin(), Origin::Owned);
+    let values = |column: &Column| column.buffers()[1].clone().unwrap();
+    assert!(values(&back).same_memory(&values(&second)));
 }

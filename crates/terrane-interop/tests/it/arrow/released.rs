@@ -6,11 +6,11 @@ use std::thread;
 use arrow_schema::{DataType, Field};
 use terrane_core::{Allocate, ByteCount, DeviceId, Region, RegionRequest, StorageKind};
 use terrane_interop::arrow::abi::{ArrowArray, Owned, Released};
-use terrane_interop::arrow::{
-    ExportError, ImportError, Ready, export_array, export_device_array, import_array,
-};
+use terrane_interop::arrow::{ExportError, ImportError, import_array};
 use terrane_interop::columns::{Column, ColumnParts, Origin};
 use terrane_testkit::memory::HeapAllocator;
+
+use super::{hand_out, hand_out_with_device};
 
 fn region(allocator: &HeapAllocator, bytes: u64) -> Region {
     let alignment = terrane_core::Alignment::of(64);
@@ -44,7 +44,7 @@ fn nested(allocator: &HeapAllocator) -> Column {
 #[test]
 fn memory_lives_until_the_array_is_released_on_whatever_thread() {
     let allocator = HeapAllocator::system();
-    let array = export_array(&nested(&allocator)).unwrap();
+    let array = hand_out(&nested(&allocator)).unwrap();
     assert_eq!(allocator.live(), 4, "numbers, keys, offsets, texts");
     let thread = thread::Builder::new().name("consumer".into()).spawn(move || drop(array));
     thread.unwrap().join().unwrap();
@@ -54,7 +54,7 @@ fn memory_lives_until_the_array_is_released_on_whatever_thread() {
 #[test]
 fn a_second_release_is_harmless() {
     let allocator = HeapAllocator::system();
-    let mut array = export_array(&nested(&allocator)).unwrap().into_inner();
+    let mut array = hand_out(&nested(&allocator)).unwrap().into_inner();
     let release = array.release.unwrap();
     for _ in 0..2 {
         // SAFETY: the array is alive, and the callback takes what has been released.
@@ -69,7 +69,7 @@ fn a_second_release_is_harmless() {
 #[test]
 fn children_that_were_moved_away_outlive_their_parent() {
     let allocator = HeapAllocator::system();
-    let array = export_array(&nested(&allocator)).unwrap();
+    let array = hand_out(&nested(&allocator)).unwrap();
     // SAFETY: there are two children.
     let second = unsafe { *array.get().children.wrapping_add(1) };
     // SAFETY: a child may be moved, as the specification has it.
@@ -83,7 +83,7 @@ fn children_that_were_moved_away_outlive_their_parent() {
 #[test]
 fn a_structure_that_was_moved_is_released_where_it_is() {
     let allocator = HeapAllocator::system();
-    let mut source = export_array(&nested(&allocator)).unwrap().into_inner();
+    let mut source = hand_out(&nested(&allocator)).unwrap().into_inner();
     let mut destination = ArrowArray::EMPTY;
     // SAFETY: a structure of this crate's, moved as the specification has it.
     let moved = unsafe { Owned::take(&raw mut source) }.unwrap();
@@ -103,17 +103,17 @@ fn what_comes_back_is_the_very_same_column() {
 }
 
 fn come_back(column: &Column) {
-    let array = export_array(column).unwrap();
+    let array = hand_out(column).unwrap();
     // SAFETY: this crate made the array.
     let back = unsafe { import_array(column.data_type(), array) }.unwrap();
     assert!(back.is_same(column) && back.origin() == Origin::Owned);
-    let array = export_device_array(column, Ready::Now).unwrap();
+    let array = hand_out_with_device(column).unwrap();
     // SAFETY: as above.
     let back = unsafe { terrane_interop::arrow::import_device_array(column.data_type(), array) };
     let back = back.unwrap().into_host().unwrap();
     assert!(back.is_same(column));
     // A child, moved out.
-    let array = export_array(column).unwrap();
+    let array = hand_out(column).unwrap();
     // SAFETY: there are two children.
     let first = unsafe { *array.get().children };
     // SAFETY: a child may be moved.
@@ -133,7 +133,7 @@ fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
         |array: &mut ArrowArray| array.n_children = 1,
         |array: &mut ArrowArray| array.buffers = std::ptr::null_mut(),
     ] {
-        let mut array = export_array(&column).unwrap().into_inner();
+        let mut array = hand_out(&column).unwrap().into_inner();
         spoil(&mut array);
         // SAFETY: its callback looks at nothing that was spoiled.
         let array = unsafe { Owned::new(array) };
@@ -141,7 +141,7 @@ fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
         let error = unsafe { import_array(column.data_type(), array) }.unwrap_err();
         assert!(matches!(error, ImportError::Changed { .. }), "{error}");
     }
-    let array = export_array(&column).unwrap();
+    let array = hand_out(&column).unwrap();
     // SAFETY: this crate made the array.
     let error = unsafe { import_array(&DataType::Int64, array) }.unwrap_err();
     assert!(matches!(error, ImportError::WrongType { .. }), "{error}");
@@ -153,15 +153,15 @@ fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
 fn memory_goes_out_as_what_it_is_or_not_at_all() {
     let device = HeapAllocator::simulated_device(3);
     let column = Column::new(DataType::Int64, 4, region(&device, 32)).unwrap();
-    let error = export_array(&column).unwrap_err();
+    let error = hand_out(&column).unwrap_err();
     let kind = StorageKind::Device(DeviceId::new(3));
     assert!(matches!(error, ExportError::NotHost { kind: k } if k == kind), "{error}");
-    let array = export_device_array(&column, Ready::Now).unwrap();
+    let array = hand_out_with_device(&column).unwrap();
     assert_eq!((array.get().device_type.0, array.get().device_id), (2, 3));
     let pinned = HeapAllocator::pinned();
     let column = Column::new(DataType::Int64, 4, region(&pinned, 32)).unwrap();
-    assert!(export_array(&column).is_ok());
-    let array = export_device_array(&column, Ready::Now).unwrap();
+    assert!(hand_out(&column).is_ok());
+    let array = hand_out_with_device(&column).unwrap();
     assert_eq!((array.get().device_type.0, array.get().device_id), (3, 0));
     let large = ColumnParts {
         data_type: DataType::Null,
@@ -173,7 +173,7 @@ fn memory_goes_out_as_what_it_is_or_not_at_all() {
         dictionary: None,
     };
     let large = Column::from_parts(large, Origin::Owned).unwrap();
-    let error = export_array(&large).unwrap_err();
+    let error = hand_out(&large).unwrap_err();
     assert!(matches!(error, ExportError::TooLarge { .. }), "{error}");
 }
 
@@ -186,11 +186,11 @@ fn ten_thousand_rounds_on_four_threads_leave_nothing() {
             let column = Arc::clone(&column);
             let body = move || {
                 for _ in 0..2500 {
-                    let array = export_array(&column).unwrap();
+                    let array = hand_out(&column).unwrap();
                     // SAFETY: this crate made the array.
                     let back = unsafe { import_array(column.data_type(), array) }.unwrap();
                     assert!(back.is_same(&column));
-                    drop(export_array(&back).unwrap());
+                    drop(hand_out(&back).unwrap());
                 }
             };
             let thread = thread::Builder::new().name(format!("round {number}"));

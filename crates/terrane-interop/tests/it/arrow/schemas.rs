@@ -119,6 +119,12 @@ fn schemas_that_make_no_sense_are_refused() {
     for format in [&b"q"[..], b"", b"w:-3", b"w:x", b"+w:-1", b"tss", b"d:1", b"+ud:0,0", b"\xff"] {
         assert!(made(format).import().is_err(), "{format:?}");
     }
+    for digits in [&b"d:0,0"[..], b"d:39,0", b"d:10,11", b"d:10,0,32", b"d:77,0,256", b"d:255,-128"]
+    {
+        let error = made(digits).import().unwrap_err();
+        assert!(matches!(error, ImportError::Format { .. }), "{digits:?}: {error}");
+    }
+    assert!(made(b"d:38,38").import().is_ok() && made(b"d:76,-3,256").import().is_ok());
     let long = made("x".repeat(5000).as_bytes()).import().unwrap_err();
     assert!(matches!(long, ImportError::Text { what: "format", limit: 4096, .. }), "{long}");
     let error = made(b"+l").import().unwrap_err();

@@ -52,7 +52,7 @@ fn peers_conform() {
 #[test]
 fn requests_that_end_within_runs_conform() {
     let options = NixlEngineOptions {
-        request_bytes: ByteCount::new(97),
+        request_bytes: ByteCount::new(997),
         request_descriptors: NonZeroUsize::new(3).unwrap(),
         requests: NonZeroUsize::new(2).unwrap(),
         ..NixlEngineOptions::default()

@@ -3,16 +3,19 @@
 use std::error::Error;
 use std::fs;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
-use terrane_core::ByteCount;
-use terrane_nixl::{NixlEngineOptions, RequestFailed};
-use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_core::{ByteCount, Capability, Grant};
+use terrane_layout::{ElementFormat, LayoutConfig};
+use terrane_nixl::{AgentBuilder, FileAccess, NixlEngine, NixlEngineOptions, RequestFailed};
+use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
 use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
 
 use super::support::*;
+use crate::support::posix;
 
 #[test]
 fn a_file_that_somebody_truncated_is_not_taken_for_read() {
@@ -50,7 +53,7 @@ fn a_file_that_somebody_truncated_is_not_taken_for_read() {
 fn requests_that_no_queue_of_the_kernel_can_hold_fail_or_end_well() {
     let pair = Pair::new();
     let options = NixlEngineOptions {
-        request_bytes: ByteCount::new(1),
+        request_bytes: ByteCount::new(16),
         request_descriptors: NonZeroUsize::MIN,
         requests: NonZeroUsize::new(64).unwrap(),
         ..NixlEngineOptions::default()
@@ -66,13 +69,76 @@ fn requests_that_no_queue_of_the_kernel_can_hold_fail_or_end_well() {
     match end_of(manager.submit(write, ()).unwrap()).result {
         Ok(report) => {
             expected.transfer(&image, &[0], &[1], 0..2);
-            Image::of(&file, &InProcess).assert_equals(&expected, "a byte a request");
+            Image::of(&file, &InProcess).assert_equals(&expected, "16 bytes a request");
             let times = report.engine_times.unwrap();
-            assert_eq!((times.requests, times.descriptors), (4096, 4096));
+            assert_eq!((times.requests, times.descriptors), (256, 256));
         }
         Err(error) => {
             let cause = error.source().unwrap().downcast_ref::<RequestFailed>();
             assert!(matches!(cause, Some(RequestFailed::Status { .. })), "{error:?}");
         }
     }
+}
+
+#[test]
+fn requests_around_the_page_cache_end_at_pages() {
+    const TEST: &str = "requests_around_the_page_cache_end_at_pages";
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    if files.capabilities().grant(&Capability::DirectIo) != Some(&Grant::Granted) {
+        eprintln!("skipped: {TEST}: {}", files.capabilities());
+        return;
+    }
+    let agent = AgentBuilder::unnamed().backend(posix().file_access(FileAccess::Direct));
+    let agent = agent.build().unwrap();
+    // Pieces of two pages.
+    let config = LayoutConfig::builder().num_blocks(4).num_layers(1).outer_dim(2).page_size(16);
+    let config = config.inner_dim(256).element(ElementFormat::Width(2)).build().unwrap();
+    let system = SystemAllocator::new(SystemOptions::default());
+    let local = Endpoint::new(registered(&system, &agent, config, CONTIGUOUS)).unwrap();
+    let file = Endpoint::new(registered(&files, &agent, config, CONTIGUOUS)).unwrap();
+    let image = Image::scribble(&local, &InProcess, 2);
+    let mut expected = Image::of(&file, &InProcess);
+    expected.transfer(&image, &[0, 1, 2, 3], &[3, 1, 0, 2], 0..1);
+    for bytes in [1, 5000, 12_289] {
+        let request_bytes = ByteCount::new(bytes);
+        let options = NixlEngineOptions { request_bytes, ..NixlEngineOptions::default() };
+        let engine = Arc::new(NixlEngine::new(&agent, options).unwrap());
+        let manager = TransferManager::new([engine as _]);
+        let write = Transfer::new(&local, &file).blocks(&[0, 1, 2, 3], &[3, 1, 0, 2]);
+        end_of(manager.submit(write, ()).unwrap()).result.unwrap();
+        Image::of(&file, &InProcess).assert_equals(&expected, &format!("{bytes} a request"));
+    }
+}
+
+/// POSIX has so many I/Os, whoever asks for them, and fails what comes when all are taken.
+#[test]
+fn transfers_share_the_ios_of_the_backend() {
+    const BLOCKS: u32 = 1024;
+    // 64 I/Os.
+    let agent = AgentBuilder::unnamed().backend(posix()).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let file = Endpoint::new(registered(&files, &agent, config(BLOCKS), CONTIGUOUS)).unwrap();
+    let system = SystemAllocator::new(SystemOptions::default());
+    let local = Endpoint::new(registered(&system, &agent, config(BLOCKS), CONTIGUOUS)).unwrap();
+    let image = Image::scribble(&local, &InProcess, 8);
+    let mut expected = Image::of(&file, &InProcess);
+    let backwards: Vec<u32> = (0..BLOCKS).rev().collect();
+    expected.transfer(&image, &(0..BLOCKS).collect::<Vec<_>>(), &backwards, 0..2);
+    // Two engines, and each has several transfers in flight, of more descriptors than there are I/Os.
+    let managers = [(); 2].map(|()| {
+        let engine = NixlEngine::new(&agent, NixlEngineOptions::default()).unwrap();
+        TransferManager::new([Arc::new(engine) as _])
+    });
+    let submitted: Vec<_> = (0..8)
+        .zip(managers.iter().cycle())
+        .map(|(part, manager)| {
+            let from: Vec<u32> = (part * 128..(part + 1) * 128).collect();
+            let to: Vec<u32> = from.iter().map(|block| BLOCKS - 1 - block).collect();
+            manager.submit(Transfer::new(&local, &file).blocks(&from, &to), ()).unwrap()
+        })
+        .collect();
+    submitted.into_iter().for_each(|completion| drop(end_of(completion).result.unwrap()));
+    Image::of(&file, &InProcess).assert_equals(&expected, "with few I/Os");
 }

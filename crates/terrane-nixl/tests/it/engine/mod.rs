@@ -2,6 +2,7 @@
 
 mod conformance;
 mod files;
+mod helping;
 mod notifications;
 mod processes;
 mod refusals;

@@ -13,7 +13,7 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
 use terrane_testkit::process::{in_child_with, is_child};
-use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
+use terrane_transfer::{Completion, Endpoint, Outcome, Transfer, TransferError, TransferManager};
 
 use super::support::*;
 
@@ -135,13 +135,17 @@ struct Ends {
 }
 
 impl Ends {
+    /// With an engine that does not wait when it drops.
     fn new(test: &str) -> Self {
+        Self::with_farewell(test, Duration::ZERO)
+    }
+
+    fn with_farewell(test: &str, farewell: Duration) -> Self {
         let (agent, mut process) = (agent(), PeerProcess::start(test));
         let remote = agent.import(&process.hear()).unwrap();
         let local = registered(&HeapAllocator::system(), &agent, config(8), CONTIGUOUS);
         let local = Endpoint::new(local).unwrap();
-        let options =
-            NixlEngineOptions { farewell: Duration::ZERO, ..NixlEngineOptions::default() };
+        let options = NixlEngineOptions { farewell, ..NixlEngineOptions::default() };
         let engine = terrane_nixl::NixlEngine::new(&agent, options).unwrap();
         let manager = TransferManager::new([std::sync::Arc::new(engine) as _]);
         Self { agent, process, remote, local, manager }
@@ -153,13 +157,19 @@ impl Ends {
 }
 
 /// Makes a transfer with block 1 of `end`, of a peer that does not answer, until one is given up with
-/// a request in flight. On a busy machine, a deadline may pass before there is one.
-fn give_up(manager: &TransferManager, end: &Endpoint, transfer: impl Fn() -> Transfer) {
+/// a request in flight. On a busy machine, a deadline may pass before there is one. `wait_for` waits
+/// for the outcome.
+fn give_up(
+    manager: &TransferManager,
+    end: &Endpoint,
+    transfer: impl Fn() -> Transfer,
+    wait_for: impl Fn(Completion<&'static str>) -> Outcome<&'static str>,
+) {
     let mut wait = Duration::from_millis(100);
     while end.hold_for_write(&[1]).is_ok() {
         assert!(wait < PATIENCE, "nothing was ever in flight");
         let transfer = transfer().deadline(Instant::now() + wait);
-        let outcome = end_of(manager.submit(transfer, "guard").unwrap());
+        let outcome = wait_for(manager.submit(transfer, "guard").unwrap());
         assert_eq!(outcome.guard, "guard");
         match outcome.result {
             Err(TransferError::DeadlineExceeded { .. }) => {}
@@ -177,7 +187,7 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         end_of(ends.manager.submit(ends.write(0), ()).unwrap()).result.unwrap();
 
         ends.process.stop();
-        give_up(&ends.manager, &ends.local, || ends.write(1));
+        give_up(&ends.manager, &ends.local, || ends.write(1), end_of);
         // Nothing may write what UCX may still read, and the peer's blocks may still be written.
         assert!(ends.local.hold_for_write(&[1]).unwrap_err().is_conflict());
         assert!(ends.remote.endpoint().hold_for_read(&[1]).unwrap_err().is_conflict());
@@ -201,12 +211,31 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
         let Ends { agent, process, remote, local, manager } = Ends::new(TEST);
         process.stop();
         let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
-        give_up(&manager, &local, read);
+        // Here it is the thread that waits which gives up.
+        let manager = manager.with_attention(PATIENCE);
+        give_up(&manager, &local, read, Completion::wait);
         drop(manager);
         assert!(local.hold_for_write(&[1]).unwrap_err().is_conflict());
         let weak = local.downgrade();
         drop((agent, remote, local));
         assert!(!weak.has_gone(), "the memory of a read that may go on has been let go of");
+    });
+}
+
+#[test]
+fn an_engine_may_wait_for_ever_when_it_drops() {
+    const TEST: &str = "engine::processes::an_engine_may_wait_for_ever_when_it_drops";
+    over_tcp(TEST, || {
+        let ends = Ends::with_farewell(TEST, Duration::MAX);
+        let Ends { agent: _agent, process, remote, local, manager } = ends;
+        process.stop();
+        let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);
+        give_up(&manager, &local, read, end_of);
+        let weak = local.downgrade();
+        let dropping = thread::spawn(move || drop((manager, local, remote)));
+        process.resume();
+        dropping.join().unwrap();
+        assert!(weak.has_gone(), "the engine has not waited");
     });
 }
 

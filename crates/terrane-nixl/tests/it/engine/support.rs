@@ -11,12 +11,12 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::{InProcess, PieceAccess};
 use terrane_transfer::{CopyEngine, Endpoint, TransferManager};
 
+use crate::support::posix;
+
 /// An agent with UCX and POSIX.
 pub fn agent() -> Agent {
-    let builder = AgentBuilder::unnamed()
-        .telemetry(true)
-        .backend(BackendConfig::new("UCX"))
-        .backend(BackendConfig::new("POSIX"));
+    let builder =
+        AgentBuilder::unnamed().telemetry(true).backend(BackendConfig::new("UCX")).backend(posix());
     builder.build().unwrap()
 }
 

@@ -4,10 +4,11 @@ use std::sync::Barrier;
 
 use terrane_core::{Memory, PeerId, StorageKind};
 use terrane_layout::{BlockDimension, LayoutKind};
-use terrane_nixl::{ForgetError, Forgotten, ImportError, PeerChange};
+use terrane_nixl::{AgentBuilder, BackendConfig, ForgetError, Forgotten, ImportError, PeerChange};
 use terrane_wire::{GeometryField, WireError, WireLimits};
 
 use super::support::*;
+use crate::support::posix;
 
 #[test]
 fn an_import_is_an_endpoint_in_the_peers_memory() {
@@ -298,4 +299,30 @@ fn keys_for_backends_that_are_not_here_are_passed_over() {
         let remote = reader.import(&bytes).unwrap();
         assert_eq!(remote.agent(), owner.name());
     }
+}
+
+/// What one's own metadata looks like is known even if one has no way to be reached.
+#[test]
+fn an_agent_that_nobody_reaches_checks_what_it_is_given() {
+    let owner = agent();
+    let bytes = owner.export(&layout(&owner, CONTIGUOUS)).unwrap();
+    for reader in [AgentBuilder::unnamed().build().unwrap(), agent_with("POSIX")] {
+        assert!(reader.checks_metadata(), "{reader:?}");
+        let error = reader.import(&bytes).unwrap_err();
+        assert!(matches!(error, ImportError::NoCommonBackend { .. }), "{error}");
+    }
+}
+
+/// POSIX has accepted the memory, too, and no peer reaches anything through it.
+#[test]
+fn an_imported_layout_is_reached_by_the_backends_that_have_keys() {
+    let both = || AgentBuilder::unnamed().backend(posix()).backend(BackendConfig::new("UCX"));
+    let (owner, reader) = (both().build().unwrap(), both().build().unwrap());
+    let layout = layout(&owner, CONTIGUOUS);
+    let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
+    let [told] = remote.regions() else { panic!("one region") };
+    assert_eq!(told.backends(), ["POSIX".into(), "UCX".into()]);
+    let registrations = remote.endpoint().layout().registrations();
+    let accepted: Vec<_> = registrations[0].record.accepted().map(|name| name.as_str()).collect();
+    assert_eq!(accepted, ["UCX"]);
 }

@@ -1,0 +1,175 @@
+//! Blocks of an endpoint as tensors, held for as long as they are out.
+
+use std::sync::Arc;
+
+use terrane_core::{ByteCount, Region};
+use terrane_layout::LayoutError;
+use terrane_transfer::{Access, Endpoint};
+
+use super::{ElementType, ExportError, TensorExport, TensorShape};
+
+impl TensorExport {
+    /// One piece of a layout, as a row of elements: read-only, or for reading and writing.
+    ///
+    /// The block is held for as long as the tensor is out: transfers that would write it (or, if it
+    /// is out for writing, read it) are refused with the conflict, or run after the hold, as
+    /// [`Transfer::after`](terrane_transfer::Transfer::after) has them. Transfers that have the
+    /// block already refuse the export instead. Of an endpoint that is
+    /// [sharing](Endpoint::sharing) its bytes, the others know nothing of the hold: it is for the
+    /// caller of that to keep them apart.
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError::Held`] if the block could not be held, [`ExportError::Layout`] if there is no
+    /// such piece, [`ExportError::NotWhole`] if elements do not fit evenly into it, and as for
+    /// [`new`](Self::new).
+    pub fn of_piece(
+        endpoint: &Endpoint,
+        (block, layer, outer): (u32, u32, u32),
+        element: ElementType,
+        access: Access,
+    ) -> Result<Self, ExportError> {
+        let geometry = endpoint.layout().geometry();
+        let at = geometry.try_offset(block, layer, outer).map_err(LayoutError::from)?;
+        let piece = region_of(endpoint, at.region)?
+            .view(ByteCount::new(at.offset), geometry.piece_bytes())?;
+        let shape = row(element, geometry.piece_bytes())?;
+        let export = Self::build(piece, shape)?;
+        Ok(export.guarded_by(hold(endpoint, &[block], access)?).of_access(access))
+    }
+
+    /// One block of a layout: a tensor `[layers, outers, elements of a piece]` for each of its
+    /// regions, in the order of the layers. That is one tensor of a fully contiguous layout; where
+    /// layers are regions of their own, it is one a layer, whose first axis is 1.
+    ///
+    /// The block is held until the deleter of the last of them has been called, as
+    /// [`of_piece`](Self::of_piece) holds it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`of_piece`](Self::of_piece).
+    pub fn of_block(
+        endpoint: &Endpoint,
+        block: u32,
+        element: ElementType,
+        access: Access,
+    ) -> Result<Vec<Self>, ExportError> {
+        Self::of_all(endpoint, Some(block), element, access)
+    }
+
+    /// All of a layout: a tensor `[blocks, layers, outers, elements of a piece]` for each of its
+    /// regions, as [`of_block`](Self::of_block) has them. All blocks are held.
+    ///
+    /// For the axes that engines have, see [`kv_tensors`](crate::tensors::kv_tensors).
+    ///
+    /// # Errors
+    ///
+    /// As for [`of_piece`](Self::of_piece).
+    pub fn of_layout(
+        endpoint: &Endpoint,
+        element: ElementType,
+        access: Access,
+    ) -> Result<Vec<Self>, ExportError> {
+        Self::of_all(endpoint, None, element, access)
+    }
+
+    /// A whole region of a layout, as a row of elements, with the padding behind its blocks. All
+    /// blocks are held, as [`of_piece`](Self::of_piece) holds one.
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError::NoRegion`], and as for [`of_piece`](Self::of_piece).
+    pub fn of_region(
+        endpoint: &Endpoint,
+        region: u32,
+        element: ElementType,
+        access: Access,
+    ) -> Result<Self, ExportError> {
+        let bytes = endpoint.layout().geometry().region_bytes();
+        let region = region_of(endpoint, region)?.view(ByteCount::ZERO, bytes)?;
+        let export = Self::build(region, row(element, bytes)?)?;
+        Ok(export.guarded_by(hold(endpoint, &all(endpoint), access)?).of_access(access))
+    }
+
+    /// One block, or all with an axis for them.
+    fn of_all(
+        endpoint: &Endpoint,
+        block: Option<u32>,
+        element: ElementType,
+        access: Access,
+    ) -> Result<Vec<Self>, ExportError> {
+        let geometry = endpoint.layout().geometry();
+        let first = block.unwrap_or(0);
+        let layers = match geometry.region_count() {
+            1 => geometry.num_layers(),
+            _ => 1,
+        };
+        let elements = whole(element, geometry.piece_bytes())?;
+        let axes = [
+            (geometry.num_blocks(), geometry.block_stride()),
+            (layers, geometry.layer_stride()),
+            (geometry.outer_dim(), geometry.outer_stride()),
+        ];
+        let mut sizes = Vec::new();
+        let mut strides = Vec::new();
+        for (size, stride) in axes.into_iter().skip(usize::from(block.is_some())) {
+            sizes.push(u64::from(size));
+            // Along an axis of one, no stride leads anywhere.
+            strides.push(if size == 1 { elements } else { whole(element, stride)? });
+        }
+        sizes.push(elements);
+        strides.push(1);
+        let shape = TensorShape::strided(element, &sizes, &strides)?;
+        let mut exports = Vec::new();
+        for layer in (0..geometry.num_layers()).step_by(ByteCount::new(layers.into()).to_usize()) {
+            let at = geometry.try_offset(first, layer, 0).map_err(LayoutError::from)?;
+            let region = region_of(endpoint, at.region)?;
+            let region = region.view(ByteCount::new(at.offset), shape.bytes())?;
+            exports.push(Self::build(region, shape.clone())?);
+        }
+        let blocks = block.map_or_else(|| all(endpoint), |block| vec![block]);
+        let hold = Arc::new(hold(endpoint, &blocks, access)?);
+        let held = |export: Self| export.guarded_by(Arc::clone(&hold)).of_access(access);
+        Ok(exports.into_iter().map(held).collect())
+    }
+
+    fn of_access(self, access: Access) -> Self {
+        if access == Access::Read { self.read_only() } else { self }
+    }
+}
+
+/// Holds blocks until what is answered drops.
+pub(crate) fn hold(
+    endpoint: &Endpoint,
+    blocks: &[u32],
+    access: Access,
+) -> Result<impl Send + Sync + use<>, ExportError> {
+    Ok(match access {
+        Access::Read => endpoint.hold_for_read(blocks)?,
+        Access::Write => endpoint.hold_for_write(blocks)?,
+    })
+}
+
+/// The numbers of all blocks.
+pub(crate) fn all(endpoint: &Endpoint) -> Vec<u32> {
+    (0..endpoint.layout().config().num_blocks()).collect()
+}
+
+/// A row of as many elements as there is room for, which has to be used up.
+fn row(element: ElementType, bytes: ByteCount) -> Result<TensorShape, ExportError> {
+    Ok(TensorShape::compact(element, &[whole(element, bytes)?])?)
+}
+
+/// How many elements so many bytes are.
+fn whole(element: ElementType, bytes: ByteCount) -> Result<u64, ExportError> {
+    let refused = || ExportError::NotWhole { bytes, element };
+    let width = element.width().filter(|width| !width.is_zero()).ok_or_else(refused)?;
+    let is_whole = bytes.get().is_multiple_of(width.get());
+    bytes.get().checked_div(width.get()).filter(|_| is_whole).ok_or_else(refused)
+}
+
+fn region_of(endpoint: &Endpoint, region: u32) -> Result<&Region, ExportError> {
+    let regions = endpoint.layout().regions();
+    let found = regions.get(ByteCount::new(region.into()).to_usize());
+    found.ok_or(ExportError::NoRegion { region, regions: regions.len() })
+}

@@ -1,0 +1,197 @@
+//! Threads that wait and copy meanwhile.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_core::ByteCount;
+use terrane_layout::LayoutConfig;
+use terrane_nixl::NixlEngineOptions;
+use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::model::Image;
+use terrane_testkit::pattern::{InProcess, PieceAccess};
+use terrane_transfer::{Completion, Endpoint, Outcome, Transfer, TransferError, TransferManager};
+
+use super::support::*;
+
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Says that it drops, and drops when it may.
+struct Gate {
+    entered: Sender<()>,
+    leave: Receiver<()>,
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let _ = self.entered.send(());
+        let _ = self.leave.recv_timeout(PATIENCE);
+    }
+}
+
+/// An engine whose thread is held up, in the drop of a guard, for as long as this lives.
+struct Held {
+    // First, as the engine joins its thread.
+    _leave: Sender<()>,
+    manager: TransferManager,
+}
+
+impl Held {
+    fn new(pair: &Pair, options: NixlEngineOptions) -> Self {
+        // Whoever waits helps for as long as it takes.
+        let manager = TransferManager::new([pair.engine(options)]).with_attention(PATIENCE);
+        let (local, remote) =
+            (pair.local(config(1), CONTIGUOUS), pair.remote(config(1), CONTIGUOUS));
+        let ((entered, is_entered), (leave, may_leave)) = (channel(), channel());
+        // Nobody waits for it by the time it begins, so the engine's thread ends it.
+        let hold = local.hold_for_write(&[0]).unwrap();
+        let transfer = Transfer::new(&local, &remote).blocks(&[0], &[0]).after(&hold.ticket());
+        drop(manager.submit(transfer, Gate { entered, leave: may_leave }).unwrap());
+        drop(hold);
+        is_entered.recv_timeout(PATIENCE).unwrap();
+        Self { _leave: leave, manager }
+    }
+}
+
+/// Waits by [`Completion::wait`], and with patience.
+fn waited<G: Send + 'static>(completion: Completion<G>) -> Outcome<G> {
+    let (told, ended) = channel();
+    let waiting = thread::spawn(move || told.send(completion.wait()).is_ok());
+    let outcome = match ended.recv_timeout(PATIENCE) {
+        Err(RecvTimeoutError::Timeout) => panic!("nobody copies"),
+        ended => ended.unwrap(),
+    };
+    assert!(waiting.join().unwrap());
+    outcome
+}
+
+/// Requests that begin and end within runs, two at a time.
+fn short_requests() -> NixlEngineOptions {
+    NixlEngineOptions {
+        request_bytes: ByteCount::new(1000),
+        request_descriptors: NonZeroUsize::new(3).unwrap(),
+        requests: NonZeroUsize::new(2).unwrap(),
+        ..NixlEngineOptions::default()
+    }
+}
+
+fn moves_alone(
+    manager: &TransferManager,
+    from: &Endpoint,
+    to: &Endpoint,
+    access: &dyn PieceAccess,
+) {
+    let source = Image::scribble(from, access, 3);
+    let mut expected = Image::scribble(to, access, 4);
+    expected.transfer(&source, &[3, 4, 0], &[1, 2, 5], 0..2);
+    let transfer = Transfer::new(from, to).blocks(&[3, 4, 0], &[1, 2, 5]);
+    let outcome = waited(manager.submit(transfer, "guard").unwrap());
+    assert_eq!((outcome.guard, outcome.result.is_ok()), ("guard", true));
+    Image::of(to, access).assert_equals(&expected, "after a thread has copied that waited");
+}
+
+#[test]
+fn who_waits_copies_while_the_engine_has_no_thread_for_it() {
+    let pair = Pair::new();
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    for options in [NixlEngineOptions::default(), short_requests()] {
+        let held = Held::new(&pair, options);
+        let ends = || (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
+        let (local, remote) = ends();
+        moves_alone(&held.manager, &local, &remote, &PeersInProcess);
+        let (local, remote) = ends();
+        moves_alone(&held.manager, &remote, &local, &PeersInProcess);
+        let file = Endpoint::new(registered(&files, &pair.here, config(8), CONTIGUOUS)).unwrap();
+        moves_alone(&held.manager, &local, &file, &InProcess);
+        moves_alone(&held.manager, &file, &local, &InProcess);
+    }
+}
+
+#[test]
+fn who_waits_for_a_layer_copies_and_may_leave() {
+    let pair = Pair::new();
+    let ends = (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
+    let submit = |manager: &TransferManager| {
+        let transfer = Transfer::new(&ends.0, &ends.1).blocks(&[1, 2], &[5, 6]).layer_wise();
+        manager.submit(transfer, ()).unwrap()
+    };
+    let wait = |completion: &Completion<()>| {
+        let (layers, (told, ended)) = (completion.layers().unwrap(), channel());
+        thread::spawn(move || told.send(layers.wait(0)));
+        ended.recv_timeout(PATIENCE).unwrap().unwrap();
+    };
+    let held = Held::new(&pair, short_requests());
+    let completion = submit(&held.manager);
+    wait(&completion);
+    // The rest is the engine's, once it has its thread back.
+    drop(held);
+    end_of(completion).result.unwrap();
+
+    let manager = TransferManager::new([pair.engine(short_requests())]);
+    let completion = submit(&manager);
+    wait(&completion);
+    end_of(completion).result.unwrap();
+}
+
+#[test]
+fn who_waits_finds_out_that_it_is_too_late() {
+    let pair = Pair::new();
+    let (local, remote) = (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
+    let held = Held::new(&pair, NixlEngineOptions::default());
+    let late = Transfer::new(&local, &remote).blocks(&[0], &[0]).deadline(Instant::now());
+    let outcome = waited(held.manager.submit(late, ()).unwrap());
+    assert!(matches!(outcome.result, Err(TransferError::DeadlineExceeded { .. })), "{outcome:?}");
+}
+
+/// As it drops, waits for another transfer of the same engine.
+struct WaitsForAnother(Option<Completion<()>>);
+
+impl Drop for WaitsForAnother {
+    fn drop(&mut self) {
+        if let Some(other) = self.0.take() {
+            other.wait().result.unwrap();
+        }
+    }
+}
+
+/// The guard drops on the thread that waits for a layer, which ends the transfer.
+#[test]
+fn what_drops_as_a_transfer_ends_may_wait_for_another() {
+    let pair = Pair::new();
+    let (local, remote) = (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
+    let held = Held::new(&pair, NixlEngineOptions::default());
+    let transfer = |block: u32| Transfer::new(&local, &remote).blocks(&[block], &[block]);
+    let other = held.manager.submit(transfer(1), ()).unwrap();
+    let guard = WaitsForAnother(Some(other));
+    let completion = held.manager.submit(transfer(0).layer_wise(), guard).unwrap();
+    let (layers, (told, ended)) = (completion.layers().unwrap(), channel());
+    drop(completion);
+    thread::spawn(move || told.send(layers.wait(1)));
+    ended.recv_timeout(PATIENCE).unwrap().unwrap();
+}
+
+#[test]
+fn many_that_wait_take_turns_with_the_engine() {
+    const THREADS: u32 = 4;
+    const ROUNDS: u32 = 50;
+    let pair = Pair::new();
+    let config: LayoutConfig = config(THREADS * 2);
+    let (local, remote) = (pair.local(config, CONTIGUOUS), pair.remote(config, CONTIGUOUS));
+    let manager = Arc::new(TransferManager::new([pair.engine(short_requests())]));
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (manager, local, remote) = (&manager, &local, &remote);
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let blocks = [thread, thread + THREADS];
+                    let write = Transfer::new(local, remote).blocks(&blocks, &blocks);
+                    waited(manager.submit(write, ()).unwrap()).result.unwrap();
+                }
+            });
+        }
+    });
+}
