@@ -26,7 +26,7 @@ use terrane_core::{
 use terrane_cuda::{Context, DeviceAllocator, PinnedAllocator, PinnedOptions};
 use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig, FileAccess, MemoryType, NixlError};
-use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_storage::{DiskFile, DiskOptions};
 
 const MIB: ByteCount = ByteCount::mib(1);
 
@@ -169,8 +169,9 @@ fn gds_registers_a_file_and_device_memory() {
 
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
     let directory = directory.or_else(|_| tempfile::tempdir()).unwrap();
-    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
-    let file = allocate(&files, MIB);
+    // cuFile looks at the path of a file, so this one has a name.
+    let path = directory.path().join("file");
+    let file = DiskFile::create_new(&path, MIB, &DiskOptions::default()).unwrap();
     match agent.register(file) {
         Ok(registered) => assert!(registered.record().accepted_by(&"GDS".into())),
         // The file system decides: cuFile takes few.

@@ -218,6 +218,8 @@ run_tests() {
         [ -x "$binary" ] || continue
         suite "tests/${binary##*/}" "$logs/${binary##*/}.log" "$filter" "$binary"
     done
+    # Each line begins with a date and a process.
+    cat "$logs"/cufile*.log 2>/dev/null | awk '/ ERROR / {sub(/.* ERROR */, ""); if (!seen[$0]++) print "cufile: " $0}'
 }
 
 # Tensors to and from PyTorch, where there is one: Python tests that report as libtest does.
@@ -312,12 +314,12 @@ unpack_nixl() {
     fi
     LD_LIBRARY_PATH=$nixl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     export LD_LIBRARY_PATH
-    # GDS without the kernel module nvidia-fs goes through the host, where its configuration lets it.
-    if [ -z "${CUFILE_ENV_PATH_JSON-}" ] && [ ! -e /etc/cufile.json ]; then
-        CUFILE_ENV_PATH_JSON=$logs/cufile.json
-        printf '{"logging": {"dir": "%s", "level": "ERROR"},\n "properties": %s}\n' \
+    # GDS without the kernel module nvidia-fs goes through the host, if it is told to.
+    if [ -z "${CUFILE_ENV_PATH_JSON-}" ] && [ ! -e /proc/driver/nvidia-fs ]; then
+        CUFILE_ENV_PATH_JSON=$logs/cufile.json CUFILE_FORCE_COMPAT_MODE=true
+        printf '{"logging": {"dir": "%s", "level": "INFO"},\n "properties": %s}\n' \
             "$logs" '{"allow_compat_mode": true}' >"$CUFILE_ENV_PATH_JSON"
-        export CUFILE_ENV_PATH_JSON
+        export CUFILE_ENV_PATH_JSON CUFILE_FORCE_COMPAT_MODE
     fi
     echo "cufile: ${CUFILE_ENV_PATH_JSON:-/etc/cufile.json}," \
         "nvidia-fs is $([ -e /proc/driver/nvidia-fs ] || echo 'not ')loaded," \

@@ -34,8 +34,18 @@ fn config(blocks: u32) -> LayoutConfig {
 
 /// Blocks in this memory, registered.
 fn end<A: Allocate>(memory: &A, agent: &impl Register, blocks: u32, kind: LayoutKind) -> Endpoint {
+    try_end(memory, agent, blocks, kind).unwrap_or_else(|reason| panic!("{reason}"))
+}
+
+/// The same, or why there is none.
+fn try_end<A: Allocate>(
+    memory: &A,
+    agent: &impl Register,
+    blocks: u32,
+    kind: LayoutKind,
+) -> Result<Endpoint, String> {
     let layout = LayoutBuilder::new(config(blocks)).kind(kind).allocate(memory).register(agent);
-    Endpoint::new(layout.build().unwrap_or_else(|error| panic!("{}", chain(&error)))).unwrap()
+    layout.build().map(|layout| Endpoint::new(layout).unwrap()).map_err(|error| chain(&error))
 }
 
 /// An error with its causes.
