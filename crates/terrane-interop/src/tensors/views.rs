@@ -8,7 +8,8 @@ use terrane_transfer::{Access, Endpoint};
 
 use super::steps::steps;
 use super::{KvError, KvForm, TensorName};
-use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape, blocks};
+use crate::dlpack::blocks::{self, HeldBlocks};
+use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape};
 
 /// One of the tensors that a layout is in an engine's form: a shape, and the bytes it is a shape of.
 #[derive(Clone, Debug)]
@@ -84,13 +85,13 @@ pub fn kv_tensors(
 ) -> Result<Vec<TensorExport>, KvError> {
     let views = kv_views(endpoint.layout(), form, element)?;
     let first = views.first().map_or(TensorName::Layer(0), |view| view.name);
-    let hold = blocks::hold(endpoint, &blocks::all(endpoint), access)
+    let held = HeldBlocks::new(endpoint, &blocks::all(endpoint), access)
         .map_err(|source| KvError::Export { tensor: first, source })?;
-    let hold = Arc::new(hold);
+    let held = Arc::new(held);
     let exports = views.into_iter().map(|KvView { name, region, shape }| {
         let export = TensorExport::build(region, shape)
             .map_err(|source| KvError::Export { tensor: name, source })?
-            .guarded_by(Arc::clone(&hold));
+            .guarded_by(Arc::clone(&held));
         Ok(if access == Access::Read { export.read_only() } else { export })
     });
     exports.collect()

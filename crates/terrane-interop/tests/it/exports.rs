@@ -68,6 +68,28 @@ fn nothing_moves_under_a_writer() {
 }
 
 #[test]
+fn an_export_keeps_other_endpoints_from_its_bytes_when_its_own_is_dropped() {
+    let allocator = HeapAllocator::system();
+    let exported = endpoint(&allocator);
+    let regions = exported.layout().regions().to_vec();
+    let again = || {
+        let builder = LayoutBuilder::new(config()).fully_contiguous().adopt(regions.clone());
+        Endpoint::new(builder.unregistered().build().unwrap())
+    };
+    let piece = TensorExport::of_piece(&exported, (2, 1, 0), ElementType::BF16, Access::Read);
+    let all = kv_tensors(&exported, &KvForm::VLLM, ElementType::BF16, Access::Read).unwrap();
+    let exports = std::iter::once(piece.unwrap()).chain(all);
+    let mut tensors: Vec<_> = exports.map(TensorExport::into_versioned).collect();
+    drop(exported);
+    while !tensors.is_empty() {
+        assert!(again().is_err(), "its transfers would not know of the tensors that are out");
+        // What a consumer calls the deleter of.
+        drop(tensors.pop());
+    }
+    drop(again().unwrap());
+}
+
+#[test]
 fn kv_tensors_hold_all_blocks_until_the_last_has_gone() {
     let allocator = HeapAllocator::system();
     let exported = endpoint(&allocator);
