@@ -103,8 +103,7 @@ impl Import<'_> {
         let data_type = data_type.clone();
         let parts =
             ColumnParts { data_type, length, offset, null_count, buffers, children, dictionary };
-        let origin = origin(&parts);
-        Ok(Column::of_checked(parts, origin))
+        Ok(Column::of_checked(parts, Origin::Arrow))
     }
 
     /// The buffers, and the last of the offsets, where it has been read.
@@ -206,15 +205,15 @@ impl Import<'_> {
             return Err(ImportError::Misaligned { buffer, address, required, at: trail.path() });
         }
         let span = Span { kind: self.place.kind, location, length };
-        if let Some(region) = handed_out::find(span) {
-            return Ok(Some(ColumnBuffer::writable(region)));
+        if let Some(ours) = handed_out::find(span) {
+            return Ok(Some(ours));
         }
         self.peek.admit(span)?;
         // SAFETY: whoever imports the array promises that the bytes are there, stay as they are, and
         // are of this memory until the array is released, which happens when the last owner drops.
         // Nobody writes them: the buffer is for reading only.
         let memory = unsafe { ForeignMemory::new(span, Arc::clone(&self.owner)) };
-        Ok(Some(ColumnBuffer::read_only(Region::new(memory))))
+        Ok(Some(ColumnBuffer::foreign(Region::new(memory), Origin::Arrow).as_read_only()))
     }
 
     /// The last of the offsets that the rows have, if it can be read now.
@@ -353,16 +352,6 @@ impl Rows {
             ByteCount::new(offset).checked_add(ByteCount::new(length)).map_err(overflow)?.get();
         Ok(Self { length, offset, end, null_count })
     }
-}
-
-/// Ours, if all of it is; a column without any bytes came by Arrow.
-fn origin(parts: &ColumnParts) -> Origin {
-    let mut buffers = parts.buffers.iter().flatten().filter(|buffer| !buffer.length().is_zero());
-    let mut below = parts.children.iter().chain(&parts.dictionary);
-    let has_any = buffers.clone().next().is_some() || below.clone().next().is_some();
-    let all = buffers.all(|buffer| !buffer.is_read_only())
-        && below.all(|column| column.origin() == Origin::Owned);
-    if has_any && all { Origin::Owned } else { Origin::Arrow }
 }
 
 fn count_buffers(

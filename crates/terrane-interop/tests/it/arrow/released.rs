@@ -31,14 +31,14 @@ fn nested(allocator: &HeapAllocator) -> Column {
     };
     let buffer = |bytes| Some(region(allocator, bytes).into());
     let texts = parts(DataType::Utf8, vec![None, buffer(44), buffer(100)], vec![], None);
-    let texts = Column::from_parts(texts, Origin::Owned).unwrap();
+    let texts = Column::from_parts(texts).unwrap();
     let keys = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
     let keyed = parts(keys.clone(), vec![None, buffer(10)], vec![], Some(texts));
-    let keyed = Column::from_parts(keyed, Origin::Owned).unwrap();
+    let keyed = Column::from_parts(keyed).unwrap();
     let numbers = Column::new(DataType::Int64, 10, region(allocator, 80)).unwrap();
     let fields = vec![Field::new("number", DataType::Int64, false), Field::new("key", keys, false)];
     let both = parts(DataType::Struct(fields.into()), vec![None], vec![numbers, keyed], None);
-    Column::from_parts(both, Origin::Owned).unwrap()
+    Column::from_parts(both).unwrap()
 }
 
 #[test]
@@ -124,6 +124,35 @@ fn come_back(column: &Column) {
 }
 
 #[test]
+fn what_comes_back_is_for_reading_only_while_others_have_its_memory() {
+    let allocator = HeapAllocator::system();
+    let column = nested(&allocator);
+    let is_writable = |column: &Column| {
+        let numbers = column.children()[0].buffers()[1].as_ref().unwrap().region().is_ok();
+        let keys = column.children()[1].buffers()[1].as_ref().unwrap().region().is_ok();
+        (numbers, keys)
+    };
+    let back = |array| {
+        // SAFETY: this crate made the array.
+        let back = unsafe { import_array(column.data_type(), array) }.unwrap();
+        assert!(back.is_same(&column) && back.origin() == Origin::Owned);
+        back
+    };
+    let (first, second) = (hand_out(&column).unwrap(), hand_out(&column).unwrap());
+    assert_eq!(is_writable(&back(first)), (false, false));
+    let numbers = hand_out(&column.children()[0]).unwrap();
+    assert_eq!(is_writable(&back(second)), (false, true), "the numbers are still out");
+    drop(numbers);
+    assert_eq!(is_writable(&back(hand_out(&column).unwrap())), (true, true));
+    let (with_device, other) = (hand_out_with_device(&column).unwrap(), hand_out(&column).unwrap());
+    let import = terrane_interop::arrow::import_device_array;
+    // SAFETY: this crate made the array.
+    let imported = unsafe { import(column.data_type(), with_device) }.unwrap();
+    assert_eq!(is_writable(&imported.into_host().unwrap()), (false, false));
+    drop(other);
+}
+
+#[test]
 fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
     let allocator = HeapAllocator::system();
     let column = nested(&allocator);
@@ -172,7 +201,7 @@ fn memory_goes_out_as_what_it_is_or_not_at_all() {
         children: vec![],
         dictionary: None,
     };
-    let large = Column::from_parts(large, Origin::Owned).unwrap();
+    let large = Column::from_parts(large).unwrap();
     let error = hand_out(&large).unwrap_err();
     assert!(matches!(error, ExportError::TooLarge { .. }), "{error}");
 }
