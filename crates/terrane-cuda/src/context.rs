@@ -1,6 +1,7 @@
 //! A device's primary context, bound for each call.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -114,10 +115,18 @@ impl Context {
         }
     }
 
-    /// How many drops of streams, events and memory the driver has answered with an error so far.
+    /// How many drops of streams, events and memory the driver has answered with an error so far,
+    /// and how often something was [kept for ever](Self::keep_for_ever).
     #[must_use]
     pub fn failed_drops(&self) -> u64 {
         self.0.failed_drops.load(Ordering::Relaxed)
+    }
+
+    /// Keeps what cannot be let go of safely, as the driver did not say whether its device still
+    /// uses it. It is one of the [`failed_drops`](Self::failed_drops).
+    pub fn keep_for_ever<T: Send + 'static>(&self, value: T, why: &CudaError) {
+        let _kept = ManuallyDrop::new(value);
+        note_failed_drop(&self.0, why);
     }
 
     /// What is held through this context and its clones: memory, streams, events. Other contexts

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 
 use terrane_core::{Location, StorageKind};
 use terrane_cuda::{CudaError, Event, Stream, Timing};
@@ -11,15 +12,17 @@ use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned, Released};
 use super::error::ExportError;
 use crate::columns::handed_out::HandedOut;
 use crate::columns::{Column, ColumnBuffer};
+use crate::done::{Done, let_go};
 
 /// When the bytes of a column on a device may be read.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub enum Ready {
     /// Now: whatever writes them has run, and nobody will write them while the consumer has them.
     #[default]
     Now,
-    /// After what the event marks, for which the consumer waits on a stream of its own.
-    After(Arc<Event>),
+    /// After what the event marks, for which the consumer waits on a stream of its own. Nobody else
+    /// has the event, so that it goes on marking that.
+    After(Event),
 }
 
 impl Ready {
@@ -31,7 +34,7 @@ impl Ready {
     pub fn after(stream: &Stream) -> Result<Self, CudaError> {
         let event = Event::new(stream.context(), Timing::Off)?;
         event.record(stream)?;
-        Ok(Self::After(Arc::new(event)))
+        Ok(Self::After(event))
     }
 }
 
@@ -78,11 +81,11 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
     if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
         return Err(ExportError::NotHost { kind });
     }
-    array(column, None)
+    array(column, None, None)
 }
 
 /// A column as an Arrow array with its device, by the C Device Data Interface: of system memory,
-/// pinned memory, or memory of a CUDA device.
+/// pinned memory, or memory of a CUDA device. Its memory is let go of when the consumer is [`Done`].
 ///
 /// Pinned memory is every device's, and goes as that of device 0, as with DLPack. An array on a
 /// device, or in pinned memory, is ready after an event, if it is given one; the event is kept until
@@ -96,10 +99,13 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
 ///
 /// # Safety
 ///
-/// As for [`export_array`], from when the array is [`Ready`] on.
+/// As for [`export_array`], from when the array is [`Ready`] until the consumer is done. With
+/// [`Done::AtRelease`], when the consumer releases the array, or a child that it has moved out, all
+/// that it had devices do with its memory has run, or nothing did.
 pub unsafe fn export_device_array(
     column: &Column,
     ready: Ready,
+    done: Done,
 ) -> Result<Owned<ArrowDeviceArray>, ExportError> {
     let kind = column.kind().unwrap_or(StorageKind::System);
     if let Some(second) = other_kind(column, kind) {
@@ -124,10 +130,14 @@ pub unsafe fn export_device_array(
                 return Err(ExportError::EventOfOther { device, found });
             }
             event.is_complete().map_err(|source| ExportError::Event { source })?;
-            Some(HeldEvent { handle: Box::new(event.handle()), _event: event })
+            Some(HeldEvent { handle: Box::new(AtomicPtr::new(event.handle())), _event: event })
         }
     };
-    let array = array(column, event)?.into_inner();
+    let consumer = match done {
+        Done::AtRelease => None,
+        Done::After(stream) => Some(Arc::new(stream)),
+    };
+    let array = array(column, event, consumer.as_ref())?.into_inner();
     let private: *const Exported = array.private_data.cast();
     // SAFETY: the private data of an array that was made just now, where they stay until it is
     // released.
@@ -170,23 +180,26 @@ static RELEASE: Release = release_exported;
 /// What an array keeps alive: all that its pointers lead to.
 struct Exported {
     /// Before the column, which keeps what this stands for.
-    _out: HandedOut,
+    out: HandedOut,
     column: Column,
     buffers: Box<[*const c_void]>,
     children: Box<[*mut ArrowArray]>,
     dictionary: *mut ArrowArray,
     event: Option<HeldEvent>,
+    /// What is waited for before the memory is let go of.
+    consumer: Option<Arc<Stream>>,
 }
 
 /// An event, and the place where its handle stands: consumers get a pointer to the handle.
 struct HeldEvent {
-    handle: Box<*mut c_void>,
-    _event: Arc<Event>,
+    /// Never changed; atomic only so that it goes to any thread. It is laid out as a pointer is.
+    handle: Box<AtomicPtr<c_void>>,
+    _event: Event,
 }
 
 impl HeldEvent {
     fn pointer(&self) -> *mut c_void {
-        ptr::from_ref(&*self.handle).cast_mut().cast()
+        self.handle.as_ptr().cast()
     }
 }
 
@@ -217,7 +230,11 @@ impl Exported {
     }
 }
 
-fn array(column: &Column, event: Option<HeldEvent>) -> Result<Owned<ArrowArray>, ExportError> {
+fn array(
+    column: &Column,
+    event: Option<HeldEvent>,
+    consumer: Option<&Arc<Stream>>,
+) -> Result<Owned<ArrowArray>, ExportError> {
     let number =
         |what, value: u64| i64::try_from(value).map_err(|_| ExportError::TooLarge { what, value });
     let length = number("the number of rows", column.len())?;
@@ -227,18 +244,19 @@ fn array(column: &Column, event: Option<HeldEvent>) -> Result<Owned<ArrowArray>,
         None => -1,
     };
     let buffers: Box<[_]> = column.buffers().iter().map(pointer).collect();
-    let children = column.children().iter().map(|child| array(child, None));
+    let children = column.children().iter().map(|child| array(child, None, consumer));
     let children = children.collect::<Result<Vec<_>, _>>()?;
-    let dictionary = column.dictionary().map(|values| array(values, None)).transpose()?;
+    let dictionary = column.dictionary().map(|values| array(values, None, consumer)).transpose()?;
     // Nothing fails from here on, so that nothing boxed is lost.
     let boxed = |array: Owned<ArrowArray>| Box::into_raw(Box::new(array.into_inner()));
     let private = Box::new(Exported {
-        _out: HandedOut::new(column),
+        out: HandedOut::new(column),
         column: column.clone(),
         buffers,
         children: children.into_iter().map(boxed).collect(),
         dictionary: dictionary.map_or(ptr::null_mut(), boxed),
         event,
+        consumer: consumer.cloned(),
     });
     let count = |length: usize| i64::try_from(length).unwrap_or(i64::MAX);
     let array = ArrowArray {
@@ -307,4 +325,6 @@ unsafe extern "C" fn release_exported(array: *mut ArrowArray) {
             unsafe { child.release() };
         }
     }
+    let Exported { out, column, event, consumer, .. } = *private;
+    let_go(consumer.as_deref(), (out, column, event));
 }

@@ -11,7 +11,7 @@
 //! [`Column`](crate::columns::Column). It keeps the memory, until its consumer calls the release
 //! callback, once, on any thread; children may be moved away before, as the specification has it.
 //! An array on a device comes with what it is [`Ready`] after: an event, for which the consumer's
-//! stream waits.
+//! stream waits. When it is released, the consumer is [`Done`] with it, or a stream says when it is.
 //!
 //! # In
 //!
@@ -107,6 +107,7 @@ mod peek;
 mod schema;
 mod walk;
 
+pub use crate::done::Done;
 pub use abi::DeviceType;
 pub use error::{ExportError, FieldPath, ImportError};
 pub use export::{Ready, export_array, export_device_array, is_exported};

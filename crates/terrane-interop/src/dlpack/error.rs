@@ -144,6 +144,12 @@ pub enum ExportError {
         /// The kind of memory.
         kind: StorageKind,
     },
+    /// The processor cannot reach the bytes.
+    #[error("{kind} memory is not the host's; copy it there first")]
+    NotHost {
+        /// The kind of memory.
+        kind: StorageKind,
+    },
     /// The shape takes more bytes than the region has.
     #[error("the tensor does not fit into its region")]
     OutOfBounds(#[from] ViewOutOfBounds),
@@ -158,6 +164,16 @@ pub enum ExportError {
         element: ElementType,
         /// What the address should be a multiple of.
         alignment: Alignment,
+    },
+    /// Nothing says when the consumer has done with memory that devices reach.
+    #[error(
+        "nothing says when the consumer has done with the {kind} memory, which may be after it has \
+         dropped the tensor: name its stream (`released_after`), or promise that it waits \
+         (`released_when_done`)"
+    )]
+    ReleaseNotStated {
+        /// The kind of memory.
+        kind: StorageKind,
     },
     /// The legacy structure cannot say that a tensor may only be read.
     #[error("legacy tensors cannot be read-only; export a versioned one, or for writing")]

@@ -1,7 +1,5 @@
 //! A layout as the tensors of an engine.
 
-use std::sync::Arc;
-
 use terrane_core::{ByteCount, Region};
 use terrane_layout::{LayoutError, PhysicalLayout};
 use terrane_transfer::{Access, Endpoint};
@@ -72,7 +70,8 @@ pub fn kv_views(
 /// reading and writing.
 ///
 /// All blocks are held until the deleter of the last of them has been called: transfers that would
-/// write them (or, if they are out for writing, read them) are refused, or run after the hold.
+/// write them (or, if they are out for writing, read them) are refused, or run after the hold, whose
+/// [`ticket`](TensorExport::ticket) any of the exports gives.
 ///
 /// # Errors
 ///
@@ -87,11 +86,10 @@ pub fn kv_tensors(
     let first = views.first().map_or(TensorName::Layer(0), |view| view.name);
     let held = HeldBlocks::new(endpoint, &blocks::all(endpoint), access)
         .map_err(|source| KvError::Export { tensor: first, source })?;
-    let held = Arc::new(held);
     let exports = views.into_iter().map(|KvView { name, region, shape }| {
         let export = TensorExport::build(region, shape)
             .map_err(|source| KvError::Export { tensor: name, source })?
-            .guarded_by(Arc::clone(&held));
+            .held_by(&held);
         Ok(if access == Access::Read { export.read_only() } else { export })
     });
     exports.collect()

@@ -40,7 +40,7 @@ fn import(view: &KvView) -> ImportedTensor {
 
 fn import_of(region: Region, shape: TensorShape) -> ImportedTensor {
     // SAFETY: no test here touches the bytes.
-    let tensor = unsafe { TensorExport::new(region, shape) }.unwrap().into_versioned();
+    let tensor = unsafe { TensorExport::new(region, shape) }.unwrap().into_versioned().unwrap();
     // SAFETY: as above, and it is nobody else's.
     unsafe { Importer::new().versioned(tensor.into_raw().as_ptr()) }.unwrap()
 }

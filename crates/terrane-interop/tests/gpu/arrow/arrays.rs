@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::Arc;
 
 use arrow_schema::DataType;
 use terrane_core::{
@@ -11,7 +10,7 @@ use terrane_core::{
 use terrane_cuda::{Context, Event, PinnedAllocator, PinnedOptions, Stream};
 use terrane_interop::arrow::abi::{ArrowArray, ArrowDeviceArray, Owned, Released};
 use terrane_interop::arrow::{
-    DeviceType, ExportError, ImportError, Ready, export_array, export_device_array,
+    DeviceType, Done, ExportError, ImportError, Ready, export_array, export_device_array,
     import_device_array,
 };
 use terrane_interop::columns::{Column, ColumnBuffer, ColumnParts, Origin};
@@ -24,7 +23,7 @@ fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
     struct Theirs {
         _column: Column,
         buffers: Vec<*const c_void>,
-        event: Option<(Box<*mut c_void>, Arc<Event>)>,
+        event: Option<(Box<*mut c_void>, Event)>,
     }
     /// # Safety
     ///
@@ -104,7 +103,7 @@ fn arrays_of_the_device_come_back_as_what_they_were() {
     assert!(matches!(refused, Err(ExportError::NotHost { .. })));
     for ready in [Ready::Now, Ready::after(&stream).unwrap()] {
         // SAFETY: nobody writes the column.
-        let array = unsafe { export_device_array(&column, ready) }.unwrap();
+        let array = unsafe { export_device_array(&column, ready, Done::AtRelease) }.unwrap();
         assert_eq!((array.get().device_type.0, array.get().device_id), (2, 0));
         // SAFETY: this crate made the array.
         let back = unsafe { import_device_array(&DataType::Utf8, array) }.unwrap();
@@ -146,6 +145,42 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
     assert_eq!(after, before, "all of it has been released");
 }
 
+/// A consumer that releases an array whose work still runs, on a thread of its own.
+#[test]
+fn an_array_is_let_go_of_when_the_consumers_stream_has_run() {
+    let name = "arrow::arrays::an_array_is_let_go_of_when_the_consumers_stream_has_run";
+    terrane_testkit::process::in_child(name, || {
+        let Some((context, driver)) = simulated(name) else { return };
+        let before = context.holdings().device;
+        let (stream, consumer) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
+        let column = texts(&context, &stream);
+        let target = filled(&context, &stream, &[0; 64]);
+        let source = column.buffers()[2].as_ref().unwrap().location();
+        // SAFETY: the stream outlives the borrowed one, which goes with the array.
+        let borrowed = unsafe { Stream::borrow(&context, consumer.handle(), ()) }.unwrap();
+        let done = Done::After(borrowed);
+        // SAFETY: nobody writes the column.
+        let array = unsafe { export_device_array(&column, Ready::Now, done) }.unwrap();
+        drop(column);
+        let held = driver.hold(consumer.handle());
+        // SAFETY: the array keeps the source until the stream has run; the target lives longer.
+        unsafe { consumer.copy(source, target.location(), ByteCount::new(7)) }.unwrap();
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("releases".into());
+            let thread = thread.spawn_scoped(scope, move || drop(array)).unwrap();
+            for _ in 0..100 {
+                assert_ne!(context.holdings().device, before, "the copy has not run");
+            }
+            assert!(!thread.is_finished());
+            drop(held);
+            thread.join().unwrap();
+        });
+        assert_eq!(read(&stream, target.location(), 7), b"onetwo?");
+        drop(target);
+        assert_eq!(context.holdings().device, before);
+    });
+}
+
 #[test]
 fn memory_of_ours_is_recognised_whoever_hands_it_over() {
     let name = "memory_of_ours_is_recognised_whoever_hands_it_over";
@@ -155,7 +190,7 @@ fn memory_of_ours_is_recognised_whoever_hands_it_over() {
     let theirs = foreign(&column, Ready::Now);
     // As long as the column is out, another library's array over the same bytes is over ours.
     // SAFETY: nobody writes the column.
-    let out = unsafe { export_device_array(&column, Ready::Now) }.unwrap();
+    let out = unsafe { export_device_array(&column, Ready::Now, Done::AtRelease) }.unwrap();
     // SAFETY: it was made as the specification says.
     let back = unsafe { import_device_array(&DataType::Utf8, theirs) }.unwrap();
     let back = back.wait_on(&stream).unwrap();
@@ -277,7 +312,7 @@ fn an_event_of_another_device_is_refused() {
     let column = texts(&context, &stream);
     let ready = Ready::after(&Stream::new(&other).unwrap()).unwrap();
     // SAFETY: nobody writes the column.
-    let refused = unsafe { export_device_array(&column, ready) }.unwrap_err();
+    let refused = unsafe { export_device_array(&column, ready, Done::AtRelease) }.unwrap_err();
     let (device, found) = (context.device().id, other.device().id);
     assert!(
         matches!(refused, ExportError::EventOfOther { device: d, found: f } if (d, f) == (device, found)),

@@ -2,4 +2,4 @@
 
 mod arrays;
 mod buffers;
-mod support;
+pub mod support;

@@ -19,7 +19,7 @@ fn region(allocator: &HeapAllocator, bytes: u64) -> Region {
 
 /// What a consumer gets.
 fn taken(export: TensorExport) -> ImportedTensor {
-    let pointer = export.into_versioned().into_raw();
+    let pointer = export.into_versioned().unwrap().into_raw();
     // SAFETY: this crate made the tensor, and it is given once.
     unsafe { Importer::new().versioned(pointer.as_ptr()) }.unwrap()
 }
