@@ -1,17 +1,18 @@
 //! Columns as Arrow arrays, for the host and with their device.
 
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
-use terrane_core::{Location, StorageKind};
+use terrane_core::{ByteCount, Location, StorageKind};
 use terrane_cuda::{CudaError, Event, Stream, Timing};
 
 use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned, Released};
 use super::error::ExportError;
 use crate::columns::handed_out::HandedOut;
-use crate::columns::{Column, ColumnBuffer};
+use crate::columns::{Column, ColumnBuffer, shape};
 use crate::done::{Done, let_go};
 
 /// When the bytes of a column on a device may be read.
@@ -183,6 +184,8 @@ struct Exported {
     out: HandedOut,
     column: Column,
     buffers: Box<[*const c_void]>,
+    /// Of views, the lengths of their data, which the last of the buffers leads to.
+    _sizes: Option<Box<[i64]>>,
     children: Box<[*mut ArrowArray]>,
     dictionary: *mut ArrowArray,
     event: Option<HeldEvent>,
@@ -226,6 +229,21 @@ impl Exported {
         if !ptr::eq(array.children, self.children.as_ptr()) {
             return Err("children");
         }
+        if !ptr::eq(array.dictionary, self.dictionary) {
+            return Err("dictionary");
+        }
+        match (array.null_count, self.column.null_count()) {
+            (-1, None) => {}
+            (found, Some(nulls)) if same(found, nulls) => {}
+            _ => return Err("null_count"),
+        }
+        for &below in self.children.iter().chain([&self.dictionary]) {
+            // SAFETY: null, or boxed when the array was made, which frees it when it is released.
+            let below = unsafe { below.as_ref() };
+            if below.is_some_and(Released::is_released) {
+                return Err("children (some were moved away)");
+            }
+        }
         Ok(())
     }
 }
@@ -243,7 +261,11 @@ fn array(
         Some(nulls) => number("the number of nulls", nulls)?,
         None => -1,
     };
-    let buffers: Box<[_]> = column.buffers().iter().map(pointer).collect();
+    let mut buffers: Box<[_]> = column.buffers().iter().map(pointer).collect();
+    let sizes = sizes_of_data(column)?;
+    if let (Some(sizes), Some(last)) = (&sizes, buffers.last_mut()) {
+        *last = sizes.as_ptr().cast();
+    }
     let children = column.children().iter().map(|child| array(child, None, consumer));
     let children = children.collect::<Result<Vec<_>, _>>()?;
     let dictionary = column.dictionary().map(|values| array(values, None, consumer)).transpose()?;
@@ -253,6 +275,7 @@ fn array(
         out: HandedOut::new(column),
         column: column.clone(),
         buffers,
+        _sizes: sizes,
         children: children.into_iter().map(boxed).collect(),
         dictionary: dictionary.map_or(ptr::null_mut(), boxed),
         event,
@@ -276,9 +299,24 @@ fn array(
     Ok(unsafe { Owned::new(array) })
 }
 
+/// How long the data of views are. Consumers read it on the host, wherever the rest is.
+fn sizes_of_data(column: &Column) -> Result<Option<Box<[i64]>>, ExportError> {
+    if !shape::is_view(column.data_type()) {
+        return Ok(None);
+    }
+    let size = |data: &Option<ColumnBuffer>| {
+        let bytes = data.as_ref().map_or(ByteCount::ZERO, ColumnBuffer::length).get();
+        let what = "the length of data";
+        i64::try_from(bytes).map_err(|_| ExportError::TooLarge { what, value: bytes })
+    };
+    let [_, _, data @ .., _] = column.buffers() else { return Ok(Some(Box::default())) };
+    data.iter().map(size).collect::<Result<_, _>>().map(Some)
+}
+
 /// The kind of a buffer that is not of this kind.
 fn other_kind(column: &Column, kind: StorageKind) -> Option<StorageKind> {
-    let own = column.buffers().iter().flatten().map(ColumnBuffer::kind);
+    let own = shape::placed(column.data_type(), column.buffers()).iter().flatten();
+    let own = own.map(ColumnBuffer::kind);
     let mut below = column.children().iter().chain(column.dictionary());
     own.into_iter()
         .find(|found| *found != kind)
@@ -290,7 +328,7 @@ fn pointer(buffer: &Option<ColumnBuffer>) -> *const c_void {
     match buffer.as_ref().map(ColumnBuffer::location) {
         Some(Location::Host(address)) => address.as_ptr().cast_const().cast(),
         Some(Location::Device { address, .. }) => {
-            let address = terrane_core::ByteCount::new(address.get()).to_usize();
+            let address = ByteCount::new(address.get()).to_usize();
             ptr::without_provenance(address)
         }
         _ => ptr::null(),
@@ -298,7 +336,8 @@ fn pointer(buffer: &Option<ColumnBuffer>) -> *const c_void {
 }
 
 /// The callback: lets go of the memory, and of the children and the dictionary that nobody has moved
-/// away. Harmless where it has been called already.
+/// away. Harmless where it has been called already. A panic of what the memory belongs to ends here,
+/// and keeps nothing else: the consumer's code is not Rust.
 ///
 /// # Safety
 ///
@@ -326,5 +365,7 @@ unsafe extern "C" fn release_exported(array: *mut ArrowArray) {
         }
     }
     let Exported { out, column, event, consumer, .. } = *private;
-    let_go(consumer.as_deref(), (out, column, event));
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        let_go(consumer.as_deref(), (out, column, event));
+    }));
 }

@@ -136,6 +136,11 @@ impl Import<'_> {
                     Some(sizes) => sizes.get(index.wrapping_sub(2)).copied().unwrap_or_default(),
                     None => ByteCount::ZERO,
                 },
+                // Looked at above, and made anew when the column goes out.
+                Extent::Sizes(_) => {
+                    buffers.push(None);
+                    continue;
+                }
             };
             let buffer = self.buffer(shape, *pointer, bytes, trail)?;
             if let (Some(width), "offsets", Some(offsets)) =
@@ -148,7 +153,8 @@ impl Import<'_> {
         Ok((buffers, last_offset))
     }
 
-    /// The lengths of the data of views, which stand in the last buffer.
+    /// The lengths of the data of views, which stand in the last buffer: on the host, as Arrow C++
+    /// has them wherever the array is, or where the driver says.
     fn listed(
         &self,
         shapes: &[BufferShape],
@@ -161,11 +167,18 @@ impl Import<'_> {
         let (Some(shape), Some(pointer)) = (shapes.last(), pointers.last()) else {
             return Ok(None);
         };
-        let Extent::Exact(bytes) = shape.extent else { return Ok(None) };
-        let Some(sizes) = self.buffer(shape, *pointer, bytes, trail)? else { return Ok(None) };
+        let Extent::Sizes(bytes) = shape.extent else { return Ok(None) };
+        let Some(pointer) = NonNull::new(pointer.cast_mut().cast::<u8>()) else {
+            return Err(ImportError::Null { what: shape.name, at: trail.path() });
+        };
+        let address = ByteCount::from_usize(pointer.addr().get()).get();
+        let (buffer, required) = (shape.name, shape.alignment);
+        if !address.is_multiple_of(required.get()) {
+            return Err(ImportError::Misaligned { buffer, address, required, at: trail.path() });
+        }
         let mut read = vec![0; bytes.to_usize()];
         // The producer wrote them for us to read: what the caller of the import promised.
-        if !self.peek.peek(sizes.location(), &mut read)? {
+        if !self.peek.sizes(pointer, &mut read)? {
             return Ok(None);
         }
         let negative = |value| ImportError::Negative {

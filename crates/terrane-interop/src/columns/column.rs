@@ -32,6 +32,8 @@ pub struct ColumnParts {
     /// How many rows are null, where that is known.
     pub null_count: Option<u64>,
     /// The buffers, the validity bitmap first where the type has one; `None` where it is left out.
+    /// Of views, the last one, with the lengths of the data, may be left out, or in host memory: it
+    /// is made anew of the data when the column is handed out.
     pub buffers: Vec<Option<ColumnBuffer>>,
     /// The children: a struct's columns, a list's values.
     pub children: Vec<Column>,
@@ -249,7 +251,8 @@ fn all<T>(one: &[T], two: &[T], fits: impl Fn(&T, &T) -> bool) -> bool {
 
 /// The kind of memory of the first buffer that is found.
 fn kind_of(parts: &ColumnParts) -> Option<StorageKind> {
-    let own = parts.buffers.iter().flatten().map(ColumnBuffer::kind).next();
+    let placed = shape::placed(&parts.data_type, &parts.buffers);
+    let own = placed.iter().flatten().map(ColumnBuffer::kind).next();
     let below = || parts.children.iter().chain(&parts.dictionary).find_map(Column::kind);
     own.or_else(below)
 }
@@ -267,7 +270,8 @@ fn check(parts: &ColumnParts) -> Result<(), ColumnError> {
     }
     check_buffers(parts, rows)?;
     check_children(parts, rows)?;
-    let kinds = parts.buffers.iter().flatten().map(ColumnBuffer::kind);
+    let placed = shape::placed(data_type, &parts.buffers).iter().flatten();
+    let kinds = placed.map(ColumnBuffer::kind);
     let below = parts.children.iter().chain(&parts.dictionary).filter_map(Column::kind);
     let mut kinds = kinds.chain(below);
     if let Some(first) = kinds.next()
@@ -287,12 +291,13 @@ fn check_buffers(parts: &ColumnParts, rows: u64) -> Result<(), ColumnError> {
     }
     for (buffer, shape) in parts.buffers.iter().zip(shape::buffers(data_type, rows, found)?) {
         let needed = match shape.extent {
-            Extent::Exact(bytes) => bytes,
+            Extent::Exact(bytes) | Extent::Sizes(bytes) => bytes,
             Extent::ByOffsets | Extent::Listed => ByteCount::ZERO,
         };
         let Some(buffer) = buffer else {
             let has_nulls = parts.null_count.is_some_and(|nulls| nulls > 0);
-            if needed.is_zero() || (shape.optional && !has_nulls) {
+            let is_optional = matches!(shape.extent, Extent::Sizes(_));
+            if needed.is_zero() || is_optional || (shape.optional && !has_nulls) {
                 continue;
             }
             let data_type = data_type.clone();

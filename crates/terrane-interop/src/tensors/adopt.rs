@@ -167,13 +167,18 @@ fn in_order<'a>(
     }
 }
 
-/// Whether all tensors have one type of element and are in one memory.
+/// Whether all tensors have one type of element, which strides can tell the place of, and are in one
+/// memory.
 fn check_alike(tensors: &[Named<'_>]) -> Result<(), KvError> {
     let Some((_, first)) = tensors.first() else { return Ok(()) };
     for &(tensor, imported) in tensors {
         let (expected, found) = (first.shape().element(), imported.shape().element());
         if expected != found {
             return Err(KvError::MixedElements { tensor, expected, found });
+        }
+        // A layout has the lanes of an element next to each other.
+        if imported.shape().is_padded() && !found.fills_bytes() {
+            return Err(KvError::Padded { tensor, element: found });
         }
         let (expected, found) = (first.kind(), imported.kind());
         if expected != found {

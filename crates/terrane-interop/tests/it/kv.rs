@@ -15,6 +15,8 @@ use terrane_layout::{
 use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::Endpoint;
 
+use crate::peer::{Deleted, Fields};
+
 const OUTER_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 const BLOCK_FIRST: LayoutKind =
@@ -241,6 +243,28 @@ fn errors_name_tensor_axis_expected_and_found() {
     let builder = adopt_kv(layout.config(), &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap();
     let failed = builder.unregistered().build().unwrap_err();
     assert!(failed.to_string().contains("overlap"), "{failed}");
+}
+
+#[test]
+fn padded_elements_are_refused() {
+    let config = LayoutConfig::builder().num_blocks(5).num_layers(1).outer_dim(1).page_size(4);
+    let config = config.inner_dim(16).num_heads(2).element(ElementFormat::Width(1));
+    let config = config.build().unwrap();
+    let mut bytes = vec![0_u8; 2 * 5 * 4 * 16];
+    // Pairs of 4 bits, in a byte each and in a byte together.
+    for (padded, flags) in [(true, 4), (false, 0)] {
+        let fields = Fields { flags, dtype: (17, 4, 2), ..Fields::over(&mut bytes, &[20, 2, 8]) };
+        let deleted = Deleted::default();
+        // SAFETY: the bytes outlive the tensor, and nobody uses them meanwhile.
+        let tensor = unsafe { Importer::new().versioned(fields.versioned(&deleted)) }.unwrap();
+        assert_eq!(tensor.shape().is_padded(), padded);
+        let tensors = [tensor];
+        let adopted = adopt_kv(&config, &KvForm::SGLANG, KvTensors::Together(&tensors));
+        match adopted {
+            Err(error) => assert!(padded && error.to_string().contains("padded"), "{error}"),
+            Ok(_) => assert!(!padded),
+        }
+    }
 }
 
 #[test]

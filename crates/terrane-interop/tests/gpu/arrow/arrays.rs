@@ -181,6 +181,70 @@ fn an_array_is_let_go_of_when_the_consumers_stream_has_run() {
     });
 }
 
+/// A view of `text`, which is longer than a view holds itself.
+fn view(text: &[u8]) -> [u8; 16] {
+    let mut view = [0; 16];
+    view[..4].copy_from_slice(&i32::try_from(text.len()).unwrap().to_ne_bytes());
+    view[4..8].copy_from_slice(&text[..4]);
+    view
+}
+
+#[test]
+fn views_have_the_lengths_of_their_data_on_the_host() {
+    let name = "views_have_the_lengths_of_their_data_on_the_host";
+    let Some(context) = device(name) else { return };
+    let stream = Stream::new(&context).unwrap();
+    let text = b"longer than twelve bytes";
+    let lengths = 24_i64.to_ne_bytes();
+    let host = {
+        let region = terrane_testkit::memory::HeapAllocator::system();
+        let request = RegionRequest::new(ByteCount::new(8));
+        let request = request.aligned_to(terrane_core::Alignment::of(8));
+        Region::new(region.allocate(&request).unwrap())
+    };
+    let Location::Host(place) = host.location() else { panic!("{host:?}") };
+    // SAFETY: eight bytes, and nobody else's.
+    unsafe { place.as_ptr().copy_from_nonoverlapping(lengths.as_ptr(), 8) };
+    // As Arrow C++ has them; on the device, where others may; and not at all.
+    let on_device = filled(&context, &stream, &lengths);
+    for sizes in [Some(host), Some(on_device), None] {
+        let is_stated = sizes.is_some();
+        let parts = ColumnParts {
+            data_type: DataType::Utf8View,
+            length: 1,
+            offset: 0,
+            null_count: Some(0),
+            buffers: vec![
+                None,
+                Some(filled(&context, &stream, &view(text)).into()),
+                Some(filled(&context, &stream, text).into()),
+                sizes.map(ColumnBuffer::from),
+            ],
+            children: vec![],
+            dictionary: None,
+        };
+        let column = Column::from_parts(parts).unwrap();
+        assert_eq!(column.kind(), Some(StorageKind::Device(DeviceId::new(0))));
+        // SAFETY: nobody writes the column.
+        let out = unsafe { export_device_array(&column, Ready::Now, Done::AtRelease) }.unwrap();
+        // SAFETY: there are four buffers.
+        let last = unsafe { *out.get().array.buffers.wrapping_add(3) };
+        // SAFETY: the last leads to one length, on the host.
+        assert_eq!(unsafe { last.cast::<i64>().read() }, 24);
+        drop(out);
+        if !is_stated {
+            continue;
+        }
+        let array = foreign(&column, Ready::after(&stream).unwrap());
+        // SAFETY: it was made as the specification says.
+        let array = unsafe { import_device_array(&DataType::Utf8View, array) }.unwrap();
+        let back = array.wait_on(&stream).unwrap();
+        let data = back.buffers()[2].as_ref().unwrap();
+        assert_eq!(data.length(), ByteCount::new(24));
+        assert_eq!(read(&stream, data.location(), 24), text);
+    }
+}
+
 #[test]
 fn memory_of_ours_is_recognised_whoever_hands_it_over() {
     let name = "memory_of_ours_is_recognised_whoever_hands_it_over";

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::thread;
 
 use arrow_schema::{DataType, Field};
-use terrane_core::{Allocate, ByteCount, DeviceId, Region, RegionRequest, StorageKind};
+use terrane_core::{
+    Allocate, ByteCount, DeviceId, ForeignMemory, Region, RegionRequest, StorageKind,
+};
 use terrane_interop::arrow::abi::{ArrowArray, Owned, Released};
 use terrane_interop::arrow::{ExportError, ImportError, import_array};
 use terrane_interop::columns::{Column, ColumnParts, Origin};
@@ -48,6 +50,37 @@ fn memory_lives_until_the_array_is_released_on_whatever_thread() {
     assert_eq!(allocator.live(), 4, "numbers, keys, offsets, texts");
     let thread = thread::Builder::new().name("consumer".into()).spawn(move || drop(array));
     thread.unwrap().join().unwrap();
+    allocator.assert_all_freed();
+}
+
+#[test]
+fn a_panic_of_an_owner_ends_at_the_release_and_keeps_nothing() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("expected: an owner that panics");
+        }
+    }
+    let allocator = HeapAllocator::system();
+    let bytes = region(&allocator, 80);
+    let span = bytes.span();
+    // SAFETY: the allocation is kept, and nobody touches its bytes.
+    let memory = unsafe { ForeignMemory::new(span, (Panics, bytes)) };
+    let panics = Column::new(DataType::Int64, 10, Region::new(memory)).unwrap();
+    let other = Column::new(DataType::Int64, 10, region(&allocator, 80)).unwrap();
+    let field = |name| Field::new(name, DataType::Int64, false);
+    let parts = ColumnParts {
+        data_type: DataType::Struct(vec![field("one"), field("two")].into()),
+        length: 10,
+        offset: 0,
+        null_count: Some(0),
+        buffers: vec![None],
+        children: vec![panics, other],
+        dictionary: None,
+    };
+    let array = hand_out(&Column::from_parts(parts).unwrap()).unwrap();
+    assert_eq!(allocator.live(), 2);
+    drop(array);
     allocator.assert_all_freed();
 }
 
@@ -161,6 +194,14 @@ fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
         |array: &mut ArrowArray| array.offset = 1,
         |array: &mut ArrowArray| array.n_children = 1,
         |array: &mut ArrowArray| array.buffers = std::ptr::null_mut(),
+        |array: &mut ArrowArray| array.null_count = -1,
+        |array: &mut ArrowArray| array.dictionary = array,
+        |array: &mut ArrowArray| {
+            // SAFETY: there are two children.
+            let second = unsafe { *array.children.wrapping_add(1) };
+            // SAFETY: a child may be moved.
+            drop(unsafe { Owned::take(second) });
+        },
     ] {
         let mut array = hand_out(&column).unwrap().into_inner();
         spoil(&mut array);
