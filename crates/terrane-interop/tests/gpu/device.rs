@@ -10,7 +10,7 @@ use terrane_cuda::{
     Context, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator, PinnedOptions,
     Stream,
 };
-use terrane_interop::arrow::{Done, Ready, export_device_array};
+use terrane_interop::arrow::{Done, Ready, export_device_array, import_device_array};
 use terrane_interop::columns::Column;
 use terrane_interop::dlpack::ffi::{
     DLDataType, DLDevice, DLManagedTensorVersioned, DLPackVersion, DLTensor,
@@ -22,6 +22,7 @@ use terrane_interop::dlpack::{
 use terrane_interop::tensors::{KvForm, KvTensors, adopt_kv};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
 use terrane_testkit::pattern::Pattern;
+use terrane_testkit::simulated_cuda::Pieces;
 use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
 
 use crate::arrow::support::simulated;
@@ -86,6 +87,38 @@ fn the_driver_is_asked_what_a_tensor_is() {
     drop(region);
     let gone = foreign(&context, at, 64, 0).unwrap_err();
     assert!(matches!(gone, ImportError::NotDeviceMemory(_)), "{gone}");
+}
+
+/// What PyTorch's expandable segments are, and what only looks as if it were.
+#[test]
+fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
+    let name = "device::memory_in_pieces_is_one_if_it_was_mapped_as_one";
+    terrane_testkit::process::in_child(name, || {
+        let Some((context, driver)) = simulated(name) else { return };
+        let stream = Stream::new(&context).unwrap();
+        let bytes = 6 << 20;
+        let region = memory(&context, bytes);
+        let at = address(&region);
+        let tensor = || foreign(&context, at + 256, i64::try_from(bytes).unwrap() - 256, 0);
+        // The same bytes as an array with its device.
+        let array = || {
+            let column = Column::new(DataType::Int8, bytes, region.clone()).unwrap();
+            let array = crate::arrow::foreign(&column, Ready::Now);
+            // SAFETY: it was made as the specification says.
+            unsafe { import_device_array(&DataType::Int8, array) }.unwrap().wait_on(&stream)
+        };
+        assert!(tensor().is_ok() && array().is_ok());
+        driver.in_pieces(at, Pieces::Mapped);
+        assert_eq!(tensor().unwrap().memory().unwrap().length().get(), bytes - 256);
+        assert!(array().is_ok());
+        let beyond = foreign(&context, at + 256, i64::try_from(bytes).unwrap(), 0).unwrap_err();
+        assert!(matches!(beyond, ImportError::NotDeviceMemory(_)), "{beyond}");
+        driver.in_pieces(at, Pieces::Neighbours);
+        let neighbours = tensor().unwrap_err();
+        assert!(matches!(neighbours, ImportError::NotDeviceMemory(_)), "{neighbours}");
+        assert!(array().is_err());
+        assert!(foreign(&context, at, 2 << 20, 0).is_ok(), "one of them");
+    });
 }
 
 #[test]

@@ -19,7 +19,7 @@ use super::support::{filled, read, simulated};
 use crate::needs::{device, second};
 
 /// An array of somebody else's, of a column without children in memory that is not out.
-fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
+pub fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
     struct Theirs {
         _column: Column,
         buffers: Vec<*const c_void>,

@@ -3,3 +3,5 @@
 mod arrays;
 mod buffers;
 pub mod support;
+
+pub use arrays::foreign;
