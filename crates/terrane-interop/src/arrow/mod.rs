@@ -31,7 +31,7 @@
 //! | children, dictionary | missing, surplus, too short for their parent |
 //! | `device_type`, `device_id` | other than the host, pinned memory, and CUDA devices that can be |
 //! | `sync_event` | for host memory, misaligned, or a null event |
-//! | the schema | formats that are no type, texts without end or not UTF-8, nesting deeper than 64, more than 2^20 fields, metadata whose lengths cannot be |
+//! | the schema | formats that are no type, texts without end or not UTF-8, nesting deeper than 64, more than 2^20 fields, more than 2^26 bytes of names and metadata, metadata whose lengths cannot be |
 //!
 //! What a pointer leads to cannot be checked, which is why importing is unsafe. On a device its
 //! driver is asked whether a buffer lies within one of its allocations, when the array is

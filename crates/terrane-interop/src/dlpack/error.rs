@@ -109,10 +109,10 @@ pub enum ImportError {
     /// The tensor may only be read, so that it is no [`Memory`](terrane_core::Memory).
     #[error("the tensor may only be read; copy it, or hand over one that may be written")]
     ReadOnly,
-    /// There is memory between the elements that is not theirs.
+    /// There is memory between the elements, or behind the last one in its byte, that is not theirs.
     #[error(
-        "the tensor's {elements} elements lie apart over {bytes}; hand over a tensor without gaps, \
-         or adopt the gaps as well"
+        "the tensor's {elements} elements do not fill the {bytes} that they lie in; hand over a \
+         tensor without gaps, or adopt the gaps as well"
     )]
     Gaps {
         /// How many elements.

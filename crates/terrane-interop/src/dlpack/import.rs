@@ -321,7 +321,8 @@ impl ImportedTensor {
     /// # Errors
     ///
     /// [`ImportError::ReadOnly`] if it may only be read: memory is what may be written, too.
-    /// [`ImportError::Gaps`] if there are bytes between its elements: they may be anybody's.
+    /// [`ImportError::Gaps`] if there are bytes between its elements, or bits behind the last one:
+    /// they may be anybody's.
     pub fn memory(&self) -> Result<ForeignMemory<Self>, ImportError> {
         if !self.0.shape.is_dense() {
             let (elements, bytes) = (self.0.shape.elements(), self.0.shape.bytes());
@@ -331,7 +332,8 @@ impl ImportedTensor {
         unsafe { self.memory_with_gaps() }
     }
 
-    /// As [`memory`](Self::memory), with the bytes that lie between the elements.
+    /// As [`memory`](Self::memory), with the bytes that lie between the elements, and the bits behind
+    /// the last one.
     ///
     /// # Errors
     ///

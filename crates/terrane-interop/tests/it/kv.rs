@@ -319,19 +319,23 @@ fn rows_of_bytes_are_tensors_of_bytes() {
 fn padding_between_blocks_has_to_be_adopted_as_well() {
     let padded = config(2, TokenOrder::TokenMajor);
     let padded = padded.with_block_alignment(Alignment::SECTOR).unwrap();
-    let layout = layout(padded, BLOCK_FIRST);
-    let views = kv_views(&layout, &KvForm::FLASHINFER_NHD, ElementType::BF16).unwrap();
-    let refused = adopted(&padded, &KvForm::FLASHINFER_NHD, &views).unwrap_err();
-    assert!(
-        matches!(refused, KvError::Memory { source: ImportError::Gaps { .. }, .. }),
-        "{refused}"
-    );
-    let tensors: Vec<_> = views.iter().map(import).collect();
-    let tensors = KvTensors::Together(&tensors);
-    // SAFETY: the padding is the layout's, which outlives what comes of it; nobody touches it.
-    let builder = unsafe { adopt_kv_with_gaps(&padded, &KvForm::FLASHINFER_NHD, tensors) };
-    let back = builder.unwrap().unregistered().build().unwrap();
-    assert_same_places(&layout, &back);
+    let form = KvForm::FLASHINFER_NHD;
+    // A tensor a layer, and all layers in one.
+    for kind in [BLOCK_FIRST, LayoutKind::FullyContiguous] {
+        let layout = layout(padded, kind);
+        let views = kv_views(&layout, &form, ElementType::BF16).unwrap();
+        let refused = adopted(&padded, &form, &views).unwrap_err();
+        assert!(
+            matches!(refused, KvError::Memory { source: ImportError::Gaps { .. }, .. }),
+            "{refused}"
+        );
+        let tensors: Vec<_> = views.iter().map(import).collect();
+        let tensors = KvTensors::Together(&tensors);
+        // SAFETY: the padding is the layout's, which outlives what comes of it; nobody touches it.
+        let builder = unsafe { adopt_kv_with_gaps(&padded, &form, tensors) };
+        let back = builder.unwrap().unregistered().build().unwrap();
+        assert_same_places(&layout, &back);
+    }
 }
 
 #[test]

@@ -183,6 +183,25 @@ fn memory_of_a_device_keeps_its_address_and_number() {
 }
 
 #[test]
+fn a_neighbour_s_bits_are_not_given_away() {
+    let mut bytes = vec![0_u8; 64];
+    for (elements, is_whole) in [(9, false), (10, true)] {
+        let fields = Fields { dtype: (17, 4, 1), ..Fields::over(&mut bytes, &[elements]) };
+        let tensor = fields.versioned(&Deleted::default());
+        // SAFETY: the bytes outlive the tensor, and nobody uses them meanwhile.
+        let tensor = unsafe { Importer::new().versioned(tensor) }.unwrap();
+        match tensor.memory() {
+            Ok(memory) => assert!(is_whole && memory.length() == ByteCount::new(5)),
+            Err(error) => {
+                assert!(!is_whole && matches!(error, ImportError::Gaps { .. }), "{error}")
+            }
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { tensor.memory_with_gaps() }.unwrap().length(), ByteCount::new(5));
+    }
+}
+
+#[test]
 fn memory_that_devices_reach_does_not_go_out_before_its_end_is_known() {
     let shape = || TensorShape::compact(ElementType::U8, &[64]).unwrap();
     for allocator in [HeapAllocator::pinned(), HeapAllocator::simulated_device(0)] {
