@@ -128,6 +128,7 @@ _import = function("terrane_proof_import", c_void_p, c_int32, c_int32, POINTER(c
 _facts = function("terrane_proof_facts", c_void_p, POINTER(Facts))
 _reverse = function("terrane_proof_reverse", c_void_p)
 _release = function("terrane_proof_release", c_void_p, c_int32)
+probe = function("terrane_proof_probe")
 handshake = function("terrane_proof_handshake", c_int32, c_int64, c_int32)
 
 

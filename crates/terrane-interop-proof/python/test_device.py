@@ -1,10 +1,12 @@
 """Tensors of a device's memory: a real one, or the simulated one under which the gate runs."""
 
+import os
+
 import numpy
 
 import cache
 from cache import Cache
-from dlpack import CUDA, CUDA_HOST, UINT, Exported, Imported, handshake
+from dlpack import CUDA, CUDA_HOST, UINT, Exported, Imported, handshake, probe
 from proof import ProofError, ProofTest, live
 
 BLOCKS, LAYERS, PAGE, HEADS, DIM = 6, 2, 4, 2, 8
@@ -22,8 +24,11 @@ def expected():
 class Devices(ProofTest):
     def setUp(self):
         super().setUp()
+        # Where one was asked for, there has to be one.
+        if "TERRANE_SIMULATED_CUDA" in os.environ:
+            return
         try:
-            Exported(UINT, [8], device=0).__dlpack__(max_version=(1, 3))
+            probe()
         except ProofError as error:
             self.skipTest(str(error))
 

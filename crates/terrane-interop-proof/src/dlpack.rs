@@ -309,6 +309,16 @@ pub unsafe extern "C" fn terrane_proof_release(import: *mut Import, elsewhere: i
     })
 }
 
+/// Succeeds if there is a device; the error says why there is none.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn terrane_proof_probe() -> i32 {
+    answer(|| {
+        terrane_cuda::probe()?;
+        Ok(())
+    })
+}
+
 /// Lets the stream that a consumer names (`stream`, if `is_stated`) wait for what is complete, as
 /// `__dlpack__` has it: refuses the numbers that the standard does.
 ///
