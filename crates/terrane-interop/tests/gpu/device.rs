@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow_schema::DataType;
 use terrane_core::{Allocate, ByteCount, Location, Memory, Region, RegionRequest};
@@ -25,7 +26,7 @@ use terrane_testkit::pattern::Pattern;
 use terrane_testkit::simulated_cuda::Pieces;
 use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
 
-use crate::arrow::support::simulated;
+use crate::arrow::support::{Sees, simulated};
 use crate::needs::device;
 
 fn memory(context: &Context, bytes: u64) -> Region {
@@ -248,31 +249,28 @@ fn exported(context: &Context) -> (Endpoint, TensorExport) {
 fn a_hold_ends_when_the_consumer_s_stream_has_run() {
     let name = "device::a_hold_ends_when_the_consumer_s_stream_has_run";
     terrane_testkit::process::in_child(name, || {
-        let Some((context, driver)) = simulated(name) else { return };
+        let Some(context) = device(name) else { return };
         let (end, export) = exported(&context);
         let refused = export.into_versioned().unwrap_err();
         assert!(matches!(refused, ExportError::ReleaseNotStated { .. }), "{refused}");
         drop(end.hold_for_write(&[1]).unwrap());
 
         let (end, export) = exported(&context);
-        let stream = Stream::new(&context).unwrap();
+        let stream = Arc::new(Stream::new(&context).unwrap());
         let named = ConsumerStream::of(&stream);
         // SAFETY: the stream outlives the tensor.
         let consumer = unsafe { named.to_stream(&context, ()) }.unwrap().unwrap();
-        let tensor = export.released_after(consumer).into_versioned().unwrap();
-        let scratch = memory(&context, 64);
-        let held = driver.hold(stream.handle());
+        let had_run = Arc::new(AtomicBool::new(false));
+        // Where the hold is as well.
+        let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
+        let export = export.guarded_by(sees).released_after(consumer);
+        let tensor = export.into_versioned().unwrap();
+        let scratch = memory(&context, 1 << 20);
         // SAFETY: the memory lives until the stream has been waited for, and is nobody else's.
-        unsafe { stream.fill(scratch.location(), 1, ByteCount::new(64)) }.unwrap();
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("consumer".into());
-            let thread = thread.spawn_scoped(scope, move || drop(tensor)).unwrap();
-            for _ in 0..100 {
-                assert!(end.hold_for_write(&[1]).is_err(), "the kernel has not run");
-            }
-            drop(held);
-            thread.join().unwrap();
-        });
+        unsafe { stream.fill(scratch.location(), 1, ByteCount::new(1 << 20)) }.unwrap();
+        assert!(end.hold_for_write(&[1]).is_err());
+        drop(tensor);
+        assert!(had_run.load(Ordering::SeqCst), "the hold ended under the kernel");
         drop(end.hold_for_write(&[1]).unwrap());
         assert_eq!(context.failed_drops(), 0);
     });
