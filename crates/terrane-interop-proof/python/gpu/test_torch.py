@@ -127,6 +127,21 @@ class Tensors(TorchTest):
         del tensor, there
         self.assertEqual(live(), (0, 0))
 
+    def test_expandable_segments_are_one_allocation(self):
+        # Handles of 20 MiB, mapped side by side: to the driver they are many.
+        torch.cuda.empty_cache()
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        try:
+            tensor = torch.zeros(96 << 20, dtype=torch.uint8, device="cuda")
+            argument = stream_argument(torch.cuda.current_stream())
+            pointer, is_legacy = take(hand_over(tensor, stream=argument))
+            with Imported(pointer=pointer, is_legacy=is_legacy, device=DEVICE) as taken:
+                self.assertEqual(taken.facts().address, tensor.data_ptr())
+                self.assertEqual(taken.facts().bytes, 96 << 20)
+            del tensor
+        finally:
+            torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+
     def test_tensors_of_a_device_need_its_context(self):
         tensor = torch.zeros(16, device="cuda")
         pointer, is_legacy = take(hand_over(tensor))
