@@ -12,8 +12,16 @@ pub enum Done {
     #[default]
     AtRelease,
     /// When this stream has run all that it was given until the release, for which the thread that
-    /// releases the array waits.
+    /// releases the array waits. It cannot be the default stream of a thread, which is another one
+    /// on each.
     After(Stream),
+}
+
+/// Whether it is the default stream of whatever thread asks: waited for on another thread than the
+/// consumer's, it is another stream.
+pub(crate) fn is_of_thread(stream: &Stream) -> bool {
+    // CU_STREAM_PER_THREAD
+    stream.handle().addr() == 2
 }
 
 /// Lets go of what a consumer had, when its stream, if there is one, has run.

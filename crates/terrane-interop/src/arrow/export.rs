@@ -13,7 +13,7 @@ use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned, Released};
 use super::error::ExportError;
 use crate::columns::handed_out::HandedOut;
 use crate::columns::{Column, ColumnBuffer, shape};
-use crate::done::{Done, let_go};
+use crate::done::{Done, is_of_thread, let_go};
 
 /// When the bytes of a column on a device may be read.
 #[derive(Debug, Default)]
@@ -96,7 +96,8 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
 ///
 /// [`ExportError::NoDevice`] for other kinds of memory, [`ExportError::Mixed`] for several,
 /// [`ExportError::Event`] if the event's last record failed, [`ExportError::UnexpectedEvent`] for
-/// one with system memory, and [`ExportError::EventOfOther`] for one of another device.
+/// one with system memory, [`ExportError::EventOfOther`] for one of another device, and
+/// [`ExportError::StreamOfThread`] for a stream that is another one on each thread.
 ///
 /// # Safety
 ///
@@ -136,6 +137,7 @@ pub unsafe fn export_device_array(
     };
     let consumer = match done {
         Done::AtRelease => None,
+        Done::After(stream) if is_of_thread(&stream) => return Err(ExportError::StreamOfThread),
         Done::After(stream) => Some(Arc::new(stream)),
     };
     let array = array(column, event, consumer.as_ref())?.into_inner();

@@ -175,6 +175,13 @@ pub enum ExportError {
         /// The kind of memory.
         kind: StorageKind,
     },
+    /// The consumer's stream was named as a thread's default, which is another one on each, and
+    /// deleters are called on any.
+    #[error(
+        "the default stream of a thread cannot be waited for by another, which may drop the tensor; \
+         name a stream that is one on all, or promise that the consumer waits"
+    )]
+    StreamOfThread,
     /// The legacy structure cannot say that a tensor may only be read.
     #[error("legacy tensors cannot be read-only; export a versioned one, or for writing")]
     LegacyReadOnly,

@@ -15,6 +15,7 @@ use super::blocks::HeldBlocks;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use super::managed::{Kept, Parts};
 use super::{ExportError, ManagedTensor, TensorDevice, TensorShape};
+use crate::done::is_of_thread;
 
 /// A strided view of memory that is about to be handed to another library.
 ///
@@ -216,7 +217,8 @@ impl TensorExport {
     /// # Errors
     ///
     /// [`ExportError::ReleaseNotStated`] of memory that devices reach, if nothing was said of when
-    /// the consumer has done with it.
+    /// the consumer has done with it; [`ExportError::StreamOfThread`] if what was said means another
+    /// stream on each thread.
     pub fn into_versioned(self) -> Result<ManagedTensor<DLManagedTensorVersioned>, ExportError> {
         let mut flags = if self.read_only { raw::DLPACK_FLAG_BITMASK_READ_ONLY } else { 0 };
         if self.shape.is_padded() {
@@ -247,6 +249,9 @@ impl TensorExport {
     fn into_parts(self, flags: u64) -> Result<(Kept, Parts), ExportError> {
         let Self { region, shape, device, by_offset, release, guards, .. } = self;
         let consumer = match (release, region.kind()) {
+            (Release::After(stream), _) if is_of_thread(&stream) => {
+                return Err(ExportError::StreamOfThread);
+            }
             (Release::After(stream), _) => Some(stream),
             (Release::WhenDone, _) | (Release::Unstated, StorageKind::System) => None,
             (Release::Unstated, kind) => return Err(ExportError::ReleaseNotStated { kind }),

@@ -78,9 +78,8 @@ impl ConsumerStream {
 
     /// The stream of `context`'s device that it names, to be waited for when the consumer has
     /// dropped the tensor ([`TensorExport::released_after`](super::TensorExport::released_after));
-    /// `None` if it names none. `owner` is kept for as long as the answer lives.
-    ///
-    /// The default stream of a thread is that of the thread which waits.
+    /// `None` if it names none, or the default stream of a thread, which is another one on each.
+    /// `owner` is kept for as long as the answer lives.
     ///
     /// # Errors
     ///
@@ -94,7 +93,9 @@ impl ConsumerStream {
         context: &Context,
         owner: impl Any + Send + Sync,
     ) -> Result<Option<Stream>, StreamError> {
-        let Some(handle) = self.handle() else { return Ok(None) };
+        let Some(handle) = self.handle().filter(|_| self != Self::PerThreadDefault) else {
+            return Ok(None);
+        };
         // SAFETY: the caller's promise of a handle; default streams live as long as the context.
         let stream = unsafe { Stream::borrow(context, handle, owner) };
         let failed = |source| StreamError::Driver { device: context.device().id, source };
