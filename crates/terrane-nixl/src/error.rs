@@ -242,6 +242,17 @@ pub enum NixlError {
         /// The peer.
         peer: PeerId,
     },
+    /// The connection to the peer has broken.
+    #[error(
+        "agent {agent} has lost its connection to peer {peer}; import one of its layouts again, or what \
+         it exports now if it was started again"
+    )]
+    PeerLost {
+        /// The agent.
+        agent: AgentName,
+        /// The peer.
+        peer: AgentName,
+    },
     /// A question to the library failed.
     #[error("{operation} failed: {status}")]
     Call {

@@ -3,10 +3,12 @@
 mod attended;
 mod end;
 mod error;
+mod file_ends;
 mod flight;
 mod lists;
 mod options;
 mod pace;
+mod posted;
 mod remains;
 mod route;
 mod worker;
@@ -158,8 +160,8 @@ impl NixlEngine {
 }
 
 // SAFETY: requests consist of the runs of the plan and nothing else. A job is finished when all
-// of its requests have ended, by NIXL's word; or it is given up, and then its remains are kept until
-// they have ended, or for ever.
+// of its requests have ended: well, by NIXL's word, or with the connection that they went over. Or it is
+// given up, and then its remains are kept until they have ended, or for ever.
 unsafe impl CopyEngine for NixlEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -181,10 +183,10 @@ unsafe impl CopyEngine for NixlEngine {
     }
 
     fn submit(&self, job: CopyJob) {
-        let route = self.route(job.plan(), job.terms()).and_then(|route| route.begin(self.agent()));
-        self.queue.push(match route {
+        let route = self.route(job.plan(), job.terms()).map_err(RequestFailed::Declined);
+        self.queue.push(match route.and_then(|route| route.begin(self.agent())) {
             Ok(begun) => Submitted::Flight(Attended::new(job, begun, &self.means, &self.queue)),
-            Err(declined) => Submitted::Refused(Box::new(job), declined),
+            Err(cause) => Submitted::Refused(Box::new(job), cause),
         });
     }
 }

@@ -5,11 +5,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use terrane_transfer::{CopyFailure, CopyJob, Declined};
+use terrane_transfer::{CopyFailure, CopyJob};
 
 use super::attended::{Attended, Means, Visit};
 use super::error::RequestFailed;
 use super::pace::Pace;
+use super::posted::Left;
 use super::remains::{Abandoned, Rounds};
 
 /// What has been submitted and not been taken up yet.
@@ -30,7 +31,7 @@ struct State {
 pub(super) enum Submitted {
     Flight(Arc<Attended>),
     /// It cannot be done any more.
-    Refused(Box<CopyJob>, Declined),
+    Refused(Box<CopyJob>, RequestFailed),
 }
 
 impl Queue {
@@ -123,7 +124,7 @@ impl Worker {
             }
             if !self.abandoned.is_empty() && rounds.is_due() {
                 let agent = &self.means.agent;
-                self.abandoned.retain_mut(|abandoned| !abandoned.has_ended(agent));
+                self.abandoned.retain_mut(|abandoned| abandoned.look(agent) == Left::Some);
             }
             if is_closed && self.flights.is_empty() {
                 let farewell = self.means.options.farewell;
@@ -150,9 +151,8 @@ impl Worker {
     fn take_up(&mut self, submitted: Submitted) {
         match submitted {
             Submitted::Flight(flight) => self.flights.push(flight),
-            Submitted::Refused(job, declined) => {
-                let source = Box::new(RequestFailed::Declined(declined));
-                job.finish(Err(CopyFailure::Engine { source }));
+            Submitted::Refused(job, cause) => {
+                job.finish(Err(CopyFailure::Engine { source: cause.into() }));
             }
         }
     }

@@ -48,19 +48,29 @@ impl Agent {
         let checked = self.check(&described)?;
         let mut loaded = self.peer_table().loaded();
         self.end_peers_among(&mut loaded);
-        if known == Known::Replaced {
-            self.end(&mut loaded, described.agent())?;
-        }
-        self.revive(&mut loaded, &checked);
-        let imported = match loaded.peers.get_mut(described.agent()) {
-            Some(peer) => self.add(peer, &checked),
-            None => self.begin(&mut loaded, &checked),
-        };
+        let imported = self.import_checked(&mut loaded, &checked, known);
         self.end_peers_among(&mut loaded);
         drop(loaded);
         // Somebody may have found the table locked meanwhile.
         self.end_peers();
         imported
+    }
+
+    fn import_checked(
+        &self,
+        loaded: &mut Loaded,
+        checked: &Checked<'_>,
+        known: Known,
+    ) -> Result<RemoteLayout, ImportError> {
+        let name = checked.described.agent();
+        if known == Known::Replaced {
+            self.end(loaded, name)?;
+        }
+        self.revive(loaded, checked);
+        match loaded.peers.get_mut(name) {
+            Some(peer) => self.add(peer, checked),
+            None => self.begin(loaded, checked),
+        }
     }
 
     /// The layout is this agent's own, or another agent has its name.
@@ -162,6 +172,7 @@ impl Agent {
         };
         let keys = checked.keys.as_deref();
         let is_same = self.is_known(name)
+            && !known.peer.state().suspect
             && *known.connection == *checked.parts.connection
             && keys.is_some_and(|keys| !known.is_stale(keys, std::iter::empty()));
         if is_same {
@@ -215,20 +226,21 @@ impl Agent {
     ) -> Result<RemoteLayout, ImportError> {
         let described = &checked.described;
         let name = || described.agent().clone();
-        let state = known.peer.state();
-        if state.forgotten {
-            // Or it would have ended.
-            return Err(ImportError::PeerBusy { peer: name(), transfers: state.transfers });
+        let peer = Arc::clone(&known.peer);
+        let busy = |transfers| ImportError::PeerBusy { peer: peer.name.clone(), transfers };
+        let state = peer.state();
+        if state.forgotten || state.suspect {
+            // Or it would have ended, or its connection would have been closed.
+            return Err(busy(state.transfers));
         }
         drop(state);
         if *known.connection != *checked.parts.connection {
             return Err(ImportError::PeerChanged { peer: name(), change: PeerChange::Connection });
         }
         if !self.is_known(described.agent()) {
-            let transfers = self.reload_if_idle(known)?;
-            if transfers > 0 {
-                return Err(ImportError::PeerBusy { peer: name(), transfers });
-            }
+            // A connection that broke has been closed.
+            let _reloading = peer.reload().map_err(busy)?;
+            self.reload(known).map_err(|status| self.lose(known, status))?;
         }
         let keys = checked.keys.as_deref().unwrap_or_default();
         if known.contradicts(keys) {
@@ -245,7 +257,9 @@ impl Agent {
         }
         if known.sweep() || known.is_stale(keys, known.live()) {
             // NIXL lets go of keys that nobody needs. With transfers in flight it keeps them.
-            self.reload_if_idle(known)?;
+            if let Ok(_reloading) = peer.reload() {
+                self.reload(known).map_err(|status| self.lose(known, status))?;
+            }
         }
         if known.contradicts(keys) {
             return Err(ImportError::PeerChanged {
@@ -254,8 +268,12 @@ impl Agent {
             });
         }
         if checked.keys.is_none() || !known.has_all(keys) {
-            if let Err(status) = self.load(described.agent(), checked.parts.keys) {
-                return Err(self.restore(known, status));
+            // NIXL drops all that it knows of a peer with keys that it does not take, and does not say
+            // any more what becomes of the requests that are in flight with it.
+            let _reloading = peer.reload().map_err(busy)?;
+            if let Err(refusal) = self.load(described.agent(), checked.parts.keys) {
+                self.reload(known).map_err(|status| self.lose(known, status))?;
+                return Err(ImportError::Load { peer: name(), status: refusal });
             }
             known.add_keys(keys);
         }
@@ -272,31 +290,6 @@ impl Agent {
     /// breaks.
     fn is_known(&self, name: &AgentName) -> bool {
         self.raw().check_remote_metadata(name.as_str(), None)
-    }
-
-    /// Tells NIXL of a peer anew, unless transfers with it are in flight, and answers how many are.
-    fn reload_if_idle(&self, known: &mut LoadedPeer) -> Result<usize, ImportError> {
-        let peer = Arc::clone(&known.peer);
-        // Held, so that none begins meanwhile.
-        let state = peer.state();
-        if state.transfers > 0 {
-            return Ok(state.transfers);
-        }
-        let reloaded = self.reload(known);
-        drop(state);
-        reloaded.map(|()| 0).map_err(|status| self.lose(known, status))
-    }
-
-    /// NIXL drops all that it knows of a peer with metadata that it does not take.
-    fn restore(&self, known: &mut LoadedPeer, refusal: Status) -> ImportError {
-        let peer = Arc::clone(&known.peer);
-        let state = peer.state();
-        let reloaded = self.reload(known);
-        drop(state);
-        match reloaded {
-            Ok(()) => ImportError::Load { peer: peer.name.clone(), status: refusal },
-            Err(status) => self.lose(known, status),
-        }
     }
 
     fn lose(&self, known: &mut LoadedPeer, status: Status) -> ImportError {

@@ -31,11 +31,15 @@ pub(super) struct Loaded {
 impl Loaded {
     /// Says that a peer has ended. A name is another peer's once its former owner has.
     pub(super) fn end(&mut self, peer: &Peer) {
-        let Some(known) = self.peers.get_mut(&peer.name).filter(|k| k.peer.id == peer.id) else {
-            return;
-        };
-        self.ended += 1;
-        known.ended = Some(self.ended);
+        let ended = self.ended + 1;
+        let Some(known) = self.of(peer) else { return };
+        known.ended = Some(ended);
+        self.ended = ended;
+    }
+
+    /// What NIXL has been told of this very peer.
+    pub(super) fn of(&mut self, peer: &Peer) -> Option<&mut LoadedPeer> {
+        self.peers.get_mut(&peer.name).filter(|known| known.peer.id == peer.id)
     }
 
     /// Takes out a peer that NIXL need not know any more: one that it has lost, or the one that

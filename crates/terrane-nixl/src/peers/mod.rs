@@ -7,6 +7,7 @@
 mod error;
 mod export;
 mod import;
+mod in_use;
 mod loaded;
 mod metadata;
 mod remote;
@@ -19,9 +20,10 @@ use terrane_layout::PhysicalLayout;
 use terrane_wire::WireLimits;
 
 pub use error::{ExportError, ForgetError, ImportError, PeerChange};
+pub(crate) use in_use::{Connection, NoUse, PeerUse, Readiness};
 pub use metadata::MalformedMetadata;
 pub use remote::RemoteLayout;
-pub(crate) use table::{PeerUse, Peers};
+pub(crate) use table::Peers;
 
 use crate::Agent;
 use import::Known;

@@ -113,7 +113,7 @@ fn a_peer_with_transfers_in_flight_is_forgotten_after_them() {
     assert_eq!(reader.forget(remote.peer()).unwrap(), Forgotten::AfterTransfers(2));
 
     // None begins any more, and the name is taken until those that are in flight have ended.
-    assert!(reader.use_peer(remote.peer()).is_none());
+    assert!(reader.use_peer(remote.peer()).is_err());
     assert_eq!((reader.peer_name(remote.peer()), reader.peers()), (None, vec![]));
     let busy = |result: Result<RemoteLayout, ImportError>, expected| match result {
         Err(ImportError::PeerBusy { transfers, .. }) => assert_eq!(transfers, expected),
@@ -183,6 +183,30 @@ fn a_peer_that_nixl_has_lost_is_told_to_it_anew() {
     check(&reader.refresh(&bytes).unwrap());
     lose();
     check(&reader.import(&bytes).unwrap());
+}
+
+/// Telling NIXL of a peer anew takes as long as connecting does, and no submit waits for that.
+#[test]
+fn transfers_begin_while_nixl_is_told_of_the_peer_and_post_after_that() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner);
+    let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
+    let known = reader.peer_table().get(remote.peer()).unwrap();
+    let loaded = reader.peer_table().loaded();
+    let reloading = known.reload().unwrap_or_else(|busy| panic!("{busy} in flight"));
+    let begun = reader.use_peer(remote.peer()).unwrap();
+    assert_eq!(begun.readiness(), Readiness::Later);
+    assert_eq!(reader.peer_name(remote.peer()).as_ref(), Some(owner.name()));
+    std::thread::scope(|scope| {
+        let notify = scope.spawn(|| reader.notify(remote.peer(), b"later"));
+        assert_eq!(owner.notifications().unwrap(), []);
+        drop((reloading, loaded));
+        notify.join().unwrap().unwrap();
+    });
+    assert_eq!(begun.readiness(), Readiness::Ready);
+    assert_eq!(known.reload().err(), Some(1));
+    drop(begun);
+    assert!(known.reload().is_ok());
 }
 
 /// Layouts of one peer come and go, and one stays: NIXL and the tables hold what lives.
