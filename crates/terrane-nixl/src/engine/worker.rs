@@ -26,6 +26,8 @@ struct State {
     /// Somebody who has helped does not any more.
     is_nudged: bool,
     is_closed: bool,
+    /// The thread has ended, and takes nothing any more.
+    is_deserted: bool,
 }
 
 pub(super) enum Submitted {
@@ -36,8 +38,24 @@ pub(super) enum Submitted {
 
 impl Queue {
     pub(super) fn push(&self, submitted: Submitted) {
-        self.lock().submitted.push_back(submitted);
+        let mut state = self.lock();
+        if state.is_deserted {
+            drop(state);
+            // The drop of a job says that its engine has stopped, to whoever waits for it.
+            return drop(submitted);
+        }
+        state.submitted.push_back(submitted);
+        drop(state);
         self.changed.notify_one();
+    }
+
+    /// Nobody takes anything any more.
+    fn desert(&self) {
+        let mut state = self.lock();
+        state.is_deserted = true;
+        let left = std::mem::take(&mut state.submitted);
+        drop(state);
+        drop(left);
     }
 
     /// Has the thread look at all flights.
@@ -88,6 +106,15 @@ struct Taken {
     is_closed: bool,
 }
 
+/// Has nobody wait for a thread that unwinds.
+struct Deserter(Arc<Queue>);
+
+impl Drop for Deserter {
+    fn drop(&mut self) {
+        self.0.desert();
+    }
+}
+
 /// How long the thread sleeps while others advance all flights, at most: who stops to says so, but for
 /// one that waited for a layer and has it.
 const WATCH: Duration = Duration::from_millis(1);
@@ -106,8 +133,10 @@ impl Worker {
         Self { means, queue, flights: Vec::new(), abandoned: Vec::new(), is_spared: false }
     }
 
-    /// Serves until the engine has dropped and everything has ended.
+    /// Serves until the engine has dropped and everything has ended, or something panics.
     pub(super) fn serve(mut self) {
+        // Dropped before the flights are: whoever drops those may submit another.
+        let _desert = Deserter(Arc::clone(&self.queue));
         let (mut pace, mut rounds) = (Pace::new(self.means.options.attention), Rounds::new());
         let (mut is_closed, mut leaves_by) = (false, None);
         loop {

@@ -4,6 +4,7 @@ mod conformance;
 mod files;
 mod helping;
 mod notifications;
+mod panics;
 mod processes;
 mod refusals;
 mod relays;
