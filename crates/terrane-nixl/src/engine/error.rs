@@ -52,7 +52,9 @@ pub enum RequestFailed {
         wanted: u64,
     },
     /// The length of a file could not be asked for.
-    #[error("the length of the file could not be found out")]
+    #[error(
+        "the length of the file could not be found out; see whether its file system is still there"
+    )]
     FileLength {
         /// What the system said.
         #[source]

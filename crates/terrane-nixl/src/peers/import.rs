@@ -27,10 +27,8 @@ pub(super) enum Known {
 struct Checked<'a> {
     described: Arc<LayoutDescriptor>,
     parts: Parts<'a>,
-    /// The keys; `None` if this library's form of metadata is not known.
-    keys: Option<Vec<Key<'a>>>,
-    /// The backends by which every region is reached; all that this agent has if that is not
-    /// known either.
+    keys: Vec<Key<'a>>,
+    /// The backends by which every region is reached.
     usable: Vec<BackendName>,
 }
 
@@ -89,21 +87,18 @@ impl Agent {
     fn check<'a>(&self, described: &'a Arc<LayoutDescriptor>) -> Result<Checked<'a>, ImportError> {
         let parts = Parts::split(described.metadata())
             .ok_or(MalformedMetadata { offset: 0, expected: "two parts" })?;
-        let (keys, usable) = if let Some(reachable) = self.reachable() {
-            let connection = Metadata::parse(parts.connection)?;
-            let keys = Metadata::parse(parts.keys)?;
-            for found in [connection.agent, keys.agent] {
-                if found != described.agent().as_str() {
-                    let (described, found) = (described.agent().clone(), found.to_owned());
-                    return Err(ImportError::OtherAgent { described, found });
-                }
+        let reachable = self.reachable().ok_or(ImportError::UnknownForm)?;
+        let connection = Metadata::parse(parts.connection)?;
+        let keys = Metadata::parse(parts.keys)?;
+        for found in [connection.agent, keys.agent] {
+            if found != described.agent().as_str() {
+                let (described, found) = (described.agent().clone(), found.to_owned());
+                return Err(ImportError::OtherAgent { described, found });
             }
-            let usable =
-                self.check_keys(described, reachable, &connection.connections, &keys.memory)?;
-            (Some(keys.memory), usable)
-        } else {
-            (None, self.backends().cloned().collect())
-        };
+        }
+        let usable =
+            self.check_keys(described, reachable, &connection.connections, &keys.memory)?;
+        let keys = keys.memory;
         Ok(Checked { described: Arc::clone(described), parts, keys, usable })
     }
 
@@ -170,11 +165,10 @@ impl Agent {
         let Some(known) = loaded.peers.get_mut(name).filter(|known| known.ended.is_some()) else {
             return;
         };
-        let keys = checked.keys.as_deref();
         let is_same = self.is_known(name)
             && !known.peer.state().suspect
             && *known.connection == *checked.parts.connection
-            && keys.is_some_and(|keys| !known.is_stale(keys, std::iter::empty()));
+            && !known.is_stale(&checked.keys, std::iter::empty());
         if is_same {
             let peer = Arc::new(Peer::new(name.clone()));
             self.peer_table().insert(&peer);
@@ -211,7 +205,7 @@ impl Agent {
         // From here on the lease ends the peer, should the layout not be built.
         self.peer_table().insert(&peer);
         let mut new = LoadedPeer::new(Arc::clone(&peer), checked.parts.connection);
-        new.add_keys(checked.keys.as_deref().unwrap_or_default());
+        new.add_keys(&checked.keys);
         let known = loaded.peers.entry(name.clone()).insert_entry(new).into_mut();
         let layout = RemoteLayout::new(peer.id, lease, &checked.described, &checked.usable)?;
         known.add_layout(&layout);
@@ -242,7 +236,7 @@ impl Agent {
             let _reloading = peer.reload().map_err(busy)?;
             self.reload(known).map_err(|status| self.lose(known, status))?;
         }
-        let keys = checked.keys.as_deref().unwrap_or_default();
+        let keys = &checked.keys;
         if known.contradicts(keys) {
             return Err(ImportError::PeerChanged {
                 peer: name(),
@@ -267,7 +261,7 @@ impl Agent {
                 change: PeerChange::Registration,
             });
         }
-        if checked.keys.is_none() || !known.has_all(keys) {
+        if !known.has_all(keys) {
             // NIXL drops all that it knows of a peer with keys that it does not take, and does not say
             // any more what becomes of the requests that are in flight with it.
             let _reloading = peer.reload().map_err(busy)?;

@@ -60,8 +60,10 @@ impl Agent {
     /// Takes a layout that a peer has exported.
     ///
     /// Importing the same bytes again gives the same layout, while it lives, and connects to the peer
-    /// again if the connection has broken. The first import of a
-    /// peer connects to it, which is work; so keep a layout of a peer that will be used again.
+    /// again if a transfer has found the connection broken. The first import of a peer connects to it,
+    /// which is work; so keep a layout of a peer that will be used again. A further layout of a peer is
+    /// imported while no transfer with the peer is in flight, or it is [`ImportError::PeerBusy`],
+    /// unless it lies in registrations that are known already.
     ///
     /// The bytes are checked; [`RemoteLayout`] says how far, and what is left to trust.
     ///
@@ -181,8 +183,8 @@ impl Agent {
         (!forgotten).then(|| known.name.clone())
     }
 
-    /// Whether imports look into NIXL's metadata before NIXL does. They do if the library writes it
-    /// in the form of NIXL 1.5; of a library with another form, its own checks are all there is.
+    /// Whether imports can look into NIXL's metadata before NIXL does. They can if the library writes
+    /// it in the form of NIXL 1.5; with another form, every import is [`ImportError::UnknownForm`].
     #[must_use]
     pub fn checks_metadata(&self) -> bool {
         self.reachable().is_some()

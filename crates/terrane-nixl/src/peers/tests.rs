@@ -328,3 +328,16 @@ fn what_nixl_refuses_harms_nothing_that_was_known() {
     assert_eq!((reader.peers(), reader.disconnect()), (vec![], 0));
     assert!(reader.import(&owner.export(&second).unwrap()).is_ok());
 }
+
+/// Another library's form is not known, and nothing of it is handed on unread.
+#[test]
+fn metadata_of_an_unknown_form_is_refused() {
+    let (owner, reader) = (agent(), agent());
+    let layout = layout(&owner);
+    // As if its own metadata could not be read.
+    assert_eq!(reader.peer_table().reachable(|| Some(None)), Some(None));
+    assert!(!reader.checks_metadata());
+    let error = reader.import(&owner.export(&layout).unwrap()).unwrap_err();
+    assert!(matches!(error, ImportError::UnknownForm), "{error}");
+    assert_eq!((reader.peers(), reader.disconnect()), (vec![], 0));
+}
