@@ -193,6 +193,19 @@ pub enum ImportError {
         /// Whose it is.
         peer: AgentName,
     },
+    /// Another agent of this process has imported some of the bytes, and tracks the transfers with them.
+    #[error(
+        "region {region} of agent {peer} shares bytes with a layout that agent {by} of this process has \
+         imported; transfer through that agent, or have it drop or forget the layout first"
+    )]
+    InUse {
+        /// The first such region.
+        region: u32,
+        /// Whose it is.
+        peer: AgentName,
+        /// The agent that has imported the other layout.
+        by: AgentName,
+    },
     /// NIXL refused the metadata. If it refused the keys of a peer that was not known before, the
     /// peer's name cannot be connected to over UCX any more, as with [`PeerLost`](Self::PeerLost).
     #[error("NIXL took no metadata of agent {peer}: {status}; its log on standard error says more")]

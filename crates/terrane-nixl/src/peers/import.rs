@@ -6,6 +6,7 @@ use nixl_sys::XferDescList;
 use terrane_core::{AgentName, BackendName};
 use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
 
+use super::claims::Claim;
 use super::export::Parts;
 use super::loaded::{Loaded, LoadedPeer};
 use super::metadata::{Key, Metadata};
@@ -189,6 +190,7 @@ impl Agent {
     ) -> Result<RemoteLayout, ImportError> {
         let name = checked.described.agent();
         let peer = Arc::new(Peer::new(name.clone()));
+        let claim = self.claim(&peer, checked)?;
         let load = || {
             self.load(name, checked.parts.connection)?;
             self.load(name, checked.parts.keys)
@@ -201,7 +203,7 @@ impl Agent {
             self.invalidate(name);
             return Err(ImportError::NotFound { peer: name.clone() });
         }
-        let lease = Lease::new(self, &peer);
+        let lease = Lease::new(self, &peer, claim);
         // From here on the lease ends the peer, should the layout not be built.
         self.peer_table().insert(&peer);
         let mut new = LoadedPeer::new(Arc::clone(&peer), checked.parts.connection);
@@ -249,6 +251,7 @@ impl Agent {
         if let Some(region) = known.overlap(described) {
             return Err(ImportError::Overlap { region, peer: name() });
         }
+        let claim = self.claim(&peer, checked)?;
         if known.sweep() || known.is_stale(keys, known.live()) {
             // NIXL lets go of keys that nobody needs. With transfers in flight it keeps them.
             if let Ok(_reloading) = peer.reload() {
@@ -274,14 +277,21 @@ impl Agent {
         if !self.finds(described) {
             return Err(ImportError::NotFound { peer: name() });
         }
-        let lease = Lease::new(self, &known.peer);
+        let lease = Lease::new(self, &known.peer, claim);
         let layout = RemoteLayout::new(known.peer.id, lease, described, &checked.usable)?;
         known.add_layout(&layout);
         Ok(layout)
     }
 
-    /// Whether NIXL knows a peer that it has been told of. It forgets by itself one whose connection
-    /// breaks.
+    /// Claims the bytes of the layout, which another agent of this process may have.
+    fn claim(&self, peer: &Peer, checked: &Checked<'_>) -> Result<Claim, ImportError> {
+        let (connection, described) = (checked.parts.connection, &checked.described);
+        Claim::new(connection, peer.id, self.name(), described).map_err(|(region, by)| {
+            ImportError::InUse { region, peer: described.agent().clone(), by }
+        })
+    }
+
+    /// Whether NIXL knows a peer that it has been told of.
     fn is_known(&self, name: &AgentName) -> bool {
         self.raw().check_remote_metadata(name.as_str(), None)
     }

@@ -4,6 +4,7 @@
 //! It is sent by whatever means the two processes have. Whoever imports it gets a
 //! [`RemoteLayout`], which is an end of transfers.
 
+mod claims;
 mod error;
 mod export;
 mod import;
@@ -45,6 +46,10 @@ impl Agent {
     ///
     /// It offers the layout's blocks, and no other memory of the agent; but a peer that has it can
     /// reach all of the registrations that the blocks lie in.
+    ///
+    /// A peer reads and writes exported blocks without a word to this process, so nothing here
+    /// tracks its transfers: who uses which block when is for the two to agree upon
+    /// ([notifications](Self::notifications) say when bytes have arrived).
     ///
     /// # Errors
     ///

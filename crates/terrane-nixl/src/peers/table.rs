@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use terrane_core::{AgentName, PeerId};
 
+use super::claims::Claim;
 use super::in_use::State;
 use super::loaded::Loaded;
 use crate::Agent;
@@ -169,12 +170,13 @@ impl Agent {
 pub(super) struct Lease {
     agent: Agent,
     peer: Arc<Peer>,
+    _claim: Claim,
 }
 
 impl Lease {
-    pub(super) fn new(agent: &Agent, peer: &Arc<Peer>) -> Self {
+    pub(super) fn new(agent: &Agent, peer: &Arc<Peer>, claim: Claim) -> Self {
         peer.state().layouts += 1;
-        Self { agent: agent.clone(), peer: Arc::clone(peer) }
+        Self { agent: agent.clone(), peer: Arc::clone(peer), _claim: claim }
     }
 }
 
