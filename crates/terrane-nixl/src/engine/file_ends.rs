@@ -54,3 +54,22 @@ unsafe fn length_of(descriptor: RawFd) -> Result<u64, RequestFailed> {
     })?;
     Ok(metadata.len())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn a_file_whose_length_cannot_be_had_is_an_error_with_the_systems_reason() {
+        // SAFETY: no process has so many descriptors, so the system says that it is none; nothing
+        // else is done with it.
+        let error = unsafe { length_of(1 << 30) }.unwrap_err();
+        match &error {
+            RequestFailed::FileLength { source } => assert_eq!(source.operation, "fstat"),
+            other => panic!("{other:?}"),
+        }
+        assert!(error.to_string().contains("file system"), "{error}");
+    }
+}

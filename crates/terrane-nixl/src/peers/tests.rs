@@ -10,6 +10,8 @@ use terrane_testkit::pattern::Pattern;
 use terrane_testkit::{peer, process};
 use terrane_transfer::Endpoint;
 
+mod keys;
+
 use super::*;
 use crate::{AgentBuilder, BackendConfig};
 
@@ -284,49 +286,6 @@ fn peers_that_ended_long_ago_are_disconnected() {
     let known: Vec<bool> = owners.iter().map(|(owner, _)| is_known(owner)).collect();
     assert_eq!(known.iter().position(|known| *known), Some(2), "{known:?}");
     assert_eq!(reader.disconnect(), 32);
-}
-
-/// NIXL drops a peer of which it is told something that it does not take, so it is not told.
-#[test]
-fn what_nixl_refuses_harms_nothing_that_was_known() {
-    let owner = agent();
-    let both = AgentBuilder::unnamed().backend(BackendConfig::new("UCX"));
-    let reader = both.backend(BackendConfig::new("POSIX")).build().unwrap();
-    let (first, second) = (layout(&owner), layout(&owner));
-    let known = reader.import(&owner.export(&first).unwrap()).unwrap();
-
-    // Keys for a backend that the reader has, and that talks to nobody.
-    let described = owner.describe(&second).unwrap();
-    let parts = export::Parts::split(described.metadata()).unwrap();
-    let find = |text: &[u8]| parts.keys.windows(text.len()).position(|w| w == text).unwrap();
-    let section = parts.keys.get(find(b"bknd")..).unwrap();
-    let posix = [b"bknd", &5_u64.to_ne_bytes()[..], b"POSIX", section.get(15..).unwrap()].concat();
-    let count = find(b"nixlSecElms") + 19;
-    let (head, tail) = parts.keys.split_at(count);
-    let keys = [head, &2_u64.to_ne_bytes(), tail.get(8..).unwrap(), &posix].concat();
-    let metadata = export::Parts { connection: parts.connection, keys: &keys }.join().unwrap();
-    let hostile = terrane_wire::LayoutDescriptor::new(
-        *described.config(),
-        described.kind(),
-        described.storage(),
-        described.agent().clone(),
-        metadata,
-        described.regions().to_vec(),
-    );
-    let hostile = hostile.unwrap().encode().unwrap();
-
-    let error = reader.import(&hostile).unwrap_err();
-    assert!(matches!(error, ImportError::DeafBackend { .. }), "{error}");
-    read_all(&reader, &known);
-    let honest = reader.import(&owner.export(&second).unwrap()).unwrap();
-    assert_eq!(honest.peer(), known.peer());
-    read_all(&reader, &honest);
-    // To somebody who knows nothing of the peer, it leaves nothing either.
-    drop((known, honest));
-    assert_eq!(reader.disconnect(), 1);
-    assert!(reader.import(&hostile).is_err());
-    assert_eq!((reader.peers(), reader.disconnect()), (vec![], 0));
-    assert!(reader.import(&owner.export(&second).unwrap()).is_ok());
 }
 
 /// Another library's form is not known, and nothing of it is handed on unread.

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
+use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::{InProcess, Pattern};
 use terrane_testkit::process::in_child_with;
@@ -80,14 +81,8 @@ impl Ends {
 
     /// A read of a block into the same.
     fn read(&self, block: u32) -> (Flight, Completion<&'static str>) {
-        let takes = Arc::<Takes>::default();
-        let manager = TransferManager::new([Arc::clone(&takes) as _]);
-        let read = Transfer::new(self.remote.endpoint(), &self.local).blocks(&[block], &[block]);
-        let completion = manager.submit(read, "guard").unwrap();
-        let job = takes.0.lock().unwrap().pop().unwrap();
-        let route = Route::of(&self.agent, &Known::default(), job.plan()).unwrap();
-        let options = Arc::new(NixlEngineOptions::default());
-        (Flight::new(job, route.begin(&self.agent).unwrap(), &options), completion)
+        let read = Transfer::new(self.remote.endpoint(), &self.local);
+        taken(&self.agent, read.blocks(&[block], &[block]))
     }
 
     /// The same, in flight.
@@ -117,6 +112,17 @@ impl Ends {
     fn is_claimed(&self, block: u32) -> bool {
         self.local.hold_for_write(&[block]).is_err()
     }
+}
+
+/// A transfer that has been accepted, and has not begun.
+fn taken(agent: &Agent, transfer: Transfer) -> (Flight, Completion<&'static str>) {
+    let takes = Arc::<Takes>::default();
+    let manager = TransferManager::new([Arc::clone(&takes) as _]);
+    let completion = manager.submit(transfer, "guard").unwrap();
+    let job = takes.0.lock().unwrap().pop().unwrap();
+    let route = Route::of(agent, &Known::default(), job.plan()).unwrap();
+    let options = Arc::new(NixlEngineOptions::default());
+    (Flight::new(job, route.begin(agent).unwrap(), &options), completion)
 }
 
 #[track_caller]
@@ -253,6 +259,80 @@ fn no_keys_are_loaded_while_something_is_in_flight() {
         assert!(rest.is_none());
         completion.wait().result.unwrap();
         ends.agent.import(&further).unwrap();
+    });
+}
+
+/// The memory of what is in flight stays, and stays registered, whoever lets go of it.
+#[test]
+fn what_is_in_flight_is_kept_and_stays_registered() {
+    const TEST: &str = "engine::flight::tests::what_is_in_flight_is_kept_and_stays_registered";
+    over_tcp(TEST, || {
+        let mut ends = Ends::silent();
+        let (mut flight, completion) = ends.reading(1);
+        let weak = ends.local.downgrade();
+        let address = ends.local.base(0).unwrap().as_host().unwrap().get().to_ne_bytes();
+        let agent = ends.agent.clone();
+        // In NIXL's own account of what is registered.
+        let is_registered = || {
+            let account = agent.raw().get_local_md().unwrap();
+            account.windows(address.len()).any(|bytes| bytes == address)
+        };
+        ends.local = Endpoint::new(layout(&ends.agent)).unwrap();
+        drop(completion);
+        assert!(!weak.has_gone() && is_registered());
+        let rest = ends.finish(&mut flight, || drop(ends.owner.notifications().unwrap()));
+        assert!(rest.is_none() && weak.has_gone() && !is_registered());
+    });
+}
+
+/// UCX and POSIX post one descriptor after another, and say of a failure no more than that.
+#[test]
+fn of_a_post_that_failed_nobody_knows_what_was_posted() {
+    // 64 I/Os.
+    let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "64");
+    let agent = AgentBuilder::unnamed().backend(posix).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let config = LayoutConfig::builder().num_blocks(64).num_layers(1).outer_dim(1).page_size(16);
+    let config = config.inner_dim(64).element(ElementFormat::Width(2)).build().unwrap();
+    let builder = LayoutBuilder::new(config).kind(LayoutKind::FullyContiguous);
+    let file = builder.allocate(&files).register(&agent).build().unwrap();
+    let builder = LayoutBuilder::new(config).kind(LayoutKind::FullyContiguous);
+    let local = builder.allocate(&HeapAllocator::system()).register(&agent).build().unwrap();
+    let (file, local) = (Endpoint::new(file).unwrap(), Endpoint::new(local).unwrap());
+
+    // Somebody takes nearly all of them behind the engine's back.
+    let list = |memory| nixl_sys::XferDescList::new(memory).unwrap();
+    let (mut here, mut there) = (list(nixl_sys::MemType::Dram), list(nixl_sys::MemType::File));
+    let address = ByteCount::new(local.base(0).unwrap().as_host().unwrap().get()).to_usize();
+    let position = file.base(0).unwrap().as_file().unwrap();
+    let offset = ByteCount::new(position.offset.get()).to_usize();
+    for _ in 0..60 {
+        here.add_desc(address, 512, 0);
+        there.add_desc(offset, 512, u64::try_from(position.file.descriptor).unwrap());
+    }
+    let (operation, name) = (nixl_sys::XferOp::Write, agent.name().as_str());
+    let raw = agent.raw();
+    let other = raw.create_xfer_req(operation, &here, &there, name, None).unwrap();
+    assert!(raw.post_xfer_req(&other, None).unwrap());
+
+    let (all, back): (Vec<u32>, Vec<u32>) = (0..64).map(|id| (id, 63 - id)).unzip();
+    let write = Transfer::new(&local, &file).blocks(&all, &back);
+    let (mut flight, completion) = taken(&agent, write);
+    let step = flight.advance(&agent, &Rates::new(&agent));
+    let Step::GivenUp(mut rest) = step else { panic!("not given up") };
+    let error = completion.wait().result.unwrap_err();
+    match error.source().and_then(|cause| cause.downcast_ref()) {
+        Some(RequestFailed::Status { step: NixlStep::Post, peer: None, .. }) => {}
+        cause => panic!("{cause:?} of {error:?}"),
+    }
+    // A file has no connection that could be closed.
+    assert_eq!(rest.look(&agent), Left::Lost);
+    drop((flight, rest));
+    assert!(local.hold_for_write(&[5]).is_err(), "the memory has been let go of");
+    // NIXL is asked for the other one, which ends.
+    within_patience(|| {
+        matches!(raw.get_xfer_status(&other), Ok(nixl_sys::XferStatus::Success)).then_some(())
     });
 }
 

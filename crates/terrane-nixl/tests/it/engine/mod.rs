@@ -1,6 +1,7 @@
 //! The copy engine over the real library.
 
 mod conformance;
+mod drops;
 mod files;
 mod helping;
 mod notifications;
