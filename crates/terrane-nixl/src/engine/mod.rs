@@ -75,6 +75,14 @@ pub(crate) const NAME: &str = "nixl";
 /// NIXL says that the request has ended too. When the engine drops meanwhile, it waits for that for a
 /// while ([`farewell`](NixlEngineOptions::farewell)) and then leaves the memory alone for ever.
 ///
+/// # When a request fails
+///
+/// NIXL says that it failed, and not which of its parts may go on. So the transfer ends with its error,
+/// and the memory at both ends stays as it is until the connection to the peer is closed, which is done
+/// as soon as nothing else is in flight with the peer, and no transfer begins meanwhile
+/// ([`RequestFailed::PeerLost`]). The next [import](crate::Agent::import) connects again. A file has no
+/// connection: memory that a storage backend failed with is never used again.
+///
 /// Dropping the engine ends its thread once it has served what was submitted, and joins it, unless it
 /// drops on a thread of an engine.
 ///

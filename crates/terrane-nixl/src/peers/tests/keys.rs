@@ -35,7 +35,7 @@ fn put(keys: &mut [u8], at: usize, number: u64) {
 }
 
 /// Nothing of what UCX needs is what it was.
-fn damage(keys: &mut Vec<u8>) {
+fn damage(keys: &mut [u8]) {
     let length = count_in(keys) + 9;
     let end = length + 8 + usize::try_from(number_at(keys, length)).unwrap();
     keys.get_mut(length + 32..end).unwrap().fill(0xff);
@@ -81,7 +81,7 @@ fn keys_that_ucx_refuses_cost_the_peer_and_nobody_else() {
     let (first, second) = (layout(&owner), layout(&owner));
     let of_other = layout(&other);
     let unharmed = reader.import(&other.export(&of_other).unwrap()).unwrap();
-    let damaged = with_keys(&owner.describe(&second).unwrap(), damage);
+    let damaged = with_keys(&owner.describe(&second).unwrap(), |keys| damage(keys));
 
     // Of a peer that is known.
     let known = reader.import(&owner.export(&first).unwrap()).unwrap();
