@@ -73,7 +73,8 @@ pub(crate) const NAME: &str = "nixl";
 /// request in flight can be stopped neither at once nor surely, so when the deadline passes the
 /// transfer ends with its error, and the memory at both ends stays as it is, claimed and alive, until
 /// NIXL says that the request has ended too. When the engine drops meanwhile, it waits for that for a
-/// while ([`farewell`](NixlEngineOptions::farewell)) and then leaves the memory alone for ever.
+/// while ([`farewell`](NixlEngineOptions::farewell)) and then leaves the memory alone for ever. The peer
+/// stays busy in that agent then: it can be forgotten, and is neither refreshed nor disconnected.
 ///
 /// # When a request fails
 ///
