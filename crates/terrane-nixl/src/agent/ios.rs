@@ -16,9 +16,13 @@ pub(crate) struct Ios {
     taken: AtomicUsize,
 }
 
-/// What is used of those that POSIX makes if it is told no number, which are more (65,536): four
+/// What is used of those that POSIX makes if it is told no number, which are more ([`MOST`]): four
 /// requests of the usual size.
 const USUAL: usize = 4 * 4096;
+
+/// As many as POSIX makes at most, whatever number it is told. A request that has more fails in the
+/// middle, with the first of its I/Os on their way.
+const MOST: usize = 65_536;
 
 impl Ios {
     /// Those of a backend of this configuration; `None` where nothing is known of a limit.
@@ -28,7 +32,7 @@ impl Ios {
         }
         let size = config.parameters.iter().find(|parameter| parameter.key == "ios_pool_size");
         let most = size.and_then(|size| size.value.trim().parse().ok()).unwrap_or(USUAL);
-        Some(Arc::new(Self { most: most.max(1), taken: AtomicUsize::new(0) }))
+        Some(Arc::new(Self { most: most.clamp(1, MOST), taken: AtomicUsize::new(0) }))
     }
 
     /// How many there are.
@@ -76,5 +80,13 @@ mod tests {
         assert!(ios.take(10).is_some());
         assert_eq!(Ios::of(&BackendConfig::new("POSIX")).unwrap().most(), USUAL);
         assert!(Ios::of(&BackendConfig::new("UCX")).is_none());
+    }
+
+    #[test]
+    fn no_more_are_counted_on_than_posix_makes() {
+        for (told, most) in [("65536", MOST), ("65537", MOST), ("18446744073709551615", MOST)] {
+            let config = BackendConfig::new("POSIX").parameter("ios_pool_size", told);
+            assert_eq!(Ios::of(&config).unwrap().most(), most, "{told}");
+        }
     }
 }

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use terrane_core::{Allocate, AllocateError, Limits, RegionRequest, StorageKind};
 use terrane_cuda::{Context, DeviceAllocator};
-use terrane_nixl::{Agent, NixlEngine, NixlEngineOptions, probe};
+use terrane_nixl::{NixlEngine, NixlEngineOptions};
 use terrane_storage::{DiskAllocator, DiskFile, DiskOptions};
 use terrane_testkit::pattern::Pattern;
 use terrane_transfer::{CopyEngine, DeviceOrder, Transfer, TransferManager};
 
-use super::{CONTIGUOUS, SEPARATE, SOME, agent, chain, end, try_end};
+use super::{CONTIGUOUS, SEPARATE, SOME, agent, end, try_end};
 use crate::needs::{OnDevice, real_device};
+use crate::{chain, is_refused_by_cufile, with_gds};
 
 const BLOCKS: u32 = 32;
 
@@ -31,17 +32,18 @@ fn blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads() {
 
 /// Scattered blocks go to a file, the device's are overwritten, and the file's come back to others.
 fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
-    let Some(agent) = with_gds(test, backend) else { return };
+    // The plugin is in the bundle.
+    let Some(agent) = with_gds(test, agent("gds", backend)) else { return };
     let directory = tempfile::tempdir().unwrap();
     let files = Named(DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap());
     let device = end(&DeviceAllocator::new(context), &agent, BLOCKS, SEPARATE);
     let file = match try_end(&files, &agent, BLOCKS, CONTIGUOUS) {
         Ok(file) => file,
-        // The machine decides which files cuFile takes.
-        Err(reason) => {
-            eprintln!("skipped: {test}: cuFile takes no file of {directory:?}: {reason}");
+        Err(error) if is_refused_by_cufile(&error) => {
+            eprintln!("skipped: {test}: cuFile takes no file of {directory:?}: {}", chain(&error));
             return;
         }
+        Err(error) => panic!("{}", chain(&error)),
     };
     let access = OnDevice::new(context);
     let (data, poison) = (Pattern::new(3), Pattern::new(4));
@@ -86,24 +88,5 @@ unsafe impl Allocate for Named {
     fn allocate(&self, request: &RegionRequest) -> Result<DiskFile, AllocateError> {
         let path = self.0.directory().join("blocks");
         Ok(DiskFile::create_new(&path, request.bytes, &DiskOptions::default()).unwrap())
-    }
-}
-
-/// An agent with GDS, or `None` after having said why there is none here.
-fn with_gds(test: &str, backend: &str) -> Option<Agent> {
-    // The library is in the bundle: where it is missing the test fails.
-    let found = probe().unwrap_or_else(|error| panic!("{}", chain(&error)));
-    let plugin = found.plugins().into_iter().find(|plugin| plugin.name().as_str() == backend);
-    let plugin = plugin.unwrap_or_else(|| panic!("{found:?} has no plugin {backend}"));
-    if let Err(failed) = plugin.check() {
-        eprintln!("skipped: {test}: {}", chain(&failed).replace('\n', " "));
-        return None;
-    }
-    match agent("gds", backend).build() {
-        Ok(agent) => Some(agent),
-        Err(error) => {
-            eprintln!("skipped: {test}: GDS does not work here: {}", chain(&error));
-            None
-        }
     }
 }
