@@ -156,6 +156,7 @@ impl AgentBuilder {
         })?;
         let backends = create::backends(&raw, &found, self.backends)?;
         let (table, threads) = (Mutex::new(Table::default()), self.threads);
+        let listens = self.listen.is_some();
         let (telemetry, peers, mailbox) = (self.telemetry, Peers::default(), Mailbox::default());
         Ok(Agent(Arc::new(Inner {
             peers,
@@ -165,6 +166,7 @@ impl AgentBuilder {
             raw,
             name,
             threads,
+            listens,
             telemetry,
         })))
     }

@@ -43,6 +43,7 @@ struct Inner {
     raw: nixl_sys::Agent,
     name: ClaimedName,
     telemetry: bool,
+    listens: bool,
     threads: ThreadMode,
 }
 
@@ -130,6 +131,11 @@ impl Agent {
     /// Whether NIXL keeps the times of requests.
     pub(crate) fn has_telemetry(&self) -> bool {
         self.0.telemetry
+    }
+
+    /// Whether peers can have NIXL load and forget metadata, without a word to anybody here.
+    pub(crate) fn listens(&self) -> bool {
+        self.0.listens
     }
 
     pub(crate) fn created(&self) -> &[Backend] {

@@ -7,6 +7,7 @@ use std::time::Instant;
 use terrane_transfer::{Attend, CopyJob};
 
 use super::flight::{Flight, Step};
+use super::prepared::Prepared;
 use super::remains::Abandoned;
 use super::route::{Begun, Rates};
 use super::worker::Queue;
@@ -30,6 +31,7 @@ pub(super) struct Means {
     pub(super) agent: Agent,
     pub(super) options: Arc<NixlEngineOptions>,
     pub(super) rates: Rates,
+    pub(super) prepared: Arc<Prepared>,
 }
 
 enum State {
@@ -58,7 +60,7 @@ impl Attended {
         means: &Arc<Means>,
         queue: &Arc<Queue>,
     ) -> Arc<Self> {
-        let flight = Flight::new(job, begun, &means.options);
+        let flight = Flight::new(job, begun, &means.options, &means.prepared);
         let attended = Arc::new(Self {
             state: Mutex::new(State::InFlight(Box::new(flight))),
             means: Arc::clone(means),

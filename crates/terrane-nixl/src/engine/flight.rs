@@ -12,6 +12,7 @@ use super::error::{NixlStep, RequestFailed};
 use super::file_ends;
 use super::lists::{Most, Place, Refused, Stretch};
 use super::posted::{Left, Posted, State, settle};
+use super::prepared::Prepared;
 use super::remains::Abandoned;
 use super::route::{Begun, Rates, Route};
 use crate::peers::{PeerUse, Readiness};
@@ -24,6 +25,9 @@ pub(super) struct Flight {
     route: Route,
     peer: Option<PeerUse>,
     options: Arc<NixlEngineOptions>,
+    prepared: Arc<Prepared>,
+    /// The numbers of the pieces of a request, at either end; kept for the next.
+    numbers: [Vec<i32>; 2],
     /// Of the transfer; once that has begun, no later than the options allow.
     deadline: Option<Instant>,
     has_begun: bool,
@@ -63,7 +67,12 @@ pub(super) enum Step {
 }
 
 impl Flight {
-    pub(super) fn new(job: CopyJob, begun: Begun, options: &Arc<NixlEngineOptions>) -> Self {
+    pub(super) fn new(
+        job: CopyJob,
+        begun: Begun,
+        options: &Arc<NixlEngineOptions>,
+        prepared: &Arc<Prepared>,
+    ) -> Self {
         let Begun { route, peer } = begun;
         let deadline = job.terms().deadline;
         let (to_tell, layers_done) =
@@ -73,6 +82,8 @@ impl Flight {
             route,
             peer,
             options: Arc::clone(options),
+            prepared: Arc::clone(prepared),
+            numbers: Default::default(),
             deadline,
             has_begun: false,
             next: Place::default(),
@@ -236,7 +247,10 @@ impl Flight {
         }
         let message = terms.notification.as_deref().filter(|_| is_last);
         let run = Some(stretch.places.start);
-        let request = self.request(agent, &stretch, message).map_err(|refused| match refused {
+        let mut numbers = std::mem::take(&mut self.numbers);
+        let request = self.request(agent, &stretch, &mut numbers, message);
+        self.numbers = numbers;
+        let request = request.map_err(|refused| match refused {
             Refused::Status(status) => self.failed(agent, NixlStep::Prepare, status, run),
             Refused::Failed(cause) => engine(cause),
         })?;
@@ -263,11 +277,11 @@ impl Flight {
         &self,
         agent: &Agent,
         stretch: &Stretch,
+        numbers: &mut [Vec<i32>; 2],
         message: Option<&[u8]>,
     ) -> Result<nixl_sys::XferRequest, Refused> {
         let Some(job) = &self.job else { return Err(Refused::Status(Status::Bindings)) };
         let status = |error| Refused::Status(Status::of(&error));
-        let [here, there] = stretch.lists(job.plan(), &self.route)?;
         let mut options = nixl_sys::OptArgs::new().map_err(status)?;
         if let Some(backend) = self.route.backend(agent) {
             options.add_backend(&backend.raw).map_err(status)?;
@@ -276,9 +290,45 @@ impl Flight {
             options.set_notification_message(message).map_err(status)?;
             options.set_has_notification(true).map_err(status)?;
         }
+        if let Some(request) = self.prepared_request(agent, stretch, numbers, &options) {
+            return Ok(request);
+        }
+        let [here, there] = stretch.lists(job.plan(), &self.route)?;
         let (operation, peer) = (self.route.operation.raw(), self.route.peer_name(agent));
         let raw = agent.raw();
         raw.create_xfer_req(operation, &here, &there, peer.as_str(), Some(&options)).map_err(status)
+    }
+
+    /// A request from prepared lists. `None` if there are none for it, or NIXL does not take them: then
+    /// its descriptors are listed anew, and it is for NIXL to say what is wrong with those.
+    ///
+    /// The peer is known to be ready.
+    fn prepared_request(
+        &self,
+        agent: &Agent,
+        stretch: &Stretch,
+        numbers: &mut [Vec<i32>; 2],
+        options: &nixl_sys::OptArgs,
+    ) -> Option<nixl_sys::XferRequest> {
+        let (plan, peer) = (self.job.as_ref()?.plan(), self.peer.as_ref()?);
+        if !stretch.is_of_pieces(plan) {
+            return None;
+        }
+        let (route, descriptors) = (&self.route, stretch.descriptors());
+        let [here, there] = self.prepared.lists(agent, route, plan, peer, descriptors)?;
+        let [near, far] = numbers;
+        stretch.numbers(plan, route.local, here.numbering(), near)?;
+        stretch.numbers(plan, route.target_side(), there.numbering(), far)?;
+        let (operation, options) = (route.operation.raw(), Some(options));
+        let raw = agent.raw();
+        match raw.make_xfer_req(operation, here.raw(), near, there.raw(), far, options) {
+            Ok(request) => Some(request),
+            Err(error) => {
+                tracing::debug!(agent = %agent.name(), %error, "prepared descriptors were refused");
+                self.prepared.forget(route, plan);
+                None
+            }
+        }
     }
 
     /// Tells the peer of a transfer that had nothing to copy.

@@ -3,9 +3,11 @@
 use std::ops::Range;
 
 use terrane_core::{Alignment, ByteCount};
+use terrane_layout::RegionOffset;
 use terrane_transfer::{Side, TransferPlan};
 
 use super::error::RequestFailed;
+use super::numbering::Numbering;
 use super::route::Route;
 use crate::agent::Backend;
 use crate::{FileAccess, NixlEngineOptions, Status};
@@ -96,6 +98,39 @@ impl Stretch {
             let to = if number == end.run { end.offset } else { run.bytes().get() };
             (run, from, to - from)
         })
+    }
+
+    /// Whether it is of whole pieces of both ends, and of no more than two for each descriptor: naming
+    /// the pieces by their numbers is work for each, and listing what was joined is less.
+    pub(super) fn is_of_pieces(&self, plan: &TransferPlan) -> bool {
+        let piece = plan.source().layout().geometry().piece_bytes().get();
+        let is_whole = |bytes: u64| bytes.checked_rem(piece) == Some(0);
+        let descriptors = ByteCount::from_usize(self.descriptors()).get();
+        !plan.breaks_pieces()
+            && [self.places.start.offset, self.bytes.get()].into_iter().all(is_whole)
+            && self.bytes.get() / piece <= descriptors.saturating_mul(2)
+    }
+
+    /// The numbers of its pieces at one end. `None` if it is not of whole pieces.
+    pub(super) fn numbers(
+        &self,
+        plan: &TransferPlan,
+        side: Side,
+        numbering: &Numbering,
+        numbers: &mut Vec<i32>,
+    ) -> Option<()> {
+        numbers.clear();
+        let piece = numbering.piece().get();
+        for (run, from, length) in self.parts(plan) {
+            let at = run.at(side);
+            let mut left = length;
+            while left > 0 {
+                let offset = at.offset + from + (length - left);
+                numbers.push(numbering.number(RegionOffset { offset, ..at })?);
+                left = left.checked_sub(piece)?;
+            }
+        }
+        Some(())
     }
 
     /// The two lists of descriptors: of this process's memory and of the target.

@@ -6,9 +6,11 @@ mod error;
 mod file_ends;
 mod flight;
 mod lists;
+mod numbering;
 mod options;
 mod pace;
 mod posted;
+mod prepared;
 mod remains;
 mod route;
 mod worker;
@@ -26,6 +28,7 @@ pub use options::NixlEngineOptions;
 
 use crate::{Agent, NixlError};
 use attended::{Attended, Means};
+use prepared::Prepared;
 use route::{Operation, Rates, Route, Target};
 use worker::{Queue, Submitted};
 
@@ -142,7 +145,9 @@ impl NixlEngine {
     /// [`NixlError::Thread`] if its thread cannot be started.
     pub fn new(agent: &Agent, options: NixlEngineOptions) -> Result<Self, NixlError> {
         let rates = Rates::new(agent);
-        let means = Arc::new(Means { agent: agent.clone(), options: Arc::new(options), rates });
+        let prepared = Arc::new(Prepared::new(&options));
+        let (agent, options) = (agent.clone(), Arc::new(options));
+        let means = Arc::new(Means { agent, options, rates, prepared });
         let queue = Arc::<Queue>::default();
         let worker = worker::Worker::new(Arc::clone(&means), Arc::clone(&queue));
         let thread = threads::spawn("terrane-nixl".to_owned(), move || worker.serve())

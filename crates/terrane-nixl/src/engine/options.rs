@@ -20,6 +20,16 @@ pub struct NixlEngineOptions {
     pub request_descriptors: NonZeroUsize,
     /// How many requests of one transfer are in flight at a time.
     pub requests: NonZeroUsize,
+    /// Of how many descriptors NIXL prepares a list at most, one for each piece of an end, from which
+    /// requests to peers whose pieces cannot be joined are made by index; 0 for no lists. Listing that
+    /// many takes about 48 bytes each meanwhile, and holds up what else is in flight for about as long as
+    /// a transfer of that many descriptors spends on listing them anew. What NIXL keeps of it is a few
+    /// bytes for each stretch of evenly spaced pieces, and up to 56 for each descriptor of others. It
+    /// is kept until the engine meets another endpoint after this one has gone.
+    pub prepared_descriptors: usize,
+    /// When such a list is prepared: once so many times as many descriptors have been listed anew as it
+    /// has, at both ends; 0 for the first request.
+    pub prepare_after: u32,
     /// For how long after a request has begun or ended the engine's thread looks after the others
     /// without a rest. Some transports of UCX move bytes only while somebody looks; a network card
     /// goes on by itself, and with it little is enough.
@@ -30,14 +40,17 @@ pub struct NixlEngineOptions {
 }
 
 impl Default for NixlEngineOptions {
-    /// A deadline of two minutes, requests of up to 128 MiB and 16,384 descriptors, 4 at a time, an
-    /// attention of 10 ms, and a farewell of 2 seconds.
+    /// A deadline of two minutes; requests of up to 128 MiB and 16,384 descriptors, 4 at a time; lists of
+    /// up to 1,048,576 descriptors, prepared once as many have been listed anew; an attention of 10 ms,
+    /// and a farewell of 2 seconds.
     fn default() -> Self {
         Self {
             deadline: Some(Duration::from_secs(120)),
             request_bytes: ByteCount::mib(128),
             request_descriptors: const { NonZeroUsize::new(16_384).unwrap() },
             requests: const { NonZeroUsize::new(4).unwrap() },
+            prepared_descriptors: 1 << 20,
+            prepare_after: 1,
             attention: Duration::from_millis(10),
             farewell: Duration::from_secs(2),
         }

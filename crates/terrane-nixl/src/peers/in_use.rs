@@ -31,6 +31,8 @@ pub(super) struct State {
     pub(super) forgotten: bool,
     /// NIXL is being told of the peer, or made to let go of it: nothing is posted meanwhile.
     pub(super) reloading: bool,
+    /// How often NIXL has begun to be told, or to let go.
+    generation: u64,
     /// A request has failed.
     pub(super) suspect: bool,
     /// NIXL knows neither the peer nor, perhaps, how to close its connection.
@@ -47,6 +49,12 @@ impl State {
 
     pub(super) fn has_to_close(&self) -> bool {
         self.suspect && !self.is_unclosable && !self.reloading && self.transfers == self.adrift
+    }
+
+    /// NIXL is about to be told of the peer, or to let go of it.
+    pub(super) fn begin_reload(&mut self) {
+        self.reloading = true;
+        self.generation += 1;
     }
 
     /// The connection has been closed; or it is not known to be, if NIXL did not know the peer.
@@ -75,7 +83,7 @@ impl Peer {
         if state.transfers > 0 {
             return Err(state.transfers);
         }
-        state.reloading = true;
+        state.begin_reload();
         Ok(Reloading(self))
     }
 }
@@ -157,6 +165,16 @@ impl PeerUse {
             (false, true) => Readiness::Later,
             (false, false) => Readiness::Ready,
         }
+    }
+
+    /// Which account of the peer NIXL has: how often it has been given another, or has been told more,
+    /// by this process.
+    ///
+    /// Once the peer is [ready](Readiness::Ready), the account stays what it is for as long as this
+    /// lives and does not wait for the connection to be [closed](Self::closing); but NIXL may drop it by
+    /// itself, and then knows no such peer until there is another one.
+    pub(crate) fn generation(&self) -> u64 {
+        self.peer.state().generation
     }
 
     /// Waits until NIXL has been told of the peer, if it is being told.

@@ -144,7 +144,7 @@ impl Agent {
             return;
         }
         // Nothing is posted meanwhile.
-        state.reloading = true;
+        state.begin_reload();
         drop(state);
         let was_known = self.invalidate(&peer.name);
         if let Some(known) = loaded.of(peer) {

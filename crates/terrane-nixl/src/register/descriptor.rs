@@ -95,6 +95,16 @@ impl Descriptor {
         self.device
     }
 
+    /// Whether any byte of `other` lies within this one.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let begins_in = |inner: &Self, outer: &Self| {
+            let skipped = inner.address.checked_sub(outer.address);
+            skipped.is_some_and(|skipped| skipped < outer.length)
+        };
+        (self.memory, self.device) == (other.memory, other.device)
+            && (begins_in(self, other) || begins_in(other, self))
+    }
+
     /// Whether all of `other` lies within this one.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let skipped = other.address.checked_sub(self.address);
@@ -199,13 +209,25 @@ mod tests {
     }
 
     #[test]
-    fn one_descriptor_covers_another_within_it() {
+    fn one_descriptor_covers_another_within_it_and_overlaps_more() {
         let descriptor = |device, address, length| Descriptor {
             memory: MemoryType::File,
             address,
             length,
             device,
         };
+        for (other, expected) in [
+            (descriptor(1, 99, 1), false),
+            (descriptor(1, 99, 2), true),
+            (descriptor(1, 120, 1), true),
+            (descriptor(1, 0, usize::MAX), true),
+            (descriptor(1, 149, 9), true),
+            (descriptor(1, 150, 9), false),
+            (descriptor(2, 120, 1), false),
+        ] {
+            let one = descriptor(1, 100, 50);
+            assert_eq!([one.overlaps(&other), other.overlaps(&one)], [expected; 2], "{other:?}");
+        }
         let outer = descriptor(1, 100, 50);
         for (inner, expected) in [
             (outer, true),

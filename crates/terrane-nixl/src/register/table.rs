@@ -142,6 +142,15 @@ impl Table {
         self.0.get(descriptor).is_some_and(|entry| entry.backends.contains(&backend))
     }
 
+    /// Whether what a backend has of a span, of any byte of it, is among these descriptors. Then what
+    /// NIXL finds for the span is in force for as long as those are.
+    pub(crate) fn has_only(&self, own: &[Descriptor], span: &Descriptor, backend: usize) -> bool {
+        let mut entries = self.0.iter();
+        entries.all(|(other, entry)| {
+            !entry.backends.contains(&backend) || !other.overlaps(span) || own.contains(other)
+        })
+    }
+
     /// Whether a backend has a descriptor that covers this one.
     fn covers(&self, descriptor: &Descriptor, backend: usize) -> bool {
         let mut entries = self.0.iter();

@@ -122,7 +122,8 @@ fn taken(agent: &Agent, transfer: Transfer) -> (Flight, Completion<&'static str>
     let job = takes.0.lock().unwrap().pop().unwrap();
     let route = Route::of(agent, &Known::default(), job.plan()).unwrap();
     let options = Arc::new(NixlEngineOptions::default());
-    (Flight::new(job, route.begin(agent).unwrap(), &options), completion)
+    let prepared = Arc::new(Prepared::new(&options));
+    (Flight::new(job, route.begin(agent).unwrap(), &options, &prepared), completion)
 }
 
 #[track_caller]

@@ -1,0 +1,194 @@
+//! The numbers of a layout's pieces, in the order of their addresses.
+
+use smallvec::SmallVec;
+use terrane_core::ByteCount;
+use terrane_layout::{Geometry, RegionOffset};
+
+/// Numbers the pieces of a layout: region by region, and in each by their addresses. Pieces that are
+/// evenly spaced in memory have numbers that follow one another, and NIXL keeps such pieces as one
+/// stride.
+#[derive(Debug)]
+pub(super) struct Numbering {
+    regions: u32,
+    /// Of each region.
+    pieces: u64,
+    piece: ByteCount,
+    /// From the longest stride to the shortest.
+    dimensions: SmallVec<[Dimension; 3]>,
+}
+
+/// Pieces, or groups of them, that lie a stride apart.
+#[derive(Clone, Copy, Debug)]
+struct Dimension {
+    stride: u64,
+    count: u64,
+    /// How many pieces lie within a stride.
+    pieces: u64,
+}
+
+impl Numbering {
+    pub(super) fn of(geometry: &Geometry) -> Self {
+        let dimensions = [
+            (geometry.block_stride(), geometry.num_blocks()),
+            (geometry.layer_stride(), geometry.num_layers()),
+            (geometry.outer_stride(), geometry.outer_dim()),
+        ];
+        let mut strides: SmallVec<[(u64, u64); 3]> = dimensions
+            .into_iter()
+            // Layers that are regions of their own have no stride.
+            .filter(|(stride, count)| *count > 1 && !stride.is_zero())
+            .map(|(stride, count)| (stride.get(), u64::from(count)))
+            .collect();
+        strides.sort_unstable();
+        let mut dimensions: SmallVec<[Dimension; 3]> = SmallVec::new();
+        let mut pieces = 1;
+        for (stride, count) in strides {
+            match dimensions.last_mut() {
+                // No gap between the groups: they are one.
+                Some(inner) if inner.stride * inner.count == stride => inner.count *= count,
+                _ => dimensions.push(Dimension { stride, count, pieces }),
+            }
+            pieces *= count;
+        }
+        dimensions.reverse();
+        let (regions, piece) = (geometry.region_count(), geometry.piece_bytes());
+        Self { regions, pieces, piece, dimensions }
+    }
+
+    /// How long each piece is.
+    pub(super) fn piece(&self) -> ByteCount {
+        self.piece
+    }
+
+    /// How many pieces there are.
+    pub(super) fn count(&self) -> u64 {
+        self.pieces.saturating_mul(self.regions.into())
+    }
+
+    /// The number of the piece that begins there; `None` if none does, or NIXL's indices do not reach
+    /// so far.
+    #[inline]
+    pub(super) fn number(&self, at: RegionOffset) -> Option<i32> {
+        if at.region >= self.regions {
+            return None;
+        }
+        let (mut number, mut rest) = (u64::from(at.region) * self.pieces, at.offset);
+        for dimension in &self.dimensions {
+            let steps = rest / dimension.stride;
+            if steps >= dimension.count {
+                return None;
+            }
+            number += steps * dimension.pieces;
+            rest -= steps * dimension.stride;
+        }
+        (rest == 0).then(|| i32::try_from(number).ok()).flatten()
+    }
+
+    /// Where the pieces begin, in the order of their numbers.
+    pub(super) fn places(&self) -> impl Iterator<Item = RegionOffset> {
+        (0..self.regions).flat_map(move |region| {
+            (0..self.pieces).map(move |number| RegionOffset { region, offset: self.offset(number) })
+        })
+    }
+
+    /// Where a piece begins in its region, by its number there.
+    fn offset(&self, number: u64) -> u64 {
+        let (mut offset, mut rest) = (0, number);
+        for dimension in &self.dimensions {
+            offset += rest / dimension.pieces * dimension.stride;
+            rest %= dimension.pieces;
+        }
+        offset
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects by panicking")]
+
+    use terrane_core::Alignment;
+    use terrane_layout::{BlockDimension, ElementFormat, LayoutConfig, LayoutKind};
+
+    use super::*;
+
+    const KINDS: [LayoutKind; 3] = [
+        LayoutKind::FullyContiguous,
+        LayoutKind::LayerSeparate { block_dimension: BlockDimension::First },
+        LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second },
+    ];
+
+    /// Pieces of 192 bytes.
+    fn geometries() -> impl Iterator<Item = Geometry> {
+        let shapes = [1, 2, 5].into_iter().flat_map(|blocks| {
+            [1, 3].into_iter().flat_map(move |layers| [1, 2].map(|outers| (blocks, layers, outers)))
+        });
+        shapes.flat_map(|(blocks, layers, outers)| {
+            // Without gaps between blocks, and with some.
+            [Alignment::new(64).unwrap(), Alignment::PAGE].into_iter().flat_map(move |alignment| {
+                let config = LayoutConfig::builder().num_blocks(blocks).num_layers(layers);
+                let config = config.outer_dim(outers).page_size(4).inner_dim(24);
+                let config = config.element(ElementFormat::Width(2)).block_alignment(alignment);
+                let config = config.build().unwrap();
+                KINDS.map(move |kind| Geometry::new(&config, kind).unwrap())
+            })
+        })
+    }
+
+    #[test]
+    fn each_piece_has_a_number_of_its_own_in_the_order_of_addresses() {
+        for geometry in geometries() {
+            let numbering = Numbering::of(&geometry);
+            let mut expected = Vec::new();
+            for block in 0..geometry.num_blocks() {
+                for layer in 0..geometry.num_layers() {
+                    for outer in 0..geometry.outer_dim() {
+                        expected.push(geometry.offset(block, layer, outer));
+                    }
+                }
+            }
+            expected.sort_unstable();
+            let places: Vec<RegionOffset> = numbering.places().collect();
+            assert_eq!(places, expected, "{geometry:?}");
+            assert_eq!(numbering.count(), geometry.piece_count(), "{geometry:?}");
+            for (number, place) in (0..).zip(places) {
+                assert_eq!(numbering.number(place), Some(number), "{geometry:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_begins_at_no_piece_has_no_number() {
+        for geometry in geometries() {
+            let numbering = Numbering::of(&geometry);
+            for place in numbering.places() {
+                for off in [1, 64, 191] {
+                    let within = RegionOffset { offset: place.offset + off, ..place };
+                    assert_eq!(numbering.number(within), None, "{geometry:?}");
+                }
+            }
+            let end = RegionOffset { region: 0, offset: geometry.region_bytes().get() };
+            let beyond = RegionOffset { region: geometry.region_count(), offset: 0 };
+            assert_eq!([end, beyond].map(|at| numbering.number(at)), [None; 2], "{geometry:?}");
+        }
+    }
+
+    #[test]
+    fn evenly_spaced_pieces_are_one_dimension() {
+        let config = LayoutConfig::builder().num_blocks(7).num_layers(3).outer_dim(2).page_size(16);
+        let config = config.inner_dim(32).element(ElementFormat::Width(2)).build().unwrap();
+        let geometry = Geometry::new(&config, LayoutKind::FullyContiguous).unwrap();
+        assert_eq!(Numbering::of(&geometry).dimensions.len(), 1);
+    }
+
+    #[test]
+    fn numbers_beyond_an_index_of_nixl_are_none() {
+        let config = LayoutConfig::builder().num_blocks(u32::MAX).num_layers(1).outer_dim(1);
+        let config = config.page_size(1).inner_dim(8).element(ElementFormat::Width(2));
+        let config = config.build().unwrap();
+        let geometry = Geometry::new(&config, LayoutKind::FullyContiguous).unwrap();
+        let numbering = Numbering::of(&geometry);
+        let last = u32::try_from(i32::MAX).unwrap();
+        assert_eq!(numbering.number(geometry.offset(last, 0, 0)), Some(i32::MAX));
+        assert_eq!(numbering.number(geometry.offset(last + 1, 0, 0)), None);
+    }
+}
