@@ -60,6 +60,16 @@ fn requests_that_end_within_runs_conform() {
     check_copy_engine(&Peers { pair: Pair::new(), options });
 }
 
+#[test]
+fn requests_from_prepared_lists_conform() {
+    let options = NixlEngineOptions { prepare_after: 0, ..NixlEngineOptions::default() };
+    check_copy_engine(&Peers { pair: Pair::new(), options: options.clone() });
+    let request_descriptors = NonZeroUsize::new(3).unwrap();
+    let requests = NonZeroUsize::new(2).unwrap();
+    let options = NixlEngineOptions { request_descriptors, requests, ..options };
+    check_copy_engine(&Peers { pair: Pair::new(), options });
+}
+
 /// Files and system memory, and POSIX between them.
 struct Files {
     pair: Pair,

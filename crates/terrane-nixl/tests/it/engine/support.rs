@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use terrane_core::{Allocate, BoxedCause, HostAddress, Location};
-use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
+use terrane_layout::{
+    BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
+};
 use terrane_nixl::{
     Agent, AgentBuilder, BackendConfig, NixlEngine, NixlEngineOptions, RemoteLayout,
 };
@@ -62,6 +64,9 @@ impl Pair {
 }
 
 pub const CONTIGUOUS: LayoutKind = LayoutKind::FullyContiguous;
+
+/// No two pieces of a block are neighbours.
+pub const APART: LayoutKind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
 /// 2 layers, K and V, pieces of 1 KiB.
 pub fn config(blocks: u32) -> LayoutConfig {
