@@ -236,7 +236,7 @@ impl Flight {
         }
         // They are free again when others' requests have ended.
         let ios = match self.route.backend(agent).and_then(|backend| backend.ios.as_ref()) {
-            Some(ios) => match ios.take(stretch.descriptors()) {
+            Some(ios) => match ios.take(stretch.descriptors(), stretch.bytes.get()) {
                 Some(taken) => Some(taken),
                 None => return Ok(Next::Later),
             },
