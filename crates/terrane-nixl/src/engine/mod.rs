@@ -70,6 +70,13 @@ pub(crate) const NAME: &str = "nixl";
 /// no other has to be woken then, and the copy runs on the thread that waits for it. Threads that look,
 /// tasks that await, and waits until a given time are never kept by a copy.
 ///
+/// # Descriptors
+///
+/// A request has a descriptor for each run of bytes that is contiguous at both ends. Where pieces cannot
+/// be joined, and an end has been used so for a while, its pieces are listed once and for all, and
+/// requests name them by number, which is less work
+/// ([`prepared_descriptors`](NixlEngineOptions::prepared_descriptors)).
+///
 /// # When a peer does not answer
 ///
 /// Every transfer has a deadline, its own or that of the [options](NixlEngineOptions::deadline). A
