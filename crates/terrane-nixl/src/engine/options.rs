@@ -21,11 +21,11 @@ pub struct NixlEngineOptions {
     /// How many requests of one transfer are in flight at a time.
     pub requests: NonZeroUsize,
     /// Of how many descriptors NIXL prepares a list at most, one for each piece of an end, from which
-    /// requests to peers whose pieces cannot be joined are made by index; 0 for no lists. Listing that
-    /// many takes about 48 bytes each meanwhile, and holds up what else is in flight for about as long as
-    /// a transfer of that many descriptors spends on listing them anew. What NIXL keeps of it is a few
-    /// bytes for each stretch of evenly spaced pieces, and up to 56 for each descriptor of others. It
-    /// is kept until the engine meets another endpoint after this one has gone.
+    /// requests to peers whose pieces cannot be joined are made by index; 0 for no lists. Preparing one
+    /// takes about 48 bytes for each meanwhile, and holds up what else is in flight: two ends of 262,144
+    /// pieces take about 20 ms. What NIXL keeps is some 56 bytes for each stretch of evenly spaced
+    /// pieces, of which a layout without gaps has one in each region. It is kept until the engine meets
+    /// another endpoint after this one has gone.
     pub prepared_descriptors: usize,
     /// When such a list is prepared: once so many times as many descriptors have been listed anew as it
     /// has, at both ends; 0 for the first request.
