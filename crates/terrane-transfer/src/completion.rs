@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use terrane_core::ByteCount;
 
-use crate::attend::{self, Attendant, Helping};
+use crate::attend::{self, Attend, Attendant, Helping};
 use crate::sync::{Condvar, Mutex, lock, wait_at_most};
 use crate::{Layers, Progress, Report, Ticket, TransferError};
 
@@ -89,7 +89,7 @@ impl<G> Completion<G> {
                 return outcome;
             }
             match state.attendant() {
-                Some(attendant) if helping.goes_on() => {
+                Some(attendant) if helping.goes_on(&attendant) => {
                     drop(state);
                     helping.help(&attendant);
                     state = lock(&self.shared.state);
@@ -119,7 +119,7 @@ impl<G> Completion<G> {
                 return Err(self);
             }
             match state.attendant() {
-                Some(attendant) if helping.goes_on() => {
+                Some(attendant) if helping.goes_on(&attendant) => {
                     drop(state);
                     helping.help(&attendant);
                     state = lock(&self.shared.state);
@@ -229,17 +229,18 @@ impl<G> State<G> {
 
 /// The engine's end of a transfer, whatever the guard's type is.
 pub(crate) trait Settle: Send + Sync {
-    /// Lets those who wait help by way of `attendant`.
-    fn attend(&self, attendant: Attendant);
+    /// Lets those who wait help by way of `attend`.
+    fn attend(&self, attend: &Arc<dyn Attend>);
 
     /// Publishes the result and wakes whoever waits. A second call changes nothing.
     fn settle(&self, result: Result<Report, TransferError>);
 }
 
 impl<G: Send> Settle for Shared<G> {
-    fn attend(&self, attendant: Attendant) {
+    fn attend(&self, attend: &Arc<dyn Attend>) {
         let mut state = lock(&self.state);
         if let State::InFlight { attendant: slot, .. } = &mut *state {
+            let attendant = Attendant::invited(attend, slot.as_ref());
             let replaced = slot.replace(attendant);
             drop(state);
             // Whoever sleeps already helps from now on.

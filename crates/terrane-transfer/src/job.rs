@@ -120,16 +120,16 @@ impl CopyJob {
 
     /// Has threads that wait for the transfer, or for a layer of it, help by way of `attendant`
     /// until the job has ended. Those that sleep already begin to. A second attendant takes the
-    /// place of the first one.
+    /// place of the first one; whom it has invited again, or the first one has, attends anew.
     ///
     /// The engine keeps the attendant alive for as long as it is of use: the job does not, so that
     /// the attendant may own the job.
     pub fn attend(&self, attendant: Arc<dyn Attend>) {
         if let Some(layers) = &self.ending.layers {
-            layers.attend(Arc::downgrade(&attendant));
+            layers.attend(&attendant);
         }
         if let Some(settle) = &self.ending.settle {
-            settle.attend(Arc::downgrade(&attendant));
+            settle.attend(&attendant);
         }
     }
 

@@ -12,9 +12,9 @@ use std::time::Duration;
 use terrane_core::ByteCount;
 
 use crate::EventHandle;
-use crate::attend::{self, Attendant, Helping};
+use crate::attend::{self, Attend, Attendant, Helping};
 use crate::job::shielded;
-use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 
 /// The caller's view of the layers of a transfer in flight, from
 /// [`Completion::layers`](crate::Completion::layers). Cloning it costs a reference count.
@@ -147,13 +147,13 @@ impl Layers {
                 _ => {}
             }
             match &state.attendant {
-                Some(attendant) if helping.goes_on() => {
+                Some(attendant) if helping.goes_on(attendant) => {
                     let attendant = attendant.clone();
                     drop(state);
                     helping.help(&attendant);
                     state = lock(&self.shared.state);
                 }
-                _ => state = wait(&self.shared.changed, state),
+                _ => state = wait_at_most(&self.shared.changed, state, helping.nap()),
             }
         }
     }
@@ -260,12 +260,14 @@ impl LayerSignals {
         self.shared.set(layers, LayerState::Done, None);
     }
 
-    pub(crate) fn attend(&self, attendant: Attendant) {
+    pub(crate) fn attend(&self, attend: &Arc<dyn Attend>) {
         let mut state = lock(&self.shared.state);
         if !state.ended {
-            state.attendant = Some(attendant);
+            let attendant = Attendant::invited(attend, state.attendant.as_ref());
+            let replaced = state.attendant.replace(attendant);
             drop(state);
             self.shared.changed.notify_all();
+            drop(replaced);
         }
     }
 

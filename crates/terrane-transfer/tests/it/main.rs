@@ -10,6 +10,7 @@
 )]
 
 mod allocations;
+mod attention;
 mod compile_fail;
 mod completion;
 mod disk_faults;

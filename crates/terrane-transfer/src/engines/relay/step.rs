@@ -7,12 +7,11 @@ use crossbeam_channel::Sender;
 use terrane_core::BoxedCause;
 
 use super::worker::Message;
-use crate::attend::Attendant;
 use crate::completion::Settle;
 use crate::job::Ending;
 use crate::{
-    CopyEngine, CopyJob, Declined, Explanation, Progress, Report, Terms, Ticket, TransferError,
-    TransferPlan,
+    Attend, CopyEngine, CopyJob, Declined, Explanation, Progress, Report, Terms, Ticket,
+    TransferError, TransferPlan,
 };
 
 /// What a relay has another engine do.
@@ -73,7 +72,7 @@ struct Notice {
 
 impl Settle for Notice {
     /// Nobody waits for a part: the thread that is told of its end does not look before.
-    fn attend(&self, _: Attendant) {}
+    fn attend(&self, _: &Arc<dyn Attend>) {}
 
     fn settle(&self, result: Result<Report, TransferError>) {
         // The thread is there until every part has ended.
