@@ -114,6 +114,12 @@ impl Bounce {
         lock(&self.state).free.push(slot);
     }
 
+    /// Takes those that are free for all that there are, as no chunk has any.
+    pub(super) fn count_free(&self) {
+        let mut state = lock(&self.state);
+        state.slots.held = state.free.len();
+    }
+
     /// Frees what is not in use, but for the first slot. Says how much that was.
     pub(super) fn trim(&self) -> ByteCount {
         let mut state = lock(&self.state);

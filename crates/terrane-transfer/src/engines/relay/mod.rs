@@ -1,5 +1,6 @@
 //! Copies by two other engines, by way of memory that both of them reach.
 
+mod active;
 mod bounce;
 mod cut;
 mod lanes;
@@ -157,8 +158,7 @@ impl RelayEngine {
         let plan = self.shared.order_plan(route, job.plan())?;
         let (device_order, deadline) = (job.terms().device_order, job.terms().deadline);
         let terms = Terms { device_order, deadline, ..Terms::default() };
-        step::job(&**engine, plan, terms, Arc::default(), part, &self.messages)
-            .map_err(|declined| Failure::declined(declined, part.step, engine.name()))
+        step::job(engine, plan, terms, Arc::default(), part, &self.messages)
     }
 }
 
@@ -189,7 +189,7 @@ unsafe impl CopyEngine for RelayEngine {
             Ok((route, order)) => {
                 let engine = Arc::clone(route.engine(RelayStep::Order));
                 self.begin(Begin { transfer, job, route: Some(Ok(route)), ordered: true });
-                engine.submit(order);
+                step::submit(&engine, order);
             }
             Err(failure) => {
                 self.begin(Begin { transfer, job, route: Some(Err(failure)), ordered: false });

@@ -1,6 +1,7 @@
 //! The jobs that a relayed transfer is made of.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
@@ -80,20 +81,44 @@ impl Settle for Notice {
     }
 }
 
-/// A job for `engine`, of whose end the relay's thread will be told.
+/// A job for `engine`, of whose end the relay's thread will be told. The engine is another one's
+/// code, whose panic must not end this thread and all its transfers.
+///
+/// # Errors
+///
+/// That the engine does not take it, or panics.
 pub(super) fn job(
-    engine: &dyn CopyEngine,
+    engine: &Arc<dyn CopyEngine>,
     plan: TransferPlan,
     terms: Terms,
     progress: Arc<Progress>,
     part: Part,
     to: &Sender<Message>,
-) -> Result<CopyJob, Declined> {
-    let quote = engine.quote(&plan, &terms)?;
-    let explanation = Explanation::new(&plan, engine, quote);
+) -> Result<CopyJob, Failure> {
+    let explain = || {
+        let quote = engine.quote(&plan, &terms);
+        let explained = quote.map(|quote| Explanation::new(&plan, &**engine, quote));
+        explained.map_err(|declined| Failure::declined(declined, part.step, engine.name()))
+    };
+    let explanation = guarded(explain)??;
     let settle = Arc::new(Notice { part, to: to.clone() });
     let ending = Ending::new(Ticket::new([]), settle, None, explanation);
     Ok(CopyJob::part(plan, terms, progress, ending))
+}
+
+/// Hands a part to its engine.
+pub(super) fn submit(engine: &Arc<dyn CopyEngine>, job: CopyJob) {
+    // A job that is lost in a panic tells of its end as it drops.
+    let _ = guarded(|| engine.submit(job));
+}
+
+/// Calls what is another one's code.
+///
+/// # Errors
+///
+/// That it panicked.
+pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|_| TransferError::EngineStopped.into())
 }
 
 /// How a relayed transfer fails.

@@ -1,6 +1,7 @@
 //! Transfers by way of bounce memory.
 
 mod hops;
+mod panics;
 mod steered;
 
 use std::any::Any;
