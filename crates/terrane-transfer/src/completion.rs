@@ -232,6 +232,9 @@ pub(crate) trait Settle: Send + Sync {
     /// Lets those who wait help by way of `attend`.
     fn attend(&self, attend: &Arc<dyn Attend>);
 
+    /// Before the end: something may touch the memory even after it.
+    fn leaves_remains(&self) {}
+
     /// Publishes the result and wakes whoever waits. A second call changes nothing.
     fn settle(&self, result: Result<Report, TransferError>);
 }

@@ -29,8 +29,8 @@ pub struct CopyJob {
     // Fields drop in this order, so that when the outcome is published the memory at both ends
     // is no longer held and the blocks are free for others.
     plan: TransferPlan,
-    /// `None` for a part of another job.
-    claims: Option<Claims>,
+    /// Shared with the parts of the job.
+    claims: Arc<Claims>,
     terms: Terms,
     progress: Arc<Progress>,
     ending: Ending,
@@ -68,18 +68,24 @@ impl CopyJob {
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: Some(claims), terms, progress, ending }
+        Self { plan, claims: Arc::new(claims), terms, progress, ending }
     }
 
-    /// A part of another job, which outlives this one and holds the claims on what is the
-    /// transfer's. What else the plan touches is its maker's alone.
+    /// A part of another job, whose claims on what is the transfer's both of them hold. What else the
+    /// plan touches is its maker's alone, who is told if the part is given up.
     pub(crate) fn part(
+        claims: &Arc<Claims>,
         plan: TransferPlan,
         terms: Terms,
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: None, terms, progress, ending }
+        Self { plan, claims: Arc::clone(claims), terms, progress, ending }
+    }
+
+    /// For the parts of this job.
+    pub(crate) fn claims(&self) -> &Arc<Claims> {
+        &self.claims
     }
 
     /// What to copy.
@@ -156,18 +162,23 @@ impl CopyJob {
     /// transfer fails; the memory at both ends and the claims on its blocks belong to the [`Remains`]
     /// from here on.
     ///
-    /// # Errors
-    ///
-    /// Gives the job and the failure back if it is a part of another engine's transfer, whose memory
-    /// is that engine's to keep. Such a copy has to be waited for.
-    pub fn give_up(mut self, failure: CopyFailure) -> Result<Remains, Box<(Self, CopyFailure)>> {
-        if self.claims.is_none() {
-            return Err(Box::new((self, failure)));
-        }
+    /// A part of another engine's transfer, as a relay's chunk is, is given up likewise: the transfer
+    /// ends with the failure and its blocks stay claimed, and that engine leaves alone what memory of
+    /// its own the part goes through.
+    pub fn give_up(mut self, failure: CopyFailure) -> Remains {
         self.ending.result = Some(Err(self.describe(failure)));
+        self.leaves_remains();
         let Self { plan, claims, terms: _, progress: _, ending } = self;
         shielded(|| drop(ending));
-        Ok(Remains { plan, _claims: claims })
+        Remains { plan, _claims: claims }
+    }
+
+    /// Says, before the end, that something may go on to touch the memory when the job has ended: it
+    /// is given up, or a part of it has been.
+    pub(crate) fn leaves_remains(&self) {
+        if let Some(settle) = &self.ending.settle {
+            settle.leaves_remains();
+        }
     }
 
     /// Says how the copy ended, and lets go of everything.
@@ -232,7 +243,7 @@ impl fmt::Debug for CopyJob {
 pub struct Remains {
     // Fields drop in this order, as in `CopyJob`.
     plan: TransferPlan,
-    _claims: Option<Claims>,
+    _claims: Arc<Claims>,
 }
 
 impl fmt::Debug for Remains {

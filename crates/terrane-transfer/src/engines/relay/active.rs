@@ -1,12 +1,13 @@
 //! A transfer in work: its chunks, and the jobs that they are made of.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam_channel::Sender;
 use slab::Slab;
 use terrane_core::{ByteCount, StorageKind};
 
-use super::bounce::Slot;
+use super::bounce::{Bounce, Slot};
 use super::cut::Chunk;
 use super::lanes::{Lanes, at_a_time};
 use super::route::{Route, Sample, Shared, has_durability};
@@ -36,6 +37,8 @@ pub(super) struct Active {
     /// Whether the peer has still to be told.
     pub(super) to_tell: bool,
     pub(super) failure: Option<Failure>,
+    /// Whether a part has been given up, whose copy may go on.
+    pub(super) has_remains: bool,
 }
 
 /// A chunk, and the slot that it goes through.
@@ -65,6 +68,7 @@ impl Active {
             to_sync,
             to_tell,
             failure: None,
+            has_remains: false,
         }
     }
 
@@ -119,7 +123,8 @@ impl Active {
         outbox: &Sender<Message>,
     ) -> bool {
         let engine = Arc::clone(self.route.engine(part.step));
-        let job = match step::job(&engine, plan, terms, progress, part, outbox) {
+        let claims = self.job.claims();
+        let job = match step::job(&engine, claims, plan, terms, progress, part, outbox) {
             Ok(job) => job,
             Err(failure) => {
                 self.failure.get_or_insert(failure);
@@ -129,6 +134,42 @@ impl Active {
         self.in_flight += 1;
         step::submit(&engine, job);
         true
+    }
+
+    /// When it has to end, done or not, if that is not decided.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.job.terms().deadline.filter(|_| self.failure.is_none())
+    }
+
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        self.deadline().is_some_and(|deadline| deadline <= now)
+    }
+
+    /// A part has ended: takes its slot from the chunk, if it has one, and puts it where it belongs.
+    pub(super) fn release(&mut self, chunk: usize, has_remains: bool, bounce: &Bounce) {
+        match self.chunks.try_remove(chunk) {
+            Some(held) if has_remains => bounce.leave(held.slot),
+            Some(held) => bounce.give_back(held.slot),
+            None => {}
+        }
+    }
+
+    /// Ends the transfer, of which nothing is in flight.
+    pub(super) fn end(self, bounce: &Bounce) {
+        let Self { job, failure, chunks, has_remains, .. } = self;
+        // Those of a failed transfer that wait for an engine: nothing will be made of them.
+        chunks.into_iter().for_each(|(_, held)| bounce.give_back(held.slot));
+        if has_remains {
+            // For whom this is a part in turn.
+            job.leaves_remains();
+        }
+        match failure {
+            Some(failure) => failure.end(job),
+            None => {
+                job.start();
+                job.finish(Ok(()));
+            }
+        }
     }
 
     /// Tells of the layers that have arrived with this chunk.

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::active::Active;
 use super::lanes::Lanes;
 use super::route::{Route, Shared};
-use super::step::{Failure, Part, RelayStep};
+use super::step::{self, Failure, Part, PartEnd, RelayStep};
 use crate::job::shielded;
 use crate::{CopyJob, Terms, TransferError};
 
@@ -19,7 +19,7 @@ use crate::{CopyJob, Terms, TransferError};
 pub(super) enum Message {
     Begin(Box<Begin>),
     /// A part of a transfer has ended.
-    Ended(Part, Result<(), TransferError>),
+    Ended(PartEnd),
     /// The engine has dropped. Nothing begins after this.
     Close,
 }
@@ -80,22 +80,43 @@ impl Worker {
 
     fn serve_on(&mut self) {
         while !(self.closed && self.transfers.is_empty() && self.backlog.is_empty()) {
-            let Some(message) = self.next() else { return };
-            self.take_in(message);
+            if let Some(message) = self.next() {
+                self.take_in(message);
+            }
             while let Some(message) = self.backlog.pop_front() {
                 self.take_in(message);
             }
             while let Ok(message) = self.inbox.try_recv() {
                 self.take_in(message);
             }
+            self.end_late();
             // An allocator that refused may have changed its mind by now.
             self.is_out_of_slots = false;
             while self.fill_slots() || self.feed_engines() {}
         }
     }
 
+    /// Waits for what comes next; `None` if a deadline passes first.
     fn next(&mut self) -> Option<Message> {
-        self.backlog.pop_front().or_else(|| self.inbox.recv().ok())
+        let nearest = || self.transfers.values().filter_map(Active::deadline).min();
+        self.backlog.pop_front().or_else(|| match nearest() {
+            Some(deadline) => self.inbox.recv_deadline(deadline).ok(),
+            // This thread has a sender itself.
+            None => self.inbox.recv().ok(),
+        })
+    }
+
+    /// Has transfers fail whose deadline has passed: at once where nothing of them is in flight, and
+    /// where something is, when that has ended, to which their engines see.
+    fn end_late(&mut self) {
+        let now = Instant::now();
+        let late = self.transfers.iter().filter(|(_, active)| active.is_late(now));
+        for transfer in late.map(|(&transfer, _)| transfer).collect::<Vec<_>>() {
+            if let Some(active) = self.transfers.get_mut(&transfer) {
+                active.failure = Some(Failure::DeadlineExceeded);
+            }
+            self.settle(transfer);
+        }
     }
 
     /// After a panic: how far the thread had come is not known, so all that was begun fails. Each job
@@ -106,9 +127,14 @@ impl Worker {
             // This thread has a sender itself.
             let Ok(message) = self.inbox.recv() else { break };
             match message {
-                Message::Ended(part, _) if self.transfers.contains_key(&part.transfer) => {
+                Message::Ended(end) if self.transfers.contains_key(&end.part.transfer) => {
+                    let PartEnd { part, has_remains, .. } = end;
                     if let Some(active) = self.transfers.get_mut(&part.transfer) {
                         active.in_flight -= 1;
+                        active.has_remains |= has_remains;
+                        if has_remains {
+                            active.release(part.chunk, true, &self.shared.bounce);
+                        }
                     }
                 }
                 // It has not begun, or is over.
@@ -120,9 +146,9 @@ impl Worker {
         for (_, active) in self.transfers.drain() {
             // With the route, engines may drop.
             shielded(|| {
-                let Active { job, failure, chunks, .. } = active;
-                chunks.into_iter().for_each(|(_, held)| self.shared.bounce.give_back(held.slot));
-                failure.unwrap_or_else(|| TransferError::EngineStopped.into()).end(job);
+                let mut active = active;
+                active.failure.get_or_insert(TransferError::EngineStopped.into());
+                active.end(&self.shared.bounce);
             });
         }
         // One may have been lost on its way.
@@ -132,7 +158,7 @@ impl Worker {
     fn take_in(&mut self, message: Message) {
         match message {
             Message::Begin(begin) => self.begin(*begin),
-            Message::Ended(part, result) => self.ended(part, result),
+            Message::Ended(end) => self.ended(end),
             Message::Close => self.closed = true,
         }
     }
@@ -151,9 +177,11 @@ impl Worker {
     }
 
     /// A part has ended: does what comes after it.
-    fn ended(&mut self, part: Part, result: Result<(), TransferError>) {
+    fn ended(&mut self, end: PartEnd) {
+        let PartEnd { part, result, has_remains } = end;
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return };
         active.in_flight -= 1;
+        active.has_remains |= has_remains;
         let is_hop = matches!(part.step, RelayStep::IntoBounce | RelayStep::OutOfBounce);
         if is_hop {
             self.lanes.end(active.route.lane(part.step));
@@ -168,7 +196,8 @@ impl Worker {
             return self.lanes.push(active.route.lane(step), Part { step, ..part });
         }
         if is_hop {
-            self.release(part.transfer, part.chunk);
+            self.is_out_of_slots = false;
+            active.release(part.chunk, has_remains, &self.shared.bounce);
         }
         if part.step == RelayStep::Order {
             self.go_on(part.transfer);
@@ -200,7 +229,7 @@ impl Worker {
         {
             let active = self.transfers.get_mut(&transfer);
             let Some(active) = active.filter(|active| active.wants_slot()) else { continue };
-            if active.job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            if active.is_late(Instant::now()) {
                 active.failure = Some(Failure::DeadlineExceeded);
                 self.settle(transfer);
                 continue;
@@ -216,11 +245,20 @@ impl Worker {
                 continue;
             };
             let bounce = &self.shared.bounce;
-            let Some(slot) = catch_unwind(AssertUnwindSafe(|| bounce.take())).unwrap_or(None)
-            else {
-                self.turns.push_front(transfer);
-                self.is_out_of_slots = true;
-                return has_filled;
+            let taken = step::guarded(|| bounce.take()).and_then(|taken| Ok(taken?));
+            let slot = match taken {
+                Ok(Some(slot)) => slot,
+                // Nobody has one that would come back.
+                Err(failure) if bounce.slots().held == 0 => {
+                    active.failure = Some(failure);
+                    self.settle(transfer);
+                    continue;
+                }
+                Ok(None) | Err(_) => {
+                    self.turns.push_front(transfer);
+                    self.is_out_of_slots = true;
+                    return has_filled;
+                }
             };
             active.begin_chunk(transfer, chunk, slot, &mut self.lanes);
             if active.wants_slot() {
@@ -274,10 +312,8 @@ impl Worker {
 
     fn release(&mut self, transfer: u64, chunk: usize) {
         let Some(active) = self.transfers.get_mut(&transfer) else { return };
-        if let Some(held) = active.chunks.try_remove(chunk) {
-            self.is_out_of_slots = false;
-            self.shared.bounce.give_back(held.slot);
-        }
+        self.is_out_of_slots = false;
+        active.release(chunk, false, &self.shared.bounce);
     }
 
     /// Makes a transfer's files durable when all has been written, tells the peer, and finishes it
@@ -321,18 +357,8 @@ impl Worker {
                 Err(error) => active.failure = Some(error.into()),
             }
         }
-        let Some(Active { job, failure, chunks, .. }) = self.transfers.remove(&transfer) else {
-            return;
-        };
-        // Those of a failed transfer that wait for an engine: nothing will be made of them.
-        self.is_out_of_slots &= chunks.is_empty();
-        chunks.into_iter().for_each(|(_, held)| self.shared.bounce.give_back(held.slot));
-        match failure {
-            Some(failure) => failure.end(job),
-            None => {
-                job.start();
-                job.finish(Ok(()));
-            }
-        }
+        let Some(active) = self.transfers.remove(&transfer) else { return };
+        self.is_out_of_slots &= active.chunks.is_empty();
+        active.end(&self.shared.bounce);
     }
 }

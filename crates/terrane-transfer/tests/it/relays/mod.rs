@@ -1,5 +1,6 @@
 //! Transfers by way of bounce memory.
 
+mod given_up;
 mod hops;
 mod panics;
 mod steered;
