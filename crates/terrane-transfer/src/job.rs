@@ -16,8 +16,8 @@ use crate::hazard::Claim;
 use crate::sync::per_thread;
 use crate::ticket::Dependent;
 use crate::{
-    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, Report, Ticket, TransferError,
-    TransferId, TransferPlan,
+    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, PinnedOrder, Report, Ticket,
+    TransferError, TransferId, TransferPlan,
 };
 
 /// A validated transfer that an engine executes: the plan, and the duty to say how it ended.
@@ -32,6 +32,8 @@ pub struct CopyJob {
     /// Shared with the parts of the job.
     claims: Arc<Claims>,
     terms: Terms,
+    /// Keeps the order of the terms.
+    order: Option<PinnedOrder>,
     progress: Arc<Progress>,
     ending: Ending,
 }
@@ -65,10 +67,11 @@ impl CopyJob {
         plan: TransferPlan,
         claims: Claims,
         terms: Terms,
+        order: Option<PinnedOrder>,
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: Arc::new(claims), terms, progress, ending }
+        Self { plan, claims: Arc::new(claims), terms, order, progress, ending }
     }
 
     /// A part of another job, whose claims on what is the transfer's both of them hold. What else the
@@ -80,7 +83,7 @@ impl CopyJob {
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: Arc::clone(claims), terms, progress, ending }
+        Self { plan, claims: Arc::clone(claims), terms, order: None, progress, ending }
     }
 
     /// For the parts of this job.
@@ -168,8 +171,8 @@ impl CopyJob {
     pub fn give_up(mut self, failure: CopyFailure) -> Remains {
         self.ending.result = Some(Err(self.describe(failure)));
         self.leaves_remains();
-        let Self { plan, claims, terms: _, progress: _, ending } = self;
-        shielded(|| drop(ending));
+        let Self { plan, claims, terms: _, order, progress: _, ending } = self;
+        shielded(|| drop((order, ending)));
         Remains { plan, _claims: claims }
     }
 

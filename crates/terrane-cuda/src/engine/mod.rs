@@ -11,6 +11,7 @@ mod launch;
 mod lists;
 mod options;
 mod packing;
+mod pin;
 mod reach;
 mod scratch;
 mod streams;
@@ -26,10 +27,13 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{ByteCount, Capability, CapabilityReport, Grant, Reason, StorageKind, Wish};
+use terrane_core::{
+    BoxedCause, ByteCount, Capability, CapabilityReport, Grant, Reason, StorageKind, Wish,
+};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Side, Terms, TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Side, Terms,
+    TransferPlan,
 };
 
 pub use calibration::{Calibration, CalibrationOptions, Direction, PathCost};
@@ -402,6 +406,10 @@ unsafe impl CopyEngine for DeviceEngine {
 
     fn capabilities(&self) -> CapabilityReport {
         self.shared.capabilities.clone()
+    }
+
+    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+        Ok(pin::pin(order, &self.shared.context)?)
     }
 
     fn submit(&self, job: CopyJob) {

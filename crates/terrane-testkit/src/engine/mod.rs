@@ -11,13 +11,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use terrane_core::StorageKind;
+use terrane_core::{BoxedCause, StorageKind};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, Quote, Remains, Terms, TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Remains, Terms,
+    TransferPlan,
 };
 
-use crate::device::{Gate, lock};
+use crate::device::{self, Gate, lock};
 use crate::random::Seeded;
 
 /// Copies between host memory and simulated devices, on threads of its own, as
@@ -197,6 +198,11 @@ unsafe impl CopyEngine for SimulatedEngine {
         let gate = Gate::of(job.terms().device_order).unwrap_or_default();
         lock(&self.shared.state).queue.push_back(Queued { job, gate });
         self.shared.changed.notify_all();
+    }
+
+    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+        let event = device::pin(order).ok_or(Declined::DeviceOrder)?;
+        Ok(PinnedOrder::new(event.order(), event))
     }
 }
 

@@ -23,6 +23,7 @@ mod heads;
 mod layers;
 mod limits;
 mod model;
+mod orders;
 mod overlaps;
 mod ownership;
 mod peers;

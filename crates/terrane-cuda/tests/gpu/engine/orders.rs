@@ -96,6 +96,45 @@ fn a_transfer_that_waits_holds_up_no_other() {
     assert!(all_are(&held_there, &fixture, 9));
 }
 
+/// The event is recorded again, where it has happened at once, while the transfer waits for another.
+#[test]
+fn behind_another_transfer_an_event_marks_what_it_did_at_the_submission() {
+    let name = "behind_another_transfer_an_event_marks_what_it_did_at_the_submission";
+    let Some(context) = device(name, ROOM) else { return };
+    let room = much(&context);
+    let [before, compute, idle] = [(); 3].map(|()| Stream::new(&context).unwrap());
+    for (round, blocks) in [(1, 1), (2, 64), (3, 1), (4, 64)] {
+        let fixture = fixture(&context, None);
+        let manager = fixture.manager();
+        let shape = config(blocks + 1, 8, 16);
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        let others = [
+            fixture.endpoint(DEVICE, shape, LAYERS_APART),
+            fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous),
+        ];
+        let ids: Vec<u32> = (0..=blocks).collect();
+        keep_busy(&before, &room);
+        // SAFETY: the stream lives until the transfer has ended.
+        let after_before = unsafe { before.order() };
+        let first = Transfer::new(&others[0], &others[1]).blocks(&[0], &[0]);
+        let first = manager.submit(first.device_order(after_before), ()).unwrap();
+        keep_busy(&compute, &room);
+        write_late(&compute, &room, &here, round);
+        let event = Event::new(&context, Timing::Off).unwrap();
+        event.record(&compute).unwrap();
+        // SAFETY: the event lives until the transfer has ended; so does the stream.
+        let orders = [unsafe { event.order() }, unsafe { compute.order() }];
+        let order = orders[usize::from(round > 2)];
+        let second = Transfer::new(&here, &there).blocks(&ids, &ids).after(&first.ticket());
+        let second = manager.submit(second.device_order(order), ()).unwrap();
+        event.record(&idle).unwrap();
+        end_of(first).result.unwrap();
+        end_of(second).result.unwrap();
+        assert!(all_are(&there, &fixture, round), "{blocks} blocks: too early");
+    }
+}
+
 #[test]
 fn layers_can_be_used_while_others_travel() {
     let name = "layers_can_be_used_while_others_travel";

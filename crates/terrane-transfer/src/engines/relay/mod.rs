@@ -17,10 +17,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{Allocate, ByteCount};
+use terrane_core::{Allocate, BoxedCause, ByteCount};
 
 use crate::engines::threads;
-use crate::{CopyEngine, CopyJob, Declined, Planner, Quote, Terms, TransferError, TransferPlan};
+use crate::{
+    CopyEngine, CopyJob, Declined, DeviceOrder, PinnedOrder, Planner, Quote, Terms, TransferError,
+    TransferPlan,
+};
 use bounce::Bounce;
 use route::{Route, Shared, has_order};
 use step::{Failure, Part};
@@ -206,6 +209,11 @@ unsafe impl CopyEngine for RelayEngine {
                 self.begin(Begin { transfer, job, route: Some(Err(failure)), ordered: false });
             }
         }
+    }
+
+    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+        let [one, other] = &self.shared.engines;
+        one.pin(order).or_else(|_| other.pin(order))
     }
 }
 
