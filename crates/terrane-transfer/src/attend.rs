@@ -22,7 +22,7 @@ pub trait Attend: Send + Sync {
     /// others included.
     ///
     /// It is called on threads of callers, often, on several at once, and again from within itself
-    /// (what finishing a job runs may wait for another one). So it takes a microsecond or so and
+    /// (what finishing a job starts may look at another one). So it takes a microsecond or so and
     /// never blocks: where another thread is at it already, it returns. As wherever a job is
     /// finished, the engine holds no lock meanwhile that it takes to accept one.
     fn poll(&self);

@@ -26,7 +26,8 @@ use crate::{Layers, Progress, Report, Ticket, TransferError};
 /// A thread that waits helps the engine to notice the end, if the engine has a use for that
 /// ([`Attend`](crate::Attend)), for a while before it sleeps; one that looks helps once. What ends
 /// a transfer may therefore run on this thread: whatever drops with it, and the start of transfers
-/// that waited for it.
+/// that waited for it. What drops with a transfer, and wakers, must not wait for another one
+/// ([`TransferManager::submit`](crate::TransferManager::submit) says why).
 #[must_use = "a dropped completion lets the transfer go on, and loses its result"]
 pub struct Completion<G> {
     shared: Arc<Shared<G>>,

@@ -187,7 +187,9 @@ impl CopyJob {
     /// Says how the copy ended, and lets go of everything.
     ///
     /// That runs foreign code: the drop of the caller's guard and of adopted memory, and wakers.
-    /// Should it panic, the panic ends here, as the engine has other jobs to serve.
+    /// Should it panic, the panic ends here, as the engine has other jobs to serve. It
+    /// [must not wait](crate::TransferManager::submit) for another transfer, so that an engine may
+    /// finish its jobs on a single thread.
     pub fn finish(mut self, result: Result<(), CopyFailure>) {
         let result = result.map_err(|failure| self.describe(failure));
         self.ending.result = Some(result);

@@ -95,6 +95,15 @@ impl TransferManager {
     /// has ended, such as a lock on its own tables. It comes back with the outcome, or at once
     /// with the refusal.
     ///
+    /// # What runs as a transfer ends
+    ///
+    /// The drop of a guard whose completion has gone, the drop of what adopted memory belongs to, and
+    /// wakers run on whichever thread ends the transfer: one of an engine's, or of somebody who waits
+    /// for another transfer. They must not wait for a transfer, nor for a thread that does, as the
+    /// thread that they keep may be the one that ends it: a relay, for one, ends all of its own on a
+    /// single thread. Whoever has to wait there does so on a thread of its own. To submit another
+    /// transfer is fine.
+    ///
     /// # Errors
     ///
     /// [`Rejected`] with a refusal of [`TransferError`]; then nothing has been copied or claimed.

@@ -67,7 +67,8 @@ const NAME: &str = "relay";
 /// # Threads
 ///
 /// One thread, named `terrane-relay`, makes the plans of the parts and hands them to the engines;
-/// no bytes pass through it. Dropping the engine lets the thread finish what was submitted, and
+/// no bytes pass through it. It ends the transfers as well, so what drops with one must not wait for
+/// another ([`TransferManager::submit`](crate::TransferManager::submit)). Dropping the engine lets the thread finish what was submitted, and
 /// joins it, unless it drops on a thread of an engine, which must not wait for others: then it ends
 /// by itself.
 ///
