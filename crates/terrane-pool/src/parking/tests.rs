@@ -1,4 +1,5 @@
 //! Streams that come and go, and fences that do not tell the truth.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by panicking")]
 
 use std::sync::atomic::AtomicU32;
 
