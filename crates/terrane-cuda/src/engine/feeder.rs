@@ -12,7 +12,7 @@ use terrane_core::ByteCount;
 use terrane_transfer::CopyFailure;
 
 use super::Shared;
-use super::flight::{due, engine_failure};
+use super::flight::{Failed, due, engine_failure};
 use super::scratch::{Scratch, ScratchPool};
 use super::watch::Task;
 use super::work::{Chunk, Work};
@@ -91,7 +91,7 @@ impl Drop for Seat {
 impl Feed {
     /// Ends the job, of which nothing has been submitted.
     pub(super) fn cancel(self, error: CudaError) {
-        self.work.into_cargo().drain(engine_failure(error));
+        self.work.into_cargo(None).finish(Err(engine_failure(error)));
     }
 }
 
@@ -229,15 +229,14 @@ impl Feeder {
         due(time(all - first)?..time(all)?)
     }
 
-    /// Ends a job, after waiting for what has been submitted of it.
+    /// Has a job end when what has been submitted of it has.
     fn fail(&mut self, feed: Feed, failure: CopyFailure) {
         let Feed { work, seat, .. } = feed;
         drop(seat);
-        let mut cargo = work.into_cargo();
-        cargo.lanes.come_to_rest();
-        // Nothing uses its buffer any more.
-        self.desk.give_back(cargo.scratch.take());
-        cargo.finish(Err(failure));
+        // Not here, where others wait for their turn: it takes as long as it takes, and finishing
+        // a job runs foreign code. There are watchers for as long as there are feeders.
+        let failed = Failed::new(work.into_cargo(Some(&self.desk)), failure);
+        let _ = self.watchers.send(Task::Drain(failed));
         self.retire_ended();
     }
 

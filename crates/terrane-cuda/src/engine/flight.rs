@@ -8,13 +8,16 @@ use std::time::{Duration, Instant};
 use terrane_core::ByteCount;
 use terrane_transfer::{Attend, CopyFailure, CopyJob, Progress};
 
+use super::abandoned::{Abandoned, Lost};
 use super::calibration::Direction;
 use super::choice::Corrections;
+use super::feeder::Desk;
 use super::lists::BlockLists;
 use super::options::CopyPath;
 use super::reach::Reach;
 use super::scratch::Scratch;
-use super::streams::Lanes;
+use super::streams::{Lanes, MOST_QUESTIONS, Naps, Rest};
+use crate::driver::BesideCaptures;
 use crate::error::CudaError;
 use crate::event::Event;
 use crate::kernels::Kernels;
@@ -42,7 +45,7 @@ pub(super) struct Cargo {
     /// The first to drop, so that the rest outlives what is on them.
     pub(super) lanes: Lanes,
     /// A buffer that work which failed may still use.
-    pub(super) scratch: Option<Scratch>,
+    pub(super) scratch: Option<(Scratch, Arc<Desk>)>,
     pub(super) lists: Option<BlockLists>,
     pub(super) job: CopyJob,
     pub(super) count: Arc<Count>,
@@ -81,26 +84,28 @@ impl Flight {
         }
     }
 
-    /// Whether nothing more is to come: the work has ended, or it is not known whether.
-    pub(super) fn is_failing(&self) -> bool {
-        self.end.is_complete().is_err()
-    }
-
     /// Looks whether the job has ended, and finishes it if so. Answers whether it has.
     pub(super) fn look(&self) -> bool {
-        match self.end.is_complete() {
-            Ok(false) => {
-                self.tell_layers();
-                false
-            }
-            Ok(true) => self.try_finish(),
-            // Whether the work has ended is not known then. The engine's own thread waits for it.
-            Err(_) => false,
-        }
+        // Whether the work has ended is not known if that fails. The engine's own thread waits for it.
+        self.try_look().unwrap_or(false)
     }
 
-    /// Waits for the end, and finishes the job.
-    pub(super) fn see_through(self: &Arc<Self>) {
+    /// As [`look`](Self::look).
+    ///
+    /// # Errors
+    ///
+    /// Why it is not known whether the job has ended.
+    pub(super) fn try_look(&self) -> Result<bool, CudaError> {
+        if self.end.is_complete()? {
+            return Ok(self.try_finish());
+        }
+        self.tell_layers();
+        Ok(false)
+    }
+
+    /// Waits for the end, and finishes the job; gives it back if it is not known whether it has
+    /// ended.
+    pub(super) fn see_through(self: &Arc<Self>) -> Option<Failed> {
         // The failure of an event is that of the end, too.
         while let Some(event) = self.next_layer() {
             if event.wait().is_err() {
@@ -115,19 +120,28 @@ impl Flight {
                 let begun = Instant::now();
                 while begun.elapsed() < LAST_SPIN {
                     if self.look() {
-                        return;
+                        return None;
                     }
                     std::hint::spin_loop();
                 }
             }
         }
         let ended = self.end.wait();
-        let Some(cargo) = self.lock().cargo.take() else { return };
+        let cargo = self.lock().cargo.take()?;
         match ended {
-            Ok(()) => cargo.finish(Ok(())),
+            Ok(()) => {
+                cargo.finish(Ok(()));
+                None
+            }
             // Of the streams it is found out whether anything still runs.
-            Err(error) => cargo.drain(engine_failure(error)),
+            Err(error) => Some(Failed::new(Box::new(cargo), engine_failure(error))),
         }
+    }
+
+    /// As [`see_through`](Self::see_through), where the end event fails.
+    pub(super) fn give_up(&self, error: CudaError) -> Option<Failed> {
+        let cargo = self.lock().cargo.take()?;
+        Some(Failed::new(Box::new(cargo), engine_failure(error)))
     }
 
     fn next_layer(&self) -> Option<Arc<Event>> {
@@ -173,7 +187,10 @@ const LAST_SPIN: Duration = Duration::from_micros(500);
 
 impl Attend for Flight {
     fn poll(&self) {
+        // It runs on threads of callers, beside whatever others of theirs are capturing.
+        let beside = BesideCaptures::new(self.end.context().driver());
         self.look();
+        drop(beside);
     }
 
     fn due(&self) -> Option<Range<Instant>> {
@@ -195,15 +212,79 @@ impl Cargo {
             }
         }
         // Others may use the streams before the caller hears of the end.
-        drop((lanes, scratch, lists));
+        drop((lanes, lists));
+        if let Some((scratch, desk)) = scratch {
+            desk.give_back(Some(scratch));
+        }
         job.finish(result);
         drop((ends, kernels));
     }
 
-    /// Finishes the job after whatever has been put on its streams, which takes what it takes.
-    pub(super) fn drain(mut self, failure: CopyFailure) {
-        self.lanes.come_to_rest();
-        self.finish(Err(failure));
+    /// Ends a job that has not come to rest, and perhaps never will. What the device may use is
+    /// kept by `lost`.
+    ///
+    /// # Errors
+    ///
+    /// The job and its failure, if it is a part of another engine's, and has to be waited for.
+    fn abandon(self, failure: CopyFailure, lost: &Lost) -> Result<(), (Box<Self>, CopyFailure)> {
+        let Self { lanes, scratch, lists, job, count, ends, lesson, kernels } = self;
+        match job.give_up(failure) {
+            Ok(remains) => {
+                lost.keep(Abandoned { lanes, scratch, lists, remains, ends, kernels });
+                Ok(())
+            }
+            Err(refused) => {
+                let (job, failure) = *refused;
+                let cargo = Self { lanes, scratch, lists, job, count, ends, lesson, kernels };
+                Err((Box::new(cargo), failure))
+            }
+        }
+    }
+}
+
+/// A job that has failed, and of which work may be on the device.
+pub(super) struct Failed {
+    cargo: Box<Cargo>,
+    failure: CopyFailure,
+    /// How often the driver has not said whether any is.
+    unknown: u32,
+}
+
+impl Failed {
+    pub(super) fn new(cargo: Box<Cargo>, failure: CopyFailure) -> Self {
+        Self { cargo, failure, unknown: 0 }
+    }
+
+    /// Finishes the job if nothing of it is on the device any more, and gives it back otherwise. If
+    /// the driver has not said so for long, it ends all the same, and what the device may use stays.
+    pub(super) fn look(mut self, lost: &Lost) -> Option<Self> {
+        match self.cargo.lanes.rest() {
+            Rest::Come => {
+                self.cargo.finish(Err(self.failure));
+                None
+            }
+            Rest::NotYet => Some(Self { unknown: 0, ..self }),
+            Rest::Unknown(_) if self.unknown < MOST_QUESTIONS => {
+                Some(Self { unknown: self.unknown + 1, ..self })
+            }
+            Rest::Unknown(error) => {
+                tracing::error!(%error, "the driver does not say whether a transfer still runs");
+                match self.cargo.abandon(self.failure, lost) {
+                    Ok(()) => None,
+                    Err((cargo, failure)) => Some(Self::new(cargo, failure)),
+                }
+            }
+        }
+    }
+
+    /// Does so again and again.
+    pub(super) fn see_through(self, lost: &Lost) {
+        let mut naps = Naps::default();
+        let mut left = self.look(lost);
+        while let Some(failed) = left {
+            naps.take();
+            left = failed.look(lost);
+        }
     }
 }
 

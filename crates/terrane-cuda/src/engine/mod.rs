@@ -1,6 +1,7 @@
 //! The engine that copies blocks between a device and pinned memory, within the device, and
 //! between devices.
 
+mod abandoned;
 mod batch;
 mod calibration;
 mod choice;
@@ -36,7 +37,7 @@ pub use calibration::{Calibration, CalibrationOptions, Direction, PathCost};
 pub use options::{CopyPath, DeviceEngineOptions};
 
 use crate::context::Context;
-use crate::driver::DriverCode;
+use crate::driver::{BesideCaptures, DriverCode};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use choice::{Choice, Corrections, Shape};
@@ -183,6 +184,7 @@ impl DeviceEngine {
     /// [`CudaError::KernelsRefused`] if they are [required](DeviceEngineOptions::kernels), those of
     /// making a stream, [`CudaError::Thread`].
     pub fn new(context: &Context, options: DeviceEngineOptions) -> Result<Self, CudaError> {
+        let _beside = BesideCaptures::new(context.driver());
         let (kernels, capabilities) = load_kernels(context, options.kernels)?;
         let shared = Arc::new(Shared {
             kernels,
@@ -207,7 +209,8 @@ impl DeviceEngine {
             gates: Some(gates),
             threads: Vec::new(),
         };
-        let (tasks, gated) = (Watch::new(tasks), Watch::new(gated));
+        let lost = Arc::default();
+        let (tasks, gated) = (Watch::new(tasks, &lost), Watch::new(gated, &lost));
         for number in 0..engine.shared.options.watchers.get() {
             let tasks = Arc::clone(&tasks);
             engine.start(format!("terrane-cuda-wait-{number}"), move || tasks.serve())?;
@@ -235,7 +238,13 @@ impl DeviceEngine {
         name: String,
         serve: impl FnOnce() + Send + 'static,
     ) -> Result<(), CudaError> {
-        let thread = threads::spawn(name, serve).map_err(|source| CudaError::Thread { source })?;
+        let driver = self.shared.context.driver();
+        let beside = move || {
+            // For as long as the thread lives, whatever other threads capture.
+            let _beside = BesideCaptures::new(driver);
+            serve();
+        };
+        let thread = threads::spawn(name, beside).map_err(|source| CudaError::Thread { source })?;
         self.threads.push(thread);
         Ok(())
     }
@@ -412,6 +421,8 @@ unsafe impl CopyEngine for DeviceEngine {
         if job.plan().bytes().is_zero() && device_of(job.terms().device_order).is_none() {
             return self.watch(Task::Over(Box::new(job), Ok(())));
         }
+        // The thread is the caller's, of whom another may be capturing.
+        let _beside = BesideCaptures::new(self.shared.context.driver());
         // The context is bound once for all the calls of the driver.
         let mut job = Some(job);
         let bound = self.shared.context.bound(|_| {

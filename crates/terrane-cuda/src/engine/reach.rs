@@ -10,6 +10,7 @@ use terrane_transfer::{Endpoint, EndpointId, GridEnd, Side, TransferPlan, WeakEn
 use super::packing::index;
 use super::tables::{ENTRY_BYTES, Table, Tables};
 use crate::context::Context;
+use crate::driver::BesideCaptures;
 use crate::error::CudaError;
 use crate::memory::device_pointer;
 use crate::stream::Stream;
@@ -320,6 +321,7 @@ impl ReachCache {
                 return Ok(Some(Arc::clone(found)));
             }
         }
+        let _beside = BesideCaptures::new(self.context.driver());
         let Some(found) = Reach::of(&self.context, endpoint)?.map(Arc::new) else {
             // It may be locked by the next time.
             return Ok(None);

@@ -1,6 +1,8 @@
 //! The engine's streams: one or two for each transfer, so that none waits for another's work.
 
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use terrane_core::ByteCount;
@@ -9,7 +11,8 @@ use terrane_transfer::{DeviceOrder, StreamHandle};
 use super::options::DeviceEngineOptions;
 use super::packing::index;
 use crate::context::Context;
-use crate::error::CudaError;
+use crate::driver::DriverCode;
+use crate::error::{CudaError, check_ready};
 use crate::event::{Event, Timing};
 use crate::stream::{Stream, StreamPriority};
 
@@ -114,14 +117,69 @@ impl Lanes {
         self.is_used = false;
     }
 
-    /// Waits for what has been submitted, if anything has.
-    pub(super) fn come_to_rest(&mut self) {
-        if std::mem::take(&mut self.is_used) {
-            for stream in &self.streams {
-                // A stream that fails has nothing that runs any more.
-                let _ = stream.synchronize();
+    /// Asks whether anything of the job may still be on the device. Never blocks.
+    pub(super) fn rest(&mut self) -> Rest {
+        if !self.is_used {
+            return Rest::Come;
+        }
+        for stream in &self.streams {
+            match stream.is_idle() {
+                Ok(true) => {}
+                Ok(false) => return Rest::NotYet,
+                // Nothing runs in a context that is lost.
+                Err(error) if error.is_device_lost() => break,
+                // Another error is one of the question, and says nothing about the work.
+                Err(error) => return Rest::Unknown(error),
             }
         }
+        self.is_used = false;
+        Rest::Come
+    }
+
+    /// Waits for what has been submitted, if anything has, however long that takes.
+    ///
+    /// # Errors
+    ///
+    /// Why nobody knows whether it has ended, after having asked again and again.
+    pub(super) fn come_to_rest(&mut self) -> Result<(), CudaError> {
+        let mut naps = Naps::default();
+        let mut unknown = 0;
+        loop {
+            match self.rest() {
+                Rest::Come => return Ok(()),
+                Rest::NotYet => unknown = 0,
+                Rest::Unknown(error) if unknown == MOST_QUESTIONS => return Err(error),
+                Rest::Unknown(_) => unknown += 1,
+            }
+            naps.take();
+        }
+    }
+}
+
+/// Whether a job's work has left the device.
+#[derive(Debug)]
+pub(super) enum Rest {
+    /// It has.
+    Come,
+    /// It has not.
+    NotYet,
+    /// The driver does not say.
+    Unknown(CudaError),
+}
+
+/// How often a driver that does not say is asked: with the naps between, for some seconds.
+pub(super) const MOST_QUESTIONS: u32 = 256;
+
+/// Sleeps between questions, which become longer.
+#[derive(Debug, Default)]
+pub(super) struct Naps(u32);
+
+impl Naps {
+    pub(super) fn take(&mut self) {
+        const FIRST: Duration = Duration::from_micros(20);
+        const LONGEST_DOUBLING: u32 = 9;
+        std::thread::sleep(FIRST * (1 << self.0));
+        self.0 = (self.0 + 1).min(LONGEST_DOUBLING);
     }
 }
 
@@ -135,7 +193,9 @@ impl std::ops::Deref for Lanes {
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        self.come_to_rest();
+        // What drops after this is the device's until it has come to rest, and has nowhere else to
+        // go: for as long as the driver does not say, it stays here.
+        while self.come_to_rest().is_err() {}
     }
 }
 
@@ -154,9 +214,13 @@ pub(super) fn obey(
         DeviceOrder::AfterEvent(handle) => {
             // The driver's handle, as a pointer again.
             let raw = std::ptr::with_exposed_provenance_mut(address(handle.raw()));
+            // SAFETY: whoever made the handle promised that it is live until the transfer has
+            // ended, which it has not.
+            if unsafe { has_happened(raw, context) }? {
+                return Ok(());
+            }
             for stream in streams {
-                // SAFETY: whoever made the handle promised that it is live until the transfer has
-                // ended, which it has not.
+                // SAFETY: as above.
                 unsafe { stream.wait_for_handle(raw) }?;
             }
             return Ok(());
@@ -180,9 +244,32 @@ fn record_on(handle: StreamHandle, context: &Context) -> Result<Event, CudaError
     // SAFETY: whoever made the handle promised that it is live until the transfer has ended, and
     // the borrowed stream goes before this function returns.
     let stream = unsafe { Stream::borrow(context, raw, ()) }?;
+    if stream.is_captured()? {
+        return Err(CudaError::Captured { what: "stream" });
+    }
     let event = Event::new(context, Timing::Off)?;
     event.record(&stream)?;
     Ok(event)
+}
+
+/// Whether somebody else's event has happened.
+///
+/// # Errors
+///
+/// [`CudaError::Captured`] if it marks a place in a graph, those of the driver.
+///
+/// # Safety
+///
+/// The handle is a live event.
+unsafe fn has_happened(event: *mut c_void, context: &Context) -> Result<bool, CudaError> {
+    context.bound(|functions| {
+        // SAFETY: the event is alive, as the caller promised.
+        let code = unsafe { (functions.cuEventQuery)(event.cast()) };
+        if DriverCode::new(code).is_of_capture() {
+            return Err(CudaError::Captured { what: "event" });
+        }
+        check_ready("cuEventQuery", code)
+    })
 }
 
 fn address(raw: u64) -> usize {

@@ -1,6 +1,7 @@
 //! What the thread that submits a job does of it: all, if that takes a few calls of the driver, or
 //! its beginning.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use terrane_transfer::{CopyJob, DeviceOrder};
@@ -8,7 +9,7 @@ use terrane_transfer::{CopyJob, DeviceOrder};
 use super::DeviceEngine;
 use super::calibration::Direction;
 use super::feeder::{Desk, Feed};
-use super::flight::{due, engine_failure};
+use super::flight::{Failed, due, engine_failure};
 use super::options::CopyPath;
 use super::streams::obey;
 use super::watch::Task;
@@ -39,7 +40,8 @@ impl DeviceEngine {
         let gate = match self.order(order, &work) {
             Ok(gate) => gate,
             Err(error) => {
-                self.watch(Task::Drain(work.into_cargo(), engine_failure(error)));
+                let failed = Failed::new(work.into_cargo(None), engine_failure(error));
+                self.watch(Task::Drain(failed));
                 return Ok(());
             }
         };
@@ -72,7 +74,7 @@ impl DeviceEngine {
 
     /// Submits all of a small job, which begins at once or when the device comes to it.
     /// A buffer that it has comes back to the desk.
-    fn submit_now(&self, mut work: Work, at_once: bool, desk: Option<&Desk>) {
+    fn submit_now(&self, mut work: Work, at_once: bool, desk: Option<&Arc<Desk>>) {
         work.job().start();
         let predicted = work.job().predicted();
         let due = if at_once { due(predicted..predicted) } else { None };
@@ -80,7 +82,9 @@ impl DeviceEngine {
             match work.step(&self.shared) {
                 Ok(Some(part)) => drop(desk.map(|desk| desk.lend(part))),
                 Ok(None) => break,
-                Err(failure) => return self.watch(Task::Drain(work.into_cargo(), failure)),
+                Err(failure) => {
+                    return self.watch(Task::Drain(Failed::new(work.into_cargo(desk), failure)));
+                }
             }
         }
         match work.into_flight(&self.shared, predicted, due) {
@@ -137,7 +141,7 @@ impl DeviceEngine {
 
     /// Submits the first part of a staged job, which has a buffer. Gives the job back, unless that
     /// failed.
-    fn begin(&self, mut feed: Feed, desk: &Desk) -> Option<Feed> {
+    fn begin(&self, mut feed: Feed, desk: &Arc<Desk>) -> Option<Feed> {
         feed.work.job().start();
         match feed.work.step(&self.shared) {
             Ok(begun) => {
@@ -146,7 +150,8 @@ impl DeviceEngine {
                 Some(feed)
             }
             Err(failure) => {
-                self.watch(Task::Drain(feed.work.into_cargo(), failure));
+                let cargo = feed.work.into_cargo(Some(desk));
+                self.watch(Task::Drain(Failed::new(cargo, failure)));
                 None
             }
         }

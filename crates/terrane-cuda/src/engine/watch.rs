@@ -9,7 +9,8 @@ use crossbeam_channel::{Receiver, Sender};
 use terrane_transfer::{CopyFailure, CopyJob};
 
 use super::feeder::Feed;
-use super::flight::{Cargo, Flight};
+use super::abandoned::Lost;
+use super::flight::{Cargo, Failed, Flight};
 use crate::event::Event;
 
 /// What a watcher does.
@@ -19,7 +20,7 @@ pub(super) enum Task {
     /// Finishes a job of which nothing has been submitted: not on the caller's thread.
     Over(Box<CopyJob>, Result<(), CopyFailure>),
     /// Waits for what has been submitted of a job that failed, and finishes it.
-    Drain(Box<Cargo>, CopyFailure),
+    Drain(Failed),
     /// Finishes a job that had nothing to submit.
     Drained(Box<Cargo>),
     /// Waits until a job may begin, and hands it on.
@@ -28,11 +29,15 @@ pub(super) enum Task {
 
 impl Task {
     /// Does it, however long that takes.
-    fn see_through(self) {
+    fn see_through(self, lost: &Lost) {
         match self {
-            Self::End(flight) => flight.see_through(),
+            Self::End(flight) => {
+                if let Some(failed) = flight.see_through() {
+                    failed.see_through(lost);
+                }
+            }
             Self::Over(job, result) => job.finish(result),
-            Self::Drain(cargo, failure) => cargo.drain(failure),
+            Self::Drain(failed) => failed.see_through(lost),
             Self::Drained(cargo) => cargo.finish(Ok(())),
             Self::Gate(gate, feed, to) => match gate.wait() {
                 // Should the feeder be gone, the job drops here.
@@ -43,15 +48,20 @@ impl Task {
     }
 
     /// Does it if there is nothing to wait for, and gives it back otherwise.
-    fn look(self) -> Option<Self> {
-        match &self {
-            Self::End(flight) if flight.look() => return None,
-            Self::End(flight) if !flight.is_failing() => return Some(self),
-            Self::Gate(gate, ..) if matches!(gate.is_complete(), Ok(false)) => return Some(self),
-            _ => {}
+    fn look(self, lost: &Lost) -> Option<Self> {
+        match self {
+            Self::End(flight) => match flight.try_look() {
+                Ok(true) => None,
+                Ok(false) => Some(Self::End(flight)),
+                Err(error) => flight.give_up(error).map(Self::Drain),
+            },
+            Self::Drain(failed) => failed.look(lost).map(Self::Drain),
+            Self::Gate(ref gate, ..) if matches!(gate.is_complete(), Ok(false)) => Some(self),
+            Self::Gate(..) | Self::Over(..) | Self::Drained(_) => {
+                self.see_through(lost);
+                None
+            }
         }
-        self.see_through();
-        None
     }
 }
 
@@ -61,6 +71,7 @@ impl Task {
 pub(super) struct Watch {
     tasks: Receiver<Task>,
     idle: AtomicUsize,
+    lost: Arc<Lost>,
 }
 
 /// For so long the last thread looks again at once.
@@ -69,8 +80,8 @@ const LOOKS: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(100);
 
 impl Watch {
-    pub(super) fn new(tasks: Receiver<Task>) -> Arc<Self> {
-        Arc::new(Self { tasks, idle: AtomicUsize::new(0) })
+    pub(super) fn new(tasks: Receiver<Task>, lost: &Arc<Lost>) -> Arc<Self> {
+        Arc::new(Self { tasks, idle: AtomicUsize::new(0), lost: Arc::clone(lost) })
     }
 
     /// What a thread does until nobody can give it a task any more.
@@ -83,8 +94,9 @@ impl Watch {
             if is_last {
                 self.take_turns(task);
             } else {
-                guarded(|| task.see_through());
+                guarded(|| task.see_through(&self.lost));
             }
+            guarded(|| self.lost.ask_again());
         }
     }
 
@@ -96,17 +108,18 @@ impl Watch {
         while !held.is_empty() {
             if held.len() == 1 && self.idle.load(Ordering::SeqCst) > 0 {
                 if let Some(task) = held.pop() {
-                    guarded(|| task.see_through());
+                    guarded(|| task.see_through(&self.lost));
                 }
                 return;
             }
             let before = held.len();
-            next.extend(held.drain(..).filter_map(|task| guarded(|| task.look()).flatten()));
+            next.extend(held.drain(..).filter_map(|task| guarded(|| task.look(&self.lost)).flatten()));
             let left = next.len();
             next.extend(self.tasks.try_iter());
             let is_changed = left < before || next.len() > left;
             std::mem::swap(&mut held, &mut next);
             if is_changed {
+                guarded(|| self.lost.ask_again());
                 changed = Instant::now();
                 continue;
             }

@@ -13,6 +13,7 @@ use terrane_transfer::{CopyFailure, CopyGrid, CopyJob, EventHandle};
 
 use super::Shared;
 use super::calibration::Direction;
+use super::feeder::Desk;
 use super::flight::{Cargo, Count, Flight, Lesson, engine_failure};
 use super::lists::BlockLists;
 use super::options::CopyPath;
@@ -302,9 +303,10 @@ impl Work {
         }
     }
 
-    /// Part of it failed.
-    pub(super) fn into_cargo(self) -> Box<Cargo> {
+    /// Part of it failed. A buffer that it has goes back to the desk.
+    pub(super) fn into_cargo(self, desk: Option<&Arc<Desk>>) -> Box<Cargo> {
         let Self { lanes, scratch, lists, job, kernels, count, ends, .. } = self;
+        let scratch = scratch.zip(desk.map(Arc::clone));
         Box::new(Cargo { lanes, scratch, lists, job, count, ends, lesson: None, kernels })
     }
 }

@@ -2,6 +2,7 @@
 
 mod adopted;
 mod calls;
+mod captures;
 mod faults;
 pub mod fixture;
 mod held;
@@ -12,4 +13,5 @@ mod ranks;
 mod relays;
 mod rising;
 mod submits;
+mod unknown;
 mod without_kernels;
