@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_transfer::{Attend, CopyFailure, CopyJob, Progress};
+use terrane_transfer::{Attend, CopyFailure, CopyJob, LayerSignals, Progress};
 
 use super::abandoned::{Abandoned, Lost};
 use super::calibration::Direction;
@@ -31,13 +32,15 @@ pub(super) struct Flight {
     before_end: Option<Arc<Event>>,
     /// When it should happen, if that is known.
     due: Option<Range<Instant>>,
-    state: Mutex<State>,
-}
-
-struct State {
-    cargo: Option<Cargo>,
+    /// Taken out by who ends the job. Nothing foreign runs while it is locked.
+    cargo: Mutex<Option<Cargo>>,
+    /// Where layers are told of. That runs foreign code, which may wait for this very job.
+    signals: Option<LayerSignals>,
     /// Layers that are to be told of, with the event behind each, in their order.
-    layers: VecDeque<(Range<u32>, Arc<Event>)>,
+    layers: Box<[(Range<u32>, Arc<Event>)]>,
+    /// How many of them have been told of. Only who is telling changes it.
+    told: AtomicUsize,
+    telling: AtomicBool,
 }
 
 /// What a job needs until it has ended.
@@ -71,14 +74,22 @@ impl Flight {
         layers: VecDeque<(Range<u32>, Arc<Event>)>,
         due: Option<Range<Instant>>,
     ) -> Arc<Self> {
-        let state = Mutex::new(State { cargo: Some(cargo), layers });
-        Arc::new(Self { end, before_end, due, state })
+        let signals = cargo.job.layers().cloned();
+        Arc::new(Self {
+            end,
+            before_end,
+            due,
+            cargo: Mutex::new(Some(cargo)),
+            signals,
+            layers: Vec::from(layers).into(),
+            told: AtomicUsize::new(0),
+            telling: AtomicBool::new(false),
+        })
     }
 
     /// Lets threads that wait for the job look for themselves.
     pub(super) fn invite(self: &Arc<Self>) {
-        let state = self.lock();
-        if let Some(cargo) = &state.cargo {
+        if let Some(cargo) = &*self.lock() {
             let attendant: Arc<dyn Attend> = self.clone();
             cargo.job.attend(attendant);
         }
@@ -97,7 +108,10 @@ impl Flight {
     /// Why it is not known whether the job has ended.
     pub(super) fn try_look(&self) -> Result<bool, CudaError> {
         if self.end.is_complete()? {
-            return Ok(self.try_finish());
+            if let Some(cargo) = self.take() {
+                cargo.finish(Ok(()));
+            }
+            return Ok(true);
         }
         self.tell_layers();
         Ok(false)
@@ -107,7 +121,8 @@ impl Flight {
     /// ended.
     pub(super) fn see_through(self: &Arc<Self>) -> Option<Failed> {
         // The failure of an event is that of the end, too.
-        while let Some(event) = self.next_layer() {
+        let told = self.told.load(Ordering::Relaxed);
+        for (_, event) in self.layers.get(told..).unwrap_or_default() {
             if event.wait().is_err() {
                 break;
             }
@@ -127,7 +142,7 @@ impl Flight {
             }
         }
         let ended = self.end.wait();
-        let cargo = self.lock().cargo.take()?;
+        let cargo = self.take()?;
         match ended {
             Ok(()) => {
                 cargo.finish(Ok(()));
@@ -140,45 +155,41 @@ impl Flight {
 
     /// As [`see_through`](Self::see_through), where the end event fails.
     pub(super) fn give_up(&self, error: CudaError) -> Option<Failed> {
-        let cargo = self.lock().cargo.take()?;
+        let cargo = self.take()?;
         Some(Failed::new(Box::new(cargo), engine_failure(error)))
     }
 
-    fn next_layer(&self) -> Option<Arc<Event>> {
-        self.lock().layers.front().map(|(_, event)| Arc::clone(event))
-    }
-
-    /// Tells of the layers that have arrived.
+    /// Tells of the layers that have arrived, unless another thread is at it, or this one further up
+    /// its stack: then it goes on with them when it comes back.
     fn tell_layers(&self) {
-        let Ok(mut state) = self.state.try_lock() else { return };
-        while let Some((layers, event)) = state.layers.front() {
-            if !matches!(event.is_complete(), Ok(true)) {
+        let Some(signals) = &self.signals else { return };
+        while self.arrived().is_some() {
+            if self.telling.swap(true, Ordering::Acquire) {
                 return;
             }
-            let layers = layers.clone();
-            state.layers.pop_front();
-            if let Some(signals) = state.cargo.as_ref().and_then(|cargo| cargo.job.layers()) {
-                signals.done(layers);
+            while let Some((number, layers)) = self.arrived() {
+                self.told.store(number + 1, Ordering::Relaxed);
+                signals.done(layers.clone());
             }
+            // Who was turned away before this has left a layer that is found by looking once more.
+            self.telling.store(false, Ordering::Release);
         }
     }
 
-    /// Finishes the job, or leaves that to whoever is at it, which may be this thread further up its
-    /// stack: telling of a layer runs foreign code. Answers whether it is finished.
-    fn try_finish(&self) -> bool {
-        let cargo = match self.state.try_lock() {
-            Ok(mut state) => state.cargo.take(),
-            Err(TryLockError::Poisoned(state)) => state.into_inner().cargo.take(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        if let Some(cargo) = cargo {
-            cargo.finish(Ok(()));
-        }
-        true
+    /// The next layers to tell of, if they have arrived.
+    fn arrived(&self) -> Option<(usize, &Range<u32>)> {
+        let told = self.told.load(Ordering::Relaxed);
+        let (layers, event) = self.layers.get(told)?;
+        matches!(event.is_complete(), Ok(true)).then_some((told, layers))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The job, for whoever comes first.
+    fn take(&self) -> Option<Cargo> {
+        self.lock().take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Cargo>> {
+        self.cargo.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -14,4 +14,5 @@ mod relays;
 mod rising;
 mod submits;
 mod unknown;
+mod wakers;
 mod without_kernels;

@@ -1,0 +1,74 @@
+//! Foreign code that is called when something has arrived, and waits for more.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use terrane_cuda::{CopyPath, DeviceEngineOptions};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::model::Image;
+use terrane_transfer::{Layers, Transfer, TransferManager};
+
+use super::fixture::{DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config};
+use crate::needs::{LITTLE, device_with_kernels as device};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Wakes nobody: waits for another layer of the same transfer, and says that it has.
+struct WaitsForLayer {
+    layers: Layers,
+    layer: u32,
+    told: Mutex<Sender<bool>>,
+}
+
+impl Wake for WaitsForLayer {
+    fn wake(self: Arc<Self>) {
+        let came = self.layers.wait(self.layer).is_ok();
+        // The test may be over.
+        let _ = self.told.lock().unwrap().send(came);
+    }
+}
+
+/// What hears of the first layer waits for the last one: the job ends all the same, whoever it is
+/// that tells of layers.
+#[test]
+fn a_waker_of_a_layer_may_wait_for_another() {
+    let name = "a_waker_of_a_layer_may_wait_for_another";
+    let Some(context) = device(name, LITTLE) else { return };
+    for path in [CopyPath::Direct, CopyPath::Batched, CopyPath::Staged] {
+        let options = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
+        let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+        let manager = TransferManager::new([fixture.engine()]).with_attention(PATIENCE);
+        let shape = config(8, 6, 16);
+        let ids: Vec<u32> = (0..8).collect();
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        let image = Image::scribble(&there, fixture.access(), 3);
+        let mut expected = Image::of(&here, fixture.access());
+        expected.transfer(&image, &ids, &ids, 0..6);
+        let held = HeldStream::new(&context);
+        let transfer = Transfer::new(&there, &here).blocks(&ids, &ids).device_order(held.order());
+        let completion = manager.submit(transfer.layer_wise(), ()).unwrap();
+        let layers = completion.layers().unwrap();
+        let (told, came) = channel();
+        let waits = WaitsForLayer { layers: layers.clone(), layer: 5, told: Mutex::new(told) };
+        let waker = Waker::from(Arc::new(waits));
+        let mut first = pin!(layers.done(0));
+        let polled = first.as_mut().poll(&mut TaskContext::from_waker(&waker));
+        assert_eq!(polled, Poll::Pending, "the stream that it runs after stands still");
+        // A thread that helps, so that layers are told of by a caller's, too.
+        let helper = thread::spawn(move || layers.wait(1));
+        drop(held);
+        assert_eq!(came.recv_timeout(PATIENCE / 2), Ok(true), "{path}: it waits for ever");
+        helper.join().unwrap().unwrap();
+        end_of(completion).result.unwrap();
+        Image::of(&here, fixture.access()).assert_equals(&expected, path.name());
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
