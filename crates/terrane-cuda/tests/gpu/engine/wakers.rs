@@ -8,6 +8,7 @@ use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use terrane_core::ByteCount;
 use terrane_cuda::{CopyPath, DeviceEngineOptions};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
@@ -42,7 +43,13 @@ fn a_waker_of_a_layer_may_wait_for_another() {
     let name = "a_waker_of_a_layer_may_wait_for_another";
     let Some(context) = device(name, LITTLE) else { return };
     for path in [CopyPath::Direct, CopyPath::Batched, CopyPath::Staged] {
-        let options = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
+        // Each layer is a part of its own.
+        let options = DeviceEngineOptions {
+            path: Some(path),
+            scratch_bytes: ByteCount::kib(64),
+            request_bytes: ByteCount::kib(64),
+            ..DeviceEngineOptions::default()
+        };
         let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
         let manager = TransferManager::new([fixture.engine()]).with_attention(PATIENCE);
         let shape = config(8, 6, 16);
