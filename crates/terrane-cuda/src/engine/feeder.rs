@@ -13,6 +13,7 @@ use terrane_transfer::CopyFailure;
 
 use super::Shared;
 use super::flight::{Failed, due, engine_failure};
+use super::order::Gate;
 use super::scratch::{Scratch, ScratchPool};
 use super::watch::Task;
 use super::work::{Chunk, Work};
@@ -88,7 +89,26 @@ impl Drop for Seat {
     }
 }
 
-impl Feed {
+/// A job that is to come to a feeder when it may begin. Until then it holds no stream, no buffer,
+/// and no seat.
+pub(super) struct Gated {
+    pub(super) gate: Gate,
+    pub(super) work: Box<Work>,
+    pub(super) predicted: Duration,
+    pub(super) queue: Sender<Feed>,
+    pub(super) desk: Arc<Desk>,
+}
+
+impl Gated {
+    /// Hands the job on.
+    pub(super) fn go_on(self) {
+        let Self { gate, work, predicted, queue, desk } = self;
+        drop(gate);
+        let (seat, _) = desk.enter();
+        // Should the feeder be gone, the job drops here.
+        drop(queue.send(Feed { work, predicted, begun: None, seat }));
+    }
+
     /// Ends the job, of which nothing has been submitted.
     pub(super) fn cancel(self, error: CudaError) {
         self.work.into_cargo(None).finish(Err(engine_failure(error)));

@@ -11,6 +11,7 @@ mod flight;
 mod launch;
 mod lists;
 mod options;
+mod order;
 mod packing;
 mod reach;
 mod scratch;
@@ -44,6 +45,7 @@ use choice::{Choice, Corrections, Shape};
 use feeder::{Desk, Feed, Feeder};
 use flight::engine_failure;
 use lists::ListPool;
+use order::Peers;
 use reach::{Reach, ReachCache};
 use streams::StreamPool;
 use tables::Tables;
@@ -156,7 +158,12 @@ struct Shared {
     reach: ReachCache,
     tables: Tables,
     lists: Arc<ListPool>,
+    /// What jobs copy on.
     streams: Arc<StreamPool>,
+    /// What jobs that have not begun wait on, where their order is somebody else's event: as many as
+    /// there are such jobs at a time.
+    gate_streams: Arc<StreamPool>,
+    peers: Arc<Peers>,
     calibration: Calibration,
     corrections: Arc<Corrections>,
     has_batches: bool,
@@ -186,13 +193,16 @@ impl DeviceEngine {
     pub fn new(context: &Context, options: DeviceEngineOptions) -> Result<Self, CudaError> {
         let _beside = BesideCaptures::new(context.driver());
         let (kernels, capabilities) = load_kernels(context, options.kernels)?;
+        let peers = Arc::default();
         let shared = Arc::new(Shared {
             kernels,
             capabilities,
-            reach: ReachCache::new(context),
+            reach: ReachCache::new(context, &peers),
+            peers,
             tables: Tables::new(context)?,
             lists: ListPool::new(context)?,
-            streams: StreamPool::new(context, &options),
+            streams: StreamPool::new(context, &options, options.streams.get()),
+            gate_streams: StreamPool::new(context, &options, u32::MAX),
             calibration: options.calibration.clone().unwrap_or_default(),
             corrections: Arc::new(Corrections::new(options.learns)),
             has_batches: batch::is_there(context),

@@ -1,19 +1,15 @@
 //! The engine's streams: one or two for each transfer, so that none waits for another's work.
 
-use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use terrane_core::ByteCount;
-use terrane_transfer::{DeviceOrder, StreamHandle};
 
 use super::options::DeviceEngineOptions;
 use super::packing::index;
 use crate::context::Context;
-use crate::driver::DriverCode;
-use crate::error::{CudaError, check_ready};
-use crate::event::{Event, Timing};
+use crate::error::CudaError;
 use crate::stream::{Stream, StreamPriority};
 
 /// Streams that are made when they are first needed, and kept.
@@ -30,14 +26,16 @@ struct Kept {
     idle: Vec<Arc<Stream>>,
     all: Vec<Arc<Stream>>,
     next_shared: usize,
+    /// How many are lent to jobs that wait on the device for what they run after.
+    waiting: usize,
 }
 
 impl StreamPool {
-    pub(super) fn new(context: &Context, options: &DeviceEngineOptions) -> Arc<Self> {
+    pub(super) fn new(context: &Context, options: &DeviceEngineOptions, most: u32) -> Arc<Self> {
         Arc::new(Self {
             context: context.clone(),
             priority: options.priority,
-            most: index(options.streams.get()),
+            most: index(most),
             kept: Mutex::default(),
         })
     }
@@ -49,23 +47,65 @@ impl StreamPool {
     ///
     /// Those of making one.
     pub(super) fn take(self: &Arc<Self>) -> Result<StreamLease, CudaError> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let lease = |stream, is_shared| StreamLease { stream, pool: Arc::clone(self), is_shared };
-        if let Some(idle) = kept.idle.pop() {
-            return Ok(lease(idle, false));
+        let mut kept = self.kept();
+        if let Some(own) = self.take_own(&mut kept)? {
+            return Ok(self.lease(own, Use::Own));
         }
-        if kept.all.len() < self.most || kept.all.is_empty() {
-            let stream = Arc::new(Stream::with_priority(&self.context, self.priority)?);
-            kept.all.push(Arc::clone(&stream));
-            return Ok(lease(stream, false));
-        }
-        let number = kept.next_shared % kept.all.len();
+        let number = kept.next_shared % kept.all.len().max(1);
         kept.next_shared = number + 1;
         match kept.all.get(number) {
-            Some(stream) => Ok(lease(Arc::clone(stream), true)),
+            Some(stream) => Ok(self.lease(Arc::clone(stream), Use::Shared)),
             None => Err(CudaError::UnknownStream { number: ByteCount::from_usize(number).get() }),
         }
     }
+
+    /// A stream with nothing on it, for a job that is to wait there; `None` if half of all streams
+    /// have such jobs on them already. Who is given one waits for nobody else's compute then, and
+    /// leaves streams to those who need not wait.
+    ///
+    /// # Errors
+    ///
+    /// Those of making one.
+    pub(super) fn take_to_wait(self: &Arc<Self>) -> Result<Option<StreamLease>, CudaError> {
+        let mut kept = self.kept();
+        if kept.waiting >= self.most / 2 {
+            return Ok(None);
+        }
+        let Some(own) = self.take_own(&mut kept)? else { return Ok(None) };
+        kept.waiting += 1;
+        Ok(Some(self.lease(own, Use::Waiting)))
+    }
+
+    fn take_own(&self, kept: &mut Kept) -> Result<Option<Arc<Stream>>, CudaError> {
+        if let Some(idle) = kept.idle.pop() {
+            return Ok(Some(idle));
+        }
+        if kept.all.len() >= self.most && !kept.all.is_empty() {
+            return Ok(None);
+        }
+        let stream = Arc::new(Stream::with_priority(&self.context, self.priority)?);
+        kept.all.push(Arc::clone(&stream));
+        Ok(Some(stream))
+    }
+
+    fn lease(self: &Arc<Self>, stream: Arc<Stream>, used: Use) -> StreamLease {
+        StreamLease { stream, pool: Arc::clone(self), used }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a stream is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// To one job.
+    Own,
+    /// To one job, which waits on it.
+    Waiting,
+    /// Beside others.
+    Shared,
 }
 
 /// A stream of the engine's, given back when it drops. What it has been given to do goes on.
@@ -73,7 +113,7 @@ impl StreamPool {
 pub(super) struct StreamLease {
     stream: Arc<Stream>,
     pool: Arc<StreamPool>,
-    is_shared: bool,
+    used: Use,
 }
 
 impl std::ops::Deref for StreamLease {
@@ -86,10 +126,12 @@ impl std::ops::Deref for StreamLease {
 
 impl Drop for StreamLease {
     fn drop(&mut self) {
-        if !self.is_shared {
-            let mut kept = self.pool.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.idle.push(Arc::clone(&self.stream));
+        if self.used == Use::Shared {
+            return;
         }
+        let mut kept = self.pool.kept();
+        kept.waiting -= usize::from(self.used == Use::Waiting);
+        kept.idle.push(Arc::clone(&self.stream));
     }
 }
 
@@ -103,8 +145,9 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    pub(super) fn new(streams: SmallVec<[StreamLease; 2]>) -> Self {
-        Self { streams, is_used: false }
+    /// Adds a stream.
+    pub(super) fn push(&mut self, stream: StreamLease) {
+        self.streams.push(stream);
     }
 
     /// Says that something of the job is about to be submitted.
@@ -197,81 +240,4 @@ impl Drop for Lanes {
         // go: for as long as the driver does not say, it stays here.
         while self.come_to_rest().is_err() {}
     }
-}
-
-/// Makes what is submitted to `streams` from now on run after `order`, without waiting for it.
-///
-/// # Errors
-///
-/// Those of the driver, also if the stream is not one of the primary context of its device.
-pub(super) fn obey(
-    order: DeviceOrder,
-    context: &Context,
-    streams: &[&Stream],
-) -> Result<(), CudaError> {
-    let event = match order {
-        DeviceOrder::AfterStream(handle) => record_on(handle, context)?,
-        DeviceOrder::AfterEvent(handle) => {
-            // The driver's handle, as a pointer again.
-            let raw = std::ptr::with_exposed_provenance_mut(address(handle.raw()));
-            // SAFETY: whoever made the handle promised that it is live until the transfer has
-            // ended, which it has not.
-            if unsafe { has_happened(raw, context) }? {
-                return Ok(());
-            }
-            for stream in streams {
-                // SAFETY: as above.
-                unsafe { stream.wait_for_handle(raw) }?;
-            }
-            return Ok(());
-        }
-        // Everything else is ready as it is: the host knows that it has finished.
-        _ => return Ok(()),
-    };
-    streams.iter().try_for_each(|stream| stream.wait_for(&event))
-}
-
-/// An event behind everything that somebody else's stream has been given so far.
-fn record_on(handle: StreamHandle, context: &Context) -> Result<Event, CudaError> {
-    let foreign;
-    let context = if handle.device() == context.device().id {
-        context
-    } else {
-        foreign = Context::primary(handle.device())?;
-        &foreign
-    };
-    let raw = std::ptr::with_exposed_provenance_mut(address(handle.raw()));
-    // SAFETY: whoever made the handle promised that it is live until the transfer has ended, and
-    // the borrowed stream goes before this function returns.
-    let stream = unsafe { Stream::borrow(context, raw, ()) }?;
-    if stream.is_captured()? {
-        return Err(CudaError::Captured { what: "stream" });
-    }
-    let event = Event::new(context, Timing::Off)?;
-    event.record(&stream)?;
-    Ok(event)
-}
-
-/// Whether somebody else's event has happened.
-///
-/// # Errors
-///
-/// [`CudaError::Captured`] if it marks a place in a graph, those of the driver.
-///
-/// # Safety
-///
-/// The handle is a live event.
-unsafe fn has_happened(event: *mut c_void, context: &Context) -> Result<bool, CudaError> {
-    context.bound(|functions| {
-        // SAFETY: the event is alive, as the caller promised.
-        let code = unsafe { (functions.cuEventQuery)(event.cast()) };
-        if DriverCode::new(code).is_of_capture() {
-            return Err(CudaError::Captured { what: "event" });
-        }
-        check_ready("cuEventQuery", code)
-    })
-}
-
-fn address(raw: u64) -> usize {
-    ByteCount::new(raw).to_usize()
 }

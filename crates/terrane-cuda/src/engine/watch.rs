@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 use terrane_transfer::{CopyFailure, CopyJob};
 
-use super::feeder::Feed;
+use super::feeder::Gated;
 use super::abandoned::Lost;
 use super::flight::{Cargo, Failed, Flight};
-use crate::event::Event;
 
 /// What a watcher does.
 pub(super) enum Task {
@@ -24,7 +23,7 @@ pub(super) enum Task {
     /// Finishes a job that had nothing to submit.
     Drained(Box<Cargo>),
     /// Waits until a job may begin, and hands it on.
-    Gate(Event, Feed, Sender<Feed>),
+    Gate(Box<Gated>),
 }
 
 impl Task {
@@ -39,10 +38,9 @@ impl Task {
             Self::Over(job, result) => job.finish(result),
             Self::Drain(failed) => failed.see_through(lost),
             Self::Drained(cargo) => cargo.finish(Ok(())),
-            Self::Gate(gate, feed, to) => match gate.wait() {
-                // Should the feeder be gone, the job drops here.
-                Ok(()) => drop(to.send(feed)),
-                Err(error) => feed.cancel(error),
+            Self::Gate(gated) => match gated.gate.wait() {
+                Ok(()) => gated.go_on(),
+                Err(error) => gated.cancel(error),
             },
         }
     }
@@ -56,8 +54,18 @@ impl Task {
                 Err(error) => flight.give_up(error).map(Self::Drain),
             },
             Self::Drain(failed) => failed.look(lost).map(Self::Drain),
-            Self::Gate(ref gate, ..) if matches!(gate.is_complete(), Ok(false)) => Some(self),
-            Self::Gate(..) | Self::Over(..) | Self::Drained(_) => {
+            Self::Gate(gated) => match gated.gate.is_open() {
+                Ok(false) => Some(Self::Gate(gated)),
+                Ok(true) => {
+                    gated.go_on();
+                    None
+                }
+                Err(error) => {
+                    gated.cancel(error);
+                    None
+                }
+            },
+            Self::Over(..) | Self::Drained(_) => {
                 self.see_through(lost);
                 None
             }

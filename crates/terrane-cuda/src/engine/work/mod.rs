@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
 use terrane_core::ByteCount;
 use terrane_transfer::{CopyFailure, CopyGrid, CopyJob, EventHandle};
 
@@ -17,6 +16,7 @@ use super::feeder::Desk;
 use super::flight::{Cargo, Count, Flight, Lesson, engine_failure};
 use super::lists::BlockLists;
 use super::options::CopyPath;
+use super::order::{Gate, Pending};
 use super::reach::Reach;
 use super::scratch::Scratch;
 use super::streams::{Lanes, StreamLease};
@@ -72,17 +72,13 @@ const NEAR: u64 = 10 << 20;
 
 impl Work {
     /// Prepares a job, of which nothing has been submitted.
-    ///
-    /// # Errors
-    ///
-    /// The job, and why it cannot be executed.
     pub(super) fn new(
         shared: &Shared,
         job: CopyJob,
         direction: Direction,
         path: CopyPath,
         ends: [Arc<Reach>; 2],
-    ) -> Result<Self, Box<(CopyJob, CudaError)>> {
+    ) -> Self {
         let grid = job.plan().grid();
         let layer_wise = job.layers().is_some();
         let steps = match path {
@@ -98,16 +94,8 @@ impl Work {
             CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
             CopyPath::Batched => Steps::runs(true),
         };
-        let wanted = if matches!(steps, Steps::Staged(_)) { 2 } else { 1 };
-        let mut streams = SmallVec::new();
-        for _ in 0..wanted {
-            match shared.streams.take() {
-                Ok(stream) => streams.push(stream),
-                Err(error) => return Err(Box::new((job, error))),
-            }
-        }
-        Ok(Self {
-            lanes: Lanes::new(streams),
+        Self {
+            lanes: Lanes::default(),
             scratch: None,
             lists: None,
             count: Count::new(&job),
@@ -123,15 +111,38 @@ impl Work {
             layers_submitted: 0,
             layers: VecDeque::new(),
             is_telling: false,
-        })
+        }
     }
 
     pub(super) fn job(&self) -> &CopyJob {
         &self.job
     }
 
-    pub(super) fn streams(&self) -> &[StreamLease] {
-        &self.lanes
+    /// Has the job, of one stream, wait on the device for what it runs after.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    pub(super) fn wait_on(
+        &mut self,
+        stream: StreamLease,
+        pending: &Pending,
+    ) -> Result<(), CudaError> {
+        pending.delay(&stream)?;
+        self.lanes.push(stream);
+        Ok(())
+    }
+
+    /// Takes the streams that the next part needs, which the job keeps until it has ended.
+    fn take_lanes(&mut self, shared: &Shared) -> Result<(), CudaError> {
+        let wanted = match &self.steps {
+            Steps::Staged(staged) if !staged.is_only() => 2,
+            _ => 1,
+        };
+        while self.lanes.len() < wanted {
+            self.lanes.push(shared.streams.take()?);
+        }
+        Ok(())
     }
 
     /// Says whether the job has the device to itself.
@@ -232,6 +243,7 @@ impl Work {
         if self.needs_scratch() && self.scratch.is_none() && !self.is_submitted() {
             self.do_without_scratch(shared);
         }
+        self.take_lanes(shared).map_err(engine_failure)?;
         self.lanes.begin();
         let stepped = match &mut self.steps {
             Steps::Runs { .. } => self.step_runs(shared)?,
@@ -275,8 +287,10 @@ impl Work {
     }
 
     /// Of a job that copies nothing: what its end is behind.
-    pub(super) fn end_with(&mut self, event: Option<Event>) {
-        self.marks.extend(event.map(|event| (Arc::new(event), 0)));
+    pub(super) fn end_with(&mut self, gate: Gate) {
+        let (event, stream) = gate.into_parts();
+        self.marks.push_back((event, 0));
+        stream.into_iter().for_each(|stream| self.lanes.push(stream));
     }
 
     /// All has been submitted.

@@ -144,9 +144,9 @@ impl Work {
 
     pub(super) fn step_staged(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
         let Steps::Staged(staged) = &mut self.steps else { return Ok(None) };
-        let (Some(copies), Some(packing)) = (self.lanes.first(), self.lanes.get(1)) else {
-            return Ok(None);
-        };
+        // What is one part has one stream.
+        let Some(copies) = self.lanes.first() else { return Ok(None) };
+        let packing = self.lanes.get(1).unwrap_or(copies);
         let Some(scratch) = &self.scratch else { return Ok(None) };
         let Some(part) = staged.cutter.next() else { return Ok(None) };
         let plan = self.job.plan();
@@ -315,6 +315,10 @@ impl Staged {
 
     pub(super) fn is_submitted(&self) -> bool {
         self.cutter.is_done()
+    }
+
+    pub(super) fn is_only(&self) -> bool {
+        self.is_only
     }
 
     pub(super) fn in_one_part(&mut self) {
