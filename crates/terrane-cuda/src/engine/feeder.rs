@@ -279,11 +279,11 @@ impl Feeder {
                     work.put_scratch(scratch);
                     break;
                 }
-                Ok(None) => self.await_scratch(work),
+                Ok(None) => self.await_scratch(work)?,
                 Err(error) if error.is_device_lost() => return Err(error),
                 Err(error) => {
                     tracing::debug!(%error, "no memory for a buffer; the transfer goes without");
-                    work.do_without_scratch(&self.shared);
+                    work.do_without_scratch(&self.shared)?;
                 }
             }
         }
@@ -291,7 +291,11 @@ impl Feeder {
     }
 
     /// Waits for the buffer that is free the soonest.
-    fn await_scratch(&self, work: &mut Work) {
+    ///
+    /// # Errors
+    ///
+    /// As for [`do_without_scratch`](Work::do_without_scratch).
+    fn await_scratch(&self, work: &mut Work) -> Result<(), CudaError> {
         let next = self.desk.scratch().next_event();
         match next.map(|event| event.wait()) {
             Some(Ok(())) => {}
@@ -301,8 +305,9 @@ impl Feeder {
                 drop(broken);
             }
             // A job that failed has it.
-            None => work.do_without_scratch(&self.shared),
+            None => return work.do_without_scratch(&self.shared),
         }
+        Ok(())
     }
 
     /// Takes note of parts that have ended.

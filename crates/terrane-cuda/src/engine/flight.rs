@@ -215,7 +215,7 @@ impl Cargo {
         let Self { mut lanes, scratch, lists, job, count, ends, lesson, kernels } = self;
         lanes.at_rest();
         if result.is_ok() {
-            count.complete(job.plan().bytes());
+            count.complete();
             if let Some(lesson) = lesson {
                 let (bytes, took) = (job.plan().bytes().get(), job.running_for());
                 let Lesson { corrections, direction, path, predicted } = lesson;
@@ -324,27 +324,31 @@ pub(super) fn engine_failure(error: CudaError) -> CopyFailure {
 #[derive(Debug)]
 pub(super) struct Count {
     progress: Arc<Progress>,
+    /// Of the whole job. Parts that are copied twice count once.
+    all: u64,
     /// `None` once the job has ended.
     counted: Mutex<Option<u64>>,
 }
 
 impl Count {
     pub(super) fn new(job: &CopyJob) -> Arc<Self> {
-        Arc::new(Self { progress: Arc::clone(job.progress()), counted: Mutex::new(Some(0)) })
+        let (progress, all) = (Arc::clone(job.progress()), job.plan().bytes().get());
+        Arc::new(Self { progress, all, counted: Mutex::new(Some(0)) })
     }
 
     pub(super) fn add(&self, bytes: u64) {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(so_far) = &mut *counted {
+            let bytes = bytes.min(self.all - *so_far);
             *so_far += bytes;
             self.progress.add(ByteCount::new(bytes));
         }
     }
 
-    fn complete(&self, all: ByteCount) {
+    fn complete(&self) {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(so_far) = counted.take() {
-            self.progress.add(ByteCount::new(all.get().saturating_sub(so_far)));
+            self.progress.add(ByteCount::new(self.all - so_far));
         }
     }
 }

@@ -170,17 +170,35 @@ impl Work {
         }
     }
 
-    /// Where no buffer can be had: goes on without.
-    pub(super) fn do_without_scratch(&mut self, shared: &Shared) {
+    /// Where no buffer can be had: goes on without, on the first stream.
+    ///
+    /// What has been submitted is copied again. The same bytes come to the same places, so that
+    /// layers which have been told of stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    pub(super) fn do_without_scratch(&mut self, shared: &Shared) -> Result<(), CudaError> {
+        if let [first, others @ ..] = &*self.lanes
+            && self.submitted > 0
+        {
+            // The end of all of it is to be behind the first stream's last work.
+            for other in others {
+                let so_far = Event::new(&shared.context, Timing::Off)?;
+                so_far.record(other)?;
+                first.wait_for(&so_far)?;
+            }
+        }
         let reached = self.kernels.is_some() && self.ends.iter().all(|end| end.has_kernels());
         let layer_wise = self.job.layers().is_some();
-        // Nothing has been submitted yet, or what has been is copied again.
         self.steps = if reached {
             Steps::kernels(shared, self.job.plan(), &self.grid, self.direction, layer_wise)
         } else {
             Steps::runs(super::batch::is_there(&shared.context))
         };
-        self.layers_submitted = 0;
+        self.submitted = 0;
+        self.marks.clear();
+        Ok(())
     }
 
     /// Whether all of it takes a few calls of the driver, and so may be submitted by the caller's
@@ -241,7 +259,7 @@ impl Work {
     /// What failed. Some of the part may have been submitted, and may use the buffer.
     pub(super) fn step(&mut self, shared: &Shared) -> Result<Option<Chunk>, CopyFailure> {
         if self.needs_scratch() && self.scratch.is_none() && !self.is_submitted() {
-            self.do_without_scratch(shared);
+            self.do_without_scratch(shared).map_err(engine_failure)?;
         }
         self.take_lanes(shared).map_err(engine_failure)?;
         self.lanes.begin();

@@ -13,6 +13,7 @@ mod ranks;
 mod relays;
 mod rising;
 mod submits;
+mod switching;
 mod unknown;
 mod wakers;
 mod without_kernels;
