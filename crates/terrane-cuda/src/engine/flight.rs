@@ -352,3 +352,21 @@ impl Count {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_copied_twice_counts_once() {
+        let progress = Arc::new(Progress::default());
+        let counted = Mutex::new(Some(0));
+        let count = Count { progress: Arc::clone(&progress), all: 100, counted };
+        count.add(60);
+        count.add(60);
+        assert_eq!(progress.copied(), ByteCount::new(100));
+        count.complete();
+        count.add(60);
+        assert_eq!(progress.copied(), ByteCount::new(100));
+    }
+}
