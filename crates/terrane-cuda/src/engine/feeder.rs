@@ -14,7 +14,7 @@ use terrane_transfer::CopyFailure;
 use super::Shared;
 use super::flight::{Failed, due, engine_failure};
 use super::order::Gate;
-use super::scratch::{Scratch, ScratchPool};
+use super::scratch::{Scratch, ScratchPool, Taken};
 use super::watch::Task;
 use super::work::{Chunk, Work};
 use crate::error::CudaError;
@@ -274,7 +274,12 @@ impl Feeder {
         }
         while work.needs_scratch() {
             let taken = self.desk.scratch().take();
-            match taken {
+            let made = match taken {
+                Some(Taken::Free(scratch)) => Ok(Some(scratch)),
+                Some(Taken::ToMake(maker)) => maker.make(),
+                None => Ok(None),
+            };
+            match made {
                 Ok(Some(scratch)) => {
                     work.put_scratch(scratch);
                     break;

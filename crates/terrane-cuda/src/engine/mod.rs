@@ -173,6 +173,10 @@ struct Shared {
 /// that the others have no time for.
 const GATE_KEEPERS: u32 = 2;
 
+/// Streams that are there from the beginning, so that the first submits need not make any.
+const READY: u32 = 4;
+const READY_GATES: u32 = 1;
+
 impl Shared {
     /// The thread blocks of a kernel within the device's memory.
     fn relayout_ctas(&self) -> u32 {
@@ -201,8 +205,8 @@ impl DeviceEngine {
             peers,
             tables: Tables::new(context)?,
             lists: ListPool::new(context)?,
-            streams: StreamPool::new(context, &options, options.streams.get()),
-            gate_streams: StreamPool::new(context, &options, u32::MAX),
+            streams: StreamPool::new(context, options.priority, options.streams.get(), READY)?,
+            gate_streams: StreamPool::new(context, options.priority, u32::MAX, READY_GATES)?,
             calibration: options.calibration.clone().unwrap_or_default(),
             corrections: Arc::new(Corrections::new(options.learns)),
             has_batches: batch::is_there(context),
@@ -220,7 +224,9 @@ impl DeviceEngine {
             threads: Vec::new(),
         };
         let lost = Arc::default();
-        let (tasks, gated) = (Watch::new(tasks, &lost), Watch::new(gated, &lost));
+        let lists = Arc::clone(&engine.shared.lists);
+        let watch = |tasks| Watch::new(tasks, &lost, &lists);
+        let (tasks, gated) = (watch(tasks), watch(gated));
         for number in 0..engine.shared.options.watchers.get() {
             let tasks = Arc::clone(&tasks);
             engine.start(format!("terrane-cuda-wait-{number}"), move || tasks.serve())?;

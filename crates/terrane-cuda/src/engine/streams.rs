@@ -4,9 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use terrane_core::ByteCount;
 
-use super::options::DeviceEngineOptions;
 use super::packing::index;
 use crate::context::Context;
 use crate::error::CudaError;
@@ -25,19 +23,30 @@ pub(super) struct StreamPool {
 struct Kept {
     idle: Vec<Arc<Stream>>,
     all: Vec<Arc<Stream>>,
+    /// How many there are, or are being made.
+    made: usize,
     next_shared: usize,
     /// How many are lent to jobs that wait on the device for what they run after.
     waiting: usize,
 }
 
 impl StreamPool {
-    pub(super) fn new(context: &Context, options: &DeviceEngineOptions, most: u32) -> Arc<Self> {
-        Arc::new(Self {
-            context: context.clone(),
-            priority: options.priority,
-            most: index(most),
-            kept: Mutex::default(),
-        })
+    /// A pool of at most `most` streams, of which `ready` are made at once.
+    ///
+    /// # Errors
+    ///
+    /// Those of making one.
+    pub(super) fn new(
+        context: &Context,
+        priority: StreamPriority,
+        most: u32,
+        ready: u32,
+    ) -> Result<Arc<Self>, CudaError> {
+        let make = |_| Stream::with_priority(context, priority).map(Arc::new);
+        let idle = (0..ready.min(most)).map(make).collect::<Result<Vec<_>, _>>()?;
+        let (context, most, made) = (context.clone(), index(most), idle.len());
+        let kept = Mutex::new(Kept { all: idle.clone(), idle, made, ..Kept::default() });
+        Ok(Arc::new(Self { context, priority, most, kept }))
     }
 
     /// A stream with nothing on it, or, if there are enough already, one with another transfer's
@@ -47,15 +56,20 @@ impl StreamPool {
     ///
     /// Those of making one.
     pub(super) fn take(self: &Arc<Self>) -> Result<StreamLease, CudaError> {
-        let mut kept = self.kept();
-        if let Some(own) = self.take_own(&mut kept)? {
+        if let Some(own) = self.take_own()? {
             return Ok(self.lease(own, Use::Own));
         }
+        let mut kept = self.kept();
         let number = kept.next_shared % kept.all.len().max(1);
         kept.next_shared = number + 1;
         match kept.all.get(number) {
             Some(stream) => Ok(self.lease(Arc::clone(stream), Use::Shared)),
-            None => Err(CudaError::UnknownStream { number: ByteCount::from_usize(number).get() }),
+            // The first one is being made by another thread.
+            None => {
+                drop(kept);
+                let own = Stream::with_priority(&self.context, self.priority)?;
+                Ok(self.lease(Arc::new(own), Use::Shared))
+            }
         }
     }
 
@@ -67,25 +81,43 @@ impl StreamPool {
     ///
     /// Those of making one.
     pub(super) fn take_to_wait(self: &Arc<Self>) -> Result<Option<StreamLease>, CudaError> {
-        let mut kept = self.kept();
-        if kept.waiting >= self.most / 2 {
-            return Ok(None);
+        {
+            let mut kept = self.kept();
+            if kept.waiting >= self.most / 2 {
+                return Ok(None);
+            }
+            kept.waiting += 1;
         }
-        let Some(own) = self.take_own(&mut kept)? else { return Ok(None) };
-        kept.waiting += 1;
-        Ok(Some(self.lease(own, Use::Waiting)))
+        let own = self.take_own();
+        if !matches!(own, Ok(Some(_))) {
+            self.kept().waiting -= 1;
+        }
+        Ok(own?.map(|own| self.lease(own, Use::Waiting)))
     }
 
-    fn take_own(&self, kept: &mut Kept) -> Result<Option<Arc<Stream>>, CudaError> {
-        if let Some(idle) = kept.idle.pop() {
-            return Ok(Some(idle));
+    /// An idle stream, or one more, which is made while others take theirs; `None` if there are
+    /// enough.
+    fn take_own(&self) -> Result<Option<Arc<Stream>>, CudaError> {
+        {
+            let mut kept = self.kept();
+            if let Some(idle) = kept.idle.pop() {
+                return Ok(Some(idle));
+            }
+            if kept.made >= self.most.max(1) {
+                return Ok(None);
+            }
+            kept.made += 1;
         }
-        if kept.all.len() >= self.most && !kept.all.is_empty() {
-            return Ok(None);
+        match Stream::with_priority(&self.context, self.priority).map(Arc::new) {
+            Ok(stream) => {
+                self.kept().all.push(Arc::clone(&stream));
+                Ok(Some(stream))
+            }
+            Err(error) => {
+                self.kept().made -= 1;
+                Err(error)
+            }
         }
-        let stream = Arc::new(Stream::with_priority(&self.context, self.priority)?);
-        kept.all.push(Arc::clone(&stream));
-        Ok(Some(stream))
     }
 
     fn lease(self: &Arc<Self>, stream: Arc<Stream>, used: Use) -> StreamLease {

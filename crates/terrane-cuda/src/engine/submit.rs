@@ -38,13 +38,13 @@ impl DeviceEngine {
             Ok(pending) => pending,
             Err(error) => return Err(Box::new((job, error))),
         };
-        let work = Work::new(shared, job, direction, path, ends);
+        let mut work = Work::new(shared, job, direction, path, ends);
         match pending {
             Some(pending) => self.submit_later(direction, work, pending),
             None if work.job().plan().bytes().is_zero() => {
                 self.watch(Task::Drained(work.into_cargo(None)));
             }
-            None if work.is_small(shared) => self.submit_now(work, true, None),
+            None if work.is_small(shared) && work.is_equipped(shared) => self.submit_now(work, true, None),
             None => self.feed(direction, Box::new(work)),
         }
         Ok(())
@@ -55,7 +55,7 @@ impl DeviceEngine {
         let shared = &*self.shared;
         let is_empty = work.job().plan().bytes().is_zero();
         let waited = || -> Result<Option<Gate>, CudaError> {
-            if !is_empty && work.is_small(shared) {
+            if !is_empty && work.is_small(shared) && work.is_equipped(shared) {
                 // All of it is on the device then, and begins without a thread that has to wake.
                 if let Some(stream) = shared.streams.take_to_wait()? {
                     return work.wait_on(stream, &pending).map(|()| None);

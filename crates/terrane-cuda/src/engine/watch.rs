@@ -10,6 +10,7 @@ use terrane_transfer::{CopyFailure, CopyJob};
 
 use super::feeder::Gated;
 use super::abandoned::Lost;
+use super::lists::ListPool;
 use super::flight::{Cargo, Failed, Flight};
 
 /// What a watcher does.
@@ -80,6 +81,7 @@ pub(super) struct Watch {
     tasks: Receiver<Task>,
     idle: AtomicUsize,
     lost: Arc<Lost>,
+    lists: Arc<ListPool>,
 }
 
 /// For so long the last thread looks again at once.
@@ -88,8 +90,13 @@ const LOOKS: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(100);
 
 impl Watch {
-    pub(super) fn new(tasks: Receiver<Task>, lost: &Arc<Lost>) -> Arc<Self> {
-        Arc::new(Self { tasks, idle: AtomicUsize::new(0), lost: Arc::clone(lost) })
+    pub(super) fn new(
+        tasks: Receiver<Task>,
+        lost: &Arc<Lost>,
+        lists: &Arc<ListPool>,
+    ) -> Arc<Self> {
+        let (lost, lists) = (Arc::clone(lost), Arc::clone(lists));
+        Arc::new(Self { tasks, idle: AtomicUsize::new(0), lost, lists })
     }
 
     /// What a thread does until nobody can give it a task any more.
@@ -104,8 +111,14 @@ impl Watch {
             } else {
                 guarded(|| task.see_through(&self.lost));
             }
-            guarded(|| self.lost.ask_again());
+            self.clear_up();
         }
+    }
+
+    /// Does what no caller's thread should.
+    fn clear_up(&self) {
+        guarded(|| self.lost.ask_again());
+        self.lists.free_surplus();
     }
 
     /// Looks after this task and all that come meanwhile, until they are done, or there is but one
@@ -127,7 +140,7 @@ impl Watch {
             let is_changed = left < before || next.len() > left;
             std::mem::swap(&mut held, &mut next);
             if is_changed {
-                guarded(|| self.lost.ask_again());
+                self.clear_up();
                 changed = Instant::now();
                 continue;
             }

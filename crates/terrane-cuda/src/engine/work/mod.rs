@@ -14,7 +14,7 @@ use super::Shared;
 use super::calibration::Direction;
 use super::feeder::Desk;
 use super::flight::{Cargo, Count, Flight, Lesson, engine_failure};
-use super::lists::BlockLists;
+use super::lists::{BlockLists, MOST_SMALL_PAIRS, list_bytes};
 use super::options::CopyPath;
 use super::order::{Gate, Pending};
 use super::reach::Reach;
@@ -36,6 +36,8 @@ pub(super) struct Work {
     scratch: Option<Scratch>,
     /// Where the kernels find the blocks, if a launch does not carry them.
     lists: Option<BlockLists>,
+    /// Where there is room for them, before they are written.
+    room: Option<BlockLists>,
     job: CopyJob,
     /// They outlive the engine, if that goes while they run.
     kernels: Option<Kernels>,
@@ -98,6 +100,7 @@ impl Work {
             lanes: Lanes::default(),
             scratch: None,
             lists: None,
+            room: None,
             count: Count::new(&job),
             job,
             kernels: shared.kernels.clone(),
@@ -209,9 +212,8 @@ impl Work {
         /// Runs of a batch, at a third of a microsecond each.
         const MOST_BATCHED: u64 = 16;
         const LEAST_LARGE: u64 = 16 << 20;
-        /// Launches, and pairs of which a list is uploaded for them.
+        /// Launches, for which a list of their pairs may be uploaded.
         const MOST_LAUNCHES: usize = 8;
-        const MOST_PAIRS: u32 = 16 << 10;
         let plan = self.job.plan();
         // What stays within the device holds up no wire.
         let is_large =
@@ -225,10 +227,22 @@ impl Work {
                 plan.run_count() <= most && plan.bytes() <= shared.options.request_bytes
             }
             Steps::Kernels { cutter, .. } => {
-                cutter.pairs() <= MOST_PAIRS && cutter.clone().nth(MOST_LAUNCHES).is_none()
+                cutter.pairs() <= MOST_SMALL_PAIRS && cutter.clone().nth(MOST_LAUNCHES).is_none()
             }
             Steps::Staged(_) => false,
         }
+    }
+
+    /// Takes what the job needs besides streams, if that is there; answers whether it is. What has
+    /// to be made is made by a feeder, and not while a caller waits.
+    pub(super) fn is_equipped(&mut self, shared: &Shared) -> bool {
+        let wants_lists = matches!(self.steps, Steps::Kernels { lists: true, .. });
+        if wants_lists && self.room.is_none() {
+            let plan = self.job.plan();
+            let bytes = list_bytes([plan.source_blocks(), plan.destination_blocks()]);
+            self.room = shared.lists.take(bytes);
+        }
+        !wants_lists || self.room.is_some()
     }
 
     /// Whether all parts have been submitted.

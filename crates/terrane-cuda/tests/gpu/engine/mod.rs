@@ -12,6 +12,7 @@ mod paths;
 mod ranks;
 mod relays;
 mod rising;
+mod resources;
 mod submits;
 mod switching;
 mod unknown;
