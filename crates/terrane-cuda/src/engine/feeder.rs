@@ -15,7 +15,7 @@ use super::Shared;
 use super::flight::{Failed, due, engine_failure};
 use super::order::Gate;
 use super::scratch::{Scratch, ScratchPool, Taken};
-use super::watch::Task;
+use super::watch::{Task, Watchers};
 use super::work::{Chunk, Work};
 use crate::error::CudaError;
 
@@ -120,7 +120,7 @@ impl Gated {
 pub(super) struct Feeder {
     shared: Arc<Shared>,
     jobs: Receiver<Feed>,
-    watchers: Sender<Task>,
+    watchers: Watchers,
     desk: Arc<Desk>,
     turns: VecDeque<Feed>,
     /// Parts on the device, in the order of their submission.
@@ -132,7 +132,7 @@ impl Feeder {
         shared: Arc<Shared>,
         desk: Arc<Desk>,
         jobs: Receiver<Feed>,
-        watchers: Sender<Task>,
+        watchers: Watchers,
     ) -> Self {
         let (turns, pending) = (VecDeque::new(), VecDeque::new());
         Self { shared, jobs, watchers, desk, turns, pending }
@@ -230,7 +230,7 @@ impl Feeder {
             Err(cargo) => Task::Drained(cargo),
         };
         // There are watchers for as long as there are feeders.
-        let _ = self.watchers.send(task);
+        self.watchers.send(task);
     }
 
     /// When the parts on the device should have ended, if the job has it to itself.
@@ -256,7 +256,7 @@ impl Feeder {
         // Not here, where others wait for their turn: it takes as long as it takes, and finishing
         // a job runs foreign code. There are watchers for as long as there are feeders.
         let failed = Failed::new(work.into_cargo(Some(&self.desk)), failure);
-        let _ = self.watchers.send(Task::Drain(failed));
+        self.watchers.send(Task::Drain(failed));
         self.retire_ended();
     }
 

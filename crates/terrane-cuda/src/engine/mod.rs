@@ -49,7 +49,7 @@ use order::Peers;
 use reach::{Reach, ReachCache};
 use streams::StreamPool;
 use tables::Tables;
-use watch::{Task, Watch};
+use watch::{Task, Watch, Watchers};
 use work::packing_for;
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
@@ -142,9 +142,9 @@ pub struct DeviceEngine {
     shared: Arc<Shared>,
     /// To the device, to the host, and between devices' memories.
     feeders: Option<[(Sender<Feed>, Arc<Desk>); 3]>,
-    watchers: Option<Sender<Task>>,
+    watchers: Option<Watchers>,
     /// To those who wait until jobs may begin.
-    gates: Option<Sender<Task>>,
+    gates: Option<Watchers>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -213,8 +213,9 @@ impl DeviceEngine {
             context: context.clone(),
             options,
         });
-        let (watchers, tasks) = unbounded();
-        let (gates, gated) = unbounded();
+        let lost = Arc::default();
+        let [tasks, gated] = [(); 2].map(|()| Watch::new(&lost, &shared.lists));
+        let [watchers, gates] = [&tasks, &gated].map(Watchers::new);
         // Dropped on the way out, it joins the threads that have been started.
         let mut engine = Self {
             shared,
@@ -223,10 +224,6 @@ impl DeviceEngine {
             gates: Some(gates),
             threads: Vec::new(),
         };
-        let lost = Arc::default();
-        let lists = Arc::clone(&engine.shared.lists);
-        let watch = |tasks| Watch::new(tasks, &lost, &lists);
-        let (tasks, gated) = (watch(tasks), watch(gated));
         for number in 0..engine.shared.options.watchers.get() {
             let tasks = Arc::clone(&tasks);
             engine.start(format!("terrane-cuda-wait-{number}"), move || tasks.serve())?;
@@ -254,11 +251,14 @@ impl DeviceEngine {
         name: String,
         serve: impl FnOnce() + Send + 'static,
     ) -> Result<(), CudaError> {
-        let driver = self.shared.context.driver();
+        let shared = Arc::clone(&self.shared);
         let beside = move || {
             // For as long as the thread lives, whatever other threads capture.
-            let _beside = BesideCaptures::new(driver);
+            let _beside = BesideCaptures::new(shared.context.driver());
             serve();
+            // To free memory waits for the device: if the engine goes on a thread that must not wait,
+            // that is left to the last of these, which has seen all jobs through.
+            drop(shared);
         };
         let thread = threads::spawn(name, beside).map_err(|source| CudaError::Thread { source })?;
         self.threads.push(thread);

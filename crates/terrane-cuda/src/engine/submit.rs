@@ -44,7 +44,9 @@ impl DeviceEngine {
             None if work.job().plan().bytes().is_zero() => {
                 self.watch(Task::Drained(work.into_cargo(None)));
             }
-            None if work.is_small(shared) && work.is_equipped(shared) => self.submit_now(work, true, None),
+            None if work.is_small(shared) && work.is_equipped(shared) => {
+                self.submit_now(work, true, None)
+            }
             None => self.feed(direction, Box::new(work)),
         }
         Ok(())
@@ -77,8 +79,7 @@ impl DeviceEngine {
                 };
                 let (queue, desk) = (queue.clone(), Arc::clone(desk));
                 let gated = Box::new(Gated { gate, work, predicted, queue, desk });
-                // Should the threads be gone, the job drops here, and its caller is told.
-                let _ = gates.send(Task::Gate(gated));
+                gates.send(Task::Gate(gated));
             }
             Err(error) => {
                 let failed = Failed::new(work.into_cargo(None), engine_failure(error));
@@ -165,8 +166,7 @@ impl DeviceEngine {
 
     pub(super) fn watch(&self, task: Task) {
         if let Some(watchers) = &self.watchers {
-            // Should the watchers be gone, the job drops here, and its caller is told.
-            let _ = watchers.send(task);
+            watchers.send(task);
         }
     }
 }

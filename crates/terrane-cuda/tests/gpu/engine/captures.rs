@@ -121,7 +121,8 @@ fn an_order_that_is_captured_is_refused() {
             let error = submit(&here, &there, order).unwrap_err();
             assert!(matches!(error, TransferError::Engine { .. }), "{error}");
             let cause = error.source().and_then(|cause| cause.downcast_ref::<CudaError>());
-            let is_refused = matches!(cause, Some(CudaError::Captured { what: was }) if *was == what);
+            let is_refused =
+                matches!(cause, Some(CudaError::Captured { what: was }) if *was == what);
             assert!(is_refused, "{cause:?}");
         }
         capture.end();

@@ -78,8 +78,7 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
     assert!(waiting.iter().all(|completion| !completion.has_ended()));
     drop(held);
     waiting.into_iter().for_each(|completion| drop(end_of(completion).result.unwrap()));
-    (0..WAITING + 2)
-        .for_each(|number| expected.transfer(&image, &ids(number), &ids(number), 0..8));
+    (0..WAITING + 2).for_each(|number| expected.transfer(&image, &ids(number), &ids(number), 0..8));
     Image::of(&there, fixture.access()).assert_equals(&expected, name);
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }

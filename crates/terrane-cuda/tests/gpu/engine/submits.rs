@@ -193,7 +193,8 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
         return eprintln!("skipped: {name}: the calls of a real driver are not counted");
     };
     // A stream with nothing left to do, and an event that has happened.
-    let (idle, event) = (Stream::new(&context).unwrap(), Event::new(&context, Timing::Off).unwrap());
+    let (idle, event) =
+        (Stream::new(&context).unwrap(), Event::new(&context, Timing::Off).unwrap());
     event.record(&idle).unwrap();
     idle.synchronize().unwrap();
     // SAFETY: the stream outlives the transfers.

@@ -1,6 +1,7 @@
 //! Foreign code that is called when something has arrived, and waits for more.
 
 use std::future::Future;
+use std::num::NonZeroU32;
 use std::pin::pin;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -9,14 +10,15 @@ use std::thread;
 use std::time::Duration;
 
 use terrane_core::ByteCount;
-use terrane_cuda::{CopyPath, DeviceEngineOptions};
+use terrane_cuda::{CopyPath, DeviceEngineOptions, Stream};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::model::Image;
-use terrane_transfer::{Layers, Transfer, TransferManager};
+use terrane_testkit::simulated_cuda::SimulatedCuda;
+use terrane_transfer::{Completion, Layers, Transfer, TransferManager};
 
-use super::fixture::{DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config};
+use super::fixture::{DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config, keep_busy, much};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -77,5 +79,67 @@ fn a_waker_of_a_layer_may_wait_for_another() {
         end_of(completion).result.unwrap();
         Image::of(&here, fixture.access()).assert_equals(&expected, path.name());
     }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// Waits for another transfer when it drops, and says that it has.
+struct WaitsForTransfer {
+    other: Option<Completion<()>>,
+    told: Sender<bool>,
+}
+
+impl Drop for WaitsForTransfer {
+    fn drop(&mut self) {
+        let ended = self.other.take().map(|other| other.wait().result.is_ok());
+        // The test may be over.
+        let _ = self.told.send(ended == Some(true));
+    }
+}
+
+/// Of two threads that wait for the device one looks after what the other has no time for. What it
+/// finishes waits for something else that it looked after: the other thread finds that.
+#[test]
+fn a_guard_may_wait_for_another_transfer() {
+    let name = "a_guard_may_wait_for_another_transfer";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
+    };
+    let watchers = NonZeroU32::new(2).unwrap();
+    let path = Some(CopyPath::Direct);
+    let options = DeviceEngineOptions { path, watchers, ..DeviceEngineOptions::default() };
+    let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+    // Nobody helps.
+    let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
+    let shape = config(8, 4, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let image = Image::scribble(&here, fixture.access(), 3);
+    let mut expected = Image::of(&there, fixture.access());
+    let ids = [0, 1, 2, 3];
+    expected.transfer(&image, &ids, &ids, 0..4);
+    let (told, came) = channel();
+    let room = much(&context);
+    let streams = [(); 3].map(|()| Stream::new(&context).unwrap());
+    let [first, second, third] = [0, 1, 2].map(|number| driver.hold(streams[number].handle()));
+    streams.iter().for_each(|stream| keep_busy(stream, &room));
+    let transfer = |id: usize, number: usize| {
+        // SAFETY: the stream outlives the transfer.
+        let order = unsafe { streams[number].order() };
+        Transfer::new(&here, &there).blocks(&ids[id..=id], &ids[id..=id]).device_order(order)
+    };
+    // One thread waits for this; the other looks after all that follows.
+    let one = manager.submit(transfer(0, 0), ()).unwrap();
+    let other = manager.submit(transfer(3, 2), ()).unwrap();
+    let guard = WaitsForTransfer { other: Some(other), told: told.clone() };
+    drop(manager.submit(transfer(1, 1), guard).unwrap());
+    let two = manager.submit(transfer(2, 0), ()).unwrap();
+    drop(second);
+    drop(first);
+    end_of(one).result.unwrap();
+    end_of(two).result.unwrap();
+    drop(third);
+    assert_eq!(came.recv_timeout(PATIENCE), Ok(true), "it waits for ever");
+    Image::of(&there, fixture.access()).assert_equals(&expected, name);
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
