@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
-use std::thread;
+use std::thread::Builder;
 use std::time::Duration;
 
 use terrane_core::ByteCount;
@@ -72,7 +72,7 @@ fn a_waker_of_a_layer_may_wait_for_another() {
         let polled = first.as_mut().poll(&mut TaskContext::from_waker(&waker));
         assert_eq!(polled, Poll::Pending, "the stream that it runs after stands still");
         // A thread that helps, so that layers are told of by a caller's, too.
-        let helper = thread::spawn(move || layers.wait(1));
+        let helper = Builder::new().spawn(move || layers.wait(1)).unwrap();
         drop(held);
         assert_eq!(came.recv_timeout(PATIENCE / 2), Ok(true), "{path}: it waits for ever");
         helper.join().unwrap().unwrap();
