@@ -1,6 +1,7 @@
 //! A device's primary context, bound for each call.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -114,10 +115,18 @@ impl Context {
         }
     }
 
-    /// How many drops of streams, events and memory the driver has answered with an error so far.
+    /// How many drops of streams, events and memory the driver has answered with an error so far,
+    /// and how often something was [kept for ever](Self::keep_for_ever).
     #[must_use]
     pub fn failed_drops(&self) -> u64 {
         self.0.failed_drops.load(Ordering::Relaxed)
+    }
+
+    /// Keeps what cannot be let go of safely, as the driver did not say whether its device still
+    /// uses it. It is one of the [`failed_drops`](Self::failed_drops).
+    pub fn keep_for_ever<T: Send + 'static>(&self, value: T, why: &CudaError) {
+        let _kept = ManuallyDrop::new(value);
+        note_failed_drop(&self.0, why);
     }
 
     /// What is held through this context and its clones: memory, streams, events. Other contexts
@@ -141,6 +150,10 @@ impl Context {
     /// Checks that `length` bytes from `address` on lie within one live allocation of this
     /// device's memory, whoever made it: the first half of adopting it as
     /// [`ForeignMemory`](terrane_core::ForeignMemory).
+    ///
+    /// Memory that was mapped piece by piece into one range of addresses (`cuMemMap`, as PyTorch's
+    /// expandable segments are) is several allocations to the driver, and counts as one here.
+    /// Other allocations that happen to be neighbours do not.
     ///
     /// ```
     /// use terrane_core::{ByteCount, DeviceAddress, ForeignMemory, Region};
@@ -169,33 +182,56 @@ impl Context {
         address: DeviceAddress,
         length: ByteCount,
     ) -> Result<Span, CudaError> {
-        let refused = || CudaError::NotDeviceMemory {
-            address: address.get(),
-            length,
-            device: self.0.device.id,
-        };
-        let answer = |result: Result<u64, CudaError>| match result {
-            Err(error) if error.is_device_lost() => Err(error),
-            // The driver answers "invalid value" for an address that it does not know.
-            Err(_) => Err(refused()),
-            Ok(value) => Ok(value),
-        };
-        let ask = |attribute| answer(self.pointer_attribute(address, attribute));
+        let device = self.device().id;
+        let refused = || CudaError::NotDeviceMemory { address: address.get(), length, device };
+        let answer = |error: CudaError| if error.is_device_lost() { error } else { refused() };
+        let end = address.checked_add(length).ok_or_else(refused)?.get();
+        let mut at = address;
+        let mut piece_end = self.allocation_end(at).map_err(answer)?;
+        while piece_end < end {
+            let next = DeviceAddress::new(piece_end);
+            if !self.is_mapped(at).map_err(answer)? || !self.is_mapped(next).map_err(answer)? {
+                return Err(refused());
+            }
+            (at, piece_end) = (next, self.allocation_end(next).map_err(answer)?);
+        }
+        Ok(Span { kind: self.kind(), location: Location::Device { device, address }, length })
+    }
+
+    /// Where the allocation of the device ends that an address lies in.
+    ///
+    /// # Errors
+    ///
+    /// Any but [`CudaError::DeviceLost`] if there is none.
+    fn allocation_end(&self, address: DeviceAddress) -> Result<u64, CudaError> {
+        let device = self.device().id;
+        let ask = |attribute| self.pointer_attribute(address, attribute);
         // CU_MEMORYTYPE_DEVICE
         let is_device = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? == 2;
         let ordinal = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
         let is_managed = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED)? != 0;
         let start = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?;
         let size = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE)?;
-        let is_inside = match (start.checked_add(size), address.checked_add(length)) {
-            (Some(end), Some(asked_end)) => address.get() >= start && asked_end.get() <= end,
-            _ => false,
+        let is_here = is_device && !is_managed && ordinal == u64::from(device.get());
+        let length = ByteCount::new(1);
+        start
+            .checked_add(size)
+            .filter(|end| is_here && (start..*end).contains(&address.get()))
+            .ok_or(CudaError::NotDeviceMemory { address: address.get(), length, device })
+    }
+
+    /// Whether memory of the device was mapped to where it is, beside other memory that it belongs
+    /// with. What was allocated at once can be shared with other processes by the older interface;
+    /// what comes out of a pool has that.
+    fn is_mapped(&self, address: DeviceAddress) -> Result<bool, CudaError> {
+        // A driver that does not know a question has no such memory.
+        let ask = |attribute, otherwise| match self.pointer_attribute(address, attribute) {
+            Err(error) if error.is_device_lost() => Err(error),
+            answer => Ok(answer.unwrap_or(otherwise)),
         };
-        if is_device && !is_managed && is_inside && ordinal == u64::from(self.0.device.id.get()) {
-            let location = Location::Device { device: self.0.device.id, address };
-            return Ok(Span { kind: self.kind(), location, length });
-        }
-        Err(refused())
+        let shared = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+        let pool = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE;
+        Ok(ask(shared, 1)? == 0 && ask(pool, 0)? == 0)
     }
 
     /// What the driver says of an address, as a number of at most eight bytes.

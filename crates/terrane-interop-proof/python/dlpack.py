@@ -101,6 +101,8 @@ class Request(Structure):
         ("sizes", POINTER(c_uint64)),
         ("strides", POINTER(c_uint64)),
         ("device", c_int32),
+        ("is_stated", c_int32),
+        ("stream", c_int64),
     ]
 
 
@@ -126,6 +128,7 @@ _import = function("terrane_proof_import", c_void_p, c_int32, c_int32, POINTER(c
 _facts = function("terrane_proof_facts", c_void_p, POINTER(Facts))
 _reverse = function("terrane_proof_reverse", c_void_p)
 _release = function("terrane_proof_release", c_void_p, c_int32)
+probe = function("terrane_proof_probe")
 handshake = function("terrane_proof_handshake", c_int32, c_int64, c_int32)
 
 
@@ -136,21 +139,33 @@ def numbers(values, kind=c_uint64):
 class Exported:
     """A tensor of Terrane's memory, as an array library sees one of another library."""
 
-    def __init__(self, dtype, sizes, strides=None, read_only=False, by_offset=False, device=-1):
+    def __init__(
+        self, dtype, sizes, strides=None, read_only=False, by_offset=False, device=-1, pinned=False
+    ):
         self.dtype, self.sizes, self.strides, self.device = dtype, sizes, strides, device
-        self.options = read_only * 1 + by_offset * 4
+        self.options = read_only * 1 + by_offset * 4 + pinned * 8
+        self.pinned = pinned
 
     def __dlpack_device__(self):
+        if self.pinned:
+            return CUDA_HOST, 0
         return (CPU, 0) if self.device < 0 else (CUDA, self.device)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        handshake(self.device, stream or 0, stream is not None)
+        # Pinned memory is the host's as well, without a copy.
+        is_host = self.pinned and dl_device == (CPU, 0)
+        if not is_host and dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError(f"the tensor is not on {dl_device}")
+        handshake(-1 if self.pinned else self.device, stream or 0, stream is not None)
         # Who names no version takes none but the legacy structure.
         is_legacy = max_version is None or max_version < (1, 0)
         strides = self.strides and numbers(self.strides)
-        options = self.options + is_legacy * 2
+        options = self.options + is_legacy * 2 + is_host * 16
         sizes = numbers(self.sizes)
-        request = Request(*self.dtype, 1, options, len(sizes), sizes, strides, self.device)
+        request = Request(
+            *self.dtype, 1, options, len(sizes), sizes, strides, self.device,
+            stream is not None, stream or 0,
+        )
         pointer = c_void_p()
         _export(request, pointer)
         return capsule(pointer.value, is_legacy)

@@ -145,7 +145,7 @@ class Inward(ProofTest):
         array = numpy.arange(24, dtype=numpy.int32).reshape(4, 6)
         with Imported(array[:, :3], max_version=(1, 3)) as tensor:
             self.assertEqual(tensor.facts().is_dense, 0)
-            with self.assertRaisesRegex(ProofError, "lie apart"):
+            with self.assertRaisesRegex(ProofError, "do not fill"):
                 tensor.reverse()
         with self.assertRaisesRegex(ProofError, "axis 0 has a stride of -6; hand over"):
             Imported(array[::-1], max_version=(1, 3))

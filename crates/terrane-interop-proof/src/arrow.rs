@@ -7,8 +7,8 @@ use arrow_schema::{DataType, Field, Schema};
 use terrane_core::{BoxedCause, ByteCount, Location};
 use terrane_interop::arrow::abi::{ArrowArray, ArrowDeviceArray, ArrowSchema, Owned, Released};
 use terrane_interop::arrow::{
-    Ready, export_array, export_device_array, export_field, import_array, import_device_array,
-    import_field, is_exported, to_arrow,
+    Done, Ready, export_array, export_device_array, export_field, import_array,
+    import_device_array, import_field, is_exported, to_arrow,
 };
 use terrane_interop::columns::{
     AccessOrder, Column, ColumnarOptions, ColumnarPlan, HostOrder, Origin,
@@ -239,8 +239,8 @@ pub unsafe extern "C" fn terrane_proof_arrow_export_device(
         // SAFETY: the caller's promise.
         let held = unsafe { &*held };
         let field = export_field(&held.field)?;
-        // SAFETY: the caller's promise.
-        let column = unsafe { export_device_array(&held.column, Ready::Now) }?;
+        // SAFETY: the caller's promise; no device uses the host's memory.
+        let column = unsafe { export_device_array(&held.column, Ready::Now, Done::AtRelease) }?;
         // SAFETY: the caller's promise.
         unsafe { field.give(schema) };
         // SAFETY: the caller's promise.

@@ -7,7 +7,7 @@ use terrane_core::{
     Alignment, Allocate, BoxedCause, ByteCount, DeviceId, Location, Memory, Region, RegionRequest,
     delegate_memory,
 };
-use terrane_cuda::{Context, DeviceAllocator, Stream};
+use terrane_cuda::{Context, DeviceAllocator, PinnedAllocator, PinnedOptions, Stream};
 use terrane_interop::dlpack::{
     ConsumerStream, ElementType, ImportedTensor, Importer, ProducerStream, TensorDevice,
     TensorExport, TensorShape, TypeCode, handshake,
@@ -45,7 +45,7 @@ pub struct TensorRequest {
     code: u8,
     bits: u8,
     lanes: u16,
-    /// 1: read-only, 2: legacy, 4: by offset.
+    /// 1: read-only, 2: legacy, 4: by offset, 8: pinned memory of the device's, 16: as the host's.
     options: u32,
     axes: usize,
     sizes: *const u64,
@@ -53,21 +53,28 @@ pub struct TensorRequest {
     strides: *const u64,
     /// A device's number, or −1 for the host.
     device: i32,
+    /// The consumer's stream, if one is stated.
+    is_stated: i32,
+    stream: i64,
 }
 
 const READ_ONLY: u32 = 1;
 const LEGACY: u32 = 2;
 const BY_OFFSET: u32 = 4;
+const PINNED: u32 = 8;
+const AS_HOST: u32 = 16;
 
 /// How far into its memory a tensor begins.
 const LEAD: u64 = 256;
 
 /// Makes a tensor of this library's memory, whose byte `i` is `i` · 7 + 3, and writes the pointer
-/// to its managed structure.
+/// to its managed structure. Of a device's memory, the deleter waits for the consumer's stream.
 ///
 /// # Safety
 ///
-/// `request` is one, with as many sizes and strides as axes; `tensor` may be written.
+/// `request` is one, with as many sizes and strides as axes; its stream, if it is a handle, lives
+/// for as long as the tensor; of a tensor without one (−1), and of pinned memory, the consumer waits
+/// before it lets go. `tensor` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrane_proof_export(
     request: *const TensorRequest,
@@ -88,32 +95,55 @@ pub unsafe extern "C" fn terrane_proof_export(
             TensorShape::strided(element, sizes, strides)?
         };
         let whole = shape.bytes().checked_add(ByteCount::new(LEAD))?;
-        let region = match u32::try_from(request.device) {
-            Err(_) => {
+        let is = |option: u32| request.options & option != 0;
+        let device = u32::try_from(request.device).ok().map(DeviceId::new);
+        let context = device.map(Context::primary).transpose()?;
+        let region = match &context {
+            None => {
                 let region = counted(&SystemAllocator::new(SystemOptions::default()), whole)?;
                 fill_host(&region, LEAD);
                 region
             }
-            Ok(device) => {
-                let context = Context::primary(DeviceId::new(device))?;
-                let region = counted(&DeviceAllocator::new(&context), whole)?;
-                fill_device(&context, &region)?;
+            Some(context) if is(PINNED) => {
+                let pinned = PinnedAllocator::new(context, PinnedOptions::default())?;
+                let region = counted(&pinned, whole)?;
+                fill_host(&region, LEAD);
+                region
+            }
+            Some(context) => {
+                let region = counted(&DeviceAllocator::new(context), whole)?;
+                fill_device(context, &region)?;
                 region
             }
         };
         let region = region.view(ByteCount::new(LEAD), shape.bytes())?;
         // SAFETY: nobody but the consumer touches memory that was allocated just now.
         let mut export = unsafe { TensorExport::new(region, shape) }?;
-        if request.options & READ_ONLY != 0 {
+        let stated = (request.is_stated != 0).then_some(request.stream);
+        let consumer = ConsumerStream::from_python(export.device(), stated)?;
+        let stream = match &context {
+            // SAFETY: the caller's promise of the stream.
+            Some(context) if !is(PINNED) => unsafe { consumer.to_stream(context, ()) }?,
+            _ => None,
+        };
+        export = match stream {
+            Some(stream) => export.released_after(stream),
+            // SAFETY: the caller's promise of the consumer.
+            None => unsafe { export.released_when_done() },
+        };
+        if is(AS_HOST) {
+            export = export.as_host()?;
+        }
+        if is(READ_ONLY) {
             export = export.read_only();
         }
-        if request.options & BY_OFFSET != 0 {
+        if is(BY_OFFSET) {
             export = export.by_offset();
         }
-        let pointer: NonNull<c_void> = if request.options & LEGACY == 0 {
-            export.into_versioned().into_raw().cast()
-        } else {
+        let pointer: NonNull<c_void> = if is(LEGACY) {
             export.into_legacy()?.into_raw().cast()
+        } else {
+            export.into_versioned()?.into_raw().cast()
         };
         // SAFETY: the caller's promise.
         unsafe { tensor.write(pointer.as_ptr()) };
@@ -276,6 +306,16 @@ pub unsafe extern "C" fn terrane_proof_release(import: *mut Import, elsewhere: i
     answer(|| {
         // SAFETY: the caller's promise.
         let_go(unsafe { Box::from_raw(import) }, elsewhere != 0)
+    })
+}
+
+/// Succeeds if there is a device; the error says why there is none.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn terrane_proof_probe() -> i32 {
+    answer(|| {
+        terrane_cuda::probe()?;
+        Ok(())
     })
 }
 

@@ -222,7 +222,9 @@ pub unsafe extern "C" fn terrane_proof_tier_tensors(
         let exports = kv_tensors(&cache.tier, &cache.form, element, Access::Read)?;
         for (number, export) in exports.into_iter().take(room).enumerate() {
             debug_assert!(!matches!(export.device(), TensorDevice::Cuda(_)));
-            let pointer = export.into_versioned().into_raw().cast();
+            // SAFETY: the consumer is NumPy, or PyTorch on the processor: no device reads the tier.
+            let export = unsafe { export.released_when_done() };
+            let pointer = export.into_versioned()?.into_raw().cast();
             // SAFETY: the caller's promise of as much room.
             let to = unsafe { tensors.add(number) };
             // SAFETY: as above.

@@ -49,8 +49,8 @@
 //! // Out: a managed tensor of DLPack 1.x, which a consumer takes by its pointer.
 //! let shape = TensorShape::compact(ElementType::F32, &[4, 4])?;
 //! // SAFETY: nothing writes the bytes while the tensor is out.
-//! let tensor = unsafe { TensorExport::new(Region::new(memory), shape) }?.read_only().into_versioned();
-//! let pointer = tensor.into_raw();
+//! let tensor = unsafe { TensorExport::new(Region::new(memory), shape) }?.read_only();
+//! let pointer = tensor.into_versioned()?.into_raw();
 //!
 //! // In: the other side checks every field, and owns the tensor from then on.
 //! // SAFETY: the pointer is a managed tensor's that nobody else has.
@@ -73,4 +73,5 @@ struct Readme;
 pub mod arrow;
 pub mod columns;
 pub mod dlpack;
+mod done;
 pub mod tensors;

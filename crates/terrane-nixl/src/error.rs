@@ -48,6 +48,20 @@ pub enum NixlUnavailable {
         /// The library that was loaded.
         library: PathBuf,
     },
+    /// The bindings would find another library, or none: they look for `libnixl_capi.so`, and a
+    /// library that is loaded already is found by the name that it has in it.
+    #[error(
+        "{} is not what NIXL's bindings find as libnixl_capi.so, {}; name the file of an installation \
+         whose library has that name in it (SONAME), and keep others out of LD_LIBRARY_PATH",
+        .library.display(),
+        .found.as_ref().map_or_else(|| "which is nothing".into(), |found| format!("which is {}", found.display()))
+    )]
+    NotByName {
+        /// The library that was loaded.
+        library: PathBuf,
+        /// The library that goes by the name.
+        found: Option<PathBuf>,
+    },
     /// The bindings looked for the library before it was there, and look only once.
     #[error(
         "NIXL's bindings looked for {} before it could be found, and look only once; start the \
@@ -100,6 +114,12 @@ pub enum NixlError {
         what: &'static str,
         /// The text.
         text: String,
+    },
+    /// A name that no peer takes.
+    #[error("the name {:?} of an agent has a control character; give one that can be printed", .name.as_str())]
+    ControlCharacter {
+        /// The name.
+        name: AgentName,
     },
     /// Another agent of this process has the name.
     #[error(
@@ -218,7 +238,10 @@ pub enum NixlError {
         status: Status,
     },
     /// The engine's thread could not be started.
-    #[error("the engine's thread could not be started")]
+    #[error(
+        "the engine's thread could not be started; raise the limit on threads or on memory, or make \
+         fewer engines"
+    )]
     Thread {
         /// What the system said.
         #[source]
@@ -242,8 +265,19 @@ pub enum NixlError {
         /// The peer.
         peer: PeerId,
     },
+    /// The connection to the peer has broken.
+    #[error(
+        "agent {agent} has lost its connection to peer {peer}; import one of its layouts again, or what \
+         it exports now if it was started again"
+    )]
+    PeerLost {
+        /// The agent.
+        agent: AgentName,
+        /// The peer.
+        peer: AgentName,
+    },
     /// A question to the library failed.
-    #[error("{operation} failed: {status}")]
+    #[error("{operation} failed: {status}; NIXL's log on standard error says more")]
     Call {
         /// The question.
         operation: &'static str,
@@ -267,7 +301,10 @@ pub enum NixlError {
         name: String,
     },
     /// An environment variable about a backend that is not asked for.
-    #[error("{name} is about backend {backend}, which TERRANE_NIXL_BACKENDS does not name")]
+    #[error(
+        "{name} is about backend {backend}, which TERRANE_NIXL_BACKENDS does not name; name it there, \
+         or unset {name}"
+    )]
     VariableWithoutBackend {
         /// The variable.
         name: String,

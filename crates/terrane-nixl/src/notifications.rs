@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use terrane_core::{AgentName, PeerId};
 
+use crate::peers::{NoUse, Readiness};
 use crate::{Agent, NixlError, Status};
 
 /// A message that a peer has sent: with a transfer
@@ -88,15 +89,23 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`NixlError::UnknownPeer`] if the agent does not know the peer, or no more, and
-    /// [`NixlError::Call`] if NIXL refuses.
+    /// [`NixlError::UnknownPeer`] if the agent does not know the peer, or no more,
+    /// [`NixlError::PeerLost`] if the connection to it has broken, now or before.
     pub fn notify(&self, peer: PeerId, message: &[u8]) -> Result<(), NixlError> {
-        let Some(known) = self.use_peer(peer) else {
-            return Err(NixlError::UnknownPeer { agent: self.name().clone(), peer });
-        };
-        self.raw()
-            .send_notification(known.name().as_str(), message, None)
-            .map_err(Status::during("sending a notification"))
+        let agent = || self.name().clone();
+        let lost = |name| NixlError::PeerLost { agent: agent(), peer: name };
+        let known = self.use_peer(peer).map_err(|reason| match reason {
+            NoUse::Unknown => NixlError::UnknownPeer { agent: agent(), peer },
+            NoUse::Lost(name) => lost(name),
+        })?;
+        if known.wait_until_ready() == Readiness::Lost {
+            return Err(lost(known.name().clone()));
+        }
+        self.raw().send_notification(known.name().as_str(), message, None).map_err(|error| {
+            tracing::debug!(peer = %known.name(), ?error, "a notification could not be sent");
+            known.suspect();
+            lost(known.name().clone())
+        })
     }
 
     /// Puts what NIXL has into the mailbox.

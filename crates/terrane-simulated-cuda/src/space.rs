@@ -27,6 +27,18 @@ pub enum Owner {
     Pool(u64),
 }
 
+/// What the driver says of memory that was allocated at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pieces {
+    /// That it is one allocation.
+    #[default]
+    One,
+    /// That it is many, each mapped to its place beside the one before it.
+    Mapped,
+    /// That it is many, which only happen to be neighbours.
+    Neighbours,
+}
+
 /// Memory of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocation {
@@ -37,6 +49,21 @@ pub struct Allocation {
     pub is_live: bool,
     /// Whether it will be freed in the order of a stream.
     pub is_freed: bool,
+    pub pieces: Pieces,
+}
+
+impl Allocation {
+    /// Where what the driver takes for one allocation begins, and how long it is, of one at `base`
+    /// around an address.
+    pub fn range(&self, base: u64, address: u64) -> (u64, u64) {
+        const PIECE: u64 = 2 << 20;
+        if self.pieces == Pieces::One {
+            return (base, self.length);
+        }
+        let border = address / PIECE * PIECE;
+        let (start, end) = (base.max(border), (base + self.length).min(border + PIECE));
+        (start, end - start)
+    }
 }
 
 /// Memory of the host that devices reach.
@@ -322,7 +349,8 @@ mod tests {
 
     fn memory(length: u64) -> Allocation {
         let owner = Owner::Context(1);
-        Allocation { device: 0, length, owner, is_live: true, is_freed: false }
+        let pieces = Pieces::One;
+        Allocation { device: 0, length, owner, is_live: true, is_freed: false, pieces }
     }
 
     fn registered(host: u64, length: u64) -> Pinned {

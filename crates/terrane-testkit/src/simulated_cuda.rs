@@ -29,6 +29,16 @@ pub enum Live {
     Operations,
 }
 
+/// What the simulated driver says of memory that was allocated at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pieces {
+    /// That each 2 MiB were mapped to their place beside the ones before, as PyTorch's expandable
+    /// segments are.
+    Mapped,
+    /// That each 2 MiB are an allocation of their own, beside the others by chance.
+    Neighbours,
+}
+
 impl SimulatedCuda {
     /// The driver, if there is one in this process and it is simulated. It has to be initialised
     /// before it is asked anything.
@@ -77,6 +87,17 @@ impl SimulatedCuda {
         // SAFETY: one number is written.
         succeeded(unsafe { call(&raw mut count) });
         count
+    }
+
+    /// Says from now on that the device's memory which was allocated at an address is in pieces.
+    pub fn in_pieces(&self, address: u64, pieces: Pieces) {
+        let sort = match pieces {
+            Pieces::Mapped => 1,
+            Pieces::Neighbours => 2,
+        };
+        let call = self.function::<unsafe extern "C" fn(u64, u32) -> u32>("terraneSimulatedPieces");
+        // SAFETY: no pointers.
+        succeeded(unsafe { call(address, sort) });
     }
 
     /// Holds a stream's work back until the answer drops. The thread that has the answer must not

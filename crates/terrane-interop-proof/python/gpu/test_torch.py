@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 
 import cache
 from cache import Cache
-from dlpack import BFLOAT, CUDA, CUDA_HOST, FLOAT, UINT, Exported, Imported, hand_over, take
+from dlpack import BFLOAT, CPU, CUDA, CUDA_HOST, FLOAT, UINT, Exported, Imported, hand_over, take
 from proof import ProofError, ProofTest, live
 
 DEVICE = 0
@@ -104,6 +104,43 @@ class Tensors(TorchTest):
         with Imported(pointer=pointer, is_legacy=is_legacy) as taken:
             # Older releases call it memory of the host.
             self.assertIn(taken.facts().device_type, (1, CUDA_HOST))
+
+    def test_terrane_s_pinned_memory_is_pytorch_s_on_the_processor(self):
+        pinned = Exported(UINT, [64, 256], device=DEVICE, pinned=True)
+        self.assertEqual(pinned.__dlpack_device__(), (CUDA_HOST, 0))
+        # What is called pinned PyTorch refuses; the same memory as the host's it takes.
+        handed = pinned.__dlpack__(max_version=(1, 3), dl_device=(CPU, 0))
+        try:
+            tensor = torch.from_dlpack(handed)
+        except RuntimeError:
+            # Releases older than DLPack 1.0 take capsules of the legacy structure alone.
+            tensor = torch.from_dlpack(pinned.__dlpack__(dl_device=(CPU, 0)))
+        del handed
+        expected = (torch.arange(64 * 256) * 7 + 3).to(torch.uint8).view(64, 256)
+        self.assertEqual(tensor.device, torch.device("cpu"))
+        self.assertTrue(torch.equal(tensor, expected) and tensor.is_pinned())
+        # As a source of copies that do not block, by PyTorch's own stream.
+        there = tensor.to("cuda", non_blocking=True)
+        torch.cuda.synchronize()
+        self.assertTrue(torch.equal(there.cpu(), expected))
+        self.assertEqual(live(), (1, 0))
+        del tensor, there
+        self.assertEqual(live(), (0, 0))
+
+    def test_expandable_segments_are_one_allocation(self):
+        # Handles of 20 MiB, mapped side by side: to the driver they are many.
+        torch.cuda.empty_cache()
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        try:
+            tensor = torch.zeros(96 << 20, dtype=torch.uint8, device="cuda")
+            argument = stream_argument(torch.cuda.current_stream())
+            pointer, is_legacy = take(hand_over(tensor, stream=argument))
+            with Imported(pointer=pointer, is_legacy=is_legacy, device=DEVICE) as taken:
+                self.assertEqual(taken.facts().address, tensor.data_ptr())
+                self.assertEqual(taken.facts().bytes, 96 << 20)
+            del tensor
+        finally:
+            torch.cuda.memory._set_allocator_settings("expandable_segments:False")
 
     def test_tensors_of_a_device_need_its_context(self):
         tensor = torch.zeros(16, device="cuda")

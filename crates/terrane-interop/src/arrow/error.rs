@@ -359,6 +359,13 @@ pub enum ExportError {
         /// The kind of memory.
         kind: StorageKind,
     },
+    /// The consumer's stream was named as a thread's default, which is another one on each, and
+    /// arrays are released on any.
+    #[error(
+        "the default stream of a thread cannot be waited for by another, which may release the \
+         array; name a stream that is one on all"
+    )]
+    StreamOfThread,
     /// The column as such.
     #[error("the column cannot be exported")]
     Column {

@@ -1,25 +1,29 @@
 //! Columns as Arrow arrays, for the host and with their device.
 
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 
-use terrane_core::{Location, StorageKind};
+use terrane_core::{ByteCount, Location, StorageKind};
 use terrane_cuda::{CudaError, Event, Stream, Timing};
 
 use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned, Released};
 use super::error::ExportError;
 use crate::columns::handed_out::HandedOut;
-use crate::columns::{Column, ColumnBuffer};
+use crate::columns::{Column, ColumnBuffer, shape};
+use crate::done::{Done, is_of_thread, let_go};
 
 /// When the bytes of a column on a device may be read.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub enum Ready {
     /// Now: whatever writes them has run, and nobody will write them while the consumer has them.
     #[default]
     Now,
-    /// After what the event marks, for which the consumer waits on a stream of its own.
-    After(Arc<Event>),
+    /// After what the event marks, for which the consumer waits on a stream of its own. Nobody else
+    /// has the event, so that it goes on marking that.
+    After(Event),
 }
 
 impl Ready {
@@ -31,7 +35,7 @@ impl Ready {
     pub fn after(stream: &Stream) -> Result<Self, CudaError> {
         let event = Event::new(stream.context(), Timing::Off)?;
         event.record(stream)?;
-        Ok(Self::After(Arc::new(event)))
+        Ok(Self::After(event))
     }
 }
 
@@ -78,11 +82,11 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
     if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
         return Err(ExportError::NotHost { kind });
     }
-    array(column, None)
+    array(column, None, None)
 }
 
 /// A column as an Arrow array with its device, by the C Device Data Interface: of system memory,
-/// pinned memory, or memory of a CUDA device.
+/// pinned memory, or memory of a CUDA device. Its memory is let go of when the consumer is [`Done`].
 ///
 /// Pinned memory is every device's, and goes as that of device 0, as with DLPack. An array on a
 /// device, or in pinned memory, is ready after an event, if it is given one; the event is kept until
@@ -92,14 +96,18 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
 ///
 /// [`ExportError::NoDevice`] for other kinds of memory, [`ExportError::Mixed`] for several,
 /// [`ExportError::Event`] if the event's last record failed, [`ExportError::UnexpectedEvent`] for
-/// one with system memory, and [`ExportError::EventOfOther`] for one of another device.
+/// one with system memory, [`ExportError::EventOfOther`] for one of another device, and
+/// [`ExportError::StreamOfThread`] for a stream that is another one on each thread.
 ///
 /// # Safety
 ///
-/// As for [`export_array`], from when the array is [`Ready`] on.
+/// As for [`export_array`], from when the array is [`Ready`] until the consumer is done. With
+/// [`Done::AtRelease`], when the consumer releases the array, or a child that it has moved out, all
+/// that it had devices do with its memory has run, or nothing did.
 pub unsafe fn export_device_array(
     column: &Column,
     ready: Ready,
+    done: Done,
 ) -> Result<Owned<ArrowDeviceArray>, ExportError> {
     let kind = column.kind().unwrap_or(StorageKind::System);
     if let Some(second) = other_kind(column, kind) {
@@ -124,10 +132,15 @@ pub unsafe fn export_device_array(
                 return Err(ExportError::EventOfOther { device, found });
             }
             event.is_complete().map_err(|source| ExportError::Event { source })?;
-            Some(HeldEvent { handle: Box::new(event.handle()), _event: event })
+            Some(HeldEvent { handle: Box::new(AtomicPtr::new(event.handle())), _event: event })
         }
     };
-    let array = array(column, event)?.into_inner();
+    let consumer = match done {
+        Done::AtRelease => None,
+        Done::After(stream) if is_of_thread(&stream) => return Err(ExportError::StreamOfThread),
+        Done::After(stream) => Some(Arc::new(stream)),
+    };
+    let array = array(column, event, consumer.as_ref())?.into_inner();
     let private: *const Exported = array.private_data.cast();
     // SAFETY: the private data of an array that was made just now, where they stay until it is
     // released.
@@ -170,23 +183,28 @@ static RELEASE: Release = release_exported;
 /// What an array keeps alive: all that its pointers lead to.
 struct Exported {
     /// Before the column, which keeps what this stands for.
-    _out: HandedOut,
+    out: HandedOut,
     column: Column,
     buffers: Box<[*const c_void]>,
+    /// Of views, the lengths of their data, which the last of the buffers leads to.
+    _sizes: Option<Box<[i64]>>,
     children: Box<[*mut ArrowArray]>,
     dictionary: *mut ArrowArray,
     event: Option<HeldEvent>,
+    /// What is waited for before the memory is let go of.
+    consumer: Option<Arc<Stream>>,
 }
 
 /// An event, and the place where its handle stands: consumers get a pointer to the handle.
 struct HeldEvent {
-    handle: Box<*mut c_void>,
-    _event: Arc<Event>,
+    /// Never changed; atomic only so that it goes to any thread. It is laid out as a pointer is.
+    handle: Box<AtomicPtr<c_void>>,
+    _event: Event,
 }
 
 impl HeldEvent {
     fn pointer(&self) -> *mut c_void {
-        ptr::from_ref(&*self.handle).cast_mut().cast()
+        self.handle.as_ptr().cast()
     }
 }
 
@@ -213,11 +231,30 @@ impl Exported {
         if !ptr::eq(array.children, self.children.as_ptr()) {
             return Err("children");
         }
+        if !ptr::eq(array.dictionary, self.dictionary) {
+            return Err("dictionary");
+        }
+        match (array.null_count, self.column.null_count()) {
+            (-1, None) => {}
+            (found, Some(nulls)) if same(found, nulls) => {}
+            _ => return Err("null_count"),
+        }
+        for &below in self.children.iter().chain([&self.dictionary]) {
+            // SAFETY: null, or boxed when the array was made, which frees it when it is released.
+            let below = unsafe { below.as_ref() };
+            if below.is_some_and(Released::is_released) {
+                return Err("children (some were moved away)");
+            }
+        }
         Ok(())
     }
 }
 
-fn array(column: &Column, event: Option<HeldEvent>) -> Result<Owned<ArrowArray>, ExportError> {
+fn array(
+    column: &Column,
+    event: Option<HeldEvent>,
+    consumer: Option<&Arc<Stream>>,
+) -> Result<Owned<ArrowArray>, ExportError> {
     let number =
         |what, value: u64| i64::try_from(value).map_err(|_| ExportError::TooLarge { what, value });
     let length = number("the number of rows", column.len())?;
@@ -226,19 +263,25 @@ fn array(column: &Column, event: Option<HeldEvent>) -> Result<Owned<ArrowArray>,
         Some(nulls) => number("the number of nulls", nulls)?,
         None => -1,
     };
-    let buffers: Box<[_]> = column.buffers().iter().map(pointer).collect();
-    let children = column.children().iter().map(|child| array(child, None));
+    let mut buffers: Box<[_]> = column.buffers().iter().map(pointer).collect();
+    let sizes = sizes_of_data(column)?;
+    if let (Some(sizes), Some(last)) = (&sizes, buffers.last_mut()) {
+        *last = sizes.as_ptr().cast();
+    }
+    let children = column.children().iter().map(|child| array(child, None, consumer));
     let children = children.collect::<Result<Vec<_>, _>>()?;
-    let dictionary = column.dictionary().map(|values| array(values, None)).transpose()?;
+    let dictionary = column.dictionary().map(|values| array(values, None, consumer)).transpose()?;
     // Nothing fails from here on, so that nothing boxed is lost.
     let boxed = |array: Owned<ArrowArray>| Box::into_raw(Box::new(array.into_inner()));
     let private = Box::new(Exported {
-        _out: HandedOut::new(column),
+        out: HandedOut::new(column),
         column: column.clone(),
         buffers,
+        _sizes: sizes,
         children: children.into_iter().map(boxed).collect(),
         dictionary: dictionary.map_or(ptr::null_mut(), boxed),
         event,
+        consumer: consumer.cloned(),
     });
     let count = |length: usize| i64::try_from(length).unwrap_or(i64::MAX);
     let array = ArrowArray {
@@ -258,9 +301,24 @@ fn array(column: &Column, event: Option<HeldEvent>) -> Result<Owned<ArrowArray>,
     Ok(unsafe { Owned::new(array) })
 }
 
+/// How long the data of views are. Consumers read it on the host, wherever the rest is.
+fn sizes_of_data(column: &Column) -> Result<Option<Box<[i64]>>, ExportError> {
+    if !shape::is_view(column.data_type()) {
+        return Ok(None);
+    }
+    let size = |data: &Option<ColumnBuffer>| {
+        let bytes = data.as_ref().map_or(ByteCount::ZERO, ColumnBuffer::length).get();
+        let what = "the length of data";
+        i64::try_from(bytes).map_err(|_| ExportError::TooLarge { what, value: bytes })
+    };
+    let [_, _, data @ .., _] = column.buffers() else { return Ok(Some(Box::default())) };
+    data.iter().map(size).collect::<Result<_, _>>().map(Some)
+}
+
 /// The kind of a buffer that is not of this kind.
 fn other_kind(column: &Column, kind: StorageKind) -> Option<StorageKind> {
-    let own = column.buffers().iter().flatten().map(ColumnBuffer::kind);
+    let own = shape::placed(column.data_type(), column.buffers()).iter().flatten();
+    let own = own.map(ColumnBuffer::kind);
     let mut below = column.children().iter().chain(column.dictionary());
     own.into_iter()
         .find(|found| *found != kind)
@@ -272,7 +330,7 @@ fn pointer(buffer: &Option<ColumnBuffer>) -> *const c_void {
     match buffer.as_ref().map(ColumnBuffer::location) {
         Some(Location::Host(address)) => address.as_ptr().cast_const().cast(),
         Some(Location::Device { address, .. }) => {
-            let address = terrane_core::ByteCount::new(address.get()).to_usize();
+            let address = ByteCount::new(address.get()).to_usize();
             ptr::without_provenance(address)
         }
         _ => ptr::null(),
@@ -280,7 +338,8 @@ fn pointer(buffer: &Option<ColumnBuffer>) -> *const c_void {
 }
 
 /// The callback: lets go of the memory, and of the children and the dictionary that nobody has moved
-/// away. Harmless where it has been called already.
+/// away. Harmless where it has been called already. A panic of what the memory belongs to ends here,
+/// and keeps nothing else: the consumer's code is not Rust.
 ///
 /// # Safety
 ///
@@ -307,4 +366,8 @@ unsafe extern "C" fn release_exported(array: *mut ArrowArray) {
             unsafe { child.release() };
         }
     }
+    let Exported { out, column, event, consumer, .. } = *private;
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        let_go(consumer.as_deref(), (out, column, event));
+    }));
 }

@@ -15,14 +15,15 @@ use super::export;
 use super::peek::{InHost, InOrder, NotYet, Peek};
 use super::schema::check_type;
 use super::walk::{Import, Place};
-use crate::columns::Column;
+use crate::columns::{Column, handed_out};
 
 /// Takes a foreign array of host memory as a column of this type, without a copy.
 ///
 /// The column keeps the array, which is released when the last user of the memory has gone, or
 /// before this returns if it is refused. An array that [`export_array`](super::export_array) made
-/// gives the column back that it was made of; and where another library hands memory of ours over
-/// that is out just now, the column has that very memory.
+/// gives the column back that it was made of, for reading only as far as its memory is still out to
+/// others; and where another library hands memory of ours over that is out just now, the column has
+/// that very memory, for reading only.
 ///
 /// What can be seen from the structures is checked, and the first and last offsets; the values in
 /// between, and that texts are UTF-8, are not looked at:
@@ -45,7 +46,9 @@ pub unsafe fn import_array(
     check_type(data_type, Trail::TOP)?;
     // SAFETY: the caller's promise.
     if let Some(column) = unsafe { came_back(data_type, array.get()) }? {
-        return Ok(column);
+        // First, so that this array is not what the memory is out to.
+        drop(array);
+        return Ok(handed_out::returned(column));
     }
     let owner = Arc::new(array);
     let import = Import { owner: owner.clone(), place: Place::SYSTEM, peek: &InHost };
@@ -181,10 +184,12 @@ impl ImportedArray {
     }
 
     fn column(self, peek: &dyn Peek) -> Result<Column, ImportError> {
-        if let Some(column) = self.came_back {
-            return Ok(column);
+        let Self { data_type, owner, place, came_back, .. } = self;
+        if let Some(column) = came_back {
+            // First, so that this array is not what the memory is out to.
+            drop(owner);
+            return Ok(handed_out::returned(column));
         }
-        let Self { data_type, owner, place, .. } = self;
         let import = Import { owner: owner.clone(), place, peek };
         // SAFETY: whoever imported the array vouched for it, and nothing has been released.
         unsafe { import.column(&data_type, owner.get(), Trail::TOP) }

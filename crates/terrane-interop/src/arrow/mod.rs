@@ -11,7 +11,7 @@
 //! [`Column`](crate::columns::Column). It keeps the memory, until its consumer calls the release
 //! callback, once, on any thread; children may be moved away before, as the specification has it.
 //! An array on a device comes with what it is [`Ready`] after: an event, for which the consumer's
-//! stream waits.
+//! stream waits. When it is released, the consumer is [`Done`] with it, or a stream says when it is.
 //!
 //! # In
 //!
@@ -31,7 +31,7 @@
 //! | children, dictionary | missing, surplus, too short for their parent |
 //! | `device_type`, `device_id` | other than the host, pinned memory, and CUDA devices that can be |
 //! | `sync_event` | for host memory, misaligned, or a null event |
-//! | the schema | formats that are no type, texts without end or not UTF-8, nesting deeper than 64, more than 2^20 fields, metadata whose lengths cannot be |
+//! | the schema | formats that are no type, texts without end or not UTF-8, nesting deeper than 64, more than 2^20 fields, more than 2^26 bytes of names and metadata, metadata whose lengths cannot be |
 //!
 //! What a pointer leads to cannot be checked, which is why importing is unsafe. On a device its
 //! driver is asked whether a buffer lies within one of its allocations, when the array is
@@ -107,6 +107,7 @@ mod peek;
 mod schema;
 mod walk;
 
+pub use crate::done::Done;
 pub use abi::DeviceType;
 pub use error::{ExportError, FieldPath, ImportError};
 pub use export::{Ready, export_array, export_device_array, is_exported};

@@ -1,9 +1,9 @@
 //! Looking at the offsets of an array that is being imported: at once, in a stream's order, or not
 //! yet.
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 
-use terrane_core::{ByteCount, HostAddress, Location, Span, StorageKind};
+use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, Span, StorageKind};
 use terrane_cuda::Stream;
 
 use super::error::ImportError;
@@ -12,6 +12,10 @@ use super::error::ImportError;
 pub(super) trait Peek {
     /// Copies bytes from `at`; false if that cannot be done yet.
     fn peek(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError>;
+
+    /// Copies numbers that the producer has for the host, or in the array's memory; false if that
+    /// cannot be done yet.
+    fn sizes(&self, at: NonNull<u8>, into: &mut [u8]) -> Result<bool, ImportError>;
 
     /// Whether the span is what it is said to be, as far as can be told.
     fn admit(&self, span: Span) -> Result<(), ImportError>;
@@ -29,6 +33,10 @@ impl Peek for InHost {
         Ok(true)
     }
 
+    fn sizes(&self, at: NonNull<u8>, into: &mut [u8]) -> Result<bool, ImportError> {
+        self.peek(Location::Host(HostAddress::new(at)), into)
+    }
+
     fn admit(&self, _: Span) -> Result<(), ImportError> {
         Ok(())
     }
@@ -39,6 +47,10 @@ pub(super) struct NotYet;
 
 impl Peek for NotYet {
     fn peek(&self, _: Location, _: &mut [u8]) -> Result<bool, ImportError> {
+        Ok(false)
+    }
+
+    fn sizes(&self, _: NonNull<u8>, _: &mut [u8]) -> Result<bool, ImportError> {
         Ok(false)
     }
 
@@ -58,13 +70,24 @@ impl Peek for InOrder<'_> {
             return InHost.peek(at, into);
         }
         let length = ByteCount::from_usize(into.len());
-        let to = HostAddress::new(ptr::NonNull::from(into).cast::<u8>());
+        let to = HostAddress::new(NonNull::from(into).cast::<u8>());
         // SAFETY: the bytes are there, as whoever imports the array promised, and the device has
         // been asked (`admit`); the other end is a place of our own, which outlives the copy, as the
         // stream is waited for.
         unsafe { self.0.copy(at, Location::Host(to), length) }?;
         self.0.synchronize()?;
         Ok(true)
+    }
+
+    fn sizes(&self, at: NonNull<u8>, into: &mut [u8]) -> Result<bool, ImportError> {
+        let address = DeviceAddress::new(ByteCount::from_usize(at.addr().get()).get());
+        let length = ByteCount::from_usize(into.len());
+        match self.0.context().device_span(address, length) {
+            Ok(span) => self.peek(span.location, into),
+            Err(error) if error.is_device_lost() => Err(error.into()),
+            // The host's, where they stand since the array was made.
+            Err(_) => InHost.sizes(at, into),
+        }
     }
 
     fn admit(&self, span: Span) -> Result<(), ImportError> {

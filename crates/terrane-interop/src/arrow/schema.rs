@@ -11,6 +11,8 @@ use arrow_schema::{
     DECIMAL256_MAX_PRECISION, DataType, Field, Schema,
 };
 
+use terrane_core::ByteCount;
+
 use super::abi::{ArrowSchema, Owned};
 use super::error::{ExportError, ImportError, Trail, aligned};
 
@@ -22,6 +24,9 @@ pub const MOST_FIELDS: u64 = 1 << 20;
 const LONGEST_FORMAT: usize = 4096;
 /// The longest name of a field that is taken.
 const LONGEST_NAME: usize = 1 << 16;
+/// The most bytes of all formats, names and metadata of a schema that are taken. Structures that are
+/// children of several others are read as often, so that a limit for each field bounds nothing.
+pub const MOST_TEXT: u64 = 1 << 26;
 /// The most entries, and bytes, of a field's metadata that are taken.
 const MOST_METADATA: i64 = 1 << 24;
 
@@ -47,10 +52,10 @@ pub unsafe fn import_field(source: *mut ArrowSchema) -> Result<Field, ImportErro
     let owned = unsafe { Owned::take(source) };
     let released = || ImportError::Released { what: "ArrowSchema", at: Trail::TOP.path() };
     let schema = owned.ok_or_else(released)?;
-    let mut fields = 0;
+    let mut read = Read::default();
     // SAFETY: the structure is alive until `schema` drops, and its pointers lead where they
     // should, by the caller's promise.
-    unsafe { check(schema.get(), Trail::TOP, &mut fields) }?;
+    unsafe { check(schema.get(), Trail::TOP, &mut read) }?;
     // arrow-rs's structure has the same fields in the same order. It is read through, and not
     // dropped: `schema` releases it.
     let theirs: *const FFI_ArrowSchema = ptr::from_ref(schema.get()).cast();
@@ -112,6 +117,35 @@ fn owned(schema: FFI_ArrowSchema) -> Owned<ArrowSchema> {
     unsafe { Owned::new(schema) }
 }
 
+/// What has been read of a schema so far.
+#[derive(Default)]
+struct Read {
+    fields: u64,
+    /// The bytes of formats, names and metadata.
+    text: u64,
+}
+
+impl Read {
+    fn field(&mut self, trail: Trail<'_>) -> Result<(), ImportError> {
+        self.fields += 1;
+        let (what, limit) = ("the number of fields", MOST_FIELDS);
+        if self.fields <= limit {
+            return Ok(());
+        }
+        Err(ImportError::TooMany { what, limit, at: trail.path() })
+    }
+
+    fn text(&mut self, bytes: usize, trail: Trail<'_>) -> Result<(), ImportError> {
+        // At most 2^24 bytes each, of 2^20 fields.
+        self.text += ByteCount::from_usize(bytes).get();
+        let (what, limit) = ("the bytes of names and metadata", MOST_TEXT);
+        if self.text <= limit {
+            return Ok(());
+        }
+        Err(ImportError::TooMany { what, limit, at: trail.path() })
+    }
+}
+
 /// Checks a structure and all below it for what arrow-rs asserts or trusts.
 ///
 /// # Safety
@@ -120,17 +154,10 @@ fn owned(schema: FFI_ArrowSchema) -> Owned<ArrowSchema> {
 unsafe fn check(
     schema: &ArrowSchema,
     trail: Trail<'_>,
-    fields: &mut u64,
+    read: &mut Read,
 ) -> Result<(), ImportError> {
     let at = || trail.path();
-    *fields += 1;
-    if *fields > MOST_FIELDS {
-        return Err(ImportError::TooMany {
-            what: "the number of fields",
-            limit: MOST_FIELDS,
-            at: at(),
-        });
-    }
+    read.field(trail)?;
     if trail.depth() > MOST_LEVELS {
         let limit = u64::try_from(MOST_LEVELS).unwrap_or(u64::MAX);
         return Err(ImportError::TooMany { what: "the nesting", limit, at: at() });
@@ -144,9 +171,12 @@ unsafe fn check(
         return Err(ImportError::Null { what: "format", at: at() });
     };
     // SAFETY: as for the format.
-    unsafe { text(schema.name, "name", LONGEST_NAME, trail) }?;
+    let name = unsafe { text(schema.name, "name", LONGEST_NAME, trail) }?;
     // SAFETY: null, or metadata.
-    unsafe { check_metadata(schema.metadata, trail) }?;
+    let metadata = unsafe { check_metadata(schema.metadata, trail) }?;
+    for bytes in [format.len(), name.map_or(0, str::len), metadata] {
+        read.text(bytes, trail)?;
+    }
     let children = count(schema.n_children, trail)?;
     check_format(format, schema, children, trail)?;
     if children > 0 && schema.children.is_null() {
@@ -166,7 +196,7 @@ unsafe fn check(
             return Err(ImportError::Null { what: "a child's ArrowSchema", at });
         };
         // SAFETY: as for this structure.
-        unsafe { check(child, trail.field("", index), fields) }?;
+        unsafe { check(child, trail.field("", index), read) }?;
     }
     aligned(schema.dictionary, "dictionary", trail)?;
     // SAFETY: null, or a structure that lives as long as its parent.
@@ -176,7 +206,7 @@ unsafe fn check(
             return Err(ImportError::Format { format, at: at(), source: None });
         }
         // SAFETY: as for this structure.
-        unsafe { check(dictionary, trail.dictionary(), fields) }?;
+        unsafe { check(dictionary, trail.dictionary(), read) }?;
     }
     Ok(())
 }
@@ -256,14 +286,14 @@ unsafe fn text<'a>(
     text.to_str().map(Some).map_err(|_| refused())
 }
 
-/// That the lengths in a field's metadata are possible.
+/// That the lengths in a field's metadata are possible; how many bytes it has.
 ///
 /// # Safety
 ///
 /// The pointer is null, or leads to metadata as long as it says.
-unsafe fn check_metadata(pointer: *const c_char, trail: Trail<'_>) -> Result<(), ImportError> {
+unsafe fn check_metadata(pointer: *const c_char, trail: Trail<'_>) -> Result<usize, ImportError> {
     if pointer.is_null() {
-        return Ok(());
+        return Ok(0);
     }
     let refused = |what, value| ImportError::Metadata { what, value, at: trail.path() };
     let number = |position: usize| -> i32 {
@@ -286,7 +316,7 @@ unsafe fn check_metadata(pointer: *const c_char, trail: Trail<'_>) -> Result<(),
             in_bounds("its length is", i64::try_from(position).unwrap_or(i64::MAX))?;
         }
     }
-    Ok(())
+    Ok(position)
 }
 
 /// What a format string can say, and no array can be.

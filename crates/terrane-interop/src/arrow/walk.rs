@@ -103,8 +103,7 @@ impl Import<'_> {
         let data_type = data_type.clone();
         let parts =
             ColumnParts { data_type, length, offset, null_count, buffers, children, dictionary };
-        let origin = origin(&parts);
-        Ok(Column::of_checked(parts, origin))
+        Ok(Column::of_checked(parts, Origin::Arrow))
     }
 
     /// The buffers, and the last of the offsets, where it has been read.
@@ -137,6 +136,11 @@ impl Import<'_> {
                     Some(sizes) => sizes.get(index.wrapping_sub(2)).copied().unwrap_or_default(),
                     None => ByteCount::ZERO,
                 },
+                // Looked at above, and made anew when the column goes out.
+                Extent::Sizes(_) => {
+                    buffers.push(None);
+                    continue;
+                }
             };
             let buffer = self.buffer(shape, *pointer, bytes, trail)?;
             if let (Some(width), "offsets", Some(offsets)) =
@@ -149,7 +153,8 @@ impl Import<'_> {
         Ok((buffers, last_offset))
     }
 
-    /// The lengths of the data of views, which stand in the last buffer.
+    /// The lengths of the data of views, which stand in the last buffer: on the host, as Arrow C++
+    /// has them wherever the array is, or where the driver says.
     fn listed(
         &self,
         shapes: &[BufferShape],
@@ -162,11 +167,18 @@ impl Import<'_> {
         let (Some(shape), Some(pointer)) = (shapes.last(), pointers.last()) else {
             return Ok(None);
         };
-        let Extent::Exact(bytes) = shape.extent else { return Ok(None) };
-        let Some(sizes) = self.buffer(shape, *pointer, bytes, trail)? else { return Ok(None) };
+        let Extent::Sizes(bytes) = shape.extent else { return Ok(None) };
+        let Some(pointer) = NonNull::new(pointer.cast_mut().cast::<u8>()) else {
+            return Err(ImportError::Null { what: shape.name, at: trail.path() });
+        };
+        let address = ByteCount::from_usize(pointer.addr().get()).get();
+        let (buffer, required) = (shape.name, shape.alignment);
+        if !address.is_multiple_of(required.get()) {
+            return Err(ImportError::Misaligned { buffer, address, required, at: trail.path() });
+        }
         let mut read = vec![0; bytes.to_usize()];
         // The producer wrote them for us to read: what the caller of the import promised.
-        if !self.peek.peek(sizes.location(), &mut read)? {
+        if !self.peek.sizes(pointer, &mut read)? {
             return Ok(None);
         }
         let negative = |value| ImportError::Negative {
@@ -206,15 +218,15 @@ impl Import<'_> {
             return Err(ImportError::Misaligned { buffer, address, required, at: trail.path() });
         }
         let span = Span { kind: self.place.kind, location, length };
-        if let Some(region) = handed_out::find(span) {
-            return Ok(Some(ColumnBuffer::writable(region)));
+        if let Some(ours) = handed_out::find(span) {
+            return Ok(Some(ours));
         }
         self.peek.admit(span)?;
         // SAFETY: whoever imports the array promises that the bytes are there, stay as they are, and
         // are of this memory until the array is released, which happens when the last owner drops.
         // Nobody writes them: the buffer is for reading only.
         let memory = unsafe { ForeignMemory::new(span, Arc::clone(&self.owner)) };
-        Ok(Some(ColumnBuffer::read_only(Region::new(memory))))
+        Ok(Some(ColumnBuffer::foreign(Region::new(memory), Origin::Arrow).as_read_only()))
     }
 
     /// The last of the offsets that the rows have, if it can be read now.
@@ -353,16 +365,6 @@ impl Rows {
             ByteCount::new(offset).checked_add(ByteCount::new(length)).map_err(overflow)?.get();
         Ok(Self { length, offset, end, null_count })
     }
-}
-
-/// Ours, if all of it is; a column without any bytes came by Arrow.
-fn origin(parts: &ColumnParts) -> Origin {
-    let mut buffers = parts.buffers.iter().flatten().filter(|buffer| !buffer.length().is_zero());
-    let mut below = parts.children.iter().chain(&parts.dictionary);
-    let has_any = buffers.clone().next().is_some() || below.clone().next().is_some();
-    let all = buffers.all(|buffer| !buffer.is_read_only())
-        && below.all(|column| column.origin() == Origin::Owned);
-    if has_any && all { Origin::Owned } else { Origin::Arrow }
 }
 
 fn count_buffers(

@@ -4,29 +4,61 @@ use std::fmt;
 
 use terrane_core::{ByteCount, Location, Memory, Region, Span, StorageKind, ViewOutOfBounds};
 
-use super::ColumnError;
+use super::{ColumnError, Origin};
 
 /// The bytes of one buffer of a column, kept alive.
 ///
-/// What came from another library is for reading only: its region can be had by unsafe code, which
-/// promises to write nothing.
+/// What came from another library is for reading only, also where it is memory of ours that the
+/// library had: its region can be had by unsafe code, which promises to write nothing.
 #[derive(Clone)]
 pub struct ColumnBuffer {
     region: Region,
     is_read_only: bool,
+    origin: Origin,
 }
 
 impl ColumnBuffer {
-    /// A buffer that may be written.
+    /// A buffer of ours that may be written.
     #[must_use]
     pub const fn writable(region: Region) -> Self {
-        Self { region, is_read_only: false }
+        Self { region, is_read_only: false, origin: Origin::Owned }
     }
 
-    /// A buffer that may be read only.
+    /// A buffer of ours that may be read only.
     #[must_use]
     pub const fn read_only(region: Region) -> Self {
-        Self { region, is_read_only: true }
+        Self { region, is_read_only: true, origin: Origin::Owned }
+    }
+
+    /// A buffer of another library's that may be written.
+    pub(crate) const fn foreign(region: Region, origin: Origin) -> Self {
+        Self { region, is_read_only: false, origin }
+    }
+
+    /// The same buffer, to be read only.
+    pub(crate) fn as_read_only(&self) -> Self {
+        Self { is_read_only: true, ..self.clone() }
+    }
+
+    /// The same buffer, to be written.
+    ///
+    /// This is for memory of ours that has come back: of another library's structures nothing tells
+    /// who else still reads them.
+    ///
+    /// # Safety
+    ///
+    /// The bytes may be written, and for as long as the answer, or what is made of it, lives,
+    /// whoever else uses them (another library that has the memory as well, say) synchronises that
+    /// with its users.
+    #[must_use]
+    pub unsafe fn into_writable(self) -> Self {
+        Self { is_read_only: false, ..self }
+    }
+
+    /// Whose memory it is.
+    #[must_use]
+    pub const fn origin(&self) -> Origin {
+        self.origin
     }
 
     /// Whether nobody may write it.
@@ -89,7 +121,7 @@ impl ColumnBuffer {
     /// [`ViewOutOfBounds`] if there are fewer.
     pub fn view(&self, offset: ByteCount, length: ByteCount) -> Result<Self, ViewOutOfBounds> {
         let region = self.region.view(offset, length)?;
-        Ok(Self { region, is_read_only: self.is_read_only })
+        Ok(Self { region, ..*self })
     }
 
     /// Whether both are parts of one and the same memory.
@@ -115,6 +147,7 @@ impl fmt::Debug for ColumnBuffer {
         f.debug_struct("ColumnBuffer")
             .field("span", &self.span())
             .field("is_read_only", &self.is_read_only)
+            .field("origin", &self.origin)
             .finish()
     }
 }

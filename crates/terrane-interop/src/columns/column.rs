@@ -12,7 +12,7 @@ use super::{ColumnBuffer, ColumnError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
-    /// Terrane's: a column that is handed out and comes back is this very one.
+    /// Terrane's: what is handed out and comes back is known to be the same memory.
     Owned,
     /// A tensor of another library, that came by DLPack.
     DlPack,
@@ -32,6 +32,8 @@ pub struct ColumnParts {
     /// How many rows are null, where that is known.
     pub null_count: Option<u64>,
     /// The buffers, the validity bitmap first where the type has one; `None` where it is left out.
+    /// Of views, the last one, with the lengths of the data, may be left out, or in host memory: it
+    /// is made anew of the data when the column is handed out.
     pub buffers: Vec<Option<ColumnBuffer>>,
     /// The children: a struct's columns, a list's values.
     pub children: Vec<Column>,
@@ -82,17 +84,17 @@ impl Column {
             children: vec![],
             dictionary: None,
         };
-        Self::from_parts(parts, Origin::Owned)
+        Self::from_parts(parts)
     }
 
-    /// A column of any type.
+    /// A column of any type. Whose it is, its buffers and children say.
     ///
     /// # Errors
     ///
     /// [`ColumnError`] if the parts do not make up a column.
-    pub fn from_parts(parts: ColumnParts, origin: Origin) -> Result<Self, ColumnError> {
+    pub fn from_parts(parts: ColumnParts) -> Result<Self, ColumnError> {
         check(&parts)?;
-        Ok(Self { parts: Arc::new(parts), origin })
+        Ok(Self::of_checked(parts, Origin::Owned))
     }
 
     /// The type of the values.
@@ -143,7 +145,7 @@ impl Column {
         self.parts.dictionary.as_ref()
     }
 
-    /// Whose memory it is.
+    /// Whose memory it is: Terrane's, if all of it is, else that of the first part which is not.
     #[must_use]
     pub fn origin(&self) -> Origin {
         self.origin
@@ -163,10 +165,34 @@ impl Column {
         Some(self.parts.buffers.get(1)?.as_ref()?.location())
     }
 
-    /// Whether both are one and the same column: the same buffers, not equal ones.
+    /// Whether both are one and the same column: the same rows of the same buffers, not of equal
+    /// ones. Whether those may be written is not looked at.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
+        let (one, two) = (&*self.parts, &*other.parts);
         Arc::ptr_eq(&self.parts, &other.parts)
+            || (one.length, one.offset) == (two.length, two.offset)
+                && one.data_type == two.data_type
+                && all(&one.buffers, &two.buffers, |one, two| match (one, two) {
+                    (Some(one), Some(two)) => one.same_memory(two) && one.span() == two.span(),
+                    (one, two) => one.is_none() && two.is_none(),
+                })
+                && all(&one.children, &two.children, Self::is_same)
+                && match (&one.dictionary, &two.dictionary) {
+                    (Some(one), Some(two)) => one.is_same(two),
+                    (one, two) => one.is_none() && two.is_none(),
+                }
+    }
+
+    /// The same column with every buffer to be written: for memory of ours that has come back.
+    ///
+    /// # Safety
+    ///
+    /// That of [`ColumnBuffer::into_writable`], of every buffer.
+    #[must_use]
+    pub unsafe fn into_writable(self) -> Self {
+        // SAFETY: the caller's promise.
+        self.with_buffers(&|buffer| unsafe { buffer.clone().into_writable() })
     }
 
     /// The `length` rows from `offset` on, of the same memory.
@@ -188,15 +214,45 @@ impl Column {
         Ok(Self { parts: Arc::new(parts), origin: self.origin })
     }
 
-    /// A column of parts that have been checked.
-    pub(crate) fn of_checked(parts: ColumnParts, origin: Origin) -> Self {
+    /// A column of parts that have been checked, which is of `empty` if there is nothing in it that
+    /// says whose it is.
+    pub(crate) fn of_checked(parts: ColumnParts, empty: Origin) -> Self {
+        let buffers = parts.buffers.iter().flatten().filter(|buffer| !buffer.length().is_zero());
+        let below = parts.children.iter().chain(&parts.dictionary).map(Self::origin);
+        let mut origins = buffers.map(ColumnBuffer::origin).chain(below).peekable();
+        let otherwise = if origins.peek().is_some() { Origin::Owned } else { empty };
+        let origin = origins.find(|origin| *origin != Origin::Owned).unwrap_or(otherwise);
         Self { parts: Arc::new(parts), origin }
     }
+
+    /// The same column with other buffers, those of its children included.
+    pub(crate) fn with_buffers(&self, change: &dyn Fn(&ColumnBuffer) -> ColumnBuffer) -> Self {
+        let below = |column: &Self| column.with_buffers(change);
+        let parts = ColumnParts {
+            buffers: self.buffers().iter().map(|buffer| buffer.as_ref().map(change)).collect(),
+            children: self.children().iter().map(below).collect(),
+            dictionary: self.dictionary().map(below),
+            ..(*self.parts).clone()
+        };
+        Self { parts: Arc::new(parts), origin: self.origin }
+    }
+
+    /// Whether some buffer is so, those of its children included.
+    pub(crate) fn has_buffer(&self, is_so: &dyn Fn(&ColumnBuffer) -> bool) -> bool {
+        let mut below = self.children().iter().chain(self.dictionary());
+        self.buffers().iter().flatten().any(is_so) || below.any(|column| column.has_buffer(is_so))
+    }
+}
+
+/// Whether both have as many, each of which fits the one at its place.
+fn all<T>(one: &[T], two: &[T], fits: impl Fn(&T, &T) -> bool) -> bool {
+    one.len() == two.len() && one.iter().zip(two).all(|(one, two)| fits(one, two))
 }
 
 /// The kind of memory of the first buffer that is found.
 fn kind_of(parts: &ColumnParts) -> Option<StorageKind> {
-    let own = parts.buffers.iter().flatten().map(ColumnBuffer::kind).next();
+    let placed = shape::placed(&parts.data_type, &parts.buffers);
+    let own = placed.iter().flatten().map(ColumnBuffer::kind).next();
     let below = || parts.children.iter().chain(&parts.dictionary).find_map(Column::kind);
     own.or_else(below)
 }
@@ -214,7 +270,8 @@ fn check(parts: &ColumnParts) -> Result<(), ColumnError> {
     }
     check_buffers(parts, rows)?;
     check_children(parts, rows)?;
-    let kinds = parts.buffers.iter().flatten().map(ColumnBuffer::kind);
+    let placed = shape::placed(data_type, &parts.buffers).iter().flatten();
+    let kinds = placed.map(ColumnBuffer::kind);
     let below = parts.children.iter().chain(&parts.dictionary).filter_map(Column::kind);
     let mut kinds = kinds.chain(below);
     if let Some(first) = kinds.next()
@@ -234,12 +291,13 @@ fn check_buffers(parts: &ColumnParts, rows: u64) -> Result<(), ColumnError> {
     }
     for (buffer, shape) in parts.buffers.iter().zip(shape::buffers(data_type, rows, found)?) {
         let needed = match shape.extent {
-            Extent::Exact(bytes) => bytes,
+            Extent::Exact(bytes) | Extent::Sizes(bytes) => bytes,
             Extent::ByOffsets | Extent::Listed => ByteCount::ZERO,
         };
         let Some(buffer) = buffer else {
             let has_nulls = parts.null_count.is_some_and(|nulls| nulls > 0);
-            if needed.is_zero() || (shape.optional && !has_nulls) {
+            let is_optional = matches!(shape.extent, Extent::Sizes(_));
+            if needed.is_zero() || is_optional || (shape.optional && !has_nulls) {
                 continue;
             }
             let data_type = data_type.clone();

@@ -5,7 +5,7 @@ use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, StorageKind};
 
 use super::order::AccessOrder;
 use super::plan::ColumnarPlan;
-use super::{Column, ColumnError, ColumnParts, Growth, Origin};
+use super::{Column, ColumnError, ColumnParts, Growth};
 
 /// How wide the row count is that kernels write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -286,7 +286,7 @@ impl ColumnarBuffer {
             children: columns.collect::<Result<_, _>>()?,
             dictionary: None,
         };
-        Column::from_parts(parts, Origin::Owned)
+        Column::from_parts(parts)
     }
 
     /// A buffer with room for `needed` rows, by the policy of growth, with what this one holds, its

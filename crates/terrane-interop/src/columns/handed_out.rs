@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use terrane_core::{Memory, Place, Region, Span};
 
-use super::{Column, ColumnBuffer};
+use super::{Column, ColumnBuffer, Origin};
 
 /// By where each memory begins. An entry stands for as long as something of that memory is out,
 /// which keeps the memory alive, so that its addresses are nobody else's meanwhile.
@@ -14,6 +14,8 @@ static OUT: Mutex<BTreeMap<Place, Entry>> = Mutex::new(BTreeMap::new());
 
 struct Entry {
     memory: Weak<dyn Memory>,
+    /// Whose it was when it went out.
+    origin: Origin,
     /// How often it is out.
     times: usize,
 }
@@ -28,19 +30,22 @@ impl HandedOut {
         Self::of(column.buffers().iter().flatten())
     }
 
-    /// Those of these buffers that are ours.
+    /// Those of these buffers that are ours, or that somebody else lets us write.
     pub(crate) fn of<'a>(buffers: impl IntoIterator<Item = &'a ColumnBuffer>) -> Self {
-        let ours = buffers.into_iter().filter(|buffer| !buffer.is_read_only());
-        let memories = ours.map(ColumnBuffer::inner).map(Region::memory);
-        let memories: Vec<_> = memories.filter(|memory| !memory.length().is_zero()).collect();
+        let is_known = |buffer: &&ColumnBuffer| {
+            let is_empty = buffer.inner().memory().length().is_zero();
+            !is_empty && (buffer.origin() == Origin::Owned || !buffer.is_read_only())
+        };
+        let known: Vec<_> = buffers.into_iter().filter(is_known).collect();
         let mut out = OUT.lock().unwrap_or_else(PoisonError::into_inner);
-        let places = memories.into_iter().map(|memory| {
+        let places = known.into_iter().map(|buffer| {
+            let (memory, origin) = (buffer.inner().memory(), buffer.origin());
             let place = memory.location().place();
-            let fresh = || Entry { memory: Arc::downgrade(memory), times: 0 };
+            let fresh = || Entry { memory: Arc::downgrade(memory), origin, times: 0 };
             let entry = out.entry(place).or_insert_with(fresh);
             if entry.memory.strong_count() == 0 {
                 // Another memory was here, which has gone while this one was out.
-                entry.memory = Arc::downgrade(memory);
+                (entry.memory, entry.origin) = (Arc::downgrade(memory), origin);
             }
             entry.times += 1;
             place
@@ -63,19 +68,41 @@ impl Drop for HandedOut {
     }
 }
 
-/// The region of ours that a span is, if it is part of a memory of ours that is out.
-pub(crate) fn find(span: Span) -> Option<Region> {
+/// The buffer that a span is, if it is part of a memory of ours that is out.
+///
+/// It is for reading only: another library has it, and may have said that nobody writes it.
+pub(crate) fn find(span: Span) -> Option<ColumnBuffer> {
     if span.length.is_zero() {
         return None;
     }
     let place = span.location.place();
     // Outside of the lock: it may be the last to drop.
-    let memory = {
+    let (memory, origin) = {
         let out = OUT.lock().unwrap_or_else(PoisonError::into_inner);
         let (begin, entry) = out.range(..=place).next_back()?;
-        (begin.space == place.space).then(|| entry.memory.upgrade())??
+        let memory = (begin.space == place.space).then(|| entry.memory.upgrade())??;
+        (memory, entry.origin)
     };
     let region = Region::from_arc(memory);
     let skipped = place.start.checked_sub(region.location().place().start)?;
-    region.view(skipped.into(), span.length).ok()
+    let region = region.view(skipped.into(), span.length).ok()?;
+    Some(ColumnBuffer::foreign(region, origin).as_read_only())
+}
+
+/// A column that was handed out and has come back: as it was, but for reading only as far as its
+/// memory is out once more, to others.
+pub(crate) fn returned(column: Column) -> Column {
+    let is_lent = |buffer: &ColumnBuffer| !buffer.is_read_only() && is_out(buffer);
+    if !column.has_buffer(&is_lent) {
+        return column;
+    }
+    column.with_buffers(&|buffer| match is_lent(buffer) {
+        true => buffer.as_read_only(),
+        false => buffer.clone(),
+    })
+}
+
+fn is_out(buffer: &ColumnBuffer) -> bool {
+    let place = buffer.inner().memory().location().place();
+    OUT.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&place)
 }

@@ -3,8 +3,11 @@
 //!
 //! A [`Column`] is of one type and lies in one memory. Where it comes from, [`Origin`] says: what
 //! is ours and was handed out is recognised when it comes back; what is another library's is kept
-//! alive, and is for reading only. A [`ColumnarBuffer`] has columns by a schema, room for a number
-//! of rows, and the count of those that there are, which kernels write on the device.
+//! alive. Arrays of another library are for reading only, and so is memory of ours that comes back
+//! through one: it may still have it. Only the structure that went out gives a column back as it was,
+//! once nobody else has its memory; for the rest there is [`Column::into_writable`], which is unsafe.
+//! A [`ColumnarBuffer`] has columns by a schema, room for a number of rows, and the count of those
+//! that there are, which kernels write on the device.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -12,7 +12,13 @@ use super::ColumnError;
 ///
 /// [`HostOrder`] is the calling thread's, for host memory; a [`Stream`] is the order of its work,
 /// for memory that its device reaches.
-pub trait AccessOrder {
+///
+/// # Safety
+///
+/// Whoever implements it sees to it that [`copy`](Self::copy), when it answers `Ok`, has copied all of
+/// the bytes, and when it returns at all, uses neither place any more: its callers borrow the bytes at
+/// one end only until then, and take what stands there for the bytes at the other.
+pub unsafe trait AccessOrder {
     /// Copies `length` bytes from one place to another.
     ///
     /// # Errors
@@ -69,7 +75,8 @@ pub trait AccessOrder {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostOrder;
 
-impl AccessOrder for HostOrder {
+// SAFETY: the processor has copied the bytes when the call returns, and nothing after an error.
+unsafe impl AccessOrder for HostOrder {
     unsafe fn copy(
         &self,
         from: Location,
@@ -85,7 +92,9 @@ impl AccessOrder for HostOrder {
     }
 }
 
-impl AccessOrder for Stream {
+// SAFETY: the stream has run when it has been waited for; one that cannot be is given nothing, unless
+// it is lost, and runs nothing any more.
+unsafe impl AccessOrder for Stream {
     unsafe fn copy(
         &self,
         from: Location,
@@ -100,6 +109,8 @@ impl AccessOrder for Stream {
                 return Err(ColumnError::WrongDevice { columns: device, stream: own });
             }
         }
+        // A stream that is being captured would run the copy at some other time: it refuses this.
+        self.is_idle()?;
         // SAFETY: the caller's promise of both, until the wait below is over.
         unsafe { Self::copy(self, from, to, length) }?;
         Ok(self.synchronize()?)

@@ -8,7 +8,7 @@ use terrane_core::{
 use super::order::AccessOrder;
 use super::shape::{self, ChildRows, Extent};
 use super::{
-    Column, ColumnBuffer, ColumnError, ColumnParts, ColumnarBuffer, Growth, Origin, RowCountWidth,
+    Column, ColumnBuffer, ColumnError, ColumnParts, ColumnarBuffer, Growth, RowCountWidth,
 };
 
 /// What a columnar buffer is like, besides its schema and capacity.
@@ -257,7 +257,7 @@ impl ColumnarPlan {
             buffers,
             dictionary: None,
         };
-        Column::from_parts(parts, Origin::Owned)
+        Column::from_parts(parts)
     }
 }
 

@@ -25,6 +25,9 @@ pub(crate) enum Extent {
     ByOffsets,
     /// As many bytes as its number in the last buffer says.
     Listed,
+    /// So many bytes, with the lengths of the data before it. It is read on the host, in whatever
+    /// memory the others are, and may be left out of a column: the data know how long they are.
+    Sizes(ByteCount),
 }
 
 /// How many values a child has to have.
@@ -171,8 +174,23 @@ fn views(rows: u64, count: usize) -> Result<Vec<BufferShape>, SizeOverflow> {
     let data = BufferShape { name: "data", extent: Extent::Listed, ..data() };
     let mut shapes = vec![validity(rows), fixed("views", rows, 16, 8)?];
     shapes.extend(std::iter::repeat_n(data, listed));
-    shapes.push(fixed("sizes of data", ByteCount::from_usize(listed).get(), 8, 8)?);
+    let sizes = fixed("sizes of data", ByteCount::from_usize(listed).get(), 8, 8)?;
+    let Extent::Exact(bytes) = sizes.extent else { return Ok(shapes) };
+    shapes.push(BufferShape { extent: Extent::Sizes(bytes), ..sizes });
     Ok(shapes)
+}
+
+/// Whether the values are views of data, as many as there are.
+pub(crate) const fn is_view(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Utf8View | DataType::BinaryView)
+}
+
+/// Those of a type's buffers that are in the column's memory.
+pub(crate) fn placed<'a, T>(data_type: &DataType, buffers: &'a [T]) -> &'a [T] {
+    match buffers {
+        [placed @ .., _sizes] if is_view(data_type) => placed,
+        all => all,
+    }
 }
 
 const fn validity(rows: u64) -> BufferShape {
@@ -207,7 +225,7 @@ mod tests {
     fn sizes(data_type: &DataType, rows: u64) -> Vec<Option<u64>> {
         let shapes = buffers(data_type, rows, 3).unwrap();
         let exact = |shape: &BufferShape| match shape.extent {
-            Extent::Exact(bytes) => Some(bytes.get()),
+            Extent::Exact(bytes) | Extent::Sizes(bytes) => Some(bytes.get()),
             _ => None,
         };
         shapes.iter().map(exact).collect()

@@ -12,7 +12,9 @@ impl Column {
     /// first axis. Further axes are lists of fixed size; a tensor without axes is one row.
     ///
     /// Elements that Arrow has no type for (bfloat16, FP8, complex numbers, vectors) are binary data
-    /// of their width. A tensor over memory of ours that is out just now gives that very memory.
+    /// of their width. A tensor over memory of ours that is out just now gives that very memory, for
+    /// reading only: the tensor goes back, and who else has the memory is not known. Of other
+    /// tensors, those that may be written give columns that may.
     ///
     /// # Errors
     ///
@@ -38,19 +40,19 @@ impl Column {
             _ => value_type(element)
                 .ok_or_else(|| refused("has elements that are no whole bytes"))?,
         };
-        let (region, origin) = match (handed_out::find(tensor.span()), tensor.memory()) {
-            (Some(region), _) => (ColumnBuffer::writable(region), Origin::Owned),
-            (None, Ok(memory)) => (ColumnBuffer::writable(Region::new(memory)), Origin::DlPack),
+        let values = match (handed_out::find(tensor.span()), tensor.memory()) {
+            (Some(ours), _) => ours,
+            (None, Ok(memory)) => ColumnBuffer::foreign(Region::new(memory), Origin::DlPack),
             (None, Err(_)) => {
                 // SAFETY: the tensor was imported under the promise that its elements are there for
                 // as long as it is not released, and it is the owner; it has no gaps, and as the
                 // buffer is for reading only, nobody writes them.
                 let memory = unsafe { ForeignMemory::new(tensor.span(), tensor.clone()) };
-                (ColumnBuffer::read_only(Region::new(memory)), Origin::DlPack)
+                ColumnBuffer::foreign(Region::new(memory), Origin::DlPack).as_read_only()
             }
         };
         let inner = sizes.get(1..).unwrap_or_default();
-        rows(value, sizes.first().copied().unwrap_or(1), inner, region, origin)
+        rows(value, sizes.first().copied().unwrap_or(1), inner, values)
     }
 
     /// The values as a tensor of one axis, which keeps the memory until its consumer has done. When
@@ -63,7 +65,8 @@ impl Column {
     ///
     /// # Safety
     ///
-    /// As for [`TensorExport::new`]. A column that is for reading only gives a tensor that says so.
+    /// As for [`TensorExport::new`], for as long as the tensor, or what comes back of it, is used. A
+    /// column that is for reading only gives a tensor that says so.
     pub unsafe fn to_tensor(&self) -> Result<TensorExport, ColumnError> {
         let refused = || ColumnError::NoTensor { data_type: self.data_type().clone() };
         let element = element_type(self.data_type()).ok_or_else(refused)?;
@@ -90,7 +93,6 @@ fn rows(
     length: u64,
     sizes: &[u64],
     values: ColumnBuffer,
-    origin: Origin,
 ) -> Result<Column, ColumnError> {
     let leaf = |data_type, length, values| ColumnParts {
         data_type,
@@ -102,10 +104,10 @@ fn rows(
         dictionary: None,
     };
     let Some((size, inner)) = sizes.split_first() else {
-        return Column::from_parts(leaf(value, length, values), origin);
+        return Column::from_parts(leaf(value, length, values));
     };
     let below = ByteCount::product(&[("rows", length), ("values in each", *size)])?.get();
-    let child = rows(value, below, inner, values, origin)?;
+    let child = rows(value, below, inner, values)?;
     let width = i32::try_from(*size).map_err(|_| ColumnError::WideRow { values: *size })?;
     let item = Field::new("item", child.data_type().clone(), false);
     let parts = ColumnParts {
@@ -117,7 +119,7 @@ fn rows(
         children: vec![child],
         dictionary: None,
     };
-    Column::from_parts(parts, origin)
+    Column::from_parts(parts)
 }
 
 /// Whether the last axis is the fastest, and there is nothing between its elements. Axes of one

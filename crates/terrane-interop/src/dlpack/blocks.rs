@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use terrane_core::{ByteCount, Region};
 use terrane_layout::LayoutError;
-use terrane_transfer::{Access, Endpoint};
+use terrane_transfer::{Access, Endpoint, Hold, Ticket};
 
 use super::{ElementType, ExportError, TensorExport, TensorShape};
 
@@ -12,9 +12,10 @@ impl TensorExport {
     /// One piece of a layout, as a row of elements: read-only, or for reading and writing.
     ///
     /// The block is held for as long as the tensor is out: transfers that would write it (or, if it
-    /// is out for writing, read it) are refused with the conflict, or run after the hold, as
-    /// [`Transfer::after`](terrane_transfer::Transfer::after) has them. Transfers that have the
-    /// block already refuse the export instead. Of an endpoint that is
+    /// is out for writing, read it) are refused with the conflict, or run after the hold, whose
+    /// [`ticket`](Self::ticket) they name. Transfers that have the
+    /// block already refuse the export instead. So long the endpoint lives as well, so that no other
+    /// one has its bytes. Of an endpoint that is
     /// [sharing](Endpoint::sharing) its bytes, the others know nothing of the hold: it is for the
     /// caller of that to keep them apart.
     ///
@@ -35,7 +36,7 @@ impl TensorExport {
             .view(ByteCount::new(at.offset), geometry.piece_bytes())?;
         let shape = row(element, geometry.piece_bytes())?;
         let export = Self::build(piece, shape)?;
-        Ok(export.guarded_by(hold(endpoint, &[block], access)?).of_access(access))
+        Ok(export.held_by(&HeldBlocks::new(endpoint, &[block], access)?).of_access(access))
     }
 
     /// One block of a layout: a tensor `[layers, outers, elements of a piece]` for each of its
@@ -88,7 +89,7 @@ impl TensorExport {
         let bytes = endpoint.layout().geometry().region_bytes();
         let region = region_of(endpoint, region)?.view(ByteCount::ZERO, bytes)?;
         let export = Self::build(region, row(element, bytes)?)?;
-        Ok(export.guarded_by(hold(endpoint, &all(endpoint), access)?).of_access(access))
+        Ok(export.held_by(&HeldBlocks::new(endpoint, &all(endpoint), access)?).of_access(access))
     }
 
     /// One block, or all with an axis for them.
@@ -128,8 +129,8 @@ impl TensorExport {
             exports.push(Self::build(region, shape.clone())?);
         }
         let blocks = block.map_or_else(|| all(endpoint), |block| vec![block]);
-        let hold = Arc::new(hold(endpoint, &blocks, access)?);
-        let held = |export: Self| export.guarded_by(Arc::clone(&hold)).of_access(access);
+        let held = HeldBlocks::new(endpoint, &blocks, access)?;
+        let held = |export: Self| export.held_by(&held).of_access(access);
         Ok(exports.into_iter().map(held).collect())
     }
 
@@ -138,16 +139,35 @@ impl TensorExport {
     }
 }
 
-/// Holds blocks until what is answered drops.
-pub(crate) fn hold(
-    endpoint: &Endpoint,
-    blocks: &[u32],
-    access: Access,
-) -> Result<impl Send + Sync + use<>, ExportError> {
-    Ok(match access {
-        Access::Read => endpoint.hold_for_read(blocks)?,
-        Access::Write => endpoint.hold_for_write(blocks)?,
-    })
+/// Blocks that are held until this drops.
+///
+/// With them goes the endpoint: were it to end before, another could be made of the same bytes, whose
+/// transfers know nothing of the hold.
+pub(crate) struct HeldBlocks {
+    // Free before the endpoint ends: fields drop in this order.
+    hold: Hold,
+    _endpoint: Endpoint,
+}
+
+impl HeldBlocks {
+    /// # Errors
+    ///
+    /// [`ExportError::Held`].
+    pub(crate) fn new(
+        endpoint: &Endpoint,
+        blocks: &[u32],
+        access: Access,
+    ) -> Result<Arc<Self>, ExportError> {
+        let hold = match access {
+            Access::Read => endpoint.hold_for_read(blocks)?,
+            Access::Write => endpoint.hold_for_write(blocks)?,
+        };
+        Ok(Arc::new(Self { hold, _endpoint: endpoint.clone() }))
+    }
+
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.hold.ticket()
+    }
 }
 
 /// The numbers of all blocks.

@@ -87,14 +87,19 @@ impl TypeCode {
         self as u8
     }
 
-    /// The one number of bits that the code has, where it has only one.
-    const fn only_bits(self) -> Option<u8> {
+    /// Whether the code comes with so many bits.
+    const fn has_bits(self, bits: u8) -> bool {
         match self {
-            Self::Int | Self::UInt | Self::Float | Self::OpaqueHandle | Self::Complex => None,
-            Self::BFloat => Some(16),
-            Self::BComplex => Some(32),
-            Self::Float6E2M3Fn | Self::Float6E3M2Fn => Some(6),
-            Self::Float4E2M1Fn => Some(4),
+            // Of integers there are those below a byte, and some of 24 bits and of 128.
+            Self::Int | Self::UInt => bits > 0,
+            Self::Float => matches!(bits, 16 | 32 | 64 | 128),
+            // What a handle is, both sides know; it is whole bytes.
+            Self::OpaqueHandle => bits > 0 && bits.is_multiple_of(8),
+            Self::BFloat => bits == 16,
+            Self::Complex => matches!(bits, 32 | 64 | 128),
+            Self::BComplex => bits == 32,
+            Self::Float6E2M3Fn | Self::Float6E3M2Fn => bits == 6,
+            Self::Float4E2M1Fn => bits == 4,
             Self::Bool
             | Self::Float8E3M4
             | Self::Float8E4M3
@@ -103,7 +108,7 @@ impl TypeCode {
             | Self::Float8E4M3Fnuz
             | Self::Float8E5M2
             | Self::Float8E5M2Fnuz
-            | Self::Float8E8M0Fnu => Some(8),
+            | Self::Float8E8M0Fnu => bits == 8,
         }
     }
 }
@@ -152,11 +157,7 @@ impl ElementType {
     ///
     /// [`ElementTypeError`] for no bits or lanes, and for bits that the code does not have.
     pub fn new(code: TypeCode, bits: u8, lanes: u16) -> Result<Self, ElementTypeError> {
-        let wrong = match code.only_bits() {
-            Some(only) => bits != only,
-            None => bits == 0,
-        };
-        if wrong {
+        if !code.has_bits(bits) {
             return Err(ElementTypeError::Bits { code, bits });
         }
         if lanes == 0 {
@@ -289,11 +290,28 @@ mod tests {
 
     #[test]
     fn what_is_no_type_is_refused() {
-        let refused =
-            [(2, 0, 1), (2, 32, 0), (4, 32, 1), (10, 16, 1), (15, 8, 1), (19, 8, 1), (255, 8, 1)];
+        let refused = [
+            (0, 0, 1),
+            (2, 0, 1),
+            (2, 32, 0),
+            (2, 7, 1),
+            (2, 8, 1),
+            (3, 3, 1),
+            (4, 32, 1),
+            (5, 1, 1),
+            (5, 8, 1),
+            (10, 16, 1),
+            (15, 8, 1),
+            (19, 8, 1),
+            (255, 8, 1),
+        ];
         for (code, bits, lanes) in refused {
-            assert!(ElementType::from_raw(DLDataType { code, bits, lanes }).is_err(), "{code}");
+            let found = ElementType::from_raw(DLDataType { code, bits, lanes });
+            assert!(found.is_err(), "code {code}, {bits} bits, {lanes} lanes");
         }
+        // NumPy's long double, and its pairs of half precision.
+        assert!(ElementType::new(TypeCode::Float, 128, 1).is_ok());
+        assert!(ElementType::new(TypeCode::Complex, 32, 1).is_ok());
     }
 
     #[test]

@@ -109,10 +109,10 @@ pub enum ImportError {
     /// The tensor may only be read, so that it is no [`Memory`](terrane_core::Memory).
     #[error("the tensor may only be read; copy it, or hand over one that may be written")]
     ReadOnly,
-    /// There is memory between the elements that is not theirs.
+    /// There is memory between the elements, or behind the last one in its byte, that is not theirs.
     #[error(
-        "the tensor's {elements} elements lie apart over {bytes}; hand over a tensor without gaps, \
-         or adopt the gaps as well"
+        "the tensor's {elements} elements do not fill the {bytes} that they lie in; hand over a \
+         tensor without gaps, or adopt the gaps as well"
     )]
     Gaps {
         /// How many elements.
@@ -144,6 +144,12 @@ pub enum ExportError {
         /// The kind of memory.
         kind: StorageKind,
     },
+    /// The processor cannot reach the bytes.
+    #[error("{kind} memory is not the host's; copy it there first")]
+    NotHost {
+        /// The kind of memory.
+        kind: StorageKind,
+    },
     /// The shape takes more bytes than the region has.
     #[error("the tensor does not fit into its region")]
     OutOfBounds(#[from] ViewOutOfBounds),
@@ -159,6 +165,23 @@ pub enum ExportError {
         /// What the address should be a multiple of.
         alignment: Alignment,
     },
+    /// Nothing says when the consumer has done with memory that devices reach.
+    #[error(
+        "nothing says when the consumer has done with the {kind} memory, which may be after it has \
+         dropped the tensor: name its stream (`released_after`), or promise that it waits \
+         (`released_when_done`)"
+    )]
+    ReleaseNotStated {
+        /// The kind of memory.
+        kind: StorageKind,
+    },
+    /// The consumer's stream was named as a thread's default, which is another one on each, and
+    /// deleters are called on any.
+    #[error(
+        "the default stream of a thread cannot be waited for by another, which may drop the tensor; \
+         name a stream that is one on all, or promise that the consumer waits"
+    )]
+    StreamOfThread,
     /// The legacy structure cannot say that a tensor may only be read.
     #[error("legacy tensors cannot be read-only; export a versioned one, or for writing")]
     LegacyReadOnly,

@@ -3,27 +3,80 @@
 use std::any::Any;
 use std::fmt;
 use std::ptr::{null_mut, without_provenance_mut};
+use std::sync::Arc;
 
 use dlpack_rs::ffi as raw;
 use smallvec::SmallVec;
-use terrane_core::{ByteCount, Location, Memory, Region};
+use terrane_core::{ByteCount, Location, Memory, Region, StorageKind};
 use terrane_cuda::Stream;
+use terrane_transfer::Ticket;
 
+use super::blocks::HeldBlocks;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use super::managed::{Kept, Parts};
 use super::{ExportError, ManagedTensor, TensorDevice, TensorShape};
+use crate::done::is_of_thread;
 
 /// A strided view of memory that is about to be handed to another library.
 ///
 /// The memory lives until the consumer calls the tensor's deleter, and so do the guards that it was
 /// given, such as holds of blocks. They drop on the thread that calls the deleter.
+///
+/// Of memory that devices reach, pinned memory included, that may be too early: libraries call the
+/// deleter when they have dropped a tensor, which may be before their kernels and copies have used
+/// it. So an export of such memory says how it is seen that they have, before it becomes a tensor:
+/// by the consumer's stream ([`released_after`](Self::released_after)), or by the consumer itself
+/// ([`released_when_done`](Self::released_when_done)).
+///
+/// ```no_run
+/// use terrane_cuda::Context;
+/// use terrane_interop::dlpack::ffi::DLManagedTensorVersioned;
+/// use terrane_interop::dlpack::{
+///     ConsumerStream, ElementType, ManagedTensor, ProducerStream, TensorExport, handshake,
+/// };
+/// use terrane_transfer::{Access, Endpoint};
+///
+/// /// A block of a device for `__dlpack__(stream=…)`.
+/// ///
+/// /// # Safety
+/// ///
+/// /// `stream` is the number of a stream that lives for as long as the tensor.
+/// unsafe fn block(
+///     (context, cache): (&Context, &Endpoint),
+///     stream: Option<i64>,
+/// ) -> Result<ManagedTensor<DLManagedTensorVersioned>, Box<dyn std::error::Error>> {
+///     let (element, access) = (ElementType::BF16, Access::Read);
+///     let export = TensorExport::of_piece(cache, (7, 0, 0), element, access)?;
+///     let consumer = ConsumerStream::from_python(export.device(), stream)?;
+///     // SAFETY: the caller's promise of the stream.
+///     unsafe { handshake(context, ProducerStream::Complete, consumer) }?;
+///     // SAFETY: the caller's promise of the stream.
+///     let Some(stream) = (unsafe { consumer.to_stream(context, ()) })? else {
+///         return Err("a consumer without a stream: nothing says when it has done".into());
+///     };
+///     Ok(export.released_after(stream).into_versioned()?)
+/// }
+/// ```
 pub struct TensorExport {
     region: Region,
     shape: TensorShape,
     device: TensorDevice,
     read_only: bool,
     by_offset: bool,
+    release: Release,
+    ticket: Option<Ticket>,
     guards: SmallVec<[Box<dyn Any + Send>; 2]>,
+}
+
+/// What says that the consumer has done with the memory.
+#[derive(Debug)]
+enum Release {
+    /// Nothing does, but the call of the deleter.
+    Unstated,
+    /// The call of the deleter, as whoever exports the tensor knows.
+    WhenDone,
+    /// A stream, once the deleter has been called.
+    After(Stream),
 }
 
 impl TensorExport {
@@ -54,8 +107,16 @@ impl TensorExport {
         if shape.elements() > 0 && !address.is_multiple_of(alignment.get()) {
             return Err(ExportError::Misaligned { address, element, alignment });
         }
-        let guards = SmallVec::new();
-        Ok(Self { region, shape, device, read_only: false, by_offset: false, guards })
+        Ok(Self {
+            region,
+            shape,
+            device,
+            read_only: false,
+            by_offset: false,
+            release: Release::Unstated,
+            ticket: None,
+            guards: SmallVec::new(),
+        })
     }
 
     /// Says to the consumer that the tensor may only be read.
@@ -74,6 +135,21 @@ impl TensorExport {
         Self { by_offset: true, ..self }
     }
 
+    /// Says that the tensor is in the host's memory, although that is pinned: what a consumer asks
+    /// for by `dl_device=(1, 0)`. The memory is the host's as much as any other, and nothing is
+    /// copied; PyTorch, which refuses what is called pinned, takes it, and finds out by itself.
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError::NotHost`] for memory of a device.
+    pub fn as_host(self) -> Result<Self, ExportError> {
+        let kind = self.region.kind();
+        if !kind.is_host() {
+            return Err(ExportError::NotHost { kind });
+        }
+        Ok(Self { device: TensorDevice::Host, ..self })
+    }
+
     /// Keeps `guard` until the deleter has been called. Guards drop in the order in which they
     /// were given, before the memory is let go of.
     #[must_use]
@@ -82,17 +158,32 @@ impl TensorExport {
         self
     }
 
+    /// Keeps blocks held for as long as the tensor is out.
+    pub(crate) fn held_by(self, held: &Arc<HeldBlocks>) -> Self {
+        let ticket = Some(held.ticket());
+        Self { ticket, ..self.guarded_by(Arc::clone(held)) }
+    }
+
     /// Has the deleter wait for all that `consumer` was given until then, before holds end and
-    /// memory is let go of.
+    /// memory is let go of: the thread that drops the tensor blocks until its stream has run.
     ///
-    /// Libraries call the deleter when they have dropped a tensor, which may be before their
-    /// kernels have read it. Where the consumer does not wait by itself, it has to be waited for
-    /// here: the thread that drops the tensor blocks until its stream has run.
+    /// If the stream cannot be waited for, for another reason than that its context is lost (it is
+    /// being captured, say), holds and memory are kept for ever, and the stream's context counts
+    /// one of its [`failed_drops`](terrane_cuda::Context::failed_drops).
     #[must_use]
-    pub fn released_after(mut self, consumer: Stream) -> Self {
-        // In front of holds.
-        self.guards.insert(0, Box::new(Drained(consumer)));
-        self
+    pub fn released_after(self, consumer: Stream) -> Self {
+        Self { release: Release::After(consumer), ..self }
+    }
+
+    /// Says that the consumer has done with the memory when it calls the deleter.
+    ///
+    /// # Safety
+    ///
+    /// When the consumer calls the deleter, all that it had devices do with the tensor's memory has
+    /// run, or nothing did.
+    #[must_use]
+    pub unsafe fn released_when_done(self) -> Self {
+        Self { release: Release::WhenDone, ..self }
     }
 
     /// What the tensor is.
@@ -113,15 +204,28 @@ impl TensorExport {
         self.read_only
     }
 
-    /// As the structure of DLPack 1.x.
+    /// A name of the hold of its blocks, to run transfers after the tensor has been released
+    /// ([`Transfer::after`](terrane_transfer::Transfer::after)); `None` of memory that is not an
+    /// endpoint's.
     #[must_use]
-    pub fn into_versioned(self) -> ManagedTensor<DLManagedTensorVersioned> {
+    pub fn ticket(&self) -> Option<Ticket> {
+        self.ticket.clone()
+    }
+
+    /// As the structure of DLPack 1.x.
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError::ReleaseNotStated`] of memory that devices reach, if nothing was said of when
+    /// the consumer has done with it; [`ExportError::StreamOfThread`] if what was said means another
+    /// stream on each thread.
+    pub fn into_versioned(self) -> Result<ManagedTensor<DLManagedTensorVersioned>, ExportError> {
         let mut flags = if self.read_only { raw::DLPACK_FLAG_BITMASK_READ_ONLY } else { 0 };
         if self.shape.is_padded() {
             flags |= u64::from(raw::DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED);
         }
-        let (kept, parts) = self.into_parts(flags);
-        ManagedTensor::new(kept, parts)
+        let (kept, parts) = self.into_parts(flags)?;
+        Ok(ManagedTensor::new(kept, parts))
     }
 
     /// As the structure before DLPack 1.0, for consumers that ask for no version.
@@ -129,7 +233,8 @@ impl TensorExport {
     /// # Errors
     ///
     /// [`ExportError::LegacyReadOnly`] and [`ExportError::LegacyPadded`], as it cannot say that a
-    /// tensor may only be read, nor that elements below eight bits take a byte each.
+    /// tensor may only be read, nor that elements below eight bits take a byte each; and as for
+    /// [`into_versioned`](Self::into_versioned).
     pub fn into_legacy(self) -> Result<ManagedTensor<DLManagedTensor>, ExportError> {
         if self.read_only {
             return Err(ExportError::LegacyReadOnly);
@@ -137,13 +242,21 @@ impl TensorExport {
         if self.shape.is_padded() && !self.shape.element().fills_bytes() {
             return Err(ExportError::LegacyPadded { element: self.shape.element() });
         }
-        let (kept, parts) = self.into_parts(0);
+        let (kept, parts) = self.into_parts(0)?;
         Ok(ManagedTensor::new(kept, parts))
     }
 
-    fn into_parts(self, flags: u64) -> (Kept, Parts) {
-        let Self { region, shape, device, by_offset, guards, .. } = self;
-        let whole = Region::from_arc(std::sync::Arc::clone(region.memory()));
+    fn into_parts(self, flags: u64) -> Result<(Kept, Parts), ExportError> {
+        let Self { region, shape, device, by_offset, release, guards, .. } = self;
+        let consumer = match (release, region.kind()) {
+            (Release::After(stream), _) if is_of_thread(&stream) => {
+                return Err(ExportError::StreamOfThread);
+            }
+            (Release::After(stream), _) => Some(stream),
+            (Release::WhenDone, _) | (Release::Unstated, StorageKind::System) => None,
+            (Release::Unstated, kind) => return Err(ExportError::ReleaseNotStated { kind }),
+        };
+        let whole = Region::from_arc(Arc::clone(region.memory()));
         let (first, byte_offset) = match by_offset {
             true => (whole.location(), region.offset().get()),
             false => (region.location(), 0),
@@ -168,7 +281,7 @@ impl TensorExport {
             flags,
         };
         let (sizes, strides) = (shape.sizes().into(), shape.strides().into());
-        (Kept { sizes, strides, guards, region: Some(region) }, parts)
+        Ok((Kept { sizes, strides, guards, region, consumer }, parts))
     }
 }
 
@@ -180,22 +293,13 @@ fn address(location: Location) -> Option<u64> {
     }
 }
 
-/// A stream that has run when this has dropped.
-struct Drained(Stream);
-
-impl Drop for Drained {
-    fn drop(&mut self) {
-        // A context that is lost runs nothing any more, so that there is nothing to wait for.
-        let _ = self.0.synchronize();
-    }
-}
-
 impl fmt::Debug for TensorExport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TensorExport")
             .field("region", &self.region)
             .field("shape", &self.shape)
             .field("read_only", &self.read_only)
+            .field("release", &self.release)
             .finish_non_exhaustive()
     }
 }

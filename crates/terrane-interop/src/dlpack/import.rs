@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use dlpack_rs::ffi as raw;
 use terrane_core::{
-    Alignment, ByteCount, DeviceAddress, DeviceId, ForeignMemory, HostAddress, Location, Span,
-    StorageKind,
+    ByteCount, DeviceAddress, DeviceId, ForeignMemory, HostAddress, Location, Span, StorageKind,
 };
 use terrane_cuda::Context;
 
@@ -168,7 +167,10 @@ impl Importer {
             return Err(ImportError::MisalignedData { address, element, alignment });
         }
         match context {
-            Some(context) => device_span(context, address, length),
+            Some(context) => {
+                let address = DeviceAddress::new(address);
+                context.device_span(address, length).map_err(ImportError::NotDeviceMemory)
+            }
             None => {
                 let offset = ByteCount::new(byte_offset).to_usize();
                 let first = tensor.data.cast::<u8>().wrapping_add(offset);
@@ -185,34 +187,6 @@ impl Importer {
             .find(|context| context.device().id == device)
             .ok_or(ImportError::NoContext { device })
     }
-}
-
-/// The span, if the driver knows all of it as memory of the device.
-///
-/// Memory that an allocator has mapped piece by piece into one range of addresses (PyTorch's
-/// expandable segments) is several allocations to the driver. Their borders are multiples of the
-/// smallest mapping, 2 MiB, so that stretch by stretch between those is asked for then.
-fn device_span(context: &Context, address: u64, length: ByteCount) -> Result<Span, ImportError> {
-    let ask = |address: u64, length: u64| {
-        context.device_span(DeviceAddress::new(address), ByteCount::new(length))
-    };
-    let refused = match ask(address, length.get()) {
-        Ok(span) => return Ok(span),
-        Err(error) if error.is_device_lost() => return Err(ImportError::NotDeviceMemory(error)),
-        Err(error) => error,
-    };
-    let mapping = Alignment::HUGE_PAGE.get();
-    // The caller has checked that the sum does not overflow.
-    let end = address + length.get();
-    let first = ask(address, mapping.min(length.get()).min(mapping - address % mapping));
-    let Ok(first) = first else { return Err(ImportError::NotDeviceMemory(refused)) };
-    let mut at = address;
-    while at < end {
-        let stretch = (mapping - at % mapping).min(end - at);
-        ask(at, stretch).map_err(ImportError::NotDeviceMemory)?;
-        at += stretch;
-    }
-    Ok(Span { length, ..first })
 }
 
 /// The pointer, if a structure can be there.
@@ -347,7 +321,8 @@ impl ImportedTensor {
     /// # Errors
     ///
     /// [`ImportError::ReadOnly`] if it may only be read: memory is what may be written, too.
-    /// [`ImportError::Gaps`] if there are bytes between its elements: they may be anybody's.
+    /// [`ImportError::Gaps`] if there are bytes between its elements, or bits behind the last one:
+    /// they may be anybody's.
     pub fn memory(&self) -> Result<ForeignMemory<Self>, ImportError> {
         if !self.0.shape.is_dense() {
             let (elements, bytes) = (self.0.shape.elements(), self.0.shape.bytes());
@@ -357,7 +332,8 @@ impl ImportedTensor {
         unsafe { self.memory_with_gaps() }
     }
 
-    /// As [`memory`](Self::memory), with the bytes that lie between the elements.
+    /// As [`memory`](Self::memory), with the bytes that lie between the elements, and the bits behind
+    /// the last one.
     ///
     /// # Errors
     ///

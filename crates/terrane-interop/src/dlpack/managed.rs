@@ -10,9 +10,11 @@ use std::ptr::NonNull;
 use dlpack_rs::ffi as raw;
 use smallvec::SmallVec;
 use terrane_core::Region;
+use terrane_cuda::Stream;
 
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
 use super::live::HANDED_OUT;
+use crate::done::let_go;
 
 /// What is handed out is of this version: its minor says that strides are never null.
 const VERSION: DLPackVersion =
@@ -148,7 +150,9 @@ pub(super) struct Kept {
     pub(super) strides: Box<[i64]>,
     /// Dropped in this order, before the memory is let go of.
     pub(super) guards: SmallVec<[Box<dyn Any + Send>; 2]>,
-    pub(super) region: Option<Region>,
+    pub(super) region: Region,
+    /// What is waited for before that.
+    pub(super) consumer: Option<Stream>,
 }
 
 struct Context<S> {
@@ -167,9 +171,9 @@ unsafe fn release<S>(context: *mut c_void) {
     // SAFETY: it came from `Box::into_raw` of this type, and is taken back once.
     let context = unsafe { Box::from_raw(context.cast::<Context<S>>()) };
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        let Kept { guards, region, .. } = context.kept;
-        guards.into_iter().for_each(drop);
-        drop(region);
+        let Kept { guards, region, consumer, .. } = context.kept;
+        // A vector drops what it has in its order, and a pair too.
+        let_go(consumer.as_ref(), (guards, region));
     }));
 }
 

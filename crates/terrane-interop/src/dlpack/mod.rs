@@ -11,8 +11,9 @@
 //! [`Endpoint`](terrane_transfer::Endpoint). It becomes a [`ManagedTensor`], whose pointer a
 //! consumer takes; the consumer calls its deleter when it has done, on any thread, and until then
 //! the memory lives. A deleter that is called once more does nothing, as long as no other tensor
-//! has come to stand where that one was. Blocks of an endpoint stay held against transfers for as long: nothing is
-//! written under a reader, and nothing moves under a writer.
+//! has come to stand where that one was. Blocks of an endpoint stay held against transfers for as
+//! long: nothing is written under a reader, and nothing moves under a writer. Of memory that devices
+//! reach, the export says how it is seen that their work has ended, too.
 //!
 //! # In
 //!

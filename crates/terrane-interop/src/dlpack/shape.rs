@@ -94,11 +94,13 @@ impl TensorShape {
         };
         let reach = if elements == 0 { 0 } else { reach(&counts, &strides)? };
         let bits = if padded { element.padded_bits() } else { element.packed_bits() };
-        let bytes = (u128::from(reach) * u128::from(bits)).div_ceil(8);
+        let bits = u128::from(reach) * u128::from(bits);
+        let (bytes, fills) = (bits.div_ceil(8), bits.is_multiple_of(8));
         let bytes = i64::try_from(bytes).ok().and_then(|bytes| u64::try_from(bytes).ok());
         let bytes =
             ByteCount::new(bytes.ok_or(ShapeError::TooManyBytes { elements: reach, element })?);
-        Ok(Self { element, sizes, strides, padded, elements, bytes, dense: reach == elements })
+        let dense = reach == elements && fills;
+        Ok(Self { element, sizes, strides, padded, elements, bytes, dense })
     }
 
     /// What the elements are.
@@ -131,7 +133,8 @@ impl TensorShape {
         self.bytes
     }
 
-    /// Whether there are no gaps between elements, in whatever order the axes are.
+    /// Whether the elements fill their bytes: there are no gaps between them, in whatever order the
+    /// axes are, and none behind the last one within its byte.
     #[must_use]
     pub const fn is_dense(&self) -> bool {
         self.dense
@@ -351,8 +354,10 @@ mod tests {
     #[test]
     fn elements_below_a_byte_are_packed_unless_padded() {
         let fp4 = ElementType::new(super::super::TypeCode::Float4E2M1Fn, 4, 1).unwrap();
-        assert_eq!(TensorShape::compact(fp4, &[3, 3]).unwrap().bytes().get(), 5);
+        let odd = TensorShape::compact(fp4, &[3, 3]).unwrap();
+        assert_eq!((odd.bytes().get(), odd.is_dense()), (5, false), "half a byte is another's");
+        assert!(TensorShape::compact(fp4, &[3, 4]).unwrap().is_dense());
         let padded = TensorShape::checked(fp4, [3, 3].into_iter().collect(), None, true).unwrap();
-        assert_eq!(padded.bytes().get(), 9);
+        assert_eq!((padded.bytes().get(), padded.is_dense()), (9, true));
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! [`__dlpack__`]: https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
 
@@ -73,6 +74,32 @@ impl ConsumerStream {
             // Handles are addresses of the host, which have 63 bits at most.
             Self::Handle(handle) => i64::try_from(handle).ok(),
         }
+    }
+
+    /// The stream of `context`'s device that it names, to be waited for when the consumer has
+    /// dropped the tensor ([`TensorExport::released_after`](super::TensorExport::released_after));
+    /// `None` if it names none, or the default stream of a thread, which is another one on each.
+    /// `owner` is kept for as long as the answer lives.
+    ///
+    /// # Errors
+    ///
+    /// [`StreamError::Driver`] if it is a stream of another device.
+    ///
+    /// # Safety
+    ///
+    /// A [`Handle`](Self::Handle) is a live stream for as long as `owner` lives.
+    pub unsafe fn to_stream(
+        self,
+        context: &Context,
+        owner: impl Any + Send + Sync,
+    ) -> Result<Option<Stream>, StreamError> {
+        let Some(handle) = self.handle().filter(|_| self != Self::PerThreadDefault) else {
+            return Ok(None);
+        };
+        // SAFETY: the caller's promise of a handle; default streams live as long as the context.
+        let stream = unsafe { Stream::borrow(context, handle, owner) };
+        let failed = |source| StreamError::Driver { device: context.device().id, source };
+        stream.map(Some).map_err(failed)
     }
 
     /// The handle that the driver knows the stream by; `None` if nothing is to be ordered.

@@ -61,7 +61,7 @@ pub fn adopt_kv(
     form: &KvForm,
     tensors: KvTensors<'_>,
 ) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
-    adopt(config, form, tensors, &|tensor, _| tensor.memory())
+    adopt(config, form, tensors, false, &|tensor, _| tensor.memory())
 }
 
 /// As [`adopt_kv`], with the bytes that lie between blocks, and behind the last one as far as the
@@ -74,14 +74,15 @@ pub fn adopt_kv(
 /// # Safety
 ///
 /// For as long as the layout lives, the bytes between elements of each tensor, and the padding
-/// behind its last block, are as the elements are: of the same live allocation, initialised if they
+/// behind its last block (or behind the last block of all, if the tensors are parts of one), are as the
+/// elements are: of the same live allocation, initialised if they
 /// are the host's, and nobody uses them who does not synchronise with the users of the layout.
 pub unsafe fn adopt_kv_with_gaps(
     config: &LayoutConfig,
     form: &KvForm,
     tensors: KvTensors<'_>,
 ) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
-    adopt(config, form, tensors, &|tensor, region_bytes| {
+    adopt(config, form, tensors, true, &|tensor, region_bytes| {
         if tensor.is_read_only() {
             return Err(ImportError::ReadOnly);
         }
@@ -97,10 +98,12 @@ pub unsafe fn adopt_kv_with_gaps(
 type ToMemory<'a> =
     &'a dyn Fn(&ImportedTensor, ByteCount) -> Result<ForeignMemory<ImportedTensor>, ImportError>;
 
+/// `gaps_promised` is the promise of [`adopt_kv_with_gaps`].
 fn adopt(
     config: &LayoutConfig,
     form: &KvForm,
     tensors: KvTensors<'_>,
+    gaps_promised: bool,
     to_memory: ToMemory<'_>,
 ) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, KvError> {
     let (config, tensors) = in_order(config, form, tensors)?;
@@ -109,7 +112,7 @@ fn adopt(
     let region_bytes = Geometry::new(&config, kind)?.region_bytes();
     let regions = match kind {
         LayoutKind::FullyContiguous if tensors.len() > 1 => {
-            vec![joined(&config, &tensors)?]
+            vec![joined(&config, &tensors, gaps_promised)?]
         }
         _ => tensors
             .iter()
@@ -167,13 +170,18 @@ fn in_order<'a>(
     }
 }
 
-/// Whether all tensors have one type of element and are in one memory.
+/// Whether all tensors have one type of element, which strides can tell the place of, and are in one
+/// memory.
 fn check_alike(tensors: &[Named<'_>]) -> Result<(), KvError> {
     let Some((_, first)) = tensors.first() else { return Ok(()) };
     for &(tensor, imported) in tensors {
         let (expected, found) = (first.shape().element(), imported.shape().element());
         if expected != found {
             return Err(KvError::MixedElements { tensor, expected, found });
+        }
+        // A layout has the lanes of an element next to each other.
+        if imported.shape().is_padded() && !found.fills_bytes() {
+            return Err(KvError::Padded { tensor, element: found });
         }
         let (expected, found) = (first.kind(), imported.kind());
         if expected != found {
@@ -252,9 +260,13 @@ fn check_tensor(
 
 /// One region for tensors that are parts of one: block by block, each with all layers.
 ///
-/// There is no gap that is not another layer's: the blocks of the configuration have no padding,
-/// and each layer begins where the one before it ends within a block.
-fn joined(config: &LayoutConfig, tensors: &[Named<'_>]) -> Result<Region, KvError> {
+/// There is no gap that is not another layer's, as each layer begins where the one before it ends
+/// within a block, but the padding between blocks: that has to have been promised.
+fn joined(
+    config: &LayoutConfig,
+    tensors: &[Named<'_>],
+    gaps_promised: bool,
+) -> Result<Region, KvError> {
     let geometry = Geometry::new(config, LayoutKind::FullyContiguous)?;
     let mut layers = (0..).zip(tensors);
     let Some((_, &(first_name, first))) = layers.next() else {
@@ -275,7 +287,7 @@ fn joined(config: &LayoutConfig, tensors: &[Named<'_>]) -> Result<Region, KvErro
         return Err(KvError::Memory { tensor: first_name, source: ImportError::ReadOnly });
     }
     let length = geometry.region_bytes();
-    if geometry.block_stride() != config.block_bytes() {
+    if geometry.block_stride() != config.block_bytes() && !gaps_promised {
         let (elements, bytes) = (first.shape().elements(), length);
         let source = ImportError::Gaps { elements, bytes };
         return Err(KvError::Memory { tensor: first_name, source });
@@ -286,7 +298,8 @@ fn joined(config: &LayoutConfig, tensors: &[Named<'_>]) -> Result<Region, KvErro
     let owners: Vec<ImportedTensor> =
         tensors.iter().map(|&(_, imported)| imported.clone()).collect();
     // SAFETY: every byte of the span is an element of one of the tensors, as they begin one after
-    // the other, a layer apart, and their strides are those of blocks with all layers. None is
+    // the other, a layer apart, and their strides are those of blocks with all layers; or it is
+    // padding of a block, of which the caller of `adopt_kv_with_gaps` has promised the same. None is
     // read-only; whoever imported them promised the rest, for as long as they are not released, and
     // they are the owners.
     Ok(Region::new(unsafe { ForeignMemory::new(span, owners) }))

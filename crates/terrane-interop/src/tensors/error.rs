@@ -126,6 +126,17 @@ pub enum KvError {
         /// Of this one.
         found: ElementType,
     },
+    /// Elements below eight bits that are padded to a whole byte each, where a layout packs them.
+    #[error(
+        "{tensor} has elements of {element} padded to whole bytes, which no layout has; hand it over \
+         packed, or as bytes"
+    )]
+    Padded {
+        /// The tensor.
+        tensor: TensorName,
+        /// Its elements.
+        element: ElementType,
+    },
     /// Tensors that are not in one kind of memory.
     #[error("{tensor} is in {found} memory, the first one in {expected} memory")]
     MixedMemory {

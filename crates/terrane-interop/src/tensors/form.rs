@@ -50,11 +50,11 @@ pub struct KvForm {
 const MOST: usize = 6;
 
 impl KvForm {
-    /// `[2, blocks, page, heads, dim]`: vLLM's FlashAttention and Triton.
+    /// `[2, blocks, page, heads, dim]`: vLLM's FlashAttention.
     pub const VLLM: Self =
         Self::of([KvAxis::Outer, KvAxis::Block, KvAxis::Token, KvAxis::Head, KvAxis::Dim]);
     /// `[blocks, 2, page, heads, dim]`: vLLM's backends that have the blocks first, whatever lies
-    /// where; FlashInfer in NHD.
+    /// where, Triton among them; FlashInfer in NHD.
     pub const VLLM_BLOCKS_FIRST: Self = Self::FLASHINFER_NHD;
     /// `[blocks, 2, page, heads, dim]`: FlashInfer in NHD, and vLLM's FlashInfer.
     pub const FLASHINFER_NHD: Self =

@@ -6,7 +6,7 @@
 //! | engine | tensors | form |
 //! |---|---|---|
 //! | vLLM, FlashAttention ([source][vllm]) | one a layer, `[2, blocks, page, heads, dim]`; HND by strides | [`VLLM`](KvForm::VLLM) |
-//! | FlashInfer, and vLLM with it ([page layout][flashinfer]) | one a layer, `[blocks, 2, page, heads, dim]` | [`FLASHINFER_NHD`](KvForm::FLASHINFER_NHD), [`VLLM_BLOCKS_FIRST`](KvForm::VLLM_BLOCKS_FIRST) |
+//! | FlashInfer, and vLLM with it or with Triton ([page layout][flashinfer], [source][triton]) | one a layer, `[blocks, 2, page, heads, dim]` | [`FLASHINFER_NHD`](KvForm::FLASHINFER_NHD), [`VLLM_BLOCKS_FIRST`](KvForm::VLLM_BLOCKS_FIRST) |
 //! | FlashInfer, HND | one a layer, `[blocks, 2, heads, page, dim]` | [`FLASHINFER_HND`](KvForm::FLASHINFER_HND) |
 //! | SGLang ([source][sglang]) | K and V apart, each `[tokens, heads, dim]` a layer | [`SGLANG`](KvForm::SGLANG) |
 //! | vLLM, latent attention ([source][mla]) | one a layer, `[blocks, page, dim]` | [`VLLM_LATENT`](KvForm::VLLM_LATENT) |
@@ -31,7 +31,8 @@
 //! SGLang's pages: its buffers have `size + page_size` tokens, of which the first page takes what
 //! padding writes. All of them are blocks here; it is the engine that never moves block 0.
 //!
-//! [vllm]: https://github.com/vllm-project/vllm/blob/main/vllm/v1/attention/backends/flash_attn.py
+//! [vllm]: https://github.com/vllm-project/vllm/blob/0084b783bcda6d7ee15c337b1062cbee9985c954/vllm/v1/attention/backends/flash_attn.py
+//! [triton]: https://github.com/vllm-project/vllm/blob/001ceb3e98e7a19ebe33f542a368fa73bf6c76ad/vllm/v1/attention/backends/triton_attn.py
 //! [mla]: https://github.com/vllm-project/vllm/blob/main/vllm/v1/attention/backends/mla/common.py
 //! [flashinfer]: https://docs.flashinfer.ai/tutorials/kv_layout.html
 //! [sglang]: https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/mem_cache/memory_pool.py

@@ -1,14 +1,13 @@
 //! A layout as the tensors of an engine.
 
-use std::sync::Arc;
-
 use terrane_core::{ByteCount, Region};
 use terrane_layout::{LayoutError, PhysicalLayout};
 use terrane_transfer::{Access, Endpoint};
 
 use super::steps::steps;
 use super::{KvError, KvForm, TensorName};
-use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape, blocks};
+use crate::dlpack::blocks::{self, HeldBlocks};
+use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape};
 
 /// One of the tensors that a layout is in an engine's form: a shape, and the bytes it is a shape of.
 #[derive(Clone, Debug)]
@@ -71,7 +70,8 @@ pub fn kv_views(
 /// reading and writing.
 ///
 /// All blocks are held until the deleter of the last of them has been called: transfers that would
-/// write them (or, if they are out for writing, read them) are refused, or run after the hold.
+/// write them (or, if they are out for writing, read them) are refused, or run after the hold, whose
+/// [`ticket`](TensorExport::ticket) any of the exports gives.
 ///
 /// # Errors
 ///
@@ -84,13 +84,12 @@ pub fn kv_tensors(
 ) -> Result<Vec<TensorExport>, KvError> {
     let views = kv_views(endpoint.layout(), form, element)?;
     let first = views.first().map_or(TensorName::Layer(0), |view| view.name);
-    let hold = blocks::hold(endpoint, &blocks::all(endpoint), access)
+    let held = HeldBlocks::new(endpoint, &blocks::all(endpoint), access)
         .map_err(|source| KvError::Export { tensor: first, source })?;
-    let hold = Arc::new(hold);
     let exports = views.into_iter().map(|KvView { name, region, shape }| {
         let export = TensorExport::build(region, shape)
             .map_err(|source| KvError::Export { tensor: name, source })?
-            .guarded_by(Arc::clone(&hold));
+            .held_by(&held);
         Ok(if access == Access::Read { export.read_only() } else { export })
     });
     exports.collect()

@@ -3,23 +3,30 @@
 use std::ffi::c_void;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use arrow_schema::DataType;
 use terrane_core::{Allocate, ByteCount, Location, Memory, Region, RegionRequest};
 use terrane_cuda::{
     Context, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator, PinnedOptions,
     Stream,
 };
+use terrane_interop::arrow::{Done, Ready, export_device_array, import_device_array};
+use terrane_interop::columns::Column;
 use terrane_interop::dlpack::ffi::{
     DLDataType, DLDevice, DLManagedTensorVersioned, DLPackVersion, DLTensor,
 };
 use terrane_interop::dlpack::{
-    ElementType, ImportError, ImportedTensor, Importer, TensorDevice, TensorExport, TensorShape,
+    ConsumerStream, ElementType, ExportError, ImportError, ImportedTensor, Importer, TensorDevice,
+    TensorExport, TensorShape,
 };
 use terrane_interop::tensors::{KvForm, KvTensors, adopt_kv};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
 use terrane_testkit::pattern::Pattern;
-use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
+use terrane_testkit::simulated_cuda::Pieces;
+use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
 
+use crate::arrow::support::{Sees, simulated};
 use crate::needs::device;
 
 fn memory(context: &Context, bytes: u64) -> Region {
@@ -83,6 +90,38 @@ fn the_driver_is_asked_what_a_tensor_is() {
     assert!(matches!(gone, ImportError::NotDeviceMemory(_)), "{gone}");
 }
 
+/// What PyTorch's expandable segments are, and what only looks as if it were.
+#[test]
+fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
+    let name = "device::memory_in_pieces_is_one_if_it_was_mapped_as_one";
+    terrane_testkit::process::in_child(name, || {
+        let Some((context, driver)) = simulated(name) else { return };
+        let stream = Stream::new(&context).unwrap();
+        let bytes = 6 << 20;
+        let region = memory(&context, bytes);
+        let at = address(&region);
+        let tensor = || foreign(&context, at + 256, i64::try_from(bytes).unwrap() - 256, 0);
+        // The same bytes as an array with its device.
+        let array = || {
+            let column = Column::new(DataType::Int8, bytes, region.clone()).unwrap();
+            let array = crate::arrow::foreign(&column, Ready::Now);
+            // SAFETY: it was made as the specification says.
+            unsafe { import_device_array(&DataType::Int8, array) }.unwrap().wait_on(&stream)
+        };
+        assert!(tensor().is_ok() && array().is_ok());
+        driver.in_pieces(at, Pieces::Mapped);
+        assert_eq!(tensor().unwrap().memory().unwrap().length().get(), bytes - 256);
+        assert!(array().is_ok());
+        let beyond = foreign(&context, at + 256, i64::try_from(bytes).unwrap(), 0).unwrap_err();
+        assert!(matches!(beyond, ImportError::NotDeviceMemory(_)), "{beyond}");
+        driver.in_pieces(at, Pieces::Neighbours);
+        let neighbours = tensor().unwrap_err();
+        assert!(matches!(neighbours, ImportError::NotDeviceMemory(_)), "{neighbours}");
+        assert!(array().is_err());
+        assert!(foreign(&context, at, 2 << 20, 0).is_ok(), "one of them");
+    });
+}
+
 #[test]
 fn ours_come_back_as_they_went() {
     let Some(context) = device("device::ours_come_back_as_they_went") else { return };
@@ -91,8 +130,10 @@ fn ours_come_back_as_they_went() {
     let shape = TensorShape::compact(ElementType::BF16, &[4, 64]).unwrap();
     // SAFETY: nobody touches the bytes.
     let export = unsafe { TensorExport::new(region.clone(), shape) }.unwrap();
+    // SAFETY: as above.
+    let export = unsafe { export.released_when_done() };
     let importer = Importer::new().with_device(context.clone());
-    let pointer = export.into_versioned().into_raw();
+    let pointer = export.into_versioned().unwrap().into_raw();
     // SAFETY: as above, and it is nobody else's.
     let tensor = unsafe { importer.versioned(pointer.as_ptr()) }.unwrap();
     assert_eq!(tensor.location(), region.location());
@@ -113,7 +154,9 @@ fn kv_caches(context: &Context, config: &LayoutConfig) -> Vec<ImportedTensor> {
         let region = memory(context, shape.bytes().get());
         // SAFETY: only transfers of this test use the bytes.
         let export = unsafe { TensorExport::new(region, shape) }.unwrap();
-        let pointer = export.into_versioned().into_raw();
+        // SAFETY: the transfers keep the tensors.
+        let export = unsafe { export.released_when_done() };
+        let pointer = export.into_versioned().unwrap().into_raw();
         // SAFETY: as above, and it is nobody else's.
         unsafe { importer.versioned(pointer.as_ptr()) }.unwrap()
     });
@@ -179,7 +222,7 @@ fn memory_is_freed_after_the_consumer_s_stream() {
     let export = unsafe { TensorExport::new(from, shape) }.unwrap();
     // SAFETY: the stream is kept until the borrowed one has dropped, by the end of this function.
     let consumer = unsafe { Stream::borrow(&context, stream.handle(), ()) }.unwrap();
-    let tensor = export.released_after(consumer).into_versioned();
+    let tensor = export.released_after(consumer).into_versioned().unwrap();
     // SAFETY: the tensor's memory is let go of after the stream, and the other lives longer.
     unsafe { stream.copy(source, destination, ByteCount::kib(64)) }.unwrap();
     drop(tensor);
@@ -188,4 +231,74 @@ fn memory_is_freed_after_the_consumer_s_stream() {
     // SAFETY: the copy has ended.
     let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), 1 << 16) };
     assert!(bytes.iter().all(|&byte| byte == 0x5A));
+}
+
+/// A cache on the device, and an export of a block of it.
+fn exported(context: &Context) -> (Endpoint, TensorExport) {
+    let config = LayoutConfig::builder().num_blocks(4).num_layers(2).outer_dim(2).page_size(4);
+    let config = config.inner_dim(16).num_heads(2).element(ElementFormat::Width(2));
+    let builder = LayoutBuilder::new(config.build().unwrap()).fully_contiguous();
+    let allocator = DeviceAllocator::new(context);
+    let builder = builder.allocate(&allocator);
+    let end = Endpoint::new(builder.unregistered().build().unwrap()).unwrap();
+    let piece = TensorExport::of_piece(&end, (1, 0, 0), ElementType::BF16, Access::Read).unwrap();
+    (end, piece)
+}
+
+#[test]
+fn a_hold_ends_when_the_consumer_s_stream_has_run() {
+    let name = "device::a_hold_ends_when_the_consumer_s_stream_has_run";
+    terrane_testkit::process::in_child(name, || {
+        let Some(context) = device(name) else { return };
+        let (end, export) = exported(&context);
+        let refused = export.into_versioned().unwrap_err();
+        assert!(matches!(refused, ExportError::ReleaseNotStated { .. }), "{refused}");
+        drop(end.hold_for_write(&[1]).unwrap());
+
+        let (end, export) = exported(&context);
+        let stream = Arc::new(Stream::new(&context).unwrap());
+        let named = ConsumerStream::of(&stream);
+        // SAFETY: the stream outlives the tensor.
+        let consumer = unsafe { named.to_stream(&context, ()) }.unwrap().unwrap();
+        let had_run = Arc::new(AtomicBool::new(false));
+        // Where the hold is as well.
+        let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
+        let export = export.guarded_by(sees).released_after(consumer);
+        let tensor = export.into_versioned().unwrap();
+        let scratch = memory(&context, 1 << 20);
+        // SAFETY: the memory lives until the stream has been waited for, and is nobody else's.
+        unsafe { stream.fill(scratch.location(), 1, ByteCount::new(1 << 20)) }.unwrap();
+        assert!(end.hold_for_write(&[1]).is_err());
+        drop(tensor);
+        assert!(had_run.load(Ordering::SeqCst), "the hold ended under the kernel");
+        drop(end.hold_for_write(&[1]).unwrap());
+        assert_eq!(context.failed_drops(), 0);
+    });
+}
+
+#[test]
+fn what_cannot_be_waited_for_is_kept_for_ever() {
+    let name = "device::what_cannot_be_waited_for_is_kept_for_ever";
+    terrane_testkit::process::in_child(name, || {
+        /// What the driver answers for a stream that is being captured.
+        const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
+        let Some((context, driver)) = simulated(name) else { return };
+        let (end, export) = exported(&context);
+        let tensor = export.released_after(Stream::new(&context).unwrap()).into_versioned();
+        driver.fail("cuStreamSynchronize", 0, STREAM_CAPTURE_UNSUPPORTED);
+        drop(tensor.unwrap());
+        assert_eq!((context.failed_drops(), context.lost()), (1, None));
+        assert!(end.hold_for_write(&[1]).is_err(), "nobody knows whether it is still read");
+        drop(end);
+        assert_ne!(context.holdings().device.bytes, ByteCount::ZERO);
+
+        let region = memory(&context, 64);
+        let column = Column::new(DataType::Int64, 8, region).unwrap();
+        let done = Done::After(Stream::new(&context).unwrap());
+        // SAFETY: nobody writes the column.
+        let array = unsafe { export_device_array(&column, Ready::Now, done) }.unwrap();
+        driver.fail("cuStreamSynchronize", 0, STREAM_CAPTURE_UNSUPPORTED);
+        drop(array);
+        assert_eq!((context.failed_drops(), context.lost()), (2, None));
+    });
 }

@@ -1,10 +1,15 @@
 //! What a consumer's stream finds after a handshake.
 
-use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
+use arrow_schema::DataType;
+use terrane_core::{Allocate, ByteCount, Location, Memory, Region, RegionRequest};
 use terrane_cuda::{
     Context, DeviceAllocator, Event, PinnedAllocator, PinnedOptions, Stream, Timing,
 };
-use terrane_interop::dlpack::{ConsumerStream, Handshake, ProducerStream, TensorDevice, handshake};
+use terrane_interop::arrow::{Done, Ready, export_device_array};
+use terrane_interop::columns::Column;
+use terrane_interop::dlpack::{
+    ConsumerStream, ExportError, Handshake, ProducerStream, TensorDevice, handshake,
+};
 
 use crate::needs::{device, second};
 
@@ -84,6 +89,33 @@ fn nothing_waits_where_nothing_has_to() {
         let shaken = unsafe { handshake(&context, producer, consumer) }.unwrap();
         assert_eq!(shaken, Handshake::Nothing);
     }
+}
+
+#[test]
+fn a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads() {
+    let name = "streams::a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads";
+    let Some(context) = device(name) else { return };
+    let own = Stream::new(&context).unwrap();
+    // SAFETY: the stream outlives what comes of it.
+    let named = |stream: ConsumerStream| unsafe { stream.to_stream(&context, ()) }.unwrap();
+    assert_eq!(named(ConsumerStream::of(&own)).unwrap().handle(), own.handle());
+    for consumer in [ConsumerStream::Unstated, ConsumerStream::LegacyDefault] {
+        assert!(named(consumer).unwrap().handle().is_null());
+    }
+    for consumer in [ConsumerStream::Unordered, ConsumerStream::PerThreadDefault] {
+        assert!(named(consumer).is_none());
+    }
+    let two = std::ptr::without_provenance_mut(2);
+    // SAFETY: default streams live as long as the context.
+    let of_thread = || unsafe { Stream::borrow(&context, two, ()) }.unwrap();
+    let memory = DeviceAllocator::new(&context).allocate(&RegionRequest::new(LENGTH)).unwrap();
+    let column = Column::new(DataType::Int8, LENGTH.get(), Region::new(memory)).unwrap();
+    // SAFETY: nobody uses the memory.
+    let export = unsafe { column.to_tensor() }.unwrap().released_after(of_thread());
+    assert!(matches!(export.into_versioned(), Err(ExportError::StreamOfThread)));
+    // SAFETY: as above.
+    let array = unsafe { export_device_array(&column, Ready::Now, Done::After(of_thread())) };
+    assert!(matches!(array, Err(terrane_interop::arrow::ExportError::StreamOfThread)));
 }
 
 #[test]

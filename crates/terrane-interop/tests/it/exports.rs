@@ -38,7 +38,7 @@ fn nothing_is_written_under_a_reader() {
     let (exported, other) = (endpoint(&allocator), endpoint(&allocator));
     let manager = manager();
     let piece = |access| TensorExport::of_piece(&exported, (2, 1, 0), ElementType::BF16, access);
-    let tensor = piece(Access::Read).unwrap().into_versioned();
+    let tensor = piece(Access::Read).unwrap().into_versioned().unwrap();
     // Others may read as well; nobody may write.
     let second = piece(Access::Read).unwrap();
     assert!(matches!(piece(Access::Write), Err(ExportError::Held(error)) if is_conflict(&error)));
@@ -49,6 +49,31 @@ fn nothing_is_written_under_a_reader() {
 
     drop((tensor, second));
     manager.submit(into(), ()).unwrap().wait().result.unwrap();
+}
+
+#[test]
+fn a_transfer_runs_after_the_tensor_whose_ticket_it_names() {
+    let allocator = HeapAllocator::system();
+    let (exported, other) = (endpoint(&allocator), endpoint(&allocator));
+    let manager = manager();
+    let element = ElementType::BF16;
+    let piece = TensorExport::of_piece(&exported, (2, 1, 0), element, Access::Read).unwrap();
+    let block = TensorExport::of_block(&exported, 1, element, Access::Write).unwrap();
+    let tickets = [piece.ticket().unwrap(), block[0].ticket().unwrap()];
+    let tensors = [piece].into_iter().chain(block);
+    let mut tensors: Vec<_> = tensors.map(|export| export.into_versioned().unwrap()).collect();
+    let transfer = Transfer::new(&other, &exported).blocks(&[0, 3], &[2, 1]);
+    let completion = manager.submit(transfer.after(&tickets[0]).after(&tickets[1]), ()).unwrap();
+    while let Some(tensor) = tensors.pop() {
+        assert!(!completion.ticket().has_ended(), "a consumer has the blocks");
+        drop(tensor);
+    }
+    completion.wait().result.unwrap();
+    assert!(tickets.iter().all(terrane_transfer::Ticket::has_ended));
+    let region = exported.layout().regions()[0].clone();
+    let shape = TensorShape::compact(element, &[8]).unwrap();
+    // SAFETY: nothing is handed out.
+    assert!(unsafe { TensorExport::new(region, shape) }.unwrap().ticket().is_none());
 }
 
 #[test]
@@ -65,6 +90,28 @@ fn nothing_moves_under_a_writer() {
     let thread = std::thread::Builder::new().spawn(move || drop(tensor)).unwrap();
     thread.join().unwrap();
     manager.submit(out(), ()).unwrap().wait().result.unwrap();
+}
+
+#[test]
+fn an_export_keeps_other_endpoints_from_its_bytes_when_its_own_is_dropped() {
+    let allocator = HeapAllocator::system();
+    let exported = endpoint(&allocator);
+    let regions = exported.layout().regions().to_vec();
+    let again = || {
+        let builder = LayoutBuilder::new(config()).fully_contiguous().adopt(regions.clone());
+        Endpoint::new(builder.unregistered().build().unwrap())
+    };
+    let piece = TensorExport::of_piece(&exported, (2, 1, 0), ElementType::BF16, Access::Read);
+    let all = kv_tensors(&exported, &KvForm::VLLM, ElementType::BF16, Access::Read).unwrap();
+    let exports = std::iter::once(piece.unwrap()).chain(all);
+    let mut tensors: Vec<_> = exports.map(|export| export.into_versioned().unwrap()).collect();
+    drop(exported);
+    while !tensors.is_empty() {
+        assert!(again().is_err(), "its transfers would not know of the tensors that are out");
+        // What a consumer calls the deleter of.
+        drop(tensors.pop());
+    }
+    drop(again().unwrap());
 }
 
 #[test]
@@ -143,7 +190,7 @@ fn element(tensor: &ImportedTensor, indices: &[i64]) -> Location {
 }
 
 fn back(export: TensorExport) -> ImportedTensor {
-    let tensor = export.into_versioned().into_raw();
+    let tensor = export.into_versioned().unwrap().into_raw();
     // SAFETY: it was made just now, and nothing writes the bytes.
     unsafe { Importer::new().versioned(tensor.as_ptr()) }.unwrap()
 }
@@ -219,7 +266,7 @@ fn a_guard_that_panics_ends_at_the_deleter() {
     let allocator = HeapAllocator::system();
     let end = endpoint(&allocator);
     let export = TensorExport::of_piece(&end, (0, 0, 0), ElementType::U8, Access::Read).unwrap();
-    let tensor = export.guarded_by(Panics).into_versioned();
+    let tensor = export.guarded_by(Panics).into_versioned().unwrap();
     catch_unwind(AssertUnwindSafe(|| drop(tensor))).unwrap();
     // What was held is free, and the memory goes with its last user.
     drop(end.hold_for_write(&[0]).unwrap());

@@ -15,32 +15,34 @@ use terrane_layout::{
 use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::Endpoint;
 
+use crate::peer::{Deleted, Fields};
+
 const OUTER_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
-const BLOCK_FIRST: LayoutKind =
+pub const BLOCK_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
-const FORMS: [KvForm; 6] = KvForm::KNOWN;
+pub const FORMS: [KvForm; 6] = KvForm::KNOWN;
 
 /// 3 layers, 5 blocks of 4 tokens of 2 heads of 8 elements of 2 bytes.
-fn config(outer_dim: u32, order: TokenOrder) -> LayoutConfig {
+pub fn config(outer_dim: u32, order: TokenOrder) -> LayoutConfig {
     let config = LayoutConfig::builder().num_blocks(5).num_layers(3).outer_dim(outer_dim);
     let config = config.page_size(4).inner_dim(16).num_heads(2).token_order(order);
     config.element(ElementFormat::Width(2)).build().unwrap()
 }
 
-fn layout(config: LayoutConfig, kind: LayoutKind) -> PhysicalLayout {
+pub fn layout(config: LayoutConfig, kind: LayoutKind) -> PhysicalLayout {
     let allocator = HeapAllocator::system();
     LayoutBuilder::new(config).kind(kind).allocate(&allocator).unregistered().build().unwrap()
 }
 
 /// A view as a tensor that another library handed over.
-fn import(view: &KvView) -> ImportedTensor {
+pub fn import(view: &KvView) -> ImportedTensor {
     import_of(view.region.clone(), view.shape.clone())
 }
 
-fn import_of(region: Region, shape: TensorShape) -> ImportedTensor {
+pub fn import_of(region: Region, shape: TensorShape) -> ImportedTensor {
     // SAFETY: no test here touches the bytes.
-    let tensor = unsafe { TensorExport::new(region, shape) }.unwrap().into_versioned();
+    let tensor = unsafe { TensorExport::new(region, shape) }.unwrap().into_versioned().unwrap();
     // SAFETY: as above, and it is nobody else's.
     unsafe { Importer::new().versioned(tensor.into_raw().as_ptr()) }.unwrap()
 }
@@ -244,6 +246,28 @@ fn errors_name_tensor_axis_expected_and_found() {
 }
 
 #[test]
+fn padded_elements_are_refused() {
+    let config = LayoutConfig::builder().num_blocks(5).num_layers(1).outer_dim(1).page_size(4);
+    let config = config.inner_dim(16).num_heads(2).element(ElementFormat::Width(1));
+    let config = config.build().unwrap();
+    let mut bytes = vec![0_u8; 2 * 5 * 4 * 16];
+    // Pairs of 4 bits, in a byte each and in a byte together.
+    for (padded, flags) in [(true, 4), (false, 0)] {
+        let fields = Fields { flags, dtype: (17, 4, 2), ..Fields::over(&mut bytes, &[20, 2, 8]) };
+        let deleted = Deleted::default();
+        // SAFETY: the bytes outlive the tensor, and nobody uses them meanwhile.
+        let tensor = unsafe { Importer::new().versioned(fields.versioned(&deleted)) }.unwrap();
+        assert_eq!(tensor.shape().is_padded(), padded);
+        let tensors = [tensor];
+        let adopted = adopt_kv(&config, &KvForm::SGLANG, KvTensors::Together(&tensors));
+        match adopted {
+            Err(error) => assert!(padded && error.to_string().contains("padded"), "{error}"),
+            Ok(_) => assert!(!padded),
+        }
+    }
+}
+
+#[test]
 fn layers_of_one_tensor_have_to_lie_in_their_order() {
     let layout = layout(config(2, TokenOrder::TokenMajor), LayoutKind::FullyContiguous);
     let views = kv_views(&layout, &KvForm::VLLM, ElementType::BF16).unwrap();
@@ -295,19 +319,23 @@ fn rows_of_bytes_are_tensors_of_bytes() {
 fn padding_between_blocks_has_to_be_adopted_as_well() {
     let padded = config(2, TokenOrder::TokenMajor);
     let padded = padded.with_block_alignment(Alignment::SECTOR).unwrap();
-    let layout = layout(padded, BLOCK_FIRST);
-    let views = kv_views(&layout, &KvForm::FLASHINFER_NHD, ElementType::BF16).unwrap();
-    let refused = adopted(&padded, &KvForm::FLASHINFER_NHD, &views).unwrap_err();
-    assert!(
-        matches!(refused, KvError::Memory { source: ImportError::Gaps { .. }, .. }),
-        "{refused}"
-    );
-    let tensors: Vec<_> = views.iter().map(import).collect();
-    let tensors = KvTensors::Together(&tensors);
-    // SAFETY: the padding is the layout's, which outlives what comes of it; nobody touches it.
-    let builder = unsafe { adopt_kv_with_gaps(&padded, &KvForm::FLASHINFER_NHD, tensors) };
-    let back = builder.unwrap().unregistered().build().unwrap();
-    assert_same_places(&layout, &back);
+    let form = KvForm::FLASHINFER_NHD;
+    // A tensor a layer, and all layers in one.
+    for kind in [BLOCK_FIRST, LayoutKind::FullyContiguous] {
+        let layout = layout(padded, kind);
+        let views = kv_views(&layout, &form, ElementType::BF16).unwrap();
+        let refused = adopted(&padded, &form, &views).unwrap_err();
+        assert!(
+            matches!(refused, KvError::Memory { source: ImportError::Gaps { .. }, .. }),
+            "{refused}"
+        );
+        let tensors: Vec<_> = views.iter().map(import).collect();
+        let tensors = KvTensors::Together(&tensors);
+        // SAFETY: the padding is the layout's, which outlives what comes of it; nobody touches it.
+        let builder = unsafe { adopt_kv_with_gaps(&padded, &form, tensors) };
+        let back = builder.unwrap().unregistered().build().unwrap();
+        assert_same_places(&layout, &back);
+    }
 }
 
 #[test]
@@ -346,10 +374,32 @@ proptest! {
             2 => ElementType::F16,
             _ => ElementType::F32,
         };
-        if let Ok(views) = kv_views(&layout, &form, element)
-            && let Ok(back) = adopted(&config, &form, &views)
-        {
-            assert_same_places(&layout, &back);
+        // What a block has of one layer and outer, and whether the next block follows on that.
+        let is_piece = match kind {
+            LayoutKind::FullyContiguous => layers * outers == 1,
+            BLOCK_FIRST => outers == 1,
+            _ => true,
+        };
+        let is_token_major = order == TokenOrder::TokenMajor || heads == 1;
+        let slots = blocks == 1 || page == 1 || (is_piece && is_token_major);
+        let rows = page == 1 || is_token_major;
+        let has = |axis| form.axes().contains(&axis);
+        match kv_views(&layout, &form, element) {
+            Ok(views) => {
+                prop_assert!(slots || !has(KvAxis::Slot));
+                prop_assert!(rows || !has(KvAxis::Row));
+                match adopted(&config, &form, &views) {
+                    Ok(back) => assert_same_places(&layout, &back),
+                    // Layers of K and V between each other are no layout apart.
+                    Err(KvError::Stride { .. }) => {
+                        prop_assert!(kind == BLOCK_FIRST && outers == 2 && !form.has_outer());
+                    }
+                    Err(other) => prop_assert!(false, "{other}"),
+                }
+            }
+            Err(KvError::NotJoined { axis: KvAxis::Slot, .. }) => prop_assert!(!slots),
+            Err(KvError::NotJoined { axis: KvAxis::Row, .. }) => prop_assert!(!rows),
+            Err(other) => prop_assert!(false, "{other}"),
         }
     }
 }

@@ -14,5 +14,6 @@ mod columns;
 mod exports;
 mod hostile;
 mod kv;
+mod kv_changed;
 mod peer;
 mod round_trips;

@@ -6,7 +6,7 @@ use terrane_core::{
     Alignment, Allocate, ByteCount, Location, Memory, Region, RegionRequest, StorageKind,
 };
 use terrane_interop::dlpack::{
-    ElementType, ImportError, Importer, TensorDevice, TensorExport, TensorShape,
+    ElementType, ExportError, ImportError, Importer, TensorDevice, TensorExport, TensorShape,
 };
 use terrane_testkit::memory::HeapAllocator;
 
@@ -123,6 +123,8 @@ fn ours_come_back_as_they_went() {
             // SAFETY: nobody touches the bytes.
             let export = unsafe { TensorExport::new(part.clone(), shape.clone()) }.unwrap();
             let export = if by_offset { export.by_offset() } else { export };
+            // SAFETY: as above.
+            let export = unsafe { export.released_when_done() };
             let importer = Importer::new();
             let tensor = if legacy {
                 let pointer = export.into_legacy().unwrap().into_raw();
@@ -132,7 +134,7 @@ fn ours_come_back_as_they_went() {
                 // SAFETY: as above.
                 unsafe { importer.legacy(pointer.as_ptr()) }
             } else {
-                let pointer = export.into_versioned().into_raw();
+                let pointer = export.into_versioned().unwrap().into_raw();
                 // SAFETY: as above.
                 unsafe { importer.versioned(pointer.as_ptr()) }
             };
@@ -153,7 +155,7 @@ fn memory_lives_until_the_deleter_of_what_was_never_handed_over() {
     let shape = TensorShape::compact(ElementType::U8, &[64]).unwrap();
     // SAFETY: nobody touches the bytes.
     let export = unsafe { TensorExport::new(Region::new(memory), shape) }.unwrap();
-    let tensor = export.read_only().into_versioned();
+    let tensor = export.read_only().into_versioned().unwrap();
     assert_eq!(allocator.live(), 1);
     // SAFETY: the structure is there until the tensor drops.
     let structure = unsafe { &*tensor.as_ptr() };
@@ -172,8 +174,73 @@ fn memory_of_a_device_keeps_its_address_and_number() {
     // SAFETY: nobody touches the bytes.
     let export = unsafe { TensorExport::new(Region::new(memory), shape) }.unwrap();
     assert_eq!(export.device().to_pair(), (2, 3));
-    let tensor = export.into_versioned();
+    // SAFETY: as above.
+    let export = unsafe { export.released_when_done() };
+    let tensor = export.into_versioned().unwrap();
     // SAFETY: the structure is there until the tensor drops.
     let structure = unsafe { &*tensor.as_ptr() };
     assert_eq!(u64::try_from(structure.dl_tensor.data.addr()).unwrap(), address.get());
+}
+
+#[test]
+fn a_neighbour_s_bits_are_not_given_away() {
+    let mut bytes = vec![0_u8; 64];
+    for (elements, is_whole) in [(9, false), (10, true)] {
+        let fields = Fields { dtype: (17, 4, 1), ..Fields::over(&mut bytes, &[elements]) };
+        let tensor = fields.versioned(&Deleted::default());
+        // SAFETY: the bytes outlive the tensor, and nobody uses them meanwhile.
+        let tensor = unsafe { Importer::new().versioned(tensor) }.unwrap();
+        match tensor.memory() {
+            Ok(memory) => assert!(is_whole && memory.length() == ByteCount::new(5)),
+            Err(error) => {
+                assert!(!is_whole && matches!(error, ImportError::Gaps { .. }), "{error}")
+            }
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { tensor.memory_with_gaps() }.unwrap().length(), ByteCount::new(5));
+    }
+}
+
+#[test]
+fn memory_that_devices_reach_does_not_go_out_before_its_end_is_known() {
+    let shape = || TensorShape::compact(ElementType::U8, &[64]).unwrap();
+    for allocator in [HeapAllocator::pinned(), HeapAllocator::simulated_device(0)] {
+        let export = || {
+            let memory = allocator.allocate(&request(64)).unwrap();
+            // SAFETY: nobody touches the bytes.
+            unsafe { TensorExport::new(Region::new(memory), shape()) }.unwrap()
+        };
+        let kind = allocator.kind();
+        for refused in [export().into_versioned().map(drop), export().into_legacy().map(drop)] {
+            let refused = refused.unwrap_err();
+            assert!(
+                matches!(refused, ExportError::ReleaseNotStated { kind: k } if k == kind),
+                "{refused}"
+            );
+        }
+        // SAFETY: nobody touches the bytes.
+        drop(unsafe { export().released_when_done() }.into_versioned().unwrap());
+        allocator.assert_all_freed();
+    }
+}
+
+#[test]
+fn pinned_memory_is_the_host_s_for_who_asks_for_that() {
+    let allocator = HeapAllocator::pinned();
+    let memory = Region::new(allocator.allocate(&request(64)).unwrap());
+    let shape = TensorShape::compact(ElementType::U8, &[64]).unwrap();
+    // SAFETY: nobody touches the bytes.
+    let export = unsafe { TensorExport::new(memory.clone(), shape.clone()) }.unwrap();
+    assert_eq!(export.device(), TensorDevice::PinnedHost);
+    let export = export.as_host().unwrap();
+    assert_eq!(export.device().to_pair(), (1, 0));
+    // SAFETY: nobody touches the bytes.
+    let tensor = unsafe { export.released_when_done() }.into_versioned().unwrap().into_raw();
+    // SAFETY: as above, and it is nobody else's.
+    let tensor = unsafe { Importer::new().versioned(tensor.as_ptr()) }.unwrap();
+    assert_eq!((tensor.device(), tensor.location()), (TensorDevice::Host, memory.location()));
+    let device = HeapAllocator::simulated_device(0).allocate(&request(64)).unwrap();
+    // SAFETY: nobody touches the bytes.
+    let refused = unsafe { TensorExport::new(Region::new(device), shape) }.unwrap().as_host();
+    assert!(matches!(refused, Err(ExportError::NotHost { .. })));
 }

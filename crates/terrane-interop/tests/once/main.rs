@@ -19,7 +19,7 @@ fn a_second_call_of_the_deleter_does_nothing() {
         let export = unsafe { TensorExport::new(Region::new(memory), shape) }.unwrap();
         export.guarded_by(Arc::clone(&guard))
     };
-    let versioned = export().into_versioned().into_raw().as_ptr();
+    let versioned = export().into_versioned().unwrap().into_raw().as_ptr();
     // SAFETY: the structure is alive.
     let delete = unsafe { (*versioned).deleter }.unwrap();
     let legacy = export().into_legacy().unwrap().into_raw().as_ptr();

@@ -22,6 +22,10 @@ pub enum ThreadMode {
     Strict,
     /// A lock that transfers share, and changes do not (`NIXL_THREAD_SYNC_RW`). A backend has to stand
     /// several threads at once then: UCX and POSIX do, and an agent with any other is refused.
+    ///
+    /// With the bindings of 1.5.1 transfers do not run side by side for it: these hold a lock of their
+    /// own over each call, and let one thread post, look or register at a time. What the mode changes is
+    /// NIXL's own threads, which share the lock.
     ReadWrite,
 }
 
@@ -86,14 +90,25 @@ impl AgentBuilder {
         Self { progress: rest, ..self }
     }
 
-    /// Starts a thread that exchanges metadata with peers, listening on this TCP port of every
-    /// address. Anyone who reaches the port can read the agent's metadata, and load some into it.
+    /// Starts a thread of NIXL's that exchanges metadata with peers, listening on this TCP port of
+    /// every address. Nothing in this crate needs it.
+    ///
+    /// **Not for a network that others reach.** NIXL asks nobody who they are. Whoever reaches the port
+    /// can read the agent's metadata, and with it the keys to all that is registered; can load metadata
+    /// into the agent (`LOAD`), which no import has looked into, of a new peer or in place of a known
+    /// one's; and can have it forget a peer (`INVL`), whose connection is closed then under the
+    /// transfers that are in flight with it. Those end with
+    /// [`RequestFailed::PeerLost`](crate::RequestFailed::PeerLost), and as nobody knows any more whether
+    /// they go on, their memory is never used again, and the peer stays busy for this agent.
     pub fn listen(self, port: u16) -> Self {
         Self { listen: Some(port), ..self }
     }
 
-    /// Whether NIXL measures each transfer. `NIXL_TELEMETRY_ENABLE`, which NIXL reads itself, can
-    /// switch it on as well.
+    /// Whether NIXL measures each transfer, for the
+    /// [report](terrane_transfer::Report::engine_times) to say.
+    ///
+    /// `NIXL_TELEMETRY_ENABLE`, which NIXL reads itself, makes it measure as well, for its own exporters
+    /// alone: reports have times if they are asked for here.
     pub fn telemetry(self, telemetry: bool) -> Self {
         Self { telemetry, ..self }
     }

@@ -5,39 +5,87 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::BackendConfig;
 
-/// How many descriptors a backend may have in flight, over all engines of an agent, and how many it
-/// has.
+/// How many I/Os a backend may have in flight, over all engines of an agent, and how many it has.
 ///
 /// POSIX makes its I/Os beforehand, one for each descriptor in flight. A request for which too few
 /// are left fails as it is posted, with no more than "backend error".
+///
+/// GDS makes its batches beforehand, of so many I/Os each, and a request takes whole ones. Where
+/// cuFile goes through the host, each I/O takes a bounce buffer besides, and a post for which too few
+/// are free never returns.
 #[derive(Debug)]
 pub(crate) struct Ios {
     most: usize,
+    /// Those that a request takes, however small it is.
+    least: usize,
+    /// The bytes of the longest; a longer descriptor takes several.
+    longest: u64,
     taken: AtomicUsize,
 }
 
-/// What is used of those that POSIX makes if it is told no number, which are more (65,536): four
-/// requests of the usual size.
-const USUAL: usize = 4 * 4096;
+/// What is used of those that POSIX makes if it is told no number, which are more ([`POSIX_MOST`]):
+/// four requests of the usual size.
+const POSIX_USUAL: usize = 4 * 4096;
+
+/// As many as POSIX makes at most, whatever number it is told. A request that has more fails in the
+/// middle, with the first of its I/Os on their way.
+const POSIX_MOST: usize = 65_536;
+
+/// The bounce buffers that cuFile has of its largest class, of 16 MiB, if its configuration does not
+/// say otherwise (`posix_pool_slab_count`). Smaller ones are more.
+const GDS_USUAL: usize = 32;
+
+/// The batches that GDS makes (`batch_pool_size`), the I/Os that one can have (`batch_limit`), and the
+/// bytes after which it cuts a descriptor (`max_request_size`), unless it is told otherwise.
+const GDS_BATCHES: usize = 16;
+const GDS_BATCH: usize = 128;
+const GDS_LONGEST: usize = 16 << 20;
+
+/// What goes around the page cache is of whole pages.
+const PAGE: usize = 4096;
 
 impl Ios {
     /// Those of a backend of this configuration; `None` where nothing is known of a limit.
     pub(super) fn of(config: &BackendConfig) -> Option<Arc<Self>> {
-        if config.name.as_str() != "POSIX" {
-            return None;
-        }
-        let size = config.parameters.iter().find(|parameter| parameter.key == "ios_pool_size");
-        let most = size.and_then(|size| size.value.trim().parse().ok()).unwrap_or(USUAL);
-        Some(Arc::new(Self { most: most.max(1), taken: AtomicUsize::new(0) }))
+        let parameter = |key: &str| {
+            let found = config.parameters.iter().find(|parameter| parameter.key == key);
+            found.and_then(|parameter| parameter.value.trim().parse::<usize>().ok())
+        };
+        let (most, least, longest) = match config.name.as_str() {
+            "POSIX" => {
+                let most = parameter("ios_pool_size").unwrap_or(POSIX_USUAL);
+                (most.clamp(1, POSIX_MOST), 1, usize::MAX)
+            }
+            "GDS" => {
+                // Who chooses the size of batches is taken to have as many bounce buffers.
+                let most = parameter("batch_limit").unwrap_or(GDS_USUAL.min(GDS_BATCH)).max(1);
+                let batches = parameter("batch_pool_size").unwrap_or(GDS_BATCHES).max(1);
+                let longest = parameter("max_request_size").unwrap_or(GDS_LONGEST).max(PAGE);
+                (most, most.div_ceil(batches), longest)
+            }
+            _ => return None,
+        };
+        let longest = longest.try_into().unwrap_or(u64::MAX);
+        Some(Arc::new(Self { most, least, longest, taken: AtomicUsize::new(0) }))
     }
 
-    /// How many there are.
-    pub(crate) fn most(&self) -> usize {
-        self.most
+    /// The most that one request may ask for, of so many descriptors and bytes as are wanted: what
+    /// fits into all I/Os, however its bytes lie.
+    pub(crate) fn within(&self, descriptors: usize, bytes: u64) -> (usize, u64) {
+        // Half of them for what is cut off of descriptors, if it comes to that.
+        let half = u64::try_from(self.most / 2).unwrap_or(u64::MAX).max(1);
+        let bytes = bytes.min(self.longest.saturating_mul(half));
+        (descriptors.min(self.most - self.cuts(bytes)).max(1), bytes)
     }
 
-    /// Takes so many, if they are left.
-    pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<TakenIos> {
+    /// How many I/Os more than descriptors so many bytes take at most.
+    fn cuts(&self, bytes: u64) -> usize {
+        (bytes.saturating_sub(1) / self.longest).try_into().unwrap_or(usize::MAX)
+    }
+
+    /// Takes those of a request, if they are left.
+    pub(crate) fn take(self: &Arc<Self>, descriptors: usize, bytes: u64) -> Option<TakenIos> {
+        let count = descriptors.checked_add(self.cuts(bytes))?.max(self.least);
         let and_these = |taken: usize| taken.checked_add(count).filter(|sum| *sum <= self.most);
         // Whoever finds them free comes after the release of the request that had them.
         self.taken.fetch_update(Ordering::Acquire, Ordering::Relaxed, and_these).ok()?;
@@ -62,19 +110,62 @@ impl Drop for TakenIos {
 mod tests {
     use super::*;
 
+    fn of(name: &str, parameters: &[(&str, &str)]) -> Arc<Ios> {
+        let config = parameters
+            .iter()
+            .fold(BackendConfig::new(name), |config, (key, value)| config.parameter(*key, *value));
+        Ios::of(&config).unwrap()
+    }
+
     #[test]
     fn no_more_are_taken_than_there_are() {
-        let config = BackendConfig::new("POSIX").parameter("ios_pool_size", "10");
-        let ios = Ios::of(&config).unwrap();
-        let (six, none) = (ios.take(6).unwrap(), ios.take(5));
+        let ios = of("POSIX", &[("ios_pool_size", "10")]);
+        let (six, none) = (ios.take(6, 1 << 40).unwrap(), ios.take(5, 1));
         assert!(none.is_none());
-        let four = ios.take(4).unwrap();
-        assert!(ios.take(1).is_none());
+        let four = ios.take(4, 1).unwrap();
+        assert!(ios.take(1, 1).is_none());
         drop(six);
-        assert!(ios.take(6).is_some() && ios.take(usize::MAX).is_none());
+        assert!(ios.take(6, 1).is_some() && ios.take(usize::MAX, 1).is_none());
         drop(four);
-        assert!(ios.take(10).is_some());
-        assert_eq!(Ios::of(&BackendConfig::new("POSIX")).unwrap().most(), USUAL);
+        assert!(ios.take(10, 1).is_some());
+        assert_eq!(of("POSIX", &[]).within(usize::MAX, 7), (POSIX_USUAL, 7));
         assert!(Ios::of(&BackendConfig::new("UCX")).is_none());
+    }
+
+    #[test]
+    fn no_more_are_counted_on_than_posix_makes() {
+        for (told, most) in [("100000", POSIX_MOST), ("65537", POSIX_MOST), ("65536", POSIX_MOST)] {
+            let ios = of("POSIX", &[("ios_pool_size", told)]);
+            assert_eq!(ios.within(usize::MAX, 1).0, most);
+            assert!(ios.take(most + 1, 1).is_none() && ios.take(most, 1).is_some());
+        }
+    }
+
+    #[test]
+    fn gds_has_no_more_in_flight_than_cufile_has_buffers() {
+        let ios = of("GDS", &[]);
+        // 128 MiB may be cut eight times, and one time less than that beyond what they begin with.
+        let (descriptors, bytes) = ios.within(16_384, 128 << 20);
+        assert_eq!((descriptors, bytes), (GDS_USUAL - 7, 128 << 20));
+        let all = ios.take(descriptors, bytes).unwrap();
+        assert!(ios.take(1, 1).is_none());
+        drop(all);
+        // Each request takes a batch, and there are sixteen of them.
+        let batches: Vec<_> = (0..GDS_BATCHES).map(|_| ios.take(1, 4096).unwrap()).collect();
+        assert!(ios.take(1, 4096).is_none());
+        drop(batches);
+        assert!(ios.take(GDS_USUAL, 4096).is_some());
+    }
+
+    #[test]
+    fn whatever_gds_is_told_a_request_within_its_limits_can_be_taken() {
+        for batch in ["1", "2", "3", "128", "512"] {
+            for (longest, wanted) in [("4096", u64::MAX), ("16777216", 128 << 20), ("1", 4096)] {
+                let ios = of("GDS", &[("batch_limit", batch), ("max_request_size", longest)]);
+                let (descriptors, bytes) = ios.within(usize::MAX, wanted);
+                assert!(descriptors > 0 && bytes > 0, "{batch} {longest}: {ios:?}");
+                assert!(ios.take(descriptors, bytes).is_some(), "{batch} {longest}: {ios:?}");
+            }
+        }
     }
 }

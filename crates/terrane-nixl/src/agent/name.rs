@@ -24,6 +24,10 @@ impl ClaimedName {
             let text = name.as_str().to_owned();
             return Err(NixlError::Nul { what: "name of an agent", text });
         }
+        if name.as_str().chars().any(char::is_control) {
+            // Nor do peers take it: what they are sent is printed, in errors.
+            return Err(NixlError::ControlCharacter { name });
+        }
         let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.insert(name.as_str().to_owned()) {
             Ok(Self(name))

@@ -23,11 +23,12 @@ pub enum RequestFailed {
         /// What NIXL said.
         status: Status,
     },
-    /// The connection has broken, mostly because the peer's process has ended. NIXL has forgotten the
-    /// peer.
+    /// The connection to the peer has broken, mostly because the peer's process has ended; or a request
+    /// has failed so that nobody knows what of it goes on, and the connection is closed for that. No
+    /// transfer with the peer begins until one of its layouts is imported again.
     #[error(
-        "peer {peer} was lost at {step}, by {backend}; when it is back, exchange metadata again and \
-         import its layouts"
+        "the connection to peer {peer} was lost at {step}, by {backend}: {status}; import one of its \
+         layouts again, or what it exports now if it was started again"
     )]
     PeerLost {
         /// The peer.
@@ -36,6 +37,8 @@ pub enum RequestFailed {
         backend: BackendName,
         /// What was being done.
         step: NixlStep,
+        /// What NIXL said, now or when the connection was lost.
+        status: Status,
     },
     /// The file ends before the bytes that were to be read.
     #[error(
@@ -49,7 +52,9 @@ pub enum RequestFailed {
         wanted: u64,
     },
     /// The length of a file could not be asked for.
-    #[error("the length of the file could not be found out")]
+    #[error(
+        "the length of the file could not be found out; see whether its file system is still there"
+    )]
     FileLength {
         /// What the system said.
         #[source]

@@ -2,20 +2,19 @@
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use smallvec::SmallVec;
-use terrane_core::{BoxedCause, ByteCount, Location, OsError};
+use terrane_core::ByteCount;
 use terrane_transfer::{Attend, CopyFailure, CopyJob, EngineTimes};
 
 use super::error::{NixlStep, RequestFailed};
+use super::file_ends;
 use super::lists::{Most, Place, Refused, Stretch};
+use super::posted::{Left, Posted, State, settle};
 use super::remains::Abandoned;
-use super::route::{Begun, Operation, Rates, Route, Target};
-use crate::agent::TakenIos;
-use crate::peers::PeerUse;
+use super::route::{Begun, Rates, Route};
+use crate::peers::{PeerUse, Readiness};
 use crate::{Agent, NixlEngineOptions, Status};
 
 /// A transfer, from when it is submitted until it has ended.
@@ -41,15 +40,6 @@ pub(super) struct Flight {
     times: Option<EngineTimes>,
 }
 
-/// A request that has been posted.
-pub(super) struct Posted {
-    // Fields drop in this order: what the request has of the backend is free once it is released.
-    request: nixl_sys::XferRequest,
-    _ios: Option<TakenIos>,
-    stretch: Stretch,
-    state: State,
-}
-
 /// What has come of an attempt to post.
 enum Next {
     /// A request has been posted, or the peer told.
@@ -58,34 +48,6 @@ enum Next {
     Later,
     /// There is nothing left to post.
     Nothing,
-}
-
-/// What has become of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    InFlight,
-    Done,
-    Failed(Status),
-}
-
-impl State {
-    pub(super) fn has_ended(self) -> bool {
-        self != Self::InFlight
-    }
-}
-
-impl Posted {
-    /// Asks NIXL, unless it has ended already.
-    pub(super) fn look(&mut self, agent: &Agent) -> State {
-        if self.state == State::InFlight {
-            self.state = match agent.raw().get_xfer_status(&self.request) {
-                Ok(nixl_sys::XferStatus::InProgress) => State::InFlight,
-                Ok(nixl_sys::XferStatus::Success) => State::Done,
-                Err(error) => State::Failed(Status::of(&error)),
-            };
-        }
-        self.state
-    }
 }
 
 /// What a look at a flight has come to.
@@ -147,25 +109,33 @@ impl Flight {
     pub(super) fn advance(&mut self, agent: &Agent, rates: &Rates) -> Step {
         self.begin();
         let news = self.collect(agent);
+        // Before the clock is looked at: the peer may have been told already that all has arrived.
+        if self.is_done() {
+            self.end(rates);
+            return Step::Over;
+        }
         if self.failure.is_none() && self.is_late() {
             self.failure = Some(CopyFailure::DeadlineExceeded);
         }
         if self.failure.is_some() {
-            return self.wind_up(news);
+            return self.wind_up(agent, news);
         }
         match self.post_next(agent) {
             Ok(Next::Posted) => Step::News,
-            Ok(Next::Nothing) if self.requests.is_empty() => {
-                self.end(rates);
-                Step::Over
-            }
             Ok(Next::Later | Next::Nothing) if news => Step::News,
             Ok(Next::Later | Next::Nothing) => Step::Quiet,
             Err(failure) => {
                 self.failure = Some(failure);
-                self.wind_up(true)
+                self.wind_up(agent, true)
             }
         }
+    }
+
+    /// Whether all has been posted, and has ended well.
+    fn is_done(&self) -> bool {
+        let all = self.job.as_ref().map_or(0, |job| job.plan().runs().len());
+        let is_posted = self.next.run >= all && !self.to_tell;
+        is_posted && self.requests.is_empty() && self.failure.is_none()
     }
 
     fn is_late(&self) -> bool {
@@ -177,19 +147,22 @@ impl Flight {
         let mut news = false;
         for number in 0..self.requests.len() {
             let Some(posted) = self.requests.get_mut(number) else { break };
-            let before = posted.state;
+            let before = posted.state();
             let state = posted.look(agent);
             if state == before {
                 continue;
             }
             news = true;
-            if let State::Failed(status) = state {
-                let run = posted.stretch.places.start;
-                let failure = self.failed(agent, NixlStep::Transfer, status, Some(run));
-                self.failure.get_or_insert(failure);
-            }
+            let status = match state {
+                State::Adrift(status) => status,
+                State::Unknown => Status::NotFound,
+                State::InFlight | State::Done | State::Closed => continue,
+            };
+            let run = posted.stretch.places.start;
+            let failure = self.failed(agent, NixlStep::Transfer, status, Some(run));
+            self.failure.get_or_insert(failure);
         }
-        while self.requests.front().is_some_and(|posted| posted.state.has_ended()) {
+        while self.requests.front().is_some_and(Posted::has_ended) {
             if let Some(posted) = self.requests.pop_front() {
                 self.account(agent, &posted);
             }
@@ -200,18 +173,12 @@ impl Flight {
     /// Counts a request that has ended, and lets go of it.
     fn account(&mut self, agent: &Agent, posted: &Posted) {
         let Some(job) = &self.job else { return };
-        if posted.state != State::Done {
+        if posted.state() != State::Done {
             return;
         }
         job.progress().add(posted.stretch.bytes);
-        if agent.has_telemetry()
-            && let Ok(measured) = posted.request.get_telemetry()
-        {
-            let times = self.times.get_or_insert_default();
-            times.post += Duration::from_micros(measured.post_duration_us);
-            times.transfer += Duration::from_micros(measured.xfer_duration_us);
-            times.requests += 1;
-            times.descriptors += measured.desc_count;
+        if agent.has_telemetry() {
+            posted.add_times(&mut self.times);
         }
         // Requests leave in the order in which they were posted.
         if self.failure.is_none()
@@ -233,6 +200,14 @@ impl Flight {
         if self.requests.len() >= self.options.requests.get() {
             return Ok(Next::Later);
         }
+        match self.peer.as_ref().map_or(Readiness::Ready, PeerUse::readiness) {
+            Readiness::Ready => {}
+            Readiness::Later => return Ok(Next::Later),
+            // NIXL is not even asked.
+            Readiness::Lost => {
+                return Err(self.failed(agent, NixlStep::Prepare, Status::NotFound, None));
+            }
+        }
         let (plan, terms) = (job.plan(), job.terms());
         let most = Most::of(&self.options, self.route.backend(agent));
         let Some(stretch) = most.stretch(plan, self.next, terms.layer_wise) else {
@@ -250,32 +225,38 @@ impl Flight {
         }
         // They are free again when others' requests have ended.
         let ios = match self.route.backend(agent).and_then(|backend| backend.ios.as_ref()) {
-            Some(ios) => match ios.take(stretch.descriptors()) {
+            Some(ios) => match ios.take(stretch.descriptors(), stretch.bytes.get()) {
                 Some(taken) => Some(taken),
                 None => return Ok(Next::Later),
             },
             None => None,
         };
         if is_first {
-            self.check_files(job).map_err(|cause| engine(Box::new(cause)))?;
+            file_ends::check(&self.route, job.plan()).map_err(engine)?;
         }
         let message = terms.notification.as_deref().filter(|_| is_last);
         let run = Some(stretch.places.start);
         let request = self.request(agent, &stretch, message).map_err(|refused| match refused {
             Refused::Status(status) => self.failed(agent, NixlStep::Prepare, status, run),
-            Refused::Failed(cause) => engine(Box::new(cause)),
+            Refused::Failed(cause) => engine(cause),
         })?;
-        let state = match agent.raw().post_xfer_req(&request, None) {
-            Ok(true) => State::InFlight,
-            Ok(false) => State::Done,
+        let (state, failure) = match agent.raw().post_xfer_req(&request, None) {
+            Ok(true) => (State::InFlight, None),
+            Ok(false) => (State::Done, None),
             Err(error) => {
-                return Err(self.failed(agent, NixlStep::Post, Status::of(&error), run));
+                let status = Status::of(&error);
+                let failure = self.failed(agent, NixlStep::Post, status, run);
+                if status == Status::NotFound && self.is_unknown(agent) {
+                    // NIXL asks itself whether it knows the peer before it posts anything.
+                    return Err(failure);
+                }
+                (State::Adrift(status), Some(failure))
             }
         };
         self.next = stretch.places.end;
         self.to_tell &= !is_last;
-        self.requests.push_back(Posted { request, _ios: ios, stretch, state });
-        Ok(Next::Posted)
+        self.requests.push_back(Posted::new(request, ios, stretch, state));
+        failure.map_or(Ok(Next::Posted), Err)
     }
 
     fn request(
@@ -312,36 +293,6 @@ impl Flight {
         }
     }
 
-    /// What is read of a file has to be there: of a file that ends early, a backend says that it
-    /// failed, at best.
-    fn check_files(&self, job: &CopyJob) -> Result<(), RequestFailed> {
-        if !matches!((&self.route.target, self.route.operation), (Target::File, Operation::Read)) {
-            return Ok(());
-        }
-        let plan = job.plan();
-        let mut ends: SmallVec<[(RawFd, u64); 1]> = SmallVec::new();
-        for run in plan.runs() {
-            let at = run.source();
-            let Some(position) = plan.source().base(at.region).and_then(Location::as_file) else {
-                continue;
-            };
-            let file = position.file.descriptor;
-            let end = position.offset.get() + at.offset + run.bytes().get();
-            match ends.iter_mut().find(|(known, _)| *known == file) {
-                Some((_, wanted)) => *wanted = end.max(*wanted),
-                None => ends.push((file, end)),
-            }
-        }
-        for (file, wanted) in ends {
-            // SAFETY: the job holds the endpoint, and with it the memory whose descriptor this is.
-            let length = unsafe { length_of(file) }?;
-            if length < wanted {
-                return Err(RequestFailed::FileEnds { length, wanted });
-            }
-        }
-        Ok(())
-    }
-
     /// What NIXL's refusal means.
     fn failed(
         &self,
@@ -351,14 +302,18 @@ impl Flight {
         at: Option<Place>,
     ) -> CopyFailure {
         let backend = self.route.backend_name(agent);
-        let peer = self.route.peer().cloned();
-        // NIXL forgets a peer by itself when the connection breaks.
-        let lost = |peer: &terrane_core::AgentName| {
-            !agent.raw().check_remote_metadata(peer.as_str(), None)
-        };
-        let cause = match peer {
-            Some(peer) if lost(&peer) => RequestFailed::PeerLost { peer, backend, step },
-            peer => RequestFailed::Status { backend, peer, step, status },
+        let cause = match (&self.peer, self.route.peer().cloned()) {
+            (Some(held), Some(peer)) => {
+                if step != NixlStep::Prepare {
+                    held.suspect();
+                }
+                if held.readiness() == Readiness::Lost || self.is_unknown(agent) {
+                    RequestFailed::PeerLost { peer, backend, step, status }
+                } else {
+                    RequestFailed::Status { backend, peer: Some(peer), step, status }
+                }
+            }
+            (_, peer) => RequestFailed::Status { backend, peer, step, status },
         };
         match at {
             Some(Place { run, offset }) => CopyFailure::Run {
@@ -366,20 +321,28 @@ impl Flight {
                 offset: ByteCount::new(offset),
                 source: cause.into(),
             },
-            None => engine(Box::new(cause)),
+            None => engine(cause),
         }
     }
 
-    /// Ends a transfer that has failed, once nothing of it is in flight, or gives it up if that takes
-    /// too long.
-    fn wind_up(&mut self, news: bool) -> Step {
-        let late = self.is_late();
-        if !self.requests.is_empty() && !late {
+    /// Whether NIXL does not know the peer.
+    fn is_unknown(&self, agent: &Agent) -> bool {
+        let known = |peer: &PeerUse| agent.raw().check_remote_metadata(peer.name().as_str(), None);
+        !self.peer.as_ref().is_none_or(known)
+    }
+
+    /// Ends a transfer that has failed, once nothing of it is in flight; or gives it up, if that takes
+    /// too long, or NIXL does not say any more what is.
+    fn wind_up(&mut self, agent: &Agent, news: bool) -> Step {
+        let waits = |posted: &Posted| posted.state() == State::InFlight;
+        if self.requests.iter().any(waits) && !self.is_late() {
             return if news { Step::News } else { Step::Quiet };
         }
+        let left = settle(self.requests.iter_mut(), self.peer.as_mut(), agent);
         let Some(job) = self.job.take() else { return Step::Over };
         let failure = self.failure.take().unwrap_or(CopyFailure::DeadlineExceeded);
-        if self.requests.is_empty() {
+        if left == Left::Nothing {
+            self.requests.clear();
             // Whoever has the outcome finds the peer free.
             self.peer = None;
             job.finish(Err(failure));
@@ -407,8 +370,8 @@ impl Flight {
         // Whoever has the outcome finds the peer free.
         self.peer = None;
         // It may have been truncated while it was read.
-        if let Err(cause) = self.check_files(&job) {
-            return job.finish(Err(engine(Box::new(cause))));
+        if let Err(cause) = file_ends::check(&self.route, job.plan()) {
+            return job.finish(Err(engine(cause)));
         }
         if let Some(times) = self.times {
             job.measured(times);
@@ -431,30 +394,16 @@ impl Drop for Flight {
             // A part of another engine's transfer, which then never ends: nobody drops what may still
             // be written to.
             Err(job) => {
-                let _never = ManuallyDrop::new((job, std::mem::take(&mut self.requests)));
+                let requests = std::mem::take(&mut self.requests);
+                let _never = ManuallyDrop::new((job, requests, self.peer.take()));
             }
         }
     }
 }
 
-fn engine(source: BoxedCause) -> CopyFailure {
-    CopyFailure::Engine { source }
+fn engine(cause: RequestFailed) -> CopyFailure {
+    CopyFailure::Engine { source: cause.into() }
 }
 
-/// The length of the file of an end.
-///
-/// # Safety
-///
-/// The descriptor is open.
-unsafe fn length_of(descriptor: RawFd) -> Result<u64, RequestFailed> {
-    let failed = |call| {
-        move |error: std::io::Error| {
-            let source = OsError::from_io(call, &error);
-            RequestFailed::FileLength { source }
-        }
-    };
-    // SAFETY: the caller promised that it is open.
-    let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    let file = std::fs::File::from(file.try_clone_to_owned().map_err(failed("dup"))?);
-    Ok(file.metadata().map_err(failed("fstat"))?.len())
-}
+#[cfg(test)]
+mod tests;

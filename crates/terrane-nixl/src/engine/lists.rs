@@ -38,10 +38,10 @@ impl Most {
     pub(super) fn of(options: &NixlEngineOptions, backend: Option<&Backend>) -> Self {
         let direct = backend.is_some_and(|backend| backend.file_access == FileAccess::Direct);
         let unit = if direct { Alignment::PAGE.get() } else { 1 };
-        let bytes = options.request_bytes.get();
+        let wanted = (options.request_descriptors.get(), options.request_bytes.get());
+        let ios = backend.and_then(|backend| backend.ios.as_ref());
+        let (descriptors, bytes) = ios.map_or(wanted, |ios| ios.within(wanted.0, wanted.1));
         let bytes = (bytes - bytes % unit).max(unit);
-        let ios = backend.and_then(|backend| Some(backend.ios.as_ref()?.most()));
-        let descriptors = options.request_descriptors.get().min(ios.unwrap_or(usize::MAX));
         Self { bytes, descriptors }
     }
 

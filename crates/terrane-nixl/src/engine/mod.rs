@@ -3,10 +3,12 @@
 mod attended;
 mod end;
 mod error;
+mod file_ends;
 mod flight;
 mod lists;
 mod options;
 mod pace;
+mod posted;
 mod remains;
 mod route;
 mod worker;
@@ -71,7 +73,16 @@ pub(crate) const NAME: &str = "nixl";
 /// request in flight can be stopped neither at once nor surely, so when the deadline passes the
 /// transfer ends with its error, and the memory at both ends stays as it is, claimed and alive, until
 /// NIXL says that the request has ended too. When the engine drops meanwhile, it waits for that for a
-/// while ([`farewell`](NixlEngineOptions::farewell)) and then leaves the memory alone for ever.
+/// while ([`farewell`](NixlEngineOptions::farewell)) and then leaves the memory alone for ever. The peer
+/// stays busy in that agent then: it can be forgotten, and is neither refreshed nor disconnected.
+///
+/// # When a request fails
+///
+/// NIXL says that it failed, and not which of its parts may go on. So the transfer ends with its error,
+/// and the memory at both ends stays as it is until the connection to the peer is closed, which is done
+/// as soon as nothing else is in flight with the peer, and no transfer begins meanwhile
+/// ([`RequestFailed::PeerLost`]). The next [import](crate::Agent::import) connects again. A file has no
+/// connection: memory that a storage backend failed with is never used again.
 ///
 /// Dropping the engine ends its thread once it has served what was submitted, and joins it, unless it
 /// drops on a thread of an engine.
@@ -158,8 +169,8 @@ impl NixlEngine {
 }
 
 // SAFETY: requests consist of the runs of the plan and nothing else. A job is finished when all
-// of its requests have ended, by NIXL's word; or it is given up, and then its remains are kept until
-// they have ended, or for ever.
+// of its requests have ended: well, by NIXL's word, or with the connection that they went over. Or it is
+// given up, and then its remains are kept until they have ended, or for ever.
 unsafe impl CopyEngine for NixlEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -181,10 +192,10 @@ unsafe impl CopyEngine for NixlEngine {
     }
 
     fn submit(&self, job: CopyJob) {
-        let route = self.route(job.plan(), job.terms()).and_then(|route| route.begin(self.agent()));
-        self.queue.push(match route {
+        let route = self.route(job.plan(), job.terms()).map_err(RequestFailed::Declined);
+        self.queue.push(match route.and_then(|route| route.begin(self.agent())) {
             Ok(begun) => Submitted::Flight(Attended::new(job, begun, &self.means, &self.queue)),
-            Err(declined) => Submitted::Refused(Box::new(job), declined),
+            Err(cause) => Submitted::Refused(Box::new(job), cause),
         });
     }
 }

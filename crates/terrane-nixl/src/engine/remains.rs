@@ -1,11 +1,11 @@
-//! Requests that nobody waits for any more and that have not ended.
+//! Requests that nobody waits for any more and that have not ended, as far as anybody knows.
 
 use std::mem::ManuallyDrop;
 use std::time::Instant;
 
 use terrane_transfer::Remains;
 
-use super::flight::Posted;
+use super::posted::{Left, Posted, settle};
 use crate::Agent;
 use crate::peers::PeerUse;
 
@@ -14,7 +14,7 @@ pub(super) struct Abandoned {
     // Requests first: NIXL lets go of them before the memory does.
     requests: Vec<Posted>,
     remains: Option<Remains>,
-    _peer: Option<PeerUse>,
+    peer: Option<PeerUse>,
 }
 
 impl Abandoned {
@@ -23,17 +23,19 @@ impl Abandoned {
         remains: Remains,
         peer: Option<PeerUse>,
     ) -> Self {
-        Self { requests: requests.into_iter().collect(), remains: Some(remains), _peer: peer }
+        Self { requests: requests.into_iter().collect(), remains: Some(remains), peer }
     }
 
-    /// Looks whether they have all ended, and if so lets go of the memory.
-    pub(super) fn has_ended(&mut self, agent: &Agent) -> bool {
-        self.requests.retain_mut(|request| !request.look(agent).has_ended());
-        let ended = self.requests.is_empty();
-        if ended {
+    /// Looks what is left of them, and lets go of the memory if nothing is. If nobody will ever know,
+    /// this is to be dropped.
+    pub(super) fn look(&mut self, agent: &Agent) -> Left {
+        let left = settle(self.requests.iter_mut(), self.peer.as_mut(), agent);
+        self.requests.retain(|request| !request.has_ended());
+        if left == Left::Nothing {
+            self.requests.clear();
             self.remains = None;
         }
-        ended
+        left
     }
 }
 
@@ -43,12 +45,14 @@ impl Drop for Abandoned {
             tracing::error!(
                 ?remains,
                 requests = self.requests.len(),
-                "requests of NIXL have not ended though they were given up; the memory that they \
-                 may still touch is not used again"
+                peer = self.peer.as_ref().map(|peer| tracing::field::display(peer.name())),
+                "requests of NIXL are not known to have ended; the memory that they may still touch \
+                 is not used again, and the agent's peer stays busy"
             );
             // Nobody drops it, and nobody releases the requests: some backends would free what the
-            // kernel still writes to.
-            let _never = ManuallyDrop::new((std::mem::take(&mut self.requests), remains));
+            // kernel still writes to. Nor is the peer's connection theirs to be told anew.
+            let requests = std::mem::take(&mut self.requests);
+            let _never = ManuallyDrop::new((requests, remains, self.peer.take()));
         }
     }
 }

@@ -9,9 +9,10 @@ use terrane_transfer::engines::Rate;
 use terrane_transfer::{Declined, Endpoint, Side, TransferPlan};
 
 use super::end::{ByEndpoint, End};
+use super::error::{NixlStep, RequestFailed};
 use crate::agent::Backend;
-use crate::peers::PeerUse;
-use crate::{Agent, FileAccess, MemoryType};
+use crate::peers::{NoUse, PeerUse};
+use crate::{Agent, FileAccess, MemoryType, Status};
 
 /// How a plan is executed.
 #[derive(Clone, Debug)]
@@ -152,9 +153,18 @@ impl Route {
     }
 
     /// Says that a transfer begins, so that the peer stays known until it has ended.
-    pub(super) fn begin(self, agent: &Agent) -> Result<Begun, Declined> {
+    pub(super) fn begin(self, agent: &Agent) -> Result<Begun, RequestFailed> {
+        let no_use = |reason| match reason {
+            NoUse::Unknown => RequestFailed::Declined(Declined::UnknownPeer),
+            NoUse::Lost(peer) => RequestFailed::PeerLost {
+                peer,
+                backend: self.backend_name(agent),
+                step: NixlStep::Prepare,
+                status: Status::NotFound,
+            },
+        };
         let peer = match &self.target {
-            Target::Peer { id, .. } => Some(agent.use_peer(*id).ok_or(Declined::UnknownPeer)?),
+            Target::Peer { id, .. } => Some(agent.use_peer(*id).map_err(no_use)?),
             Target::File => None,
         };
         Ok(Begun { route: self, peer })

@@ -5,11 +5,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use terrane_transfer::{CopyFailure, CopyJob, Declined};
+use terrane_transfer::{CopyFailure, CopyJob};
 
 use super::attended::{Attended, Means, Visit};
 use super::error::RequestFailed;
 use super::pace::Pace;
+use super::posted::Left;
 use super::remains::{Abandoned, Rounds};
 
 /// What has been submitted and not been taken up yet.
@@ -25,18 +26,36 @@ struct State {
     /// Somebody who has helped does not any more.
     is_nudged: bool,
     is_closed: bool,
+    /// The thread has ended, and takes nothing any more.
+    is_deserted: bool,
 }
 
 pub(super) enum Submitted {
     Flight(Arc<Attended>),
     /// It cannot be done any more.
-    Refused(Box<CopyJob>, Declined),
+    Refused(Box<CopyJob>, RequestFailed),
 }
 
 impl Queue {
     pub(super) fn push(&self, submitted: Submitted) {
-        self.lock().submitted.push_back(submitted);
+        let mut state = self.lock();
+        if state.is_deserted {
+            drop(state);
+            // The drop of a job says that its engine has stopped, to whoever waits for it.
+            return drop(submitted);
+        }
+        state.submitted.push_back(submitted);
+        drop(state);
         self.changed.notify_one();
+    }
+
+    /// Nobody takes anything any more.
+    fn desert(&self) {
+        let mut state = self.lock();
+        state.is_deserted = true;
+        let left = std::mem::take(&mut state.submitted);
+        drop(state);
+        drop(left);
     }
 
     /// Has the thread look at all flights.
@@ -87,6 +106,15 @@ struct Taken {
     is_closed: bool,
 }
 
+/// Has nobody wait for a thread that unwinds.
+struct Deserter(Arc<Queue>);
+
+impl Drop for Deserter {
+    fn drop(&mut self) {
+        self.0.desert();
+    }
+}
+
 /// How long the thread sleeps while others advance all flights, at most: who stops to says so, but for
 /// one that waited for a layer and has it.
 const WATCH: Duration = Duration::from_millis(1);
@@ -105,8 +133,10 @@ impl Worker {
         Self { means, queue, flights: Vec::new(), abandoned: Vec::new(), is_spared: false }
     }
 
-    /// Serves until the engine has dropped and everything has ended.
+    /// Serves until the engine has dropped and everything has ended, or something panics.
     pub(super) fn serve(mut self) {
+        // Dropped before the flights are: whoever drops those may submit another.
+        let _desert = Deserter(Arc::clone(&self.queue));
         let (mut pace, mut rounds) = (Pace::new(self.means.options.attention), Rounds::new());
         let (mut is_closed, mut leaves_by) = (false, None);
         loop {
@@ -123,7 +153,7 @@ impl Worker {
             }
             if !self.abandoned.is_empty() && rounds.is_due() {
                 let agent = &self.means.agent;
-                self.abandoned.retain_mut(|abandoned| !abandoned.has_ended(agent));
+                self.abandoned.retain_mut(|abandoned| abandoned.look(agent) == Left::Some);
             }
             if is_closed && self.flights.is_empty() {
                 let farewell = self.means.options.farewell;
@@ -150,9 +180,8 @@ impl Worker {
     fn take_up(&mut self, submitted: Submitted) {
         match submitted {
             Submitted::Flight(flight) => self.flights.push(flight),
-            Submitted::Refused(job, declined) => {
-                let source = Box::new(RequestFailed::Declined(declined));
-                job.finish(Err(CopyFailure::Engine { source }));
+            Submitted::Refused(job, cause) => {
+                job.finish(Err(CopyFailure::Engine { source: cause.into() }));
             }
         }
     }

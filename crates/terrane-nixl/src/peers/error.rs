@@ -87,6 +87,13 @@ pub enum ImportError {
     /// The agent's metadata is not in its form.
     #[error(transparent)]
     Metadata(#[from] MalformedMetadata),
+    /// This agent's own metadata is not in the form that is read here, so that nobody can look into
+    /// that of others before NIXL does, which trusts what it reads.
+    #[error(
+        "NIXL writes its metadata in another form than NIXL 1.5, so that what peers send cannot be \
+         checked; install NIXL 1.5.1"
+    )]
+    UnknownForm,
     /// The layout is in memory of this very agent.
     #[error("the layout was exported by this agent, {agent}; use the layout itself")]
     OwnLayout {
@@ -160,7 +167,14 @@ pub enum ImportError {
         /// What is new.
         change: PeerChange,
     },
-    /// The peer is being forgotten, or its connection has broken, and transfers with it are in flight.
+    /// Transfers with the peer are in flight, and NIXL would have to be told something of it: the peer
+    /// is being forgotten, or its connection has broken, or the layout comes with keys that NIXL does
+    /// not have. NIXL drops a peer whose keys it refuses, with those transfers; so import the layouts
+    /// of a peer before you transfer.
+    ///
+    /// A peer stays busy for good, in this agent, if transfers with it were given up of which nobody
+    /// knows whether they have ended: those in flight when the engine dropped, and those in flight when
+    /// NIXL was made to forget the peer by others ([`listen`](crate::AgentBuilder::listen)).
     #[error("{transfers} transfers with agent {peer} are in flight; wait for them, and try again")]
     PeerBusy {
         /// The peer.
@@ -178,6 +192,19 @@ pub enum ImportError {
         region: u32,
         /// Whose it is.
         peer: AgentName,
+    },
+    /// Another agent of this process has imported some of the bytes, and tracks the transfers with them.
+    #[error(
+        "region {region} of agent {peer} shares bytes with a layout that agent {by} of this process has \
+         imported; transfer through that agent, or have it drop or forget the layout first"
+    )]
+    InUse {
+        /// The first such region.
+        region: u32,
+        /// Whose it is.
+        peer: AgentName,
+        /// The agent that has imported the other layout.
+        by: AgentName,
     },
     /// NIXL refused the metadata. If it refused the keys of a peer that was not known before, the
     /// peer's name cannot be connected to over UCX any more, as with [`PeerLost`](Self::PeerLost).

@@ -6,6 +6,7 @@ use nixl_sys::XferDescList;
 use terrane_core::{AgentName, BackendName};
 use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
 
+use super::claims::Claim;
 use super::export::Parts;
 use super::loaded::{Loaded, LoadedPeer};
 use super::metadata::{Key, Metadata};
@@ -27,10 +28,8 @@ pub(super) enum Known {
 struct Checked<'a> {
     described: Arc<LayoutDescriptor>,
     parts: Parts<'a>,
-    /// The keys; `None` if this library's form of metadata is not known.
-    keys: Option<Vec<Key<'a>>>,
-    /// The backends by which every region is reached; all that this agent has if that is not
-    /// known either.
+    keys: Vec<Key<'a>>,
+    /// The backends by which every region is reached.
     usable: Vec<BackendName>,
 }
 
@@ -48,19 +47,29 @@ impl Agent {
         let checked = self.check(&described)?;
         let mut loaded = self.peer_table().loaded();
         self.end_peers_among(&mut loaded);
-        if known == Known::Replaced {
-            self.end(&mut loaded, described.agent())?;
-        }
-        self.revive(&mut loaded, &checked);
-        let imported = match loaded.peers.get_mut(described.agent()) {
-            Some(peer) => self.add(peer, &checked),
-            None => self.begin(&mut loaded, &checked),
-        };
+        let imported = self.import_checked(&mut loaded, &checked, known);
         self.end_peers_among(&mut loaded);
         drop(loaded);
         // Somebody may have found the table locked meanwhile.
         self.end_peers();
         imported
+    }
+
+    fn import_checked(
+        &self,
+        loaded: &mut Loaded,
+        checked: &Checked<'_>,
+        known: Known,
+    ) -> Result<RemoteLayout, ImportError> {
+        let name = checked.described.agent();
+        if known == Known::Replaced {
+            self.end(loaded, name)?;
+        }
+        self.revive(loaded, checked);
+        match loaded.peers.get_mut(name) {
+            Some(peer) => self.add(peer, checked),
+            None => self.begin(loaded, checked),
+        }
     }
 
     /// The layout is this agent's own, or another agent has its name.
@@ -79,21 +88,18 @@ impl Agent {
     fn check<'a>(&self, described: &'a Arc<LayoutDescriptor>) -> Result<Checked<'a>, ImportError> {
         let parts = Parts::split(described.metadata())
             .ok_or(MalformedMetadata { offset: 0, expected: "two parts" })?;
-        let (keys, usable) = if let Some(reachable) = self.reachable() {
-            let connection = Metadata::parse(parts.connection)?;
-            let keys = Metadata::parse(parts.keys)?;
-            for found in [connection.agent, keys.agent] {
-                if found != described.agent().as_str() {
-                    let (described, found) = (described.agent().clone(), found.to_owned());
-                    return Err(ImportError::OtherAgent { described, found });
-                }
+        let reachable = self.reachable().ok_or(ImportError::UnknownForm)?;
+        let connection = Metadata::parse(parts.connection)?;
+        let keys = Metadata::parse(parts.keys)?;
+        for found in [connection.agent, keys.agent] {
+            if found != described.agent().as_str() {
+                let (described, found) = (described.agent().clone(), found.to_owned());
+                return Err(ImportError::OtherAgent { described, found });
             }
-            let usable =
-                self.check_keys(described, reachable, &connection.connections, &keys.memory)?;
-            (Some(keys.memory), usable)
-        } else {
-            (None, self.backends().cloned().collect())
-        };
+        }
+        let usable =
+            self.check_keys(described, reachable, &connection.connections, &keys.memory)?;
+        let keys = keys.memory;
         Ok(Checked { described: Arc::clone(described), parts, keys, usable })
     }
 
@@ -160,10 +166,10 @@ impl Agent {
         let Some(known) = loaded.peers.get_mut(name).filter(|known| known.ended.is_some()) else {
             return;
         };
-        let keys = checked.keys.as_deref();
         let is_same = self.is_known(name)
+            && !known.peer.state().suspect
             && *known.connection == *checked.parts.connection
-            && keys.is_some_and(|keys| !known.is_stale(keys, std::iter::empty()));
+            && !known.is_stale(&checked.keys, std::iter::empty());
         if is_same {
             let peer = Arc::new(Peer::new(name.clone()));
             self.peer_table().insert(&peer);
@@ -184,6 +190,7 @@ impl Agent {
     ) -> Result<RemoteLayout, ImportError> {
         let name = checked.described.agent();
         let peer = Arc::new(Peer::new(name.clone()));
+        let claim = self.claim(&peer, checked)?;
         let load = || {
             self.load(name, checked.parts.connection)?;
             self.load(name, checked.parts.keys)
@@ -196,11 +203,11 @@ impl Agent {
             self.invalidate(name);
             return Err(ImportError::NotFound { peer: name.clone() });
         }
-        let lease = Lease::new(self, &peer);
+        let lease = Lease::new(self, &peer, claim);
         // From here on the lease ends the peer, should the layout not be built.
         self.peer_table().insert(&peer);
         let mut new = LoadedPeer::new(Arc::clone(&peer), checked.parts.connection);
-        new.add_keys(checked.keys.as_deref().unwrap_or_default());
+        new.add_keys(&checked.keys);
         let known = loaded.peers.entry(name.clone()).insert_entry(new).into_mut();
         let layout = RemoteLayout::new(peer.id, lease, &checked.described, &checked.usable)?;
         known.add_layout(&layout);
@@ -215,22 +222,23 @@ impl Agent {
     ) -> Result<RemoteLayout, ImportError> {
         let described = &checked.described;
         let name = || described.agent().clone();
-        let state = known.peer.state();
-        if state.forgotten {
-            // Or it would have ended.
-            return Err(ImportError::PeerBusy { peer: name(), transfers: state.transfers });
+        let peer = Arc::clone(&known.peer);
+        let busy = |transfers| ImportError::PeerBusy { peer: peer.name.clone(), transfers };
+        let state = peer.state();
+        if state.forgotten || state.suspect {
+            // Or it would have ended, or its connection would have been closed.
+            return Err(busy(state.transfers));
         }
         drop(state);
         if *known.connection != *checked.parts.connection {
             return Err(ImportError::PeerChanged { peer: name(), change: PeerChange::Connection });
         }
         if !self.is_known(described.agent()) {
-            let transfers = self.reload_if_idle(known)?;
-            if transfers > 0 {
-                return Err(ImportError::PeerBusy { peer: name(), transfers });
-            }
+            // A connection that broke has been closed.
+            let _reloading = peer.reload().map_err(busy)?;
+            self.reload(known).map_err(|status| self.lose(known, status))?;
         }
-        let keys = checked.keys.as_deref().unwrap_or_default();
+        let keys = &checked.keys;
         if known.contradicts(keys) {
             return Err(ImportError::PeerChanged {
                 peer: name(),
@@ -243,9 +251,12 @@ impl Agent {
         if let Some(region) = known.overlap(described) {
             return Err(ImportError::Overlap { region, peer: name() });
         }
+        let claim = self.claim(&peer, checked)?;
         if known.sweep() || known.is_stale(keys, known.live()) {
             // NIXL lets go of keys that nobody needs. With transfers in flight it keeps them.
-            self.reload_if_idle(known)?;
+            if let Ok(_reloading) = peer.reload() {
+                self.reload(known).map_err(|status| self.lose(known, status))?;
+            }
         }
         if known.contradicts(keys) {
             return Err(ImportError::PeerChanged {
@@ -253,50 +264,36 @@ impl Agent {
                 change: PeerChange::Registration,
             });
         }
-        if checked.keys.is_none() || !known.has_all(keys) {
-            if let Err(status) = self.load(described.agent(), checked.parts.keys) {
-                return Err(self.restore(known, status));
+        if !known.has_all(keys) {
+            // NIXL drops all that it knows of a peer with keys that it does not take, and does not say
+            // any more what becomes of the requests that are in flight with it.
+            let _reloading = peer.reload().map_err(busy)?;
+            if let Err(refusal) = self.load(described.agent(), checked.parts.keys) {
+                self.reload(known).map_err(|status| self.lose(known, status))?;
+                return Err(ImportError::Load { peer: name(), status: refusal });
             }
             known.add_keys(keys);
         }
         if !self.finds(described) {
             return Err(ImportError::NotFound { peer: name() });
         }
-        let lease = Lease::new(self, &known.peer);
+        let lease = Lease::new(self, &known.peer, claim);
         let layout = RemoteLayout::new(known.peer.id, lease, described, &checked.usable)?;
         known.add_layout(&layout);
         Ok(layout)
     }
 
-    /// Whether NIXL knows a peer that it has been told of. It forgets by itself one whose connection
-    /// breaks.
+    /// Claims the bytes of the layout, which another agent of this process may have.
+    fn claim(&self, peer: &Peer, checked: &Checked<'_>) -> Result<Claim, ImportError> {
+        let (connection, described) = (checked.parts.connection, &checked.described);
+        Claim::new(connection, peer.id, self.name(), described).map_err(|(region, by)| {
+            ImportError::InUse { region, peer: described.agent().clone(), by }
+        })
+    }
+
+    /// Whether NIXL knows a peer that it has been told of.
     fn is_known(&self, name: &AgentName) -> bool {
         self.raw().check_remote_metadata(name.as_str(), None)
-    }
-
-    /// Tells NIXL of a peer anew, unless transfers with it are in flight, and answers how many are.
-    fn reload_if_idle(&self, known: &mut LoadedPeer) -> Result<usize, ImportError> {
-        let peer = Arc::clone(&known.peer);
-        // Held, so that none begins meanwhile.
-        let state = peer.state();
-        if state.transfers > 0 {
-            return Ok(state.transfers);
-        }
-        let reloaded = self.reload(known);
-        drop(state);
-        reloaded.map(|()| 0).map_err(|status| self.lose(known, status))
-    }
-
-    /// NIXL drops all that it knows of a peer with metadata that it does not take.
-    fn restore(&self, known: &mut LoadedPeer, refusal: Status) -> ImportError {
-        let peer = Arc::clone(&known.peer);
-        let state = peer.state();
-        let reloaded = self.reload(known);
-        drop(state);
-        match reloaded {
-            Ok(()) => ImportError::Load { peer: peer.name.clone(), status: refusal },
-            Err(status) => self.lose(known, status),
-        }
     }
 
     fn lose(&self, known: &mut LoadedPeer, status: Status) -> ImportError {

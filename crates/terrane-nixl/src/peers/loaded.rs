@@ -7,6 +7,7 @@ use terrane_core::AgentName;
 use terrane_transfer::WeakEndpoint;
 use terrane_wire::LayoutDescriptor;
 
+use super::claims;
 use super::export::Parts;
 use super::metadata::{Key, Metadata, Place};
 use super::remote::RemoteLayout;
@@ -31,11 +32,16 @@ pub(super) struct Loaded {
 impl Loaded {
     /// Says that a peer has ended. A name is another peer's once its former owner has.
     pub(super) fn end(&mut self, peer: &Peer) {
-        let Some(known) = self.peers.get_mut(&peer.name).filter(|k| k.peer.id == peer.id) else {
-            return;
-        };
-        self.ended += 1;
-        known.ended = Some(self.ended);
+        let ended = self.ended + 1;
+        let Some(known) = self.of(peer) else { return };
+        known.ended = Some(ended);
+        claims::release(&known.connection, peer.id);
+        self.ended = ended;
+    }
+
+    /// What NIXL has been told of this very peer.
+    pub(super) fn of(&mut self, peer: &Peer) -> Option<&mut LoadedPeer> {
+        self.peers.get_mut(&peer.name).filter(|known| known.peer.id == peer.id)
     }
 
     /// Takes out a peer that NIXL need not know any more: one that it has lost, or the one that
@@ -216,26 +222,8 @@ impl LoadedPeer {
 
     /// The first region that shares bytes with a layout that lives.
     pub(super) fn overlap(&self, described: &LayoutDescriptor) -> Option<u32> {
-        let of_others = |layout: &&LoadedLayout| !layout.endpoint.has_gone();
-        let mut others: Vec<_> = self
-            .layouts
-            .iter()
-            .filter(of_others)
-            .flat_map(|layout| layout.described.regions())
-            .map(|region| (region.space(), region.address(), region.length()))
-            .collect();
-        others.sort_unstable();
-        // None of them overlap: of those that begin before a region ends, the last ends last.
-        (0_u32..).zip(described.regions()).find_map(|(number, region)| {
-            // Validated: no sum of the two leaves 64 bits.
-            let end = region.address().saturating_add(region.length().get());
-            let before = others
-                .partition_point(|&(space, address, _)| (space, address) < (region.space(), end));
-            let (space, address, length) = *others.get(before.checked_sub(1)?)?;
-            let shares =
-                space == region.space() && address.saturating_add(length.get()) > region.address();
-            shares.then_some(number)
-        })
+        let live = self.layouts.iter().filter(|layout| !layout.endpoint.has_gone());
+        first_shared(live.map(|layout| &*layout.described), described)
     }
 
     /// Lets go of layouts that have gone. `true` if they were many: NIXL then has many keys that
@@ -258,4 +246,27 @@ impl LoadedPeer {
         self.keys.clear();
         self.gone = 0;
     }
+}
+
+/// The first region of a layout that shares bytes with `others`, no two of which share any.
+pub(super) fn first_shared<'a>(
+    others: impl Iterator<Item = &'a LayoutDescriptor>,
+    described: &LayoutDescriptor,
+) -> Option<u32> {
+    let mut others: Vec<_> = others
+        .flat_map(LayoutDescriptor::regions)
+        .map(|region| (region.space(), region.address(), region.length()))
+        .collect();
+    others.sort_unstable();
+    // Of those that begin before a region ends, the last ends last.
+    (0_u32..).zip(described.regions()).find_map(|(number, region)| {
+        // Validated: no sum of the two leaves 64 bits.
+        let end = region.address().saturating_add(region.length().get());
+        let before =
+            others.partition_point(|&(space, address, _)| (space, address) < (region.space(), end));
+        let (space, address, length) = *others.get(before.checked_sub(1)?)?;
+        let shares =
+            space == region.space() && address.saturating_add(length.get()) > region.address();
+        shares.then_some(number)
+    })
 }

@@ -4,9 +4,11 @@
 //! It is sent by whatever means the two processes have. Whoever imports it gets a
 //! [`RemoteLayout`], which is an end of transfers.
 
+mod claims;
 mod error;
 mod export;
 mod import;
+mod in_use;
 mod loaded;
 mod metadata;
 mod remote;
@@ -19,9 +21,10 @@ use terrane_layout::PhysicalLayout;
 use terrane_wire::WireLimits;
 
 pub use error::{ExportError, ForgetError, ImportError, PeerChange};
+pub(crate) use in_use::{Connection, NoUse, PeerUse, Readiness};
 pub use metadata::MalformedMetadata;
 pub use remote::RemoteLayout;
-pub(crate) use table::{PeerUse, Peers};
+pub(crate) use table::Peers;
 
 use crate::Agent;
 use import::Known;
@@ -44,6 +47,10 @@ impl Agent {
     /// It offers the layout's blocks, and no other memory of the agent; but a peer that has it can
     /// reach all of the registrations that the blocks lie in.
     ///
+    /// A peer reads and writes exported blocks without a word to this process, so nothing here
+    /// tracks its transfers: who uses which block when is for the two to agree upon
+    /// ([notifications](Self::notifications) say when bytes have arrived).
+    ///
     /// # Errors
     ///
     /// - [`ExportError::NotRegistered`] and [`ExportError::NotCovered`] if the layout is not, or not
@@ -58,8 +65,10 @@ impl Agent {
     /// Takes a layout that a peer has exported.
     ///
     /// Importing the same bytes again gives the same layout, while it lives, and connects to the peer
-    /// again if the connection has broken. The first import of a
-    /// peer connects to it, which is work; so keep a layout of a peer that will be used again.
+    /// again if a transfer has found the connection broken. The first import of a peer connects to it,
+    /// which is work; so keep a layout of a peer that will be used again. A further layout of a peer is
+    /// imported while no transfer with the peer is in flight, or it is [`ImportError::PeerBusy`],
+    /// unless it lies in registrations that are known already.
     ///
     /// The bytes are checked; [`RemoteLayout`] says how far, and what is left to trust.
     ///
@@ -179,8 +188,8 @@ impl Agent {
         (!forgotten).then(|| known.name.clone())
     }
 
-    /// Whether imports look into NIXL's metadata before NIXL does. They do if the library writes it
-    /// in the form of NIXL 1.5; of a library with another form, its own checks are all there is.
+    /// Whether imports can look into NIXL's metadata before NIXL does. They can if the library writes
+    /// it in the form of NIXL 1.5; with another form, every import is [`ImportError::UnknownForm`].
     #[must_use]
     pub fn checks_metadata(&self) -> bool {
         self.reachable().is_some()

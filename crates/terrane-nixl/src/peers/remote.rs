@@ -75,9 +75,13 @@ impl RemoteLayout {
             .adopt_memory(memory)
             .unregistered()
             .build()?;
-        // SAFETY: endpoints over a peer's memory are made by `Agent::import` alone, one at a time,
-        // and it makes none over bytes that another one has that lives; of one that does not, no
-        // transfer is in flight. The memory is no file's that this process opens.
+        // SAFETY: endpoints over a peer's memory are made by `Agent::import` alone, and it makes none
+        // over bytes that another one has: neither the same agent's, as long as that lives
+        // (`LoadedPeer::overlap`), nor another agent's of this process (the claim in the lease), but
+        // for endpoints of a peer that has ended, with which no transfer is in flight or begins. If the
+        // bytes are memory of this process, exported by one of its agents, whoever exported them
+        // agrees with the peer upon who uses which block when (`Agent::export`). The memory is no
+        // file's that this process opens.
         let endpoint = unsafe { Endpoint::sharing(layout) };
         Ok(Self { endpoint, peer, described })
     }

@@ -9,16 +9,18 @@
 //! both sides.
 //!
 //! There are three locks, taken in this order: `loaded`, while NIXL is told of peers; the state of
-//! one peer; `known`, for look-ups. Whoever finds that a peer has to end puts it on the list
-//! `ending`, and ends what is there if `loaded` is free. If it is not, its holder does so, as it
-//! looks at the list after it has let go of the lock.
+//! one peer; `known`, for look-ups. The latter two are never held while NIXL is asked anything, as
+//! whoever submits a transfer takes them. Whoever finds that a peer has to end, or its connection to
+//! be closed, puts it on the list `due`, and sees to what is there if `loaded` is free. If it is not,
+//! its holder does so, as it looks at the list after it has let go of the lock.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use terrane_core::{AgentName, PeerId};
 
+use super::claims::Claim;
+use super::in_use::State;
 use super::loaded::Loaded;
 use crate::Agent;
 
@@ -35,31 +37,15 @@ pub(crate) struct Peers {
 #[derive(Default)]
 struct Known {
     by_id: HashMap<PeerId, Arc<Peer>>,
-    /// Peers that may have to end.
-    ending: Vec<Arc<Peer>>,
+    /// Peers that may have to end, or their connections to be closed.
+    due: Vec<Arc<Peer>>,
 }
 
 /// A peer, as it is known from one import until it ends.
 pub(crate) struct Peer {
     pub(super) id: PeerId,
     pub(super) name: AgentName,
-    pub(super) state: Mutex<State>,
-}
-
-#[derive(Default)]
-pub(super) struct State {
-    /// Transfers with the peer that have not ended.
-    pub(super) transfers: usize,
-    /// Layouts of the peer that live.
-    pub(super) layouts: usize,
-    /// No transfer begins any more.
-    pub(super) forgotten: bool,
-}
-
-impl State {
-    fn has_to_end(&self) -> bool {
-        self.transfers == 0 && (self.forgotten || self.layouts == 0)
-    }
+    state: Mutex<State>,
 }
 
 impl Peer {
@@ -105,20 +91,23 @@ impl Peers {
         Some(self.reachable.get_or_init(|| found).as_deref())
     }
 
-    /// Changes what is in use of a peer, and puts it on the list if it has to end.
-    pub(super) fn change(&self, peer: &Arc<Peer>, change: impl FnOnce(&mut State)) {
+    /// Changes what is in use of a peer, and puts it on the list if it has to end, or its connection
+    /// to be closed.
+    pub(super) fn change<T>(&self, peer: &Arc<Peer>, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = peer.state();
-        change(&mut state);
-        if state.has_to_end() {
-            lock(&self.known).ending.push(Arc::clone(peer));
+        let answer = change(&mut state);
+        if state.has_to_end() || state.has_to_close() {
+            lock(&self.known).due.push(Arc::clone(peer));
         }
+        answer
     }
 }
 
 impl Agent {
-    /// Ends the peers that have to end, unless somebody else is at it.
+    /// Ends the peers that have to end, and closes the connections that have to be closed, unless
+    /// somebody else is at it.
     pub(super) fn end_peers(&self) {
-        while !lock(&self.peer_table().known).ending.is_empty() {
+        while !lock(&self.peer_table().known).due.is_empty() {
             let mut loaded = match self.peer_table().loaded.try_lock() {
                 Ok(loaded) => loaded,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -131,7 +120,8 @@ impl Agent {
     pub(super) fn end_peers_among(&self, loaded: &mut Loaded) {
         let table = self.peer_table();
         loop {
-            let Some(peer) = lock(&table.known).ending.pop() else { break };
+            let Some(peer) = lock(&table.known).due.pop() else { break };
+            self.close_if_due(loaded, &peer);
             let mut state = peer.state();
             if !state.has_to_end() {
                 continue;
@@ -146,52 +136,33 @@ impl Agent {
         }
     }
 
-    /// Has NIXL let go of a peer. What it says is of no consequence: it knows the peer or not.
-    pub(super) fn invalidate(&self, name: &AgentName) {
-        if let Err(error) = self.raw().invalidate_remote_md(name.as_str()) {
+    /// Closes the connection to a peer with which a request has failed, once nothing else is in
+    /// flight with it.
+    fn close_if_due(&self, loaded: &mut Loaded, peer: &Arc<Peer>) {
+        let mut state = peer.state();
+        if !state.has_to_close() {
+            return;
+        }
+        // Nothing is posted meanwhile.
+        state.reloading = true;
+        drop(state);
+        let was_known = self.invalidate(&peer.name);
+        if let Some(known) = loaded.of(peer) {
+            known.reset();
+        }
+        let mut state = peer.state();
+        state.reloading = false;
+        state.closed(was_known);
+    }
+
+    /// Has NIXL let go of a peer and close its connection to it. Says whether NIXL knew the peer: one
+    /// that it did not know it may have lost together with the means to close its connection.
+    pub(super) fn invalidate(&self, name: &AgentName) -> bool {
+        let outcome = self.raw().invalidate_remote_md(name.as_str());
+        if let Err(error) = &outcome {
             tracing::debug!(agent = %self.name(), peer = %name, ?error, "NIXL knew no such peer");
         }
-    }
-
-    /// Says that a transfer with a peer begins; it ends with what is returned. `None` once the
-    /// peer is forgotten.
-    ///
-    /// Whatever names the peer to NIXL holds one, so that the peer stays what it is meanwhile.
-    pub(crate) fn use_peer(&self, id: PeerId) -> Option<PeerUse> {
-        let peer = self.peer_table().get(id)?;
-        let mut state = peer.state();
-        if state.forgotten {
-            return None;
-        }
-        state.transfers += 1;
-        drop(state);
-        Some(PeerUse { agent: self.clone(), peer })
-    }
-}
-
-/// A transfer with a peer, or something else that NIXL does with it.
-pub(crate) struct PeerUse {
-    agent: Agent,
-    peer: Arc<Peer>,
-}
-
-impl PeerUse {
-    /// The peer's name, by which NIXL knows it.
-    pub(crate) fn name(&self) -> &AgentName {
-        &self.peer.name
-    }
-}
-
-impl Drop for PeerUse {
-    fn drop(&mut self) {
-        self.agent.peer_table().change(&self.peer, |state| state.transfers -= 1);
-        self.agent.end_peers();
-    }
-}
-
-impl fmt::Debug for PeerUse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerUse").field("peer", &self.peer.id).finish_non_exhaustive()
+        outcome.is_ok()
     }
 }
 
@@ -199,12 +170,13 @@ impl fmt::Debug for PeerUse {
 pub(super) struct Lease {
     agent: Agent,
     peer: Arc<Peer>,
+    _claim: Claim,
 }
 
 impl Lease {
-    pub(super) fn new(agent: &Agent, peer: &Arc<Peer>) -> Self {
+    pub(super) fn new(agent: &Agent, peer: &Arc<Peer>, claim: Claim) -> Self {
         peer.state().layouts += 1;
-        Self { agent: agent.clone(), peer: Arc::clone(peer) }
+        Self { agent: agent.clone(), peer: Arc::clone(peer), _claim: claim }
     }
 }
 

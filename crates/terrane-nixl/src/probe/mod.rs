@@ -80,7 +80,8 @@ pub fn probe() -> Result<Found, NixlUnavailable> {
 
 /// As [`probe`], with the library in this file, wherever it is: for installations that the dynamic
 /// linker does not know of. Once it is loaded, the bindings find it by its name, as
-/// [`probe`] does from then on.
+/// [`probe`] does from then on: by the name that is in it, which has to be `libnixl_capi.so`
+/// ([`NixlUnavailable::NotByName`]).
 ///
 /// If a library was found before, that one is the answer, and the file is not looked at.
 ///
@@ -123,6 +124,14 @@ fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
         if unsafe { is_stub() } {
             return Err(NixlUnavailable::Stub { library: path });
         }
+    }
+    // Asked before the bindings look, as they look once.
+    let by_name = loader::for_good(Path::new(LIBRARY)).ok();
+    let first = |library: &Library| address_of(library, REQUIRED_SYMBOLS.first()?);
+    let of_bindings = by_name.as_ref().and_then(|library| first(library));
+    if of_bindings != first(library) {
+        let found = of_bindings.map(|at| loader::file_at(at).unwrap_or_else(|| LIBRARY.into()));
+        return Err(NixlUnavailable::NotByName { library: path, found });
     }
     // The library can be loaded, so that this is about the bindings: they keep their first answer.
     if nixl_sys::is_stub() {

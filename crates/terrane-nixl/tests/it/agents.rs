@@ -51,6 +51,13 @@ fn names_that_are_none_are_refused() {
     let error = AgentBuilder::new("a\0b").build().unwrap_err();
     assert!(matches!(error, NixlError::Nul { .. }), "{error}");
     assert!(error.to_string().contains(r"a\0b"), "{error}");
+    for name in ["a\nb", "\u{7f}", "tab\t"] {
+        let error = AgentBuilder::new(name).build().unwrap_err();
+        assert!(matches!(error, NixlError::ControlCharacter { .. }), "{error}");
+    }
+    // Whatever can be printed, peers take.
+    let owner = AgentBuilder::new("décode 3|Agent").backend(posix()).build().unwrap();
+    assert!(owner.checks_metadata());
 }
 
 #[test]

@@ -85,6 +85,28 @@ fn a_library_is_found_in_the_file_that_is_named() {
 }
 
 #[test]
+fn a_library_that_the_bindings_do_not_find_by_its_name_is_refused() {
+    const TEST: &str = "probing::a_library_that_the_bindings_do_not_find_by_its_name_is_refused";
+    let library = library_of_this_process(TEST);
+    in_child_with(TEST, &[("LD_LIBRARY_PATH", ""), (WHERE, &library)], || {
+        if is_where_the_loader_looks_anyway(TEST) {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let other = directory.path().join("libother.so");
+        compile(&other, REQUIRED_SYMBOLS);
+        let error = probe_file(&other).unwrap_err();
+        match &error {
+            NixlUnavailable::NotByName { library, found: None } => assert_eq!(*library, other),
+            _ => panic!("{error:?}"),
+        }
+        // The bindings have not looked yet.
+        probe_file(Path::new(&library_named_by_parent())).unwrap();
+        AgentBuilder::unnamed().backend(posix()).build().unwrap();
+    });
+}
+
+#[test]
 fn bindings_that_looked_too_early_are_told_from_a_missing_library() {
     const TEST: &str = "probing::bindings_that_looked_too_early_are_told_from_a_missing_library";
     let library = library_of_this_process(TEST);

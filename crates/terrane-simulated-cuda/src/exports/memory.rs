@@ -6,7 +6,7 @@ use crate::arena::wide;
 use crate::code::{Code, Outcome};
 use crate::exports::contexts::current;
 use crate::exports::{In, Out, exports};
-use crate::space::{Allocation, Owner, Pinned, Place, host_pointer};
+use crate::space::{Allocation, Owner, Pieces, Pinned, Place, host_pointer};
 use crate::state::{Caller, State, granted};
 
 const PORTABLE: u32 = 1;
@@ -168,7 +168,8 @@ fn allocate(state: &mut State, caller: Caller, length: u64) -> Outcome<u64> {
     let used = state.device(device)?.used.checked_add(granted(length));
     let used = used.filter(|&used| used <= state.config.memory).ok_or(Code::OUT_OF_MEMORY)?;
     let owner = Owner::Context(caller.context);
-    let allocation = Allocation { device, length, owner, is_live: true, is_freed: false };
+    let pieces = Pieces::One;
+    let allocation = Allocation { device, length, owner, is_live: true, is_freed: false, pieces };
     let address = state.space.allocate(allocation)?;
     state.device(device)?.used = used;
     Ok(address)
@@ -232,8 +233,12 @@ fn attribute_of(
             4 => return Err(Code::INVALID_VALUE),
             7 => base,
             9 => u64::from(allocation.device),
-            11 => base,
-            12 => allocation.length,
+            10 => match (allocation.owner, allocation.pieces) {
+                (Owner::Pool(_), _) | (_, Pieces::Mapped) => 0,
+                _ => 1,
+            },
+            11 => allocation.range(base, address).0,
+            12 => allocation.range(base, address).1,
             13 => 1,
             17 => match allocation.owner {
                 Owner::Context(_) => 0,

@@ -5,7 +5,7 @@ use crate::code::{Code, Outcome};
 use crate::exports::{In, Out, exports};
 use crate::pools::Pool;
 use crate::simulator::Simulator;
-use crate::space::{Allocation, Owner};
+use crate::space::{Allocation, Owner, Pieces};
 use crate::state::{Caller, State, granted};
 use crate::work::Work;
 
@@ -114,7 +114,8 @@ fn take(
     }
     state.take_from_pool(pool, granted(length))?;
     let owner = Owner::Pool(pool);
-    let allocation = Allocation { device, length, owner, is_live: false, is_freed: false };
+    let pieces = Pieces::One;
+    let allocation = Allocation { device, length, owner, is_live: false, is_freed: false, pieces };
     let address = state.space.allocate(allocation);
     let Ok(address) = address else {
         state.return_to_pool(pool, granted(length));

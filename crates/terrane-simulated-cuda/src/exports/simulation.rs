@@ -6,6 +6,7 @@ use crate::arena::wide;
 use crate::code::{Code, Outcome};
 use crate::exports::devices::known;
 use crate::exports::{In, Out, calls_of, exports};
+use crate::space::Pieces;
 use crate::state::{State, Stream, StreamKind};
 
 exports! {
@@ -55,6 +56,21 @@ exports! {
         });
         count.set_if_wanted(wide(pending));
         Ok(())
+    }
+
+    /// Has the driver say that memory which was allocated at once is many allocations, a border at
+    /// each multiple of 2 MiB: mapped there (1), or neighbours by chance (2).
+    fn terraneSimulatedPieces(address: u64, sort: u32) |simulator, _caller| {
+        let pieces = match sort {
+            0 => Pieces::One,
+            1 => Pieces::Mapped,
+            2 => Pieces::Neighbours,
+            _ => return Err(Code::INVALID_VALUE),
+        };
+        simulator.with(|state| {
+            state.space.allocation(address).ok_or(Code::INVALID_VALUE)?.pieces = pieces;
+            Ok(())
+        })
     }
 
     /// Holds the work of a stream that was created back, what is submitted later included, until

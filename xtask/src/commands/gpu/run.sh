@@ -314,15 +314,18 @@ unpack_nixl() {
     fi
     LD_LIBRARY_PATH=$nixl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     export LD_LIBRARY_PATH
-    # GDS without the kernel module nvidia-fs goes through the host, if it is told to.
+    # GDS without the kernel module nvidia-fs goes through the host, if it is told to. Then each I/O
+    # of a batch has a bounce buffer, and a submit for which too few are free waits for ever.
     if [ -z "${CUFILE_ENV_PATH_JSON-}" ] && [ ! -e /proc/driver/nvidia-fs ]; then
         CUFILE_ENV_PATH_JSON=$logs/cufile.json CUFILE_FORCE_COMPAT_MODE=true
-        printf '{"logging": {"dir": "%s", "level": "INFO"},\n "properties": %s}\n' \
-            "$logs" '{"allow_compat_mode": true}' >"$CUFILE_ENV_PATH_JSON"
+        printf '{"logging": {"dir": "%s", "level": "INFO"},\n "properties": {%s}}\n' "$logs" \
+            '"allow_compat_mode": true, "posix_pool_slab_count": [512, 512, 32]' \
+            >"$CUFILE_ENV_PATH_JSON"
         export CUFILE_ENV_PATH_JSON CUFILE_FORCE_COMPAT_MODE
     fi
     echo "cufile: ${CUFILE_ENV_PATH_JSON:-/etc/cufile.json}," \
         "nvidia-fs is $([ -e /proc/driver/nvidia-fs ] || echo 'not ')loaded," \
+        "udev is $([ -d /run/udev/data ] || echo 'not ')there," \
         "files are in $(df -PT "${TMPDIR:-/tmp}" 2>/dev/null | awk 'NR == 2 {print $2 " at " $7}')"
 }
 

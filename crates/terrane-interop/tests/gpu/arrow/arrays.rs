@@ -3,28 +3,30 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow_schema::DataType;
 use terrane_core::{
-    Allocate, ByteCount, DeviceId, Location, Memory, Region, RegionRequest, StorageKind,
+    Allocate, ByteCount, DeviceId, ForeignMemory, Location, Memory, Region, RegionRequest,
+    StorageKind,
 };
 use terrane_cuda::{Context, Event, PinnedAllocator, PinnedOptions, Stream};
 use terrane_interop::arrow::abi::{ArrowArray, ArrowDeviceArray, Owned, Released};
 use terrane_interop::arrow::{
-    DeviceType, ExportError, ImportError, Ready, export_array, export_device_array,
+    DeviceType, Done, ExportError, ImportError, Ready, export_array, export_device_array,
     import_device_array,
 };
 use terrane_interop::columns::{Column, ColumnBuffer, ColumnParts, Origin};
 
-use super::support::{filled, read, simulated};
+use super::support::{Sees, filled, read, simulated};
 use crate::needs::{device, second};
 
 /// An array of somebody else's, of a column without children in memory that is not out.
-fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
+pub fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
     struct Theirs {
         _column: Column,
         buffers: Vec<*const c_void>,
-        event: Option<(Box<*mut c_void>, Arc<Event>)>,
+        event: Option<(Box<*mut c_void>, Event)>,
     }
     /// # Safety
     ///
@@ -90,7 +92,7 @@ fn texts(context: &Context, stream: &Stream) -> Column {
         children: vec![],
         dictionary: None,
     };
-    Column::from_parts(parts, Origin::Owned).unwrap()
+    Column::from_parts(parts).unwrap()
 }
 
 #[test]
@@ -104,7 +106,7 @@ fn arrays_of_the_device_come_back_as_what_they_were() {
     assert!(matches!(refused, Err(ExportError::NotHost { .. })));
     for ready in [Ready::Now, Ready::after(&stream).unwrap()] {
         // SAFETY: nobody writes the column.
-        let array = unsafe { export_device_array(&column, ready) }.unwrap();
+        let array = unsafe { export_device_array(&column, ready, Done::AtRelease) }.unwrap();
         assert_eq!((array.get().device_type.0, array.get().device_id), (2, 0));
         // SAFETY: this crate made the array.
         let back = unsafe { import_device_array(&DataType::Utf8, array) }.unwrap();
@@ -147,6 +149,99 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
 }
 
 #[test]
+fn an_array_is_let_go_of_when_the_consumers_stream_has_run() {
+    let name = "arrow::arrays::an_array_is_let_go_of_when_the_consumers_stream_has_run";
+    terrane_testkit::process::in_child(name, || {
+        let Some(context) = device(name) else { return };
+        let stream = Arc::new(Stream::new(&context).unwrap());
+        let bytes = filled(&context, &stream, &[7; 64]);
+        let target = filled(&context, &stream, &[0; 64]);
+        let had_run = Arc::new(AtomicBool::new(false));
+        let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
+        let span = bytes.span();
+        // SAFETY: the allocation is kept, and only the consumer's stream uses its bytes.
+        let memory = unsafe { ForeignMemory::new(span, (sees, bytes)) };
+        let column = Column::new(DataType::Int8, 64, Region::new(memory)).unwrap();
+        // SAFETY: the stream outlives the borrowed one, which goes with the array.
+        let consumer = unsafe { Stream::borrow(&context, stream.handle(), ()) }.unwrap();
+        let done = Done::After(consumer);
+        // SAFETY: nobody writes the column.
+        let array = unsafe { export_device_array(&column, Ready::Now, done) }.unwrap();
+        drop(column);
+        // SAFETY: the array keeps the source until the stream has run; the target lives longer.
+        unsafe { stream.copy(span.location, target.location(), span.length) }.unwrap();
+        drop(array);
+        assert!(had_run.load(Ordering::SeqCst), "the memory was let go of under the copy");
+        assert_eq!(read(&stream, target.location(), 64), [7; 64]);
+        assert_eq!(context.failed_drops(), 0);
+    });
+}
+
+/// A view of `text`, which is longer than a view holds itself.
+fn view(text: &[u8]) -> [u8; 16] {
+    let mut view = [0; 16];
+    view[..4].copy_from_slice(&i32::try_from(text.len()).unwrap().to_ne_bytes());
+    view[4..8].copy_from_slice(&text[..4]);
+    view
+}
+
+#[test]
+fn views_have_the_lengths_of_their_data_on_the_host() {
+    let name = "views_have_the_lengths_of_their_data_on_the_host";
+    let Some(context) = device(name) else { return };
+    let stream = Stream::new(&context).unwrap();
+    let text = b"longer than twelve bytes";
+    let lengths = 24_i64.to_ne_bytes();
+    let host = {
+        let region = terrane_testkit::memory::HeapAllocator::system();
+        let request = RegionRequest::new(ByteCount::new(8));
+        let request = request.aligned_to(terrane_core::Alignment::of(8));
+        Region::new(region.allocate(&request).unwrap())
+    };
+    let Location::Host(place) = host.location() else { panic!("{host:?}") };
+    // SAFETY: eight bytes, and nobody else's.
+    unsafe { place.as_ptr().copy_from_nonoverlapping(lengths.as_ptr(), 8) };
+    // As Arrow C++ has them; on the device, where others may; and not at all.
+    let on_device = filled(&context, &stream, &lengths);
+    for sizes in [Some(host), Some(on_device), None] {
+        let is_stated = sizes.is_some();
+        let parts = ColumnParts {
+            data_type: DataType::Utf8View,
+            length: 1,
+            offset: 0,
+            null_count: Some(0),
+            buffers: vec![
+                None,
+                Some(filled(&context, &stream, &view(text)).into()),
+                Some(filled(&context, &stream, text).into()),
+                sizes.map(ColumnBuffer::from),
+            ],
+            children: vec![],
+            dictionary: None,
+        };
+        let column = Column::from_parts(parts).unwrap();
+        assert_eq!(column.kind(), Some(StorageKind::Device(DeviceId::new(0))));
+        // SAFETY: nobody writes the column.
+        let out = unsafe { export_device_array(&column, Ready::Now, Done::AtRelease) }.unwrap();
+        // SAFETY: there are four buffers.
+        let last = unsafe { *out.get().array.buffers.wrapping_add(3) };
+        // SAFETY: the last leads to one length, on the host.
+        assert_eq!(unsafe { last.cast::<i64>().read() }, 24);
+        drop(out);
+        if !is_stated {
+            continue;
+        }
+        let array = foreign(&column, Ready::after(&stream).unwrap());
+        // SAFETY: it was made as the specification says.
+        let array = unsafe { import_device_array(&DataType::Utf8View, array) }.unwrap();
+        let back = array.wait_on(&stream).unwrap();
+        let data = back.buffers()[2].as_ref().unwrap();
+        assert_eq!(data.length(), ByteCount::new(24));
+        assert_eq!(read(&stream, data.location(), 24), text);
+    }
+}
+
+#[test]
 fn memory_of_ours_is_recognised_whoever_hands_it_over() {
     let name = "memory_of_ours_is_recognised_whoever_hands_it_over";
     let Some(context) = device(name) else { return };
@@ -155,7 +250,7 @@ fn memory_of_ours_is_recognised_whoever_hands_it_over() {
     let theirs = foreign(&column, Ready::Now);
     // As long as the column is out, another library's array over the same bytes is over ours.
     // SAFETY: nobody writes the column.
-    let out = unsafe { export_device_array(&column, Ready::Now) }.unwrap();
+    let out = unsafe { export_device_array(&column, Ready::Now, Done::AtRelease) }.unwrap();
     // SAFETY: it was made as the specification says.
     let back = unsafe { import_device_array(&DataType::Utf8, theirs) }.unwrap();
     let back = back.wait_on(&stream).unwrap();
@@ -163,7 +258,7 @@ fn memory_of_ours_is_recognised_whoever_hands_it_over() {
     assert_eq!(back.origin(), Origin::Owned);
     for (ours, back) in column.buffers().iter().zip(back.buffers()) {
         let Some((ours, back)) = ours.as_ref().zip(back.as_ref()) else { continue };
-        assert!(back.same_memory(ours) && back.region().is_ok());
+        assert!(back.same_memory(ours) && back.region().is_err());
     }
 }
 
@@ -277,7 +372,7 @@ fn an_event_of_another_device_is_refused() {
     let column = texts(&context, &stream);
     let ready = Ready::after(&Stream::new(&other).unwrap()).unwrap();
     // SAFETY: nobody writes the column.
-    let refused = unsafe { export_device_array(&column, ready) }.unwrap_err();
+    let refused = unsafe { export_device_array(&column, ready, Done::AtRelease) }.unwrap_err();
     let (device, found) = (context.device().id, other.device().id);
     assert!(
         matches!(refused, ExportError::EventOfOther { device: d, found: f } if (d, f) == (device, found)),

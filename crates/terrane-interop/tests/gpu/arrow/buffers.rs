@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow_schema::{DataType, Field, Schema};
 use terrane_core::{Allocate, ByteCount, Location, Memory, Region};
 use terrane_cuda::{Context, DeviceAllocator, DevicePool, PinnedAllocator, PinnedOptions, Stream};
-use terrane_interop::arrow::{Ready, export_device_array, import_device_array};
+use terrane_interop::arrow::{Done, Ready, export_device_array, import_device_array};
 use terrane_interop::columns::{
     AccessOrder, CachedRows, ColumnError, ColumnarBuffer, ColumnarOptions, ColumnarPlan, Growth,
     HostOrder, RowCountWidth,
@@ -84,7 +84,7 @@ fn check<A: Allocate>(context: &Context, allocator: &A) {
         let batch = larger.record_batch().unwrap();
         let ready = Ready::after(&stream).unwrap();
         // SAFETY: nobody writes the batch from then on.
-        let array = unsafe { export_device_array(&batch, ready) }.unwrap();
+        let array = unsafe { export_device_array(&batch, ready, Done::AtRelease) }.unwrap();
         drop(larger);
         // SAFETY: this crate made the array.
         let back = unsafe { import_device_array(batch.data_type(), array) }.unwrap();

@@ -2,4 +2,6 @@
 
 mod arrays;
 mod buffers;
-mod support;
+pub mod support;
+
+pub use arrays::foreign;

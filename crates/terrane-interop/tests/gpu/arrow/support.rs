@@ -1,5 +1,8 @@
 //! A simulated driver, and memory of the device with known bytes.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use terrane_core::{Alignment, Allocate, ByteCount, Location, Memory, Region, RegionRequest};
 use terrane_cuda::{Context, DeviceAllocator, Stream};
 use terrane_interop::columns::AccessOrder;
@@ -33,4 +36,16 @@ pub fn read(stream: &Stream, from: Location, bytes: usize) -> Vec<u8> {
     // SAFETY: the tests read what they have allocated, and have ordered its writers.
     unsafe { AccessOrder::read(stream, from, &mut read) }.unwrap();
     read
+}
+
+/// Notes, when it drops, whether a stream had run by then.
+pub struct Sees {
+    pub stream: Arc<Stream>,
+    pub had_run: Arc<AtomicBool>,
+}
+
+impl Drop for Sees {
+    fn drop(&mut self) {
+        self.had_run.store(self.stream.is_idle().unwrap(), Ordering::SeqCst);
+    }
 }

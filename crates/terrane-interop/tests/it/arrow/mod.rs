@@ -9,7 +9,7 @@ mod released;
 mod schemas;
 
 use terrane_interop::arrow::abi::{ArrowArray, ArrowDeviceArray, Owned};
-use terrane_interop::arrow::{ExportError, Ready, export_array, export_device_array};
+use terrane_interop::arrow::{Done, ExportError, Ready, export_array, export_device_array};
 use terrane_interop::columns::Column;
 
 /// Exports a column of which the other side looks at no value but what the test wrote.
@@ -21,5 +21,5 @@ fn hand_out(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
 /// As [`hand_out`], with the device.
 fn hand_out_with_device(column: &Column) -> Result<Owned<ArrowDeviceArray>, ExportError> {
     // SAFETY: as above.
-    unsafe { export_device_array(column, Ready::Now) }
+    unsafe { export_device_array(column, Ready::Now, Done::AtRelease) }
 }

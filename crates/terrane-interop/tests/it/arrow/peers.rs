@@ -149,6 +149,8 @@ fn our_memory_is_an_array_of_arrow_rs_until_that_drops() {
     let data = StructArray::from(batch).into_data();
     let column = from_arrow(&data).unwrap();
     assert_eq!(column.children()[0].origin(), Origin::Owned, "recognised");
+    let values = column.children()[0].buffers()[1].as_ref().unwrap();
+    assert!(values.region().is_err(), "arrow-rs has the same bytes as a slice");
     drop(data);
     assert_eq!((allocator.live(), column.children()[0].len()), (1, 3));
     drop(column);
@@ -171,9 +173,13 @@ fn memory_of_ours_that_another_library_hands_over_is_ours() {
     let back = unsafe { import_array(&DataType::Int32, part) }.unwrap();
     let values = |column: &Column| column.buffers()[1].clone().unwrap();
     assert_eq!((back.origin(), back.len()), (Origin::Owned, 4));
-    assert!(values(&back).same_memory(&values(&column)) && values(&back).region().is_ok());
+    assert!(values(&back).same_memory(&values(&column)));
+    assert!(values(&back).region().is_err(), "arrow-rs still has it, and takes it to be immutable");
     drop((column, array));
     assert_eq!(allocator.live(), 1);
+    // SAFETY: nobody else has it any more.
+    let back = unsafe { back.into_writable() };
+    assert!(values(&back).region().is_ok() && back.origin() == Origin::Owned);
     // Nothing is out any more: what is somebody else's address is somebody else's.
     drop(back);
     allocator.assert_all_freed();
@@ -203,7 +209,7 @@ fn values_that_break_the_rules_of_their_type_are_no_array() {
             dictionary: None,
         };
         // SAFETY: nobody writes the memory.
-        unsafe { to_arrow(&Column::from_parts(parts, Origin::Owned).unwrap()) }
+        unsafe { to_arrow(&Column::from_parts(parts).unwrap()) }
     };
     assert!(texts([0, 1, 3], b"abc").is_ok());
     for (offsets, data) in [

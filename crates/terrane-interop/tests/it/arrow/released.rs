@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::thread;
 
 use arrow_schema::{DataType, Field};
-use terrane_core::{Allocate, ByteCount, DeviceId, Region, RegionRequest, StorageKind};
+use terrane_core::{
+    Allocate, ByteCount, DeviceId, ForeignMemory, Region, RegionRequest, StorageKind,
+};
 use terrane_interop::arrow::abi::{ArrowArray, Owned, Released};
 use terrane_interop::arrow::{ExportError, ImportError, import_array};
 use terrane_interop::columns::{Column, ColumnParts, Origin};
@@ -31,14 +33,14 @@ fn nested(allocator: &HeapAllocator) -> Column {
     };
     let buffer = |bytes| Some(region(allocator, bytes).into());
     let texts = parts(DataType::Utf8, vec![None, buffer(44), buffer(100)], vec![], None);
-    let texts = Column::from_parts(texts, Origin::Owned).unwrap();
+    let texts = Column::from_parts(texts).unwrap();
     let keys = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
     let keyed = parts(keys.clone(), vec![None, buffer(10)], vec![], Some(texts));
-    let keyed = Column::from_parts(keyed, Origin::Owned).unwrap();
+    let keyed = Column::from_parts(keyed).unwrap();
     let numbers = Column::new(DataType::Int64, 10, region(allocator, 80)).unwrap();
     let fields = vec![Field::new("number", DataType::Int64, false), Field::new("key", keys, false)];
     let both = parts(DataType::Struct(fields.into()), vec![None], vec![numbers, keyed], None);
-    Column::from_parts(both, Origin::Owned).unwrap()
+    Column::from_parts(both).unwrap()
 }
 
 #[test]
@@ -48,6 +50,37 @@ fn memory_lives_until_the_array_is_released_on_whatever_thread() {
     assert_eq!(allocator.live(), 4, "numbers, keys, offsets, texts");
     let thread = thread::Builder::new().name("consumer".into()).spawn(move || drop(array));
     thread.unwrap().join().unwrap();
+    allocator.assert_all_freed();
+}
+
+#[test]
+fn a_panic_of_an_owner_ends_at_the_release_and_keeps_nothing() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("expected: an owner that panics");
+        }
+    }
+    let allocator = HeapAllocator::system();
+    let bytes = region(&allocator, 80);
+    let span = bytes.span();
+    // SAFETY: the allocation is kept, and nobody touches its bytes.
+    let memory = unsafe { ForeignMemory::new(span, (Panics, bytes)) };
+    let panics = Column::new(DataType::Int64, 10, Region::new(memory)).unwrap();
+    let other = Column::new(DataType::Int64, 10, region(&allocator, 80)).unwrap();
+    let field = |name| Field::new(name, DataType::Int64, false);
+    let parts = ColumnParts {
+        data_type: DataType::Struct(vec![field("one"), field("two")].into()),
+        length: 10,
+        offset: 0,
+        null_count: Some(0),
+        buffers: vec![None],
+        children: vec![panics, other],
+        dictionary: None,
+    };
+    let array = hand_out(&Column::from_parts(parts).unwrap()).unwrap();
+    assert_eq!(allocator.live(), 2);
+    drop(array);
     allocator.assert_all_freed();
 }
 
@@ -124,6 +157,35 @@ fn come_back(column: &Column) {
 }
 
 #[test]
+fn what_comes_back_is_for_reading_only_while_others_have_its_memory() {
+    let allocator = HeapAllocator::system();
+    let column = nested(&allocator);
+    let is_writable = |column: &Column| {
+        let numbers = column.children()[0].buffers()[1].as_ref().unwrap().region().is_ok();
+        let keys = column.children()[1].buffers()[1].as_ref().unwrap().region().is_ok();
+        (numbers, keys)
+    };
+    let back = |array| {
+        // SAFETY: this crate made the array.
+        let back = unsafe { import_array(column.data_type(), array) }.unwrap();
+        assert!(back.is_same(&column) && back.origin() == Origin::Owned);
+        back
+    };
+    let (first, second) = (hand_out(&column).unwrap(), hand_out(&column).unwrap());
+    assert_eq!(is_writable(&back(first)), (false, false));
+    let numbers = hand_out(&column.children()[0]).unwrap();
+    assert_eq!(is_writable(&back(second)), (false, true), "the numbers are still out");
+    drop(numbers);
+    assert_eq!(is_writable(&back(hand_out(&column).unwrap())), (true, true));
+    let (with_device, other) = (hand_out_with_device(&column).unwrap(), hand_out(&column).unwrap());
+    let import = terrane_interop::arrow::import_device_array;
+    // SAFETY: this crate made the array.
+    let imported = unsafe { import(column.data_type(), with_device) }.unwrap();
+    assert_eq!(is_writable(&imported.into_host().unwrap()), (false, false));
+    drop(other);
+}
+
+#[test]
 fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
     let allocator = HeapAllocator::system();
     let column = nested(&allocator);
@@ -132,6 +194,14 @@ fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
         |array: &mut ArrowArray| array.offset = 1,
         |array: &mut ArrowArray| array.n_children = 1,
         |array: &mut ArrowArray| array.buffers = std::ptr::null_mut(),
+        |array: &mut ArrowArray| array.null_count = -1,
+        |array: &mut ArrowArray| array.dictionary = array,
+        |array: &mut ArrowArray| {
+            // SAFETY: there are two children.
+            let second = unsafe { *array.children.wrapping_add(1) };
+            // SAFETY: a child may be moved.
+            drop(unsafe { Owned::take(second) });
+        },
     ] {
         let mut array = hand_out(&column).unwrap().into_inner();
         spoil(&mut array);
@@ -172,7 +242,7 @@ fn memory_goes_out_as_what_it_is_or_not_at_all() {
         children: vec![],
         dictionary: None,
     };
-    let large = Column::from_parts(large, Origin::Owned).unwrap();
+    let large = Column::from_parts(large).unwrap();
     let error = hand_out(&large).unwrap_err();
     assert!(matches!(error, ExportError::TooLarge { .. }), "{error}");
 }

@@ -166,6 +166,29 @@ fn schemas_that_never_end_are_refused() {
     }
 }
 
+/// Few structures, each the child of another many times over: what is read of them grows with the
+/// paths, not with the structures.
+#[test]
+fn text_that_is_read_again_and_again_has_a_limit() {
+    let with_children = |times: usize| {
+        let mut leaf = made(b"l");
+        let numbers: Vec<i32> = [1, 0, 1 << 20].into_iter().chain(vec![0; 1 << 18]).collect();
+        leaf = leaf.with_metadata(&numbers);
+        let mut top = made(b"+s");
+        top.children = vec![&raw mut leaf.schema; times];
+        top.schema.n_children = i64::try_from(times).unwrap();
+        top.schema.children = top.children.as_mut_ptr();
+        top.import()
+    };
+    assert_eq!(with_children(3).unwrap().data_type().to_string().matches("Int64").count(), 3);
+    let error = with_children(64).unwrap_err();
+    let limit = 1 << 26;
+    assert!(
+        matches!(error, ImportError::TooMany { what: "the bytes of names and metadata", limit: l, .. } if l == limit),
+        "{error}"
+    );
+}
+
 #[test]
 fn metadata_have_lengths_that_can_be() {
     assert!(made(b"l").with_metadata(&[0]).import().is_ok());

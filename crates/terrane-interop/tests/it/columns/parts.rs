@@ -2,7 +2,7 @@
 
 use arrow_schema::{DataType, Field};
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, RegionRequest};
-use terrane_interop::columns::{Column, ColumnBuffer, ColumnError, ColumnParts, Origin};
+use terrane_interop::columns::{Column, ColumnBuffer, ColumnError, ColumnParts};
 use terrane_testkit::memory::HeapAllocator;
 
 fn region(bytes: u64) -> Region {
@@ -25,14 +25,14 @@ fn parts(data_type: DataType, length: u64, buffers: &[Option<u64>]) -> ColumnPar
 
 #[track_caller]
 fn refusal(parts: ColumnParts) -> ColumnError {
-    Column::from_parts(parts, Origin::Owned).unwrap_err()
+    Column::from_parts(parts).unwrap_err()
 }
 
 #[test]
 fn buffers_have_to_be_there_long_enough_and_aligned() {
     let int = || DataType::Int64;
-    assert!(Column::from_parts(parts(int(), 9, &[Some(2), Some(72)]), Origin::Owned).is_ok());
-    assert!(Column::from_parts(parts(int(), 0, &[None, None]), Origin::Owned).is_ok());
+    assert!(Column::from_parts(parts(int(), 9, &[Some(2), Some(72)])).is_ok());
+    assert!(Column::from_parts(parts(int(), 0, &[None, None])).is_ok());
     let error = refusal(parts(int(), 9, &[Some(72)]));
     assert!(matches!(error, ColumnError::BufferCount { expected: 2, found: 1, .. }), "{error}");
     let error = refusal(parts(int(), 9, &[Some(2), None]));
@@ -60,7 +60,7 @@ fn children_have_to_be_of_their_type_and_long_enough() {
     let list = DataType::new_fixed_size_list(DataType::Int16, 3, false);
     let child = |length| Column::new(DataType::Int16, length, region(2 * length)).unwrap();
     let with = |children| ColumnParts { children, ..parts(list.clone(), 4, &[None]) };
-    assert!(Column::from_parts(with(vec![child(12)]), Origin::Owned).is_ok());
+    assert!(Column::from_parts(with(vec![child(12)])).is_ok());
     let error = refusal(with(vec![child(11)]));
     assert!(matches!(error, ColumnError::ShortChild { needed: 12, found: 11, .. }), "{error}");
     let error = refusal(with(vec![]));
@@ -82,7 +82,7 @@ fn children_have_to_be_of_their_type_and_long_enough() {
     let error = refusal(parts(keys.clone(), 4, &[None, Some(4)]));
     assert!(matches!(error, ColumnError::MissingBuffer { .. }), "{error}");
     let keyed = ColumnParts { dictionary: Some(child(3)), ..parts(keys, 4, &[None, Some(4)]) };
-    assert!(Column::from_parts(keyed, Origin::Owned).is_ok());
+    assert!(Column::from_parts(keyed).is_ok());
     let extra =
         ColumnParts { dictionary: Some(child(3)), ..parts(DataType::Int8, 4, &[None, Some(4)]) };
     assert!(matches!(refusal(extra), ColumnError::ChildCount { .. }));

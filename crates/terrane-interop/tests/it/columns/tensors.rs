@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use arrow_schema::DataType;
+use arrow_schema::{DataType, Field, Schema};
 use terrane_core::{Alignment, Allocate, ByteCount, Region, RegionRequest};
-use terrane_interop::columns::{Column, ColumnError, Origin};
+use terrane_interop::columns::{
+    Column, ColumnError, ColumnarBuffer, HostOrder, Origin, RowCountWidth,
+};
 use terrane_interop::dlpack::{
     ElementType, ImportedTensor, Importer, TensorExport, TensorShape, TypeCode,
 };
@@ -17,7 +19,7 @@ fn region(allocator: &HeapAllocator, bytes: u64) -> Region {
 
 /// What a consumer gets.
 fn taken(export: TensorExport) -> ImportedTensor {
-    let pointer = export.into_versioned().into_raw();
+    let pointer = export.into_versioned().unwrap().into_raw();
     // SAFETY: this crate made the tensor, and it is given once.
     unsafe { Importer::new().versioned(pointer.as_ptr()) }.unwrap()
 }
@@ -46,6 +48,7 @@ fn a_column_that_comes_back_as_a_tensor_is_the_same_memory() {
     let values = |column: &Column| column.buffers()[1].clone().unwrap();
     assert_eq!((back.origin(), back.len()), (Origin::Owned, 5));
     assert!(values(&back).same_memory(&values(&column)));
+    assert!(values(&back).region().is_err(), "whoever had it may have it still");
     let from = values(&column).location().checked_add(ByteCount::new(8)).unwrap();
     assert_eq!(back.values(), Some(from));
     drop((column, part, tensor));
@@ -68,6 +71,49 @@ fn foreign_tensors_are_kept_and_written_only_if_they_may_be() {
         let again = unsafe { column.to_tensor() }.unwrap();
         assert_eq!(again.is_read_only(), read_only);
     }
+}
+
+#[test]
+fn what_comes_back_is_whose_it_was_and_for_reading_only() {
+    for read_only in [false, true] {
+        let theirs = Column::from_tensor(&foreign(compact(ElementType::F32, &[6]), read_only));
+        let theirs = theirs.unwrap();
+        // SAFETY: nobody uses the memory.
+        let tensor = taken(unsafe { theirs.to_tensor() }.unwrap());
+        let back = Column::from_tensor(&tensor).unwrap();
+        assert_eq!(back.origin(), Origin::DlPack, "a round trip makes nothing ours");
+        assert!(back.buffers()[1].as_ref().unwrap().region().is_err());
+    }
+    let allocator = HeapAllocator::system();
+    let ours = Column::new(DataType::Int32, 10, region(&allocator, 40)).unwrap();
+    // SAFETY: nobody uses the memory.
+    let tensor = taken(unsafe { ours.to_tensor() }.unwrap().read_only());
+    let back = Column::from_tensor(&tensor).unwrap();
+    let values = back.buffers()[1].as_ref().unwrap();
+    assert!(values.region().is_err() && values.origin() == Origin::Owned);
+    // SAFETY: nobody uses the memory.
+    let again = taken(unsafe { back.to_tensor() }.unwrap());
+    assert!(again.is_read_only());
+    assert_eq!(Column::from_tensor(&again).unwrap().origin(), Origin::Owned);
+}
+
+#[test]
+fn record_batches_are_whose_their_columns_are() {
+    let allocator = HeapAllocator::system();
+    let schema = || Arc::new(Schema::new(vec![Field::new("n", DataType::Float32, false)]));
+    let batch = |column: Column| {
+        let count = region(&allocator, 8);
+        let width = RowCountWidth::U64;
+        let buffer = ColumnarBuffer::from_columns(schema(), vec![column], 6, count, width);
+        let mut buffer = buffer.unwrap();
+        // SAFETY: nobody else uses the buffer.
+        unsafe { buffer.set_rows(6, &HostOrder) }.unwrap();
+        buffer.record_batch().unwrap()
+    };
+    let theirs = Column::from_tensor(&foreign(compact(ElementType::F32, &[6]), false)).unwrap();
+    assert_eq!(batch(theirs).origin(), Origin::DlPack);
+    let ours = Column::new(DataType::Float32, 6, region(&allocator, 24)).unwrap();
+    assert_eq!(batch(ours).origin(), Origin::Owned);
 }
 
 #[test]

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use terrane_core::{Allocate, AllocateError, Limits, RegionRequest, StorageKind};
 use terrane_cuda::{Context, DeviceAllocator};
-use terrane_nixl::{Agent, NixlEngine, NixlEngineOptions, probe};
+use terrane_nixl::{NixlEngine, NixlEngineOptions};
 use terrane_storage::{DiskAllocator, DiskFile, DiskOptions};
 use terrane_testkit::pattern::Pattern;
 use terrane_transfer::{CopyEngine, DeviceOrder, Transfer, TransferManager};
 
-use super::{CONTIGUOUS, SEPARATE, SOME, agent, chain, end, try_end};
+use super::{CONTIGUOUS, SEPARATE, SOME, agent, end, try_end};
 use crate::needs::{OnDevice, real_device};
+use crate::{chain, is_refused_by_cufile, with_gds};
 
 const BLOCKS: u32 = 32;
 
@@ -18,7 +19,14 @@ const BLOCKS: u32 = 32;
 fn blocks_of_a_device_go_to_a_file_and_back_through_gds() {
     const TEST: &str = "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds";
     let Some(context) = real_device(TEST, SOME) else { return };
-    to_a_file_and_back(TEST, &context, "GDS");
+    to_a_file_and_back(TEST, &context, "GDS", &named);
+}
+
+#[test]
+fn files_without_a_name_are_taken_by_gds() {
+    const TEST: &str = "transfers::files::files_without_a_name_are_taken_by_gds";
+    let Some(context) = real_device(TEST, SOME) else { return };
+    to_a_file_and_back(TEST, &context, "GDS_MT", &|files| files);
 }
 
 #[test]
@@ -26,22 +34,30 @@ fn blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads() {
     const TEST: &str =
         "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads";
     let Some(context) = real_device(TEST, SOME) else { return };
-    to_a_file_and_back(TEST, &context, "GDS_MT");
+    to_a_file_and_back(TEST, &context, "GDS_MT", &named);
 }
 
 /// Scattered blocks go to a file, the device's are overwritten, and the file's come back to others.
-fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
-    let Some(agent) = with_gds(test, backend) else { return };
+fn to_a_file_and_back<A>(
+    test: &str,
+    context: &Context,
+    backend: &str,
+    files: &dyn Fn(DiskAllocator) -> A,
+) where
+    A: Allocate<Memory: Send + Sync>,
+{
+    // The plugin is in the bundle.
+    let Some(agent) = with_gds(test, agent("gds", backend)) else { return };
     let directory = tempfile::tempdir().unwrap();
-    let files = Named(DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap());
+    let files = files(DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap());
     let device = end(&DeviceAllocator::new(context), &agent, BLOCKS, SEPARATE);
     let file = match try_end(&files, &agent, BLOCKS, CONTIGUOUS) {
         Ok(file) => file,
-        // The machine decides which files cuFile takes.
-        Err(reason) => {
-            eprintln!("skipped: {test}: cuFile takes no file of {directory:?}: {reason}");
+        Err(error) if is_refused_by_cufile(&error) => {
+            eprintln!("skipped: {test}: cuFile takes no file of {directory:?}: {}", chain(&error));
             return;
         }
+        Err(error) => panic!("{}", chain(&error)),
     };
     let access = OnDevice::new(context);
     let (data, poison) = (Pattern::new(3), Pattern::new(4));
@@ -68,8 +84,12 @@ fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
     }
 }
 
-/// Files with names, as cuFile looks at the path of what it is given.
+/// Files with names, as most that are given to cuFile have.
 struct Named(DiskAllocator);
+
+fn named(files: DiskAllocator) -> Named {
+    Named(files)
+}
 
 // SAFETY: each region is a new file, in a directory that is the test's alone.
 unsafe impl Allocate for Named {
@@ -86,24 +106,5 @@ unsafe impl Allocate for Named {
     fn allocate(&self, request: &RegionRequest) -> Result<DiskFile, AllocateError> {
         let path = self.0.directory().join("blocks");
         Ok(DiskFile::create_new(&path, request.bytes, &DiskOptions::default()).unwrap())
-    }
-}
-
-/// An agent with GDS, or `None` after having said why there is none here.
-fn with_gds(test: &str, backend: &str) -> Option<Agent> {
-    // The library is in the bundle: where it is missing the test fails.
-    let found = probe().unwrap_or_else(|error| panic!("{}", chain(&error)));
-    let plugin = found.plugins().into_iter().find(|plugin| plugin.name().as_str() == backend);
-    let plugin = plugin.unwrap_or_else(|| panic!("{found:?} has no plugin {backend}"));
-    if let Err(failed) = plugin.check() {
-        eprintln!("skipped: {test}: {}", chain(&failed).replace('\n', " "));
-        return None;
-    }
-    match agent("gds", backend).build() {
-        Ok(agent) => Some(agent),
-        Err(error) => {
-            eprintln!("skipped: {test}: GDS does not work here: {}", chain(&error));
-            None
-        }
     }
 }

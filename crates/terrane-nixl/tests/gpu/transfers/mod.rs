@@ -3,13 +3,12 @@
 mod files;
 mod memory;
 
-use std::error::Error;
-
 use terrane_core::{Allocate, ByteCount, Register};
-use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
+use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutError, LayoutKind};
 use terrane_nixl::{AgentBuilder, BackendConfig};
 use terrane_transfer::Endpoint;
 
+use crate::chain;
 use crate::needs::Needs;
 
 /// What a test here needs of either.
@@ -34,7 +33,7 @@ fn config(blocks: u32) -> LayoutConfig {
 
 /// Blocks in this memory, registered.
 fn end<A: Allocate>(memory: &A, agent: &impl Register, blocks: u32, kind: LayoutKind) -> Endpoint {
-    try_end(memory, agent, blocks, kind).unwrap_or_else(|reason| panic!("{reason}"))
+    try_end(memory, agent, blocks, kind).unwrap_or_else(|error| panic!("{}", chain(&error)))
 }
 
 /// The same, or why there is none.
@@ -43,15 +42,7 @@ fn try_end<A: Allocate>(
     agent: &impl Register,
     blocks: u32,
     kind: LayoutKind,
-) -> Result<Endpoint, String> {
+) -> Result<Endpoint, LayoutError> {
     let layout = LayoutBuilder::new(config(blocks)).kind(kind).allocate(memory).register(agent);
-    layout.build().map(|layout| Endpoint::new(layout).unwrap()).map_err(|error| chain(&error))
-}
-
-/// An error with its causes.
-fn chain(error: &dyn Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
-    }
+    Ok(Endpoint::new(layout.build()?).unwrap())
 }

@@ -1,9 +1,11 @@
 //! The copy engine over the real library.
 
 mod conformance;
+mod drops;
 mod files;
 mod helping;
 mod notifications;
+mod panics;
 mod processes;
 mod refusals;
 mod relays;

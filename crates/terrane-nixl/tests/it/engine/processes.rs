@@ -7,7 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_layout::LayoutKind;
-use terrane_nixl::{Forgotten, NixlEngineOptions, RemoteLayout, RequestFailed};
+use terrane_nixl::{
+    AgentBuilder, Forgotten, ImportError, NixlEngineOptions, NixlError, NixlStep, RemoteLayout,
+    RequestFailed,
+};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
@@ -28,9 +31,16 @@ struct PeerProcess {
 
 impl PeerProcess {
     fn start(test: &str) -> Self {
+        Self::start_as(test, AgentBuilder::unnamed().name().as_str())
+    }
+
+    /// With an agent of this name.
+    fn start_as(test: &str, name: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([test, "--exact", "--nocapture", "--test-threads=1"])
             .env("TERRANE_TEST_IN_CHILD", peer_of(test))
+            .env("TERRANE_NIXL_AGENT", name)
+            .env("TERRANE_NIXL_BACKENDS", "UCX")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -105,9 +115,14 @@ fn say(bytes: &[u8]) {
     println!("@{}", hexadecimal(bytes));
 }
 
+/// The agent of a peer.
+fn of_the_environment() -> terrane_nixl::Agent {
+    AgentBuilder::from_env().unwrap().build().unwrap()
+}
+
 /// The peer: exports 8 blocks, in which every byte is 9, and serves until it is told to end.
 fn serve() {
-    let (agent, mut input) = (agent(), std::io::stdin().lock());
+    let (agent, mut input) = (of_the_environment(), std::io::stdin().lock());
     let layout = registered(&HeapAllocator::system(), &agent, config(8), CONTIGUOUS);
     say(&agent.export(&layout).unwrap());
     let _ = input.read(&mut []);
@@ -195,11 +210,7 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         assert_eq!(ends.agent.forget(ends.remote.peer()).unwrap(), Forgotten::AfterTransfers(1));
 
         ends.process.resume();
-        let begun = Instant::now();
-        while let Err(error) = ends.local.hold_for_write(&[1]) {
-            assert!(begun.elapsed() < PATIENCE, "{error}");
-            thread::sleep(Duration::from_millis(1));
-        }
+        free(&ends.local, 1);
     });
 }
 
@@ -216,6 +227,9 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
         give_up(&manager, &local, read, Completion::wait);
         drop(manager);
         assert!(local.hold_for_write(&[1]).unwrap_err().is_conflict());
+        // Nor does anybody take down the connection under it.
+        assert_eq!(agent.forget(remote.peer()).unwrap(), Forgotten::AfterTransfers(1));
+        assert_eq!(agent.disconnect(), 0);
         let weak = local.downgrade();
         drop((agent, remote, local));
         assert!(!weak.has_gone(), "the memory of a read that may go on has been let go of");
@@ -240,6 +254,15 @@ fn an_engine_may_wait_for_ever_when_it_drops() {
     });
 }
 
+/// At which step the peer was lost.
+#[track_caller]
+fn lost_at(error: &TransferError) -> NixlStep {
+    match error.source().and_then(|cause| cause.downcast_ref()) {
+        Some(RequestFailed::PeerLost { step, .. }) => *step,
+        other => panic!("{other:?} of {error:?}"),
+    }
+}
+
 #[test]
 fn a_peer_that_dies_in_the_middle_is_an_error() {
     const TEST: &str = "engine::processes::a_peer_that_dies_in_the_middle_is_an_error";
@@ -250,29 +273,64 @@ fn a_peer_that_dies_in_the_middle_is_an_error() {
         let deadline = Instant::now() + PATIENCE;
         let completion = ends.manager.submit(ends.write(1).deadline(deadline), ()).unwrap();
         ends.process.child.kill().unwrap();
-        let error = end_of(completion).result.unwrap_err();
-        let failed = |error: &TransferError| match error {
-            TransferError::Copy { source, .. } | TransferError::Engine { source, .. } => {
-                source.downcast_ref::<RequestFailed>().is_some()
-            }
-            _ => false,
-        };
-        assert!(failed(&error), "{error:?}");
-        // Its memory is free again, and further transfers fail as well, or are refused.
-        drop(ends.local.hold_for_write(&[1]).unwrap());
-        match ends.manager.submit(ends.write(2).deadline(deadline), ()) {
-            Ok(completion) => {
-                let error = end_of(completion).result.unwrap_err();
-                assert!(failed(&error), "{error} {:?}", error.source());
-            }
-            Err(rejected) => panic!("{rejected}"),
-        }
+        // The engine may have come to it only after the connection broke.
+        let step = lost_at(&end_of(completion).result.unwrap_err());
+        assert!(matches!(step, NixlStep::Post | NixlStep::Transfer), "{step}");
+        // Its memory is free again once the connection is closed, and further transfers fail as well.
+        free(&ends.local, 1);
+        let completion = ends.manager.submit(ends.write(2).deadline(deadline), ()).unwrap();
+        assert_eq!(lost_at(&end_of(completion).result.unwrap_err()), NixlStep::Prepare);
+        let error = ends.agent.notify(ends.remote.peer(), b"?").unwrap_err();
+        assert!(matches!(error, NixlError::PeerLost { .. }), "{error}");
     });
+}
+
+/// Started again under its name, it is reached again, whether or not the loss was noticed before.
+#[test]
+fn a_peer_that_was_killed_comes_back_under_its_name() {
+    const TEST: &str = "engine::processes::a_peer_that_was_killed_comes_back_under_its_name";
+    over_tcp(TEST, || {
+        let mut ends = Ends::new(TEST);
+        let image = Image::scribble(&ends.local, &InProcess, 3);
+        for is_noticed in [true, false] {
+            end_of(ends.manager.submit(ends.write(0), ()).unwrap()).result.unwrap();
+            ends.process.child.kill().unwrap();
+            ends.process.child.wait().unwrap();
+            if is_noticed {
+                let error = end_of(ends.manager.submit(ends.write(1), ()).unwrap()).result;
+                lost_at(&error.unwrap_err());
+                free(&ends.local, 1);
+            }
+            ends.process = PeerProcess::start_as(TEST, ends.remote.agent().as_str());
+            let export = ends.process.hear();
+            let error = ends.agent.import(&export).unwrap_err();
+            assert!(matches!(error, ImportError::PeerChanged { .. }), "{error}");
+            let again = ends.agent.refresh(&export).unwrap();
+            assert_ne!(again.peer(), ends.remote.peer());
+            ends.remote = again;
+        }
+        end_of(ends.manager.submit(ends.write(2), ()).unwrap()).result.unwrap();
+        let mut expected = Image::of(&ends.local, &InProcess);
+        let read = Transfer::new(ends.remote.endpoint(), &ends.local).blocks(&[2], &[5]);
+        end_of(ends.manager.submit(read, ()).unwrap()).result.unwrap();
+        expected.transfer(&image, &[2], &[5], 0..2);
+        Image::of(&ends.local, &InProcess).assert_equals(&expected, "written, and read back");
+    });
+}
+
+/// Waits until a block may be written.
+#[track_caller]
+fn free(end: &Endpoint, block: u32) {
+    let begun = Instant::now();
+    while let Err(error) = end.hold_for_write(&[block]) {
+        assert!(begun.elapsed() < PATIENCE, "{error}");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A peer that reads what was written to it, and answers.
 fn answer() {
-    let (agent, mut input) = (agent(), std::io::stdin().lock());
+    let (agent, mut input) = (of_the_environment(), std::io::stdin().lock());
     let layout = registered(&HeapAllocator::system(), &agent, config(8), LayoutKind::ALL[2]);
     say(&agent.export(&layout).unwrap());
     let asker = agent.import(&heard(&mut input)).unwrap();

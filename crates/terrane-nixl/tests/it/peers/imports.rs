@@ -108,6 +108,39 @@ fn the_same_bytes_are_not_imported_as_another_layout() {
     assert!(reader.import(&half).is_ok());
 }
 
+/// Each would track its own transfers only.
+#[test]
+fn one_agent_of_a_process_has_the_bytes_of_a_peer() {
+    let (owner, first, second) = (agent(), agent(), agent());
+    let layouts = [layout(&owner, CONTIGUOUS), layout(&owner, CONTIGUOUS)];
+    let [bytes, others] = layouts.each_ref().map(|layout| owner.export(layout).unwrap());
+    let held = first.import(&bytes).unwrap();
+    let refused = || match second.import(&bytes) {
+        Err(ImportError::InUse { region: 0, peer, by }) => {
+            assert_eq!((&peer, &by), (owner.name(), first.name()));
+        }
+        other => panic!("{other:?}"),
+    };
+    refused();
+    // What is not the same bytes is nobody's business, and changes nothing.
+    let further = second.import(&others).unwrap();
+    refused();
+    // An endpoint is as good as the layout.
+    let end = held.endpoint().clone();
+    drop(held);
+    refused();
+    drop(end);
+    let held = second.import(&bytes).unwrap();
+    assert!(matches!(first.import(&bytes), Err(ImportError::InUse { .. })));
+    // What is forgotten is used no more, whoever has it still.
+    second.forget(held.peer()).unwrap();
+    let again = first.refresh(&bytes).unwrap();
+    drop((held, further));
+    refused();
+    drop(again);
+    assert!(second.import(&bytes).is_ok());
+}
+
 #[test]
 fn a_geometry_is_expected_or_only_its_shape() {
     let (owner, reader) = (agent(), agent());

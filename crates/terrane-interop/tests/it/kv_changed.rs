@@ -1,0 +1,79 @@
+//! KV tensors of which one is not what it was.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use terrane_core::{ByteCount, Region};
+use terrane_interop::dlpack::{ElementType, TensorShape};
+use terrane_interop::tensors::{KvAxis, KvTensors, adopt_kv, kv_views};
+use terrane_layout::{LayoutKind, TokenOrder};
+
+use crate::kv::{BLOCK_FIRST, FORMS, config, import, import_of, layout};
+
+proptest! {
+    /// One tensor of a cache has another shape, or lies elsewhere: it is refused, or the layout has
+    /// its pieces where the tensors have them.
+    #[test]
+    fn changed_tensors_are_refused_or_adopted_where_they_are(
+        kind in prop::sample::select(LayoutKind::ALL.to_vec()),
+        order in prop::sample::select(TokenOrder::ALL.to_vec()),
+        form in prop::sample::select(FORMS.to_vec()),
+        (which, axis) in (0_usize..6, 0_usize..6),
+        (size, stride, shift) in (-1_i64..=1, -8_i64..=8, 0_u64..64),
+    ) {
+        let config = config(2, order);
+        let layout = layout(config, kind);
+        let Ok(views) = kv_views(&layout, &form, ElementType::BF16) else { return Ok(()) };
+        let (which, axis) = (which % views.len(), axis % form.axes().len());
+        let mut tensors: Vec<_> = views.iter().map(import).collect();
+        let (view, shape) = (&views[which], &views[which].shape);
+        let changed = |numbers: &[i64], change: i64| -> Option<Vec<u64>> {
+            let change = |(at, &number)| number + if at == axis { change } else { 0 };
+            numbers.iter().enumerate().map(change).map(|n| u64::try_from(n).ok()).collect()
+        };
+        let sizes_and_strides = changed(shape.sizes(), size).zip(changed(shape.strides(), stride));
+        let Some((sizes, strides)) = sizes_and_strides else { return Ok(()) };
+        let shape = TensorShape::strided(ElementType::BF16, &sizes, &strides);
+        let Ok(shape) = shape else { return Ok(()) };
+        let whole = Region::from_arc(Arc::clone(view.region.memory()));
+        let from = view.region.offset().checked_add(ByteCount::new(2 * shift)).unwrap();
+        let Ok(region) = whole.view(from, shape.bytes()) else { return Ok(()) };
+        tensors[which] = import_of(region, shape);
+        let is_apart = !form.has_outer();
+        let keys: Vec<_> = tensors.iter().step_by(2).cloned().collect();
+        let values: Vec<_> = tensors.iter().skip(1).step_by(2).cloned().collect();
+        let given = match is_apart {
+            true => KvTensors::Apart { keys: &keys, values: &values },
+            false => KvTensors::Together(&tensors),
+        };
+        let builder = match adopt_kv(&config, &form, given) {
+            Ok(builder) => builder,
+            Err(error) => {
+                let is_same = (size, stride, shift) == (0, 0, 0);
+                prop_assert!(!is_same || (is_apart && kind == BLOCK_FIRST), "{error}");
+                return Ok(());
+            }
+        };
+        // Tensors that lie over one another are found there.
+        let Ok(back) = builder.unregistered().build() else { return Ok(()) };
+        back.verify().unwrap();
+        for (number, tensor) in (0..).zip(&tensors) {
+            for block in 0..config.num_blocks() {
+                for outer in 0..if is_apart { 1 } else { 2 } {
+                    let steps = form.axes().iter().zip(tensor.shape().strides());
+                    let elements: i64 = steps
+                        .map(|(axis, stride)| match axis {
+                            KvAxis::Block => i64::from(block) * stride,
+                            KvAxis::Slot => i64::from(block * config.page_size()) * stride,
+                            KvAxis::Outer => i64::from(outer) * stride,
+                            _ => 0,
+                        })
+                        .sum();
+                    let bytes = ByteCount::new(u64::try_from(2 * elements).unwrap());
+                    let place = tensor.location().checked_add(bytes).unwrap();
+                    prop_assert_eq!(back.location(block, number, outer).unwrap(), place);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Whether files reach as far as they are read: of one that ends early, a backend says that it failed,
+//! at best.
+
+use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, RawFd};
+
+use smallvec::SmallVec;
+use terrane_core::{Location, OsError};
+use terrane_transfer::TransferPlan;
+
+use super::error::RequestFailed;
+use super::route::{Operation, Route, Target};
+
+/// Checks that what the plan reads of files is there.
+pub(super) fn check(route: &Route, plan: &TransferPlan) -> Result<(), RequestFailed> {
+    if !matches!((&route.target, route.operation), (Target::File, Operation::Read)) {
+        return Ok(());
+    }
+    let mut ends: SmallVec<[(RawFd, u64); 1]> = SmallVec::new();
+    for run in plan.runs() {
+        let at = run.source();
+        let Some(position) = plan.source().base(at.region).and_then(Location::as_file) else {
+            continue;
+        };
+        let file = position.file.descriptor;
+        let end = position.offset.get() + at.offset + run.bytes().get();
+        match ends.iter_mut().find(|(known, _)| *known == file) {
+            Some((_, wanted)) => *wanted = end.max(*wanted),
+            None => ends.push((file, end)),
+        }
+    }
+    for (file, wanted) in ends {
+        // SAFETY: the plan holds the endpoint, and with it the memory whose descriptor this is.
+        let length = unsafe { length_of(file) }?;
+        if length < wanted {
+            return Err(RequestFailed::FileEnds { length, wanted });
+        }
+    }
+    Ok(())
+}
+
+/// The length of the file of an end.
+///
+/// # Safety
+///
+/// The descriptor is open, and stays so meanwhile.
+unsafe fn length_of(descriptor: RawFd) -> Result<u64, RequestFailed> {
+    // SAFETY: the caller promised that it is open; it is borrowed, as this file never drops.
+    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) });
+    let metadata = file.metadata().map_err(|error| {
+        let source = OsError::from_io("fstat", &error);
+        RequestFailed::FileLength { source }
+    })?;
+    Ok(metadata.len())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it expects by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn a_file_whose_length_cannot_be_had_is_an_error_with_the_systems_reason() {
+        // SAFETY: no process has so many descriptors, so the system says that it is none; nothing
+        // else is done with it.
+        let error = unsafe { length_of(1 << 30) }.unwrap_err();
+        match &error {
+            RequestFailed::FileLength { source } => assert_eq!(source.operation, "fstat"),
+            other => panic!("{other:?}"),
+        }
+        assert!(error.to_string().contains("file system"), "{error}");
+    }
+}

@@ -1,0 +1,115 @@
+//! A request, from when it is posted until nothing of it touches memory any more.
+
+use terrane_transfer::EngineTimes;
+
+use super::lists::Stretch;
+use crate::agent::TakenIos;
+use crate::peers::{Connection, PeerUse};
+use crate::{Agent, Status};
+
+/// A request that has been posted, or that NIXL failed to post.
+pub(super) struct Posted {
+    // Fields drop in this order: what the request has of the backend is free once it is released.
+    request: nixl_sys::XferRequest,
+    _ios: Option<TakenIos>,
+    pub(super) stretch: Stretch,
+    state: State,
+}
+
+/// What has become of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    InFlight,
+    Done,
+    /// It has failed, by NIXL's word, and NIXL says nothing else of it from then on. UCX answers so
+    /// for the first descriptor that failed, and stops looking after those that were posted before;
+    /// POSIX answers so for an I/O of any request. So parts of it may go on.
+    Adrift(Status),
+    /// NIXL does not know the peer any more, and says no more than that, whatever the request does.
+    Unknown,
+    /// It failed, and has ended with its connection.
+    Closed,
+}
+
+/// Which requests of several have not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// None.
+    Nothing,
+    /// Some that NIXL can be asked for, or whose connection has still to be closed.
+    Some,
+    /// Only such as nobody will ever know of.
+    Lost,
+}
+
+impl Posted {
+    pub(super) fn new(
+        request: nixl_sys::XferRequest,
+        ios: Option<TakenIos>,
+        stretch: Stretch,
+        state: State,
+    ) -> Self {
+        Self { request, _ios: ios, stretch, state }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.state, State::Done | State::Closed)
+    }
+
+    /// Asks NIXL, unless there is nothing more to be learnt from it.
+    pub(super) fn look(&mut self, agent: &Agent) -> State {
+        if self.state == State::InFlight {
+            self.state = match agent.raw().get_xfer_status(&self.request) {
+                Ok(nixl_sys::XferStatus::InProgress) => State::InFlight,
+                Ok(nixl_sys::XferStatus::Success) => State::Done,
+                Err(nixl_sys::NixlError::NotFound) => State::Unknown,
+                Err(error) => State::Adrift(Status::of(&error)),
+            };
+        }
+        self.state
+    }
+
+    /// Adds what NIXL has measured of it.
+    pub(super) fn add_times(&self, times: &mut Option<EngineTimes>) {
+        let Ok(measured) = self.request.get_telemetry() else { return };
+        let times = times.get_or_insert_default();
+        times.post += std::time::Duration::from_micros(measured.post_duration_us);
+        times.transfer += std::time::Duration::from_micros(measured.xfer_duration_us);
+        times.requests += 1;
+        times.descriptors += measured.desc_count;
+    }
+}
+
+/// Looks after requests of a transfer that has failed. Once none is in flight, those that are adrift
+/// are waited for by having the connection to the peer closed; a file has none.
+pub(super) fn settle<'a>(
+    requests: impl Iterator<Item = &'a mut Posted>,
+    peer: Option<&mut PeerUse>,
+    agent: &Agent,
+) -> Left {
+    let (mut adrift, mut left) = (Vec::new(), Left::Nothing);
+    for request in requests {
+        match request.look(agent) {
+            State::Done | State::Closed => {}
+            State::InFlight => return Left::Some,
+            State::Unknown => left = Left::Lost,
+            State::Adrift(_) => adrift.push(request),
+        }
+    }
+    if adrift.is_empty() && left == Left::Nothing {
+        return Left::Nothing;
+    }
+    match peer.map_or(Connection::Unknown, PeerUse::closing) {
+        Connection::Open if !adrift.is_empty() => Left::Some,
+        Connection::Open => left,
+        Connection::Closed => {
+            adrift.into_iter().for_each(|request| request.state = State::Closed);
+            left
+        }
+        Connection::Unknown => Left::Lost,
+    }
+}

@@ -1,0 +1,99 @@
+//! The bytes of peers that layouts of this process are in, whichever of its agents has imported them.
+//!
+//! Each agent tracks the transfers with its own layouts, so that two agents with the same bytes would
+//! not see what the other one has in flight. What is the same bytes is told by how to connect to the
+//! agent that has them, which no two agents have in common.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use terrane_core::{AgentName, PeerId};
+use terrane_wire::LayoutDescriptor;
+
+use super::loaded::first_shared;
+
+/// Those who have layouts of one agent.
+type Holders = Vec<Holder>;
+
+static CLAIMED: LazyLock<Mutex<HashMap<Arc<[u8]>, Holders>>> = LazyLock::new(Mutex::default);
+
+struct Holder {
+    /// The agent, as the importing agent numbers it.
+    peer: PeerId,
+    /// The importing agent.
+    agent: AgentName,
+    layouts: Vec<Arc<LayoutDescriptor>>,
+}
+
+/// The bytes of a layout, which no other agent of this process has as long as this lives or its peer
+/// is known.
+pub(super) struct Claim {
+    connection: Arc<[u8]>,
+    peer: PeerId,
+    layout: Arc<LayoutDescriptor>,
+}
+
+impl Claim {
+    /// Claims the bytes of a layout for one agent.
+    ///
+    /// # Errors
+    ///
+    /// The first region of which another agent has bytes, and that agent.
+    pub(super) fn new(
+        connection: &[u8],
+        peer: PeerId,
+        agent: &AgentName,
+        layout: &Arc<LayoutDescriptor>,
+    ) -> Result<Self, (u32, AgentName)> {
+        let mut claimed = claimed();
+        let connection = match claimed.get_key_value(connection) {
+            Some((known, _)) => Arc::clone(known),
+            None => Arc::from(connection),
+        };
+        let holders = claimed.entry(Arc::clone(&connection)).or_default();
+        for other in holders.iter().filter(|holder| holder.peer != peer) {
+            if let Some(region) = first_shared(other.layouts.iter().map(|layout| &**layout), layout)
+            {
+                return Err((region, other.agent.clone()));
+            }
+        }
+        match holders.iter_mut().find(|holder| holder.peer == peer) {
+            Some(own) => own.layouts.push(Arc::clone(layout)),
+            None => {
+                let (agent, layouts) = (agent.clone(), vec![Arc::clone(layout)]);
+                holders.push(Holder { peer, agent, layouts });
+            }
+        }
+        Ok(Self { connection, peer, layout: Arc::clone(layout) })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claimed = claimed();
+        let Some(holders) = claimed.get_mut(&self.connection) else { return };
+        if let Some(own) = holders.iter_mut().find(|holder| holder.peer == self.peer)
+            && let Some(index) = own.layouts.iter().position(|l| Arc::ptr_eq(l, &self.layout))
+        {
+            own.layouts.swap_remove(index);
+        }
+        holders.retain(|holder| !holder.layouts.is_empty());
+        if holders.is_empty() {
+            claimed.remove(&self.connection);
+        }
+    }
+}
+
+/// Lets go of all bytes of a peer that has ended: no transfer with it is in flight, or begins.
+pub(super) fn release(connection: &[u8], peer: PeerId) {
+    let mut claimed = claimed();
+    let Some(holders) = claimed.get_mut(connection) else { return };
+    holders.retain(|holder| holder.peer != peer);
+    if holders.is_empty() {
+        claimed.remove(connection);
+    }
+}
+
+fn claimed() -> MutexGuard<'static, HashMap<Arc<[u8]>, Holders>> {
+    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,130 @@
+//! Exports whose keys were tampered with: what is refused before NIXL sees it, and what NIXL refuses.
+
+use terrane_wire::LayoutDescriptor;
+
+use super::*;
+
+/// The export with keys that are made of its own.
+fn with_keys(described: &LayoutDescriptor, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let parts = export::Parts::split(described.metadata()).unwrap();
+    let mut keys = parts.keys.to_vec();
+    change(&mut keys);
+    let metadata = export::Parts { connection: parts.connection, keys: &keys }.join().unwrap();
+    let (config, kind, storage) = (*described.config(), described.kind(), described.storage());
+    let (agent, regions) = (described.agent().clone(), described.regions().to_vec());
+    let changed = LayoutDescriptor::new(config, kind, storage, agent, metadata, regions);
+    changed.unwrap().encode().unwrap()
+}
+
+fn find(keys: &[u8], text: &[u8]) -> usize {
+    keys.windows(text.len()).position(|window| window == text).unwrap()
+}
+
+/// Where the number of the only section's keys is. The key follows after `|`: its length, the place
+/// of the memory in 24 bytes, what UCX needs, and `|`.
+fn count_in(keys: &[u8]) -> usize {
+    find(keys, b"n\x08\0\0\0\0\0\0\0") + 9
+}
+
+fn number_at(keys: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(*keys.get(at..).unwrap().first_chunk().unwrap())
+}
+
+fn put(keys: &mut [u8], at: usize, number: u64) {
+    keys.get_mut(at..at + 8).unwrap().copy_from_slice(&number.to_ne_bytes());
+}
+
+/// Nothing of what UCX needs is what it was.
+fn damage(keys: &mut [u8]) {
+    let length = count_in(keys) + 9;
+    let end = length + 8 + usize::try_from(number_at(keys, length)).unwrap();
+    keys.get_mut(length + 32..end).unwrap().fill(0xff);
+}
+
+/// NIXL drops a peer of which it is told something that it does not take, so it is not told.
+#[test]
+fn what_nixl_refuses_harms_nothing_that_was_known() {
+    let owner = agent();
+    let both = AgentBuilder::unnamed().backend(BackendConfig::new("UCX"));
+    let reader = both.backend(BackendConfig::new("POSIX")).build().unwrap();
+    let (first, second) = (layout(&owner), layout(&owner));
+    let known = reader.import(&owner.export(&first).unwrap()).unwrap();
+
+    // Keys for a backend that the reader has, and that talks to nobody.
+    let hostile = with_keys(&owner.describe(&second).unwrap(), |keys| {
+        let section = keys.get(find(keys, b"bknd")..).unwrap();
+        let posix = [b"bknd", &5_u64.to_ne_bytes()[..], b"POSIX", section.get(15..).unwrap()];
+        let posix = posix.concat();
+        let sections = find(keys, b"nixlSecElms") + 19;
+        put(keys, sections, 2);
+        keys.extend(posix);
+    });
+
+    let error = reader.import(&hostile).unwrap_err();
+    assert!(matches!(error, ImportError::DeafBackend { .. }), "{error}");
+    read_all(&reader, &known);
+    let honest = reader.import(&owner.export(&second).unwrap()).unwrap();
+    assert_eq!(honest.peer(), known.peer());
+    read_all(&reader, &honest);
+    // To somebody who knows nothing of the peer, it leaves nothing either.
+    drop((known, honest));
+    assert_eq!(reader.disconnect(), 1);
+    assert!(reader.import(&hostile).is_err());
+    assert_eq!((reader.peers(), reader.disconnect()), (vec![], 0));
+    assert!(reader.import(&owner.export(&second).unwrap()).is_ok());
+}
+
+/// Only UCX can tell, and NIXL has lost the peer by then.
+#[test]
+fn keys_that_ucx_refuses_cost_the_peer_and_nobody_else() {
+    let (owner, other, reader) = (agent(), agent(), agent());
+    let (first, second) = (layout(&owner), layout(&owner));
+    let of_other = layout(&other);
+    let unharmed = reader.import(&other.export(&of_other).unwrap()).unwrap();
+    let damaged = with_keys(&owner.describe(&second).unwrap(), |keys| damage(keys));
+
+    // Of a peer that is known.
+    let known = reader.import(&owner.export(&first).unwrap()).unwrap();
+    let error = reader.import(&damaged).unwrap_err();
+    match &error {
+        ImportError::PeerLost { peer, .. } => assert_eq!(peer, owner.name()),
+        _ => panic!("{error:?}"),
+    }
+    assert_eq!(reader.peers(), [(unharmed.peer(), other.name().clone())]);
+    assert_eq!(reader.use_peer(known.peer()).unwrap_err(), NoUse::Unknown);
+
+    // Of one that is not, to somebody else.
+    let stranger = agent();
+    let error = stranger.import(&damaged).unwrap_err();
+    assert!(matches!(error, ImportError::Load { .. }), "{error:?}");
+    assert_eq!((stranger.peers(), stranger.disconnect()), (vec![], 0));
+    read_all(&reader, &unharmed);
+}
+
+/// NIXL looks at the last key that begins no later than the region, and no further.
+#[test]
+fn a_layout_that_nixl_does_not_find_behind_its_keys_is_refused() {
+    let (owner, reader) = (agent(), agent());
+    let (first, second) = (layout(&owner), layout(&owner));
+    let known = reader.import(&owner.export(&first).unwrap()).unwrap();
+    let hidden = with_keys(&owner.describe(&second).unwrap(), |keys| {
+        let count = count_in(keys);
+        let (length, place) = (count + 9, count + 17);
+        let (address, bytes) = (number_at(keys, place), number_at(keys, place + 8));
+        let mut inner = keys.get(length..).unwrap().to_vec();
+        put(keys, place, address - 4096);
+        put(keys, place + 8, bytes + 4096);
+        put(&mut inner, 8, address - 2048);
+        put(&mut inner, 16, 64);
+        put(keys, count, 2);
+        keys.extend(inner);
+    });
+    for reader in [&reader, &agent()] {
+        let error = reader.import(&hidden).unwrap_err();
+        match &error {
+            ImportError::NotFound { peer } => assert_eq!(peer, owner.name()),
+            _ => panic!("{error:?}"),
+        }
+    }
+    read_all(&reader, &known);
+}

@@ -1,0 +1,73 @@
+//! What becomes of transfers when the engine's thread panics, as a subscriber to `tracing` can make it.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use terrane_nixl::NixlEngineOptions;
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::process::in_child;
+use terrane_transfer::{Transfer, TransferError, TransferManager};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use super::support::*;
+
+/// Panics at the first thing that it is told on an engine's thread, once it is armed.
+struct Panics;
+
+static ARMED: AtomicBool = AtomicBool::new(false);
+
+impl Subscriber for Panics {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let is_engine = std::thread::current().name() == Some("terrane-nixl");
+        if is_engine && ARMED.swap(false, Ordering::Relaxed) {
+            panic!("at {:?}", event.metadata());
+        }
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn nobody_waits_for_an_engine_whose_thread_has_panicked() {
+    in_child("engine::panics::nobody_waits_for_an_engine_whose_thread_has_panicked", || {
+        tracing::subscriber::set_global_default(Panics).unwrap();
+        let pair = Pair::new();
+        let manager = TransferManager::new([pair.engine(NixlEngineOptions::default())]);
+        let (local, remote) =
+            (pair.local(config(8), CONTIGUOUS), pair.remote(config(8), CONTIGUOUS));
+        let write = |block| Transfer::new(&local, &remote).blocks(&[block], &[block]);
+        end_of(manager.submit(write(0), ()).unwrap()).result.unwrap();
+        ARMED.store(true, Ordering::Relaxed);
+        // The one that the thread comes to, those behind it, and what is submitted afterwards.
+        let submitted: Vec<_> =
+            (1..5).map(|block| manager.submit(write(block), block).unwrap()).collect();
+        for (completion, block) in submitted.into_iter().zip(1..) {
+            let outcome = end_of(completion);
+            assert_eq!(outcome.guard, block);
+            stopped(&outcome.result.unwrap_err());
+        }
+        stopped(&end_of(manager.submit(write(5), ()).unwrap()).result.unwrap_err());
+        // Nothing was in flight, so all blocks are free.
+        drop(local.hold_for_write(&[0, 1, 2, 3, 4, 5]).unwrap());
+    });
+}
+
+#[track_caller]
+fn stopped(error: &TransferError) {
+    assert!(matches!(error, TransferError::EngineStopped), "{error:?} {:?}", error.source());
+}
