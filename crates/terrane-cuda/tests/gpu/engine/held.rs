@@ -154,17 +154,20 @@ fn kernels_stay_for_as_long_as_they_run() {
     let engine: Arc<dyn CopyEngine> = Arc::new(engine);
     // Nobody helps, so that the first transfer ends on a thread of the engine.
     let manager = TransferManager::new([engine]).with_attention(Duration::ZERO);
-    let stream = Stream::new(&context).unwrap();
-    let held = driver.hold(stream.handle());
+    let [begun, stream] = [(); 2].map(|()| Stream::new(&context).unwrap());
+    let [not_begun, held] = [&begun, &stream].map(|stream| driver.hold(stream.handle()));
     let room = much(&context);
+    keep_busy(&begun, &room);
     keep_busy(&stream, &room);
     let writer = here.hold_for_write(&[0]).unwrap();
-    let first = ordered(Transfer::new(&here, &there), &here, &there).blocks(&[0], &[0]);
+    let first = Transfer::new(&here, &there).blocks(&[0], &[0]).device_order(after(&begun));
     let first = manager.submit(first.after(&writer.ticket()), ()).unwrap();
     let second = Transfer::new(&here, &there).blocks(&[1], &[1]).device_order(after(&stream));
     let second = manager.submit(second.after(&first.ticket()), ()).unwrap();
     drop(manager);
     drop(writer);
+    // Not before this thread has let go of the engine.
+    drop(not_begun);
     assert!(dropped.recv().is_err(), "the engine goes when the second has been submitted");
     for _ in 0..200 {
         assert!(driver.count(Live::Modules) > before, "the kernels went before they had run");
