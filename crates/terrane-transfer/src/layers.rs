@@ -235,6 +235,11 @@ impl fmt::Debug for LayerFuture {
 /// An engine tells of each layer as soon as it can; one that cannot tell layers apart says nothing,
 /// and all layers are done, or have failed, when the job ends. Ranges are cut to the layers of the
 /// transfer. What comes out of order, such as news of a layer that is done, changes nothing.
+///
+/// Telling of a layer wakes whoever waits for it, and so runs foreign code: an engine holds no lock
+/// meanwhile that it takes to end the job. Hence a clone, which costs a reference count, can be kept
+/// beside the job, and tells of nothing any more once the job has ended.
+#[derive(Clone)]
 pub struct LayerSignals {
     shared: Arc<Shared>,
 }
