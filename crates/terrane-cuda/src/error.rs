@@ -88,6 +88,16 @@ pub enum CudaError {
         /// The number.
         number: u64,
     },
+    /// A transfer was to run after a stream, or an event, that is captured into a graph.
+    #[error(
+        "the {what} that the transfer is to run after is captured into a graph, of which a transfer \
+         is no part; submit the transfer before the capture, or after it behind the stream that the \
+         graph is launched on"
+    )]
+    Captured {
+        /// `"stream"` or `"event"`.
+        what: &'static str,
+    },
     /// An event's last record failed, so that it proves nothing.
     #[error("the event was not recorded; record it again before asking it")]
     NotRecorded,

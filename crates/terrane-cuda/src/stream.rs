@@ -9,6 +9,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use terrane_core::{ByteCount, Location};
 
 use crate::context::Context;
+use crate::driver::DriverCode;
 use crate::error::{CudaError, check, check_ready};
 use crate::event::Event;
 
@@ -139,6 +140,27 @@ impl Stream {
         self.context.bound(|functions| {
             // SAFETY: the stream is alive.
             check_ready("cuStreamQuery", unsafe { (functions.cuStreamQuery)(self.raw) })
+        })
+    }
+
+    /// Whether what is submitted goes to a graph, so that nothing of it runs. Never blocks, and
+    /// does the capture no harm. A driver that cannot say has no captures.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub(crate) fn is_captured(&self) -> Result<bool, CudaError> {
+        self.context.bound(|functions| {
+            let Some(ask) = functions.cuStreamIsCapturing else { return Ok(false) };
+            let mut status = 0;
+            // SAFETY: the stream is alive; one number is written.
+            let code = unsafe { ask(self.raw, &raw mut status) };
+            // The legacy default stream cannot be used while any stream that waits for it is
+            // captured.
+            if DriverCode::new(code).is_of_capture() {
+                return Ok(true);
+            }
+            check("cuStreamIsCapturing", code).map(|()| status != 0)
         })
     }
 

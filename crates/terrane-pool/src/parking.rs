@@ -44,7 +44,10 @@ pub(crate) struct Parking<M: Memory> {
 }
 
 struct Lot<M: Memory> {
+    /// Those with tickets that are not done, and others until the next reap.
     streams: FxHashMap<StreamId, Stream>,
+    /// Above the tickets of all streams that have gone from the table, all of which are done.
+    floor: u64,
     rows: FxHashMap<(usize, Option<StreamId>), VecDeque<Parked<M>>>,
     /// Fences that can be recorded again.
     spare: Vec<Arc<dyn Fence>>,
@@ -52,7 +55,6 @@ struct Lot<M: Memory> {
     arrivals: u64,
 }
 
-#[derive(Default)]
 struct Stream {
     /// The tickets below this number are done.
     done: u64,
@@ -62,6 +64,21 @@ struct Stream {
     wanted: bool,
     /// Recorded fences with the tickets that they close, the oldest first.
     fences: VecDeque<(u64, Arc<dyn Fence>)>,
+    /// Whether it has been said that no fence can be recorded.
+    is_reported: bool,
+}
+
+impl Stream {
+    /// One whose tickets begin with this number.
+    fn beginning(first: u64) -> Self {
+        let fences = VecDeque::new();
+        Self { done: first, open: first, wanted: false, fences, is_reported: false }
+    }
+
+    /// Whether there is nothing to remember of it.
+    fn is_idle(&self) -> bool {
+        !self.wanted && self.fences.is_empty() && self.done == self.open
+    }
 }
 
 struct Parked<M: Memory> {
@@ -75,6 +92,7 @@ impl<M: Memory> Parking<M> {
     pub(crate) fn new(source: Arc<dyn FenceSource>, patience: Duration) -> Self {
         let lot = Lot {
             streams: FxHashMap::default(),
+            floor: 0,
             rows: FxHashMap::default(),
             spare: vec![],
             arrivals: 0,
@@ -120,7 +138,7 @@ impl<M: Memory> Parking<M> {
         let mut lot = self.lot.lock();
         let mut tickets = SmallVec::new();
         for id in record.order.streams() {
-            let stream = lot.streams.entry(id).or_default();
+            let stream = lot.stream(id);
             stream.wanted = true;
             tickets.push((id, stream.open));
         }
@@ -209,6 +227,7 @@ impl<M: Memory> Parking<M> {
             }
         }
         rows.retain(|_, row| !row.is_empty());
+        lot.forget_idle();
         free
     }
 
@@ -295,6 +314,24 @@ impl<M: Memory> Parked<M> {
 }
 
 impl<M: Memory> Lot<M> {
+    fn stream(&mut self, id: StreamId) -> &mut Stream {
+        self.streams.entry(id).or_insert_with(|| Stream::beginning(self.floor))
+    }
+
+    /// Forgets the streams that nothing is pending on: their numbers may never come again. Blocks that
+    /// other streams still use may have tickets of them. Should one come again, its tickets go on above
+    /// those, which therefore stay done.
+    fn forget_idle(&mut self) {
+        let floor = &mut self.floor;
+        self.streams.retain(|_, stream| {
+            let is_idle = stream.is_idle();
+            if is_idle {
+                *floor = stream.open.max(*floor);
+            }
+            !is_idle
+        });
+    }
+
     /// Notes which fences have completed.
     fn poll(&mut self) {
         for stream in self.streams.values_mut() {
@@ -323,10 +360,29 @@ impl<M: Memory> Lot<M> {
             self.streams.iter().filter(|(_, stream)| wanted(stream)).map(|(&id, _)| id).collect();
         for &id in &ids {
             if let Err(error) = self.record(source, id) {
-                tracing::warn!(%error, stream = %id, "no fence could be recorded");
+                if !self.is_awaited(id) {
+                    let stream = self.stream(id);
+                    (stream.wanted, stream.done) = (false, stream.open);
+                    continue;
+                }
+                // It is tried again at each miss, and mostly fails for good.
+                if !std::mem::replace(&mut self.stream(id).is_reported, true) {
+                    tracing::warn!(
+                        %error,
+                        stream = %id,
+                        "no fence could be recorded; its blocks are pending until one can"
+                    );
+                }
             }
         }
         !ids.is_empty()
+    }
+
+    /// Whether a block waits for a stream. What did may have been taken by now.
+    fn is_awaited(&self, id: StreamId) -> bool {
+        let done = self.streams.get(&id).map_or(self.floor, |stream| stream.done);
+        let mut parked = self.rows.values().flatten();
+        parked.any(|parked| parked.tickets.iter().any(|&(of, ticket)| of == id && ticket >= done))
     }
 
     /// Closes the open ticket of a stream with a fence.
@@ -339,10 +395,10 @@ impl<M: Memory> Lot<M> {
             self.spare.push(fence);
             return Err(error);
         }
-        let stream = self.streams.entry(id).or_default();
+        let stream = self.stream(id);
         stream.fences.push_back((stream.open, fence));
         stream.open += 1;
-        stream.wanted = false;
+        (stream.wanted, stream.is_reported) = (false, false);
         Ok(())
     }
 
@@ -354,14 +410,14 @@ impl<M: Memory> Lot<M> {
         other: StreamId,
         ticket: u64,
     ) -> Result<bool, FenceError> {
-        let known = self.streams.entry(other).or_default();
+        let known = self.stream(other);
         if ticket < known.done {
             return Ok(true);
         }
         if ticket == known.open {
             self.record(source, other)?;
         }
-        let known = self.streams.entry(other).or_default();
+        let known = self.stream(other);
         match known.fences.iter().find(|&&(closes, _)| closes >= ticket) {
             Some((_, fence)) => fence.delay(stream),
             None => Ok(false),
@@ -384,59 +440,4 @@ pub(crate) fn is_kept(class: usize) -> bool {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use std::sync::atomic::AtomicU32;
-
-    use super::*;
-    use crate::adaptors::{Simulated, SimulatedOptions};
-    use crate::{Pool, PoolOptions};
-    use terrane_core::RegionRequest;
-
-    /// Streams whose fences say that they have been reached when they are waited for, and fail
-    /// or not, and never when they are asked.
-    #[derive(Clone, Debug)]
-    struct Contradictory {
-        waits_fail: bool,
-        waits: Arc<AtomicU32>,
-    }
-
-    impl FenceSource for Contradictory {
-        fn create(&self) -> Result<Arc<dyn Fence>, FenceError> {
-            Ok(Arc::new(self.clone()))
-        }
-    }
-
-    impl Fence for Contradictory {
-        fn record(&self, _: StreamId) -> Result<(), FenceError> {
-            Ok(())
-        }
-
-        fn is_complete(&self) -> Result<bool, FenceError> {
-            Ok(false)
-        }
-
-        fn wait(&self, _: Duration) -> Result<bool, FenceError> {
-            self.waits.fetch_add(1, Ordering::Relaxed);
-            let error = || FenceError { operation: "wait", source: "broken".into() };
-            if self.waits_fail { Err(error()) } else { Ok(true) }
-        }
-    }
-
-    #[test]
-    fn waits_end_and_do_not_spin_whatever_fences_say() {
-        for waits_fail in [false, true] {
-            let fences = Contradictory { waits_fail, waits: Arc::default() };
-            let upstream = SimulatedOptions { capacity: ByteCount::kib(4), ..Default::default() };
-            let pending_wait = Duration::from_millis(20);
-            let options = PoolOptions { pending_wait, ..PoolOptions::default() };
-            let source = Arc::new(fences.clone());
-            let pool = Pool::with_fences(Simulated::new(upstream), options, source).unwrap();
-            let request = RegionRequest::new(ByteCount::kib(4));
-            drop(pool.acquire_on(StreamId::new(1), &request).unwrap());
-            assert!(pool.acquire_on(StreamId::new(2), &request).is_err());
-            pool.close();
-            let waits = fences.waits.load(Ordering::Relaxed);
-            assert!(!waits_fail || waits < 1000, "{waits} waits in 40 ms");
-        }
-    }
-}
+mod tests;

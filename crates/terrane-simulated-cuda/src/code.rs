@@ -33,6 +33,14 @@ impl Code {
     pub const LAUNCH_FAILED: Self = Self(719);
     pub const NOT_PERMITTED: Self = Self(800);
     pub const NOT_SUPPORTED: Self = Self(801);
+    pub const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
+    pub const STREAM_CAPTURE_INVALIDATED: Self = Self(901);
+    pub const STREAM_CAPTURE_MERGE: Self = Self(902);
+    pub const STREAM_CAPTURE_UNMATCHED: Self = Self(903);
+    pub const STREAM_CAPTURE_UNJOINED: Self = Self(904);
+    pub const STREAM_CAPTURE_ISOLATION: Self = Self(905);
+    pub const CAPTURED_EVENT: Self = Self(907);
+    pub const STREAM_CAPTURE_WRONG_THREAD: Self = Self(908);
 }
 
 /// The driver's name for a code, if it is one of those that can occur here.
@@ -40,7 +48,7 @@ pub fn name(code: u32) -> Option<&'static CStr> {
     NAMES.iter().find(|(number, _)| *number == code).map(|(_, name)| *name)
 }
 
-const NAMES: [(u32, &CStr); 43] = [
+const NAMES: [(u32, &CStr); 51] = [
     (0, c"CUDA_SUCCESS"),
     (1, c"CUDA_ERROR_INVALID_VALUE"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY"),
@@ -83,6 +91,14 @@ const NAMES: [(u32, &CStr); 43] = [
     (800, c"CUDA_ERROR_NOT_PERMITTED"),
     (801, c"CUDA_ERROR_NOT_SUPPORTED"),
     (802, c"CUDA_ERROR_SYSTEM_NOT_READY"),
+    (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
+    (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"),
+    (902, c"CUDA_ERROR_STREAM_CAPTURE_MERGE"),
+    (903, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"),
+    (904, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
+    (905, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION"),
+    (907, c"CUDA_ERROR_CAPTURED_EVENT"),
+    (908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"),
     (999, c"CUDA_ERROR_UNKNOWN"),
 ];
 

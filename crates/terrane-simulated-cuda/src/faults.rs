@@ -9,6 +9,8 @@ struct Failing {
     /// How many calls of it go well before.
     spared: u64,
     code: Code,
+    /// Whether every call after that fails as well.
+    for_good: bool,
 }
 
 /// A context that will be lost.
@@ -29,7 +31,14 @@ pub struct Faults {
 impl Faults {
     /// The call of `function` after `spared` further ones answers with `code`.
     pub fn fail(&mut self, function: &str, spared: u64, code: Code) {
-        self.failing.push(Failing { function: function.to_owned(), spared, code });
+        let function = function.to_owned();
+        self.failing.push(Failing { function, spared, code, for_good: false });
+    }
+
+    /// Every call of `function` answers with `code` from now on.
+    pub fn refuse(&mut self, function: &str, code: Code) {
+        let function = function.to_owned();
+        self.failing.push(Failing { function, spared: 0, code, for_good: true });
     }
 
     /// The operation of `context` after `spared` further ones loses the context with `code`.
@@ -61,6 +70,7 @@ impl Faults {
                 failing.spared -= 1;
                 Ok(())
             }
+            Some(Failing { code, for_good: true, .. }) => Err(*code),
             _ => Err(self.failing.remove(index).code),
         }
     }

@@ -37,8 +37,9 @@
 //!
 //! # What is not
 //!
-//! Time: an elapsed time is the host's, and says nothing. Graphs, capture, arrays, textures,
-//! managed and virtual memory, exports to other processes, floating-point arithmetic, atomics and
+//! Time: an elapsed time is the host's, and says nothing. Graphs: what a stream is given while it
+//! is captured is forgotten, and the graph is empty; that calls of other threads end a capture, and
+//! that events drag other streams into one, is simulated. Arrays, textures, managed and virtual memory, exports to other processes, floating-point arithmetic, atomics and
 //! operations of a warp. A lost context leaves the process usable, as another one can be retained
 //! on the same device once the last owner has let go; real drivers often do not. Where real drivers
 //! differ from each other, what the documentation says is done, and the stricter reading of it.
@@ -51,6 +52,7 @@
 //! `background=off` switches that off: a single thread sees the same run again.
 
 mod arena;
+mod capture;
 mod code;
 mod config;
 pub mod exports;

@@ -13,6 +13,10 @@ impl State {
     /// Puts work at the end of a stream; answers its place.
     pub fn submit(&mut self, stream: u64, mut after: Vec<Mark>, work: Work) -> Outcome<Mark> {
         let own = self.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
+        if own.capture.is_some() {
+            // It goes to the graph.
+            return Ok((stream, own.submitted));
+        }
         let (context, kind, is_blocking) = (own.context, own.kind, !own.is_non_blocking);
         // The legacy default stream waits for all others of its context that do not opt out, and
         // they for it.

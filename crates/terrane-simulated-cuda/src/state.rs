@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::Arena;
+use crate::capture::Capture;
 use crate::code::{Code, Outcome};
 use crate::config::Config;
 use crate::faults::Faults;
@@ -69,6 +70,8 @@ pub struct Stream {
     /// Whether a test holds its work back.
     pub is_held: bool,
     pub is_destroyed: bool,
+    /// The capture that takes what is submitted.
+    pub capture: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -86,6 +89,8 @@ pub struct Event {
     pub mark: Option<Mark>,
     /// When the stream came to a mark.
     pub time: Option<(Mark, Instant)>,
+    /// The capture in which it was recorded last.
+    pub captured: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -116,6 +121,7 @@ pub struct State {
     pub functions: BTreeMap<u64, Function>,
     pub space: Space,
     pub faults: Faults,
+    pub captures: BTreeMap<u64, Capture>,
     pub callbacks: VecDeque<Callback>,
     /// Calls so far: the background waits until nobody calls.
     pub activity: u64,
@@ -142,6 +148,7 @@ impl State {
             functions: BTreeMap::new(),
             space,
             faults: Faults::default(),
+            captures: BTreeMap::new(),
             callbacks: VecDeque::new(),
             activity: 0,
             is_ending: false,
@@ -217,6 +224,7 @@ impl State {
             completed: 0,
             is_held: false,
             is_destroyed: false,
+            capture: None,
         };
         self.streams.insert(handle, stream);
         handle

@@ -158,6 +158,19 @@ impl SimulatedEvent {
     }
 }
 
+/// An event that marks what an order means now; `None` if its handle is no simulated device's, or it
+/// has none.
+pub(crate) fn pin(order: DeviceOrder) -> Option<SimulatedEvent> {
+    let device = match order {
+        DeviceOrder::AfterStream(stream) => stream.device(),
+        DeviceOrder::AfterEvent(event) => event.device(),
+        _ => return None,
+    };
+    let (work, after) = Gate::of(Some(order))?.0?;
+    let handle = lock(&WAITABLES).insert(Waitable::Event(work, after));
+    Some(SimulatedEvent { device, handle })
+}
+
 /// Whether a simulated event has happened; `None` if there is no such event (any more).
 #[must_use]
 pub fn has_happened(event: EventHandle) -> Option<bool> {

@@ -61,6 +61,15 @@ impl SimulatedCuda {
         succeeded(unsafe { call(function.as_ptr(), spared, code) });
     }
 
+    /// Every call of `function` answers with `code`, until that is [forgiven](Self::forgive).
+    pub fn refuse(&self, function: &str, code: u32) {
+        let function = CString::new(function).expect("a name without a zero byte");
+        let call = self
+            .function::<unsafe extern "C" fn(*const c_char, u32) -> u32>("terraneSimulatedRefuse");
+        // SAFETY: the name ends with a zero byte.
+        succeeded(unsafe { call(function.as_ptr(), code) });
+    }
+
     /// Loses the primary context of a device with `code`, at the operation of its streams after
     /// `spared` further ones.
     pub fn lose(&self, device: i32, spared: u64, code: u32) {

@@ -1,12 +1,12 @@
 //! Waiting threads that help the engine: to notice the end, and to come to it.
 
 use std::ops::Range;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::engines::threads;
 use crate::job::tell_rest;
-use crate::sync::{Countdown, yield_now};
+use crate::sync::{Countdown, spin_loop, yield_now};
 
 /// What an engine lets waiting threads do for it: look whether anything has ended.
 ///
@@ -22,7 +22,7 @@ pub trait Attend: Send + Sync {
     /// others included.
     ///
     /// It is called on threads of callers, often, on several at once, and again from within itself
-    /// (what finishing a job runs may wait for another one). So it takes a microsecond or so and
+    /// (what finishing a job starts may look at another one). So it takes a microsecond or so and
     /// never blocks: where another thread is at it already, it returns. As wherever a job is
     /// finished, the engine holds no lock meanwhile that it takes to accept one.
     fn poll(&self);
@@ -41,7 +41,8 @@ pub trait Attend: Send + Sync {
 
     /// Between which times the end is to be expected, where the engine knows. A thread that has
     /// helped for a while and is about to sleep asks; it wakes for the end, once, and helps until the
-    /// later time.
+    /// later time. It asks again after another [invitation](crate::CopyJob::attend), and after a
+    /// [piece](Self::serve) that it has done.
     fn due(&self) -> Option<Range<Instant>> {
         None
     }
@@ -54,8 +55,26 @@ pub trait Attend: Send + Sync {
 /// woken; short enough to be no loss where a transfer takes milliseconds.
 pub const DEFAULT_ATTENTION: Duration = Duration::from_micros(200);
 
-/// Who attends to a transfer. The engine owns it; it may own the job in turn.
-pub(crate) type Attendant = Weak<dyn Attend>;
+/// How long a thread that helps only spins between its looks. Then it lets others run, which takes
+/// as long as an end is late by.
+const EAGERNESS: Duration = Duration::from_micros(50);
+
+/// Who attends to a transfer, as of the latest invitation. The engine owns it; it may own the job in
+/// turn.
+#[derive(Clone)]
+pub(crate) struct Attendant {
+    attend: Weak<dyn Attend>,
+    /// How many invitations came before this one.
+    number: u64,
+}
+
+impl Attendant {
+    /// The attendant to take the place of `former`, which may have been the same.
+    pub(crate) fn invited(attend: &Arc<dyn Attend>, former: Option<&Self>) -> Self {
+        let number = former.map_or(0, |former| former.number.wrapping_add(1));
+        Self { attend: Arc::downgrade(attend), number }
+    }
+}
 
 /// Has the attendant look once. The caller holds no lock, as the job may end in here.
 pub(crate) fn poll(attendant: &Attendant) {
@@ -68,15 +87,19 @@ pub(crate) fn poll(attendant: &Attendant) {
 /// to know whether a transfer has ended.
 fn with<T>(attendant: &Attendant, call: impl FnOnce(&dyn Attend) -> T) -> Option<T> {
     let mut answer = None;
-    threads::finishing(|| answer = attendant.upgrade().map(|attendant| call(&*attendant)));
+    threads::finishing(|| answer = attendant.attend.upgrade().map(|attendant| call(&*attendant)));
     answer
 }
 
-/// The parts of a wait in which the thread helps: for a while from the first attendant on that it
-/// sees, and, where that knows when, about the time at which the end is to be expected.
+/// The parts of a wait in which the thread helps: for a while from each invitation on that it sees,
+/// and, where the attendant knows when, about the time at which the end is to be expected.
 pub(crate) struct Helping {
     attention: Duration,
+    /// The number of the latest invitation that it has seen.
+    seen: Option<u64>,
     left: Countdown,
+    /// The part of it in which the thread only spins.
+    eager: Countdown,
     helps: bool,
     /// Whether the thread may be kept for as long as a piece of the copy takes.
     serves: bool,
@@ -93,15 +116,27 @@ enum Expects {
     Nothing,
 }
 
+impl Expects {
+    fn of(attention: Duration) -> Self {
+        let never = cfg!(loom) || attention.is_zero();
+        if never { Self::Nothing } else { Self::NotAsked }
+    }
+}
+
 impl Helping {
     /// Begins a wait that has an end of its own. The caller holds no lock, as what this thread has
     /// still to tell is told.
     pub(crate) fn new(attention: Duration) -> Self {
         tell_rest();
-        let never = cfg!(loom) || attention.is_zero();
-        let expects = if never { Expects::Nothing } else { Expects::NotAsked };
-        let left = Countdown::new(attention);
-        Self { attention, left, helps: false, serves: false, expects }
+        Self {
+            attention,
+            seen: None,
+            left: Countdown::new(attention),
+            eager: Countdown::new(EAGERNESS),
+            helps: false,
+            serves: false,
+            expects: Expects::of(attention),
+        }
     }
 
     /// Begins a wait that takes what it takes.
@@ -121,7 +156,9 @@ impl Helping {
             };
             tell_rest();
             if has_done {
-                self.left = Countdown::new(self.attention);
+                self.renew();
+            } else if self.eager.goes_on() {
+                spin_loop();
             } else {
                 yield_now();
             }
@@ -131,24 +168,37 @@ impl Helping {
         self.expects = due.map_or(Expects::Nothing, Expects::At);
     }
 
-    /// Whether it is still to help, for which it then calls [`help`](Self::help).
-    pub(crate) fn goes_on(&mut self) -> bool {
+    /// Whether it is still to help this attendant, for which it then calls [`help`](Self::help).
+    pub(crate) fn goes_on(&mut self, attendant: &Attendant) -> bool {
+        if self.seen.replace(attendant.number) != Some(attendant.number) {
+            self.renew();
+        }
         self.helps = self.left.goes_on();
         self.helps || matches!(self.expects, Expects::NotAsked)
     }
 
-    /// How long to sleep, at most, before it [goes on](Self::goes_on) again; `None` if it does not.
+    /// How long to sleep, at most, before it [goes on](Self::goes_on) again; `None` if it does not
+    /// unless it is invited.
     pub(crate) fn nap(&mut self) -> Option<Duration> {
-        let expects = std::mem::replace(&mut self.expects, Expects::Nothing);
-        let Expects::At(due) = expects else { return None };
+        // Whom nobody has invited yet has still to ask.
+        let Expects::At(due) = &self.expects else { return None };
+        let nap = due.start.saturating_duration_since(Instant::now());
         self.left = Countdown::until(due.end);
-        Some(due.start.saturating_duration_since(Instant::now()))
+        self.eager = Countdown::new(EAGERNESS);
+        self.expects = Expects::Nothing;
+        Some(nap)
+    }
+
+    /// Begins to attend anew.
+    fn renew(&mut self) {
+        self.left = Countdown::new(self.attention);
+        self.eager = Countdown::new(EAGERNESS);
+        self.expects = Expects::of(self.attention);
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
@@ -175,18 +225,88 @@ mod tests {
 
     /// One look of a wait whose attention has just run out. Answers whether it goes on.
     fn look(mut helping: Helping, attendant: &Attendant) -> bool {
+        helping.seen = Some(attendant.number);
         helping.helps = true;
         helping.expects = Expects::Nothing;
         helping.left = Countdown::until(Instant::now());
         helping.help(attendant);
-        helping.goes_on()
+        helping.goes_on(attendant)
+    }
+
+    /// Knows when the end is due, and counts who asks.
+    struct Knows {
+        due: Range<Instant>,
+        asked: AtomicUsize,
+    }
+
+    impl Knows {
+        fn asked(&self) -> usize {
+            self.asked.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Attend for Knows {
+        fn poll(&self) {}
+
+        fn due(&self) -> Option<Range<Instant>> {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            Some(self.due.clone())
+        }
+    }
+
+    /// An end that is due in an hour, for another one.
+    fn in_an_hour() -> (Arc<Knows>, Arc<dyn Attend>) {
+        let start = Instant::now() + LONG;
+        let knows = Arc::new(Knows { due: start..start + LONG, asked: AtomicUsize::new(0) });
+        (knows.clone(), knows)
+    }
+
+    /// Helps for as long as it goes on, and answers for how long to sleep then.
+    fn attend_to(helping: &mut Helping, attendant: &Attendant) -> Option<Duration> {
+        while helping.goes_on(attendant) {
+            helping.help(attendant);
+        }
+        helping.nap()
+    }
+
+    /// As with a job that is submitted a part at a time: nobody can be invited before the last.
+    #[test]
+    fn a_wait_that_begins_before_the_invitation_asks_when_the_end_is_due_and_wakes_for_it() {
+        let (knows, as_attend) = in_an_hour();
+        let mut helping = Helping::new(DEFAULT_ATTENTION);
+        // Woken for nothing, too.
+        assert_eq!([helping.nap(), helping.nap()], [None, None]);
+        let attendant = Attendant::invited(&as_attend, None);
+        let nap = attend_to(&mut helping, &attendant);
+        assert_eq!(knows.asked(), 1);
+        assert!(nap.is_some_and(|nap| LONG / 2 < nap && nap <= LONG), "{nap:?}");
+        // It helps until the later time then: this one is two hours off.
+        assert!(helping.goes_on(&attendant) && helping.helps);
+    }
+
+    #[test]
+    fn another_invitation_begins_the_attention_anew() {
+        let (knows, as_attend) = in_an_hour();
+        let mut helping = Helping::new(DEFAULT_ATTENTION);
+        let first = Attendant::invited(&as_attend, None);
+        assert!(attend_to(&mut helping, &first).is_some());
+        // The end was not when it was due.
+        helping.left = Countdown::until(Instant::now());
+        assert_eq!((attend_to(&mut helping, &first), knows.asked()), (None, 1));
+
+        let second = Attendant::invited(&as_attend, Some(&first));
+        helping.attention = LONG;
+        assert!(helping.goes_on(&second) && helping.helps, "it does not help");
+        helping.left = Countdown::until(Instant::now());
+        assert!(attend_to(&mut helping, &second).is_some());
+        assert_eq!(knows.asked(), 2);
     }
 
     #[test]
     fn a_piece_renews_the_attention_of_a_thread_that_serves() {
         let counts = Arc::new(Counts::default());
         let as_attend: Arc<dyn Attend> = counts.clone();
-        let attendant = Arc::downgrade(&as_attend);
+        let attendant = Attendant::invited(&as_attend, None);
         let counted = || [&counts.polls, &counts.pieces].map(|count| count.load(Ordering::SeqCst));
         assert!(look(Helping::serving(LONG), &attendant));
         assert_eq!(counted(), [0, 1]);

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use terrane_core::ByteCount;
 
-use crate::attend::{self, Attendant, Helping};
+use crate::attend::{self, Attend, Attendant, Helping};
 use crate::sync::{Condvar, Mutex, lock, wait_at_most};
 use crate::{Layers, Progress, Report, Ticket, TransferError};
 
@@ -26,7 +26,8 @@ use crate::{Layers, Progress, Report, Ticket, TransferError};
 /// A thread that waits helps the engine to notice the end, if the engine has a use for that
 /// ([`Attend`](crate::Attend)), for a while before it sleeps; one that looks helps once. What ends
 /// a transfer may therefore run on this thread: whatever drops with it, and the start of transfers
-/// that waited for it.
+/// that waited for it. What drops with a transfer, and wakers, must not wait for another one
+/// ([`TransferManager::submit`](crate::TransferManager::submit) says why).
 #[must_use = "a dropped completion lets the transfer go on, and loses its result"]
 pub struct Completion<G> {
     shared: Arc<Shared<G>>,
@@ -89,7 +90,7 @@ impl<G> Completion<G> {
                 return outcome;
             }
             match state.attendant() {
-                Some(attendant) if helping.goes_on() => {
+                Some(attendant) if helping.goes_on(&attendant) => {
                     drop(state);
                     helping.help(&attendant);
                     state = lock(&self.shared.state);
@@ -119,7 +120,7 @@ impl<G> Completion<G> {
                 return Err(self);
             }
             match state.attendant() {
-                Some(attendant) if helping.goes_on() => {
+                Some(attendant) if helping.goes_on(&attendant) => {
                     drop(state);
                     helping.help(&attendant);
                     state = lock(&self.shared.state);
@@ -229,17 +230,21 @@ impl<G> State<G> {
 
 /// The engine's end of a transfer, whatever the guard's type is.
 pub(crate) trait Settle: Send + Sync {
-    /// Lets those who wait help by way of `attendant`.
-    fn attend(&self, attendant: Attendant);
+    /// Lets those who wait help by way of `attend`.
+    fn attend(&self, attend: &Arc<dyn Attend>);
+
+    /// Before the end: something may touch the memory even after it.
+    fn leaves_remains(&self) {}
 
     /// Publishes the result and wakes whoever waits. A second call changes nothing.
     fn settle(&self, result: Result<Report, TransferError>);
 }
 
 impl<G: Send> Settle for Shared<G> {
-    fn attend(&self, attendant: Attendant) {
+    fn attend(&self, attend: &Arc<dyn Attend>) {
         let mut state = lock(&self.state);
         if let State::InFlight { attendant: slot, .. } = &mut *state {
+            let attendant = Attendant::invited(attend, slot.as_ref());
             let replaced = slot.replace(attendant);
             drop(state);
             // Whoever sleeps already helps from now on.

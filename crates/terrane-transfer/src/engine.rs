@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use terrane_core::CapabilityReport;
+use terrane_core::{BoxedCause, CapabilityReport};
 
-use crate::{CopyJob, Side, Terms, TransferPlan};
+use crate::{CopyJob, DeviceOrder, PinnedOrder, Side, Terms, TransferPlan};
 
 /// Something that executes copy runs between some kinds of storage.
 ///
@@ -54,6 +54,18 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
 
     /// Executes the job by the path of its [quote](Self::quote), in the background.
     fn submit(&self, job: CopyJob);
+
+    /// Takes down what an order means now, for a job that is [submitted](Self::submit) later, when the
+    /// transfers that it waits for have ended: its stream may have been given more work by then, and its
+    /// event recorded again. It returns at once, as `submit` does.
+    ///
+    /// # Errors
+    ///
+    /// Why the engine cannot. By default it does not serve orders of devices.
+    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+        let _ = order;
+        Err(Box::new(Declined::DeviceOrder))
+    }
 
     /// What the engine wished for when it was made, and what became of that. Empty for one that
     /// wishes for nothing that a machine can refuse.

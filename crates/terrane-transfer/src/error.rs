@@ -138,6 +138,17 @@ pub enum TransferError {
     /// A device order was stated, and no device takes part.
     #[error("a device order is stated, but neither end is a device's memory; leave it out")]
     OrderWithoutDevice,
+    /// What a transfer that waits for others runs after on the device could not be taken down.
+    #[error(
+        "engine {engine} cannot take down what the transfer is to run after on the device, as it waits \
+         for other transfers first; submit it when those have ended"
+    )]
+    OrderNotPinned {
+        /// The engine.
+        engine: &'static str,
+        /// Why.
+        source: BoxedCause,
+    },
     /// Durability was asked for, and no file is written.
     #[error(
         "durability is asked for, but the destination is {kind} memory and no file; leave it out"

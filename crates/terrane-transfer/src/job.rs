@@ -16,8 +16,8 @@ use crate::hazard::Claim;
 use crate::sync::per_thread;
 use crate::ticket::Dependent;
 use crate::{
-    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, Report, Ticket, TransferError,
-    TransferId, TransferPlan,
+    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, PinnedOrder, Report, Ticket,
+    TransferError, TransferId, TransferPlan,
 };
 
 /// A validated transfer that an engine executes: the plan, and the duty to say how it ended.
@@ -29,9 +29,11 @@ pub struct CopyJob {
     // Fields drop in this order, so that when the outcome is published the memory at both ends
     // is no longer held and the blocks are free for others.
     plan: TransferPlan,
-    /// `None` for a part of another job.
-    claims: Option<Claims>,
+    /// Shared with the parts of the job.
+    claims: Arc<Claims>,
     terms: Terms,
+    /// Keeps the order of the terms.
+    order: Option<PinnedOrder>,
     progress: Arc<Progress>,
     ending: Ending,
 }
@@ -65,21 +67,28 @@ impl CopyJob {
         plan: TransferPlan,
         claims: Claims,
         terms: Terms,
+        order: Option<PinnedOrder>,
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: Some(claims), terms, progress, ending }
+        Self { plan, claims: Arc::new(claims), terms, order, progress, ending }
     }
 
-    /// A part of another job, which outlives this one and holds the claims on what is the
-    /// transfer's. What else the plan touches is its maker's alone.
+    /// A part of another job, whose claims on what is the transfer's both of them hold. What else the
+    /// plan touches is its maker's alone, who is told if the part is given up.
     pub(crate) fn part(
+        claims: &Arc<Claims>,
         plan: TransferPlan,
         terms: Terms,
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: None, terms, progress, ending }
+        Self { plan, claims: Arc::clone(claims), terms, order: None, progress, ending }
+    }
+
+    /// For the parts of this job.
+    pub(crate) fn claims(&self) -> &Arc<Claims> {
+        &self.claims
     }
 
     /// What to copy.
@@ -120,16 +129,16 @@ impl CopyJob {
 
     /// Has threads that wait for the transfer, or for a layer of it, help by way of `attendant`
     /// until the job has ended. Those that sleep already begin to. A second attendant takes the
-    /// place of the first one.
+    /// place of the first one; whom it has invited again, or the first one has, attends anew.
     ///
     /// The engine keeps the attendant alive for as long as it is of use: the job does not, so that
     /// the attendant may own the job.
     pub fn attend(&self, attendant: Arc<dyn Attend>) {
         if let Some(layers) = &self.ending.layers {
-            layers.attend(Arc::downgrade(&attendant));
+            layers.attend(&attendant);
         }
         if let Some(settle) = &self.ending.settle {
-            settle.attend(Arc::downgrade(&attendant));
+            settle.attend(&attendant);
         }
     }
 
@@ -156,24 +165,31 @@ impl CopyJob {
     /// transfer fails; the memory at both ends and the claims on its blocks belong to the [`Remains`]
     /// from here on.
     ///
-    /// # Errors
-    ///
-    /// Gives the job and the failure back if it is a part of another engine's transfer, whose memory
-    /// is that engine's to keep. Such a copy has to be waited for.
-    pub fn give_up(mut self, failure: CopyFailure) -> Result<Remains, Box<(Self, CopyFailure)>> {
-        if self.claims.is_none() {
-            return Err(Box::new((self, failure)));
-        }
+    /// A part of another engine's transfer, as a relay's chunk is, is given up likewise: the transfer
+    /// ends with the failure and its blocks stay claimed, and that engine leaves alone what memory of
+    /// its own the part goes through.
+    pub fn give_up(mut self, failure: CopyFailure) -> Remains {
         self.ending.result = Some(Err(self.describe(failure)));
-        let Self { plan, claims, terms: _, progress: _, ending } = self;
-        shielded(|| drop(ending));
-        Ok(Remains { plan, _claims: claims })
+        self.leaves_remains();
+        let Self { plan, claims, terms: _, order, progress: _, ending } = self;
+        shielded(|| drop((order, ending)));
+        Remains { plan, _claims: claims }
+    }
+
+    /// Says, before the end, that something may go on to touch the memory when the job has ended: it
+    /// is given up, or a part of it has been.
+    pub(crate) fn leaves_remains(&self) {
+        if let Some(settle) = &self.ending.settle {
+            settle.leaves_remains();
+        }
     }
 
     /// Says how the copy ended, and lets go of everything.
     ///
     /// That runs foreign code: the drop of the caller's guard and of adopted memory, and wakers.
-    /// Should it panic, the panic ends here, as the engine has other jobs to serve.
+    /// Should it panic, the panic ends here, as the engine has other jobs to serve. It
+    /// [must not wait](crate::TransferManager::submit) for another transfer, so that an engine may
+    /// finish its jobs on a single thread.
     pub fn finish(mut self, result: Result<(), CopyFailure>) {
         let result = result.map_err(|failure| self.describe(failure));
         self.ending.result = Some(result);
@@ -232,7 +248,7 @@ impl fmt::Debug for CopyJob {
 pub struct Remains {
     // Fields drop in this order, as in `CopyJob`.
     plan: TransferPlan,
-    _claims: Option<Claims>,
+    _claims: Arc<Claims>,
 }
 
 impl fmt::Debug for Remains {

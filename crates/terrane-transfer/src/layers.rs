@@ -12,9 +12,9 @@ use std::time::Duration;
 use terrane_core::ByteCount;
 
 use crate::EventHandle;
-use crate::attend::{self, Attendant, Helping};
+use crate::attend::{self, Attend, Attendant, Helping};
 use crate::job::shielded;
-use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 
 /// The caller's view of the layers of a transfer in flight, from
 /// [`Completion::layers`](crate::Completion::layers). Cloning it costs a reference count.
@@ -147,13 +147,13 @@ impl Layers {
                 _ => {}
             }
             match &state.attendant {
-                Some(attendant) if helping.goes_on() => {
+                Some(attendant) if helping.goes_on(attendant) => {
                     let attendant = attendant.clone();
                     drop(state);
                     helping.help(&attendant);
                     state = lock(&self.shared.state);
                 }
-                _ => state = wait(&self.shared.changed, state),
+                _ => state = wait_at_most(&self.shared.changed, state, helping.nap()),
             }
         }
     }
@@ -235,6 +235,11 @@ impl fmt::Debug for LayerFuture {
 /// An engine tells of each layer as soon as it can; one that cannot tell layers apart says nothing,
 /// and all layers are done, or have failed, when the job ends. Ranges are cut to the layers of the
 /// transfer. What comes out of order, such as news of a layer that is done, changes nothing.
+///
+/// Telling of a layer wakes whoever waits for it, and so runs foreign code: an engine holds no lock
+/// meanwhile that it takes to end the job. Hence a clone, which costs a reference count, can be kept
+/// beside the job, and tells of nothing any more once the job has ended.
+#[derive(Clone)]
 pub struct LayerSignals {
     shared: Arc<Shared>,
 }
@@ -260,12 +265,14 @@ impl LayerSignals {
         self.shared.set(layers, LayerState::Done, None);
     }
 
-    pub(crate) fn attend(&self, attendant: Attendant) {
+    pub(crate) fn attend(&self, attend: &Arc<dyn Attend>) {
         let mut state = lock(&self.shared.state);
         if !state.ended {
-            state.attendant = Some(attendant);
+            let attendant = Attendant::invited(attend, state.attendant.as_ref());
+            let replaced = state.attendant.replace(attendant);
             drop(state);
             self.shared.changed.notify_all();
+            drop(replaced);
         }
     }
 

@@ -110,7 +110,7 @@ pub use hazard::{Access, BlockConflict};
 pub use job::{CopyFailure, CopyJob, Progress, Remains, Terms};
 pub use layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
 pub use manager::TransferManager;
-pub use order::{DeviceOrder, EventHandle, StreamHandle};
+pub use order::{DeviceOrder, EventHandle, PinnedOrder, StreamHandle};
 pub use plan::{CopyRun, TransferPlan};
 pub use planner::Planner;
 pub use request::Transfer;

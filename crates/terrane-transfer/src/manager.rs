@@ -12,9 +12,9 @@ use crate::hazard::Use;
 use crate::job::{Claims, Ending};
 use crate::waiting::submit_after;
 use crate::{
-    Access, Completion, CopyEngine, CopyJob, DEFAULT_ATTENTION, Declined, Durability, Endpoint,
-    Explanation, Planner, Progress, Quote, Rejected, Side, Ticket, Transfer, TransferError,
-    TransferPlan, layers,
+    Access, Completion, CopyEngine, CopyJob, DEFAULT_ATTENTION, Declined, DeviceOrder, Durability,
+    Endpoint, Explanation, PinnedOrder, Planner, Progress, Quote, Rejected, Side, Ticket, Transfer,
+    TransferError, TransferPlan, layers,
 };
 
 /// Plans, explains and submits transfers over a set of engines.
@@ -95,6 +95,15 @@ impl TransferManager {
     /// has ended, such as a lock on its own tables. It comes back with the outcome, or at once
     /// with the refusal.
     ///
+    /// # What runs as a transfer ends
+    ///
+    /// The drop of a guard whose completion has gone, the drop of what adopted memory belongs to, and
+    /// wakers run on whichever thread ends the transfer: one of an engine's, or of somebody who waits
+    /// for another transfer. They must not wait for a transfer, nor for a thread that does, as the
+    /// thread that they keep may be the one that ends it: a relay, for one, ends all of its own on a
+    /// single thread. Whoever has to wait there does so on a thread of its own. To submit another
+    /// transfer is fine.
+    ///
     /// # Errors
     ///
     /// [`Rejected`] with a refusal of [`TransferError`]; then nothing has been copied or claimed.
@@ -109,13 +118,14 @@ impl TransferManager {
         }
     }
 
-    fn prepare(&self, transfer: Transfer) -> Result<Prepared, TransferError> {
+    fn prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
         let plan = self.planner.plan(&transfer)?;
         let (engine, quote) = self.choose(&transfer, &plan)?;
         let explanation = Explanation::new(&plan, &**engine, quote);
         let engine = Arc::clone(engine);
+        let order = pin_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
-        Ok(Prepared { transfer, plan, engine, explanation, ticket, claims })
+        Ok(Prepared { transfer, plan, engine, explanation, order, ticket, claims })
     }
 
     fn choose(
@@ -149,20 +159,21 @@ struct Prepared {
     plan: TransferPlan,
     engine: Arc<dyn CopyEngine>,
     explanation: Explanation,
+    order: Option<PinnedOrder>,
     ticket: Ticket,
     claims: Claims,
 }
 
 impl Prepared {
     fn start<G: Send + 'static>(self, attention: Duration, guard: G) -> Completion<G> {
-        let Self { transfer, plan, engine, explanation, ticket, claims } = self;
+        let Self { transfer, plan, engine, explanation, order, ticket, claims } = self;
         let progress = Arc::<Progress>::default();
         let layer_wise = transfer.terms.layer_wise.then(|| layers::pair(plan.layers(), attention));
         let (layers, signals) = layer_wise.unzip();
         let (completion, settle) =
             pair(ticket.clone(), Arc::clone(&progress), layers, attention, guard);
         let ending = Ending::new(ticket, settle, signals, explanation);
-        let job = CopyJob::new(plan, claims, transfer.terms, progress, ending);
+        let job = CopyJob::new(plan, claims, transfer.terms, order, progress, ending);
         submit_after(&transfer.after, job, engine);
         completion
     }
@@ -188,6 +199,24 @@ fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Of a transfer that waits for others, takes down what it runs after on the device: that is as of now,
+/// whatever becomes of the stream or the event until its engine has it.
+fn pin_order(
+    transfer: &mut Transfer,
+    engine: &dyn CopyEngine,
+) -> Result<Option<PinnedOrder>, TransferError> {
+    let order = match transfer.terms.device_order {
+        None | Some(DeviceOrder::AlreadySynchronised) => return Ok(None),
+        Some(_) if transfer.after.is_empty() => return Ok(None),
+        Some(order) => order,
+    };
+    let pinned = engine
+        .pin(order)
+        .map_err(|source| TransferError::OrderNotPinned { engine: engine.name(), source })?;
+    transfer.terms.device_order = Some(pinned.order());
+    Ok(Some(pinned))
 }
 
 /// Looks for conflicts at both ends and claims the blocks, in one step.

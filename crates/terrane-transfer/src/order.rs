@@ -1,5 +1,9 @@
 //! What a transfer runs after, on the device's side.
 
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
 use terrane_core::DeviceId;
 
 /// When the bytes of a device are ready to be copied.
@@ -12,10 +16,38 @@ use terrane_core::DeviceId;
 pub enum DeviceOrder {
     /// Everything that touches the blocks has finished, and the host knows it.
     AlreadySynchronised,
-    /// After everything submitted to this stream so far.
+    /// After everything submitted to this stream by the time at which the transfer is submitted.
     AfterStream(StreamHandle),
-    /// After this recorded event.
+    /// After what this event marks by then. It may be recorded again afterwards.
     AfterEvent(EventHandle),
+}
+
+/// An order as of a certain time, and what keeps its handle live; from
+/// [`CopyEngine::pin`](crate::CopyEngine::pin).
+#[derive(Clone)]
+pub struct PinnedOrder {
+    order: DeviceOrder,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl PinnedOrder {
+    /// An order whose handle is live, and marks the same, for as long as `owner` is.
+    #[must_use]
+    pub fn new(order: DeviceOrder, owner: impl Any + Send + Sync) -> Self {
+        Self { order, _owner: Arc::new(owner) }
+    }
+
+    /// The order.
+    #[must_use]
+    pub fn order(&self) -> DeviceOrder {
+        self.order
+    }
+}
+
+impl fmt::Debug for PinnedOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PinnedOrder").field(&self.order).finish()
+    }
 }
 
 macro_rules! handle_type {

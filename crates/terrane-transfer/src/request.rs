@@ -87,8 +87,9 @@ impl Transfer {
         self
     }
 
-    /// What the copy runs after on the device. It has to be said of a transfer that a device
-    /// takes part in, and of no other.
+    /// What the copy runs after on the device, as of the submission, also of a transfer that runs
+    /// [after](Self::after) others. It has to be said of a transfer that a device takes part in, and of
+    /// no other.
     pub fn device_order(mut self, order: DeviceOrder) -> Self {
         self.terms.device_order = Some(order);
         self

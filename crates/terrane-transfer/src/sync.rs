@@ -3,12 +3,14 @@
 
 #[cfg(loom)]
 pub(crate) use loom::{
+    hint::spin_loop,
     sync::{Condvar, Mutex, MutexGuard},
     thread::yield_now,
 };
 
 #[cfg(not(loom))]
 pub(crate) use std::{
+    hint::spin_loop,
     sync::{Condvar, Mutex, MutexGuard},
     thread::yield_now,
     thread_local as per_thread,

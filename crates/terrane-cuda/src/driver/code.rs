@@ -31,6 +31,13 @@ impl DriverCode {
         Self(code)
     }
 
+    /// Whether the code says that a stream or an event is a part of a capture into a graph, or that
+    /// one is in the way.
+    #[must_use]
+    pub const fn is_of_capture(self) -> bool {
+        matches!(self.0, 900..=908)
+    }
+
     /// The number.
     #[must_use]
     pub const fn get(self) -> u32 {

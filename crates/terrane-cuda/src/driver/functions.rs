@@ -170,6 +170,9 @@ functions! {
         fn cuMemPoolTrimTo(CUmemoryPool, usize);
         fn cuCtxEnablePeerAccess(CUcontext, c_uint);
         fn cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        // The mode and the status are enums of the driver's, which a newer one may add to.
+        fn cuThreadExchangeStreamCaptureMode(*mut c_uint);
+        fn cuStreamIsCapturing(CUstream, *mut c_uint);
         // Of CUDA 12.8, with the index of a failed copy, and of CUDA 13, without.
         fn cuMemcpyBatchAsync(
             *mut CUdeviceptr,

@@ -1,5 +1,6 @@
 //! The driver: loaded at run time, once, and never unloaded.
 
+mod capture;
 mod code;
 mod functions;
 
@@ -10,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use libloading::Library;
 use terrane_core::DeviceId;
 
+pub(crate) use capture::BesideCaptures;
 pub use code::DriverCode;
 pub(crate) use functions::{CopyAttributes, Functions, PoolProperties};
 

@@ -12,9 +12,10 @@ use terrane_core::ByteCount;
 use terrane_transfer::CopyFailure;
 
 use super::Shared;
-use super::flight::{due, engine_failure};
-use super::scratch::{Scratch, ScratchPool};
-use super::watch::Task;
+use super::flight::{Failed, due, engine_failure};
+use super::order::Gate;
+use super::scratch::{Scratch, ScratchPool, Taken};
+use super::watch::{Task, Watchers};
 use super::work::{Chunk, Work};
 use crate::error::CudaError;
 
@@ -88,10 +89,29 @@ impl Drop for Seat {
     }
 }
 
-impl Feed {
+/// A job that is to come to a feeder when it may begin. Until then it holds no stream, no buffer,
+/// and no seat.
+pub(super) struct Gated {
+    pub(super) gate: Gate,
+    pub(super) work: Box<Work>,
+    pub(super) predicted: Duration,
+    pub(super) queue: Sender<Feed>,
+    pub(super) desk: Arc<Desk>,
+}
+
+impl Gated {
+    /// Hands the job on.
+    pub(super) fn go_on(self) {
+        let Self { gate, work, predicted, queue, desk } = self;
+        drop(gate);
+        let (seat, _) = desk.enter();
+        // Should the feeder be gone, the job drops here.
+        drop(queue.send(Feed { work, predicted, begun: None, seat }));
+    }
+
     /// Ends the job, of which nothing has been submitted.
     pub(super) fn cancel(self, error: CudaError) {
-        self.work.into_cargo().drain(engine_failure(error));
+        self.work.into_cargo(None).finish(Err(engine_failure(error)));
     }
 }
 
@@ -100,7 +120,7 @@ impl Feed {
 pub(super) struct Feeder {
     shared: Arc<Shared>,
     jobs: Receiver<Feed>,
-    watchers: Sender<Task>,
+    watchers: Watchers,
     desk: Arc<Desk>,
     turns: VecDeque<Feed>,
     /// Parts on the device, in the order of their submission.
@@ -112,7 +132,7 @@ impl Feeder {
         shared: Arc<Shared>,
         desk: Arc<Desk>,
         jobs: Receiver<Feed>,
-        watchers: Sender<Task>,
+        watchers: Watchers,
     ) -> Self {
         let (turns, pending) = (VecDeque::new(), VecDeque::new());
         Self { shared, jobs, watchers, desk, turns, pending }
@@ -210,7 +230,7 @@ impl Feeder {
             Err(cargo) => Task::Drained(cargo),
         };
         // There are watchers for as long as there are feeders.
-        let _ = self.watchers.send(task);
+        self.watchers.send(task);
     }
 
     /// When the parts on the device should have ended, if the job has it to itself.
@@ -229,15 +249,14 @@ impl Feeder {
         due(time(all - first)?..time(all)?)
     }
 
-    /// Ends a job, after waiting for what has been submitted of it.
+    /// Has a job end when what has been submitted of it has.
     fn fail(&mut self, feed: Feed, failure: CopyFailure) {
         let Feed { work, seat, .. } = feed;
         drop(seat);
-        let mut cargo = work.into_cargo();
-        cargo.lanes.come_to_rest();
-        // Nothing uses its buffer any more.
-        self.desk.give_back(cargo.scratch.take());
-        cargo.finish(Err(failure));
+        // Not here, where others wait for their turn: it takes as long as it takes, and finishing
+        // a job runs foreign code. There are watchers for as long as there are feeders.
+        let failed = Failed::new(work.into_cargo(Some(&self.desk)), failure);
+        self.watchers.send(Task::Drain(failed));
         self.retire_ended();
     }
 
@@ -255,16 +274,21 @@ impl Feeder {
         }
         while work.needs_scratch() {
             let taken = self.desk.scratch().take();
-            match taken {
+            let made = match taken {
+                Some(Taken::Free(scratch)) => Ok(Some(scratch)),
+                Some(Taken::ToMake(maker)) => maker.make(),
+                None => Ok(None),
+            };
+            match made {
                 Ok(Some(scratch)) => {
                     work.put_scratch(scratch);
                     break;
                 }
-                Ok(None) => self.await_scratch(work),
+                Ok(None) => self.await_scratch(work)?,
                 Err(error) if error.is_device_lost() => return Err(error),
                 Err(error) => {
                     tracing::debug!(%error, "no memory for a buffer; the transfer goes without");
-                    work.do_without_scratch(&self.shared);
+                    work.do_without_scratch(&self.shared)?;
                 }
             }
         }
@@ -272,7 +296,11 @@ impl Feeder {
     }
 
     /// Waits for the buffer that is free the soonest.
-    fn await_scratch(&self, work: &mut Work) {
+    ///
+    /// # Errors
+    ///
+    /// As for [`do_without_scratch`](Work::do_without_scratch).
+    fn await_scratch(&self, work: &mut Work) -> Result<(), CudaError> {
         let next = self.desk.scratch().next_event();
         match next.map(|event| event.wait()) {
             Some(Ok(())) => {}
@@ -282,8 +310,9 @@ impl Feeder {
                 drop(broken);
             }
             // A job that failed has it.
-            None => work.do_without_scratch(&self.shared),
+            None => return work.do_without_scratch(&self.shared),
         }
+        Ok(())
     }
 
     /// Takes note of parts that have ended.

@@ -2,19 +2,23 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_transfer::{Attend, CopyFailure, CopyJob, Progress};
+use terrane_transfer::{Attend, CopyFailure, CopyJob, LayerSignals, Progress};
 
+use super::abandoned::{Abandoned, Lost};
 use super::calibration::Direction;
 use super::choice::Corrections;
+use super::feeder::Desk;
 use super::lists::BlockLists;
 use super::options::CopyPath;
 use super::reach::Reach;
 use super::scratch::Scratch;
-use super::streams::Lanes;
+use super::streams::{Lanes, MOST_QUESTIONS, Naps, Rest};
+use crate::driver::BesideCaptures;
 use crate::error::CudaError;
 use crate::event::Event;
 use crate::kernels::Kernels;
@@ -28,13 +32,15 @@ pub(super) struct Flight {
     before_end: Option<Arc<Event>>,
     /// When it should happen, if that is known.
     due: Option<Range<Instant>>,
-    state: Mutex<State>,
-}
-
-struct State {
-    cargo: Option<Cargo>,
+    /// Taken out by who ends the job. Nothing foreign runs while it is locked.
+    cargo: Mutex<Option<Cargo>>,
+    /// Where layers are told of. That runs foreign code, which may wait for this very job.
+    signals: Option<LayerSignals>,
     /// Layers that are to be told of, with the event behind each, in their order.
-    layers: VecDeque<(Range<u32>, Arc<Event>)>,
+    layers: Box<[(Range<u32>, Arc<Event>)]>,
+    /// How many of them have been told of. Only who is telling changes it.
+    told: AtomicUsize,
+    telling: AtomicBool,
 }
 
 /// What a job needs until it has ended.
@@ -42,7 +48,7 @@ pub(super) struct Cargo {
     /// The first to drop, so that the rest outlives what is on them.
     pub(super) lanes: Lanes,
     /// A buffer that work which failed may still use.
-    pub(super) scratch: Option<Scratch>,
+    pub(super) scratch: Option<(Scratch, Arc<Desk>)>,
     pub(super) lists: Option<BlockLists>,
     pub(super) job: CopyJob,
     pub(super) count: Arc<Count>,
@@ -68,41 +74,55 @@ impl Flight {
         layers: VecDeque<(Range<u32>, Arc<Event>)>,
         due: Option<Range<Instant>>,
     ) -> Arc<Self> {
-        let state = Mutex::new(State { cargo: Some(cargo), layers });
-        Arc::new(Self { end, before_end, due, state })
+        let signals = cargo.job.layers().cloned();
+        Arc::new(Self {
+            end,
+            before_end,
+            due,
+            cargo: Mutex::new(Some(cargo)),
+            signals,
+            layers: Vec::from(layers).into(),
+            told: AtomicUsize::new(0),
+            telling: AtomicBool::new(false),
+        })
     }
 
     /// Lets threads that wait for the job look for themselves.
     pub(super) fn invite(self: &Arc<Self>) {
-        let state = self.lock();
-        if let Some(cargo) = &state.cargo {
+        if let Some(cargo) = &*self.lock() {
             let attendant: Arc<dyn Attend> = self.clone();
             cargo.job.attend(attendant);
         }
     }
 
-    /// Whether nothing more is to come: the work has ended, or it is not known whether.
-    pub(super) fn is_failing(&self) -> bool {
-        self.end.is_complete().is_err()
-    }
-
     /// Looks whether the job has ended, and finishes it if so. Answers whether it has.
     pub(super) fn look(&self) -> bool {
-        match self.end.is_complete() {
-            Ok(false) => {
-                self.tell_layers();
-                false
-            }
-            Ok(true) => self.try_finish(),
-            // Whether the work has ended is not known then. The engine's own thread waits for it.
-            Err(_) => false,
-        }
+        // Whether the work has ended is not known if that fails. The engine's own thread waits for it.
+        self.try_look().unwrap_or(false)
     }
 
-    /// Waits for the end, and finishes the job.
-    pub(super) fn see_through(self: &Arc<Self>) {
+    /// As [`look`](Self::look).
+    ///
+    /// # Errors
+    ///
+    /// Why it is not known whether the job has ended.
+    pub(super) fn try_look(&self) -> Result<bool, CudaError> {
+        if self.end.is_complete()? {
+            if let Some(cargo) = self.take() {
+                cargo.finish(Ok(()));
+            }
+            return Ok(true);
+        }
+        self.tell_layers();
+        Ok(false)
+    }
+
+    /// Waits for the end, and finishes the job; gives it back if it is not known whether it has
+    /// ended.
+    pub(super) fn see_through(self: &Arc<Self>) -> Option<Failed> {
         // The failure of an event is that of the end, too.
-        while let Some(event) = self.next_layer() {
+        let told = self.told.load(Ordering::Relaxed);
+        for (_, event) in self.layers.get(told..).unwrap_or_default() {
             if event.wait().is_err() {
                 break;
             }
@@ -115,56 +135,61 @@ impl Flight {
                 let begun = Instant::now();
                 while begun.elapsed() < LAST_SPIN {
                     if self.look() {
-                        return;
+                        return None;
                     }
                     std::hint::spin_loop();
                 }
             }
         }
         let ended = self.end.wait();
-        let Some(cargo) = self.lock().cargo.take() else { return };
+        let cargo = self.take()?;
         match ended {
-            Ok(()) => cargo.finish(Ok(())),
+            Ok(()) => {
+                cargo.finish(Ok(()));
+                None
+            }
             // Of the streams it is found out whether anything still runs.
-            Err(error) => cargo.drain(engine_failure(error)),
+            Err(error) => Some(Failed::new(Box::new(cargo), engine_failure(error))),
         }
     }
 
-    fn next_layer(&self) -> Option<Arc<Event>> {
-        self.lock().layers.front().map(|(_, event)| Arc::clone(event))
+    /// As [`see_through`](Self::see_through), where the end event fails.
+    pub(super) fn give_up(&self, error: CudaError) -> Option<Failed> {
+        let cargo = self.take()?;
+        Some(Failed::new(Box::new(cargo), engine_failure(error)))
     }
 
-    /// Tells of the layers that have arrived.
+    /// Tells of the layers that have arrived, unless another thread is at it, or this one further up
+    /// its stack: then it goes on with them when it comes back.
     fn tell_layers(&self) {
-        let Ok(mut state) = self.state.try_lock() else { return };
-        while let Some((layers, event)) = state.layers.front() {
-            if !matches!(event.is_complete(), Ok(true)) {
+        let Some(signals) = &self.signals else { return };
+        while self.arrived().is_some() {
+            if self.telling.swap(true, Ordering::Acquire) {
                 return;
             }
-            let layers = layers.clone();
-            state.layers.pop_front();
-            if let Some(signals) = state.cargo.as_ref().and_then(|cargo| cargo.job.layers()) {
-                signals.done(layers);
+            while let Some((number, layers)) = self.arrived() {
+                self.told.store(number + 1, Ordering::Relaxed);
+                signals.done(layers.clone());
             }
+            // Who was turned away before this has left a layer that is found by looking once more.
+            self.telling.store(false, Ordering::Release);
         }
     }
 
-    /// Finishes the job, or leaves that to whoever is at it, which may be this thread further up its
-    /// stack: telling of a layer runs foreign code. Answers whether it is finished.
-    fn try_finish(&self) -> bool {
-        let cargo = match self.state.try_lock() {
-            Ok(mut state) => state.cargo.take(),
-            Err(TryLockError::Poisoned(state)) => state.into_inner().cargo.take(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        if let Some(cargo) = cargo {
-            cargo.finish(Ok(()));
-        }
-        true
+    /// The next layers to tell of, if they have arrived.
+    fn arrived(&self) -> Option<(usize, &Range<u32>)> {
+        let told = self.told.load(Ordering::Relaxed);
+        let (layers, event) = self.layers.get(told)?;
+        matches!(event.is_complete(), Ok(true)).then_some((told, layers))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The job, for whoever comes first.
+    fn take(&self) -> Option<Cargo> {
+        self.lock().take()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Cargo>> {
+        self.cargo.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -173,7 +198,10 @@ const LAST_SPIN: Duration = Duration::from_micros(500);
 
 impl Attend for Flight {
     fn poll(&self) {
+        // It runs on threads of callers, beside whatever others of theirs are capturing.
+        let beside = BesideCaptures::new(self.end.context().driver());
         self.look();
+        drop(beside);
     }
 
     fn due(&self) -> Option<Range<Instant>> {
@@ -187,7 +215,7 @@ impl Cargo {
         let Self { mut lanes, scratch, lists, job, count, ends, lesson, kernels } = self;
         lanes.at_rest();
         if result.is_ok() {
-            count.complete(job.plan().bytes());
+            count.complete();
             if let Some(lesson) = lesson {
                 let (bytes, took) = (job.plan().bytes().get(), job.running_for());
                 let Lesson { corrections, direction, path, predicted } = lesson;
@@ -195,15 +223,79 @@ impl Cargo {
             }
         }
         // Others may use the streams before the caller hears of the end.
-        drop((lanes, scratch, lists));
+        drop((lanes, lists));
+        if let Some((scratch, desk)) = scratch {
+            desk.give_back(Some(scratch));
+        }
         job.finish(result);
         drop((ends, kernels));
     }
 
-    /// Finishes the job after whatever has been put on its streams, which takes what it takes.
-    pub(super) fn drain(mut self, failure: CopyFailure) {
-        self.lanes.come_to_rest();
-        self.finish(Err(failure));
+    /// Ends a job that has not come to rest, and perhaps never will. What the device may use is
+    /// kept by `lost`.
+    ///
+    /// # Errors
+    ///
+    /// The job and its failure, if it is a part of another engine's, and has to be waited for.
+    fn abandon(self, failure: CopyFailure, lost: &Lost) -> Result<(), (Box<Self>, CopyFailure)> {
+        let Self { lanes, scratch, lists, job, count, ends, lesson, kernels } = self;
+        match job.give_up(failure) {
+            Ok(remains) => {
+                lost.keep(Abandoned { lanes, scratch, lists, remains, ends, kernels });
+                Ok(())
+            }
+            Err(refused) => {
+                let (job, failure) = *refused;
+                let cargo = Self { lanes, scratch, lists, job, count, ends, lesson, kernels };
+                Err((Box::new(cargo), failure))
+            }
+        }
+    }
+}
+
+/// A job that has failed, and of which work may be on the device.
+pub(super) struct Failed {
+    cargo: Box<Cargo>,
+    failure: CopyFailure,
+    /// How often the driver has not said whether any is.
+    unknown: u32,
+}
+
+impl Failed {
+    pub(super) fn new(cargo: Box<Cargo>, failure: CopyFailure) -> Self {
+        Self { cargo, failure, unknown: 0 }
+    }
+
+    /// Finishes the job if nothing of it is on the device any more, and gives it back otherwise. If
+    /// the driver has not said so for long, it ends all the same, and what the device may use stays.
+    pub(super) fn look(mut self, lost: &Lost) -> Option<Self> {
+        match self.cargo.lanes.rest() {
+            Rest::Come => {
+                self.cargo.finish(Err(self.failure));
+                None
+            }
+            Rest::NotYet => Some(Self { unknown: 0, ..self }),
+            Rest::Unknown(_) if self.unknown < MOST_QUESTIONS => {
+                Some(Self { unknown: self.unknown + 1, ..self })
+            }
+            Rest::Unknown(error) => {
+                tracing::error!(%error, "the driver does not say whether a transfer still runs");
+                match self.cargo.abandon(self.failure, lost) {
+                    Ok(()) => None,
+                    Err((cargo, failure)) => Some(Self::new(cargo, failure)),
+                }
+            }
+        }
+    }
+
+    /// Does so again and again.
+    pub(super) fn see_through(self, lost: &Lost) {
+        let mut naps = Naps::default();
+        let mut left = self.look(lost);
+        while let Some(failed) = left {
+            naps.take();
+            left = failed.look(lost);
+        }
     }
 }
 
@@ -232,27 +324,49 @@ pub(super) fn engine_failure(error: CudaError) -> CopyFailure {
 #[derive(Debug)]
 pub(super) struct Count {
     progress: Arc<Progress>,
+    /// Of the whole job. Parts that are copied twice count once.
+    all: u64,
     /// `None` once the job has ended.
     counted: Mutex<Option<u64>>,
 }
 
 impl Count {
     pub(super) fn new(job: &CopyJob) -> Arc<Self> {
-        Arc::new(Self { progress: Arc::clone(job.progress()), counted: Mutex::new(Some(0)) })
+        let (progress, all) = (Arc::clone(job.progress()), job.plan().bytes().get());
+        Arc::new(Self { progress, all, counted: Mutex::new(Some(0)) })
     }
 
     pub(super) fn add(&self, bytes: u64) {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(so_far) = &mut *counted {
+            let bytes = bytes.min(self.all - *so_far);
             *so_far += bytes;
             self.progress.add(ByteCount::new(bytes));
         }
     }
 
-    fn complete(&self, all: ByteCount) {
+    fn complete(&self) {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(so_far) = counted.take() {
-            self.progress.add(ByteCount::new(all.get().saturating_sub(so_far)));
+            self.progress.add(ByteCount::new(self.all - so_far));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_copied_twice_counts_once() {
+        let progress = Arc::new(Progress::default());
+        let counted = Mutex::new(Some(0));
+        let count = Count { progress: Arc::clone(&progress), all: 100, counted };
+        count.add(60);
+        count.add(60);
+        assert_eq!(progress.copied(), ByteCount::new(100));
+        count.complete();
+        count.add(60);
+        assert_eq!(progress.copied(), ByteCount::new(100));
     }
 }

@@ -1,6 +1,6 @@
 //! Lists of block ids on the device, for kernels that copy more pairs than a launch carries.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
 
@@ -16,7 +16,15 @@ pub(super) struct ListPool {
     /// What lies in pinned memory is copied without the caller's thread, which the driver holds up
     /// for other memory until it has read it.
     pinned: PinnedAllocator,
-    free: Mutex<Vec<Room>>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    free: Vec<Room>,
+    /// The smallest of those that were too many, which a thread of the engine frees: that waits for
+    /// the device.
+    surplus: Vec<Room>,
 }
 
 /// Where lists are written, and where they go.
@@ -26,8 +34,11 @@ struct Room {
     device: DeviceMemory,
 }
 
-/// The least memory that a list gets, so that most fit into another one's.
-const LEAST: u64 = 64 << 10;
+/// The least memory that lists get: as much as those of any transfer that is submitted by its
+/// caller's thread need.
+const LEAST: u64 = 128 << 10;
+/// The most pairs that a caller's thread lists, of two ids of four bytes each.
+pub(super) const MOST_SMALL_PAIRS: u32 = 16 << 10;
 /// As many are kept: more than there are large kernels at a time.
 const MOST_FREE: usize = 8;
 
@@ -37,53 +48,84 @@ impl ListPool {
         let options = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
         let pinned = PinnedAllocator::new(context, options)?;
         let device = DeviceAllocator::new(context);
-        Ok(Arc::new(Self { device, pinned, free: Mutex::default() }))
+        let pool = Arc::new(Self { device, pinned, kept: Mutex::default() });
+        // Without memory now, there may be some by the time that it is needed.
+        let first = pool.make(ByteCount::ZERO).ok();
+        pool.kept().free.extend(first);
+        Ok(pool)
     }
 
-    /// Has the blocks of both ends copied to the device's memory, in the order of `reader`.
+    /// Room for lists of so many bytes, if there is some that is not in use.
+    pub(super) fn take(self: &Arc<Self>, bytes: ByteCount) -> Option<BlockLists> {
+        let mut kept = self.kept();
+        let fitting = kept.free.iter().enumerate().filter(|(_, room)| room.bytes() >= bytes);
+        let smallest = fitting.min_by_key(|(_, room)| room.bytes()).map(|(number, _)| number);
+        let room = smallest.map(|number| kept.free.swap_remove(number))?;
+        drop(kept);
+        Some(self.lend(room))
+    }
+
+    /// The same, made anew if need be, which the driver takes its time over.
     ///
     /// # Errors
     ///
-    /// The driver's, also if there is no memory.
-    pub(super) fn upload(
+    /// The driver's, if there is no memory.
+    pub(super) fn take_or_make(
         self: &Arc<Self>,
-        blocks: [&[u32]; 2],
-        reader: &Stream,
+        bytes: ByteCount,
     ) -> Result<BlockLists, CudaError> {
-        let [sources, destinations] = blocks.map(|list| ByteCount::from_usize(size_of_val(list)));
-        let bytes = ByteCount::new(sources.get() + destinations.get());
-        let room = self.take(bytes)?;
-        let first = room.device.address().get();
-        let addresses = [first, first + sources.get()];
-        let (from, to) = (room.host.location(), room.device.location());
-        let device = reader.context().device().id;
-        let Some(at) = from.as_host() else { return Err(CudaError::NotReached { device }) };
-        let at = at.as_ptr().cast::<u32>();
-        let [sources, destinations] = blocks;
-        // SAFETY: the memory has room for both lists, is aligned to pages, and is this list's alone:
-        // the copy of the one before it has ended with its transfer.
-        unsafe { at.copy_from_nonoverlapping(sources.as_ptr(), sources.len()) };
-        // SAFETY: it has room for as many and more.
-        let behind = unsafe { at.add(sources.len()) };
-        // SAFETY: as above.
-        unsafe { behind.copy_from_nonoverlapping(destinations.as_ptr(), destinations.len()) };
-        // SAFETY: both live until the transfer has ended, which comes after this copy, and are
-        // nobody else's.
-        unsafe { reader.copy(from, to, bytes) }?;
-        Ok(BlockLists { addresses, room: Some(room), pool: Arc::clone(self) })
+        match self.take(bytes) {
+            Some(lists) => Ok(lists),
+            None => self.make(bytes).map(|room| self.lend(room)),
+        }
     }
 
-    fn take(&self, bytes: ByteCount) -> Result<Room, CudaError> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |room: &Room| room.device.length().min(room.host.length()) >= bytes;
-        if let Some(fitting) = free.iter().position(fits) {
-            return Ok(free.swap_remove(fitting));
-        }
-        drop(free);
+    fn lend(self: &Arc<Self>, room: Room) -> BlockLists {
+        BlockLists { addresses: [0; 2], room: Some(room), pool: Arc::clone(self) }
+    }
+
+    fn make(&self, bytes: ByteCount) -> Result<Room, CudaError> {
         let room = ByteCount::new(bytes.get().max(LEAST).next_power_of_two());
         let request = RegionRequest::new(room).labelled("block ids of the copy engine");
         let device = self.device.bring_up(&request)?;
         Ok(Room { host: self.pinned.bring_up(&request)?, device })
+    }
+
+    /// Takes a room back. Of too many the smallest goes, whatever came first: a larger one serves
+    /// in its place.
+    fn keep(&self, room: Room) {
+        let mut kept = self.kept();
+        kept.free.push(room);
+        if kept.free.len() > MOST_FREE {
+            let all = kept.free.iter().enumerate();
+            if let Some((smallest, _)) = all.min_by_key(|(_, room)| room.bytes()) {
+                let surplus = kept.free.swap_remove(smallest);
+                kept.surplus.push(surplus);
+            }
+        }
+    }
+
+    /// Frees what was too much. For threads that may wait for the device.
+    pub(super) fn free_surplus(&self) {
+        let surplus = std::mem::take(&mut self.kept().surplus);
+        // Without the lock.
+        drop(surplus);
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The bytes of both ends' lists.
+pub(super) fn list_bytes(blocks: [&[u32]; 2]) -> ByteCount {
+    let [sources, destinations] = blocks.map(size_of_val);
+    ByteCount::from_usize(sources + destinations)
+}
+
+impl Room {
+    fn bytes(&self) -> ByteCount {
+        self.device.length().min(self.host.length())
     }
 }
 
@@ -96,11 +138,51 @@ pub(super) struct BlockLists {
     pool: Arc<ListPool>,
 }
 
+impl BlockLists {
+    /// Has the blocks of both ends copied to the device's memory, in the order of `reader`. There is
+    /// [room](list_bytes) for them.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub(super) fn fill(&mut self, blocks: [&[u32]; 2], reader: &Stream) -> Result<(), CudaError> {
+        let device = reader.context().device().id;
+        let Some(room) = &self.room else { return Err(CudaError::NotReached { device }) };
+        let (from, to) = (room.host.location(), room.device.location());
+        let Some(at) = from.as_host() else { return Err(CudaError::NotReached { device }) };
+        let at = at.as_ptr().cast::<u32>();
+        let [sources, destinations] = blocks;
+        // SAFETY: the memory has room for both lists, is aligned to pages, and is this list's alone:
+        // the copy of the one before it has ended with its transfer.
+        unsafe { at.copy_from_nonoverlapping(sources.as_ptr(), sources.len()) };
+        // SAFETY: it has room for as many and more.
+        let behind = unsafe { at.add(sources.len()) };
+        // SAFETY: as above.
+        unsafe { behind.copy_from_nonoverlapping(destinations.as_ptr(), destinations.len()) };
+        // SAFETY: both live until the transfer has ended, which comes after this copy, and are
+        // nobody else's.
+        unsafe { reader.copy(from, to, list_bytes(blocks)) }?;
+        let first = room.device.address().get();
+        self.addresses = [first, first + ByteCount::from_usize(size_of_val(sources)).get()];
+        Ok(())
+    }
+}
+
 impl Drop for BlockLists {
     fn drop(&mut self) {
-        let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() < MOST_FREE {
-            free.extend(self.room.take());
+        if let Some(room) = self.room.take() {
+            self.pool.keep(room);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_room_holds_what_a_callers_thread_lists() {
+        let list = vec![0_u32; usize::try_from(MOST_SMALL_PAIRS).unwrap()];
+        assert_eq!(list_bytes([&list, &list]), ByteCount::new(LEAST));
     }
 }

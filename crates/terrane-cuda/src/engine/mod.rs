@@ -1,6 +1,7 @@
 //! The engine that copies blocks between a device and pinned memory, within the device, and
 //! between devices.
 
+mod abandoned;
 mod batch;
 mod calibration;
 mod choice;
@@ -10,7 +11,9 @@ mod flight;
 mod launch;
 mod lists;
 mod options;
+mod order;
 mod packing;
+mod pin;
 mod reach;
 mod scratch;
 mod streams;
@@ -26,27 +29,31 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{ByteCount, Capability, CapabilityReport, Grant, Reason, StorageKind, Wish};
+use terrane_core::{
+    BoxedCause, ByteCount, Capability, CapabilityReport, Grant, Reason, StorageKind, Wish,
+};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Side, Terms, TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Side, Terms,
+    TransferPlan,
 };
 
 pub use calibration::{Calibration, CalibrationOptions, Direction, PathCost};
 pub use options::{CopyPath, DeviceEngineOptions};
 
 use crate::context::Context;
-use crate::driver::DriverCode;
+use crate::driver::{BesideCaptures, DriverCode};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use choice::{Choice, Corrections, Shape};
 use feeder::{Desk, Feed, Feeder};
 use flight::engine_failure;
 use lists::ListPool;
+use order::Peers;
 use reach::{Reach, ReachCache};
 use streams::StreamPool;
 use tables::Tables;
-use watch::{Task, Watch};
+use watch::{Task, Watch, Watchers};
 use work::packing_for;
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
@@ -139,9 +146,9 @@ pub struct DeviceEngine {
     shared: Arc<Shared>,
     /// To the device, to the host, and between devices' memories.
     feeders: Option<[(Sender<Feed>, Arc<Desk>); 3]>,
-    watchers: Option<Sender<Task>>,
+    watchers: Option<Watchers>,
     /// To those who wait until jobs may begin.
-    gates: Option<Sender<Task>>,
+    gates: Option<Watchers>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -155,7 +162,12 @@ struct Shared {
     reach: ReachCache,
     tables: Tables,
     lists: Arc<ListPool>,
+    /// What jobs copy on.
     streams: Arc<StreamPool>,
+    /// What jobs that have not begun wait on, where their order is somebody else's event: as many as
+    /// there are such jobs at a time.
+    gate_streams: Arc<StreamPool>,
+    peers: Arc<Peers>,
     calibration: Calibration,
     corrections: Arc<Corrections>,
     has_batches: bool,
@@ -164,6 +176,10 @@ struct Shared {
 /// Threads that wait until large transfers may begin on the device. The last of them looks at all
 /// that the others have no time for.
 const GATE_KEEPERS: u32 = 2;
+
+/// Streams that are there from the beginning, so that the first submits need not make any.
+const READY: u32 = 4;
+const READY_GATES: u32 = 1;
 
 impl Shared {
     /// The thread blocks of a kernel within the device's memory.
@@ -183,22 +199,27 @@ impl DeviceEngine {
     /// [`CudaError::KernelsRefused`] if they are [required](DeviceEngineOptions::kernels), those of
     /// making a stream, [`CudaError::Thread`].
     pub fn new(context: &Context, options: DeviceEngineOptions) -> Result<Self, CudaError> {
+        let _beside = BesideCaptures::new(context.driver());
         let (kernels, capabilities) = load_kernels(context, options.kernels)?;
+        let peers = Arc::default();
         let shared = Arc::new(Shared {
             kernels,
             capabilities,
-            reach: ReachCache::new(context),
+            reach: ReachCache::new(context, &peers),
+            peers,
             tables: Tables::new(context)?,
             lists: ListPool::new(context)?,
-            streams: StreamPool::new(context, &options),
+            streams: StreamPool::new(context, options.priority, options.streams.get(), READY)?,
+            gate_streams: StreamPool::new(context, options.priority, u32::MAX, READY_GATES)?,
             calibration: options.calibration.clone().unwrap_or_default(),
             corrections: Arc::new(Corrections::new(options.learns)),
             has_batches: batch::is_there(context),
             context: context.clone(),
             options,
         });
-        let (watchers, tasks) = unbounded();
-        let (gates, gated) = unbounded();
+        let lost = Arc::default();
+        let [tasks, gated] = [(); 2].map(|()| Watch::new(&lost, &shared.lists));
+        let [watchers, gates] = [&tasks, &gated].map(Watchers::new);
         // Dropped on the way out, it joins the threads that have been started.
         let mut engine = Self {
             shared,
@@ -207,7 +228,6 @@ impl DeviceEngine {
             gates: Some(gates),
             threads: Vec::new(),
         };
-        let (tasks, gated) = (Watch::new(tasks), Watch::new(gated));
         for number in 0..engine.shared.options.watchers.get() {
             let tasks = Arc::clone(&tasks);
             engine.start(format!("terrane-cuda-wait-{number}"), move || tasks.serve())?;
@@ -235,7 +255,16 @@ impl DeviceEngine {
         name: String,
         serve: impl FnOnce() + Send + 'static,
     ) -> Result<(), CudaError> {
-        let thread = threads::spawn(name, serve).map_err(|source| CudaError::Thread { source })?;
+        let shared = Arc::clone(&self.shared);
+        let beside = move || {
+            // For as long as the thread lives, whatever other threads capture.
+            let _beside = BesideCaptures::new(shared.context.driver());
+            serve();
+            // To free memory waits for the device: if the engine goes on a thread that must not wait,
+            // that is left to the last of these, which has seen all jobs through.
+            drop(shared);
+        };
+        let thread = threads::spawn(name, beside).map_err(|source| CudaError::Thread { source })?;
         self.threads.push(thread);
         Ok(())
     }
@@ -404,6 +433,10 @@ unsafe impl CopyEngine for DeviceEngine {
         self.shared.capabilities.clone()
     }
 
+    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+        Ok(pin::pin(order, &self.shared.context)?)
+    }
+
     fn submit(&self, job: CopyJob) {
         if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return self.watch(Task::Over(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
@@ -412,6 +445,8 @@ unsafe impl CopyEngine for DeviceEngine {
         if job.plan().bytes().is_zero() && device_of(job.terms().device_order).is_none() {
             return self.watch(Task::Over(Box::new(job), Ok(())));
         }
+        // The thread is the caller's, of whom another may be capturing.
+        let _beside = BesideCaptures::new(self.shared.context.driver());
         // The context is bound once for all the calls of the driver.
         let mut job = Some(job);
         let bound = self.shared.context.bound(|_| {

@@ -7,9 +7,11 @@ use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, Memory, Region, StorageKind};
 use terrane_transfer::{Endpoint, EndpointId, GridEnd, Side, TransferPlan, WeakEndpoint};
 
+use super::order::Peers;
 use super::packing::index;
 use super::tables::{ENTRY_BYTES, Table, Tables};
 use crate::context::Context;
+use crate::driver::BesideCaptures;
 use crate::error::CudaError;
 use crate::memory::device_pointer;
 use crate::stream::Stream;
@@ -53,7 +55,11 @@ pub(super) struct KernelBase {
 
 impl Reach {
     /// Asks the driver how `context`'s device reaches the endpoint; `None` if it does not.
-    fn of(context: &Context, endpoint: &Endpoint) -> Result<Option<Self>, CudaError> {
+    fn of(
+        context: &Context,
+        peers: &Peers,
+        endpoint: &Endpoint,
+    ) -> Result<Option<Self>, CudaError> {
         let regions = endpoint.layout().regions();
         let mut copies = Vec::with_capacity(regions.len());
         let mut kernels = Some(Vec::with_capacity(regions.len()));
@@ -63,7 +69,7 @@ impl Reach {
             let (copy, kernel) = match region.location() {
                 Location::Device { device, address } => {
                     let reached = device == context.device().id
-                        || reaches_peer(context, region.kind(), address)?;
+                        || reaches_peer(context, peers, region.kind(), address)?;
                     locked.push(region.length().get());
                     (address.get(), reached.then_some(address.get()))
                 }
@@ -278,11 +284,12 @@ fn alias(context: &Context, region: &Region, address: HostAddress, is_whole: boo
 /// reach plain allocations once access is enabled, and those of pools only if the pool says so.
 fn reaches_peer(
     context: &Context,
+    peers: &Peers,
     kind: StorageKind,
     address: DeviceAddress,
 ) -> Result<bool, CudaError> {
     let StorageKind::Device(device) = kind else { return Ok(false) };
-    let peer = Context::primary(device)?;
+    let peer = peers.get(device)?;
     // Only of plain allocations can handles for other processes be had in the old way.
     let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
     let plain = peer.pointer_attribute(address, attribute).is_ok_and(|plain| plain & 0xFF != 0);
@@ -296,6 +303,7 @@ fn reaches_peer(
 #[derive(Debug)]
 pub(super) struct ReachCache {
     context: Context,
+    peers: Arc<Peers>,
     known: RwLock<Known>,
 }
 
@@ -307,8 +315,8 @@ struct Known {
 }
 
 impl ReachCache {
-    pub(super) fn new(context: &Context) -> Self {
-        Self { context: context.clone(), known: RwLock::default() }
+    pub(super) fn new(context: &Context, peers: &Arc<Peers>) -> Self {
+        Self { context: context.clone(), peers: Arc::clone(peers), known: RwLock::default() }
     }
 
     /// How the device reaches an endpoint; `None` if it does not.
@@ -320,7 +328,8 @@ impl ReachCache {
                 return Ok(Some(Arc::clone(found)));
             }
         }
-        let Some(found) = Reach::of(&self.context, endpoint)?.map(Arc::new) else {
+        let _beside = BesideCaptures::new(self.context.driver());
+        let Some(found) = Reach::of(&self.context, &self.peers, endpoint)?.map(Arc::new) else {
             // It may be locked by the next time.
             return Ok(None);
         };

@@ -36,6 +36,38 @@ impl Drop for Counted {
     }
 }
 
+/// What a pool of buffers has to give.
+#[derive(Debug)]
+pub(super) enum Taken {
+    Free(Scratch),
+    ToMake(Maker),
+}
+
+/// What makes one more buffer. The driver takes its time over that, so nobody else waits meanwhile.
+#[derive(Debug)]
+pub(super) struct Maker {
+    allocator: DeviceAllocator,
+    bytes: ByteCount,
+    counted: Counted,
+    is_first: bool,
+}
+
+impl Maker {
+    /// The buffer; `None` if there is no memory for one, and another will come back.
+    ///
+    /// # Errors
+    ///
+    /// The driver's, if there is no memory for even one.
+    pub(super) fn make(self) -> Result<Option<Scratch>, CudaError> {
+        let request = RegionRequest::new(self.bytes).labelled("scratch of the copy engine");
+        match self.allocator.bring_up(&request) {
+            Ok(memory) => Ok(Some(Scratch { memory, _counted: self.counted })),
+            Err(error) if !self.is_first && !error.is_device_lost() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// The buffers of one direction. They are allocated when they are first needed, and kept; where
 /// memory is short, there are as many as there is memory for.
 ///
@@ -82,29 +114,18 @@ impl ScratchPool {
         None
     }
 
-    /// A buffer; `None` if all are in use.
-    ///
-    /// # Errors
-    ///
-    /// The driver's, if there is no memory for even one.
-    pub(super) fn take(&mut self) -> Result<Option<Scratch>, CudaError> {
+    /// A buffer, or the means to make one more; `None` if all are in use.
+    pub(super) fn take(&mut self) -> Option<Taken> {
         if let Some(free) = self.take_free() {
-            return Ok(Some(free));
+            return Some(Taken::Free(free));
         }
-        let made = self.made.load(Ordering::Relaxed);
-        if made >= self.most {
-            return Ok(None);
-        }
-        let request = RegionRequest::new(self.bytes).labelled("scratch of the copy engine");
-        match self.allocator.bring_up(&request) {
-            Ok(memory) => {
-                self.made.fetch_add(1, Ordering::Relaxed);
-                Ok(Some(Scratch { memory, _counted: Counted(Arc::clone(&self.made)) }))
-            }
-            // One will come back.
-            Err(error) if made > 0 && !error.is_device_lost() => Ok(None),
-            Err(error) => Err(error),
-        }
+        // Relaxed: only this direction's feeder adds to it, and others take away.
+        let made = self.made.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted(Arc::clone(&self.made));
+        (made < self.most).then(|| {
+            let (allocator, bytes) = (self.allocator.clone(), self.bytes);
+            Taken::ToMake(Maker { allocator, bytes, counted, is_first: made == 0 })
+        })
     }
 
     /// Takes back a buffer of which nothing on the device uses anything.

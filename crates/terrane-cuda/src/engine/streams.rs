@@ -1,16 +1,13 @@
 //! The engine's streams: one or two for each transfer, so that none waits for another's work.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use smallvec::SmallVec;
-use terrane_core::ByteCount;
-use terrane_transfer::{DeviceOrder, StreamHandle};
 
-use super::options::DeviceEngineOptions;
 use super::packing::index;
 use crate::context::Context;
 use crate::error::CudaError;
-use crate::event::{Event, Timing};
 use crate::stream::{Stream, StreamPriority};
 
 /// Streams that are made when they are first needed, and kept.
@@ -26,17 +23,30 @@ pub(super) struct StreamPool {
 struct Kept {
     idle: Vec<Arc<Stream>>,
     all: Vec<Arc<Stream>>,
+    /// How many there are, or are being made.
+    made: usize,
     next_shared: usize,
+    /// How many are lent to jobs that wait on the device for what they run after.
+    waiting: usize,
 }
 
 impl StreamPool {
-    pub(super) fn new(context: &Context, options: &DeviceEngineOptions) -> Arc<Self> {
-        Arc::new(Self {
-            context: context.clone(),
-            priority: options.priority,
-            most: index(options.streams.get()),
-            kept: Mutex::default(),
-        })
+    /// A pool of at most `most` streams, of which `ready` are made at once.
+    ///
+    /// # Errors
+    ///
+    /// Those of making one.
+    pub(super) fn new(
+        context: &Context,
+        priority: StreamPriority,
+        most: u32,
+        ready: u32,
+    ) -> Result<Arc<Self>, CudaError> {
+        let make = |_| Stream::with_priority(context, priority).map(Arc::new);
+        let idle = (0..ready.min(most)).map(make).collect::<Result<Vec<_>, _>>()?;
+        let (context, most, made) = (context.clone(), index(most), idle.len());
+        let kept = Mutex::new(Kept { all: idle.clone(), idle, made, ..Kept::default() });
+        Ok(Arc::new(Self { context, priority, most, kept }))
     }
 
     /// A stream with nothing on it, or, if there are enough already, one with another transfer's
@@ -46,23 +56,88 @@ impl StreamPool {
     ///
     /// Those of making one.
     pub(super) fn take(self: &Arc<Self>) -> Result<StreamLease, CudaError> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let lease = |stream, is_shared| StreamLease { stream, pool: Arc::clone(self), is_shared };
-        if let Some(idle) = kept.idle.pop() {
-            return Ok(lease(idle, false));
+        if let Some(own) = self.take_own()? {
+            return Ok(self.lease(own, Use::Own));
         }
-        if kept.all.len() < self.most || kept.all.is_empty() {
-            let stream = Arc::new(Stream::with_priority(&self.context, self.priority)?);
-            kept.all.push(Arc::clone(&stream));
-            return Ok(lease(stream, false));
-        }
-        let number = kept.next_shared % kept.all.len();
+        let mut kept = self.kept();
+        let number = kept.next_shared % kept.all.len().max(1);
         kept.next_shared = number + 1;
         match kept.all.get(number) {
-            Some(stream) => Ok(lease(Arc::clone(stream), true)),
-            None => Err(CudaError::UnknownStream { number: ByteCount::from_usize(number).get() }),
+            Some(stream) => Ok(self.lease(Arc::clone(stream), Use::Shared)),
+            // The first one is being made by another thread.
+            None => {
+                drop(kept);
+                let own = Stream::with_priority(&self.context, self.priority)?;
+                Ok(self.lease(Arc::new(own), Use::Shared))
+            }
         }
     }
+
+    /// A stream with nothing on it, for a job that is to wait there; `None` if half of all streams
+    /// have such jobs on them already. Who is given one waits for nobody else's compute then, and
+    /// leaves streams to those who need not wait.
+    ///
+    /// # Errors
+    ///
+    /// Those of making one.
+    pub(super) fn take_to_wait(self: &Arc<Self>) -> Result<Option<StreamLease>, CudaError> {
+        {
+            let mut kept = self.kept();
+            if kept.waiting >= self.most / 2 {
+                return Ok(None);
+            }
+            kept.waiting += 1;
+        }
+        let own = self.take_own();
+        if !matches!(own, Ok(Some(_))) {
+            self.kept().waiting -= 1;
+        }
+        Ok(own?.map(|own| self.lease(own, Use::Waiting)))
+    }
+
+    /// An idle stream, or one more, which is made while others take theirs; `None` if there are
+    /// enough.
+    fn take_own(&self) -> Result<Option<Arc<Stream>>, CudaError> {
+        {
+            let mut kept = self.kept();
+            if let Some(idle) = kept.idle.pop() {
+                return Ok(Some(idle));
+            }
+            if kept.made >= self.most.max(1) {
+                return Ok(None);
+            }
+            kept.made += 1;
+        }
+        match Stream::with_priority(&self.context, self.priority).map(Arc::new) {
+            Ok(stream) => {
+                self.kept().all.push(Arc::clone(&stream));
+                Ok(Some(stream))
+            }
+            Err(error) => {
+                self.kept().made -= 1;
+                Err(error)
+            }
+        }
+    }
+
+    fn lease(self: &Arc<Self>, stream: Arc<Stream>, used: Use) -> StreamLease {
+        StreamLease { stream, pool: Arc::clone(self), used }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a stream is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// To one job.
+    Own,
+    /// To one job, which waits on it.
+    Waiting,
+    /// Beside others.
+    Shared,
 }
 
 /// A stream of the engine's, given back when it drops. What it has been given to do goes on.
@@ -70,7 +145,7 @@ impl StreamPool {
 pub(super) struct StreamLease {
     stream: Arc<Stream>,
     pool: Arc<StreamPool>,
-    is_shared: bool,
+    used: Use,
 }
 
 impl std::ops::Deref for StreamLease {
@@ -83,10 +158,12 @@ impl std::ops::Deref for StreamLease {
 
 impl Drop for StreamLease {
     fn drop(&mut self) {
-        if !self.is_shared {
-            let mut kept = self.pool.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.idle.push(Arc::clone(&self.stream));
+        if self.used == Use::Shared {
+            return;
         }
+        let mut kept = self.pool.kept();
+        kept.waiting -= usize::from(self.used == Use::Waiting);
+        kept.idle.push(Arc::clone(&self.stream));
     }
 }
 
@@ -100,8 +177,9 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    pub(super) fn new(streams: SmallVec<[StreamLease; 2]>) -> Self {
-        Self { streams, is_used: false }
+    /// Adds a stream.
+    pub(super) fn push(&mut self, stream: StreamLease) {
+        self.streams.push(stream);
     }
 
     /// Says that something of the job is about to be submitted.
@@ -114,14 +192,69 @@ impl Lanes {
         self.is_used = false;
     }
 
-    /// Waits for what has been submitted, if anything has.
-    pub(super) fn come_to_rest(&mut self) {
-        if std::mem::take(&mut self.is_used) {
-            for stream in &self.streams {
-                // A stream that fails has nothing that runs any more.
-                let _ = stream.synchronize();
+    /// Asks whether anything of the job may still be on the device. Never blocks.
+    pub(super) fn rest(&mut self) -> Rest {
+        if !self.is_used {
+            return Rest::Come;
+        }
+        for stream in &self.streams {
+            match stream.is_idle() {
+                Ok(true) => {}
+                Ok(false) => return Rest::NotYet,
+                // Nothing runs in a context that is lost.
+                Err(error) if error.is_device_lost() => break,
+                // Another error is one of the question, and says nothing about the work.
+                Err(error) => return Rest::Unknown(error),
             }
         }
+        self.is_used = false;
+        Rest::Come
+    }
+
+    /// Waits for what has been submitted, if anything has, however long that takes.
+    ///
+    /// # Errors
+    ///
+    /// Why nobody knows whether it has ended, after having asked again and again.
+    pub(super) fn come_to_rest(&mut self) -> Result<(), CudaError> {
+        let mut naps = Naps::default();
+        let mut unknown = 0;
+        loop {
+            match self.rest() {
+                Rest::Come => return Ok(()),
+                Rest::NotYet => unknown = 0,
+                Rest::Unknown(error) if unknown == MOST_QUESTIONS => return Err(error),
+                Rest::Unknown(_) => unknown += 1,
+            }
+            naps.take();
+        }
+    }
+}
+
+/// Whether a job's work has left the device.
+#[derive(Debug)]
+pub(super) enum Rest {
+    /// It has.
+    Come,
+    /// It has not.
+    NotYet,
+    /// The driver does not say.
+    Unknown(CudaError),
+}
+
+/// How often a driver that does not say is asked: with the naps between, for some seconds.
+pub(super) const MOST_QUESTIONS: u32 = 256;
+
+/// Sleeps between questions, which become longer.
+#[derive(Debug, Default)]
+pub(super) struct Naps(u32);
+
+impl Naps {
+    pub(super) fn take(&mut self) {
+        const FIRST: Duration = Duration::from_micros(20);
+        const LONGEST_DOUBLING: u32 = 9;
+        std::thread::sleep(FIRST * (1 << self.0));
+        self.0 = (self.0 + 1).min(LONGEST_DOUBLING);
     }
 }
 
@@ -135,56 +268,8 @@ impl std::ops::Deref for Lanes {
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        self.come_to_rest();
+        // What drops after this is the device's until it has come to rest, and has nowhere else to
+        // go: for as long as the driver does not say, it stays here.
+        while self.come_to_rest().is_err() {}
     }
-}
-
-/// Makes what is submitted to `streams` from now on run after `order`, without waiting for it.
-///
-/// # Errors
-///
-/// Those of the driver, also if the stream is not one of the primary context of its device.
-pub(super) fn obey(
-    order: DeviceOrder,
-    context: &Context,
-    streams: &[&Stream],
-) -> Result<(), CudaError> {
-    let event = match order {
-        DeviceOrder::AfterStream(handle) => record_on(handle, context)?,
-        DeviceOrder::AfterEvent(handle) => {
-            // The driver's handle, as a pointer again.
-            let raw = std::ptr::with_exposed_provenance_mut(address(handle.raw()));
-            for stream in streams {
-                // SAFETY: whoever made the handle promised that it is live until the transfer has
-                // ended, which it has not.
-                unsafe { stream.wait_for_handle(raw) }?;
-            }
-            return Ok(());
-        }
-        // Everything else is ready as it is: the host knows that it has finished.
-        _ => return Ok(()),
-    };
-    streams.iter().try_for_each(|stream| stream.wait_for(&event))
-}
-
-/// An event behind everything that somebody else's stream has been given so far.
-fn record_on(handle: StreamHandle, context: &Context) -> Result<Event, CudaError> {
-    let foreign;
-    let context = if handle.device() == context.device().id {
-        context
-    } else {
-        foreign = Context::primary(handle.device())?;
-        &foreign
-    };
-    let raw = std::ptr::with_exposed_provenance_mut(address(handle.raw()));
-    // SAFETY: whoever made the handle promised that it is live until the transfer has ended, and
-    // the borrowed stream goes before this function returns.
-    let stream = unsafe { Stream::borrow(context, raw, ()) }?;
-    let event = Event::new(context, Timing::Off)?;
-    event.record(&stream)?;
-    Ok(event)
-}
-
-fn address(raw: u64) -> usize {
-    ByteCount::new(raw).to_usize()
 }

@@ -1,21 +1,20 @@
 //! What the thread that submits a job does of it: all, if that takes a few calls of the driver, or
 //! its beginning.
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use terrane_transfer::{CopyJob, DeviceOrder};
+use crossbeam_channel::Sender;
+use terrane_transfer::CopyJob;
 
 use super::DeviceEngine;
 use super::calibration::Direction;
-use super::feeder::{Desk, Feed};
-use super::flight::{due, engine_failure};
+use super::feeder::{Desk, Feed, Gated};
+use super::flight::{Failed, due, engine_failure};
 use super::options::CopyPath;
-use super::streams::obey;
+use super::order::{Gate, Pending};
 use super::watch::Task;
 use super::work::Work;
 use crate::error::CudaError;
-use crate::event::{Event, Timing};
-use crate::stream::Stream;
 
 impl DeviceEngine {
     /// Puts a job on its way.
@@ -34,45 +33,64 @@ impl DeviceEngine {
             let device = self.shared.context.device().id;
             return Err(Box::new((job, CudaError::NotReached { device })));
         };
-        let order = job.terms().device_order;
-        let mut work = Work::new(&self.shared, job, direction, path, ends)?;
-        let gate = match self.order(order, &work) {
-            Ok(gate) => gate,
-            Err(error) => {
-                self.watch(Task::Drain(work.into_cargo(), engine_failure(error)));
-                return Ok(());
-            }
+        let shared = &*self.shared;
+        let pending = match Pending::of(job.terms().device_order, &shared.context, &shared.peers) {
+            Ok(pending) => pending,
+            Err(error) => return Err(Box::new((job, error))),
         };
-        if work.job().plan().bytes().is_zero() {
-            work.end_with(gate);
-            self.submit_now(work, false, None);
-        } else if work.is_small(&self.shared) {
-            self.submit_now(work, gate.is_none(), None);
-        } else {
-            let predicted = work.job().predicted();
-            self.feed(direction, Box::new(work), predicted, gate);
+        let mut work = Work::new(shared, job, direction, path, ends);
+        match pending {
+            Some(pending) => self.submit_later(direction, work, pending),
+            None if work.job().plan().bytes().is_zero() => {
+                self.watch(Task::Drained(work.into_cargo(None)));
+            }
+            None if work.is_small(shared) && work.is_equipped(shared) => {
+                self.submit_now(work, true, None)
+            }
+            None => self.feed(direction, Box::new(work)),
         }
         Ok(())
     }
 
-    /// Makes the job's streams run after what its terms say. Answers an event behind that, unless
-    /// it is known to have happened.
-    fn order(&self, order: Option<DeviceOrder>, work: &Work) -> Result<Option<Event>, CudaError> {
-        let Some(order @ (DeviceOrder::AfterStream(_) | DeviceOrder::AfterEvent(_))) = order else {
-            return Ok(None);
+    /// Has a job begin when what it runs after has happened.
+    fn submit_later(&self, direction: Direction, mut work: Work, pending: Pending) {
+        let shared = &*self.shared;
+        let is_empty = work.job().plan().bytes().is_zero();
+        let waited = || -> Result<Option<Gate>, CudaError> {
+            if !is_empty && work.is_small(shared) && work.is_equipped(shared) {
+                // All of it is on the device then, and begins without a thread that has to wake.
+                if let Some(stream) = shared.streams.take_to_wait()? {
+                    return work.wait_on(stream, &pending).map(|()| None);
+                }
+            }
+            pending.into_gate(&shared.context, &shared.gate_streams).map(Some)
         };
-        let streams: smallvec::SmallVec<[&Stream; 2]> =
-            work.streams().iter().map(|stream| &**stream).collect();
-        obey(order, &self.shared.context, &streams)?;
-        let Some(first) = streams.first() else { return Ok(None) };
-        let gate = Event::new(&self.shared.context, Timing::Off)?;
-        gate.record(first)?;
-        Ok(if gate.is_complete()? { None } else { Some(gate) })
+        match waited() {
+            Ok(None) => self.submit_now(work, false, None),
+            Ok(Some(gate)) if is_empty => {
+                work.end_with(gate);
+                self.submit_now(work, false, None);
+            }
+            Ok(Some(gate)) => {
+                let (predicted, work) = (work.job().predicted(), Box::new(work));
+                let (Some((queue, desk)), Some(gates)) = (self.feeder(direction), &self.gates)
+                else {
+                    return;
+                };
+                let (queue, desk) = (queue.clone(), Arc::clone(desk));
+                let gated = Box::new(Gated { gate, work, predicted, queue, desk });
+                gates.send(Task::Gate(gated));
+            }
+            Err(error) => {
+                let failed = Failed::new(work.into_cargo(None), engine_failure(error));
+                self.watch(Task::Drain(failed));
+            }
+        }
     }
 
     /// Submits all of a small job, which begins at once or when the device comes to it.
     /// A buffer that it has comes back to the desk.
-    fn submit_now(&self, mut work: Work, at_once: bool, desk: Option<&Desk>) {
+    fn submit_now(&self, mut work: Work, at_once: bool, desk: Option<&Arc<Desk>>) {
         work.job().start();
         let predicted = work.job().predicted();
         let due = if at_once { due(predicted..predicted) } else { None };
@@ -80,7 +98,9 @@ impl DeviceEngine {
             match work.step(&self.shared) {
                 Ok(Some(part)) => drop(desk.map(|desk| desk.lend(part))),
                 Ok(None) => break,
-                Err(failure) => return self.watch(Task::Drain(work.into_cargo(), failure)),
+                Err(failure) => {
+                    return self.watch(Task::Drain(Failed::new(work.into_cargo(desk), failure)));
+                }
             }
         }
         match work.into_flight(&self.shared, predicted, due) {
@@ -92,22 +112,21 @@ impl DeviceEngine {
         }
     }
 
-    fn feed(
-        &self,
-        direction: Direction,
-        work: Box<Work>,
-        predicted: Duration,
-        gate: Option<Event>,
-    ) {
-        let Some([to_device, to_host, between]) = &self.feeders else { return };
-        let (queue, desk) = match direction {
+    fn feeder(&self, direction: Direction) -> Option<&(Sender<Feed>, Arc<Desk>)> {
+        let [to_device, to_host, between] = self.feeders.as_ref()?;
+        Some(match direction {
             Direction::ToDevice => to_device,
             Direction::ToHost => to_host,
             Direction::WithinDevice | Direction::BetweenDevices => between,
-        };
+        })
+    }
+
+    fn feed(&self, direction: Direction, work: Box<Work>) {
+        let Some((queue, desk)) = self.feeder(direction) else { return };
+        let predicted = work.job().predicted();
         let (seat, is_idle) = desk.enter();
         let mut feed = Feed { work, predicted, begun: None, seat };
-        if is_idle && gate.is_none() && feed.work.needs_scratch() {
+        if is_idle && feed.work.needs_scratch() {
             let taken = desk.scratch().take_free();
             if let Some(scratch) = taken {
                 feed.work.put_scratch(scratch);
@@ -124,20 +143,12 @@ impl DeviceEngine {
             }
         }
         // Should the threads be gone, the job drops here, and its caller is told.
-        match gate {
-            None => drop(queue.send(feed)),
-            // It would hold buffers and a place in the queue while it waits for the device.
-            Some(gate) => {
-                if let Some(gates) = &self.gates {
-                    let _ = gates.send(Task::Gate(gate, feed, queue.clone()));
-                }
-            }
-        }
+        drop(queue.send(feed));
     }
 
     /// Submits the first part of a staged job, which has a buffer. Gives the job back, unless that
     /// failed.
-    fn begin(&self, mut feed: Feed, desk: &Desk) -> Option<Feed> {
+    fn begin(&self, mut feed: Feed, desk: &Arc<Desk>) -> Option<Feed> {
         feed.work.job().start();
         match feed.work.step(&self.shared) {
             Ok(begun) => {
@@ -146,7 +157,8 @@ impl DeviceEngine {
                 Some(feed)
             }
             Err(failure) => {
-                self.watch(Task::Drain(feed.work.into_cargo(), failure));
+                let cargo = feed.work.into_cargo(Some(desk));
+                self.watch(Task::Drain(Failed::new(cargo, failure)));
                 None
             }
         }
@@ -154,8 +166,7 @@ impl DeviceEngine {
 
     pub(super) fn watch(&self, task: Task) {
         if let Some(watchers) = &self.watchers {
-            // Should the watchers be gone, the job drops here, and its caller is told.
-            let _ = watchers.send(task);
+            watchers.send(task);
         }
     }
 }

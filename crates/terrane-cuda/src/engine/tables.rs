@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, RegionRequest};
 
@@ -29,7 +29,8 @@ pub(super) struct Tables {
 /// One allocation that most lists have a place in.
 #[derive(Debug)]
 struct Places {
-    memory: OnceLock<DeviceMemory>,
+    /// `None` if there was none when the engine was made.
+    memory: Option<DeviceMemory>,
     free: Mutex<Vec<u32>>,
 }
 
@@ -49,10 +50,17 @@ enum TablePlace {
 }
 
 impl Tables {
+    /// # Errors
+    ///
+    /// Those of making a stream. If there is no memory, each list asks for its own.
     pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
-        let free = Mutex::new((0..PLACES).rev().collect());
-        let places = Arc::new(Places { memory: OnceLock::new(), free });
-        Ok(Self { context: context.clone(), stream: Stream::new(context)?, places })
+        let stream = Stream::new(context)?;
+        let all = ByteCount::new(place_bytes().get() * u64::from(PLACES));
+        let request = RegionRequest::new(all).labelled("bases of regions");
+        let memory = DeviceAllocator::new(context).bring_up(&request).ok();
+        let numbers = if memory.is_some() { 0..PLACES } else { 0..0 };
+        let places = Arc::new(Places { memory, free: Mutex::new(numbers.rev().collect()) });
+        Ok(Self { context: context.clone(), stream, places })
     }
 
     /// Has `bases` written to the device's memory, without waiting for it.
@@ -73,31 +81,23 @@ impl Tables {
     }
 
     fn place(&self, entries: usize, bytes: ByteCount) -> Result<(u64, TablePlace), CudaError> {
-        let allocate = |bytes: ByteCount| {
-            let request = RegionRequest::new(bytes).labelled("bases of regions");
-            DeviceAllocator::new(&self.context).bring_up(&request)
-        };
-        let place_bytes = ByteCount::from_usize(PLACE_ENTRIES).get() * ENTRY_BYTES;
-        if entries <= PLACE_ENTRIES {
-            let mut free = self.places.free.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(&number) = free.last() {
-                let memory = match self.places.memory.get() {
-                    Some(memory) => memory,
-                    None => {
-                        let all = ByteCount::new(place_bytes * u64::from(PLACES));
-                        let memory = allocate(all)?;
-                        self.places.memory.get_or_init(|| memory)
-                    }
-                };
-                let address = memory.address().get() + place_bytes * u64::from(number);
-                free.pop();
+        if let Some(memory) = self.places.memory.as_ref().filter(|_| entries <= PLACE_ENTRIES) {
+            let number = self.places.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            if let Some(number) = number {
+                let address = memory.address().get() + place_bytes().get() * u64::from(number);
                 let places = Arc::clone(&self.places);
                 return Ok((address, TablePlace::Common { places, number }));
             }
         }
-        let memory = allocate(bytes)?;
+        let request = RegionRequest::new(bytes).labelled("bases of regions");
+        let memory = DeviceAllocator::new(&self.context).bring_up(&request)?;
         Ok((memory.address().get(), TablePlace::Own { _memory: memory }))
     }
+}
+
+/// The bytes of a place.
+fn place_bytes() -> ByteCount {
+    ByteCount::new(ByteCount::from_usize(PLACE_ENTRIES).get() * ENTRY_BYTES)
 }
 
 impl Table {

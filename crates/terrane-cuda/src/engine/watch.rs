@@ -1,16 +1,16 @@
 //! The threads that wait for the device, and what they wait for.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
 use terrane_transfer::{CopyFailure, CopyJob};
 
-use super::feeder::Feed;
-use super::flight::{Cargo, Flight};
-use crate::event::Event;
+use super::abandoned::Lost;
+use super::feeder::Gated;
+use super::flight::{Cargo, Failed, Flight};
+use super::lists::ListPool;
 
 /// What a watcher does.
 pub(super) enum Task {
@@ -19,104 +19,221 @@ pub(super) enum Task {
     /// Finishes a job of which nothing has been submitted: not on the caller's thread.
     Over(Box<CopyJob>, Result<(), CopyFailure>),
     /// Waits for what has been submitted of a job that failed, and finishes it.
-    Drain(Box<Cargo>, CopyFailure),
+    Drain(Failed),
     /// Finishes a job that had nothing to submit.
     Drained(Box<Cargo>),
     /// Waits until a job may begin, and hands it on.
-    Gate(Event, Feed, Sender<Feed>),
+    Gate(Box<Gated>),
 }
 
 impl Task {
     /// Does it, however long that takes.
-    fn see_through(self) {
+    fn see_through(self, lost: &Lost) {
         match self {
-            Self::End(flight) => flight.see_through(),
+            Self::End(flight) => {
+                if let Some(failed) = flight.see_through() {
+                    failed.see_through(lost);
+                }
+            }
             Self::Over(job, result) => job.finish(result),
-            Self::Drain(cargo, failure) => cargo.drain(failure),
+            Self::Drain(failed) => failed.see_through(lost),
             Self::Drained(cargo) => cargo.finish(Ok(())),
-            Self::Gate(gate, feed, to) => match gate.wait() {
-                // Should the feeder be gone, the job drops here.
-                Ok(()) => drop(to.send(feed)),
-                Err(error) => feed.cancel(error),
+            Self::Gate(gated) => match gated.gate.wait() {
+                Ok(()) => gated.go_on(),
+                Err(error) => gated.cancel(error),
             },
         }
     }
 
     /// Does it if there is nothing to wait for, and gives it back otherwise.
-    fn look(self) -> Option<Self> {
-        match &self {
-            Self::End(flight) if flight.look() => return None,
-            Self::End(flight) if !flight.is_failing() => return Some(self),
-            Self::Gate(gate, ..) if matches!(gate.is_complete(), Ok(false)) => return Some(self),
-            _ => {}
+    fn look(self, lost: &Lost) -> Option<Self> {
+        match self {
+            Self::End(flight) => match flight.try_look() {
+                Ok(true) => None,
+                Ok(false) => Some(Self::End(flight)),
+                Err(error) => flight.give_up(error).map(Self::Drain),
+            },
+            Self::Drain(failed) => failed.look(lost).map(Self::Drain),
+            Self::Gate(gated) => match gated.gate.is_open() {
+                Ok(false) => Some(Self::Gate(gated)),
+                Ok(true) => {
+                    gated.go_on();
+                    None
+                }
+                Err(error) => {
+                    gated.cancel(error);
+                    None
+                }
+            },
+            Self::Over(..) | Self::Drained(_) => {
+                self.see_through(lost);
+                None
+            }
         }
-        self.see_through();
-        None
     }
 }
 
 /// The tasks of some threads, each of which sleeps until one is done. The last one of them that
 /// has nothing to do looks after all that come, in turn, so that none waits for the device behind
 /// others that it holds up.
+///
+/// To end a job runs foreign code: a guard's drop or a waker, which may wait for another job. So a
+/// thread has one task at a time, also the one that looks after all: the others lie in the queue,
+/// where any thread finds them that has come back from its own.
 pub(super) struct Watch {
-    tasks: Receiver<Task>,
-    idle: AtomicUsize,
+    queue: Mutex<Queue>,
+    /// There is a task for a thread that has none, or there will be no more.
+    changed: Condvar,
+    lost: Arc<Lost>,
+    lists: Arc<ListPool>,
 }
 
-/// For so long the last thread looks again at once.
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<Task>,
+    /// Threads without a task.
+    idle: usize,
+    /// Whether a thread looks after all that come. It is not said while that thread looks, which may
+    /// take for ever: another one that comes back meanwhile takes its place.
+    is_attended: bool,
+    /// Those who can give a task.
+    givers: usize,
+}
+
+/// Who gives tasks to a [`Watch`]. When the last one has gone, its threads end with what is left.
+pub(super) struct Watchers(Arc<Watch>);
+
+impl Watchers {
+    pub(super) fn new(watch: &Arc<Watch>) -> Self {
+        watch.queue().givers += 1;
+        Self(Arc::clone(watch))
+    }
+
+    /// There are threads for as long as there is this.
+    pub(super) fn send(&self, task: Task) {
+        let mut queue = self.0.queue();
+        queue.tasks.push_back(task);
+        let is_awaited = queue.idle > 0;
+        drop(queue);
+        if is_awaited {
+            self.0.changed.notify_one();
+        }
+    }
+}
+
+impl Clone for Watchers {
+    fn clone(&self) -> Self {
+        Self::new(&self.0)
+    }
+}
+
+impl Drop for Watchers {
+    fn drop(&mut self) {
+        self.0.queue().givers -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// For so long the thread that looks after all looks again at once.
 const LOOKS: Duration = Duration::from_micros(20);
 /// The longest that it sleeps between two looks.
 const LONGEST_NAP: Duration = Duration::from_micros(100);
 
 impl Watch {
-    pub(super) fn new(tasks: Receiver<Task>) -> Arc<Self> {
-        Arc::new(Self { tasks, idle: AtomicUsize::new(0) })
+    pub(super) fn new(lost: &Arc<Lost>, lists: &Arc<ListPool>) -> Arc<Self> {
+        let (lost, lists) = (Arc::clone(lost), Arc::clone(lists));
+        Arc::new(Self { queue: Mutex::default(), changed: Condvar::new(), lost, lists })
     }
 
     /// What a thread does until nobody can give it a task any more.
     pub(super) fn serve(&self) {
-        loop {
-            self.idle.fetch_add(1, Ordering::SeqCst);
-            let task = self.tasks.recv();
-            let is_last = self.idle.fetch_sub(1, Ordering::SeqCst) == 1;
-            let Ok(task) = task else { return };
-            if is_last {
+        while let Some((task, attends)) = self.next() {
+            if attends {
                 self.take_turns(task);
             } else {
-                guarded(|| task.see_through());
+                guarded(|| task.see_through(&self.lost));
             }
+            self.clear_up();
         }
     }
 
-    /// Looks after this task and all that come meanwhile, until they are done, or there is but one
-    /// and another thread to take the next.
+    /// A task, and whether the thread is to look after all that come; `None` if there will be none.
+    fn next(&self) -> Option<(Task, bool)> {
+        let mut queue = self.queue();
+        loop {
+            if let Some(task) = queue.tasks.pop_front() {
+                let attends = queue.idle == 0 && !queue.is_attended;
+                queue.is_attended |= attends;
+                return Some((task, attends));
+            }
+            if queue.givers == 0 {
+                return None;
+            }
+            queue.idle += 1;
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue.idle -= 1;
+        }
+    }
+
+    /// Looks at this task and all others in turn, until there are none, or but one and another
+    /// thread for what comes next.
     fn take_turns(&self, task: Task) {
-        let (mut held, mut next) = (vec![task], Vec::new());
-        let mut changed = Instant::now();
-        while !held.is_empty() {
-            if held.len() == 1 && self.idle.load(Ordering::SeqCst) > 0 {
-                if let Some(task) = held.pop() {
-                    guarded(|| task.see_through());
-                }
+        let mut task = task;
+        // Looks in a row that changed nothing, and since when.
+        let (mut in_vain, mut since) = (0, Instant::now());
+        loop {
+            self.queue().is_attended = false;
+            let looked_at = guarded(|| task.look(&self.lost)).flatten();
+            let mut queue = self.queue();
+            if queue.is_attended {
+                queue.tasks.extend(looked_at);
                 return;
             }
-            let before = held.len();
-            next.extend(held.drain(..).filter_map(|task| guarded(|| task.look()).flatten()));
-            let left = next.len();
-            next.extend(self.tasks.try_iter());
-            let is_changed = left < before || next.len() > left;
-            std::mem::swap(&mut held, &mut next);
-            if is_changed {
-                changed = Instant::now();
-                continue;
+            queue.is_attended = true;
+            match looked_at {
+                None => (in_vain, since) = (0, Instant::now()),
+                Some(only) if queue.tasks.is_empty() && queue.idle > 0 => {
+                    queue.is_attended = false;
+                    drop(queue);
+                    guarded(|| only.see_through(&self.lost));
+                    return;
+                }
+                Some(waits) => {
+                    queue.tasks.push_back(waits);
+                    in_vain += 1;
+                }
             }
-            let waited = changed.elapsed();
-            if waited < LOOKS {
-                std::hint::spin_loop();
-            } else {
-                std::thread::sleep((waited / 4).min(LONGEST_NAP));
+            if in_vain >= queue.tasks.len() && in_vain > 0 {
+                drop(queue);
+                let waited = since.elapsed();
+                if waited < LOOKS {
+                    std::hint::spin_loop();
+                } else {
+                    std::thread::sleep((waited / 4).min(LONGEST_NAP));
+                }
+                in_vain = 0;
+                queue = self.queue();
             }
+            let Some(next) = queue.tasks.pop_front() else {
+                queue.is_attended = false;
+                return;
+            };
+            drop(queue);
+            if in_vain == 0 {
+                self.clear_up();
+            }
+            task = next;
         }
+    }
+
+    /// Does what no caller's thread should.
+    fn clear_up(&self) {
+        guarded(|| self.lost.ask_again());
+        self.lists.free_surplus();
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

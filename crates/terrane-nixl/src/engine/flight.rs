@@ -1,7 +1,6 @@
 //! One transfer: its requests, from the first to the last.
 
 use std::collections::VecDeque;
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -398,21 +397,8 @@ impl Flight {
             job.finish(Err(failure));
             return Step::Over;
         }
-        match job.give_up(failure) {
-            Ok(remains) => Step::GivenUp(Box::new(Abandoned::new(
-                self.requests.drain(..),
-                remains,
-                self.peer.take(),
-            ))),
-            Err(back) => {
-                // A part of another engine's transfer, which has to wait.
-                let (job, failure) = *back;
-                self.job = Some(job);
-                self.failure = Some(failure);
-                self.deadline = None;
-                Step::Quiet
-            }
-        }
+        let remains = job.give_up(failure);
+        Step::GivenUp(Box::new(Abandoned::new(self.requests.drain(..), remains, self.peer.take())))
     }
 
     fn end(&mut self, rates: &Rates) {
@@ -439,15 +425,8 @@ impl Drop for Flight {
             return;
         }
         let lost = CopyFailure::Engine { source: "the engine's thread has stopped".into() };
-        match job.give_up(lost) {
-            Ok(remains) => drop(Abandoned::new(self.requests.drain(..), remains, self.peer.take())),
-            // A part of another engine's transfer, which then never ends: nobody drops what may still
-            // be written to.
-            Err(job) => {
-                let requests = std::mem::take(&mut self.requests);
-                let _never = ManuallyDrop::new((job, requests, self.peer.take()));
-            }
-        }
+        let remains = job.give_up(lost);
+        drop(Abandoned::new(self.requests.drain(..), remains, self.peer.take()));
     }
 }
 

@@ -20,7 +20,7 @@ exports! {
             state.context(caller.context)?;
             let handle = state.new_handle();
             let context = caller.context;
-            state.events.insert(handle, Event { context, flags, mark: None, time: None });
+            state.events.insert(handle, Event { context, flags, mark: None, time: None, captured: None });
             Ok(handle)
         })?)
     }
@@ -48,6 +48,7 @@ exports! {
     fn cuEventQuery(event: u64) |simulator, caller| {
         simulator.with(|state| {
             let (context, mark) = alive(state, caller, event)?;
+            state.ask_of_event(event)?;
             let is_done = mark.is_none_or(|mark| state.ask(mark));
             state.context(context)?;
             if is_done { Ok(()) } else { Err(Code::NOT_READY) }
@@ -55,7 +56,10 @@ exports! {
     }
 
     fn cuEventSynchronize(event: u64) |simulator, caller| {
-        let (context, mark) = simulator.with(|state| alive(state, caller, event))?;
+        let (context, mark) = simulator.with(|state| {
+            state.ask_of_event(event)?;
+            alive(state, caller, event)
+        })?;
         match mark {
             Some(mark) => simulator.wait(context, &[mark]),
             None => Ok(()),
@@ -89,9 +93,10 @@ fn record(simulator: &Simulator, caller: Caller, event: u64, stream: u64) -> Out
             return Err(Code::INVALID_HANDLE);
         }
         // Marked before it is submitted: it may run at once.
-        let mark = (stream, own.submitted + 1);
+        let (mark, captured) = ((stream, own.submitted + 1), own.capture);
         if let Some(event) = state.events.get_mut(&event) {
-            event.mark = Some(mark);
+            event.mark = Some(mark).filter(|_| captured.is_none());
+            event.captured = captured;
         }
         state.submit(stream, Vec::new(), Work::Mark(Some(event))).map(|_| ())
     })

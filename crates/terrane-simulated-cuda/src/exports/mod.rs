@@ -30,6 +30,7 @@ pub use pools::*;
 pub use simulation::*;
 pub use streams::*;
 
+use crate::capture::CaptureMode;
 use crate::code::{Code, Outcome};
 use crate::config::Config;
 use crate::session::start;
@@ -48,6 +49,8 @@ thread_local! {
     static ATTACHED: RefCell<Option<Arc<Simulator>>> = const { RefCell::new(None) };
     /// How often this thread has called each function.
     static CALLS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
+    /// What this thread's calls may do to captures.
+    static CAPTURE_MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
     /// This thread's number.
     static THREAD: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -138,6 +141,19 @@ impl<T> Out<T> {
     fn set_if_wanted(self, value: T) {
         // Null is no failure here.
         let _ = self.set(value);
+    }
+
+    /// What lies there already, for a function that exchanges it.
+    ///
+    /// # Errors
+    ///
+    /// An invalid value if the pointer is null.
+    fn peek(self) -> Outcome<T> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: not null, so a value of the type, as the caller promised; not necessarily aligned.
+        Ok(unsafe { self.0.read_unaligned() })
     }
 
     /// The pointer as that of another type, which the caller promised to be there.
@@ -253,8 +269,12 @@ fn enter(name: &'static str, body: impl FnOnce(&Simulator, Caller) -> Outcome) -
             return Err(Code::NOT_PERMITTED);
         }
         let simulator = simulator(matches!(name, "cuInit"))?;
-        simulator.with(|state| state.faults.call(name))?;
-        body(&simulator, caller())
+        let caller = caller();
+        simulator.with(|state| {
+            state.faults.call(name)?;
+            state.disturb(name, caller.thread, CAPTURE_MODE.get())
+        })?;
+        body(&simulator, caller)
     })();
     outcome.map_or_else(|code| code.0, |()| 0)
 }

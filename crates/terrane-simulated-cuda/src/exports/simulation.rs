@@ -18,6 +18,14 @@ exports! {
         Ok(())
     }
 
+    /// Makes every call of the driver's function of this name answer with `code`, until that is
+    /// forgiven.
+    fn terraneSimulatedRefuse(function: In<c_char>, code: u32) |simulator, _caller| {
+        let function = function.text()?.to_str().map_err(|_| Code::INVALID_VALUE)?;
+        simulator.with(|state| state.faults.refuse(function, Code(code)));
+        Ok(())
+    }
+
     /// Loses a device's primary context with `code`, when `spared` further operations of its
     /// streams have run, and one more.
     fn terraneSimulatedLose(device: i32, spared: u64, code: u32) |simulator, _caller| {

@@ -1,8 +1,9 @@
 //! Streams, and the functions of the host that they call.
 
+use crate::capture::CaptureMode;
 use crate::code::Code;
 use crate::exports::contexts::HIGHEST_PRIORITY;
-use crate::exports::{Out, exports};
+use crate::exports::{CAPTURE_MODE, Out, exports};
 use crate::state::{State, StreamKind};
 use crate::work::Work;
 
@@ -39,6 +40,7 @@ exports! {
     fn cuStreamSynchronize(stream: u64) |simulator, caller| {
         let (context, mark) = simulator.with(|state| {
             let stream = state.stream(caller, stream)?;
+            state.ask_of_stream(stream)?;
             let own = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
             Ok((own.context, (stream, own.submitted)))
         })?;
@@ -48,6 +50,7 @@ exports! {
     fn cuStreamQuery(stream: u64) |simulator, caller| {
         simulator.with(|state| {
             let stream = state.stream(caller, stream)?;
+            state.ask_of_stream(stream)?;
             let own = state.streams.get(&stream).ok_or(Code::INVALID_HANDLE)?;
             let (context, mark) = (own.context, (stream, own.submitted));
             let is_done = state.ask(mark);
@@ -65,6 +68,7 @@ exports! {
         }
         simulator.with(|state| {
             let stream = state.stream(caller, stream)?;
+            state.join_capture(stream, event)?;
             let mark = state.events.get(&event).ok_or(Code::INVALID_HANDLE)?.mark;
             if let Some(mark) = mark {
                 state.submit(stream, vec![mark], Work::Mark(None))?;
@@ -95,10 +99,41 @@ exports! {
         })?)
     }
 
-    /// Nothing is captured here.
+    /// From here on what the stream is given is to become a graph, which is empty here.
+    fn cuStreamBeginCapture_v2(stream: u64, mode: u32) |simulator, caller| {
+        simulator.with(|state| {
+            let stream = state.stream(caller, stream)?;
+            state.begin_capture(stream, caller.thread, CaptureMode::of(mode)?)
+        })
+    }
+
+    fn cuStreamEndCapture(stream: u64, graph: Out<u64>) |simulator, caller| {
+        let handle = simulator.with(|state| {
+            let stream = state.stream(caller, stream)?;
+            state.end_capture(stream, caller.thread)?;
+            Ok(state.new_handle())
+        })?;
+        graph.set(handle)
+    }
+
+    fn cuGraphDestroy(_graph: u64) |_simulator, _caller| {
+        Ok(())
+    }
+
     fn cuStreamIsCapturing(stream: u64, status: Out<u32>) |simulator, caller| {
-        simulator.with(|state| state.stream(caller, stream))?;
-        status.set(0)
+        let is_capturing = simulator.with(|state| {
+            let stream = state.stream(caller, stream)?;
+            Ok(state.status_of(stream))
+        })?;
+        status.set(is_capturing)
+    }
+
+    /// What the calling thread's calls may do to captures; answers what it was before.
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) |_simulator, _caller| {
+        let before = CAPTURE_MODE.get();
+        let asked = CaptureMode::of(mode.peek()?)?;
+        CAPTURE_MODE.set(asked);
+        mode.set(before.number())
     }
 
     fn cuLaunchHostFunc(stream: u64, function: u64, data: u64) |simulator, caller| {

@@ -7,6 +7,7 @@
     reason = "a test says what it expects by panicking"
 )]
 
+mod captures;
 mod copies;
 mod faults;
 mod kernels;

@@ -24,7 +24,7 @@ pub(super) fn execute(
     let stop_at = match fault {
         None => None,
         Some(Fault::ShortCopy { after_runs }) => Some(after_runs.min(runs.saturating_sub(1))),
-        Some(Fault::Engine) => Some(0),
+        Some(Fault::Engine | Fault::Hang) => Some(0),
         Some(Fault::DropJob) => Some(runs / 2),
     };
     for (done, &index) in order.iter().enumerate() {
@@ -57,7 +57,7 @@ pub(super) fn execute(
             let source = copied.err().unwrap_or(source);
             job.finish(Err(CopyFailure::Run { index, offset: half, source }));
         }
-        Fault::Engine => job.finish(Err(CopyFailure::Engine { source })),
+        Fault::Engine | Fault::Hang => job.finish(Err(CopyFailure::Engine { source })),
         Fault::DropJob => drop(job),
     }
 }

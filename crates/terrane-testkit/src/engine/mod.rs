@@ -11,11 +11,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use terrane_core::StorageKind;
+use terrane_core::{BoxedCause, StorageKind};
 use terrane_transfer::engines::threads;
-use terrane_transfer::{CopyEngine, CopyJob, Declined, Quote, Terms, TransferPlan};
+use terrane_transfer::{
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Remains, Terms,
+    TransferPlan,
+};
 
-use crate::device::{Gate, lock};
+use crate::device::{self, Gate, lock};
 use crate::random::Seeded;
 
 /// Copies between host memory and simulated devices, on threads of its own, as
@@ -48,6 +51,10 @@ struct State {
     /// How many jobs may still start; `None` for any number.
     permits: Option<usize>,
     faults: VecDeque<Fault>,
+    /// Jobs whose copies never end.
+    hung: Vec<CopyJob>,
+    /// What is left of such jobs when they have been given up.
+    remains: Vec<Remains>,
     random: Seeded,
     running: usize,
     ended: usize,
@@ -77,6 +84,8 @@ impl SimulatedEngine {
             queue: VecDeque::new(),
             permits: None,
             faults: VecDeque::new(),
+            hung: Vec::new(),
+            remains: Vec::new(),
             random: Seeded::new(options.seed),
             running: 0,
             ended: 0,
@@ -115,6 +124,28 @@ impl SimulatedEngine {
     /// The next job that starts meets this fault; the one after it the next fault, and so on.
     pub fn fail_next(&self, fault: Fault) {
         lock(&self.shared.state).faults.push_back(fault);
+    }
+
+    /// How many jobs hang: their copies never end.
+    #[must_use]
+    pub fn hung(&self) -> usize {
+        lock(&self.shared.state).hung.len()
+    }
+
+    /// Gives up all jobs that hang. Their copies may still go on.
+    pub fn give_up_hung(&self) {
+        let hung = std::mem::take(&mut lock(&self.shared.state).hung);
+        for job in hung {
+            let source = Box::new(InjectedFault(Fault::Hang));
+            let remains = job.give_up(CopyFailure::Engine { source });
+            lock(&self.shared.state).remains.push(remains);
+        }
+    }
+
+    /// Ends the copies of all jobs that were given up.
+    pub fn end_given_up(&self) {
+        let remains = std::mem::take(&mut lock(&self.shared.state).remains);
+        drop(remains);
     }
 
     /// How many jobs have been submitted and not started.
@@ -168,6 +199,11 @@ unsafe impl CopyEngine for SimulatedEngine {
         lock(&self.shared.state).queue.push_back(Queued { job, gate });
         self.shared.changed.notify_all();
     }
+
+    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+        let event = device::pin(order).ok_or(Declined::DeviceOrder)?;
+        Ok(PinnedOrder::new(event.order(), event))
+    }
 }
 
 impl Drop for SimulatedEngine {
@@ -182,10 +218,17 @@ impl Shared {
     /// What each thread does until the engine is closed.
     fn work(&self) {
         while let Some((job, fault, random)) = self.next_job() {
-            execute::execute(job, fault, random, &self.options);
+            let hangs = fault == Some(Fault::Hang);
+            let mut hung = None;
+            if hangs {
+                hung = Some(job);
+            } else {
+                execute::execute(job, fault, random, &self.options);
+            }
             let mut state = lock(&self.state);
             state.running -= 1;
-            state.ended += 1;
+            state.ended += usize::from(!hangs);
+            state.hung.extend(hung);
             drop(state);
             self.changed.notify_all();
         }

@@ -96,6 +96,9 @@ pub enum Fault {
     Engine,
     /// The job is dropped without a word, after half of its runs.
     DropJob,
+    /// The copy never ends. The engine keeps the job, and its thread goes on with others, until the
+    /// test has it [given up](super::SimulatedEngine::give_up_hung).
+    Hang,
 }
 
 /// What a simulated engine says about the faults that it was told to have.

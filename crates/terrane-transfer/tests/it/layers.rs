@@ -26,7 +26,7 @@ use crate::support::*;
 
 /// Keeps jobs for the test to end.
 #[derive(Debug, Default)]
-struct Keeping(Mutex<Vec<CopyJob>>);
+pub struct Keeping(Mutex<Vec<CopyJob>>);
 
 // SAFETY: it touches no byte of any plan.
 unsafe impl CopyEngine for Keeping {
@@ -44,7 +44,7 @@ unsafe impl CopyEngine for Keeping {
 }
 
 impl Keeping {
-    fn take(&self) -> CopyJob {
+    pub fn take(&self) -> CopyJob {
         self.0.lock().unwrap().pop().unwrap()
     }
 }

@@ -10,6 +10,7 @@
 )]
 
 mod allocations;
+mod attention;
 mod compile_fail;
 mod completion;
 mod disk_faults;
@@ -22,6 +23,7 @@ mod heads;
 mod layers;
 mod limits;
 mod model;
+mod orders;
 mod overlaps;
 mod ownership;
 mod peers;

@@ -163,13 +163,8 @@ unsafe impl CopyEngine for Unanswered {
         if let Some(message) = &job.terms().notification {
             self.told.lock().unwrap().push(message.to_vec());
         }
-        match job.give_up(CopyFailure::Engine { source: "nobody answers".into() }) {
-            Ok(remains) => self.remains.lock().unwrap().push(remains),
-            Err(back) => {
-                let (job, failure) = *back;
-                job.finish(Err(failure));
-            }
-        }
+        let failure = CopyFailure::Engine { source: "nobody answers".into() };
+        self.remains.lock().unwrap().push(job.give_up(failure));
     }
 }
 
@@ -183,7 +178,7 @@ fn assert_unanswered(result: Result<Report, TransferError>) {
 }
 
 #[test]
-fn a_part_that_cannot_be_given_up_comes_back_with_its_failure() {
+fn a_part_that_is_given_up_ends_its_transfer_and_keeps_its_blocks() {
     let engine = Arc::new(Unanswered::default());
     let host = Arc::new(HostEngine::new(HostEngineOptions::default()).unwrap());
     let (bounce, options) = (HeapAllocator::pinned(), RelayOptions::default());
@@ -193,8 +188,13 @@ fn a_part_that_cannot_be_given_up_comes_back_with_its_failure() {
     let remote = of_peer(PeerId::next(), RemoteSpace::Host, 4096, CONTIGUOUS);
     let transfer = Transfer::new(&local, &remote).blocks(&[1, 2], &[3, 4]);
     assert_unanswered(end_of(manager.submit(transfer, ()).unwrap()).result);
-    assert!(engine.remains.lock().unwrap().is_empty());
+    assert!(local.hold_for_write(&[1]).unwrap_err().is_conflict());
+    assert!(remote.hold_for_read(&[4]).unwrap_err().is_conflict());
+    let remains = std::mem::take(&mut *engine.remains.lock().unwrap());
+    assert!(!remains.is_empty());
+    drop(remains);
     assert_unclaimed(&local);
+    assert_unclaimed(&remote);
 }
 
 #[test]

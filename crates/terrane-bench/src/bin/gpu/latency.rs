@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use anyhow::Result;
 use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_transfer::DeviceOrder;
 
 use crate::blocks::Way;
 use crate::methods::{Methods, NAMES};
-use crate::rig::{Rig, explain, in_turns, shuffled, submit, transfer};
+use crate::rig::{Rig, explain, in_turns, shuffled, submit_after, transfer};
 use crate::shapes::{ON_DEVICE, ON_HOST, Shape, shapes};
 
 /// A transfer may take this many times as long as the best raw method.
@@ -27,7 +28,9 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
             for blocks in [1, 8] {
                 waited_for(rig, shape, way, blocks, &settings, reporter)?;
             }
-            submitted(rig, shape, way, &settings, reporter)?;
+            for after_stream in [false, true] {
+                submitted(rig, shape, way, after_stream, &settings, reporter)?;
+            }
         }
     }
     Ok(())
@@ -84,15 +87,18 @@ fn waited_for<W: Write>(
     Ok(reporter.report(&measured)?)
 }
 
-/// How long the calling thread is in `submit` for 16 blocks.
+/// How long the calling thread is in `submit` for 16 blocks: as they are, or after a stream that has
+/// nothing left to do.
 fn submitted<W: Write>(
     rig: &Rig,
     shape: &Shape,
     way: Way,
+    after_stream: bool,
     settings: &Settings,
     reporter: &mut Reporter<W>,
 ) -> Result<()> {
-    let case = format!("{}, {}, submit of 16 blocks", shape.title(), way.name());
+    let after = if after_stream { " after an idle stream" } else { "" };
+    let case = format!("{}, {}, submit of 16 blocks{after}", shape.title(), way.name());
     if !reporter.wants(&case) {
         return Ok(());
     }
@@ -105,10 +111,14 @@ fn submitted<W: Write>(
         Way::ToHost => ((&device, &*on_device), (&host, &*on_host)),
         Way::ToDevice => ((&host, &*on_host), (&device, &*on_device)),
     };
+    rig.stream.synchronize()?;
+    // SAFETY: the rig, and its stream with it, outlives the transfers.
+    let after_stream = after_stream.then(|| unsafe { rig.stream.order() });
+    let order = after_stream.unwrap_or(DeviceOrder::AlreadySynchronised);
     let mut seconds = Vec::new();
     for round in 0..settings.warm_up + settings.repeats.max(1) {
         let begin = Instant::now();
-        let completion = submit(&rig.manager, from, to)?;
+        let completion = submit_after(order, &rig.manager, from, to)?;
         let took = begin.elapsed().as_secs_f64();
         completion.wait().result?;
         if round >= settings.warm_up {

@@ -170,12 +170,20 @@ pub fn in_turns(
 /// Submits a transfer of blocks that nobody else touches.
 pub fn submit(
     manager: &TransferManager,
+    source: (&Endpoint, &[u32]),
+    destination: (&Endpoint, &[u32]),
+) -> Result<Completion<()>> {
+    submit_after(DeviceOrder::AlreadySynchronised, manager, source, destination)
+}
+
+/// Submits a transfer of blocks that nobody else touches but what it runs after.
+pub fn submit_after(
+    order: DeviceOrder,
+    manager: &TransferManager,
     (source, from): (&Endpoint, &[u32]),
     (destination, to): (&Endpoint, &[u32]),
 ) -> Result<Completion<()>> {
-    let transfer = Transfer::new(source, destination)
-        .blocks(from, to)
-        .device_order(DeviceOrder::AlreadySynchronised);
+    let transfer = Transfer::new(source, destination).blocks(from, to).device_order(order);
     manager.submit(transfer, ()).map_err(|rejected| anyhow!(rejected.cause))
 }
 

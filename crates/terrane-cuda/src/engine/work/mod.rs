@@ -7,15 +7,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
 use terrane_core::ByteCount;
 use terrane_transfer::{CopyFailure, CopyGrid, CopyJob, EventHandle};
 
 use super::Shared;
 use super::calibration::Direction;
+use super::feeder::Desk;
 use super::flight::{Cargo, Count, Flight, Lesson, engine_failure};
-use super::lists::BlockLists;
+use super::lists::{BlockLists, MOST_SMALL_PAIRS, list_bytes};
 use super::options::CopyPath;
+use super::order::{Gate, Pending};
 use super::reach::Reach;
 use super::scratch::Scratch;
 use super::streams::{Lanes, StreamLease};
@@ -35,6 +36,8 @@ pub(super) struct Work {
     scratch: Option<Scratch>,
     /// Where the kernels find the blocks, if a launch does not carry them.
     lists: Option<BlockLists>,
+    /// Where there is room for them, before they are written.
+    room: Option<BlockLists>,
     job: CopyJob,
     /// They outlive the engine, if that goes while they run.
     kernels: Option<Kernels>,
@@ -71,17 +74,13 @@ const NEAR: u64 = 10 << 20;
 
 impl Work {
     /// Prepares a job, of which nothing has been submitted.
-    ///
-    /// # Errors
-    ///
-    /// The job, and why it cannot be executed.
     pub(super) fn new(
         shared: &Shared,
         job: CopyJob,
         direction: Direction,
         path: CopyPath,
         ends: [Arc<Reach>; 2],
-    ) -> Result<Self, Box<(CopyJob, CudaError)>> {
+    ) -> Self {
         let grid = job.plan().grid();
         let layer_wise = job.layers().is_some();
         let steps = match path {
@@ -97,18 +96,11 @@ impl Work {
             CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
             CopyPath::Batched => Steps::runs(true),
         };
-        let wanted = if matches!(steps, Steps::Staged(_)) { 2 } else { 1 };
-        let mut streams = SmallVec::new();
-        for _ in 0..wanted {
-            match shared.streams.take() {
-                Ok(stream) => streams.push(stream),
-                Err(error) => return Err(Box::new((job, error))),
-            }
-        }
-        Ok(Self {
-            lanes: Lanes::new(streams),
+        Self {
+            lanes: Lanes::default(),
             scratch: None,
             lists: None,
+            room: None,
             count: Count::new(&job),
             job,
             kernels: shared.kernels.clone(),
@@ -122,15 +114,38 @@ impl Work {
             layers_submitted: 0,
             layers: VecDeque::new(),
             is_telling: false,
-        })
+        }
     }
 
     pub(super) fn job(&self) -> &CopyJob {
         &self.job
     }
 
-    pub(super) fn streams(&self) -> &[StreamLease] {
-        &self.lanes
+    /// Has the job, of one stream, wait on the device for what it runs after.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    pub(super) fn wait_on(
+        &mut self,
+        stream: StreamLease,
+        pending: &Pending,
+    ) -> Result<(), CudaError> {
+        pending.delay(&stream)?;
+        self.lanes.push(stream);
+        Ok(())
+    }
+
+    /// Takes the streams that the next part needs, which the job keeps until it has ended.
+    fn take_lanes(&mut self, shared: &Shared) -> Result<(), CudaError> {
+        let wanted = match &self.steps {
+            Steps::Staged(staged) if !staged.is_only() => 2,
+            _ => 1,
+        };
+        while self.lanes.len() < wanted {
+            self.lanes.push(shared.streams.take()?);
+        }
+        Ok(())
     }
 
     /// Says whether the job has the device to itself.
@@ -158,17 +173,35 @@ impl Work {
         }
     }
 
-    /// Where no buffer can be had: goes on without.
-    pub(super) fn do_without_scratch(&mut self, shared: &Shared) {
+    /// Where no buffer can be had: goes on without, on the first stream.
+    ///
+    /// What has been submitted is copied again. The same bytes come to the same places, so that
+    /// layers which have been told of stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    pub(super) fn do_without_scratch(&mut self, shared: &Shared) -> Result<(), CudaError> {
+        if let [first, others @ ..] = &*self.lanes
+            && self.submitted > 0
+        {
+            // The end of all of it is to be behind the first stream's last work.
+            for other in others {
+                let so_far = Event::new(&shared.context, Timing::Off)?;
+                so_far.record(other)?;
+                first.wait_for(&so_far)?;
+            }
+        }
         let reached = self.kernels.is_some() && self.ends.iter().all(|end| end.has_kernels());
         let layer_wise = self.job.layers().is_some();
-        // Nothing has been submitted yet, or what has been is copied again.
         self.steps = if reached {
             Steps::kernels(shared, self.job.plan(), &self.grid, self.direction, layer_wise)
         } else {
             Steps::runs(super::batch::is_there(&shared.context))
         };
-        self.layers_submitted = 0;
+        self.submitted = 0;
+        self.marks.clear();
+        Ok(())
     }
 
     /// Whether all of it takes a few calls of the driver, and so may be submitted by the caller's
@@ -179,9 +212,8 @@ impl Work {
         /// Runs of a batch, at a third of a microsecond each.
         const MOST_BATCHED: u64 = 16;
         const LEAST_LARGE: u64 = 16 << 20;
-        /// Launches, and pairs of which a list is uploaded for them.
+        /// Launches, for which a list of their pairs may be uploaded.
         const MOST_LAUNCHES: usize = 8;
-        const MOST_PAIRS: u32 = 16 << 10;
         let plan = self.job.plan();
         // What stays within the device holds up no wire.
         let is_large =
@@ -195,10 +227,22 @@ impl Work {
                 plan.run_count() <= most && plan.bytes() <= shared.options.request_bytes
             }
             Steps::Kernels { cutter, .. } => {
-                cutter.pairs() <= MOST_PAIRS && cutter.clone().nth(MOST_LAUNCHES).is_none()
+                cutter.pairs() <= MOST_SMALL_PAIRS && cutter.clone().nth(MOST_LAUNCHES).is_none()
             }
             Steps::Staged(_) => false,
         }
+    }
+
+    /// Takes what the job needs besides streams, if that is there; answers whether it is. What has
+    /// to be made is made by a feeder, and not while a caller waits.
+    pub(super) fn is_equipped(&mut self, shared: &Shared) -> bool {
+        let wants_lists = matches!(self.steps, Steps::Kernels { lists: true, .. });
+        if wants_lists && self.room.is_none() {
+            let plan = self.job.plan();
+            let bytes = list_bytes([plan.source_blocks(), plan.destination_blocks()]);
+            self.room = shared.lists.take(bytes);
+        }
+        !wants_lists || self.room.is_some()
     }
 
     /// Whether all parts have been submitted.
@@ -229,8 +273,9 @@ impl Work {
     /// What failed. Some of the part may have been submitted, and may use the buffer.
     pub(super) fn step(&mut self, shared: &Shared) -> Result<Option<Chunk>, CopyFailure> {
         if self.needs_scratch() && self.scratch.is_none() && !self.is_submitted() {
-            self.do_without_scratch(shared);
+            self.do_without_scratch(shared).map_err(engine_failure)?;
         }
+        self.take_lanes(shared).map_err(engine_failure)?;
         self.lanes.begin();
         let stepped = match &mut self.steps {
             Steps::Runs { .. } => self.step_runs(shared)?,
@@ -274,8 +319,10 @@ impl Work {
     }
 
     /// Of a job that copies nothing: what its end is behind.
-    pub(super) fn end_with(&mut self, event: Option<Event>) {
-        self.marks.extend(event.map(|event| (Arc::new(event), 0)));
+    pub(super) fn end_with(&mut self, gate: Gate) {
+        let (event, stream) = gate.into_parts();
+        self.marks.push_back((event, 0));
+        stream.into_iter().for_each(|stream| self.lanes.push(stream));
     }
 
     /// All has been submitted.
@@ -302,9 +349,10 @@ impl Work {
         }
     }
 
-    /// Part of it failed.
-    pub(super) fn into_cargo(self) -> Box<Cargo> {
+    /// Part of it failed. A buffer that it has goes back to the desk.
+    pub(super) fn into_cargo(self, desk: Option<&Arc<Desk>>) -> Box<Cargo> {
         let Self { lanes, scratch, lists, job, kernels, count, ends, .. } = self;
+        let scratch = scratch.zip(desk.map(Arc::clone));
         Box::new(Cargo { lanes, scratch, lists, job, count, ends, lesson: None, kernels })
     }
 }

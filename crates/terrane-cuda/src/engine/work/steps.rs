@@ -11,7 +11,7 @@ use super::super::calibration::Direction;
 use super::super::cutter::{Cutter, Ramp};
 use super::super::flight::engine_failure;
 use super::super::launch::{KernelEnd, Launcher};
-use super::super::lists::BlockLists;
+use super::super::lists::{BlockLists, list_bytes};
 use super::super::packing::{Packing, Part, index};
 use super::super::reach::Reach;
 use super::Work;
@@ -133,7 +133,12 @@ impl Work {
             return Ok(());
         };
         let blocks = [plan.source_blocks(), plan.destination_blocks()];
-        match shared.lists.upload(blocks, stream) {
+        let room = match self.room.take() {
+            Some(room) => Ok(room),
+            None => shared.lists.take_or_make(list_bytes(blocks)),
+        };
+        let filled = room.and_then(|mut room| room.fill(blocks, stream).map(|()| room));
+        match filled {
             Ok(lists) => self.lists = Some(lists),
             Err(error) if error.is_device_lost() => return Err(error),
             // They go with the launches then, of which there are more.
@@ -144,9 +149,9 @@ impl Work {
 
     pub(super) fn step_staged(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
         let Steps::Staged(staged) = &mut self.steps else { return Ok(None) };
-        let (Some(copies), Some(packing)) = (self.lanes.first(), self.lanes.get(1)) else {
-            return Ok(None);
-        };
+        // What is one part has one stream.
+        let Some(copies) = self.lanes.first() else { return Ok(None) };
+        let packing = self.lanes.get(1).unwrap_or(copies);
         let Some(scratch) = &self.scratch else { return Ok(None) };
         let Some(part) = staged.cutter.next() else { return Ok(None) };
         let plan = self.job.plan();
@@ -315,6 +320,10 @@ impl Staged {
 
     pub(super) fn is_submitted(&self) -> bool {
         self.cutter.is_done()
+    }
+
+    pub(super) fn is_only(&self) -> bool {
+        self.is_only
     }
 
     pub(super) fn in_one_part(&mut self) {

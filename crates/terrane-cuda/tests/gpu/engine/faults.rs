@@ -5,15 +5,15 @@ use std::num::NonZeroU32;
 use std::thread;
 
 use terrane_core::{Allocate, ByteCount, RegionRequest};
-use terrane_cuda::{CopyPath, DeviceAllocator, DeviceEngineOptions, DeviceMemory};
+use terrane_cuda::{Context, CopyPath, DeviceAllocator, DeviceEngineOptions, DeviceMemory};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_testkit::process::in_child;
-use terrane_transfer::Transfer;
+use terrane_transfer::{Endpoint, Transfer};
 
-use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use super::fixture::{APART, DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config};
 use crate::needs::{Needs, device_with_kernels as device};
 
 const ROOM: Needs = Needs { device: ByteCount::gib(1), host: ByteCount::gib(1) };
@@ -23,27 +23,32 @@ fn options(path: Option<CopyPath>) -> DeviceEngineOptions {
     DeviceEngineOptions { path, ..DeviceEngineOptions::default() }
 }
 
-/// A completion that is dropped, leaked, or whose future is dropped half-way lets the copy go on,
-/// and the memory goes when it has ended.
+/// A completion that is dropped, leaked, or whose future is dropped half-way lets the copy go on:
+/// every byte arrives, the guard goes after the copy and not before, and so does the memory, to the
+/// last allocation.
 #[test]
 fn abandoned_transfers_end_all_the_same() {
     let Some(context) = device("abandoned_transfers_end_all_the_same", ROOM) else { return };
-    let before = context.memory().unwrap().0;
     for path in [None, Some(CopyPath::Direct), Some(CopyPath::Staged)] {
         let fixture = Fixture::new(&context, options(path), &ALL);
         let manager = fixture.manager();
         let shape = config(64, 8, 16);
         let ids: Vec<u32> = (0..64).collect();
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
         let (told, ended) = std::sync::mpsc::channel();
         for way in 0..3 {
+            let before = held_memory(&context);
             let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
-            let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+            let image = Image::scribble(&here, fixture.access(), way);
+            let mut expected = Image::of(&there, fixture.access());
+            expected.transfer(&image, &ids, &ids, 0..8);
+            let held = HeldStream::new(&context);
             let guard = Telling(told.clone());
-            let transfer = ordered(Transfer::new(&here, &there), &here, &there);
+            let transfer = Transfer::new(&here, &there).device_order(held.order());
             let completion = manager.submit(transfer.blocks(&ids, &ids), guard).unwrap();
             let ticket = completion.ticket();
             // What the transfer needs is the transfer's from here on.
-            drop((here, there));
+            drop(here);
             match way {
                 0 => drop(completion),
                 // Nobody drops it.
@@ -52,18 +57,32 @@ fn abandoned_transfers_end_all_the_same() {
                 }
                 _ => drop(completion.into_future()),
             }
+            // It waits for a stream that stands still, so nothing of it may go yet.
+            assert!(ended.try_recv().is_err() && !ticket.has_ended(), "{path:?}, way {way}");
+            assert!(held_memory(&context) != before, "{path:?}, way {way}: the source has gone");
+            drop(held);
             while !ticket.has_ended() {
                 thread::yield_now();
             }
+            // A leaked completion keeps its guard.
             if way != 1 {
                 ended.recv().unwrap();
             }
+            Image::of(&there, fixture.access()).assert_equals(&expected, &format!("{way}"));
+            // The engine's buffers are made by the first transfer, and kept.
+            if way != 0 {
+                assert_eq!(held_memory(&context), before, "{path:?}, way {way}");
+            }
         }
+        assert!(ended.try_recv().is_err(), "each guard drops once");
     }
-    let after = context.memory().unwrap().0;
-    let missing = before.checked_sub(after).unwrap_or(ByteCount::ZERO);
-    assert!(missing < ByteCount::mib(512), "{missing} did not come back");
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// The device's allocations and their bytes.
+fn held_memory(context: &Context) -> (u64, ByteCount) {
+    let held = context.holdings().device;
+    (held.count, held.bytes)
 }
 
 /// A guard that tells of its drop.
@@ -140,10 +159,20 @@ fn without_memory_for_buffers_transfers_go_on() {
         // The engine's small tables come first.
         let hoarded = hoard(&DeviceAllocator::new(&context));
         let access = fixture.access();
+        let staged = |from: &Endpoint, to: &Endpoint| {
+            let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
+            assert_eq!(manager.explain(&transfer).unwrap().path, CopyPath::Staged.name());
+        };
+        staged(&here, &there);
+        let before = held_memory(&context);
         check_transfer(&manager, access, (&here, &ids), (&there, &ids), 0..8);
+        assert_eq!(held_memory(&context), before, "there was memory for a buffer");
         drop(hoarded);
+        staged(&there, &here);
+        let before = held_memory(&context);
         check_transfer(&manager, access, (&there, &ids), (&here, &ids), 0..8);
         check_transfer(&manager, access, (&here, &ids), (&there, &ids), 0..8);
+        assert_ne!(held_memory(&context), before, "no buffer was made again");
         assert_eq!(context.lost(), None);
     });
 }

@@ -1,11 +1,12 @@
 //! Transfers that the device holds up, and those that it does not.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use terrane_cuda::{CopyPath, DeviceEngine, DeviceEngineOptions, Stream};
+use terrane_cuda::{CopyPath, DeviceEngine, DeviceEngineOptions, Event, Stream, Timing};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
@@ -16,10 +17,15 @@ use terrane_transfer::{
     TransferManager, TransferPlan,
 };
 
-use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
 use crate::needs::{LITTLE, device};
 
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The engine's streams, and twice as many transfers that wait: half of them for a stream, and half
+/// for an event of it.
+const STREAMS: u32 = 4;
+const WAITING: u32 = 2 * STREAMS;
 
 /// However many transfers wait for the device, the end of another is noticed by the engine itself,
 /// and others begin when their own order has been reached.
@@ -28,11 +34,13 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
     let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
     };
-    let options = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
+    let streams = NonZeroU32::new(STREAMS).unwrap();
+    let path = Some(path);
+    let options = DeviceEngineOptions { path, streams, ..DeviceEngineOptions::default() };
     let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
     // Nobody helps.
     let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
-    let shape = config(8 * blocks_each, 8, 16);
+    let shape = config((WAITING + 2) * blocks_each, 8, 16);
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
     let image = Image::scribble(&here, fixture.access(), 5);
@@ -40,22 +48,37 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
     let ids = |number: u32| (number * blocks_each..(number + 1) * blocks_each).collect::<Vec<_>>();
     let transfer = |number: u32| Transfer::new(&here, &there).blocks(&ids(number), &ids(number));
     // Whatever is made when it is first needed.
-    run(&manager, &here, &there, &ids(7));
+    run(&manager, &here, &there, &ids(WAITING + 1));
+    let room = much(&context);
     let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
     let [held, reached] = [0, 1].map(|number| driver.hold(streams[number].handle()));
     let [after_held, after_reached] = [0, 1].map(|number| after(&streams[number]));
-    let waiting: Vec<_> = (0..6)
-        .map(|number| manager.submit(transfer(number).device_order(after_held), ()).unwrap())
+    keep_busy(&streams[0], &room);
+    keep_busy(&streams[1], &room);
+    let event = Event::new(&context, Timing::Off).unwrap();
+    event.record(&streams[0]).unwrap();
+    // SAFETY: the event lives until the transfers have ended.
+    let after_event = unsafe { event.order() };
+    let waiting: Vec<_> = (0..WAITING)
+        .map(|number| {
+            let order = if number % 2 == 0 { after_held } else { after_event };
+            manager.submit(transfer(number).device_order(order), ()).unwrap()
+        })
         .collect();
-    let free = ordered(transfer(6), &here, &there);
-    must_end(manager.submit(free, ()).unwrap());
-    let next = manager.submit(transfer(7).device_order(after_reached), ()).unwrap();
+    // What the event marked when they were submitted counts, and not what it marks now.
+    event.record(&streams[1]).unwrap();
+    for _ in 0..2 {
+        let free = ordered(transfer(WAITING), &here, &there);
+        must_end(manager.submit(free, ()).unwrap());
+    }
+    let next = manager.submit(transfer(WAITING + 1).device_order(after_reached), ()).unwrap();
     drop(reached);
     must_end(next);
+    streams[1].synchronize().unwrap();
     assert!(waiting.iter().all(|completion| !completion.has_ended()));
     drop(held);
     waiting.into_iter().for_each(|completion| drop(end_of(completion).result.unwrap()));
-    (0..8).for_each(|number| expected.transfer(&image, &ids(number), &ids(number), 0..8));
+    (0..WAITING + 2).for_each(|number| expected.transfer(&image, &ids(number), &ids(number), 0..8));
     Image::of(&there, fixture.access()).assert_equals(&expected, name);
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
@@ -131,15 +154,20 @@ fn kernels_stay_for_as_long_as_they_run() {
     let engine: Arc<dyn CopyEngine> = Arc::new(engine);
     // Nobody helps, so that the first transfer ends on a thread of the engine.
     let manager = TransferManager::new([engine]).with_attention(Duration::ZERO);
-    let stream = Stream::new(&context).unwrap();
-    let held = driver.hold(stream.handle());
+    let [begun, stream] = [(); 2].map(|()| Stream::new(&context).unwrap());
+    let [not_begun, held] = [&begun, &stream].map(|stream| driver.hold(stream.handle()));
+    let room = much(&context);
+    keep_busy(&begun, &room);
+    keep_busy(&stream, &room);
     let writer = here.hold_for_write(&[0]).unwrap();
-    let first = ordered(Transfer::new(&here, &there), &here, &there).blocks(&[0], &[0]);
+    let first = Transfer::new(&here, &there).blocks(&[0], &[0]).device_order(after(&begun));
     let first = manager.submit(first.after(&writer.ticket()), ()).unwrap();
     let second = Transfer::new(&here, &there).blocks(&[1], &[1]).device_order(after(&stream));
     let second = manager.submit(second.after(&first.ticket()), ()).unwrap();
     drop(manager);
     drop(writer);
+    // Not before this thread has let go of the engine.
+    drop(not_begun);
     assert!(dropped.recv().is_err(), "the engine goes when the second has been submitted");
     for _ in 0..200 {
         assert!(driver.count(Live::Modules) > before, "the kernels went before they had run");

@@ -2,6 +2,7 @@
 
 mod adopted;
 mod calls;
+mod captures;
 mod faults;
 pub mod fixture;
 mod held;
@@ -10,6 +11,10 @@ mod panics;
 mod paths;
 mod ranks;
 mod relays;
+mod resources;
 mod rising;
 mod submits;
+mod switching;
+mod unknown;
+mod wakers;
 mod without_kernels;

@@ -6,12 +6,13 @@ use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
+use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{DeviceOrder, Endpoint, StreamHandle, Transfer, TransferError};
 
 use super::fixture::{
-    APART, DEVICE, Fixture, LAYERS_APART, PINNED, all_are, config, keep_busy, much,
+    APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, all_are, config, keep_busy, much,
 };
-use crate::needs::{Needs, device_with_kernels as device};
+use crate::needs::{Needs, device_with_kernels as device, two_devices};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];
@@ -96,6 +97,45 @@ fn a_transfer_that_waits_holds_up_no_other() {
     assert!(all_are(&held_there, &fixture, 9));
 }
 
+/// The event is recorded again, where it has happened at once, while the transfer waits for another.
+#[test]
+fn behind_another_transfer_an_event_marks_what_it_did_at_the_submission() {
+    let name = "behind_another_transfer_an_event_marks_what_it_did_at_the_submission";
+    let Some(context) = device(name, ROOM) else { return };
+    let room = much(&context);
+    let [before, compute, idle] = [(); 3].map(|()| Stream::new(&context).unwrap());
+    for (round, blocks) in [(1, 1), (2, 64), (3, 1), (4, 64)] {
+        let fixture = fixture(&context, None);
+        let manager = fixture.manager();
+        let shape = config(blocks + 1, 8, 16);
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        let others = [
+            fixture.endpoint(DEVICE, shape, LAYERS_APART),
+            fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous),
+        ];
+        let ids: Vec<u32> = (0..=blocks).collect();
+        keep_busy(&before, &room);
+        // SAFETY: the stream lives until the transfer has ended.
+        let after_before = unsafe { before.order() };
+        let first = Transfer::new(&others[0], &others[1]).blocks(&[0], &[0]);
+        let first = manager.submit(first.device_order(after_before), ()).unwrap();
+        keep_busy(&compute, &room);
+        write_late(&compute, &room, &here, round);
+        let event = Event::new(&context, Timing::Off).unwrap();
+        event.record(&compute).unwrap();
+        // SAFETY: the event lives until the transfer has ended; so does the stream.
+        let orders = [unsafe { event.order() }, unsafe { compute.order() }];
+        let order = orders[usize::from(round > 2)];
+        let second = Transfer::new(&here, &there).blocks(&ids, &ids).after(&first.ticket());
+        let second = manager.submit(second.device_order(order), ()).unwrap();
+        event.record(&idle).unwrap();
+        end_of(first).result.unwrap();
+        end_of(second).result.unwrap();
+        assert!(all_are(&there, &fixture, round), "{blocks} blocks: too early");
+    }
+}
+
 #[test]
 fn layers_can_be_used_while_others_travel() {
     let name = "layers_can_be_used_while_others_travel";
@@ -152,4 +192,33 @@ fn an_order_of_another_context_is_refused() {
     let transfer = transfer.device_order(DeviceOrder::AfterStream(handle));
     let rejected = manager.submit(transfer, ()).unwrap_err();
     assert!(matches!(rejected.cause, TransferError::NoEngine { .. }), "{rejected}");
+}
+
+/// The context of a device that is not the engine's is retained once, and not for each transfer that
+/// runs after a stream of that device's.
+#[test]
+fn the_context_of_another_device_is_retained_once() {
+    let name = "the_context_of_another_device_is_retained_once";
+    let Some([context, peer]) = two_devices(name, ROOM) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: the calls of a real driver are not counted");
+    };
+    let fixture = Fixture::new(&context, DeviceEngineOptions::default(), &[DEVICE, PEER]);
+    let fixture = fixture.beside(peer.clone());
+    let manager = fixture.manager();
+    let shape = config(4, 2, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PEER, shape, LAYERS_APART);
+    let theirs = Stream::new(&peer).unwrap();
+    // SAFETY: the stream lives until the transfers have ended.
+    let order = unsafe { theirs.order() };
+    let retained = || driver.calls(Some("cuDevicePrimaryCtxRetain"));
+    let submit = || {
+        let transfer = Transfer::new(&there, &here).blocks(&[0, 1], &[0, 1]).device_order(order);
+        end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
+    };
+    submit();
+    let before = retained();
+    (0..5).for_each(|_| submit());
+    assert_eq!(retained(), before);
 }

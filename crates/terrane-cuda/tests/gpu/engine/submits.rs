@@ -7,7 +7,7 @@ use terrane_core::{ByteCount, Memory};
 use terrane_cuda::{Context, CopyPath, DeviceEngineOptions, Event, Stream, Timing};
 use terrane_layout::{LayoutConfig, LayoutKind};
 use terrane_testkit::conformance::EngineFixture;
-use terrane_testkit::conformance::copy_engine::{end_of, ordered};
+use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
 use terrane_transfer::{DeviceOrder, Endpoint, LayerState, Transfer};
@@ -183,6 +183,8 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
 
 /// What a submit of 16 blocks costs the caller, counted in calls of the driver: a launch and an
 /// event; where it is staged, also a copy and a look whether a buffer is free. Nothing is waited for.
+/// A stream that it runs after is asked three things, and an event one, if they have nothing left to
+/// do.
 #[test]
 fn a_submit_takes_a_few_calls_of_the_driver() {
     let name = "a_submit_takes_a_few_calls_of_the_driver";
@@ -190,6 +192,15 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
     let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: the calls of a real driver are not counted");
     };
+    // A stream with nothing left to do, and an event that has happened.
+    let (idle, event) =
+        (Stream::new(&context).unwrap(), Event::new(&context, Timing::Off).unwrap());
+    event.record(&idle).unwrap();
+    idle.synchronize().unwrap();
+    // SAFETY: the stream outlives the transfers.
+    let after_stream = unsafe { idle.order() };
+    // SAFETY: so does the event.
+    let after_event = unsafe { event.order() };
     let shape = config(32, 4, 16);
     let [from_ids, to_ids] = [0..16, 16..32].map(|ids| ids.rev().collect::<Vec<u32>>());
     let few = DeviceEngineOptions::default();
@@ -209,10 +220,17 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
         let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
         let other = if path == CopyPath::Relayout { DEVICE } else { PINNED };
         let there = fixture.endpoint(other, shape, LayoutKind::FullyContiguous);
-        for (from, to) in [(&here, &there), (&there, &here)] {
+        let order = DeviceOrder::AlreadySynchronised;
+        for (from, to, order, more) in [
+            (&here, &there, order, 0),
+            (&there, &here, order, 0),
+            (&here, &there, after_stream, 3),
+            (&there, &here, after_event, 1),
+        ] {
+            let (least, most) = (least + more, most + more);
             let submit = || {
                 let before = calls(&driver);
-                let transfer = ordered(Transfer::new(from, to), from, to);
+                let transfer = Transfer::new(from, to).device_order(order);
                 let transfer = transfer.blocks(&from_ids, &to_ids);
                 let completion = manager.submit(transfer, ()).unwrap();
                 let made = calls(&driver) - before;
@@ -232,9 +250,16 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
     }
 }
 
-/// The calls of this thread, but for those that make its context current, and those that make an
-/// event: a thread of the engine may still have the one that is used again otherwise.
+/// The calls of this thread, but for those that say what holds for it, which touch nothing else
+/// (its current context, what it may do to captures), and those that make an event: a thread of the
+/// engine may still have the one that is used again otherwise.
 fn calls(driver: &SimulatedCuda) -> u64 {
-    let others = ["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuEventCreate"];
+    let others = [
+        "cuCtxGetCurrent",
+        "cuCtxPushCurrent_v2",
+        "cuCtxPopCurrent_v2",
+        "cuThreadExchangeStreamCaptureMode",
+        "cuEventCreate",
+    ];
     driver.calls(None) - others.iter().map(|name| driver.calls(Some(name))).sum::<u64>()
 }

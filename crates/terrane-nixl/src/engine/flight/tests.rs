@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
 use std::error::Error;
+use std::mem::ManuallyDrop;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::FromRawFd;
 use std::sync::Mutex;

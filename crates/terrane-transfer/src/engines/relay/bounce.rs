@@ -16,8 +16,6 @@ pub(super) struct Bounce {
     allocate: Box<Allocating>,
     kind: StorageKind,
     slot_bytes: ByteCount,
-    /// The memory of the first slot, over which quotes and jobs without bytes are planned.
-    first: Region,
     state: Mutex<State>,
     /// The endpoint of the latest quote.
     quoted: Mutex<Option<(LayoutConfig, Endpoint)>>,
@@ -28,6 +26,10 @@ type Allocating = dyn Fn() -> Result<Region, AllocateError> + Send + Sync;
 struct State {
     free: Vec<Slot>,
     slots: RelaySlots,
+    /// The memory of a slot, over which quotes and jobs without bytes are planned.
+    first: Region,
+    /// Whether the slot has been left to a copy, so that another one should take its place here.
+    first_is_left: bool,
 }
 
 /// The slots of a [`RelayEngine`](super::RelayEngine).
@@ -40,6 +42,9 @@ pub struct RelaySlots {
     /// How often one more was wanted and the allocator refused it. Transfers then share those
     /// that there are.
     pub refused: u64,
+    /// How many were left to copies that their engines gave up. Their memory is freed when such a copy
+    /// has ended, and meanwhile comes on top of that of the slots that there are.
+    pub given_up: u64,
 }
 
 /// One of the slots, until it is given back.
@@ -64,10 +69,10 @@ impl Bounce {
             RegionRequest::new(slot_bytes).aligned_to(Alignment::PAGE).labelled("relay slot");
         let allocate = Box::new(move || allocator.allocate(&request).map(Region::new));
         let first = allocate()?;
-        let slots = RelaySlots { held: 1, most: options.slots.max(1), refused: 0 };
+        let slots = RelaySlots { held: 1, most: options.slots.max(1), refused: 0, given_up: 0 };
         let free = vec![Slot { region: first.clone(), latest: None }];
-        let state = Mutex::new(State { free, slots });
-        Ok(Self { allocate, kind, slot_bytes, first, state, quoted: Mutex::default() })
+        let state = Mutex::new(State { free, slots, first, first_is_left: false });
+        Ok(Self { allocate, kind, slot_bytes, state, quoted: Mutex::default() })
     }
 
     pub(super) fn kind(&self) -> StorageKind {
@@ -84,13 +89,17 @@ impl Bounce {
 
     /// A slot, or `None` if all that there are and may be are in use. Called by one thread at a
     /// time, which may have to wait for the allocator.
-    pub(super) fn take(&self) -> Option<Slot> {
+    ///
+    /// # Errors
+    ///
+    /// [`AllocateError`] if there is no slot at all, and none is to be had.
+    pub(super) fn take(&self) -> Result<Option<Slot>, AllocateError> {
         let mut state = lock(&self.state);
         if let Some(slot) = state.free.pop() {
-            return Some(slot);
+            return Ok(Some(slot));
         }
         if state.slots.held >= state.slots.most {
-            return None;
+            return Ok(None);
         }
         drop(state);
         let allocated = (self.allocate)();
@@ -98,14 +107,23 @@ impl Bounce {
         match allocated {
             Ok(region) => {
                 state.slots.held += 1;
-                Some(Slot { region, latest: None })
+                if std::mem::take(&mut state.first_is_left) {
+                    let left = std::mem::replace(&mut state.first, region.clone());
+                    drop(state);
+                    let quoted = lock(&self.quoted).take();
+                    drop((quoted, left));
+                }
+                Ok(Some(Slot { region, latest: None }))
             }
-            // There is one slot at least, so that whoever wants one gets one in the end.
             Err(error) => {
                 state.slots.refused += 1;
+                if state.slots.held == 0 {
+                    return Err(error);
+                }
                 drop(state);
+                // Whoever wants a slot gets one of those that there are, in the end.
                 tracing::warn!(%error, "a relay goes on with fewer slots than it might have");
-                None
+                Ok(None)
             }
         }
     }
@@ -114,13 +132,36 @@ impl Bounce {
         lock(&self.state).free.push(slot);
     }
 
-    /// Frees what is not in use, but for the first slot. Says how much that was.
+    /// Leaves a slot to a copy that was given up, whose remains keep the memory.
+    pub(super) fn leave(&self, slot: Slot) {
+        let mut state = lock(&self.state);
+        state.slots.held -= 1;
+        state.slots.given_up += 1;
+        state.first_is_left |= slot.region.same_memory(&state.first);
+        drop(state);
+        drop(slot);
+    }
+
+    /// Takes those that are free for all that there are, as no chunk has any.
+    pub(super) fn count_free(&self) {
+        let mut state = lock(&self.state);
+        state.slots.held = state.free.len();
+    }
+
+    /// Frees what is not in use, but for one slot: the first one, if it is there. Says how much that
+    /// was.
     pub(super) fn trim(&self) -> ByteCount {
         let mut state = lock(&self.state);
-        let free = std::mem::take(&mut state.free);
-        let (kept, freed): (Vec<Slot>, Vec<Slot>) =
-            free.into_iter().partition(|slot| slot.region.same_memory(&self.first));
-        state.free = kept;
+        let mut freed = std::mem::take(&mut state.free);
+        let first = state.first.clone();
+        let is_first = |slot: &Slot| slot.region.same_memory(&first);
+        let kept = freed.iter().position(is_first).or_else(|| freed.len().checked_sub(1));
+        // Another one may be in use, and then there is one without this.
+        if let Some(kept) = kept
+            && (freed.len() == state.slots.held || freed.get(kept).is_some_and(is_first))
+        {
+            state.free.push(freed.swap_remove(kept));
+        }
         state.slots.held -= freed.len();
         drop(state);
         // Less than what is mapped, so that it fits.
@@ -130,8 +171,9 @@ impl Bounce {
     /// An endpoint of such blocks, to plan by and not to copy by: its bytes are those of a slot
     /// that others use.
     pub(super) fn to_plan_by(&self, config: &LayoutConfig) -> Result<Endpoint, LayoutError> {
+        let first = lock(&self.state).first.clone();
         let mut quoted = lock(&self.quoted);
-        cached(&mut quoted, &self.first, config)
+        cached(&mut quoted, &first, config)
     }
 }
 

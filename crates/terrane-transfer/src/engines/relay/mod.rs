@@ -1,5 +1,6 @@
 //! Copies by two other engines, by way of memory that both of them reach.
 
+mod active;
 mod bounce;
 mod cut;
 mod lanes;
@@ -16,10 +17,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{Allocate, ByteCount};
+use terrane_core::{Allocate, BoxedCause, ByteCount};
 
 use crate::engines::threads;
-use crate::{CopyEngine, CopyJob, Declined, Planner, Quote, Terms, TransferError, TransferPlan};
+use crate::{
+    CopyEngine, CopyJob, Declined, DeviceOrder, PinnedOrder, Planner, Quote, Terms, TransferError,
+    TransferPlan,
+};
 use bounce::Bounce;
 use route::{Route, Shared, has_order};
 use step::{Failure, Part};
@@ -47,14 +51,24 @@ const NAME: &str = "relay";
 ///
 /// A device order is waited for once, as of the submission, before the first chunk begins; no slot
 /// is held meanwhile. Files are made durable once, after the last chunk. The deadline is that of
-/// every part. Counted as copied are bytes that have arrived at the destination. A failure of
+/// every part, and of a transfer that waits for its turn. Counted as copied are bytes that have arrived at the destination. A failure of
 /// either hop ends the transfer, when all that is in flight of it has ended, with the error that
 /// names the blocks, caused by [`StepFailed`].
+///
+/// # Copies that cannot be stopped
+///
+/// An engine may [give up](CopyJob::give_up) a part that nobody answers. The transfer then ends with that
+/// failure, its blocks stay claimed until the engine knows that the copy has ended, and the slot that
+/// the part goes through is no longer one of the relay's ([`RelaySlots::given_up`]). Another one is
+/// allocated when it is wanted; if there is none left and that is refused, transfers fail. Until the part
+/// is given up it keeps its slot, and its place among the few chunks that its engine has at a time:
+/// with no deadline of the transfer's or the engine's own, a peer that hangs holds up the others.
 ///
 /// # Threads
 ///
 /// One thread, named `terrane-relay`, makes the plans of the parts and hands them to the engines;
-/// no bytes pass through it. Dropping the engine lets the thread finish what was submitted, and
+/// no bytes pass through it. It ends the transfers as well, so what drops with one must not wait for
+/// another ([`TransferManager::submit`](crate::TransferManager::submit)). Dropping the engine lets the thread finish what was submitted, and
 /// joins it, unless it drops on a thread of an engine, which must not wait for others: then it ends
 /// by itself.
 ///
@@ -157,14 +171,15 @@ impl RelayEngine {
         let plan = self.shared.order_plan(route, job.plan())?;
         let (device_order, deadline) = (job.terms().device_order, job.terms().deadline);
         let terms = Terms { device_order, deadline, ..Terms::default() };
-        step::job(&**engine, plan, terms, Arc::default(), part, &self.messages)
-            .map_err(|declined| Failure::declined(declined, part.step, engine.name()))
+        step::job(engine, job.claims(), plan, terms, Arc::default(), part, &self.messages)
     }
 }
 
 // SAFETY: the engine touches no byte itself. The parts that it hands to others copy between the
 // blocks of the job's plan and slots, each of which belongs to one part at a time; it finishes the
-// job when every part has ended, and a part that is lost tells of its end as it drops.
+// job when every part has ended, and a part that is lost tells of its end as it drops. What a part
+// that was given up may still touch, the blocks and the slot, belongs to its remains: those hold the
+// claims of the job as well, and the slot is never used again.
 unsafe impl CopyEngine for RelayEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -189,12 +204,17 @@ unsafe impl CopyEngine for RelayEngine {
             Ok((route, order)) => {
                 let engine = Arc::clone(route.engine(RelayStep::Order));
                 self.begin(Begin { transfer, job, route: Some(Ok(route)), ordered: true });
-                engine.submit(order);
+                step::submit(&engine, order);
             }
             Err(failure) => {
                 self.begin(Begin { transfer, job, route: Some(Err(failure)), ordered: false });
             }
         }
+    }
+
+    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+        let [one, other] = &self.shared.engines;
+        one.pin(order).or_else(|_| other.pin(order))
     }
 }
 

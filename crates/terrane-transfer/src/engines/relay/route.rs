@@ -8,7 +8,7 @@ use terrane_core::{Durability, Location, StorageKind};
 use super::bounce::Bounce;
 use super::cut::{Chunk, Cut, heads_in_slot};
 use super::lanes::LaneNumber;
-use super::step::{Failure, RelayStep};
+use super::step::{self, Failure, RelayStep};
 use crate::{
     CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
     TransferError, TransferPlan,
@@ -81,7 +81,7 @@ impl Shared {
 
     /// The route of a job that has been accepted.
     pub(super) fn route_job(&self, job: &CopyJob) -> Result<Route, Failure> {
-        self.route(job.plan(), job.terms())
+        step::guarded(|| self.route(job.plan(), job.terms()))?
             .map_err(|why| Failure::declined(why, RelayStep::IntoBounce, super::NAME))
     }
 

@@ -1,18 +1,19 @@
 //! The jobs that a relayed transfer is made of.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::Sender;
-use terrane_core::BoxedCause;
+use terrane_core::{AllocateError, BoxedCause};
 
 use super::worker::Message;
-use crate::attend::Attendant;
 use crate::completion::Settle;
-use crate::job::Ending;
+use crate::job::{Claims, Ending};
 use crate::{
-    CopyEngine, CopyJob, Declined, Explanation, Progress, Report, Terms, Ticket, TransferError,
-    TransferPlan,
+    Attend, CopyEngine, CopyJob, Declined, Explanation, Progress, Report, Terms, Ticket,
+    TransferError, TransferPlan,
 };
 
 /// What a relay has another engine do.
@@ -65,36 +66,77 @@ pub(super) struct Part {
     pub(super) chunk: usize,
 }
 
+/// How a part has ended.
+pub(super) struct PartEnd {
+    pub(super) part: Part,
+    pub(super) result: Result<(), TransferError>,
+    /// Whether the copy may go on all the same: whoever had it has given it up.
+    pub(super) has_remains: bool,
+}
+
 /// Tells the relay's thread of the end of a part.
 struct Notice {
     part: Part,
+    has_remains: AtomicBool,
     to: Sender<Message>,
 }
 
 impl Settle for Notice {
     /// Nobody waits for a part: the thread that is told of its end does not look before.
-    fn attend(&self, _: Attendant) {}
+    fn attend(&self, _: &Arc<dyn Attend>) {}
+
+    fn leaves_remains(&self) {
+        // Relaxed: it is the same thread that settles.
+        self.has_remains.store(true, Ordering::Relaxed);
+    }
 
     fn settle(&self, result: Result<Report, TransferError>) {
+        let (part, has_remains) = (self.part, self.has_remains.load(Ordering::Relaxed));
+        let end = PartEnd { part, result: result.map(drop), has_remains };
         // The thread is there until every part has ended.
-        let _ = self.to.send(Message::Ended(self.part, result.map(drop)));
+        let _ = self.to.send(Message::Ended(end));
     }
 }
 
-/// A job for `engine`, of whose end the relay's thread will be told.
+/// A job for `engine`, of whose end the relay's thread will be told. The engine is another one's
+/// code, whose panic must not end this thread and all its transfers.
+///
+/// # Errors
+///
+/// That the engine does not take it, or panics.
 pub(super) fn job(
-    engine: &dyn CopyEngine,
+    engine: &Arc<dyn CopyEngine>,
+    claims: &Arc<Claims>,
     plan: TransferPlan,
     terms: Terms,
     progress: Arc<Progress>,
     part: Part,
     to: &Sender<Message>,
-) -> Result<CopyJob, Declined> {
-    let quote = engine.quote(&plan, &terms)?;
-    let explanation = Explanation::new(&plan, engine, quote);
-    let settle = Arc::new(Notice { part, to: to.clone() });
+) -> Result<CopyJob, Failure> {
+    let explain = || {
+        let quote = engine.quote(&plan, &terms);
+        let explained = quote.map(|quote| Explanation::new(&plan, &**engine, quote));
+        explained.map_err(|declined| Failure::declined(declined, part.step, engine.name()))
+    };
+    let explanation = guarded(explain)??;
+    let settle = Arc::new(Notice { part, has_remains: AtomicBool::new(false), to: to.clone() });
     let ending = Ending::new(Ticket::new([]), settle, None, explanation);
-    Ok(CopyJob::part(plan, terms, progress, ending))
+    Ok(CopyJob::part(claims, plan, terms, progress, ending))
+}
+
+/// Hands a part to its engine.
+pub(super) fn submit(engine: &Arc<dyn CopyEngine>, job: CopyJob) {
+    // A job that is lost in a panic tells of its end as it drops.
+    let _ = guarded(|| engine.submit(job));
+}
+
+/// Calls what is another one's code.
+///
+/// # Errors
+///
+/// That it panicked.
+pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|_| TransferError::EngineStopped.into())
 }
 
 /// How a relayed transfer fails.
@@ -148,6 +190,13 @@ impl Failure {
             Self::DeadlineExceeded => job.finish(Err(crate::CopyFailure::DeadlineExceeded)),
             Self::Other(error) => job.abandon(error),
         }
+    }
+}
+
+/// There is no memory for a slot, and no slot.
+impl From<AllocateError> for Failure {
+    fn from(error: AllocateError) -> Self {
+        Self::Other(TransferError::Engine { engine: super::NAME, source: Box::new(error) })
     }
 }
 

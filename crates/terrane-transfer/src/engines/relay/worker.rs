@@ -7,21 +7,19 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 use rustc_hash::FxHashMap;
-use slab::Slab;
-use terrane_core::{ByteCount, StorageKind};
 
-use super::bounce::Slot;
-use super::cut::Chunk;
-use super::lanes::{Lanes, at_a_time};
-use super::route::{Route, Sample, Shared, has_durability};
-use super::step::{self, Failure, Part, RelayStep};
-use crate::{CopyJob, Progress, Terms, TransferError, TransferPlan};
+use super::active::Active;
+use super::lanes::Lanes;
+use super::route::{Route, Shared};
+use super::step::{self, Failure, Part, PartEnd, RelayStep};
+use crate::job::shielded;
+use crate::{CopyJob, Terms, TransferError};
 
 /// What the thread is told.
 pub(super) enum Message {
     Begin(Box<Begin>),
     /// A part of a transfer has ended.
-    Ended(Part, Result<(), TransferError>),
+    Ended(PartEnd),
     /// The engine has dropped. Nothing begins after this.
     Close,
 }
@@ -41,6 +39,8 @@ pub(super) struct Worker {
     inbox: Receiver<Message>,
     /// To the inbox, for parts to tell of their ends.
     outbox: Sender<Message>,
+    /// What came while the thread recovered, and goes before what is in the inbox.
+    backlog: VecDeque<Message>,
     transfers: FxHashMap<u64, Active>,
     /// The transfers that want a slot, each for its next chunk, in turn.
     turns: VecDeque<u64>,
@@ -50,52 +50,20 @@ pub(super) struct Worker {
     closed: bool,
 }
 
-/// A transfer in work.
-struct Active {
-    job: CopyJob,
-    route: Route,
-    /// The pairs of blocks in the order in which they are copied.
-    sources: Vec<u32>,
-    destinations: Vec<u32>,
-    /// The chunk that begins next.
-    next: usize,
-    /// Chunks that have a slot: each is on a hop, or waits for one.
-    chunks: Slab<Held>,
-    /// How many of them an engine has at a time.
-    most: usize,
-    /// Parts that have not ended.
-    in_flight: usize,
-    /// Of each group of layers, the chunks that have not arrived.
-    to_arrive: Vec<usize>,
-    /// Whether there is something left to make durable.
-    to_sync: bool,
-    /// Whether the peer has still to be told.
-    to_tell: bool,
-    failure: Option<Failure>,
-}
-
-/// A chunk, and the slot that it goes through.
-struct Held {
-    number: usize,
-    chunk: Chunk,
-    slot: Slot,
-}
-
 impl Worker {
     pub(super) fn new(
         shared: Arc<Shared>,
         inbox: Receiver<Message>,
         outbox: Sender<Message>,
     ) -> Self {
-        let (transfers, turns) = (FxHashMap::default(), VecDeque::new());
-        let lanes = Lanes::default();
         Self {
             shared,
             inbox,
             outbox,
-            transfers,
-            turns,
-            lanes,
+            backlog: VecDeque::new(),
+            transfers: FxHashMap::default(),
+            turns: VecDeque::new(),
+            lanes: Lanes::default(),
             is_out_of_slots: false,
             closed: false,
         }
@@ -103,22 +71,94 @@ impl Worker {
 
     /// Serves transfers until the engine has dropped and all of them have ended.
     pub(super) fn serve(mut self) {
-        while !(self.closed && self.transfers.is_empty()) {
-            let Ok(message) = self.inbox.recv() else { return };
-            self.take_in(message);
+        // Only foreign code can panic, such as an engine's or a subscriber's to traces. What is
+        // known to be such is guarded where it is called; of the rest, the transfers pay for it.
+        while catch_unwind(AssertUnwindSafe(|| self.serve_on())).is_err() {
+            self.recover();
+        }
+    }
+
+    fn serve_on(&mut self) {
+        while !(self.closed && self.transfers.is_empty() && self.backlog.is_empty()) {
+            if let Some(message) = self.next() {
+                self.take_in(message);
+            }
+            while let Some(message) = self.backlog.pop_front() {
+                self.take_in(message);
+            }
             while let Ok(message) = self.inbox.try_recv() {
                 self.take_in(message);
             }
+            self.end_late();
             // An allocator that refused may have changed its mind by now.
             self.is_out_of_slots = false;
             while self.fill_slots() || self.feed_engines() {}
         }
     }
 
+    /// Waits for what comes next; `None` if a deadline passes first.
+    fn next(&mut self) -> Option<Message> {
+        let nearest = || self.transfers.values().filter_map(Active::deadline).min();
+        self.backlog.pop_front().or_else(|| match nearest() {
+            Some(deadline) => self.inbox.recv_deadline(deadline).ok(),
+            // This thread has a sender itself.
+            None => self.inbox.recv().ok(),
+        })
+    }
+
+    /// Has transfers fail whose deadline has passed: at once where nothing of them is in flight, and
+    /// where something is, when that has ended, to which their engines see.
+    fn end_late(&mut self) {
+        let now = Instant::now();
+        let late = self.transfers.iter().filter(|(_, active)| active.is_late(now));
+        for transfer in late.map(|(&transfer, _)| transfer).collect::<Vec<_>>() {
+            if let Some(active) = self.transfers.get_mut(&transfer) {
+                active.failure = Some(Failure::DeadlineExceeded);
+            }
+            self.settle(transfer);
+        }
+    }
+
+    /// After a panic: how far the thread had come is not known, so all that was begun fails. Each job
+    /// keeps what its parts touch, and so ends when none of them is in flight any more.
+    fn recover(&mut self) {
+        let is_in_flight = |active: &Active| active.in_flight > 0;
+        while self.transfers.values().any(is_in_flight) {
+            // This thread has a sender itself.
+            let Ok(message) = self.inbox.recv() else { break };
+            match message {
+                Message::Ended(end) if self.transfers.contains_key(&end.part.transfer) => {
+                    let PartEnd { part, has_remains, .. } = end;
+                    if let Some(active) = self.transfers.get_mut(&part.transfer) {
+                        active.in_flight -= 1;
+                        active.has_remains |= has_remains;
+                        if has_remains {
+                            active.release(part.chunk, true, &self.shared.bounce);
+                        }
+                    }
+                }
+                // It has not begun, or is over.
+                other => self.backlog.push_back(other),
+            }
+        }
+        self.turns.clear();
+        self.lanes = Lanes::default();
+        for (_, active) in self.transfers.drain() {
+            // With the route, engines may drop.
+            shielded(|| {
+                let mut active = active;
+                active.failure.get_or_insert(TransferError::EngineStopped.into());
+                active.end(&self.shared.bounce);
+            });
+        }
+        // One may have been lost on its way.
+        self.shared.bounce.count_free();
+    }
+
     fn take_in(&mut self, message: Message) {
         match message {
             Message::Begin(begin) => self.begin(*begin),
-            Message::Ended(part, result) => self.ended(part, result),
+            Message::Ended(end) => self.ended(end),
             Message::Close => self.closed = true,
         }
     }
@@ -129,25 +169,7 @@ impl Worker {
             Ok(route) => route,
             Err(failure) => return failure.end(job),
         };
-        let (sources, destinations) = in_order(job.plan());
-        let to_arrive = vec![route.cut.groups_of_blocks(); route.cut.groups_of_layers()];
-        let to_sync = has_durability(job.plan(), job.terms());
-        let to_tell = job.terms().notification.is_some();
-        let most = at_a_time(route.cut.slot.total_bytes(), self.shared.bounce.slots().most);
-        let active = Active {
-            job,
-            route,
-            sources,
-            destinations,
-            next: 0,
-            chunks: Slab::new(),
-            most,
-            in_flight: usize::from(ordered),
-            to_arrive,
-            to_sync,
-            to_tell,
-            failure: None,
-        };
+        let active = Active::new(job, route, &self.shared, ordered);
         self.transfers.insert(transfer, active);
         if !ordered {
             self.go_on(transfer);
@@ -155,9 +177,11 @@ impl Worker {
     }
 
     /// A part has ended: does what comes after it.
-    fn ended(&mut self, part: Part, result: Result<(), TransferError>) {
+    fn ended(&mut self, end: PartEnd) {
+        let PartEnd { part, result, has_remains } = end;
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return };
         active.in_flight -= 1;
+        active.has_remains |= has_remains;
         let is_hop = matches!(part.step, RelayStep::IntoBounce | RelayStep::OutOfBounce);
         if is_hop {
             self.lanes.end(active.route.lane(part.step));
@@ -172,7 +196,8 @@ impl Worker {
             return self.lanes.push(active.route.lane(step), Part { step, ..part });
         }
         if is_hop {
-            self.release(part.transfer, part.chunk);
+            self.is_out_of_slots = false;
+            active.release(part.chunk, has_remains, &self.shared.bounce);
         }
         if part.step == RelayStep::Order {
             self.go_on(part.transfer);
@@ -204,7 +229,7 @@ impl Worker {
         {
             let active = self.transfers.get_mut(&transfer);
             let Some(active) = active.filter(|active| active.wants_slot()) else { continue };
-            if active.job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            if active.is_late(Instant::now()) {
                 active.failure = Some(Failure::DeadlineExceeded);
                 self.settle(transfer);
                 continue;
@@ -220,11 +245,20 @@ impl Worker {
                 continue;
             };
             let bounce = &self.shared.bounce;
-            let Some(slot) = catch_unwind(AssertUnwindSafe(|| bounce.take())).unwrap_or(None)
-            else {
-                self.turns.push_front(transfer);
-                self.is_out_of_slots = true;
-                return has_filled;
+            let taken = step::guarded(|| bounce.take()).and_then(|taken| Ok(taken?));
+            let slot = match taken {
+                Ok(Some(slot)) => slot,
+                // Nobody has one that would come back.
+                Err(failure) if bounce.slots().held == 0 => {
+                    active.failure = Some(failure);
+                    self.settle(transfer);
+                    continue;
+                }
+                Ok(None) | Err(_) => {
+                    self.turns.push_front(transfer);
+                    self.is_out_of_slots = true;
+                    return has_filled;
+                }
             };
             active.begin_chunk(transfer, chunk, slot, &mut self.lanes);
             if active.wants_slot() {
@@ -278,10 +312,8 @@ impl Worker {
 
     fn release(&mut self, transfer: u64, chunk: usize) {
         let Some(active) = self.transfers.get_mut(&transfer) else { return };
-        if let Some(held) = active.chunks.try_remove(chunk) {
-            self.is_out_of_slots = false;
-            self.shared.bounce.give_back(held.slot);
-        }
+        self.is_out_of_slots = false;
+        active.release(chunk, false, &self.shared.bounce);
     }
 
     /// Makes a transfer's files durable when all has been written, tells the peer, and finishes it
@@ -325,120 +357,8 @@ impl Worker {
                 Err(error) => active.failure = Some(error.into()),
             }
         }
-        let Some(Active { job, failure, chunks, .. }) = self.transfers.remove(&transfer) else {
-            return;
-        };
-        // Those of a failed transfer that wait for an engine: nothing will be made of them.
-        self.is_out_of_slots &= chunks.is_empty();
-        chunks.into_iter().for_each(|(_, held)| self.shared.bounce.give_back(held.slot));
-        match failure {
-            Some(failure) => failure.end(job),
-            None => {
-                job.start();
-                job.finish(Ok(()));
-            }
-        }
+        let Some(active) = self.transfers.remove(&transfer) else { return };
+        self.is_out_of_slots &= active.chunks.is_empty();
+        active.end(&self.shared.bounce);
     }
-}
-
-impl Active {
-    fn wants_slot(&self) -> bool {
-        self.failure.is_none() && self.next < self.route.cut.chunks()
-    }
-
-    /// Has the next chunk, in this slot, wait for its engine.
-    fn begin_chunk(&mut self, transfer: u64, chunk: Chunk, slot: Slot, lanes: &mut Lanes) {
-        self.job.start();
-        let chunk = self.chunks.insert(Held { number: self.next, chunk, slot });
-        self.next += 1;
-        let step = RelayStep::IntoBounce;
-        lanes.push(self.route.lane(step), Part { transfer, step, chunk });
-    }
-
-    fn plan_hop(&mut self, shared: &Shared, part: Part) -> Result<TransferPlan, TransferError> {
-        let Some(held) = self.chunks.get_mut(part.chunk) else {
-            return Err(TransferError::EngineStopped);
-        };
-        let slot = held.slot.endpoint(&self.route.cut.slot)?;
-        let pairs = held.chunk.pairs.clone();
-        let chunk = Sample {
-            sources: self.sources.get(pairs.clone()).unwrap_or_default(),
-            destinations: self.destinations.get(pairs).unwrap_or_default(),
-            chunk: Some(held.chunk.clone()),
-        };
-        let plan = self.job.plan();
-        shared.planner.plan(&match part.step {
-            RelayStep::OutOfBounce => chunk.outwards(&slot, plan),
-            _ => chunk.inwards(plan, &slot),
-        })
-    }
-
-    /// Hands a part to its engine. Says whether it could; if not, the transfer has failed.
-    fn submit(
-        &mut self,
-        plan: TransferPlan,
-        terms: Terms,
-        progress: Arc<Progress>,
-        part: Part,
-        outbox: &Sender<Message>,
-    ) -> bool {
-        let engine = Arc::clone(self.route.engine(part.step));
-        // Another engine's code, whose panic must not end this thread and all its transfers.
-        let made = AssertUnwindSafe(|| step::job(&*engine, plan, terms, progress, part, outbox));
-        let job = match catch_unwind(made) {
-            Ok(Ok(job)) => job,
-            Ok(Err(declined)) => {
-                let failure = Failure::declined(declined, part.step, engine.name());
-                self.failure.get_or_insert(failure);
-                return false;
-            }
-            Err(_) => {
-                self.failure.get_or_insert(TransferError::EngineStopped.into());
-                return false;
-            }
-        };
-        self.in_flight += 1;
-        // A job that is lost in a panic tells of its end as it drops.
-        let _ = catch_unwind(AssertUnwindSafe(|| engine.submit(job)));
-        true
-    }
-
-    /// Tells of the layers that have arrived with this chunk.
-    fn arrived(&mut self, chunk: usize) {
-        let Some(layers) = self.job.layers() else { return };
-        let cut = &self.route.cut;
-        let Some(held) = self.chunks.get(chunk) else { return };
-        let Some(group) = cut.group_of_layers(held.number) else { return };
-        let Some(left) = self.to_arrive.get_mut(group) else { return };
-        *left -= 1;
-        if *left == 0
-            && let Some(range) = cut.layers_of(group)
-        {
-            layers.done(range);
-        }
-    }
-
-    fn fail_at(&mut self, part: Part, error: TransferError) {
-        let pairs = self.chunks.get(part.chunk).map(|held| held.chunk.pairs.clone());
-        let pair = |in_slot: u32| {
-            let index = pairs.as_ref()?.start + ByteCount::new(in_slot.into()).to_usize();
-            Some((*self.sources.get(index)?, *self.destinations.get(index)?))
-        };
-        let engine = self.route.engine(part.step).name();
-        let failure = Failure::of(error, part.step, engine, pair);
-        self.failure.get_or_insert(failure);
-    }
-}
-
-/// The pairs of blocks in the order of the file that is read; else as they are, which is that of
-/// the destination.
-fn in_order(plan: &TransferPlan) -> (Vec<u32>, Vec<u32>) {
-    let (sources, destinations) = (plan.source_blocks(), plan.destination_blocks());
-    if plan.source().kind() != StorageKind::Disk || sources.is_sorted() {
-        return (sources.to_vec(), destinations.to_vec());
-    }
-    let pairs = sources.iter().copied().zip(destinations.iter().copied());
-    let mut pairs: Vec<(u32, u32)> = pairs.collect();
-    pairs.sort_unstable();
-    pairs.into_iter().unzip()
 }

@@ -1,6 +1,8 @@
 //! Transfers by way of bounce memory.
 
+mod given_up;
 mod hops;
+mod panics;
 mod steered;
 
 use std::any::Any;

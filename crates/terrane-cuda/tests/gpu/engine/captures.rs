@@ -1,0 +1,134 @@
+//! Streams of the caller's that are captured into graphs while transfers go on.
+
+use std::error::Error as _;
+use std::ptr;
+use std::thread;
+use std::time::Duration;
+
+use cudarc::driver::sys;
+use terrane_core::ByteCount;
+use terrane_cuda::{Context, CopyPath, CudaError, DeviceEngineOptions, Event, Stream, Timing};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::{end_of, ordered};
+use terrane_testkit::model::Image;
+use terrane_transfer::{
+    DEFAULT_ATTENTION, DeviceOrder, Endpoint, Transfer, TransferError, TransferManager,
+};
+
+use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use crate::needs::{LITTLE, device_with_kernels as device};
+
+/// A capture in the mode that is the default, in which no other thread may disturb it.
+struct Capture<'a>(&'a Stream);
+
+impl<'a> Capture<'a> {
+    fn begin(stream: &'a Stream) -> Self {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        // SAFETY: the stream is alive.
+        let code = unsafe { sys::cuStreamBeginCapture_v2(stream.handle().cast(), mode) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+        Self(stream)
+    }
+
+    /// Fails if anybody has disturbed it, or has become a part of it.
+    #[track_caller]
+    fn end(self) {
+        let mut graph = ptr::null_mut();
+        // SAFETY: the stream is alive; one handle is written.
+        let code = unsafe { sys::cuStreamEndCapture(self.0.handle().cast(), &raw mut graph) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS, "the capture was disturbed");
+        // SAFETY: the graph was made just now.
+        let code = unsafe { sys::cuGraphDestroy(graph) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    }
+}
+
+fn bind(context: &Context) {
+    let ordinal = usize::try_from(context.device().id.get()).unwrap();
+    cudarc::driver::CudaContext::new(ordinal).unwrap().bind_to_thread().unwrap();
+}
+
+/// While one thread captures, others submit and wait, by every path, with help and without, in one
+/// part and in many: the capture comes to its end, and so do they.
+#[test]
+fn transfers_and_captures_leave_each_other_alone() {
+    let name = "transfers_and_captures_leave_each_other_alone";
+    let Some(context) = device(name, LITTLE) else { return };
+    bind(&context);
+    let captured = Stream::new(&context).unwrap();
+    let shape = config(32, 4, 16);
+    let ids: Vec<u32> = (0..32).collect();
+    let parts = ByteCount::kib(64);
+    for path in [CopyPath::Direct, CopyPath::Staged, CopyPath::Batched, CopyPath::CopyEach] {
+        let all = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
+        let few = DeviceEngineOptions { scratch_bytes: parts, request_bytes: parts, ..all.clone() };
+        for (options, attention) in
+            [(all.clone(), DEFAULT_ATTENTION), (all, Duration::ZERO), (few, Duration::ZERO)]
+        {
+            let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+            let manager = TransferManager::new([fixture.engine()]).with_attention(attention);
+            let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+            let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+            let image = Image::scribble(&here, fixture.access(), 1);
+            let mut expected = Image::of(&there, fixture.access());
+            expected.transfer(&image, &ids, &ids, 0..4);
+            let capture = Capture::begin(&captured);
+            let submitting = || {
+                let transfer = ordered(Transfer::new(&here, &there), &here, &there);
+                let completion = manager.submit(transfer.blocks(&ids, &ids), ()).unwrap();
+                end_of(completion).result.unwrap();
+                let one = ordered(Transfer::new(&there, &here), &there, &here);
+                end_of(manager.submit(one.blocks(&[3], &[3]), ()).unwrap()).result.unwrap();
+            };
+            thread::scope(|scope| drop(scope.spawn(submitting)));
+            capture.end();
+            Image::of(&there, fixture.access()).assert_equals(&expected, path.name());
+        }
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// A transfer is no part of a graph: one that is to run after what is captured is refused with what
+/// to do, and the capture does not notice.
+#[test]
+fn an_order_that_is_captured_is_refused() {
+    let name = "an_order_that_is_captured_is_refused";
+    let Some(context) = device(name, LITTLE) else { return };
+    bind(&context);
+    for path in [CopyPath::Direct, CopyPath::Staged] {
+        let options = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
+        let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+        let manager = fixture.manager();
+        let shape = config(8, 4, 16);
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        Image::scribble(&here, fixture.access(), 1);
+        let captured = Stream::new(&context).unwrap();
+        let event = Event::new(&context, Timing::Off).unwrap();
+        let ids: Vec<u32> = (0..8).collect();
+        let submit = |from: &Endpoint, to: &Endpoint, order: DeviceOrder| {
+            let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);
+            end_of(manager.submit(transfer, ()).unwrap()).result
+        };
+        let capture = Capture::begin(&captured);
+        event.record(&captured).unwrap();
+        // SAFETY: the stream outlives the transfer.
+        let after_stream = unsafe { captured.order() };
+        // SAFETY: so does the event.
+        let after_event = unsafe { event.order() };
+        for (order, what) in [(after_stream, "stream"), (after_event, "event")] {
+            let error = submit(&here, &there, order).unwrap_err();
+            assert!(matches!(error, TransferError::Engine { .. }), "{error}");
+            let cause = error.source().and_then(|cause| cause.downcast_ref::<CudaError>());
+            let is_refused =
+                matches!(cause, Some(CudaError::Captured { what: was }) if *was == what);
+            assert!(is_refused, "{cause:?}");
+        }
+        capture.end();
+        // Afterwards the same stream is as good as any.
+        submit(&here, &there, after_stream).unwrap();
+        submit(&there, &here, DeviceOrder::AlreadySynchronised).unwrap();
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}

@@ -1,0 +1,72 @@
+//! What callers' threads leave to others: to allocate, free, and make streams. The driver takes its time over
+//! each, and some wait for the device.
+
+use std::time::Duration;
+
+use terrane_cuda::{CopyPath, DeviceEngineOptions, Stream};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::model::Image;
+use terrane_testkit::simulated_cuda::SimulatedCuda;
+use terrane_transfer::{DeviceOrder, Transfer, TransferManager};
+
+use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
+use crate::needs::{LITTLE, device_with_kernels as device};
+
+const SLOW: [&str; 6] = [
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuStreamCreateWithPriority",
+    "cuStreamDestroy_v2",
+];
+
+/// From the very first transfer on, with more block ids than a launch carries, layers that lie
+/// anywhere, and more transfers at a time than there is room for lists: what has to be made and
+/// freed is made and freed by the engine's threads.
+#[test]
+fn callers_neither_allocate_nor_free() {
+    let name = "callers_neither_allocate_nor_free";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: the calls of a real driver are not counted");
+    };
+    let slow = || SLOW.iter().map(|call| driver.calls(Some(call))).sum::<u64>();
+    let shape = config(12 * 160, 2, 1);
+    let ids = |number: u32| (number * 160..(number + 1) * 160).rev().collect::<Vec<_>>();
+    for path in [CopyPath::Direct, CopyPath::Staged, CopyPath::CopyEach, CopyPath::Batched] {
+        let options = DeviceEngineOptions { path: Some(path), ..DeviceEngineOptions::default() };
+        let fixture = Fixture::new(&context, options, &[DEVICE, APART, PINNED]);
+        let (compute, room) = (Stream::new(&context).unwrap(), much(&context));
+        let here = fixture.endpoint(APART, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        let image = Image::scribble(&here, fixture.access(), 3);
+        let mut expected = Image::of(&there, fixture.access());
+        for attention in [Duration::ZERO, Duration::from_secs(60)] {
+            let manager = TransferManager::new([fixture.engine()]).with_attention(attention);
+            // SAFETY: the stream outlives the transfers.
+            let after_compute = unsafe { compute.order() };
+            for order in [DeviceOrder::AlreadySynchronised, after_compute] {
+                let held = driver.hold(compute.handle());
+                keep_busy(&compute, &room);
+                let before = slow();
+                let all: Vec<_> = (0..12)
+                    .map(|number| {
+                        let transfer = Transfer::new(&here, &there).device_order(order);
+                        let ids = ids(number);
+                        manager.submit(transfer.blocks(&ids, &ids), ()).unwrap()
+                    })
+                    .collect();
+                drop(held);
+                all.into_iter().for_each(|completion| drop(end_of(completion).result.unwrap()));
+                assert_eq!(slow(), before, "{path}, {order:?}");
+                compute.synchronize().unwrap();
+            }
+        }
+        (0..12).for_each(|number| expected.transfer(&image, &ids(number), &ids(number), 0..2));
+        Image::of(&there, fixture.access()).assert_equals(&expected, path.name());
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}

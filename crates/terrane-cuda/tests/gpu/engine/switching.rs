@@ -1,0 +1,122 @@
+//! A transfer that loses its buffers half-way.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use terrane_core::{ByteCount, Memory};
+use terrane_cuda::{CopyPath, DeviceEngineOptions};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
+use terrane_testkit::model::Image;
+use terrane_testkit::process::in_child;
+use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
+use terrane_transfer::{Transfer, TransferManager};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
+use crate::needs::{LITTLE, device_with_kernels as device};
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`, and `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
+const OUT_OF_MEMORY: u32 = 2;
+const UNSUPPORTED: u32 = 900;
+
+/// Has the driver answer again as soon as a transfer goes on without buffers.
+struct Forgiving(SimulatedCuda);
+
+static SWITCHES: AtomicU64 = AtomicU64::new(0);
+
+/// Whether an event says that a transfer goes on without a buffer.
+struct Says(bool);
+
+impl Visit for Says {
+    fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
+        self.0 |= format!("{value:?}").contains("no memory for a buffer");
+    }
+}
+
+impl Subscriber for Forgiving {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut says = Says(false);
+        event.record(&mut says);
+        if says.0 {
+            self.0.forgive();
+            SWITCHES.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// After some parts of a staged transfer nobody can say when its buffers are free, and there is no
+/// memory for others: it goes on without, ends behind all that it has submitted, and counts every
+/// byte once.
+#[test]
+fn a_transfer_that_loses_its_buffers_goes_on_without() {
+    let name = "engine::switching::a_transfer_that_loses_its_buffers_goes_on_without";
+    in_child(name, || {
+        let Some(context) = device(name, LITTLE) else { return };
+        let Some(driver) = SimulatedCuda::find() else {
+            return eprintln!("skipped: {name}: no simulated driver, whose calls can fail");
+        };
+        tracing::subscriber::set_global_default(Forgiving(SimulatedCuda::find().unwrap())).unwrap();
+        let options = DeviceEngineOptions {
+            path: Some(CopyPath::Staged),
+            scratch_bytes: ByteCount::kib(32),
+            scratch_buffers: NonZeroU32::new(2).unwrap(),
+            ..DeviceEngineOptions::default()
+        };
+        let shape = config(8, 4, 16);
+        let ids: Vec<u32> = (0..8).collect();
+        for layer_wise in [false, true] {
+            let fixture = Fixture::new(&context, options.clone(), &[DEVICE, PINNED]);
+            let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
+            let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+            let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+            Image::scribble(&here, fixture.access(), 1);
+            check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..4);
+            check_transfer(&manager, fixture.access(), (&there, &ids), (&here, &ids), 0..4);
+            for (from, to) in [(&here, &there), (&there, &here)] {
+                let image = Image::scribble(from, fixture.access(), 7);
+                let mut expected = Image::of(to, fixture.access());
+                expected.transfer(&image, &ids, &ids, 0..4);
+                let before = SWITCHES.load(Ordering::SeqCst);
+                driver.refuse("cuMemAlloc_v2", OUT_OF_MEMORY);
+                driver.refuse("cuEventQuery", UNSUPPORTED);
+                driver.refuse("cuEventSynchronize", UNSUPPORTED);
+                let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
+                let transfer = if layer_wise { transfer.layer_wise() } else { transfer };
+                let completion = manager.submit(transfer, ()).unwrap();
+                while !completion.has_ended() {
+                    thread::yield_now();
+                }
+                let copied = completion.copied();
+                end_of(completion).result.unwrap();
+                assert_eq!(SWITCHES.load(Ordering::SeqCst), before + 1);
+                assert_eq!(driver.count(Live::Operations), 0, "it ended too early");
+                let bytes: u64 = here.layout().regions().iter().map(|r| r.length().get()).sum();
+                assert_eq!(copied.get(), bytes);
+                Image::of(to, fixture.access()).assert_equals(&expected, name);
+            }
+        }
+        assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+    });
+}

@@ -1,0 +1,145 @@
+//! Foreign code that is called when something has arrived, and waits for more.
+
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::pin::pin;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread::Builder;
+use std::time::Duration;
+
+use terrane_core::ByteCount;
+use terrane_cuda::{CopyPath, DeviceEngineOptions, Stream};
+use terrane_layout::LayoutKind;
+use terrane_testkit::conformance::EngineFixture;
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::model::Image;
+use terrane_testkit::simulated_cuda::SimulatedCuda;
+use terrane_transfer::{Completion, Layers, Transfer, TransferManager};
+
+use super::fixture::{DEVICE, Fixture, HeldStream, LAYERS_APART, PINNED, config, keep_busy, much};
+use crate::needs::{LITTLE, device_with_kernels as device};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Wakes nobody: waits for another layer of the same transfer, and says that it has.
+struct WaitsForLayer {
+    layers: Layers,
+    layer: u32,
+    told: Mutex<Sender<bool>>,
+}
+
+impl Wake for WaitsForLayer {
+    fn wake(self: Arc<Self>) {
+        let came = self.layers.wait(self.layer).is_ok();
+        // The test may be over.
+        let _ = self.told.lock().unwrap().send(came);
+    }
+}
+
+/// What hears of the first layer waits for the last one: the job ends all the same, whoever it is
+/// that tells of layers.
+#[test]
+fn a_waker_of_a_layer_may_wait_for_another() {
+    let name = "a_waker_of_a_layer_may_wait_for_another";
+    let Some(context) = device(name, LITTLE) else { return };
+    for path in [CopyPath::Direct, CopyPath::Batched, CopyPath::Staged] {
+        // Each layer is a part of its own.
+        let options = DeviceEngineOptions {
+            path: Some(path),
+            scratch_bytes: ByteCount::kib(64),
+            request_bytes: ByteCount::kib(64),
+            ..DeviceEngineOptions::default()
+        };
+        let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+        let manager = TransferManager::new([fixture.engine()]).with_attention(PATIENCE);
+        let shape = config(8, 6, 16);
+        let ids: Vec<u32> = (0..8).collect();
+        let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+        let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+        let image = Image::scribble(&there, fixture.access(), 3);
+        let mut expected = Image::of(&here, fixture.access());
+        expected.transfer(&image, &ids, &ids, 0..6);
+        let held = HeldStream::new(&context);
+        let transfer = Transfer::new(&there, &here).blocks(&ids, &ids).device_order(held.order());
+        let completion = manager.submit(transfer.layer_wise(), ()).unwrap();
+        let layers = completion.layers().unwrap();
+        let (told, came) = channel();
+        let waits = WaitsForLayer { layers: layers.clone(), layer: 5, told: Mutex::new(told) };
+        let waker = Waker::from(Arc::new(waits));
+        let mut first = pin!(layers.done(0));
+        let polled = first.as_mut().poll(&mut TaskContext::from_waker(&waker));
+        assert_eq!(polled, Poll::Pending, "the stream that it runs after stands still");
+        // A thread that helps, so that layers are told of by a caller's, too.
+        let helper = Builder::new().spawn(move || layers.wait(1)).unwrap();
+        drop(held);
+        assert_eq!(came.recv_timeout(PATIENCE / 2), Ok(true), "{path}: it waits for ever");
+        helper.join().unwrap().unwrap();
+        end_of(completion).result.unwrap();
+        Image::of(&here, fixture.access()).assert_equals(&expected, path.name());
+    }
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}
+
+/// Waits for another transfer when it drops, and says that it has.
+struct WaitsForTransfer {
+    other: Option<Completion<()>>,
+    told: Sender<bool>,
+}
+
+impl Drop for WaitsForTransfer {
+    fn drop(&mut self) {
+        let ended = self.other.take().map(|other| other.wait().result.is_ok());
+        // The test may be over.
+        let _ = self.told.send(ended == Some(true));
+    }
+}
+
+/// Of two threads that wait for the device one looks after what the other has no time for. What it
+/// finishes waits for something else that it looked after: the other thread finds that.
+#[test]
+fn a_guard_may_wait_for_another_transfer() {
+    let name = "a_guard_may_wait_for_another_transfer";
+    let Some(context) = device(name, LITTLE) else { return };
+    let Some(driver) = SimulatedCuda::find() else {
+        return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
+    };
+    let watchers = NonZeroU32::new(2).unwrap();
+    let path = Some(CopyPath::Direct);
+    let options = DeviceEngineOptions { path, watchers, ..DeviceEngineOptions::default() };
+    let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
+    // Nobody helps.
+    let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
+    let shape = config(8, 4, 16);
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let image = Image::scribble(&here, fixture.access(), 3);
+    let mut expected = Image::of(&there, fixture.access());
+    let ids = [0, 1, 2, 3];
+    expected.transfer(&image, &ids, &ids, 0..4);
+    let (told, came) = channel();
+    let room = much(&context);
+    let streams = [(); 3].map(|()| Stream::new(&context).unwrap());
+    let [first, second, third] = [0, 1, 2].map(|number| driver.hold(streams[number].handle()));
+    streams.iter().for_each(|stream| keep_busy(stream, &room));
+    let transfer = |id: usize, number: usize| {
+        // SAFETY: the stream outlives the transfer.
+        let order = unsafe { streams[number].order() };
+        Transfer::new(&here, &there).blocks(&ids[id..=id], &ids[id..=id]).device_order(order)
+    };
+    // One thread waits for this; the other looks after all that follows.
+    let one = manager.submit(transfer(0, 0), ()).unwrap();
+    let other = manager.submit(transfer(3, 2), ()).unwrap();
+    let guard = WaitsForTransfer { other: Some(other), told: told.clone() };
+    drop(manager.submit(transfer(1, 1), guard).unwrap());
+    let two = manager.submit(transfer(2, 0), ()).unwrap();
+    drop(second);
+    drop(first);
+    end_of(one).result.unwrap();
+    end_of(two).result.unwrap();
+    drop(third);
+    assert_eq!(came.recv_timeout(PATIENCE), Ok(true), "it waits for ever");
+    Image::of(&there, fixture.access()).assert_equals(&expected, name);
+    assert_eq!((context.lost(), context.failed_drops()), (None, 0));
+}

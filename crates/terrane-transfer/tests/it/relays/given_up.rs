@@ -1,0 +1,219 @@
+//! Relays whose parts nobody answers and nobody can stop.
+
+use std::error::Error;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use terrane_core::{Allocate, AllocateError};
+use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::engine::{Fault, InjectedFault, SimulatedEngine};
+use terrane_testkit::fault::{Failing, FaultInjectingAllocator};
+use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::pattern::Pattern;
+use terrane_transfer::engines::{
+    DiskEngine, DiskEngineOptions, RelayEngine, RelayOptions, RelaySlots, StepFailed,
+};
+use terrane_transfer::{DeviceOrder, Endpoint, Report, Transfer, TransferError, TransferManager};
+
+use super::{BLOCK, slots, to_device, to_system, until};
+use crate::support::*;
+
+struct Rig {
+    /// Drops first: a relay waits for its parts, and a test that fails must not.
+    _release: [ReleaseAll; 2],
+    device: Arc<SimulatedEngine>,
+    system: Arc<SimulatedEngine>,
+    relay: Arc<RelayEngine>,
+    manager: TransferManager,
+    source: Endpoint,
+    destination: Endpoint,
+}
+
+/// Gives up what hangs.
+struct ReleaseAll(Arc<SimulatedEngine>);
+
+impl Drop for ReleaseAll {
+    fn drop(&mut self) {
+        self.0.give_up_hung();
+    }
+}
+
+impl Rig {
+    fn new(options: &RelayOptions) -> Self {
+        Self::over(HeapAllocator::pinned(), options)
+    }
+
+    fn over(bounce: impl Allocate + Send + Sync + 'static, options: &RelayOptions) -> Self {
+        let device = Arc::new(SimulatedEngine::new(to_device()));
+        let system = Arc::new(SimulatedEngine::new(to_system()));
+        let relay = RelayEngine::new(device.clone(), system.clone(), bounce, options).unwrap();
+        let relay = Arc::new(relay);
+        let manager = TransferManager::new([relay.clone() as _]);
+        let source = endpoint_in(&HeapAllocator::simulated_device(0), config(16), OUTER_FIRST);
+        let destination = endpoint(config(16), CONTIGUOUS);
+        Pattern::new(1).fill(&source).unwrap();
+        let _release = [ReleaseAll(device.clone()), ReleaseAll(system.clone())];
+        Self { _release, device, system, relay, manager, source, destination }
+    }
+
+    fn transfer(&self, blocks: &[u32]) -> Transfer {
+        Transfer::new(&self.source, &self.destination)
+            .blocks(blocks, blocks)
+            .device_order(DeviceOrder::AlreadySynchronised)
+    }
+
+    fn assert_claimed(&self, block: u32) {
+        assert!(self.source.hold_for_write(&[block]).unwrap_err().is_conflict());
+        assert!(self.destination.hold_for_read(&[block]).unwrap_err().is_conflict());
+    }
+
+    /// These blocks arrive.
+    fn assert_copies(&self, blocks: &[u32]) {
+        end_of(self.manager.submit(self.transfer(blocks), ()).unwrap()).result.unwrap();
+        let found = Pattern::new(1).verify_blocks(&self.destination, blocks, blocks, 0..4);
+        found.unwrap().assert_clean("all");
+    }
+}
+
+#[track_caller]
+fn assert_hung(result: Result<Report, TransferError>, engine: &str) {
+    let error = result.unwrap_err();
+    let failed = error.source().unwrap().downcast_ref::<StepFailed>().unwrap();
+    assert_eq!(failed.engine, engine);
+    let cause = failed.source().unwrap().downcast_ref::<InjectedFault>();
+    assert_eq!(cause, Some(&InjectedFault(Fault::Hang)), "{error:?}");
+}
+
+#[test]
+fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
+    for second_hop in [false, true] {
+        let pinned = HeapAllocator::pinned();
+        let rig = Rig::over(pinned.clone(), &slots(4, BLOCK));
+        let engine = if second_hop { &rig.system } else { &rig.device };
+        // As many as the engine has at a time.
+        engine.fail_next(Fault::Hang);
+        engine.fail_next(Fault::Hang);
+        let completion = rig.manager.submit(rig.transfer(&[0, 1]), ()).unwrap();
+        until(|| engine.hung() == 2);
+        let waiting = rig.manager.submit(rig.transfer(&[2, 3]), ()).unwrap();
+        assert!(!completion.has_ended() && !waiting.has_ended());
+
+        engine.give_up_hung();
+        assert_hung(end_of(completion).result, if second_hop { "system" } else { "device" });
+        end_of(waiting).result.unwrap();
+        rig.assert_claimed(0);
+        rig.assert_claimed(1);
+        let others: Vec<u32> = (2..16).collect();
+        rig.assert_copies(&others);
+        let RelaySlots { held, given_up, .. } = rig.relay.slots();
+        assert_eq!(given_up, 2);
+        // Nothing else is in the memory that such a copy may still touch.
+        let held = u64::try_from(held).unwrap();
+        assert_eq!(pinned.live(), held + 2);
+
+        engine.end_given_up();
+        assert_eq!(pinned.live(), held);
+        rig.assert_copies(&[0, 1]);
+        rig.relay.trim();
+        assert_eq!((pinned.live(), rig.relay.slots().held), (1, 1));
+    }
+}
+
+#[test]
+fn a_transfer_that_waits_for_its_turn_ends_by_its_deadline() {
+    let rig = Rig::new(&slots(4, BLOCK));
+    rig.system.fail_next(Fault::Hang);
+    rig.system.fail_next(Fault::Hang);
+    let hung = rig.manager.submit(rig.transfer(&[0, 1]), ()).unwrap();
+    until(|| rig.system.hung() == 2);
+    let deadline = Instant::now() + Duration::from_millis(5);
+    let late = rig.manager.submit(rig.transfer(&[2, 3]).deadline(deadline), ()).unwrap();
+    let error = end_of(late).result.unwrap_err();
+    assert!(matches!(error, TransferError::DeadlineExceeded { .. }), "{error:?}");
+    assert!(!hung.has_ended());
+    // Nothing of it was in flight.
+    drop(rig.destination.hold_for_write(&[2, 3]).unwrap());
+    rig.system.give_up_hung();
+    assert_hung(end_of(hung).result, "system");
+    rig.assert_copies(&[2, 3]);
+}
+
+#[test]
+fn a_relay_drops_though_copies_go_on() {
+    let rig = Rig::new(&slots(4, BLOCK));
+    rig.device.fail_next(Fault::Hang);
+    let completion = rig.manager.submit(rig.transfer(&[0]), ()).unwrap();
+    until(|| rig.device.hung() == 1);
+    rig.device.give_up_hung();
+    assert_hung(end_of(completion).result, "device");
+    let Rig { device, relay, manager, source, .. } = rig;
+    drop((relay, manager));
+    assert!(source.hold_for_write(&[0]).is_err());
+    device.end_given_up();
+    assert_unclaimed(&source);
+}
+
+#[test]
+fn without_memory_for_another_slot_transfers_fail() {
+    let only_the_first = Failing::When(Box::new({
+        let calls = Mutex::new(0);
+        move |_| {
+            *calls.lock().unwrap() += 1;
+            *calls.lock().unwrap() > 1
+        }
+    }));
+    let bounce = FaultInjectingAllocator::new(HeapAllocator::pinned(), only_the_first);
+    let rig = Rig::over(bounce, &slots(1, BLOCK));
+    rig.device.fail_next(Fault::Hang);
+    let completion = rig.manager.submit(rig.transfer(&[0]), ()).unwrap();
+    until(|| rig.device.hung() == 1);
+    rig.device.give_up_hung();
+    assert_hung(end_of(completion).result, "device");
+    let error = end_of(rig.manager.submit(rig.transfer(&[1]), ()).unwrap()).result.unwrap_err();
+    let TransferError::Engine { engine: "relay", source } = error else { panic!("{error:?}") };
+    assert!(source.is::<AllocateError>(), "{source:?}");
+    assert_eq!(rig.relay.slots(), RelaySlots { held: 0, most: 1, refused: 1, given_up: 1 });
+}
+
+/// What hangs is the hop of the inner relay that writes to the outer one's slot.
+#[test]
+fn of_a_relay_over_a_relay_both_leave_their_slots() {
+    let device = Arc::new(SimulatedEngine::new(to_device()));
+    let system = Arc::new(SimulatedEngine::new(to_system()));
+    let disk = Arc::new(DiskEngine::new(&DiskEngineOptions::default()).unwrap());
+    let bounces = [HeapAllocator::pinned(), HeapAllocator::system()];
+    let [pinned, heap] = bounces.clone();
+    let inner = RelayEngine::new(device.clone(), system.clone(), pinned, &slots(2, BLOCK));
+    let inner = Arc::new(inner.unwrap());
+    let outer = RelayEngine::new(inner.clone(), disk, heap, &slots(2, BLOCK)).unwrap();
+    let outer = Arc::new(outer);
+    let _release = [ReleaseAll(device), ReleaseAll(system.clone())];
+    let manager = TransferManager::new([outer.clone() as _]);
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let file = endpoint_in(&files, config(8), CONTIGUOUS);
+    let source = endpoint_in(&HeapAllocator::simulated_device(0), config(8), OUTER_FIRST);
+    Pattern::new(5).fill(&source).unwrap();
+    let transfer = |blocks: &[u32]| {
+        let transfer = Transfer::new(&source, &file).blocks(blocks, blocks);
+        transfer.device_order(DeviceOrder::AlreadySynchronised)
+    };
+
+    system.fail_next(Fault::Hang);
+    let completion = manager.submit(transfer(&[0]), ()).unwrap();
+    until(|| system.hung() == 1);
+    system.give_up_hung();
+    assert!(end_of(completion).result.is_err());
+    assert!(source.hold_for_write(&[0]).unwrap_err().is_conflict());
+    assert!(file.hold_for_read(&[0]).unwrap_err().is_conflict());
+    assert_eq!([&inner, &outer].map(|relay| relay.slots().given_up), [1, 1]);
+    let blocks: Vec<u32> = (1..8).collect();
+    run(&manager, transfer(&blocks));
+    system.end_given_up();
+    run(&manager, transfer(&[0]));
+    Pattern::new(5).verify(&file).unwrap().assert_clean("through two slots");
+    for (relay, bounce) in [&inner, &outer].into_iter().zip(&bounces) {
+        assert_eq!(bounce.live(), u64::try_from(relay.slots().held).unwrap());
+    }
+}
