@@ -233,23 +233,10 @@ impl Cargo {
 
     /// Ends a job that has not come to rest, and perhaps never will. What the device may use is
     /// kept by `lost`.
-    ///
-    /// # Errors
-    ///
-    /// The job and its failure, if it is a part of another engine's, and has to be waited for.
-    fn abandon(self, failure: CopyFailure, lost: &Lost) -> Result<(), (Box<Self>, CopyFailure)> {
-        let Self { lanes, scratch, lists, job, count, ends, lesson, kernels } = self;
-        match job.give_up(failure) {
-            Ok(remains) => {
-                lost.keep(Abandoned { lanes, scratch, lists, remains, ends, kernels });
-                Ok(())
-            }
-            Err(refused) => {
-                let (job, failure) = *refused;
-                let cargo = Self { lanes, scratch, lists, job, count, ends, lesson, kernels };
-                Err((Box::new(cargo), failure))
-            }
-        }
+    fn abandon(self, failure: CopyFailure, lost: &Lost) {
+        let Self { lanes, scratch, lists, job, count: _, ends, lesson: _, kernels } = self;
+        let remains = job.give_up(failure);
+        lost.keep(Abandoned { lanes, scratch, lists, remains, ends, kernels });
     }
 }
 
@@ -280,10 +267,8 @@ impl Failed {
             }
             Rest::Unknown(error) => {
                 tracing::error!(%error, "the driver does not say whether a transfer still runs");
-                match self.cargo.abandon(self.failure, lost) {
-                    Ok(()) => None,
-                    Err((cargo, failure)) => Some(Self::new(cargo, failure)),
-                }
+                self.cargo.abandon(self.failure, lost);
+                None
             }
         }
     }

@@ -434,7 +434,7 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
-        Ok(pin::pin(order, &self.shared.context)?)
+        Ok(pin::pin(order, &self.shared)?)
     }
 
     fn submit(&self, job: CopyJob) {

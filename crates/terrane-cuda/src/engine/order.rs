@@ -126,6 +126,16 @@ impl Gate {
         self.event.wait()
     }
 
+    /// As the order of another job.
+    ///
+    /// # Safety
+    ///
+    /// The gate lives until that job has ended.
+    pub(super) unsafe fn order(&self) -> DeviceOrder {
+        // SAFETY: the event lives with the gate.
+        unsafe { self.event.order() }
+    }
+
     pub(super) fn into_parts(self) -> (Arc<Event>, Option<StreamLease>) {
         (self.event, self.stream)
     }
