@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use cudarc::driver::{CudaContext, sys};
-use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, RegionRequest};
+use terrane_core::{Alignment, Allocate, BoxedCause, ByteCount, Memory, Region, RegionRequest};
 use terrane_cuda::{
     Context, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions, DeviceMemory,
     PinnedAllocator, PinnedOptions, Stream,
@@ -19,8 +19,8 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::pattern::PieceAccess;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, TransferManager,
-    TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, PinnedOrder, Quote, Terms,
+    TransferManager, TransferPlan,
 };
 
 use crate::needs::{OnDevice, is_simulated};
@@ -87,6 +87,10 @@ unsafe impl CopyEngine for Preferring {
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
         self.first.quote(plan, terms).or_else(|_| self.second.quote(plan, terms))
+    }
+
+    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+        self.first.pin(order)
     }
 
     fn submit(&self, job: CopyJob) {

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use terrane_core::BoxedCause;
 use terrane_cuda::{CopyPath, DeviceEngine, DeviceEngineOptions, Event, Stream, Timing};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
@@ -13,8 +14,8 @@ use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{
-    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer,
-    TransferManager, TransferPlan,
+    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, PinnedOrder, Quote, Terms,
+    Transfer, TransferManager, TransferPlan,
 };
 
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
@@ -126,6 +127,10 @@ unsafe impl CopyEngine for Telling {
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
         self.engine.quote(plan, terms)
+    }
+
+    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+        self.engine.pin(order)
     }
 
     fn submit(&self, job: CopyJob) {
