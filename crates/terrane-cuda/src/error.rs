@@ -89,6 +89,9 @@ pub enum CudaError {
         number: u64,
     },
     /// A transfer was to run after a stream, or an event, that is captured into a graph.
+    ///
+    /// The capture of a stream goes on. That of an event does not: the driver ends it when anything
+    /// is asked of its events.
     #[error(
         "the {what} that the transfer is to run after is captured into a graph, of which a transfer \
          is no part; submit the transfer before the capture, or after it behind the stream that the \

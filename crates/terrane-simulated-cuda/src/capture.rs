@@ -143,12 +143,16 @@ impl State {
         }
     }
 
-    /// An event is asked, or waited for, which one that marks a place in a graph cannot be.
-    pub fn ask_of_event(&self, event: u64) -> Outcome {
-        match self.events.get(&event).and_then(|event| event.captured) {
-            None => Ok(()),
-            Some(_) => Err(Code::CAPTURED_EVENT),
+    /// An event is asked, or waited for, which one that marks a place in a graph cannot be: that ends
+    /// the capture, whatever the mode of the thread.
+    pub fn ask_of_event(&mut self, event: u64) -> Outcome {
+        let Some(number) = self.events.get(&event).and_then(|event| event.captured) else {
+            return Ok(());
+        };
+        if let Some(capture) = self.captures.get_mut(&number) {
+            capture.is_invalid = true;
         }
+        Err(Code::CAPTURED_EVENT)
     }
 
     /// A stream waits for an event: one of a capture drags it in.

@@ -31,12 +31,18 @@ impl<'a> Capture<'a> {
         Self(stream)
     }
 
-    /// Fails if anybody has disturbed it, or has become a part of it.
-    #[track_caller]
-    fn end(self) {
+    /// The graph, and what the driver says.
+    fn finish(self) -> (sys::CUgraph, sys::CUresult) {
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is alive; one handle is written.
         let code = unsafe { sys::cuStreamEndCapture(self.0.handle().cast(), &raw mut graph) };
+        (graph, code)
+    }
+
+    /// Fails if anybody has disturbed it, or has become a part of it.
+    #[track_caller]
+    fn end(self) {
+        let (graph, code) = self.finish();
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS, "the capture was disturbed");
         // SAFETY: the graph was made just now.
         let code = unsafe { sys::cuGraphDestroy(graph) };
@@ -90,7 +96,8 @@ fn transfers_and_captures_leave_each_other_alone() {
 }
 
 /// A transfer is no part of a graph: one that is to run after what is captured is refused with what
-/// to do, and the capture does not notice.
+/// to do. A capture does not notice that its stream was asked for; an event of one cannot be asked
+/// anything without ending it.
 #[test]
 fn an_order_that_is_captured_is_refused() {
     let name = "an_order_that_is_captured_is_refused";
@@ -111,21 +118,25 @@ fn an_order_that_is_captured_is_refused() {
             let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);
             end_of(manager.submit(transfer, ()).unwrap()).result
         };
-        let capture = Capture::begin(&captured);
-        event.record(&captured).unwrap();
         // SAFETY: the stream outlives the transfer.
         let after_stream = unsafe { captured.order() };
-        // SAFETY: so does the event.
-        let after_event = unsafe { event.order() };
-        for (order, what) in [(after_stream, "stream"), (after_event, "event")] {
+        let refused = |order: DeviceOrder, what: &str| {
             let error = submit(&here, &there, order).unwrap_err();
             assert!(matches!(error, TransferError::Engine { .. }), "{error}");
             let cause = error.source().and_then(|cause| cause.downcast_ref::<CudaError>());
             let is_refused =
                 matches!(cause, Some(CudaError::Captured { what: was }) if *was == what);
             assert!(is_refused, "{cause:?}");
-        }
+        };
+        let capture = Capture::begin(&captured);
+        refused(after_stream, "stream");
         capture.end();
+        let capture = Capture::begin(&captured);
+        event.record(&captured).unwrap();
+        // SAFETY: so does the event.
+        refused(unsafe { event.order() }, "event");
+        let (_, code) = capture.finish();
+        assert_eq!(code, sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         // Afterwards the same stream is as good as any.
         submit(&here, &there, after_stream).unwrap();
         submit(&there, &here, DeviceOrder::AlreadySynchronised).unwrap();

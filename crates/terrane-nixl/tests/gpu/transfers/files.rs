@@ -19,14 +19,7 @@ const BLOCKS: u32 = 32;
 fn blocks_of_a_device_go_to_a_file_and_back_through_gds() {
     const TEST: &str = "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds";
     let Some(context) = real_device(TEST, SOME) else { return };
-    to_a_file_and_back(TEST, &context, "GDS", &named);
-}
-
-#[test]
-fn files_without_a_name_are_taken_by_gds() {
-    const TEST: &str = "transfers::files::files_without_a_name_are_taken_by_gds";
-    let Some(context) = real_device(TEST, SOME) else { return };
-    to_a_file_and_back(TEST, &context, "GDS_MT", &|files| files);
+    to_a_file_and_back(TEST, &context, "GDS");
 }
 
 #[test]
@@ -34,22 +27,15 @@ fn blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads() {
     const TEST: &str =
         "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads";
     let Some(context) = real_device(TEST, SOME) else { return };
-    to_a_file_and_back(TEST, &context, "GDS_MT", &named);
+    to_a_file_and_back(TEST, &context, "GDS_MT");
 }
 
 /// Scattered blocks go to a file, the device's are overwritten, and the file's come back to others.
-fn to_a_file_and_back<A>(
-    test: &str,
-    context: &Context,
-    backend: &str,
-    files: &dyn Fn(DiskAllocator) -> A,
-) where
-    A: Allocate<Memory: Send + Sync>,
-{
+fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
     // The plugin is in the bundle.
     let Some(agent) = with_gds(test, agent("gds", backend)) else { return };
     let directory = tempfile::tempdir().unwrap();
-    let files = files(DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap());
+    let files = Named(DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap());
     let device = end(&DeviceAllocator::new(context), &agent, BLOCKS, SEPARATE);
     let file = match try_end(&files, &agent, BLOCKS, CONTIGUOUS) {
         Ok(file) => file,
@@ -84,12 +70,8 @@ fn to_a_file_and_back<A>(
     }
 }
 
-/// Files with names, as most that are given to cuFile have.
+/// Files with names, as cuFile looks at the path of what it is given.
 struct Named(DiskAllocator);
-
-fn named(files: DiskAllocator) -> Named {
-    Named(files)
-}
 
 // SAFETY: each region is a new file, in a directory that is the test's alone.
 unsafe impl Allocate for Named {
