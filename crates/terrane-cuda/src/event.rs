@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -39,8 +39,19 @@ pub enum Timing {
 pub struct Event {
     raw: RawEvent,
     context: Context,
-    timing: Timing,
+    sort: Sort,
     state: AtomicU8,
+}
+
+/// What an event is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    /// Threads sleep until it happens, for which the device has to interrupt a processor.
+    Waited,
+    /// The same, with the time.
+    Timed,
+    /// It is asked, and waited for by streams. It is recorded once.
+    Asked,
 }
 
 /// The mark is nowhere yet, and counts as passed.
@@ -49,6 +60,8 @@ const NEW: u8 = 0;
 const RECORDED: u8 = 1;
 /// Recording failed, and the mark proves nothing.
 const BROKEN: u8 = 2;
+/// Everything before the mark is known to have run. It will not be recorded again.
+const PASSED: u8 = 3;
 
 impl Event {
     /// An event that has not been recorded, and so counts as passed.
@@ -57,11 +70,35 @@ impl Event {
     ///
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn new(context: &Context, timing: Timing) -> Result<Self, CudaError> {
-        let raw = match context.idle_events().take(timing) {
+        let sort = if timing == Timing::On { Sort::Timed } else { Sort::Waited };
+        Self::of_sort(context, sort)
+    }
+
+    /// An event behind everything that has been submitted to `stream` so far, for threads to ask and
+    /// streams to wait for. The device interrupts no processor for it, so that it is recorded and
+    /// passed sooner, by a microsecond together; and once it is known to have been passed, the driver
+    /// is not asked again. A thread that waits for it all the same asks again and again.
+    ///
+    /// # Errors
+    ///
+    /// As for [`record`](Self::record).
+    pub(crate) fn asked_behind(stream: &Stream) -> Result<Self, CudaError> {
+        let event = Self::of_sort(stream.context(), Sort::Asked)?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    fn of_sort(context: &Context, sort: Sort) -> Result<Self, CudaError> {
+        let raw = match context.idle_events().take(sort) {
             Some(raw) => raw,
-            None => RawEvent::create(context, timing)?,
+            None => RawEvent::create(context, sort)?,
         };
-        Ok(Self { raw, context: context.clone(), timing, state: AtomicU8::new(NEW) })
+        Ok(Self { raw, context: context.clone(), sort, state: AtomicU8::new(NEW) })
+    }
+
+    /// Whether no thread can sleep until it happens.
+    pub(crate) fn is_only_asked(&self) -> bool {
+        self.sort == Sort::Asked
     }
 
     /// Moves the mark behind everything that has been submitted to `stream` so far.
@@ -99,13 +136,17 @@ impl Event {
     /// [`CudaError::NotRecorded`] if the last record failed, [`CudaError::Driver`],
     /// [`CudaError::DeviceLost`].
     pub fn is_complete(&self) -> Result<bool, CudaError> {
-        if !self.marks_something()? {
+        if !self.is_outstanding()? {
             return Ok(true);
         }
-        self.context.bound(|functions| {
+        let is_complete = self.context.bound(|functions| {
             // SAFETY: the event is alive.
             check_ready("cuEventQuery", unsafe { (functions.cuEventQuery)(self.raw.0) })
-        })
+        })?;
+        if is_complete && self.is_only_asked() {
+            self.state.store(PASSED, Ordering::SeqCst);
+        }
+        Ok(is_complete)
     }
 
     /// Blocks, asleep, until everything before the mark has run.
@@ -114,7 +155,10 @@ impl Event {
     ///
     /// As for [`is_complete`](Self::is_complete).
     pub fn wait(&self) -> Result<(), CudaError> {
-        if !self.marks_something()? {
+        if self.is_only_asked() {
+            return self.ask_for(Duration::MAX).map(|_| ());
+        }
+        if !self.is_outstanding()? {
             return Ok(());
         }
         self.context.bound(|functions| {
@@ -134,12 +178,17 @@ impl Event {
     ///
     /// As for [`is_complete`](Self::is_complete).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, CudaError> {
+        if Instant::now().checked_add(timeout).is_none() {
+            return self.wait().map(|()| true);
+        }
+        self.ask_for(timeout)
+    }
+
+    /// Asks until the answer is yes, or `timeout` has passed.
+    fn ask_for(&self, timeout: Duration) -> Result<bool, CudaError> {
         const SPIN: Duration = Duration::from_micros(20);
         const LONGEST_NAP: Duration = Duration::from_micros(100);
         let started = Instant::now();
-        if started.checked_add(timeout).is_none() {
-            return self.wait().map(|()| true);
-        }
         loop {
             if self.is_complete()? {
                 return Ok(true);
@@ -164,7 +213,7 @@ impl Event {
     /// [`CudaError::Driver`] if the device has not come to both yet.
     pub fn elapsed_since(&self, earlier: &Self) -> Result<Duration, CudaError> {
         for event in [self, earlier] {
-            if event.timing == Timing::Off || !event.marks_something()? {
+            if event.sort != Sort::Timed || !event.marks_something()? {
                 return Err(CudaError::NoTiming);
             }
         }
@@ -197,10 +246,22 @@ impl Event {
     ///
     /// [`CudaError::NotRecorded`] if its last record failed.
     pub(crate) fn marks_something(&self) -> Result<bool, CudaError> {
+        Ok(self.state()? != NEW)
+    }
+
+    /// Whether the driver has to be asked if the mark has been passed.
+    ///
+    /// # Errors
+    ///
+    /// As for [`marks_something`](Self::marks_something).
+    fn is_outstanding(&self) -> Result<bool, CudaError> {
+        Ok(self.state()? == RECORDED)
+    }
+
+    fn state(&self) -> Result<u8, CudaError> {
         match self.state.load(Ordering::SeqCst) {
-            NEW => Ok(false),
-            RECORDED => Ok(true),
-            _ => Err(CudaError::NotRecorded),
+            BROKEN => Err(CudaError::NotRecorded),
+            state => Ok(state),
         }
     }
 
@@ -218,7 +279,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         // Streams that wait for it have taken note of what it marks, so that it can be recorded
         // elsewhere at once.
-        if let Some(surplus) = self.context.idle_events().keep(self.raw, self.timing) {
+        if let Some(surplus) = self.context.idle_events().keep(self.raw, self.sort) {
             self.context.counters().events.subtract(ByteCount::ZERO);
             self.context.bound_in_drop(|functions| surplus.destroy(functions));
         }
@@ -230,7 +291,7 @@ impl fmt::Debug for Event {
         f.debug_struct("Event")
             .field("handle", &self.raw.0)
             .field("device", &self.context.device().id)
-            .field("timing", &self.timing)
+            .field("sort", &self.sort)
             .finish_non_exhaustive()
     }
 }
@@ -245,10 +306,11 @@ unsafe impl Send for RawEvent {}
 unsafe impl Sync for RawEvent {}
 
 impl RawEvent {
-    fn create(context: &Context, timing: Timing) -> Result<Self, CudaError> {
-        let flags = match timing {
-            Timing::Off => BLOCKING_SYNC | DISABLE_TIMING,
-            Timing::On => BLOCKING_SYNC,
+    fn create(context: &Context, sort: Sort) -> Result<Self, CudaError> {
+        let flags = match sort {
+            Sort::Waited => BLOCKING_SYNC | DISABLE_TIMING,
+            Sort::Timed => BLOCKING_SYNC,
+            Sort::Asked => DISABLE_TIMING,
         };
         let mut raw = ptr::null_mut();
         context.bound(|functions| {
@@ -271,25 +333,28 @@ impl RawEvent {
 /// The events of a context that nobody uses just now.
 #[derive(Default)]
 pub(crate) struct IdleEvents {
-    untimed: Mutex<Vec<RawEvent>>,
+    waited: Mutex<Vec<RawEvent>>,
     timed: Mutex<Vec<RawEvent>>,
+    asked: Mutex<Vec<RawEvent>>,
 }
 
 impl IdleEvents {
-    fn of(&self, timing: Timing) -> &Mutex<Vec<RawEvent>> {
-        match timing {
-            Timing::Off => &self.untimed,
-            Timing::On => &self.timed,
-        }
+    fn of(&self, sort: Sort) -> MutexGuard<'_, Vec<RawEvent>> {
+        let idle = match sort {
+            Sort::Waited => &self.waited,
+            Sort::Timed => &self.timed,
+            Sort::Asked => &self.asked,
+        };
+        idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, timing: Timing) -> Option<RawEvent> {
-        self.of(timing).lock().unwrap_or_else(PoisonError::into_inner).pop()
+    fn take(&self, sort: Sort) -> Option<RawEvent> {
+        self.of(sort).pop()
     }
 
     /// Keeps an event, or gives it back if there are enough.
-    fn keep(&self, event: RawEvent, timing: Timing) -> Option<RawEvent> {
-        let mut idle = self.of(timing).lock().unwrap_or_else(PoisonError::into_inner);
+    fn keep(&self, event: RawEvent, sort: Sort) -> Option<RawEvent> {
+        let mut idle = self.of(sort);
         if idle.len() >= MOST_IDLE {
             return Some(event);
         }
@@ -298,15 +363,14 @@ impl IdleEvents {
     }
 
     pub(crate) fn count(&self) -> u64 {
-        let count = |timing| self.of(timing).lock().unwrap_or_else(PoisonError::into_inner).len();
-        ByteCount::from_usize(count(Timing::Off) + count(Timing::On)).get()
+        let sorts = [Sort::Waited, Sort::Timed, Sort::Asked];
+        ByteCount::from_usize(sorts.map(|sort| self.of(sort).len()).iter().sum()).get()
     }
 
     /// All of them, for the context's end.
     pub(crate) fn take_all(&mut self) -> Vec<RawEvent> {
-        let mut all =
-            std::mem::take(self.untimed.get_mut().unwrap_or_else(PoisonError::into_inner));
-        all.append(self.timed.get_mut().unwrap_or_else(PoisonError::into_inner));
-        all
+        let sorts = [&mut self.waited, &mut self.timed, &mut self.asked];
+        let lists = sorts.map(|idle| idle.get_mut().unwrap_or_else(PoisonError::into_inner));
+        lists.into_iter().flat_map(std::mem::take).collect()
     }
 }

@@ -20,13 +20,14 @@ use super::scratch::Scratch;
 use super::streams::{Lanes, MOST_QUESTIONS, Naps, Rest};
 use crate::driver::BesideCaptures;
 use crate::error::CudaError;
-use crate::event::Event;
+use crate::event::{Event, Timing};
 use crate::kernels::Kernels;
 
 /// A job whose last work is on a stream. Whoever first sees that its end event has happened, a
 /// thread of the engine or of the caller, takes the job out and finishes it.
 pub(super) struct Flight {
-    /// Behind the last of the work.
+    /// Behind the last of the work. If threads cannot sleep until it happens, the first of the job's
+    /// streams has it.
     end: Arc<Event>,
     /// Behind the work before that, if the whole takes long.
     before_end: Option<Arc<Event>>,
@@ -141,7 +142,7 @@ impl Flight {
                 }
             }
         }
-        let ended = self.end.wait();
+        let ended = self.await_end();
         let cargo = self.take()?;
         match ended {
             Ok(()) => {
@@ -150,6 +151,34 @@ impl Flight {
             }
             // Of the streams it is found out whether anything still runs.
             Err(error) => Some(Failed::new(Box::new(cargo), engine_failure(error))),
+        }
+    }
+
+    /// Sleeps until the end, or until somebody else has finished the job.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    fn await_end(&self) -> Result<(), CudaError> {
+        if !self.end.is_only_asked() {
+            return self.end.wait();
+        }
+        let behind = match self.lock().as_ref().map(|cargo| cargo.lanes.first()) {
+            None => return Ok(()),
+            // For as long as the job has not been taken out, and that is locked, the stream is its own.
+            Some(stream) => stream.map(|stream| {
+                let behind = Event::new(self.end.context(), Timing::Off)?;
+                behind.record(stream).map(|()| behind)
+            }),
+        };
+        match behind {
+            Some(Ok(behind)) => {
+                behind.wait()?;
+                // Now it is known to whoever asks for the buffer next.
+                self.end.is_complete().map(|_| ())
+            }
+            // That there is no such event says nothing about the end.
+            Some(Err(_)) | None => self.end.wait(),
         }
     }
 

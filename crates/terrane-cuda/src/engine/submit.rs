@@ -91,6 +91,7 @@ impl DeviceEngine {
     /// Submits all of a small job, which begins at once or when the device comes to it.
     /// A buffer that it has comes back to the desk.
     fn submit_now(&self, mut work: Work, at_once: bool, desk: Option<&Arc<Desk>>) {
+        work.in_one_go();
         work.job().start();
         let predicted = work.job().predicted();
         let due = if at_once { due(predicted..predicted) } else { None };

@@ -1,14 +1,13 @@
 //! Lists of regions' bases on the device, for kernels where they are not at regular distances.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, RegionRequest};
 
 use crate::context::Context;
 use crate::error::CudaError;
-use crate::event::{Event, Timing};
+use crate::event::Event;
 use crate::memory::{DeviceAllocator, DeviceMemory};
 use crate::stream::Stream;
 
@@ -39,7 +38,6 @@ struct Places {
 pub(super) struct Table {
     pub(super) address: u64,
     written: Event,
-    is_written: AtomicBool,
     _place: TablePlace,
 }
 
@@ -67,17 +65,15 @@ impl Tables {
     pub(super) fn upload(&self, bases: &[u64]) -> Result<Table, CudaError> {
         let bytes = ByteCount::from_usize(size_of_val(bases));
         let (address, place) = self.place(bases.len(), bytes)?;
-        let written = Event::new(&self.context, Timing::Off)?;
         let from = Location::Host(HostAddress::new(NonNull::from(bases).cast::<u64>()));
         let device = self.context.device().id;
         let to = Location::Device { device, address: DeviceAddress::new(address) };
-        // Dropped on the way out, the place is given back.
-        let table = Table { address, written, is_written: AtomicBool::new(false), _place: place };
         // SAFETY: the source is pageable, so that the driver has read it when the call returns;
         // the place is this list's alone, and its last user has ended, as it held the list.
         unsafe { self.stream.copy(from, to, bytes) }?;
-        table.written.record(&self.stream)?;
-        Ok(table)
+        // Should that fail, the next list in this place is written behind this one.
+        let written = Event::asked_behind(&self.stream)?;
+        Ok(Table { address, written, _place: place })
     }
 
     fn place(&self, entries: usize, bytes: ByteCount) -> Result<(u64, TablePlace), CudaError> {
@@ -103,14 +99,7 @@ fn place_bytes() -> ByteCount {
 impl Table {
     /// Has `stream` wait for the list, if it is not known to be there.
     pub(super) fn ready_for(&self, stream: &Stream) -> Result<(), CudaError> {
-        if self.is_written.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        if self.written.is_complete()? {
-            self.is_written.store(true, Ordering::Release);
-            return Ok(());
-        }
-        stream.wait_for(&self.written)
+        if self.written.is_complete()? { Ok(()) } else { stream.wait_for(&self.written) }
     }
 }
 

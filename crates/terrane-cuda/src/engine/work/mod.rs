@@ -56,6 +56,8 @@ pub(super) struct Work {
     layers: VecDeque<(Range<u32>, Arc<Event>)>,
     /// Whether what it takes says something about its path.
     is_telling: bool,
+    /// Whether all of it is submitted in one go, to one stream.
+    is_whole: bool,
 }
 
 /// A part of a job that is on a stream.
@@ -114,6 +116,7 @@ impl Work {
             layers_submitted: 0,
             layers: VecDeque::new(),
             is_telling: false,
+            is_whole: false,
         }
     }
 
@@ -153,6 +156,15 @@ impl Work {
         self.is_telling = is_alone;
     }
 
+    /// Says that all of it is submitted from here on in one go, to one stream.
+    ///
+    /// Threads that wait for so short a job look for its end themselves. That of the engine which is
+    /// to sleep until then marks it anew, so that neither the mark that others ask for nor the
+    /// submitting thread has to do with it.
+    pub(super) fn in_one_go(&mut self) {
+        self.is_whole = true;
+    }
+
     pub(super) fn needs_scratch(&self) -> bool {
         matches!(self.steps, Steps::Staged(_))
     }
@@ -187,9 +199,7 @@ impl Work {
         {
             // The end of all of it is to be behind the first stream's last work.
             for other in others {
-                let so_far = Event::new(&shared.context, Timing::Off)?;
-                so_far.record(other)?;
-                first.wait_for(&so_far)?;
+                first.wait_for(&Event::asked_behind(other)?)?;
             }
         }
         let reached = self.kernels.is_some() && self.ends.iter().all(|end| end.has_kernels());
@@ -297,10 +307,15 @@ impl Work {
         stream: usize,
         layers: u32,
     ) -> Result<Arc<Event>, CudaError> {
-        let event = Arc::new(Event::new(&shared.context, Timing::Off)?);
-        if let Some(stream) = self.lanes.get(stream) {
-            event.record(stream)?;
-        }
+        let event = match self.lanes.get(stream) {
+            Some(stream) if self.is_whole => Event::asked_behind(stream)?,
+            stream => {
+                let event = Event::new(&shared.context, Timing::Off)?;
+                stream.map_or(Ok(()), |stream| event.record(stream))?;
+                event
+            }
+        };
+        let event = Arc::new(event);
         if self.marks.len() == MARKS {
             self.marks.pop_front();
         }

@@ -16,7 +16,7 @@ use super::super::packing::{Packing, Part, index};
 use super::super::reach::Reach;
 use super::Work;
 use crate::error::CudaError;
-use crate::event::{Event, Timing};
+use crate::event::Event;
 use crate::kernels::{INLINE_BLOCKS, Kernels};
 use crate::stream::Stream;
 
@@ -207,9 +207,7 @@ impl Work {
             if is_alone {
                 return Ok(());
             }
-            let between = Event::new(&shared.context, Timing::Off)?;
-            between.record(from)?;
-            to.wait_for(&between)
+            to.wait_for(&Event::asked_behind(from)?)
         };
         if to_host {
             // SAFETY: the part is of a validated plan whose ends the job keeps alive and to itself

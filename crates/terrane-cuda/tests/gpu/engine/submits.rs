@@ -209,7 +209,7 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
     // In parts the last job's buffers may be free already, or have to be asked for.
     for (path, options, least, most) in [
         (CopyPath::Direct, few.clone(), 2, 2),
-        (CopyPath::Staged, few.clone(), 4, 4),
+        (CopyPath::Staged, few.clone(), 3, 3),
         (CopyPath::Staged, parts, 3, 6),
         (CopyPath::Batched, few.clone(), 0, 0),
         (CopyPath::Relayout, few, 2, 2),
