@@ -14,6 +14,7 @@ mod options;
 mod order;
 mod packing;
 mod pin;
+mod quote;
 mod reach;
 mod scratch;
 mod streams;
@@ -29,12 +30,10 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{
-    BoxedCause, ByteCount, Capability, CapabilityReport, Grant, Reason, StorageKind, Wish,
-};
+use terrane_core::{BoxedCause, Capability, CapabilityReport, Grant, Reason, Wish};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Side, Terms,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Terms,
     TransferPlan,
 };
 
@@ -45,16 +44,16 @@ use crate::context::Context;
 use crate::driver::{BesideCaptures, DriverCode};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
-use choice::{Choice, Corrections, Shape};
+use choice::{Choice, Corrections};
 use feeder::{Desk, Feed, Feeder};
 use flight::engine_failure;
 use lists::ListPool;
 use order::Peers;
-use reach::{Reach, ReachCache};
+use quote::device_of;
+use reach::ReachCache;
 use streams::StreamPool;
 use tables::Tables;
 use watch::{Task, Watch, Watchers};
-use work::packing_for;
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and that of another device.
@@ -292,92 +291,6 @@ impl DeviceEngine {
     pub fn has_kernels(&self) -> bool {
         self.shared.kernels.is_some()
     }
-
-    /// Between what a plan copies, if it is a device's engine's to copy, and this device's.
-    fn direction(&self, plan: &TransferPlan) -> Option<Direction> {
-        let own = self.shared.context.device().id;
-        match (plan.source().kind(), plan.destination().kind()) {
-            (StorageKind::Pinned, StorageKind::Device(to)) if to == own => {
-                Some(Direction::ToDevice)
-            }
-            (StorageKind::Device(from), StorageKind::Pinned) if from == own => {
-                Some(Direction::ToHost)
-            }
-            (StorageKind::Device(from), StorageKind::Device(to)) => {
-                match (from == own, to == own) {
-                    (true, true) => Some(Direction::WithinDevice),
-                    (true, false) | (false, true) => Some(Direction::BetweenDevices),
-                    (false, false) => None,
-                }
-            }
-            _ => None,
-        }
-    }
-
-    /// How the device reaches both ends; `None` if it does not.
-    fn reach(&self, plan: &TransferPlan) -> Result<Option<[Arc<Reach>; 2]>, CudaError> {
-        let source = self.shared.reach.get(plan.source())?;
-        let destination = self.shared.reach.get(plan.destination())?;
-        Ok(source.zip(destination).map(|(source, destination)| [source, destination]))
-    }
-
-    fn choose(
-        &self,
-        plan: &TransferPlan,
-        terms: &Terms,
-        forced: Option<CopyPath>,
-    ) -> Result<Choice, Declined> {
-        let direction = self.direction(plan).ok_or(Declined::Kinds)?;
-        if let Some(device) = device_of(terms.device_order) {
-            let is_end = |side| plan.end(side).kind() == StorageKind::Device(device);
-            if !is_end(Side::Source) && !is_end(Side::Destination) {
-                return Err(Declined::DeviceOrder);
-            }
-        }
-        // What the driver cannot be asked is not served.
-        let ends = self.reach(plan).ok().flatten().ok_or(Declined::Kinds)?;
-        let sides = [Side::Source, Side::Destination];
-        if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
-            return Err(Declined::ComingUp);
-        }
-        let shape = self.shape(plan, direction, &ends, terms);
-        shape
-            .choose(&self.shared.calibration, &self.shared.corrections, forced)
-            .ok_or(Declined::Kinds)
-    }
-
-    fn shape(
-        &self,
-        plan: &TransferPlan,
-        direction: Direction,
-        ends: &[Arc<Reach>; 2],
-        terms: &Terms,
-    ) -> Shape {
-        let grid = plan.grid();
-        let host = match direction {
-            Direction::ToDevice => Some((Side::Source, plan.source_blocks())),
-            Direction::ToHost => Some((Side::Destination, plan.destination_blocks())),
-            _ => None,
-        };
-        let has_kernels = self.shared.kernels.is_some();
-        let stretches = host.filter(|_| has_kernels).and_then(|(side, blocks)| {
-            let packing = packing_for(&grid, side, terms.layer_wise)?;
-            let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
-            fits.then(|| packing.count_stretches(blocks))
-        });
-        let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
-        let factors = [grid.layers, grid.outers, grid.rows, grid.columns];
-        let cells = factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()));
-        Shape {
-            direction,
-            bytes: plan.bytes().get(),
-            runs: plan.run_count(),
-            cells,
-            stretches,
-            kernels: has_kernels && ends.iter().all(|end| end.has_kernels()),
-            batches: self.shared.has_batches,
-        }
-    }
 }
 
 /// The kernels, if they are wished for and the driver takes them, and what became of the wish.
@@ -401,15 +314,6 @@ fn load_kernels(
     let mut capabilities = CapabilityReport::default();
     capabilities.record(Capability::CopyKernels, wish, grant);
     Ok((kernels, capabilities))
-}
-
-/// The device of whose stream or event an order speaks.
-fn device_of(order: Option<DeviceOrder>) -> Option<terrane_core::DeviceId> {
-    match order {
-        Some(DeviceOrder::AfterStream(stream)) => Some(stream.device()),
-        Some(DeviceOrder::AfterEvent(event)) => Some(event.device()),
-        _ => None,
-    }
 }
 
 // SAFETY: what is submitted for a job copies the bytes of its plan's runs and of the engine's own

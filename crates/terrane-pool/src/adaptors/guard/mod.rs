@@ -3,23 +3,25 @@
 //! A debugging aid: every allocation and every free takes one lock and searches an ordered map.
 
 mod canary;
+mod log;
 mod violation;
 
 use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{
-    Allocate, AllocateError, ByteCount, CapabilityReport, DeviceAddress, Label, Limits, Location,
-    Memory, RegionRequest, RegistrationRecord, Span, StorageKind,
+    Allocate, AllocateError, ByteCount, CapabilityReport, DeviceAddress, Limits, Location, Memory,
+    RegionRequest, RegistrationRecord, Span, StorageKind,
 };
 
 use super::limit::size_overflow;
-use super::live_ranges::LiveRanges;
 use super::{Fill, FillHost};
 use crate::StreamId;
 use crate::sync::Mutex;
 pub use canary::Side;
-use canary::{Canaries, Frame, Reach};
+use canary::{Frame, Reach};
+use log::Entry;
+pub use log::GuardLog;
 pub use violation::{GuardViolation, StaleReference};
 
 /// An upstream that is watched.
@@ -42,31 +44,6 @@ pub struct Guard<A: Allocate> {
     quarantine: Mutex<Vec<A::Memory>>,
 }
 
-/// What a [`Guard`] has found. Cloning gives another handle to the same log.
-#[derive(Clone, Debug)]
-pub struct GuardLog(Arc<Mutex<State>>);
-
-#[derive(Debug)]
-struct State {
-    live: LiveRanges<Watched>,
-    next_generation: u64,
-    violations: Vec<GuardViolation>,
-    found: u64,
-    reach: Reach,
-}
-
-#[derive(Clone, Debug)]
-struct Watched {
-    /// What was handed out of the span that was granted: all, or what lies between the canaries.
-    block: Span,
-    generation: u64,
-    label: Label,
-    canaries: Option<Canaries>,
-}
-
-/// So many violations are kept; more are only counted.
-const KEPT_VIOLATIONS: usize = 1024;
-
 impl<A: Allocate> Guard<A> {
     /// Watches over what `upstream` hands out, with canaries if that is the host's memory.
     #[must_use]
@@ -80,13 +57,7 @@ impl<A: Allocate> Guard<A> {
     #[must_use]
     pub fn ordered(upstream: A, fill: impl Fill, stream: StreamId) -> Self {
         let reach = Reach { fill: Arc::new(fill), stream };
-        let log = GuardLog(Arc::new(Mutex::new(State {
-            live: LiveRanges::new(),
-            next_generation: 1,
-            violations: Vec::new(),
-            found: 0,
-            reach: reach.clone(),
-        })));
+        let log = GuardLog::new(reach.clone());
         Self { upstream, log, reach, quarantine: Mutex::new(Vec::new()) }
     }
 
@@ -98,19 +69,7 @@ impl<A: Allocate> Guard<A> {
 
     /// Checks the canaries of every live block, and says how many violations there were.
     pub fn verify(&self) -> usize {
-        let mut state = self.log.0.lock();
-        let found: Vec<_> = state
-            .live
-            .iter()
-            .flat_map(|(_, watched)| {
-                // SAFETY: an entry leaves the table, under the lock that is held here, before its
-                // memory drops.
-                unsafe { watched.violations(&state.reach) }
-            })
-            .collect();
-        let count = found.len();
-        found.into_iter().for_each(|violation| state.report(violation));
-        count
+        self.log.verify()
     }
 
     /// Checks that `length` bytes at `location` lie within the live block of this generation.
@@ -124,28 +83,7 @@ impl<A: Allocate> Guard<A> {
         length: ByteCount,
         generation: u64,
     ) -> Result<(), StaleReference> {
-        let state = self.log.0.lock();
-        let (_, watched) =
-            state.live.containing(location).ok_or(StaleReference::NotLive { location })?;
-        if watched.generation != generation {
-            return Err(StaleReference::Generation {
-                location,
-                presented: generation,
-                live: watched.generation,
-                label: watched.label.clone(),
-            });
-        }
-        let block = watched.block;
-        let ends = (location.checked_add(length), block.location.checked_add(block.length));
-        match ends {
-            (Some(end), Some(block_end))
-                if block.location.place() <= location.place()
-                    && end.place() <= block_end.place() =>
-            {
-                Ok(())
-            }
-            _ => Err(StaleReference::OutOfBounds { location, length, block_length: block.length }),
-        }
+        self.log.check(location, length, generation)
     }
 
     /// How the block is framed, and the request to the upstream that this comes to.
@@ -207,7 +145,7 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
             && granted.kind == self.kind();
         let Some(block) = block.filter(|_| is_fit) else {
             let violation = GuardViolation::Unfit { granted, asked };
-            self.log.0.lock().report(violation.clone());
+            self.log.report(violation.clone());
             return Err(broken_promise(Box::new(violation)));
         };
         match self.log.enter(&memory, block, frame.as_ref(), &request.label) {
@@ -229,95 +167,6 @@ impl<A: Allocate + fmt::Debug> fmt::Debug for Guard<A> {
             .field("upstream", &self.upstream)
             .field("violations", &self.log.found())
             .finish_non_exhaustive()
-    }
-}
-
-impl GuardLog {
-    /// The violations found so far, the first 1,024 of them.
-    #[must_use]
-    pub fn violations(&self) -> Vec<GuardViolation> {
-        self.0.lock().violations.clone()
-    }
-
-    /// How many violations were found.
-    #[must_use]
-    pub fn found(&self) -> u64 {
-        self.0.lock().found
-    }
-
-    /// How many blocks are live.
-    #[must_use]
-    pub fn live(&self) -> usize {
-        self.0.lock().live.len()
-    }
-
-    /// Enters what was granted, canaries included, unless a part of it is live.
-    fn enter(
-        &self,
-        memory: &impl Memory,
-        block: Span,
-        frame: Option<&Frame>,
-        label: &Label,
-    ) -> Result<Entry, Box<GuardViolation>> {
-        let granted = Span::of(memory);
-        let mut state = self.0.lock();
-        if let Some((_, watched)) = state.live.overlapping(&granted) {
-            let violation = GuardViolation::Overlap {
-                new: granted,
-                label: label.clone(),
-                existing: watched.block,
-                existing_label: watched.label.clone(),
-            };
-            state.report(violation.clone());
-            return Err(Box::new(violation));
-        }
-        let generation = state.next_generation;
-        state.next_generation += 1;
-        let canaries = frame.and_then(|frame| {
-            // SAFETY: the memory has not been handed out, overlaps nothing that is live, and what
-            // will be handed out of it is the block between the canaries.
-            let written = unsafe { Canaries::write(memory, frame, generation, &state.reach) };
-            written.unwrap_or_else(|error| {
-                tracing::warn!(%error, %label, "a block has no canaries");
-                state.report(GuardViolation::Unwatched { block, label: label.clone() });
-                None
-            })
-        });
-        state.live.insert(granted, Watched { block, generation, label: label.clone(), canaries });
-        Ok(Entry { log: self.clone(), granted, block, generation })
-    }
-}
-
-impl State {
-    fn report(&mut self, violation: GuardViolation) {
-        tracing::error!(%violation, "guarded memory was violated");
-        self.found += 1;
-        if self.violations.len() < KEPT_VIOLATIONS {
-            self.violations.push(violation);
-        }
-    }
-}
-
-impl Watched {
-    /// # Safety
-    ///
-    /// The memory is alive.
-    unsafe fn violations(&self, reach: &Reach) -> Vec<GuardViolation> {
-        let Some(canaries) = self.canaries else { return Vec::new() };
-        let (block, label) = (self.block, &self.label);
-        // SAFETY: by the caller's promise.
-        match unsafe { canaries.overwritten(reach) } {
-            Ok(overwritten) => overwritten
-                .map(|(side, distance)| {
-                    let label = label.clone();
-                    GuardViolation::Overwritten { block, label, side, distance }
-                })
-                .collect(),
-            Err(error) => {
-                tracing::warn!(%error, %label, "a block's canaries cannot be read");
-                vec![GuardViolation::Unwatched { block, label: label.clone() }]
-            }
-        }
     }
 }
 
@@ -375,25 +224,6 @@ unsafe impl<M: Memory> Memory for Guarded<M> {
 impl<M: fmt::Debug> fmt::Debug for Guarded<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.memory.fmt(f)
-    }
-}
-
-/// The entry of a live block; on drop, its canaries are checked and it leaves the table.
-struct Entry {
-    log: GuardLog,
-    granted: Span,
-    block: Span,
-    generation: u64,
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        let mut state = self.log.0.lock();
-        if let Some(watched) = state.live.remove(&self.granted) {
-            // SAFETY: the memory drops after its entry.
-            let found = unsafe { watched.violations(&state.reach) };
-            found.into_iter().for_each(|violation| state.report(violation));
-        }
     }
 }
 

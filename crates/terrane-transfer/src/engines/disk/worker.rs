@@ -1,24 +1,24 @@
 //! The thread that drives the queue.
 
+mod requests;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crossbeam_channel::{Receiver, TryRecvError};
 use slab::Slab;
-use terrane_core::{ByteCount, FileHandle, Location};
-use terrane_storage::{IoBuffer, IoCompletion, IoFile, IoQueue, IoRequest, StorageError};
+use terrane_core::{ByteCount, FileHandle};
+use terrane_storage::{IoBuffer, IoCompletion, IoQueue, StorageError};
 
 use super::DiskEngineOptions;
 use super::bounce::{BounceBuffer, BounceBuffers};
 use super::choice::Rates;
-use super::extents::{Extents, Part, follows};
+use super::extents::{Extents, Part};
 use super::request::{
-    Direction, NotForFiles, QueueFailed, by_deadline, copy_parts, describe, engine_failure,
-    files_to_sync, io_buffer, io_file, token,
+    Direction, NotForFiles, QueueFailed, copy_parts, describe, engine_failure, files_to_sync,
 };
 use super::route::{Flow, REQUESTS, Route};
-use crate::{CopyFailure, CopyJob, Durability, Side};
+use crate::{CopyFailure, CopyJob, Durability};
 
 /// The thread's state.
 ///
@@ -184,159 +184,6 @@ impl Worker {
                 }
             }
         }
-    }
-
-    /// Requests the next extent of a job.
-    fn advance(&mut self, key: usize) -> Result<Step, CopyFailure> {
-        let Some(active) = self.jobs.get_mut(key) else { return Ok(Step::NothingLeft) };
-        if active.failure.is_some() || !active.has_extents_left() {
-            return Ok(Step::NothingLeft);
-        }
-        if active.job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return Err(CopyFailure::DeadlineExceeded);
-        }
-        let mut buffer = None;
-        if active.route.staged {
-            buffer = self.bounce.take().map_err(engine_failure)?;
-            if buffer.is_none() {
-                return Ok(Step::Blocked);
-            }
-        }
-        let requested = self.request_extent(key, &mut buffer);
-        // Still here only if there is no request: a lost buffer would block staged jobs for ever.
-        if let Some(buffer) = buffer {
-            self.bounce.give_back(buffer);
-        }
-        requested?;
-        let has_more = self.jobs.get(key).is_some_and(Active::has_extents_left);
-        Ok(if has_more { Step::Made } else { Step::NothingLeft })
-    }
-
-    /// Requests the next extent of a job, through `buffer` if the route is staged. A request takes
-    /// the buffer.
-    fn request_extent(
-        &mut self,
-        key: usize,
-        buffer: &mut Option<BounceBuffer>,
-    ) -> Result<(), CopyFailure> {
-        let Some(active) = self.jobs.get_mut(key) else { return Ok(()) };
-        active.job.start();
-        let mut parts = self.spare_parts.pop().unwrap_or_default();
-        let plan = active.job.plan();
-        let Some(position) = active.extents.take(plan, self.request_bytes, &mut parts) else {
-            return Err(engine_failure(NotForFiles));
-        };
-        let route = active.route;
-        let memory_side = if route.flow == Flow::Read { Side::Destination } else { Side::Source };
-        self.buffers.clear();
-        match &*buffer {
-            Some(buffer) => {
-                let bytes = parts.iter().map(|part| part.bytes).sum();
-                if route.flow == Flow::Write {
-                    copy_parts(&active.job, &parts, buffer, Direction::IntoBuffer)?;
-                }
-                self.buffers.push(io_buffer(buffer.at(0), bytes)?);
-            }
-            None => {
-                for part in &parts {
-                    let address = part.location(plan, memory_side).and_then(Location::as_host);
-                    self.buffers.push(io_buffer(address, part.bytes)?);
-                }
-            }
-        }
-        let stage = match route.flow {
-            Flow::Read | Flow::BetweenFiles => Stage::Reading,
-            Flow::Write => Stage::Writing { next: parts.len(), requests: 1 },
-        };
-        let file = io_file(&position.file, route.is_direct(route.file_side()))?;
-        let token = token(self.operations.vacant_key());
-        let offset = position.offset;
-        let request = match stage {
-            Stage::Reading => IoRequest::read(token, file, offset, &self.buffers),
-            _ => IoRequest::write(token, file, offset, &self.buffers),
-        };
-        let request = by_deadline(request, &active.job);
-        // SAFETY: the buffers are those of the job's runs, which the job keeps alive and claims,
-        // or one of the engine's; both are held until the completion has been handled, and the
-        // queue drops before either. The descriptors are open for as long as the memory is.
-        unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
-        active.operations += 1;
-        self.operations.insert(Operation { job: key, parts, buffer: buffer.take(), stage });
-        Ok(())
-    }
-
-    /// Requests the next write of an operation between files.
-    fn write_on(&mut self, index: usize) {
-        let Some(operation) = self.operations.get(index) else { return };
-        let key = operation.job;
-        match self.write_next(index) {
-            Ok(true) => self.to_write.push_front(index),
-            Ok(false) => {}
-            Err(failure) => self.fail(key, failure),
-        }
-        self.end_if_done(index, false);
-        self.settle(key);
-    }
-
-    /// Requests a write of the parts, from the next one on, that are contiguous in the
-    /// destination. Says whether parts are left.
-    fn write_next(&mut self, index: usize) -> Result<bool, CopyFailure> {
-        let Some(operation) = self.operations.get_mut(index) else { return Ok(false) };
-        let Operation { job: key, parts, buffer, stage: Stage::Writing { next, requests } } =
-            operation
-        else {
-            return Ok(false);
-        };
-        let Some(active) = self.jobs.get(*key) else { return Ok(false) };
-        if active.failure.is_some() {
-            return Ok(false);
-        }
-        let plan = active.job.plan();
-        let begin: u64 = parts.iter().take(*next).map(|part| part.bytes).sum();
-        let (mut bytes, mut first) = (0, None);
-        for part in parts.iter().skip(*next) {
-            let place = part.location(plan, Side::Destination).and_then(Location::as_file);
-            let Some(place) = place else { return Err(engine_failure(NotForFiles)) };
-            match first {
-                None => first = Some(place),
-                Some(first) if follows(first, bytes, place) => {}
-                Some(_) => break,
-            }
-            bytes += part.bytes;
-            *next += 1;
-        }
-        let (Some(position), Some(buffer)) = (first, buffer) else { return Ok(false) };
-        let file = io_file(&position.file, active.route.is_direct(Side::Destination))?;
-        let source = [io_buffer(buffer.at(begin), bytes)?];
-        let request = IoRequest::write(token(index), file, position.offset, &source);
-        let request = by_deadline(request, &active.job);
-        // SAFETY: the buffer is held by the operation until its last completion has been handled,
-        // and the queue drops before it. The descriptor is open for as long as the job is held.
-        unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
-        *requests += 1;
-        Ok(*next < parts.len())
-    }
-
-    fn sync(
-        &mut self,
-        key: usize,
-        file: &FileHandle,
-        durability: Durability,
-    ) -> Result<(), CopyFailure> {
-        let Some(active) = self.jobs.get_mut(key) else { return Ok(()) };
-        let token = token(self.operations.vacant_key());
-        let file = IoFile::buffered(file);
-        let request = match durability {
-            Durability::Full => IoRequest::sync_all(token, file),
-            Durability::None | Durability::Data => IoRequest::sync_data(token, file),
-        };
-        let request = by_deadline(request, &active.job);
-        // SAFETY: there are no buffers, and the descriptor is open for as long as the job is held.
-        unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
-        active.operations += 1;
-        let parts = self.spare_parts.pop().unwrap_or_default();
-        self.operations.insert(Operation { job: key, parts, buffer: None, stage: Stage::Syncing });
-        Ok(())
     }
 
     fn complete(&mut self, completion: &IoCompletion) {

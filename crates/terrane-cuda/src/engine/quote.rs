@@ -1,0 +1,117 @@
+//! What a transfer is to this engine, and what it would cost by each path.
+
+use std::sync::Arc;
+
+use terrane_core::{ByteCount, DeviceId, StorageKind};
+use terrane_transfer::{Declined, DeviceOrder, Side, Terms, TransferPlan};
+
+use super::DeviceEngine;
+use super::calibration::Direction;
+use super::choice::{Choice, Shape};
+use super::options::CopyPath;
+use super::reach::Reach;
+use super::work::packing_for;
+use crate::error::CudaError;
+
+impl DeviceEngine {
+    /// Between what a plan copies, if it is a device's engine's to copy, and this device's.
+    pub(super) fn direction(&self, plan: &TransferPlan) -> Option<Direction> {
+        let own = self.shared.context.device().id;
+        match (plan.source().kind(), plan.destination().kind()) {
+            (StorageKind::Pinned, StorageKind::Device(to)) if to == own => {
+                Some(Direction::ToDevice)
+            }
+            (StorageKind::Device(from), StorageKind::Pinned) if from == own => {
+                Some(Direction::ToHost)
+            }
+            (StorageKind::Device(from), StorageKind::Device(to)) => {
+                match (from == own, to == own) {
+                    (true, true) => Some(Direction::WithinDevice),
+                    (true, false) | (false, true) => Some(Direction::BetweenDevices),
+                    (false, false) => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// How the device reaches both ends; `None` if it does not.
+    pub(super) fn reach(&self, plan: &TransferPlan) -> Result<Option<[Arc<Reach>; 2]>, CudaError> {
+        let source = self.shared.reach.get(plan.source())?;
+        let destination = self.shared.reach.get(plan.destination())?;
+        Ok(source.zip(destination).map(|(source, destination)| [source, destination]))
+    }
+
+    /// The path that it is to take, or the one that it is made to take.
+    ///
+    /// # Errors
+    ///
+    /// Why the engine does not serve it.
+    pub(super) fn choose(
+        &self,
+        plan: &TransferPlan,
+        terms: &Terms,
+        forced: Option<CopyPath>,
+    ) -> Result<Choice, Declined> {
+        let direction = self.direction(plan).ok_or(Declined::Kinds)?;
+        if let Some(device) = device_of(terms.device_order) {
+            let is_end = |side| plan.end(side).kind() == StorageKind::Device(device);
+            if !is_end(Side::Source) && !is_end(Side::Destination) {
+                return Err(Declined::DeviceOrder);
+            }
+        }
+        // What the driver cannot be asked is not served.
+        let ends = self.reach(plan).ok().flatten().ok_or(Declined::Kinds)?;
+        let sides = [Side::Source, Side::Destination];
+        if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
+            return Err(Declined::ComingUp);
+        }
+        let shape = self.shape(plan, direction, &ends, terms);
+        shape
+            .choose(&self.shared.calibration, &self.shared.corrections, forced)
+            .ok_or(Declined::Kinds)
+    }
+
+    /// What of it its cost depends on.
+    fn shape(
+        &self,
+        plan: &TransferPlan,
+        direction: Direction,
+        ends: &[Arc<Reach>; 2],
+        terms: &Terms,
+    ) -> Shape {
+        let grid = plan.grid();
+        let host = match direction {
+            Direction::ToDevice => Some((Side::Source, plan.source_blocks())),
+            Direction::ToHost => Some((Side::Destination, plan.destination_blocks())),
+            _ => None,
+        };
+        let has_kernels = self.shared.kernels.is_some();
+        let stretches = host.filter(|_| has_kernels).and_then(|(side, blocks)| {
+            let packing = packing_for(&grid, side, terms.layer_wise)?;
+            let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
+            fits.then(|| packing.count_stretches(blocks))
+        });
+        let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
+        let factors = [grid.layers, grid.outers, grid.rows, grid.columns];
+        let cells = factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()));
+        Shape {
+            direction,
+            bytes: plan.bytes().get(),
+            runs: plan.run_count(),
+            cells,
+            stretches,
+            kernels: has_kernels && ends.iter().all(|end| end.has_kernels()),
+            batches: self.shared.has_batches,
+        }
+    }
+}
+
+/// The device of whose stream or event an order speaks.
+pub(super) fn device_of(order: Option<DeviceOrder>) -> Option<DeviceId> {
+    match order {
+        Some(DeviceOrder::AfterStream(stream)) => Some(stream.device()),
+        Some(DeviceOrder::AfterEvent(event)) => Some(event.device()),
+        _ => None,
+    }
+}

@@ -1,0 +1,118 @@
+//! Where blocks come from that no magazine has: what streams have finished with, and the upstream.
+
+use std::sync::Arc;
+
+use terrane_core::{Allocate, AllocateError, ByteCount, Label, Memory, RegionRequest};
+
+use super::Pool;
+use crate::record::{Held, Record, UNPOOLED};
+use crate::stock::Stock;
+use crate::tags::Tag;
+use crate::{PoolError, StreamId, parking};
+
+impl<A: Allocate> Pool<A> {
+    /// A freed block that can be had without waiting.
+    pub(crate) fn take_pending(
+        &self,
+        class: usize,
+        tag: Tag,
+        stream: Option<StreamId>,
+    ) -> Option<Box<Record<A::Memory>>> {
+        let parking = self.stock.parking.as_ref()?;
+        if parking.bytes() == 0 {
+            return None;
+        }
+        self.reap();
+        if let Some(record) = self.stock.take_shared(class, tag) {
+            return Some(record);
+        }
+        let free = parking.take_free(class, stream).or_else(|| {
+            let stream = stream.filter(|_| self.options.order_streams)?;
+            parking.take_after(class, stream).unwrap_or_else(|error| {
+                tracing::warn!(%error, %stream, "one stream could not be ordered after another");
+                None
+            })
+        })?;
+        self.stock.count(tag, free.granted, true);
+        Some(free)
+    }
+
+    /// A block of `class` from the upstream, not yet counted as live.
+    pub(crate) fn fetch(
+        &self,
+        class: usize,
+        label: &Label,
+    ) -> Result<Box<Record<A::Memory>>, AllocateError> {
+        let size = self.stock.table.size(class);
+        self.stock.shed(self.options.cached_percent);
+        let Some(count) = self.stock.table.blocks_per_slab() else {
+            let held = self.obtain(ByteCount::new(size), label)?;
+            return Ok(Record::whole(&self.stock, held, class, size));
+        };
+        // Checked when the table was made.
+        let slab = Arc::new(self.obtain(ByteCount::new(size * u64::from(count)), label)?);
+        let mut parts = (0..u64::from(count)).filter_map(|number| {
+            Record::part(&self.stock, &slab, ByteCount::new(number * size), class, size)
+        });
+        let first = parts.next();
+        self.stock.restock(class, parts);
+        first.ok_or_else(|| {
+            let request =
+                RegionRequest::new(ByteCount::new(size)).labelled(label.as_str().to_owned());
+            self.backend_error(&request, None)
+        })
+    }
+
+    fn obtain(&self, bytes: ByteCount, label: &Label) -> Result<Held<A::Memory>, AllocateError> {
+        let alignment = self.options.alignment;
+        let request = RegionRequest { bytes, alignment, label: label.clone() };
+        Ok(Held::new(self.allocate_fitting(&request)?, &self.stock.account))
+    }
+
+    /// A block that is not pooled.
+    pub(super) fn fetch_one(
+        &self,
+        request: &RegionRequest,
+    ) -> Result<Box<Record<A::Memory>>, AllocateError> {
+        let memory = self.allocate_fitting(request)?;
+        let length = memory.length().get();
+        let held = Held::new(memory, &self.stock.account);
+        Ok(Record::whole(&self.stock, held, UNPOOLED, length))
+    }
+
+    /// Memory of the upstream that holds what is asked for. `Allocate` is a trait that safe code
+    /// implements, and a block answers for its length: so this is checked.
+    fn allocate_fitting(&self, request: &RegionRequest) -> Result<A::Memory, AllocateError> {
+        let memory = self.upstream.allocate(request)?;
+        let (asked, granted) = (request.bytes, memory.length());
+        let (alignment, available) = (request.alignment, memory.location().alignment());
+        if asked.is_zero() || (granted >= asked && available >= alignment) {
+            return Ok(memory);
+        }
+        let unfit = PoolError::UnfitUpstream { asked, granted, alignment, available };
+        Err(self.backend_error(request, Some(Box::new(unfit))))
+    }
+
+    pub(super) fn backend_error(
+        &self,
+        request: &RegionRequest,
+        source: Option<terrane_core::BoxedCause>,
+    ) -> AllocateError {
+        let (kind, requested, label) = (self.kind(), request.bytes, request.label.clone());
+        match source {
+            Some(source) => AllocateError::Backend { kind, requested, label, source },
+            None => {
+                AllocateError::OutOfMemory { kind, requested, available: None, label, source: None }
+            }
+        }
+    }
+}
+
+impl<M: Memory> Stock<M> {
+    /// Keeps a block that its streams have finished with, if it is of a class and there is room.
+    pub(crate) fn keep_freed(self: &Arc<Self>, record: Box<Record<M>>) {
+        if parking::is_kept(record.class) {
+            self.give_back_shared(record);
+        }
+    }
+}
