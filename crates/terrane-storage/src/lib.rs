@@ -89,6 +89,6 @@ pub use queue::{
     IoOperation, IoQueue, IoQueueOptions, IoRequest, IoWaker,
 };
 pub use system::{
-    BringUp, BringUpEnded, FirstTouch, HugePageSize, HugePages, NumaPolicy, Progress, Raising,
-    SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
+    BringUp, BringUpEnded, FirstTouch, HugePageSize, HugePages, NumaPolicy, Progress,
+    ProgressEntry, Raising, SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
 };

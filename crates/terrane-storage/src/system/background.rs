@@ -24,7 +24,7 @@ impl SystemAllocator {
     ///
     /// As for [`bring_up`](Self::bring_up).
     pub fn map(&self, request: &RegionRequest) -> Result<SystemMemory, StorageError> {
-        self.bring_up_when(request, Touching::Later)
+        Ok(self.bring_up_when(request, Touching::Later)?.0)
     }
 
     /// Touches memory that [`map`](Self::map) made, from the first byte on, with the threads that
@@ -35,6 +35,9 @@ impl SystemAllocator {
     /// touched, `reached` is called with their number on this thread, while the others go on.
     /// Where pages are not to be touched ([`FirstTouch::None`]), or the kernel knows no way that
     /// leaves the bytes alone, it is called for every step, and pages come up as they are used.
+    ///
+    /// In the allocator's [progress](Self::reporting_to), what `raising` calls usable is ready,
+    /// and all of it once that is complete; if it ends otherwise, the bring-up is taken back.
     ///
     /// # Errors
     ///
@@ -104,6 +107,7 @@ impl SystemAllocator {
         if is_cancelled() {
             return Err(StorageError::Cancelled { ready: ByteCount::ZERO, of: length });
         }
+        let entry = raising.enter(&self.progress);
         let wants_touch = self.options.first_touch != FirstTouch::None;
         if !wants_touch || !sys::memory::can_populate() {
             if wants_touch {
@@ -116,7 +120,9 @@ impl SystemAllocator {
                 if is_cancelled() {
                     return Err(StorageError::Cancelled { ready: prefix, of: length });
                 }
+                let before = prefix;
                 prefix = prefix.checked_add(step.max(ByteCount::new(1)))?.min(length);
+                entry.touched(ByteCount::new(prefix.get() - before.get()));
                 reached(prefix);
             }
             return Ok(report);
@@ -131,15 +137,13 @@ impl SystemAllocator {
             }
             _ => sys::memory::page_size(),
         };
-        self.progress.begin(length);
         let advance = |bytes| {
-            self.progress.advance(bytes);
+            entry.touched(bytes);
             raising.touched(bytes);
             !is_cancelled()
         };
         let touched = touch_from_the_front(mapping, page, crew, step, &advance, &mut reached);
         if touched.bytes < length {
-            self.progress.take_back(touched.bytes, length);
             return Err(match touched.failure {
                 Some(error) => refusal(length, error),
                 None => StorageError::Cancelled { ready: touched.bytes, of: length },

@@ -5,12 +5,13 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
 
+use super::progress::{Progress, ProgressEntry};
 use crate::error::StorageError;
 
 /// How far memory has come up that can be used meanwhile, from its first byte on.
@@ -25,7 +26,11 @@ pub struct BringUp<E = StorageError>(Arc<State<E>>);
 /// The other side of a [`BringUp`]: what brings the memory up. Dropped before it said that all is
 /// up, it ends the bring-up as cancelled.
 #[derive(Debug)]
-pub struct Raising<E = StorageError>(Arc<State<E>>);
+pub struct Raising<E = StorageError> {
+    state: Arc<State<E>>,
+    /// Once it is known whose progress this is part of.
+    entry: OnceLock<ProgressEntry>,
+}
 
 #[derive(Debug)]
 struct State<E> {
@@ -62,7 +67,7 @@ impl<E> BringUp<E> {
             ending: Mutex::new(Ending { end: None, wakers: Vec::new() }),
             changed: Condvar::new(),
         });
-        (Self(Arc::clone(&state)), Raising(state))
+        (Self(Arc::clone(&state)), Raising { state, entry: OnceLock::new() })
     }
 
     /// A bring-up that has come to its end: all of `length` bytes are usable.
@@ -149,55 +154,68 @@ impl<E> Clone for BringUp<E> {
 }
 
 impl<E> Raising<E> {
+    /// Its entry in a progress. Before who waits is told of it, that says what is told.
+    pub(super) fn enter(&self, progress: &Progress) -> &ProgressEntry {
+        self.entry.get_or_init(|| progress.enter(self.state.length))
+    }
+
     /// Whether somebody wants it to stop.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.0.is_cancelled.load(Ordering::Relaxed)
+        self.state.is_cancelled.load(Ordering::Relaxed)
     }
 
     /// So many more bytes have pages of their own.
     pub fn touched(&self, bytes: ByteCount) {
-        self.0.touched.fetch_add(bytes.get(), Ordering::Relaxed);
+        self.state.touched.fetch_add(bytes.get(), Ordering::Relaxed);
     }
 
     /// The first `prefix` bytes are usable. Less than before says nothing; nor does all of them,
     /// which [`complete`](Self::complete) says, so that who has waited for all finds whatever else
     /// belongs to the end.
     pub fn usable(&self, prefix: ByteCount) {
-        if prefix >= self.0.length {
+        if prefix >= self.state.length {
             return;
         }
+        if let Some(entry) = self.entry.get() {
+            entry.ready_up_to(prefix);
+        }
         // Before the lock: who holds it and sees too little sleeps only after letting go of it.
-        self.0.usable.fetch_max(prefix.get(), Ordering::Release);
-        self.0.wake(None);
+        self.state.usable.fetch_max(prefix.get(), Ordering::Release);
+        self.state.wake(None);
     }
 
     /// Wants it to stop, as [`BringUp::cancel`] does: for a side with threads of its own.
     pub fn stop(&self) {
-        self.0.is_cancelled.store(true, Ordering::Relaxed);
+        self.state.is_cancelled.store(true, Ordering::Relaxed);
     }
 
     /// All is usable.
-    pub fn complete(self) {
-        self.0.touched.store(self.0.length.get(), Ordering::Relaxed);
+    pub fn complete(mut self) {
+        if let Some(entry) = self.entry.take() {
+            entry.finish();
+        }
+        self.state.touched.store(self.state.length.get(), Ordering::Relaxed);
         {
             // Together, for who waits.
-            let mut ending = self.0.lock();
-            self.0.usable.store(self.0.length.get(), Ordering::Release);
+            let mut ending = self.state.lock();
+            self.state.usable.store(self.state.length.get(), Ordering::Release);
             ending.end.get_or_insert(End::Complete);
         }
-        self.0.wake(None);
+        self.state.wake(None);
     }
 
     /// No more will be usable, and why.
-    pub fn fail(self, error: E) {
-        self.0.wake(Some(End::Failed(Arc::new(error))));
+    pub fn fail(mut self, error: E) {
+        drop(self.entry.take());
+        self.state.wake(Some(End::Failed(Arc::new(error))));
     }
 }
 
 impl<E> Drop for Raising<E> {
     fn drop(&mut self) {
-        self.0.wake(Some(End::Cancelled));
+        drop(self.entry.take());
+        self.state.wake(Some(End::Cancelled));
     }
 }
 

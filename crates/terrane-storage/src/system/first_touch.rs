@@ -8,7 +8,6 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use terrane_core::{Alignment, ByteCount, OsError};
 
 use super::mapping::Mapping;
-use super::progress::Progress;
 use crate::sys;
 
 /// What a thread takes at a time: small enough that progress moves and threads end together,
@@ -36,23 +35,15 @@ pub(super) struct Touched {
     pub(super) affinity_refusal: Option<OsError>,
 }
 
-/// Touches all of `mapping`, whose pages are of size `page`, unless `progress` is cancelled or
-/// the kernel runs out of pages.
+/// Touches all of `mapping`, whose pages are of size `page`, or until `advance`, which is told of
+/// each piece, answers `false`, or the kernel runs out of pages.
 pub(super) fn touch(
     mapping: &Mapping,
     page: Alignment,
     crew: Crew<'_>,
-    progress: &Progress,
+    advance: &(dyn Fn(ByteCount) -> bool + Sync),
 ) -> Touched {
-    let can_populate = sys::memory::can_populate();
-    let advance = |bytes| {
-        progress.advance(bytes);
-        !progress.is_cancelled()
-    };
-    let work = Work::new(mapping, page, can_populate, &advance);
-    if progress.is_cancelled() {
-        return Touched::default();
-    }
+    let work = Work::new(mapping, page, sys::memory::can_populate(), advance);
     let threads = work.threads(crew);
     if threads <= 1 && crew.cpus.is_none() {
         work.run(None);
@@ -280,20 +271,20 @@ mod tests {
     #[test]
     fn without_populate_a_byte_of_each_page_is_written() {
         let mapping = Mapping::new(ByteCount::mib(40), Alignment::PAGE, None).unwrap();
-        let progress = Progress::default();
-        let advance = |bytes| {
-            progress.advance(bytes);
+        let told = Mutex::new(0);
+        let advance = |bytes: ByteCount| {
+            *lock(&told) += bytes.get();
             true
         };
         Work::new(&mapping, Alignment::PAGE, false, &advance).run(None);
-        assert_eq!(progress.ready(), ByteCount::mib(40));
+        assert_eq!(*lock(&told), 40 << 20);
     }
 
     #[test]
     fn threads_on_cpus_that_do_not_exist_run_elsewhere_and_say_so() {
         let mapping = Mapping::new(ByteCount::mib(40), Alignment::PAGE, None).unwrap();
         let crew = Crew { threads: 2, cpus: Some(&[8000]) };
-        let touched = touch(&mapping, Alignment::PAGE, crew, &Progress::default());
+        let touched = touch(&mapping, Alignment::PAGE, crew, &|_| true);
         assert_eq!(touched.bytes, ByteCount::mib(40));
         assert!(touched.affinity_refusal.is_some());
         assert_eq!(touched.failure, None);

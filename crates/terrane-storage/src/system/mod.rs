@@ -6,27 +6,28 @@ mod bring_up;
 mod first_touch;
 mod huge;
 mod mapping;
+mod memory;
 mod options;
 mod progress;
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, Grant,
-    HostAddress, Limits, Location, Memory, OsError, Reason, RegionRequest, StorageKind, Wish,
+    HostAddress, Limits, OsError, Reason, RegionRequest, StorageKind, Wish,
 };
 
 pub use bring_up::{BringUp, BringUpEnded, Raising, UsablePrefix};
+pub use memory::SystemMemory;
 pub use options::{FirstTouch, HugePageSize, HugePages, NumaPolicy, SystemOptions};
-pub use progress::Progress;
+pub use progress::{Progress, ProgressEntry};
 
 use crate::error::StorageError;
 use crate::numa::{NodeId, NumaTopology};
 use crate::sys;
-use background::Toucher;
 use first_touch::{Crew, Touched, touch};
 pub(crate) use mapping::Mapping;
+use memory::huge_bytes;
 
 /// 1 GiB, the largest huge page, and the strictest alignment that can be asked for.
 const GIB: Alignment = match Alignment::new(1 << 30) {
@@ -91,14 +92,31 @@ impl SystemAllocator {
     /// [`StorageError::Cancelled`] if the progress was cancelled,
     /// [`StorageError::Memory`] if the kernel refuses otherwise. Nothing stays mapped.
     pub fn bring_up(&self, request: &RegionRequest) -> Result<SystemMemory, StorageError> {
-        self.bring_up_when(request, Touching::Now)
+        let (memory, entry) = self.bring_up_when(request, Touching::Now)?;
+        entry.into_iter().for_each(ProgressEntry::finish);
+        Ok(memory)
+    }
+
+    /// As [`bring_up`](Self::bring_up), for who has more to do to the memory before it can be
+    /// used: what is touched is not ready in the [progress](Self::reporting_to) before the entry
+    /// is [finished](ProgressEntry::finish). Dropped, that takes the bring-up back.
+    ///
+    /// # Errors
+    ///
+    /// As for [`bring_up`](Self::bring_up).
+    pub fn bring_up_unfinished(
+        &self,
+        request: &RegionRequest,
+    ) -> Result<(SystemMemory, ProgressEntry), StorageError> {
+        let (memory, entry) = self.bring_up_when(request, Touching::First)?;
+        Ok((memory, entry.unwrap_or_else(|| self.progress.enter(ByteCount::ZERO))))
     }
 
     fn bring_up_when(
         &self,
         request: &RegionRequest,
         touching: Touching,
-    ) -> Result<SystemMemory, StorageError> {
+    ) -> Result<(SystemMemory, Option<ProgressEntry>), StorageError> {
         if request.alignment > GIB {
             return Err(StorageError::TooStrictlyAligned {
                 requested: request.alignment,
@@ -107,12 +125,12 @@ impl SystemAllocator {
         }
         let mut report = CapabilityReport::default();
         if request.bytes.is_zero() {
-            return Ok(SystemMemory::empty(request.alignment, report));
+            return Ok((SystemMemory::empty(request.alignment, report), None));
         }
-        let mapping = match self.options.huge_pages {
+        let (mapping, entry) = match self.options.huge_pages {
             HugePages::Explicit(size, wish) if wish != Wish::Off => {
                 match self.try_explicit(request, touching, size, wish, &mut report)? {
-                    Some(mapping) => mapping,
+                    Some(brought) => brought,
                     None => {
                         let pages = Pages::Transparent(Wish::Preferred);
                         self.bring_up_on(request, touching, pages, &mut report)?
@@ -126,13 +144,14 @@ impl SystemAllocator {
         };
         report.check()?;
         tracing::debug!(label = %request.label, bytes = mapping.length(), %report, "memory is up");
-        Ok(SystemMemory {
+        let memory = SystemMemory {
             address: HostAddress::new(mapping.address()),
             length: ByteCount::from_usize(mapping.length()),
             toucher: None,
             mapping: Some(Arc::new(mapping)),
             report,
-        })
+        };
+        Ok((memory, entry))
     }
 
     /// Explicit huge pages, or `None` with the reason in the report.
@@ -143,7 +162,7 @@ impl SystemAllocator {
         size: HugePageSize,
         wish: Wish,
         report: &mut CapabilityReport,
-    ) -> Result<Option<Mapping>, StorageError> {
+    ) -> Result<Option<Brought>, StorageError> {
         if self.options.numa != NumaPolicy::Local && !sys::memory::can_populate() {
             // Reserved pages are not reserved on a node; without this advice, to find none there
             // is a signal that ends the process.
@@ -155,10 +174,10 @@ impl SystemAllocator {
         let mut own_report = CapabilityReport::default();
         let brought = self.bring_up_on(request, touching, Pages::Explicit(size), &mut own_report);
         let error = match brought {
-            Ok(mapping) => {
+            Ok(brought) => {
                 report.record(Capability::ExplicitHugePages, wish, Grant::Granted);
                 report.extend(own_report.outcomes().iter().cloned());
-                return Ok(Some(mapping));
+                return Ok(Some(brought));
             }
             Err(StorageError::OutOfMemory { source: Some(error), .. }) => error,
             Err(StorageError::Memory { source, .. }) => source,
@@ -177,10 +196,10 @@ impl SystemAllocator {
         touching: Touching,
         pages: Pages,
         report: &mut CapabilityReport,
-    ) -> Result<Mapping, StorageError> {
+    ) -> Result<Brought, StorageError> {
         let bytes = request.bytes;
         let wants_touch = self.options.first_touch != FirstTouch::None;
-        let is_touched = wants_touch && touching == Touching::Now;
+        let is_touched = wants_touch && touching != Touching::Later;
         if wants_touch && !matches!(pages, Pages::Explicit(_)) {
             // Running out while touching would be met by the kernel's killer, not by an error.
             let available = available::available_memory();
@@ -213,8 +232,11 @@ impl SystemAllocator {
             Pages::Transparent(_) => transparent_refusal(&mapping),
         };
         let is_bound = self.bind(&mapping, report)?;
-        if is_touched {
-            self.touch(&mapping, pages, is_bound, report)?;
+        let length = ByteCount::from_usize(mapping.length());
+        let entry = (touching != Touching::Later).then(|| self.progress.enter(length));
+        if let Some(entry) = entry.as_ref().filter(|_| wants_touch) {
+            let is_ready = touching == Touching::Now;
+            self.touch(&mapping, pages, is_bound, (entry, is_ready), report)?;
         }
         if let Pages::Transparent(wish) = pages {
             let grant = match refused {
@@ -224,7 +246,7 @@ impl SystemAllocator {
             };
             report.record(Capability::TransparentHugePages, wish, grant);
         }
-        Ok(mapping)
+        Ok((mapping, entry))
     }
 
     /// Says where the pages are to be. `true` if they are bound to one node.
@@ -250,12 +272,14 @@ impl SystemAllocator {
         Ok(result.is_ok() && placement == sys::memory::Placement::Bind)
     }
 
-    /// Touches the pages and enters in the report how that was done.
+    /// Touches the pages and enters in the report how that was done, and in the progress how far
+    /// it is, and whether what is touched is ready.
     fn touch(
         &self,
         mapping: &Mapping,
         pages: Pages,
         is_bound: bool,
+        (entry, is_ready): (&ProgressEntry, bool),
         report: &mut CapabilityReport,
     ) -> Result<(), StorageError> {
         let crew = self.crew_of(is_bound);
@@ -264,10 +288,19 @@ impl SystemAllocator {
             _ => sys::memory::page_size(),
         };
         let length = ByteCount::from_usize(mapping.length());
-        self.progress.begin(length);
-        let touched = touch(mapping, page, crew, &self.progress);
+        if self.progress.is_cancelled() {
+            return Err(StorageError::Cancelled { ready: ByteCount::ZERO, of: length });
+        }
+        let advance = |bytes| {
+            if is_ready {
+                entry.touched_and_ready(bytes);
+            } else {
+                entry.touched(bytes);
+            }
+            !self.progress.is_cancelled()
+        };
+        let touched = touch(mapping, page, crew, &advance);
         if touched.bytes < length {
-            self.progress.take_back(touched.bytes, length);
             return Err(match touched.failure {
                 Some(error) => refusal(length, error),
                 None => StorageError::Cancelled { ready: touched.bytes, of: length },
@@ -337,68 +370,16 @@ unsafe impl Allocate for SystemAllocator {
     }
 }
 
-/// A region of system memory, unmapped when it drops.
-#[derive(Debug)]
-pub struct SystemMemory {
-    address: HostAddress,
-    length: ByteCount,
-    /// Before the mapping, as fields drop in their order; `None` if no thread touches it.
-    toucher: Option<Toucher>,
-    /// `None` for no bytes.
-    mapping: Option<Arc<Mapping>>,
-    report: CapabilityReport,
-}
-
-impl SystemMemory {
-    fn empty(alignment: Alignment, report: CapabilityReport) -> Self {
-        let alignment = ByteCount::new(alignment.get()).to_usize();
-        let address = std::ptr::without_provenance_mut::<u8>(alignment);
-        Self {
-            address: HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling())),
-            length: ByteCount::ZERO,
-            toucher: None,
-            mapping: None,
-            report,
-        }
-    }
-
-    /// How many of the bytes are in huge pages at this moment, as `/proc/self/smaps` tells; too
-    /// low rather than too high where the kernel has merged the mapping with a neighbour.
-    ///
-    /// The kernel walks all memory of the process for this, so it is no call for a hot path.
-    ///
-    /// # Errors
-    ///
-    /// The code with which reading `/proc/self/smaps` failed.
-    pub fn huge_bytes(&self) -> Result<ByteCount, OsError> {
-        self.mapping.as_deref().map_or(Ok(ByteCount::ZERO), huge_bytes)
-    }
-}
-
-// SAFETY: the bytes are a private mapping of this value's, readable, writable and zeroed by the
-// kernel, which stays until the value drops, wherever that moves.
-unsafe impl Memory for SystemMemory {
-    fn kind(&self) -> StorageKind {
-        StorageKind::System
-    }
-
-    fn location(&self) -> Location {
-        Location::Host(self.address)
-    }
-
-    fn length(&self) -> ByteCount {
-        self.length
-    }
-
-    fn capabilities(&self) -> CapabilityReport {
-        self.report.clone()
-    }
-}
+/// Memory with its pages, and its entry in the progress where those were touched.
+type Brought = (Mapping, Option<ProgressEntry>);
 
 /// When pages are touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Touching {
+    /// Now, and no more is done: what is touched is ready.
     Now,
+    /// Now, before more is done.
+    First,
     Later,
 }
 
@@ -441,9 +422,4 @@ fn huge_grant(mapping: &Mapping) -> Grant {
         Ok(granted) => Grant::Partial { granted, of },
         Err(error) => Grant::Refused(Reason::Os(error)),
     }
-}
-
-fn huge_bytes(mapping: &Mapping) -> Result<ByteCount, OsError> {
-    let begin = HostAddress::new(mapping.address()).get();
-    huge::huge_bytes(begin..begin + ByteCount::from_usize(mapping.length()).get())
 }

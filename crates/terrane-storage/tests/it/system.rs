@@ -276,3 +276,26 @@ fn memory_that_drops_while_it_comes_up_takes_its_threads_along() {
         allocator.bring_up_in_background(&RegionRequest::new(ByteCount::ZERO)).unwrap();
     assert!(empty.length().is_zero() && bring_up.is_complete());
 }
+
+#[test]
+fn what_more_is_to_be_done_to_is_touched_and_not_ready() {
+    for first_touch in [FirstTouch::default(), FirstTouch::None] {
+        let progress = Progress::default();
+        let seen = || [progress.touched(), progress.ready(), progress.total()];
+        let options = SystemOptions { first_touch, ..SystemOptions::default() };
+        let allocator = SystemAllocator::new(options).reporting_to(progress.clone());
+        let request = RegionRequest::new(ByteCount::mib(40));
+        let (memory, entry) = allocator.bring_up_unfinished(&request).unwrap();
+        let length = memory.length();
+        let touched = if first_touch == FirstTouch::None { ByteCount::ZERO } else { length };
+        assert_eq!(seen(), [touched, ByteCount::ZERO, length]);
+        drop(entry);
+        assert_eq!(seen(), [ByteCount::ZERO; 3], "it was given up");
+        let (_memory, entry) = allocator.bring_up_unfinished(&request).unwrap();
+        entry.finish();
+        assert_eq!(seen(), [length; 3]);
+        let nothing = RegionRequest::new(ByteCount::ZERO);
+        allocator.bring_up_unfinished(&nothing).unwrap().1.finish();
+        assert_eq!(seen(), [length; 3]);
+    }
+}
