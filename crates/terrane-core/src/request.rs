@@ -14,19 +14,30 @@ pub struct RegionRequest {
     pub alignment: Alignment,
     /// What the region is for, as it appears in errors, traces and snapshots.
     pub label: Label,
+    /// What is used as one piece, counted from the region's beginning: the stride of a block, of
+    /// rows. Where an allocator makes a region of parts that a copy cannot cross, as a driver's
+    /// registrations are, each part ends at a multiple of this, if a part can hold one. Zero says
+    /// nothing.
+    pub unit: ByteCount,
 }
 
 impl RegionRequest {
     /// A request for `bytes` bytes without demands on the alignment.
     #[must_use]
     pub fn new(bytes: ByteCount) -> Self {
-        Self { bytes, alignment: Alignment::BYTE, label: Label::default() }
+        Self { bytes, alignment: Alignment::BYTE, label: Label::default(), unit: ByteCount::ZERO }
     }
 
     /// The same request at multiples of `alignment`.
     #[must_use]
     pub fn aligned_to(self, alignment: Alignment) -> Self {
         Self { alignment, ..self }
+    }
+
+    /// The same request for memory that is used in pieces of `unit` bytes.
+    #[must_use]
+    pub fn in_units_of(self, unit: ByteCount) -> Self {
+        Self { unit, ..self }
     }
 
     /// The same request under this label.

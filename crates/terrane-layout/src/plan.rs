@@ -135,19 +135,31 @@ impl LayoutPlan {
     pub fn base_request(&self) -> RegionRequest {
         RegionRequest::new(self.base_bytes)
             .aligned_to(self.alignment)
+            .in_units_of(self.unit())
             .labelled(format!("KV blocks, {}", self.geometry.kind()))
     }
 
     /// The requests for memory that is allocated region by region, to be adopted.
     pub fn requests(&self) -> impl ExactSizeIterator<Item = RegionRequest> + '_ {
         (0..self.geometry.region_count()).map(|region| {
-            RegionRequest::new(self.geometry.region_bytes()).aligned_to(self.alignment).labelled(
-                match self.geometry.kind() {
+            RegionRequest::new(self.geometry.region_bytes())
+                .aligned_to(self.alignment)
+                .in_units_of(self.geometry.block_stride())
+                .labelled(match self.geometry.kind() {
                     LayoutKind::FullyContiguous => "KV blocks, all layers".to_owned(),
                     LayoutKind::LayerSeparate { .. } => format!("KV blocks, layer {region}"),
-                },
-            )
+                })
         })
+    }
+
+    /// The bytes at whose multiples in the base allocation no block, or no block's part in a
+    /// region, is split: the stride of blocks, or that of regions where padding between them
+    /// moves the blocks of one region against those of the next.
+    fn unit(&self) -> ByteCount {
+        let block = self.geometry.block_stride();
+        let is_moved =
+            self.geometry.region_count() > 1 && self.region_stride.get() % block.get() != 0;
+        if is_moved { self.region_stride } else { block }
     }
 
     /// Whether the base allocation is within the limits.
@@ -316,6 +328,39 @@ mod tests {
                 assert_eq!(plan.blocks_within(ByteCount::new(u64::MAX)), 3);
             }
         }
+    }
+
+    #[test]
+    fn no_piece_lies_across_a_multiple_of_a_request_s_unit() {
+        for kind in LayoutKind::ALL {
+            for block in [Alignment::BYTE, Alignment::SECTOR] {
+                let plan = LayoutPlan::new(&config(block), kind, Limits::NONE).unwrap();
+                let geometry = plan.geometry();
+                let (base, region) = (plan.base_request().unit.get(), plan.requests().next());
+                let unit = region.unwrap().unit.get();
+                for (block, layer, outer) in
+                    (0..3).flat_map(|b| (0..4).flat_map(move |l| (0..2).map(move |o| (b, l, o))))
+                {
+                    let at = geometry.offset(block, layer, outer);
+                    let last = geometry.piece_bytes().get() - 1;
+                    let begin = plan.region_offset(at.region).unwrap().get() + at.offset;
+                    assert_eq!(begin / base, (begin + last) / base, "{kind}");
+                    assert_eq!(at.offset / unit, (at.offset + last) / unit, "{kind}");
+                }
+                // And no more than that is kept together.
+                assert!(base <= plan.region_stride.get() && unit <= base, "{kind}");
+            }
+        }
+        let units = |kind, block| {
+            let plan = LayoutPlan::new(&config(block), kind, Limits::NONE).unwrap();
+            (plan.base_request().unit, plan.geometry().block_stride(), plan.region_stride)
+        };
+        let (unit, block, _) = units(LayoutKind::FullyContiguous, Alignment::BYTE);
+        assert_eq!(unit, block);
+        let (unit, block, _) = units(BLOCK_FIRST, Alignment::SECTOR);
+        assert_eq!(unit, block);
+        let (unit, _, region) = units(BLOCK_FIRST, Alignment::BYTE);
+        assert_eq!(unit, region, "420 bytes at multiples of 512");
     }
 
     #[test]

@@ -46,11 +46,11 @@ impl<A: Allocate> Pool<A> {
         let size = self.stock.table.size(class);
         self.stock.shed(self.options.cached_percent);
         let Some(count) = self.stock.table.blocks_per_slab() else {
-            let held = self.obtain(ByteCount::new(size), label)?;
+            let held = self.obtain(ByteCount::new(size), size, label)?;
             return Ok(Record::whole(&self.stock, held, class, size));
         };
         // Checked when the table was made.
-        let slab = Arc::new(self.obtain(ByteCount::new(size * u64::from(count)), label)?);
+        let slab = Arc::new(self.obtain(ByteCount::new(size * u64::from(count)), size, label)?);
         let mut parts = (0..u64::from(count)).filter_map(|number| {
             Record::part(&self.stock, &slab, ByteCount::new(number * size), class, size)
         });
@@ -63,9 +63,20 @@ impl<A: Allocate> Pool<A> {
         })
     }
 
-    fn obtain(&self, bytes: ByteCount, label: &Label) -> Result<Held<A::Memory>, AllocateError> {
+    /// Memory of the upstream for blocks of `size` bytes.
+    fn obtain(
+        &self,
+        bytes: ByteCount,
+        size: u64,
+        label: &Label,
+    ) -> Result<Held<A::Memory>, AllocateError> {
         let alignment = self.options.alignment;
-        let request = RegionRequest { bytes, alignment, label: label.clone() };
+        let request = RegionRequest {
+            alignment,
+            label: label.clone(),
+            unit: ByteCount::new(size),
+            ..RegionRequest::new(bytes)
+        };
         Ok(Held::new(self.allocate_fitting(&request)?, &self.stock.account))
     }
 

@@ -126,6 +126,8 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
         let frame = self.frame(request)?;
         let asked = RegionRequest {
             bytes: frame.map_or(request.bytes, |frame| frame.whole),
+            // A frame moves the pieces from where they are counted.
+            unit: if frame.is_some() { ByteCount::ZERO } else { request.unit },
             ..request.clone()
         };
         let memory = self.upstream.allocate(&asked)?;
