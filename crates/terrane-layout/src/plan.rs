@@ -157,8 +157,8 @@ impl LayoutPlan {
     /// moves the blocks of one region against those of the next.
     fn unit(&self) -> ByteCount {
         let block = self.geometry.block_stride();
-        let is_moved =
-            self.geometry.region_count() > 1 && self.region_stride.get() % block.get() != 0;
+        let is_moved = self.geometry.region_count() > 1
+            && !self.region_stride.get().is_multiple_of(block.get());
         if is_moved { self.region_stride } else { block }
     }
 
