@@ -256,8 +256,7 @@ fn blocks_of_a_layout_are_usable_one_after_the_other() {
         .build()
         .unwrap();
     let block = ByteCount::mib(1);
-    let options = PinnedOptions { background_step: STEP, unit: block, ..PinnedOptions::default() };
-    let pinned = PinnedAllocator::new(&context, options).unwrap();
+    let pinned = in_steps(&context, STEP);
     let plan = LayoutPlan::new(&config, LayoutKind::FullyContiguous, pinned.limits()).unwrap();
     assert_eq!(plan.geometry().block_stride(), block);
     let (memory, bring_up) = pinned.bring_up_in_background(&plan.base_request()).unwrap();

@@ -8,6 +8,7 @@ use terrane_core::{
 use terrane_cuda::{
     Context, CudaError, DeviceAllocator, Event, PinnedAllocator, PinnedOptions, Stream, Timing,
 };
+use terrane_layout::{BlockDimension, ElementFormat, LayoutConfig, LayoutKind, LayoutPlan};
 use terrane_storage::Progress;
 use terrane_testkit::pattern::{InProcess, PieceAccess};
 
@@ -88,6 +89,39 @@ fn chunks_are_registered_apart_and_reached_as_one() {
     eprintln!("a copy across two registrations: {crossed:?}");
     stream.synchronize().unwrap();
     assert!(!crossed.is_err_and(|error| error.is_device_lost()));
+}
+
+/// Blocks of 1.5 MiB, which 4 MiB hold two of, and blocks that fit no registration.
+#[test]
+fn a_layout_s_blocks_are_not_split_by_registrations() {
+    let name = "a_layout_s_blocks_are_not_split_by_registrations";
+    let Some(context) = device(name, LITTLE) else { return };
+    let options = PinnedOptions {
+        registration: Wish::Required,
+        largest_registration: ByteCount::mib(4),
+        background_step: ByteCount::mib(2),
+        ..PinnedOptions::default()
+    };
+    let pinned = PinnedAllocator::new(&context, options).unwrap();
+    let request = |pages, kind| {
+        let config = LayoutConfig::builder().num_blocks(4).num_layers(2).outer_dim(2);
+        let config = config.page_size(pages).inner_dim(1024).element(ElementFormat::Width(2));
+        let plan = LayoutPlan::new(&config.build().unwrap(), kind, pinned.limits()).unwrap();
+        plan.base_request()
+    };
+    let separate = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
+    for (pages, kind, at_once, in_background) in [
+        (192, LayoutKind::FullyContiguous, ByteCount::mib(3), ByteCount::kib(1536)),
+        (384, separate, ByteCount::mib(3), ByteCount::kib(1536)),
+        (1024, LayoutKind::FullyContiguous, ByteCount::mib(4), ByteCount::mib(2)),
+    ] {
+        let request = request(pages, kind);
+        let memory = pinned.bring_up(&request).unwrap();
+        assert_eq!(memory.registration_length(), Some(at_once), "{kind}, {request:?}");
+        let (memory, bring_up) = pinned.bring_up_in_background(&request).unwrap();
+        assert_eq!(memory.registration_length(), Some(in_background), "{kind}, {request:?}");
+        assert!(bring_up.wait_for(request.bytes, Duration::from_secs(120)).unwrap());
+    }
 }
 
 #[test]

@@ -21,8 +21,12 @@ pub fn while_up<T: Send>(
     let result = thread::scope(|scope| {
         let worker = scope.spawn(work);
         while !worker.is_finished() {
-            bar.set_length(progress.total().get());
-            bar.set_position(progress.ready().get());
+            let (touched, total) = (progress.touched(), progress.total());
+            bar.set_length(total.get());
+            bar.set_position(touched.get());
+            // Pinned memory has its pages before it is locked, and is ready after.
+            let is_locked = touched == total && progress.ready() < touched;
+            bar.set_message(if is_locked { "memory is locked" } else { message });
             thread::sleep(TICK);
         }
         worker.join()

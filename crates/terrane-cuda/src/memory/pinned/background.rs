@@ -10,7 +10,7 @@ use terrane_core::{
 use terrane_storage::{BringUp, Raising, StorageError, SystemAllocator, SystemMemory};
 
 use super::chunks::Registrations;
-use super::{Backing, PinnedAllocator, PinnedMemory};
+use super::{Backing, PinnedAllocator, PinnedMemory, host_memory};
 use crate::context::Context;
 use crate::error::CudaError;
 
@@ -33,7 +33,7 @@ impl PinnedAllocator {
     ///   what is registered.
     /// - No copy may cross a multiple of the [registration
     ///   length](PinnedMemory::registration_length), which is that of a step; a step splits no
-    ///   [unit](super::PinnedOptions::unit).
+    ///   [unit](RegionRequest::unit) of the request.
     /// - If the driver refuses a step, or there are no pages, coming up ends with the error. What
     ///   is registered stays so for as long as the memory lives, as copies may be using it.
     ///   Nothing takes its place: where the driver registers no memory at all,
@@ -59,6 +59,7 @@ impl PinnedAllocator {
             return Ok((memory, bring_up));
         }
         let mut report = self.report()?;
+        let step = self.length_of_parts(request.unit, options.background_step)?;
         let memory = self.system.map(request).map_err(host_memory)?;
         report.extend(memory.capabilities().outcomes().iter().cloned());
         let (length, location) = (memory.length(), memory.location());
@@ -72,7 +73,7 @@ impl PinnedAllocator {
             system: self.system.clone(),
             memory: Arc::clone(&memory),
             address,
-            step: self.step,
+            step,
             end: Arc::clone(&end),
         };
         let thread = std::thread::Builder::new()
@@ -85,7 +86,7 @@ impl PinnedAllocator {
         let rising = Rising {
             bring_up: bring_up.clone(),
             thread: Some(thread),
-            step: self.step,
+            step,
             wish: options.registration,
             end,
             _memory: memory,
@@ -93,10 +94,6 @@ impl PinnedAllocator {
         let backing = Backing::Rising(rising);
         Ok((PinnedMemory { backing, address, length, alias: None, report }, bring_up))
     }
-}
-
-fn host_memory(error: StorageError) -> CudaError {
-    CudaError::HostMemory { source: Arc::new(error) }
 }
 
 /// Memory that is coming up, or has come up, in the background.

@@ -25,25 +25,27 @@ impl Registrations {
         Self { context: context.clone(), chunks: Vec::new(), chunk_length }
     }
 
-    /// Registers `length` bytes from `address` on, in chunks of `chunk_length`.
+    /// Registers a span in chunks of `chunk_length`, as long as `go_on`, which is told before each
+    /// how many bytes are registered, has no objection.
     ///
     /// # Errors
     ///
-    /// The driver's refusal of the first chunk that it refuses; those before it are no longer
-    /// registered.
+    /// The driver's refusal of the first chunk that it refuses, or the objection; what was
+    /// registered before it is so no longer.
     ///
     /// # Safety
     ///
     /// The span is mapped, and stays so until the value drops.
     pub(super) unsafe fn new(
         context: &Context,
-        address: HostAddress,
-        length: ByteCount,
+        (address, length): (HostAddress, ByteCount),
         chunk_length: ByteCount,
+        go_on: impl Fn(ByteCount) -> Result<(), CudaError>,
     ) -> Result<Self, CudaError> {
         // Dropped on the way out, it unregisters what had been registered.
         let mut registrations = Self::none(context, chunk_length);
         for (offset, bytes) in chunks(length, chunk_length) {
+            go_on(offset)?;
             let Some(chunk) = address.checked_add(offset) else { break };
             // SAFETY: a part of the span, for which the caller promised it.
             unsafe { registrations.register(chunk, bytes) }?;
@@ -74,6 +76,7 @@ impl Registrations {
         })?;
         self.context.counters().registered.add(bytes);
         self.chunks.push((chunk, bytes));
+        tracing::trace!(%bytes, "host memory is locked for the device");
         Ok(())
     }
 

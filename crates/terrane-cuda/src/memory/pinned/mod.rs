@@ -12,7 +12,8 @@ use terrane_core::{
     Grant, HostAddress, Limits, Location, Memory, Reason, RegionRequest, StorageKind, Wish,
 };
 use terrane_storage::{
-    HugePages, NodeId, NumaPolicy, NumaTopology, Progress, SystemAllocator, SystemMemory,
+    HugePages, NodeId, NumaPolicy, NumaTopology, Progress, ProgressEntry, StorageError,
+    SystemAllocator, SystemMemory,
 };
 
 pub use background::PinnedBringUp;
@@ -32,14 +33,16 @@ use host_allocation::HostAllocation;
 /// Each region is mapped, placed near the device, touched by several threads and then registered
 /// with the driver; where the driver does not take that, it allocates itself, and the report of
 /// the memory ([`Capability::HostRegistration`]) says why.
+///
+/// A registration holds 64 GiB at most. Of memory that is longer, each but the last ends between two
+/// [units](RegionRequest::unit) of the request, which are a layout's blocks where a layout asks, so
+/// that no block lies in two of them.
 #[derive(Clone, Debug)]
 pub struct PinnedAllocator {
     context: Context,
     options: PinnedOptions,
     system: SystemAllocator,
-    chunk_length: ByteCount,
-    /// The same for what comes up in the background.
-    step: ByteCount,
+    progress: Progress,
     /// What became of the wish to be near the device, where sysfs decided it.
     near_device: Option<(Wish, Grant)>,
 }
@@ -51,7 +54,20 @@ impl PinnedAllocator {
     ///
     /// [`CudaError::UnitTooLarge`] if no registration could hold a whole unit.
     pub fn new(context: &Context, options: PinnedOptions) -> Result<Self, CudaError> {
-        let topology = NumaTopology::read();
+        Self::with_topology(context, options, NumaTopology::read())
+    }
+
+    /// As [`new`](Self::new), on a topology that was read before: it says which node the device is
+    /// attached to.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new) has them.
+    pub fn with_topology(
+        context: &Context,
+        options: PinnedOptions,
+        topology: NumaTopology,
+    ) -> Result<Self, CudaError> {
         let mut system = options.system.clone();
         let mut near_device = None;
         match &options.numa {
@@ -70,18 +86,34 @@ impl PinnedAllocator {
             },
         }
         let system = SystemAllocator::with_topology(system, topology);
-        let page = system.limits().alignment;
-        let largest = options.largest_registration;
-        let length = |wanted| chunk_length(options.unit, page, wanted, largest);
-        let (chunk_length, step) = (length(largest)?, length(options.background_step)?);
-        Ok(Self { context: context.clone(), options, system, chunk_length, step, near_device })
+        let (context, progress) = (context.clone(), Progress::default());
+        let allocator = Self { context, options, system, progress: progress.clone(), near_device };
+        allocator.length_of_parts(ByteCount::ZERO, ByteCount::ZERO)?;
+        Ok(allocator.reporting_to(progress))
     }
 
-    /// The same allocator, whose mapping and touching can be watched and cancelled through
-    /// `progress`. Registering comes after it.
+    /// The same allocator, whose bring-ups can be watched and cancelled through `progress`.
+    ///
+    /// Memory is [touched](Progress::touched) first and registered after, and only then
+    /// [ready](Progress::ready), all of a region at once: a registration is a call of the driver
+    /// that says nothing before its end, and takes about as long as touching does. Between the
+    /// registrations of a region it can be cancelled. What comes up in the background is ready
+    /// as far as its prefix is usable.
     #[must_use]
     pub fn reporting_to(self, progress: Progress) -> Self {
-        Self { system: self.system.reporting_to(progress), ..self }
+        let system = self.system.reporting_to(progress.clone());
+        Self { system, progress, ..self }
+    }
+
+    /// How many bytes are registered at once, where as many as `wanted` are wanted for memory
+    /// that is used in pieces of `unit` bytes. Pieces that fit no registration are split.
+    fn length_of_parts(&self, unit: ByteCount, wanted: ByteCount) -> Result<ByteCount, CudaError> {
+        let (page, largest) = (self.system.limits().alignment, self.options.largest_registration);
+        let length = |unit| chunk_length(unit, page, wanted, largest);
+        match length(unit) {
+            Ok(length) if !unit.is_zero() => Ok(length),
+            _ => length(self.options.unit),
+        }
     }
 
     /// The options.
@@ -110,6 +142,7 @@ impl PinnedAllocator {
             });
         }
         let wish = self.options.registration;
+        let mut entry = None;
         if self.options.is_write_combined {
             let reason = Reason::Unsupported { by: "write-combined memory" };
             report.record(Capability::HostRegistration, wish, Grant::Refused(reason));
@@ -118,14 +151,15 @@ impl PinnedAllocator {
         } else {
             match self.register(request, &mut report)? {
                 Ok(memory) => return Ok(memory),
-                Err(reason) => {
+                Err((reason, begun)) => {
                     report.record(Capability::HostRegistration, wish, Grant::Refused(reason));
+                    entry = Some(begun);
                 }
             }
         }
         self.record_unheeded(&mut report);
         report.check()?;
-        self.let_the_driver_allocate(request, report)
+        self.let_the_driver_allocate(request, report, entry)
     }
 
     /// The beginning of a report: what became of the wish to be near the device.
@@ -161,29 +195,31 @@ impl PinnedAllocator {
         }
     }
 
-    /// Maps and registers, or answers why the driver refused to register.
+    /// Maps and registers, or answers why the driver refused to register, and what stands in the
+    /// progress.
     fn register(
         &self,
         request: &RegionRequest,
         report: &mut CapabilityReport,
-    ) -> Result<Result<PinnedMemory, Reason>, CudaError> {
-        let memory = self
-            .system
-            .bring_up(request)
-            .map_err(|error| CudaError::HostMemory { source: Arc::new(error) })?;
+    ) -> Result<Result<PinnedMemory, (Reason, ProgressEntry)>, CudaError> {
+        let chunk = self.length_of_parts(request.unit, self.options.largest_registration)?;
+        let (memory, entry) = self.system.bring_up_unfinished(request).map_err(host_memory)?;
         let (Location::Host(address), length) = (memory.location(), memory.length()) else {
-            return Ok(Err(Reason::Unsupported { by: "memory that is not the host's" }));
+            let reason = Reason::Unsupported { by: "memory that is not the host's" };
+            return Ok(Err((reason, entry)));
         };
+        let go_on = |ready| self.go_on(ready, length);
         // SAFETY: the memory is mapped until it drops, which is after the registrations.
         let registered =
-            unsafe { Registrations::new(&self.context, address, length, self.chunk_length) };
+            unsafe { Registrations::new(&self.context, (address, length), chunk, go_on) };
         let registrations = match registered {
             Ok(registrations) => registrations,
             Err(CudaError::Driver { operation, code }) => {
-                return Ok(Err(Reason::Driver { operation, code: code.get() }));
+                return Ok(Err((Reason::Driver { operation, code: code.get() }, entry)));
             }
             Err(error) => return Err(error),
         };
+        entry.finish();
         report.extend(memory.capabilities().outcomes().iter().cloned());
         let wish = self.options.registration;
         report.record(Capability::HostRegistration, wish, Grant::Granted);
@@ -196,17 +232,29 @@ impl PinnedAllocator {
         }))
     }
 
+    /// An error where somebody has cancelled.
+    fn go_on(&self, ready: ByteCount, of: ByteCount) -> Result<(), CudaError> {
+        if self.progress.is_cancelled() {
+            return Err(host_memory(StorageError::Cancelled { ready, of }));
+        }
+        Ok(())
+    }
+
     fn let_the_driver_allocate(
         &self,
         request: &RegionRequest,
         report: CapabilityReport,
+        entry: Option<ProgressEntry>,
     ) -> Result<PinnedMemory, CudaError> {
         let Limits { alignment, granule, .. } = self.limits();
         let length = request.bytes.align_up(granule)?;
         let alignment = request.alignment.max(alignment);
         let is_write_combined = self.options.is_write_combined;
+        self.go_on(ByteCount::ZERO, length)?;
+        let entry = entry.unwrap_or_else(|| self.progress.enter(length));
         let allocation = HostAllocation::new(&self.context, length, alignment, is_write_combined)?;
         let address = allocation.first();
+        entry.finish();
         Ok(PinnedMemory {
             alias: device_pointer(&self.context, address).ok(),
             backing: Backing::Driver { _allocation: allocation },
@@ -215,6 +263,10 @@ impl PinnedAllocator {
             report,
         })
     }
+}
+
+fn host_memory(error: StorageError) -> CudaError {
+    CudaError::HostMemory { source: Arc::new(error) }
 }
 
 /// The node that is nearest to the device. Where there is one node only, firmware often does not

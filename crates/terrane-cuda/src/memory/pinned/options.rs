@@ -18,12 +18,16 @@ pub struct PinnedOptions {
     pub registration: Wish,
     /// The most bytes that are registered in one go, 64 GiB at most.
     pub largest_registration: ByteCount,
-    /// What no registration splits: the stride of a block or of a region within the allocation,
-    /// counted from its beginning. A copy must not cross from one registration into the next.
+    /// What no registration splits of memory whose [request](terrane_core::RegionRequest::unit)
+    /// names no unit, or one that fits no registration: the stride of a block or of a region
+    /// within the allocation, counted from its beginning. Layouts and pools name theirs.
+    ///
+    /// A copy must not cross from one registration into the next. The engine makes none that
+    /// does: a block that is split costs it one copy more, and its bytes are right.
     pub unit: ByteCount,
     /// How much [`bring_up_in_background`](super::PinnedAllocator::bring_up_in_background) touches
     /// and registers before it says that it is usable: so much has each registration, rounded down
-    /// to whole units, but one at least.
+    /// to whole units (those of the request, as for [`unit`](Self::unit)), but one at least.
     pub background_step: ByteCount,
     /// Whether the processor's writes go around its caches and its reads are slow, as only the
     /// driver's own allocation can have it.
@@ -35,7 +39,7 @@ pub(super) const LARGEST_REGISTRATION: ByteCount = ByteCount::gib(64);
 
 impl Default for PinnedOptions {
     /// Transparent huge pages near the device, touched by all its node's processors, registered
-    /// in chunks of at most 64 GiB that split no 2 MiB, or in steps of 512 MiB in the background;
+    /// in chunks of at most 64 GiB that split no unit of the request, or no 2 MiB, or in steps of 512 MiB in the background;
     /// cached as other memory is.
     fn default() -> Self {
         Self {

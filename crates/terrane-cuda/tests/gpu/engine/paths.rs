@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrane_core::{ByteCount, Wish};
+use terrane_core::{Allocate, ByteCount, Region, Wish};
 use terrane_cuda::{
     Calibration, CalibrationOptions, CopyPath, DeviceAllocator, DeviceEngine, DeviceEngineOptions,
     Direction, PinnedAllocator, PinnedOptions,
 };
-use terrane_layout::LayoutKind;
+use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind, LayoutPlan};
 use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
 use terrane_testkit::conformance::{EngineFixture, check_copy_engine};
 use terrane_testkit::model::Image;
@@ -130,6 +130,18 @@ fn large_transfers_in_many_parts_are_exact() {
     }
 }
 
+/// Blocks in registrations of 2 MiB, whatever the blocks are.
+fn split(pinned: &PinnedAllocator, shape: LayoutConfig) -> Endpoint {
+    let kind = LayoutKind::FullyContiguous;
+    let plan = LayoutPlan::new(&shape, kind, pinned.limits()).unwrap();
+    let request = plan.base_request().in_units_of(ByteCount::ZERO);
+    let memory = pinned.bring_up(&request).unwrap();
+    assert_eq!(memory.registration_length(), Some(ByteCount::mib(2)));
+    let regions = plan.cut(&Region::new(memory)).unwrap();
+    let layout = LayoutBuilder::new(shape).kind(kind).adopt(regions);
+    Endpoint::new(layout.unregistered().build().unwrap()).unwrap()
+}
+
 /// No copy reaches from one registration into the next.
 #[test]
 fn registrations_are_not_crossed() {
@@ -151,7 +163,7 @@ fn registrations_are_not_crossed() {
         let manager = fixture.manager();
         for kind in [LayoutKind::FullyContiguous, LAYERS_APART] {
             let here = fixture.endpoint(DEVICE, shape, kind);
-            let there = endpoint(&chunked, shape, LayoutKind::FullyContiguous);
+            let there = split(&chunked, shape);
             Image::scribble(&here, fixture.access(), 3);
             for (from, to) in [(&here, &there), (&there, &here)] {
                 let blocks = [0, 1, 2, 3];
@@ -176,9 +188,9 @@ fn pinned_memory_of_others_is_served() {
             // SAFETY: the owner keeps the bytes alive, and the test uses them through one
             // endpoint at a time.
             let memory = unsafe { terrane_core::ForeignMemory::new(region.span(), region.clone()) };
-            terrane_core::Region::new(memory)
+            Region::new(memory)
         });
-        let builder = terrane_layout::LayoutBuilder::new(shape).fully_contiguous();
+        let builder = LayoutBuilder::new(shape).fully_contiguous();
         let layout = builder.adopt(regions.collect::<Vec<_>>()).unregistered().build().unwrap();
         // SAFETY: as above.
         unsafe { Endpoint::sharing(layout) }

@@ -28,11 +28,7 @@ fn shape() -> LayoutConfig {
 
 /// Blocks in memory that comes up in four steps.
 fn rising(context: &Context) -> (Endpoint, PinnedBringUp) {
-    let options = PinnedOptions {
-        background_step: STEP,
-        unit: ByteCount::kib(64),
-        ..PinnedOptions::default()
-    };
+    let options = PinnedOptions { background_step: STEP, ..PinnedOptions::default() };
     let pinned = PinnedAllocator::new(context, options).unwrap();
     let plan = LayoutPlan::new(&shape(), LayoutKind::FullyContiguous, pinned.limits()).unwrap();
     assert_eq!(plan.geometry().block_stride(), ByteCount::kib(64));

@@ -1,0 +1,184 @@
+//! Pinned memory near its device: bound to the node that sysfs gives the device, and reported.
+
+use std::fs;
+
+use tempfile::TempDir;
+use terrane_core::{
+    Allocate, AllocateError, ByteCount, Capability, CapabilityReport, Grant, Memory, Reason,
+    RegionRequest, Wish,
+};
+use terrane_cuda::{
+    Context, CudaError, Held, PinnedAllocator, PinnedMemory, PinnedNuma, PinnedOptions,
+};
+use terrane_storage::{NumaTopology, StorageError};
+
+use crate::needs::{LITTLE, device};
+
+/// A number that no machine's node has.
+const NOWHERE: u32 = 1000;
+
+/// A machine with these nodes (`"0-1"`), whose firmware says which one the device is attached to, or
+/// does not say.
+fn machine(context: &Context, nodes: &str, of_device: Option<u32>) -> (TempDir, NumaTopology) {
+    let root = tempfile::tempdir().unwrap();
+    let write = |file: String, text: String| {
+        let path = root.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("devices/system/node/online".to_owned(), format!("{nodes}\n"));
+    let address = context.device().pci_address.expect("the device has a place");
+    let node = of_device.map_or(-1, i64::from);
+    write(format!("bus/pci/devices/{address}/numa_node"), format!("{node}\n"));
+    let topology = NumaTopology::read_from(root.path());
+    (root, topology)
+}
+
+/// An allocator of registered memory only, near the device.
+fn near(context: &Context, topology: &NumaTopology, wish: Wish) -> PinnedAllocator {
+    let options = PinnedOptions {
+        numa: PinnedNuma::NearDevice(wish),
+        registration: Wish::Required,
+        background_step: ByteCount::mib(2),
+        ..PinnedOptions::default()
+    };
+    PinnedAllocator::with_topology(context, options, topology.clone()).unwrap()
+}
+
+/// Memory that came up at once, and memory that came up in the background, with what that reported
+/// before it was up.
+fn both_ways(
+    allocator: &PinnedAllocator,
+) -> Result<([PinnedMemory; 2], CapabilityReport), CudaError> {
+    let request = RegionRequest::new(ByteCount::mib(6));
+    let at_once = allocator.bring_up(&request)?;
+    let (rising, bring_up) = allocator.bring_up_in_background(&request)?;
+    let early = rising.capabilities();
+    let patience = std::time::Duration::from_secs(120);
+    assert!(bring_up.wait_for(request.bytes, patience).unwrap());
+    Ok(([at_once, rising], early))
+}
+
+/// What each report says of the node, which is the same of all.
+fn said(memories: &[PinnedMemory; 2], early: &CapabilityReport) -> Grant {
+    let [at_once, rising] = memories.each_ref().map(Memory::capabilities);
+    let grant = at_once.grant(&Capability::NumaBinding).expect("the wish has an outcome").clone();
+    assert_eq!(early.grant(&Capability::NumaBinding), Some(&grant), "{early}");
+    assert_eq!(rising.grant(&Capability::NumaBinding), Some(&grant), "{rising}");
+    for report in [at_once, rising] {
+        let registered = report.grant(&Capability::HostRegistration);
+        assert_eq!(registered, Some(&Grant::Granted), "{report}");
+    }
+    grant
+}
+
+/// The kernel's policy for memory: `"bind:0"`. It shows mappings of one policy that lie side by
+/// side as one.
+fn policy(memory: &PinnedMemory) -> Option<String> {
+    let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
+    let mut mappings = maps.lines().filter_map(|line| {
+        let mut words = line.split(' ');
+        let begin = u64::from_str_radix(words.next()?, 16).ok()?;
+        (begin <= memory.address().get()).then(|| words.next().map(str::to_owned))?
+    });
+    mappings.next_back()
+}
+
+fn assert_all_gone(context: &Context) {
+    let holdings = context.holdings();
+    assert_eq!((holdings.registered, holdings.host), (Held::default(), Held::default()));
+    assert_eq!(context.failed_drops(), 0);
+}
+
+#[test]
+fn pinned_memory_is_bound_to_the_node_of_its_device() {
+    let name = "pinned_memory_is_bound_to_the_node_of_its_device";
+    let Some(context) = device(name, LITTLE) else { return };
+    // The node that sysfs names, and the only one where it names none.
+    for (nodes, of_device) in [("0-1", Some(0)), ("0", None)] {
+        let (_root, topology) = machine(&context, nodes, of_device);
+        for wish in [Wish::Preferred, Wish::Required] {
+            let (memories, early) = match both_ways(&near(&context, &topology, wish)) {
+                Ok(brought) => brought,
+                Err(error) => return skip_without_binding(name, wish, &error),
+            };
+            match said(&memories, &early) {
+                Grant::Granted => {
+                    let found = memories.each_ref().map(policy);
+                    assert_eq!(found, [(); 2].map(|()| Some("bind:0".to_owned())));
+                }
+                // A container may be kept from it.
+                Grant::Refused(reason @ Reason::Os(_)) if wish == Wish::Preferred => {
+                    eprintln!("skipped: {name}: {reason}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_all_gone(&context);
+}
+
+/// A container may be kept from binding memory; then what is required is this error.
+fn skip_without_binding(test: &str, wish: Wish, error: &CudaError) {
+    let CudaError::HostMemory { source } = error else { panic!("{error}") };
+    let StorageError::Capability(missing) = &**source else { panic!("{error}") };
+    let outcome = &missing.outcome;
+    assert_eq!((wish, &outcome.capability), (Wish::Required, &Capability::NumaBinding));
+    assert!(matches!(outcome.grant, Grant::Refused(Reason::Os(_))), "{error}");
+    eprintln!("skipped: {test}: {error}");
+}
+
+/// It is the device's node that is asked for: where the kernel has no such node, it says so.
+#[test]
+fn a_node_that_is_not_there_is_reported_or_an_error() {
+    let name = "a_node_that_is_not_there_is_reported_or_an_error";
+    let Some(context) = device(name, LITTLE) else { return };
+    let (_root, topology) = machine(&context, "0,1000", Some(NOWHERE));
+    let (memories, early) = both_ways(&near(&context, &topology, Wish::Preferred)).unwrap();
+    let grant = said(&memories, &early);
+    assert!(matches!(grant, Grant::Refused(Reason::Os(_))), "{grant:?}");
+    drop(memories);
+
+    let required = near(&context, &topology, Wish::Required);
+    let request = RegionRequest::new(ByteCount::mib(6));
+    let errors =
+        [required.bring_up(&request).err(), required.bring_up_in_background(&request).err()];
+    for error in errors.map(Option::unwrap) {
+        let CudaError::HostMemory { source } = &error else { panic!("{error}") };
+        assert!(matches!(**source, StorageError::Capability(_)), "{error}");
+    }
+    let error = required.allocate(&request).unwrap_err();
+    assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
+    assert_all_gone(&context);
+}
+
+#[test]
+fn a_device_without_a_node_is_reported_or_an_error() {
+    let name = "a_device_without_a_node_is_reported_or_an_error";
+    let Some(context) = device(name, LITTLE) else { return };
+    let (_root, two) = machine(&context, "0-1", None);
+    // Not even how many nodes there are is known.
+    let nothing = NumaTopology::read_from(tempfile::tempdir().unwrap().path());
+    assert!(nothing.gap().is_some());
+    for topology in [two, nothing] {
+        let (memories, early) = both_ways(&near(&context, &topology, Wish::Preferred)).unwrap();
+        let grant = said(&memories, &early);
+        let Grant::Refused(Reason::Needs(what)) = grant else { panic!("{grant:?}") };
+        assert!(what.contains("the device's node"), "{what}");
+        let (memories, early) = both_ways(&near(&context, &topology, Wish::Off)).unwrap();
+        assert_eq!(said(&memories, &early), Grant::NotTried);
+        drop(memories);
+
+        let required = near(&context, &topology, Wish::Required);
+        let request = RegionRequest::new(ByteCount::mib(6));
+        let errors =
+            [required.bring_up(&request).err(), required.bring_up_in_background(&request).err()];
+        for error in errors.map(Option::unwrap) {
+            let CudaError::Capability(missing) = &error else { panic!("{error}") };
+            assert_eq!(missing.outcome.capability, Capability::NumaBinding, "{error}");
+        }
+        let error = required.allocate(&request).unwrap_err();
+        assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
+    }
+    assert_all_gone(&context);
+}

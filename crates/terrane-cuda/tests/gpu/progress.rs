@@ -1,0 +1,193 @@
+//! The progress of pinned memory: it says ready when the memory is registered, and not before.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
+use terrane_cuda::{Context, CudaError, DriverCode, Held, PinnedAllocator, PinnedOptions};
+use terrane_storage::{Progress, StorageError};
+use terrane_testkit::process::in_child;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use crate::faults;
+use crate::needs::{LITTLE, device};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const PART: ByteCount = ByteCount::mib(4);
+const PARTS: u64 = 6;
+const OUT_OF_MEMORY: DriverCode = DriverCode::OUT_OF_MEMORY;
+
+/// Calls what it holds at each event of the pinned memory of this thread.
+struct AtEvents<F>(F);
+
+impl<F: Fn() + Send + Sync + 'static> Subscriber for AtEvents<F> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("terrane_cuda::memory::pinned")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        (self.0)();
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// What is touched, what is ready, and all.
+fn seen(progress: &Progress) -> [ByteCount; 3] {
+    [progress.touched(), progress.ready(), progress.total()]
+}
+
+fn in_parts(context: &Context, registration: Wish, progress: &Progress) -> PinnedAllocator {
+    let options = PinnedOptions {
+        registration,
+        largest_registration: PART,
+        background_step: PART,
+        ..PinnedOptions::default()
+    };
+    PinnedAllocator::new(context, options).unwrap().reporting_to(progress.clone())
+}
+
+fn request() -> RegionRequest {
+    RegionRequest::new(PART.checked_mul("parts", PARTS).unwrap())
+}
+
+#[test]
+fn memory_is_ready_when_all_of_it_is_registered() {
+    let name = "memory_is_ready_when_all_of_it_is_registered";
+    let Some(context) = device(name, LITTLE) else { return };
+    let progress = Progress::default();
+    let pinned = in_parts(&context, Wish::Required, &progress);
+    let all = request().bytes;
+    for round in 0..2_u64 {
+        let before = all.checked_mul("rounds", round).unwrap();
+        let during = Arc::new(Mutex::new(Vec::new()));
+        let look = {
+            let (during, progress) = (Arc::clone(&during), progress.clone());
+            AtEvents(move || during.lock().unwrap().push(seen(&progress)))
+        };
+        let memory =
+            tracing::subscriber::with_default(look, || pinned.bring_up(&request()).unwrap());
+        let total = before.checked_add(all).unwrap();
+        let during = during.lock().unwrap();
+        assert_eq!(during.len(), usize::try_from(PARTS).unwrap(), "one for each registration");
+        assert!(during.iter().all(|&at| at == [total, before, total]), "{during:?}");
+        assert_eq!(seen(&progress), [total; 3]);
+        drop(memory);
+        assert_eq!(seen(&progress), [total; 3], "what has come up stays so");
+    }
+}
+
+#[test]
+fn in_the_background_what_is_registered_is_ready() {
+    let name = "progress::in_the_background_what_is_registered_is_ready";
+    in_child(name, || {
+        let Some(context) = device(name, LITTLE) else { return };
+        let progress = Progress::default();
+        let during = Arc::new(Mutex::new(Vec::new()));
+        let look = {
+            let (during, progress) = (Arc::clone(&during), progress.clone());
+            AtEvents(move || during.lock().unwrap().push(progress.ready()))
+        };
+        // Of all threads, as another one registers.
+        tracing::subscriber::set_global_default(look).unwrap();
+        let pinned = in_parts(&context, Wish::Required, &progress);
+        let (_memory, bring_up) = pinned.bring_up_in_background(&request()).unwrap();
+        assert!(bring_up.wait_for(request().bytes, PATIENCE).unwrap());
+        assert_eq!(seen(&progress), [request().bytes; 3]);
+        let before = (0..PARTS).map(|part| PART.checked_mul("parts", part).unwrap());
+        let during: Vec<ByteCount> = during.lock().unwrap().clone();
+        // The last event, where it was seen, is that all has come up.
+        let parts = usize::try_from(PARTS).unwrap();
+        assert_eq!(during[..parts], before.collect::<Vec<_>>(), "what was ready before each part");
+    });
+}
+
+#[test]
+fn a_registration_that_fails_half_way_is_never_ready() {
+    let name = "a_registration_that_fails_half_way_is_never_ready";
+    let Some(context) = device(name, LITTLE) else { return };
+    for spared in [0, PARTS / 2, PARTS - 1] {
+        let progress = Progress::default();
+        let none = [ByteCount::ZERO; 3];
+        let fail = |function, spared| faults::fail(name, function, spared, OUT_OF_MEMORY);
+        if !fail("cuMemHostRegister_v2", spared) {
+            return;
+        }
+        in_parts(&context, Wish::Required, &progress).bring_up(&request()).unwrap_err();
+        assert_eq!(seen(&progress), none, "taken back");
+
+        // In the background, also if all was touched before.
+        assert!(fail("cuMemHostRegister_v2", spared));
+        let pinned = in_parts(&context, Wish::Required, &progress);
+        let (memory, bring_up) = pinned.bring_up_in_background(&request()).unwrap();
+        let ended = bring_up.wait_for(request().bytes, PATIENCE).unwrap_err();
+        assert_eq!(ended.usable, PART.checked_mul("parts", spared).unwrap());
+        assert_eq!(seen(&progress), none, "taken back");
+        drop(memory);
+
+        // The driver allocates instead, or does not.
+        let pinned = in_parts(&context, Wish::Preferred, &progress);
+        assert!(fail("cuMemHostRegister_v2", spared) && fail("cuMemHostAlloc", 0));
+        pinned.bring_up(&request()).unwrap_err();
+        assert_eq!(seen(&progress), none, "taken back");
+        assert!(fail("cuMemHostRegister_v2", spared));
+        let memory = pinned.bring_up(&request()).unwrap();
+        assert_eq!(seen(&progress), [memory.length(); 3], "and counted once");
+    }
+    let holdings = context.holdings();
+    assert_eq!((holdings.registered, holdings.host), (Held::default(), Held::default()));
+}
+
+#[test]
+fn memory_of_any_sort_is_ready_at_the_end() {
+    let name = "memory_of_any_sort_is_ready_at_the_end";
+    let Some(context) = device(name, LITTLE) else { return };
+    let progress = Progress::default();
+    let pinned = in_parts(&context, Wish::Required, &progress);
+    let (memory, bring_up) = pinned.bring_up_in_background(&request()).unwrap();
+    assert!(bring_up.wait_for(request().bytes, PATIENCE).unwrap());
+    assert_eq!(seen(&progress), [request().bytes; 3]);
+    drop(memory);
+    let of_driver = in_parts(&context, Wish::Off, &progress);
+    let memory = of_driver.bring_up(&request()).unwrap();
+    let twice = request().bytes.checked_add(memory.length()).unwrap();
+    assert_eq!(seen(&progress), [twice; 3]);
+    of_driver.bring_up(&RegionRequest::new(ByteCount::ZERO)).unwrap();
+    assert_eq!(seen(&progress), [twice; 3]);
+}
+
+#[test]
+fn a_bring_up_is_cancelled_between_registrations() {
+    let name = "a_bring_up_is_cancelled_between_registrations";
+    let Some(context) = device(name, LITTLE) else { return };
+    let progress = Progress::default();
+    let pinned = in_parts(&context, Wish::Preferred, &progress);
+    let look = {
+        let progress = progress.clone();
+        AtEvents(move || progress.cancel())
+    };
+    let error =
+        tracing::subscriber::with_default(look, || pinned.bring_up(&request()).unwrap_err());
+    let CudaError::HostMemory { source } = &error else { panic!("{error}") };
+    let StorageError::Cancelled { ready, of } = **source else { panic!("{error}") };
+    assert_eq!((ready, of), (PART, request().bytes));
+    assert_eq!(seen(&progress), [ByteCount::ZERO; 3]);
+    for registration in [Wish::Off, Wish::Preferred] {
+        let error = in_parts(&context, registration, &progress).bring_up(&request()).unwrap_err();
+        let CudaError::HostMemory { source } = &error else { panic!("{error}") };
+        assert!(matches!(**source, StorageError::Cancelled { .. }), "{error}");
+    }
+    let holdings = context.holdings();
+    assert_eq!((holdings.registered, holdings.host), (Held::default(), Held::default()));
+}
