@@ -1,13 +1,15 @@
 //! What a test needs, and how bytes of a device are reached.
 
-use terrane_core::{BoxedCause, ByteCount, DeviceId, HostAddress, Location};
-use terrane_cuda::{Context, DriverVersion, Stream};
+use terrane_core::{
+    Allocate, BoxedCause, ByteCount, DeviceId, HostAddress, Location, RegionRequest,
+};
+use terrane_cuda::{Context, DeviceAllocator, DriverVersion, Stream};
 use terrane_testkit::pattern::{InProcess, PieceAccess};
 
 /// What a test needs.
 #[derive(Clone, Copy)]
 pub struct Needs {
-    /// Bytes of the device that are free.
+    /// Bytes of the device, of each where there are two, that are free.
     pub device: ByteCount,
     /// Bytes of the host that are available.
     pub host: ByteCount,
@@ -18,43 +20,21 @@ pub const LITTLE: Needs = Needs { device: ByteCount::mib(64), host: ByteCount::m
 
 /// The first device, or `None` after having said what is missing.
 pub fn device(test: &str, needs: Needs) -> Option<Context> {
-    match check(needs) {
-        Ok(context) => Some(context),
-        Err(reason) => {
-            eprintln!("skipped: {test}: {reason}");
-            None
-        }
-    }
+    said(test, check(0, needs))
+}
+
+fn said<T>(test: &str, found: Result<T, BoxedCause>) -> Option<T> {
+    found.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()
 }
 
 /// As [`device`], but one that can run the copy kernels, by its driver and by itself.
 pub fn device_with_kernels(test: &str, needs: Needs) -> Option<Context> {
-    let context = device(test, needs)?;
-    let newest = context.driver().version().unwrap();
-    let (major, minor) = context.device().compute_capability;
-    if newest < OLDEST_WITH_KERNELS || major < 8 {
-        eprintln!(
-            "skipped: {test}: a driver of CUDA {OLDEST_WITH_KERNELS} and compute capability 8.0 \
-             needed, these are {newest} and {major}.{minor}"
-        );
-        return None;
-    }
-    Some(context)
+    said(test, check_with_kernels(needs))
 }
 
-/// The first driver that takes the PTX of the kernels.
-const OLDEST_WITH_KERNELS: DriverVersion = DriverVersion { major: 12, minor: 0 };
-
-/// As [`device_with_kernels`], and a second device, of which the needs are not asked.
+/// As [`device_with_kernels`], and a second device, which has to have what is needed as well.
 pub fn two_devices(test: &str, needs: Needs) -> Option<[Context; 2]> {
-    let context = device_with_kernels(test, needs)?;
-    match Context::primary(DeviceId::new(1)) {
-        Ok(peer) => Some([context, peer]),
-        Err(error) => {
-            eprintln!("skipped: {test}: two devices needed: {error}");
-            None
-        }
-    }
+    said(test, check_two(needs))
 }
 
 /// As [`device`], but not one that is simulated: for what is measured, for what takes as much memory
@@ -73,11 +53,35 @@ pub fn is_simulated(context: &Context) -> bool {
     context.device().name == "Terrane Simulated Device"
 }
 
-fn check(needs: Needs) -> Result<Context, BoxedCause> {
-    let context = Context::primary(DeviceId::new(0))?;
+/// The first driver that takes the PTX of the kernels.
+const OLDEST_WITH_KERNELS: DriverVersion = DriverVersion { major: 12, minor: 0 };
+
+fn check_two(needs: Needs) -> Result<[Context; 2], BoxedCause> {
+    Ok([check_with_kernels(needs)?, check(1, needs)?])
+}
+
+fn check_with_kernels(needs: Needs) -> Result<Context, BoxedCause> {
+    let context = check(0, needs)?;
+    let newest = context.driver().version()?;
+    let (major, minor) = context.device().compute_capability;
+    if newest < OLDEST_WITH_KERNELS || major < 8 {
+        let reason = format!(
+            "a driver of CUDA {OLDEST_WITH_KERNELS} and compute capability 8.0 needed, these are \
+             {newest} and {major}.{minor}"
+        );
+        return Err(reason.into());
+    }
+    Ok(context)
+}
+
+/// A device, or what is missing of it or of the host.
+fn check(number: u32, needs: Needs) -> Result<Context, BoxedCause> {
+    let context = Context::primary(DeviceId::new(number))
+        .map_err(|error| format!("device {number} needed: {error}"))?;
     let (free, _) = context.memory()?;
     if free < needs.device {
-        return Err(format!("{} of device memory needed, {free} free", needs.device).into());
+        let needed = needs.device;
+        return Err(format!("{needed} of device {number}'s memory needed, {free} free").into());
     }
     let meminfo = std::fs::read_to_string("/proc/meminfo")?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -122,4 +126,37 @@ impl PieceAccess for OnDevice {
         unsafe { self.0.copy(Location::Host(from), at, length) }?;
         Ok(self.0.synchronize()?)
     }
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let nothing = Needs { device: ByteCount::ZERO, host: ByteCount::ZERO };
+    let Some(_context) = device("what_is_missing_is_named", nothing) else { return };
+    let all = ByteCount::new(u64::MAX);
+    for (number, needs, missing) in [
+        (0, Needs { device: all, ..nothing }, "of device 0's memory needed"),
+        (0, Needs { host: all, ..nothing }, "of host memory needed"),
+        (1000, nothing, "device 1000 needed"),
+    ] {
+        let reason = check(number, needs).unwrap_err().to_string();
+        assert!(reason.contains(missing), "{reason}");
+    }
+}
+
+/// What the second device has free is asked of it, and not of the first one.
+#[test]
+fn a_second_device_that_is_full_is_named() {
+    let name = "a_second_device_that_is_full_is_named";
+    let Some([context, peer]) = two_devices(name, LITTLE) else { return };
+    if !is_simulated(&peer) {
+        return eprintln!("skipped: {name}: a real device is not filled, others may be using it");
+    }
+    let (free, _) = peer.memory().unwrap();
+    let most = free.checked_sub(ByteCount::mib(32)).unwrap();
+    let filled = DeviceAllocator::new(&peer).allocate(&RegionRequest::new(most)).unwrap();
+    check_with_kernels(LITTLE).expect("the first one has room");
+    let reason = check_two(LITTLE).unwrap_err().to_string();
+    assert!(reason.contains("of device 1's memory needed"), "{reason}");
+    drop((filled, context));
+    check_two(LITTLE).expect("both have room again");
 }

@@ -27,7 +27,7 @@ use terrane_testkit::simulated_cuda::Pieces;
 use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
 
 use crate::arrow::support::{Sees, simulated};
-use crate::needs::device;
+use crate::needs::{LITTLE, Needs, device};
 
 fn memory(context: &Context, bytes: u64) -> Region {
     let request = RegionRequest::new(ByteCount::new(bytes)).labelled("tensor");
@@ -69,7 +69,9 @@ fn foreign(
 
 #[test]
 fn the_driver_is_asked_what_a_tensor_is() {
-    let Some(context) = device("device::the_driver_is_asked_what_a_tensor_is") else { return };
+    let Some(context) = device("device::the_driver_is_asked_what_a_tensor_is", LITTLE) else {
+        return;
+    };
     let region = memory(&context, 1 << 16);
     let at = address(&region);
     let good = foreign(&context, at + 256, 4096, 0).unwrap();
@@ -95,7 +97,9 @@ fn the_driver_is_asked_what_a_tensor_is() {
 fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
     let name = "device::memory_in_pieces_is_one_if_it_was_mapped_as_one";
     terrane_testkit::process::in_child(name, || {
-        let Some((context, driver)) = simulated(name) else { return };
+        let Some((context, driver)) = simulated(name, Needs::of_device(ByteCount::mib(8))) else {
+            return;
+        };
         let stream = Stream::new(&context).unwrap();
         let bytes = 6 << 20;
         let region = memory(&context, bytes);
@@ -124,7 +128,7 @@ fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
 
 #[test]
 fn ours_come_back_as_they_went() {
-    let Some(context) = device("device::ours_come_back_as_they_went") else { return };
+    let Some(context) = device("device::ours_come_back_as_they_went", LITTLE) else { return };
     let before = context.holdings().device;
     let region = memory(&context, 1 << 16);
     let shape = TensorShape::compact(ElementType::BF16, &[4, 64]).unwrap();
@@ -165,9 +169,10 @@ fn kv_caches(context: &Context, config: &LayoutConfig) -> Vec<ImportedTensor> {
 
 #[test]
 fn an_engine_s_cache_is_offloaded_and_brought_back() {
-    let Some(context) = device("device::an_engine_s_cache_is_offloaded_and_brought_back") else {
-        return;
-    };
+    let name = "device::an_engine_s_cache_is_offloaded_and_brought_back";
+    // Most of it are the engine's buffers: three of 32 MiB in each direction, if it wants them.
+    let needs = Needs::of_device(ByteCount::mib(224)).and_host(ByteCount::mib(64));
+    let Some(context) = device(name, needs) else { return };
     let before = context.holdings();
     let config = LayoutConfig::builder().num_blocks(8).num_layers(4).outer_dim(2).page_size(16);
     let config = config.inner_dim(128).num_heads(2).element(ElementFormat::Width(2));
@@ -207,7 +212,8 @@ fn an_engine_s_cache_is_offloaded_and_brought_back() {
 
 #[test]
 fn memory_is_freed_after_the_consumer_s_stream() {
-    let Some(context) = device("device::memory_is_freed_after_the_consumer_s_stream") else {
+    let Some(context) = device("device::memory_is_freed_after_the_consumer_s_stream", LITTLE)
+    else {
         return;
     };
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
@@ -249,7 +255,7 @@ fn exported(context: &Context) -> (Endpoint, TensorExport) {
 fn a_hold_ends_when_the_consumer_s_stream_has_run() {
     let name = "device::a_hold_ends_when_the_consumer_s_stream_has_run";
     terrane_testkit::process::in_child(name, || {
-        let Some(context) = device(name) else { return };
+        let Some(context) = device(name, LITTLE) else { return };
         let (end, export) = exported(&context);
         let refused = export.into_versioned().unwrap_err();
         assert!(matches!(refused, ExportError::ReleaseNotStated { .. }), "{refused}");
@@ -282,7 +288,7 @@ fn what_cannot_be_waited_for_is_kept_for_ever() {
     terrane_testkit::process::in_child(name, || {
         /// What the driver answers for a stream that is being captured.
         const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
-        let Some((context, driver)) = simulated(name) else { return };
+        let Some((context, driver)) = simulated(name, LITTLE) else { return };
         let (end, export) = exported(&context);
         let tensor = export.released_after(Stream::new(&context).unwrap()).into_versioned();
         driver.fail("cuStreamSynchronize", 0, STREAM_CAPTURE_UNSUPPORTED);

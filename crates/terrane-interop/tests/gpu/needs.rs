@@ -1,34 +1,92 @@
-//! What a test needs.
+//! What a test needs. None needs the copy kernels: the engine copies without them where a driver
+//! refuses them.
 
-use terrane_core::{ByteCount, DeviceId};
+use terrane_core::{BoxedCause, ByteCount, DeviceId};
 use terrane_cuda::Context;
 
-/// What any of these tests takes of the device.
-const LITTLE: ByteCount = ByteCount::mib(64);
-
-/// The first device, or `None` after having said what is missing.
-pub fn device(test: &str) -> Option<Context> {
-    let reason = match Context::primary(DeviceId::new(0)) {
-        Ok(context) => {
-            let (free, _) = context.memory().unwrap();
-            if free >= LITTLE {
-                return Some(context);
-            }
-            format!("{LITTLE} of device memory needed, {free} free")
-        }
-        Err(error) => error.to_string(),
-    };
-    eprintln!("skipped: {test}: {reason}");
-    None
+/// What a test needs.
+#[derive(Clone, Copy)]
+pub struct Needs {
+    /// Bytes of the device, of each where there are two, that are free.
+    device: ByteCount,
+    /// Bytes of the host that are available.
+    host: ByteCount,
+    /// Whether the driver has to have stream-ordered pools of memory.
+    pools: bool,
 }
 
-/// A second device, or `None` after having said that there is none.
-pub fn second(test: &str) -> Option<Context> {
-    match Context::primary(DeviceId::new(1)) {
-        Ok(context) => Some(context),
-        Err(error) => {
-            eprintln!("skipped: {test}: a second device needed: {error}");
-            None
-        }
+/// A device, and none of its memory.
+pub const NO_MEMORY: Needs = Needs::of_device(ByteCount::ZERO);
+
+/// A few arrays of some bytes, in what the driver takes at least.
+pub const LITTLE: Needs = Needs::of_device(ByteCount::mib(4)).and_host(ByteCount::mib(4));
+
+impl Needs {
+    /// So much of the device, and nothing else.
+    pub const fn of_device(device: ByteCount) -> Self {
+        Self { device, host: ByteCount::ZERO, pools: false }
+    }
+
+    /// And so much of the host.
+    pub const fn and_host(self, host: ByteCount) -> Self {
+        Self { host, ..self }
+    }
+
+    /// And pools.
+    pub const fn and_pools(self) -> Self {
+        Self { pools: true, ..self }
+    }
+}
+
+/// The first device, or `None` after having said what is missing.
+pub fn device(test: &str, needs: Needs) -> Option<Context> {
+    said(test, check(0, needs))
+}
+
+/// The first two devices, or `None` after having said what is missing of which.
+pub fn two_devices(test: &str, needs: Needs) -> Option<[Context; 2]> {
+    said(test, check(0, needs).and_then(|first| Ok([first, check(1, needs)?])))
+}
+
+fn said<T>(test: &str, found: Result<T, BoxedCause>) -> Option<T> {
+    found.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()
+}
+
+fn check(number: u32, needs: Needs) -> Result<Context, BoxedCause> {
+    let context = Context::primary(DeviceId::new(number))
+        .map_err(|error| format!("device {number} needed: {error}"))?;
+    let (free, _) = context.memory()?;
+    if free < needs.device {
+        let needed = needs.device;
+        return Err(format!("{needed} of device {number}'s memory needed, {free} free").into());
+    }
+    if needs.pools && !context.device().has_memory_pools {
+        return Err(format!("a driver with pools of device {number}'s memory needed").into());
+    }
+    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib: u64 = line.ok_or("no MemAvailable")?.trim().trim_end_matches(" kB").parse()?;
+    let available = ByteCount::product(&[("KiB", kib), ("bytes", 1024)])?;
+    if available < needs.host {
+        return Err(format!("{} of host memory needed, {available} available", needs.host).into());
+    }
+    Ok(context)
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let Some(_context) = device("what_is_missing_is_named", NO_MEMORY) else { return };
+    let all = ByteCount::new(u64::MAX);
+    for (number, needs, missing) in [
+        (0, Needs::of_device(all), "of device 0's memory needed"),
+        (0, NO_MEMORY.and_host(all), "of host memory needed"),
+        (1000, NO_MEMORY, "device 1000 needed"),
+    ] {
+        let reason = check(number, needs).unwrap_err().to_string();
+        assert!(reason.contains(missing), "{reason}");
+    }
+    if let Ok(second) = Context::primary(DeviceId::new(1)) {
+        let reason = check(1, Needs::of_device(all)).unwrap_err().to_string();
+        assert!(reason.contains("of device 1's memory needed"), "{reason}: {second:?}");
     }
 }

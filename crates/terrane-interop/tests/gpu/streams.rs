@@ -11,9 +11,10 @@ use terrane_interop::dlpack::{
     ConsumerStream, ExportError, Handshake, ProducerStream, TensorDevice, handshake,
 };
 
-use crate::needs::{device, second};
+use crate::needs::{NO_MEMORY, Needs, device, two_devices};
 
 const LENGTH: ByteCount = ByteCount::mib(4);
+const EXCHANGE: Needs = Needs::of_device(LENGTH).and_host(LENGTH);
 
 /// Writes `value` on the producer's stream, shakes hands, reads on the consumer's, and looks.
 fn exchange(
@@ -50,7 +51,10 @@ fn exchange(
 
 #[test]
 fn a_consumer_finds_what_the_producer_wrote() {
-    let Some(context) = device("streams::a_consumer_finds_what_the_producer_wrote") else { return };
+    let Some(context) = device("streams::a_consumer_finds_what_the_producer_wrote", EXCHANGE)
+    else {
+        return;
+    };
     let before = context.holdings().streams;
     let own = Stream::new(&context).unwrap();
     // SAFETY: the default stream lives as long as the context.
@@ -76,7 +80,9 @@ fn a_consumer_finds_what_the_producer_wrote() {
 
 #[test]
 fn nothing_waits_where_nothing_has_to() {
-    let Some(context) = device("streams::nothing_waits_where_nothing_has_to") else { return };
+    let Some(context) = device("streams::nothing_waits_where_nothing_has_to", NO_MEMORY) else {
+        return;
+    };
     let stream = Stream::new(&context).unwrap();
     let mine = ConsumerStream::of(&stream);
     for (producer, consumer) in [
@@ -94,7 +100,7 @@ fn nothing_waits_where_nothing_has_to() {
 #[test]
 fn a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads() {
     let name = "streams::a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads";
-    let Some(context) = device(name) else { return };
+    let Some(context) = device(name, Needs::of_device(LENGTH)) else { return };
     let own = Stream::new(&context).unwrap();
     // SAFETY: the stream outlives what comes of it.
     let named = |stream: ConsumerStream| unsafe { stream.to_stream(&context, ()) }.unwrap();
@@ -121,7 +127,7 @@ fn a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads() {
 #[test]
 fn default_streams_of_two_devices_are_two() {
     let test = "streams::default_streams_of_two_devices_are_two";
-    let (Some(context), Some(other)) = (device(test), second(test)) else { return };
+    let Some([context, other]) = two_devices(test, NO_MEMORY) else { return };
     for consumer in [ConsumerStream::LegacyDefault, ConsumerStream::Unstated] {
         // SAFETY: the default stream lives as long as the context.
         let theirs = unsafe { Stream::borrow(&other, std::ptr::null_mut(), ()) }.unwrap();

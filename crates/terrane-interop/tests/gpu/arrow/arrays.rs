@@ -19,7 +19,7 @@ use terrane_interop::arrow::{
 use terrane_interop::columns::{Column, ColumnBuffer, ColumnParts, Origin};
 
 use super::support::{Sees, filled, read, simulated};
-use crate::needs::{device, second};
+use crate::needs::{LITTLE, device, two_devices};
 
 /// An array of somebody else's, of a column without children in memory that is not out.
 pub fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
@@ -98,7 +98,7 @@ fn texts(context: &Context, stream: &Stream) -> Column {
 #[test]
 fn arrays_of_the_device_come_back_as_what_they_were() {
     let name = "arrays_of_the_device_come_back_as_what_they_were";
-    let Some(context) = device(name) else { return };
+    let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let column = texts(&context, &stream);
     // SAFETY: nobody writes the column.
@@ -117,7 +117,7 @@ fn arrays_of_the_device_come_back_as_what_they_were() {
 #[test]
 fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
     let name = "foreign_arrays_of_the_device_are_columns_without_a_copy";
-    let Some(context) = device(name) else { return };
+    let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let before = context.holdings().device;
     let column = texts(&context, &stream);
@@ -152,7 +152,7 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
 fn an_array_is_let_go_of_when_the_consumers_stream_has_run() {
     let name = "arrow::arrays::an_array_is_let_go_of_when_the_consumers_stream_has_run";
     terrane_testkit::process::in_child(name, || {
-        let Some(context) = device(name) else { return };
+        let Some(context) = device(name, LITTLE) else { return };
         let stream = Arc::new(Stream::new(&context).unwrap());
         let bytes = filled(&context, &stream, &[7; 64]);
         let target = filled(&context, &stream, &[0; 64]);
@@ -188,7 +188,7 @@ fn view(text: &[u8]) -> [u8; 16] {
 #[test]
 fn views_have_the_lengths_of_their_data_on_the_host() {
     let name = "views_have_the_lengths_of_their_data_on_the_host";
-    let Some(context) = device(name) else { return };
+    let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let text = b"longer than twelve bytes";
     let lengths = 24_i64.to_ne_bytes();
@@ -244,7 +244,7 @@ fn views_have_the_lengths_of_their_data_on_the_host() {
 #[test]
 fn memory_of_ours_is_recognised_whoever_hands_it_over() {
     let name = "memory_of_ours_is_recognised_whoever_hands_it_over";
-    let Some(context) = device(name) else { return };
+    let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let column = texts(&context, &stream);
     let theirs = foreign(&column, Ready::Now);
@@ -265,7 +265,7 @@ fn memory_of_ours_is_recognised_whoever_hands_it_over() {
 #[test]
 fn what_is_no_memory_of_the_device_is_refused() {
     let name = "what_is_no_memory_of_the_device_is_refused";
-    let Some(context) = device(name) else { return };
+    let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let region = filled(&context, &stream, &[1; 64]);
     let column = Column::new(DataType::Int64, 8, region).unwrap();
@@ -298,7 +298,7 @@ fn what_is_no_memory_of_the_device_is_refused() {
 #[test]
 fn pinned_arrays_wait_for_their_event_too() {
     let name = "pinned_arrays_wait_for_their_event_too";
-    let Some(context) = device(name) else { return };
+    let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let source = filled(&context, &stream, &[7; 4096]);
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
@@ -320,7 +320,7 @@ fn pinned_arrays_wait_for_their_event_too() {
 fn a_consumers_stream_runs_behind_what_the_producer_was_still_doing() {
     let name = "arrow::arrays::a_consumers_stream_runs_behind_what_the_producer_was_still_doing";
     terrane_testkit::process::in_child(name, || {
-        let Some((context, driver)) = simulated(name) else { return };
+        let Some((context, driver)) = simulated(name, LITTLE) else { return };
         let (producer, consumer) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
         let region = filled(&context, &producer, &[0; 64]);
         let column = Column::new(DataType::UInt8, 64, region.clone()).unwrap();
@@ -343,7 +343,7 @@ fn a_consumers_stream_runs_behind_what_the_producer_was_still_doing() {
 fn ten_thousand_arrays_leave_nothing_on_the_device() {
     let name = "arrow::arrays::ten_thousand_arrays_leave_nothing_on_the_device";
     terrane_testkit::process::in_child(name, || {
-        let Some(context) = device(name) else { return };
+        let Some(context) = device(name, LITTLE) else { return };
         let stream = Stream::new(&context).unwrap();
         let column = texts(&context, &stream);
         let round = || {
@@ -367,7 +367,7 @@ fn ten_thousand_arrays_leave_nothing_on_the_device() {
 #[test]
 fn an_event_of_another_device_is_refused() {
     let name = "an_event_of_another_device_is_refused";
-    let (Some(context), Some(other)) = (device(name), second(name)) else { return };
+    let Some([context, other]) = two_devices(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
     let column = texts(&context, &stream);
     let ready = Ready::after(&Stream::new(&other).unwrap()).unwrap();

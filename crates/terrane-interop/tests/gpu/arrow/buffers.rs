@@ -14,7 +14,7 @@ use terrane_pool::adaptors::{Budget, Limit};
 use terrane_pool::{Pool, PoolOptions};
 
 use super::support::{read, simulated};
-use crate::needs::device;
+use crate::needs::{LITTLE, Needs, device};
 
 fn plan(capacity: u64, width: RowCountWidth) -> ColumnarPlan {
     let fields = vec![
@@ -98,11 +98,14 @@ fn check<A: Allocate>(context: &Context, allocator: &A) {
 #[test]
 fn columnar_buffers_stand_over_device_memory_and_pools_and_budgets() {
     let name = "columnar_buffers_stand_over_device_memory_and_pools_and_budgets";
-    let Some(context) = device(name) else { return };
+    let needs = Needs::of_device(ByteCount::mib(64)).and_host(ByteCount::mib(4)).and_pools();
+    let Some(context) = device(name, needs) else { return };
     let device = DeviceAllocator::new(&context);
     check(&context, &device);
     check(&context, &DevicePool::new(&context, ByteCount::mib(16)).unwrap());
-    check(&context, &Pool::new(device.clone(), PoolOptions::default()).unwrap());
+    // The device has to be able to hold a block of the largest class.
+    let options = PoolOptions { largest_class: ByteCount::mib(16), ..PoolOptions::default() };
+    check(&context, &Pool::new(device.clone(), options).unwrap());
     let budget = Budget::new("columns", ByteCount::mib(1));
     check(&context, &Limit::new(device, budget.clone()));
     assert_eq!(budget.live(), ByteCount::ZERO);
@@ -112,7 +115,7 @@ fn columnar_buffers_stand_over_device_memory_and_pools_and_budgets() {
 #[test]
 fn the_estimate_is_what_the_device_is_asked_for() {
     let name = "the_estimate_is_what_the_device_is_asked_for";
-    let Some(context) = device(name) else { return };
+    let Some(context) = device(name, LITTLE) else { return };
     let (stream, allocator) = (Stream::new(&context).unwrap(), DeviceAllocator::new(&context));
     for capacity in [0, 1, 63, 64, 65, 10_000] {
         let plan = plan(capacity, RowCountWidth::U64);
@@ -129,7 +132,7 @@ fn the_estimate_is_what_the_device_is_asked_for() {
 
 #[test]
 fn a_device_is_out_of_the_hosts_reach() {
-    let Some(context) = device("a_device_is_out_of_the_hosts_reach") else { return };
+    let Some(context) = device("a_device_is_out_of_the_hosts_reach", LITTLE) else { return };
     let before = context.holdings().device;
     let plan = plan(10, RowCountWidth::U64);
     let error = plan.allocate(&DeviceAllocator::new(&context), &HostOrder).unwrap_err();
@@ -141,7 +144,7 @@ fn a_device_is_out_of_the_hosts_reach() {
 fn a_count_is_read_behind_the_kernel_that_writes_it() {
     let name = "arrow::buffers::a_count_is_read_behind_the_kernel_that_writes_it";
     terrane_testkit::process::in_child(name, || {
-        let Some((context, driver)) = simulated(name) else { return };
+        let Some((context, driver)) = simulated(name, LITTLE) else { return };
         let stream = Stream::new(&context).unwrap();
         let plan = plan(100, RowCountWidth::U32);
         let mut buffer = plan.allocate(&DeviceAllocator::new(&context), &stream).unwrap();
@@ -166,7 +169,7 @@ fn a_count_is_read_behind_the_kernel_that_writes_it() {
 fn what_the_driver_refuses_is_an_error_and_leaves_the_count_stale() {
     let name = "arrow::buffers::what_the_driver_refuses_is_an_error_and_leaves_the_count_stale";
     terrane_testkit::process::in_child(name, || {
-        let Some((context, driver)) = simulated(name) else { return };
+        let Some((context, driver)) = simulated(name, LITTLE) else { return };
         let stream = Stream::new(&context).unwrap();
         let plan = plan(100, RowCountWidth::U64);
         let mut buffer = plan.allocate(&DeviceAllocator::new(&context), &stream).unwrap();

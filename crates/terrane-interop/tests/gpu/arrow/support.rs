@@ -8,11 +8,11 @@ use terrane_cuda::{Context, DeviceAllocator, Stream};
 use terrane_interop::columns::AccessOrder;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
 
-use crate::needs::device;
+use crate::needs::{Needs, device};
 
 /// The device and its driver, or `None` after having said that it is not simulated.
-pub fn simulated(test: &str) -> Option<(Context, SimulatedCuda)> {
-    let context = device(test)?;
+pub fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
+    let context = device(test, needs)?;
     let driver = SimulatedCuda::find();
     if driver.is_none() {
         eprintln!("skipped: {test}: a simulated device needed, this one is real");
