@@ -26,3 +26,4 @@ mod staging;
 mod streams;
 mod support;
 mod threads;
+mod units;
