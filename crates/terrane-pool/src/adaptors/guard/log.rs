@@ -9,7 +9,7 @@ use super::violation::{GuardViolation, StaleReference};
 use crate::adaptors::live_ranges::LiveRanges;
 use crate::sync::Mutex;
 
-/// What a [`Guard`] has found. Cloning gives another handle to the same log.
+/// What a [`Guard`](super::Guard) has found. Cloning gives another handle to the same log.
 #[derive(Clone, Debug)]
 pub struct GuardLog(Arc<Mutex<State>>);
 
