@@ -32,6 +32,15 @@ pub(super) struct Choice {
     pub(super) reason: Cow<'static, str>,
 }
 
+/// How long a call of the driver, a launch or a copy, keeps the thread that submits.
+const CALL: f64 = 4e-6;
+
+/// What a path costs besides the transfer's time: staging takes a call more than the other paths,
+/// for a thread that has other things to do, and a buffer. So it has to be faster by as much.
+fn burden(path: CopyPath) -> f64 {
+    if path == CopyPath::Staged { CALL } else { 0.0 }
+}
+
 /// Runs of this length on average are long: at half of it a copy for each run loses a tenth.
 const LONG: u64 = 1 << 20;
 
@@ -89,15 +98,22 @@ impl Shape {
         let mut second: Option<(CopyPath, f64)> = None;
         for path in CopyPath::ALL.into_iter().filter(|path| self.is_fitting(*path)) {
             let Some(found) = seconds(path) else { continue };
-            if best.is_none_or(|(_, least)| found < least) {
+            let is_better = |than: Option<(CopyPath, f64)>| {
+                than.is_none_or(|(other, least)| found + burden(path) < least + burden(other))
+            };
+            if is_better(best) {
                 second = best.replace((path, found));
-            } else if second.is_none_or(|(_, least)| found < least) {
+            } else if is_better(second) {
                 second = Some((path, found));
             }
         }
         let (path, found) = best?;
         let reason = match second {
-            Some(second) => Cow::Owned(compared([(path, found), second])),
+            Some(second) => {
+                let mut text = compared([(path, found), second]);
+                text.push_str(if second.1 < found { " and one call more" } else { "" });
+                Cow::Owned(text)
+            }
             None => Cow::Borrowed("the only path there is"),
         };
         Some(Choice { path, predicted: duration(found), reason })
@@ -195,6 +211,7 @@ impl Corrections {
 
 #[cfg(test)]
 mod tests {
+    use super::super::calibration::PathCost;
     use super::*;
 
     fn shape(direction: Direction, blocks: u64, layers: u64, piece: u64) -> Shape {
@@ -238,6 +255,31 @@ mod tests {
         contiguous.direction = Direction::WithinDevice;
         assert_eq!(chosen(&contiguous), CopyPath::Contiguous);
         assert_eq!(chosen(&shape(Direction::WithinDevice, 512, 80, 8192)), CopyPath::Relayout);
+    }
+
+    #[test]
+    fn a_call_more_has_to_be_worth_it() {
+        let mut calibration = Calibration::built_in();
+        let shape = shape(Direction::ToDevice, 1, 64, 8192);
+        let direct = *calibration.cost(Direction::ToDevice, CopyPath::Direct).unwrap();
+        let time = direct.predict(shape.bytes, shape.cells);
+        let mut staged_in = |micros: f64| {
+            // All of it fixed, so that the prediction is what is said here.
+            let cost = PathCost {
+                fixed: duration(time + micros * 1e-6),
+                per_piece_ns: 0.0,
+                per_short_piece_ns: 0.0,
+                bytes_per_second: 1e18,
+            };
+            calibration.set(Direction::ToDevice, CopyPath::Staged, cost);
+            shape.choose(&calibration, &Corrections::new(false), None).unwrap()
+        };
+        let choice = staged_in(-3.5);
+        assert_eq!(choice.path, CopyPath::Direct);
+        assert!(choice.reason.ends_with(" µs and one call more"), "{}", choice.reason);
+        let choice = staged_in(-4.5);
+        assert_eq!(choice.path, CopyPath::Staged);
+        assert!(choice.reason.ends_with(" µs"), "{}", choice.reason);
     }
 
     #[test]

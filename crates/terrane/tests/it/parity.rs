@@ -12,9 +12,11 @@ fn page() -> String {
     fs::read_to_string(crates().join("../docs/parity.md")).unwrap()
 }
 
-/// The tests that a text names: `crate/path/file.rs::function` between backticks.
+/// The tests that a text names: `crate/path/file.rs::function` between backticks, or the same of a
+/// file of Python's.
 fn named_tests(text: &str) -> Vec<(&str, &str)> {
-    text.split('`').filter_map(|code| code.split_once(".rs::")).collect()
+    let names = text.split('`').filter_map(|code| code.split_once("::"));
+    names.filter(|(file, _)| file.ends_with(".rs") || file.ends_with(".py")).collect()
 }
 
 #[test]
@@ -23,9 +25,13 @@ fn every_test_that_is_named_exists() {
     let tests = named_tests(&page);
     assert!(tests.len() > 40, "only {} tests are named", tests.len());
     for (file, function) in tests {
-        let path = crates().join(file).with_extension("rs");
+        let path = crates().join(file);
         let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
-        assert!(text.contains(&format!("fn {function}(")), "{path:?} has no test {function}");
+        let keyword = if file.ends_with(".py") { "def" } else { "fn" };
+        assert!(
+            text.contains(&format!("{keyword} {function}(")),
+            "{path:?} has no test {function}"
+        );
     }
 }
 

@@ -68,13 +68,15 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
 
 fn cases(shape: &Shape) -> Vec<String> {
     let title = shape.title();
-    let mut cases = vec![format!("{title}, both directions at once")];
+    let both = format!("{title}, both directions at once");
+    let mut cases = vec![format!("{both}, beside kernels at once"), both];
     for way in Way::ALL {
         let case = format!("{title}, {}", way.name());
         cases.extend(NAMES.map(|name| format!("{case}, raw {name}")));
         cases.extend([
             format!("{case}, beside the best raw method"),
             format!("{case}, both sides scattered"),
+            format!("{case}, both sides scattered, beside the best raw method"),
             case,
         ]);
     }
@@ -166,63 +168,81 @@ impl<'rig> Cell<'rig> {
         let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
         let mut methods = Methods::new(rig, from, to)?;
         let explanation = explain(&self.rig.manager, from, to)?;
-        let path = &explanation.path;
+        let scattered_from = (&scattered_source.0, &*scattered_source.1);
+        let scattered_to = (&scattered_destination.0, &*scattered_destination.1);
+        let mut of_scattered = Methods::new(rig, scattered_from, scattered_to)?;
+        let scattered_path = explain(&self.rig.manager, scattered_from, scattered_to)?.path;
 
         let spreads = in_turns(
             settings,
             &mut [
                 &mut || transfer(&self.rig.manager, from, to),
                 &mut || self.contiguous(way, 0, true),
-                &mut || {
-                    let (source, destination) = (&scattered_source, &scattered_destination);
-                    transfer(
-                        &self.rig.manager,
-                        (&source.0, &source.1),
-                        (&destination.0, &destination.1),
-                    )
-                },
+                &mut || transfer(&self.rig.manager, scattered_from, scattered_to),
                 &mut || methods.kernel(rig),
+                &mut || of_scattered.kernel(rig),
             ],
         )?;
-        let [ours, contiguous, scattered, kernel] = spreads.as_slice() else { return Ok(()) };
-        let few = rig.few(settings);
+        let [ours, contiguous, scattered, kernel, kernel_scattered] = *spreads.as_slice() else {
+            return Ok(());
+        };
+        let raw = self.with_copies(kernel, &mut methods, settings)?;
+        let raw_of_scattered = self.with_copies(kernel_scattered, &mut of_scattered, settings)?;
+
+        let case = format!("{}, {}", shape.title(), way.name());
+        let limit = self.rate(contiguous).median;
+        let beside_limit = |case: String, spread: Spread| {
+            Measurement::new(case, self.rate(spread), "GB/s", Direction::HigherIsBetter)
+                .beside("contiguous DMA", limit)
+        };
+        reporter.report(&beside_limit(case.clone(), ours).at_least(LEAST_SHARE))?;
+        let name = format!("{case}, both sides scattered");
+        reporter.report(&beside_limit(name.clone(), scattered).at_least(LEAST_SCATTERED))?;
+        rig.predictions.report(&case, explanation.predicted, ours, reporter)?;
+        for (name, spread) in NAMES.into_iter().zip(raw) {
+            let case = format!("{case}, raw {name}");
+            match spread {
+                Some(spread) => reporter.report(&beside_limit(case, spread))?,
+                None => reporter.skip(&case, "the driver has no cuMemcpyBatchAsync"),
+            }
+        }
+        self.beside_best(&case, ours, &explanation.path, raw, reporter)?;
+        self.beside_best(&name, scattered, &scattered_path, raw_of_scattered, reporter)
+    }
+
+    /// The raw methods' times, as [`NAMES`] has them: copies take so long that few are enough.
+    fn with_copies(
+        &self,
+        kernel: Spread,
+        methods: &mut Methods,
+        settings: &Settings,
+    ) -> Result<[Option<Spread>; 3]> {
+        let (rig, few) = (self.rig, self.rig.few(settings));
         let each = in_turns(&few, &mut [&mut || methods.copy_each(rig)])?;
         let batched = match rig.raw.has_batches() {
             true => in_turns(&few, &mut [&mut || methods.copy_batch(rig)])?,
             false => Vec::new(),
         };
+        Ok([each.first().copied(), batched.first().copied(), Some(kernel)])
+    }
 
-        let case = format!("{}, {}", shape.title(), way.name());
-        let limit = self.rate(*contiguous).median;
-        let beside_limit = |case: String, spread: Spread| {
-            Measurement::new(case, self.rate(spread), "GB/s", Direction::HigherIsBetter)
-                .beside("contiguous DMA", limit)
+    fn beside_best<W: Write>(
+        &self,
+        case: &str,
+        ours: Spread,
+        path: &str,
+        raw: [Option<Spread>; 3],
+        reporter: &mut Reporter<W>,
+    ) -> Result<()> {
+        let rates = NAMES.into_iter().zip(raw);
+        let rates = rates.filter_map(|(name, raw)| Some((name, self.rate(raw?).median)));
+        let Some((name, rate)) = rates.max_by(|one, other| one.1.total_cmp(&other.1)) else {
+            return Ok(());
         };
-        reporter.report(&beside_limit(case.clone(), *ours).at_least(LEAST_SHARE))?;
-        let name = format!("{case}, both sides scattered");
-        reporter.report(&beside_limit(name, *scattered).at_least(LEAST_SCATTERED))?;
-        rig.predictions.report(&case, explanation.predicted, *ours, reporter)?;
-        let mut best: Option<(&str, f64)> = None;
-        for (name, spread) in NAMES.into_iter().zip([each.first(), batched.first(), Some(kernel)]) {
-            let case = format!("{case}, raw {name}");
-            let Some(spread) = spread else {
-                reporter.skip(&case, "the driver has no cuMemcpyBatchAsync");
-                continue;
-            };
-            reporter.report(&beside_limit(case, *spread))?;
-            let rate = self.rate(*spread).median;
-            if best.is_none_or(|(_, best)| rate > best) {
-                best = Some((name, rate));
-            }
-        }
-        if let Some((name, rate)) = best {
-            let case = format!("{case}, beside the best raw method");
-            let measured =
-                Measurement::new(case, self.rate(*ours), "GB/s", Direction::HigherIsBetter);
-            let name = format!("{name}; terrane: {path}");
-            reporter.report(&measured.beside(name, rate).at_least(1.0))?;
-        }
-        Ok(())
+        let case = format!("{case}, beside the best raw method");
+        let measured = Measurement::new(case, self.rate(ours), "GB/s", Direction::HigherIsBetter);
+        let name = format!("{name}; terrane: {path}");
+        Ok(reporter.report(&measured.beside(name, rate).at_least(1.0))?)
     }
 
     fn both_ways<W: Write>(
@@ -233,11 +253,13 @@ impl<'rig> Cell<'rig> {
     ) -> Result<()> {
         let out = (self.on_device(self.first()), self.first().collect::<Vec<_>>());
         let home = (self.on_device(self.second()), self.second().collect::<Vec<_>>());
+        let (rig, device, host) = (self.rig, &self.device, &self.host);
+        let raw_out = Methods::new(rig, (device, &out.0), (host, &out.1))?;
+        let raw_home = Methods::new(rig, (host, &home.1), (device, &home.0))?;
         let spreads = in_turns(
             settings,
             &mut [
                 &mut || {
-                    let (device, host) = (&self.device, &self.host);
                     let out = submit(&self.rig.manager, (device, &out.0), (host, &out.1))?;
                     let home = submit(&self.rig.manager, (host, &home.1), (device, &home.0))?;
                     out.wait().result?;
@@ -250,15 +272,20 @@ impl<'rig> Cell<'rig> {
                     self.rig.stream.synchronize()?;
                     Ok(self.rig.second_stream.synchronize()?)
                 },
+                &mut || {
+                    let streams = [(&raw_out, &rig.stream), (&raw_home, &rig.second_stream)];
+                    Methods::kernels_at_once(rig, &streams)
+                },
             ],
         )?;
-        let [ours, contiguous] = spreads.as_slice() else { return Ok(()) };
+        let [ours, contiguous, kernels] = *spreads.as_slice() else { return Ok(()) };
         let sum = |spread: Spread| spread.rate(self.bytes.get() as f64 * 2e-9);
         let case = format!("{}, both directions at once", shape.title());
-        let measured = Measurement::new(case, sum(*ours), "GB/s", Direction::HigherIsBetter)
-            .beside("contiguous DMAs", sum(*contiguous).median)
-            .at_least(LEAST_BOTH);
-        Ok(reporter.report(&measured)?)
+        let measured = |case| Measurement::new(case, sum(ours), "GB/s", Direction::HigherIsBetter);
+        let beside_limit = measured(case.clone()).beside("contiguous DMAs", sum(contiguous).median);
+        reporter.report(&beside_limit.at_least(LEAST_BOTH))?;
+        let case = format!("{case}, beside kernels at once");
+        Ok(reporter.report(&measured(case).beside("kernels", sum(kernels).median).at_least(1.0))?)
     }
 
     fn rate(&self, seconds: Spread) -> Spread {

@@ -152,10 +152,11 @@ fn submitted<W: Write>(
         }
     }
     let spread = Spread::of(&seconds).unwrap_or(Spread::single(f64::NAN));
-    let mut measured = Measurement::new(case, spread.scaled(1e6), "us", Direction::LowerIsBetter);
-    if caller != Caller::Slept {
-        measured = measured.within(LONGEST_SUBMIT);
-    }
+    let measured = Measurement::new(case, spread.scaled(1e6), "us", Direction::LowerIsBetter);
+    let measured = match caller {
+        Caller::Awake | Caller::OfStream => measured.within(LONGEST_SUBMIT),
+        Caller::Slept => measured.beside("the limit of one that is awake", LONGEST_SUBMIT),
+    };
     Ok(reporter.report(&measured)?)
 }
 

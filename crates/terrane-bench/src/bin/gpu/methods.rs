@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use terrane_core::{Allocate, ByteCount, HostAddress, Location, Memory, RegionRequest};
-use terrane_cuda::{BlockIds, CopyEnd, DeviceMemory, GridCopy};
+use terrane_cuda::{BlockIds, CopyEnd, DeviceMemory, GridCopy, Stream};
 use terrane_transfer::{DeviceOrder, Endpoint, GridEnd, Planner, Transfer};
 
 use crate::raw::Pieces;
@@ -63,9 +63,19 @@ impl Methods {
     }
 
     pub fn kernel(&self, rig: &Rig) -> Result<()> {
-        // SAFETY: as above; tables and lists live in this value.
-        unsafe { rig.kernels.copy(&rig.stream, &self.grid, THREAD_BLOCKS) }?;
-        Ok(rig.stream.synchronize()?)
+        Self::kernels_at_once(rig, &[(self, &rig.stream)])
+    }
+
+    /// The kernels of several transfers, each on a stream of its own.
+    pub fn kernels_at_once(rig: &Rig, all: &[(&Self, &Stream)]) -> Result<()> {
+        for (methods, stream) in all {
+            // SAFETY: as above; tables and lists live in these values.
+            unsafe { rig.kernels.copy(stream, &methods.grid, THREAD_BLOCKS) }?;
+        }
+        for (_, stream) in all {
+            stream.synchronize()?;
+        }
+        Ok(())
     }
 }
 

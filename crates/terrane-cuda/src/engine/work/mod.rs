@@ -221,13 +221,14 @@ impl Work {
         const MOST_COPIES: u64 = 3;
         /// Runs of a batch, at a third of a microsecond each.
         const MOST_BATCHED: u64 = 16;
-        const LEAST_LARGE: u64 = 16 << 20;
+        /// As much as fits into a buffer of the staged path, which one thread submits as well. It keeps
+        /// the wire for as long as a thread takes to wake up, some times.
+        const MOST_BYTES: u64 = 32 << 20;
         /// Launches, for which a list of their pairs may be uploaded.
         const MOST_LAUNCHES: usize = 8;
         let plan = self.job.plan();
         // What stays within the device holds up no wire.
-        let is_large =
-            self.direction != Direction::WithinDevice && plan.bytes().get() > LEAST_LARGE;
+        let is_large = self.direction != Direction::WithinDevice && plan.bytes().get() > MOST_BYTES;
         if self.job.layers().is_some() || is_large {
             return false;
         }
