@@ -33,6 +33,7 @@ const SMALL: ByteCount = ByteCount::mib(64);
 const SMOKE: ByteCount = ByteCount::mib(16);
 
 fn main() -> ExitCode {
+    keep_ucx_off_standard_output();
     let mut arguments = Arguments::parse();
     let [small, large] = if arguments.smoke {
         arguments.settings.warm_up = 0;
@@ -53,4 +54,15 @@ fn main() -> ExitCode {
         metadata::measure(settings, reporter)?;
         registration::measure(large, settings, reporter)
     })
+}
+
+/// Has UCX write what it has to say on standard error, unless the user has it elsewhere: by default it
+/// writes on standard output, where the figures are.
+#[expect(clippy::disallowed_methods, reason = "UCX is configured by its variables alone")]
+fn keep_ucx_off_standard_output() {
+    const LOG: &str = "UCX_LOG_FILE";
+    if std::env::var_os(LOG).is_none() {
+        // SAFETY: this is the first that runs here, so that no other thread looks at the environment.
+        unsafe { std::env::set_var(LOG, "stderr") };
+    }
 }
