@@ -192,6 +192,10 @@ struct Shared<G> {
     changed: Condvar,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each transfer, and nearly all of them come to hold the outcome"
+)]
 enum State<G> {
     InFlight { guard: G, waker: Option<Waker>, attendant: Option<Attendant> },
     Ended(Outcome<G>),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use terrane_core::{Alignment, ByteCount, StorageKind};
 
-use crate::{CopyEngine, Quote, TransferPlan};
+use crate::{CopyEngine, Declined, Quote, TransferPlan};
 
 /// How a transfer is executed: what it was broken into, the path, the reason and the prediction.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,11 +33,19 @@ pub struct Explanation {
     pub reason: Cow<'static, str>,
     /// How long the copy should take once started.
     pub predicted: Duration,
+    /// What each engine said that does not take the transfer. One that is missed among those that
+    /// could, such as NIXL's between a device and a file, is here with its reason.
+    pub declined: Vec<(&'static str, Declined)>,
 }
 
 impl Explanation {
-    /// What `engine` quoted for `plan`.
-    pub(crate) fn new(plan: &TransferPlan, engine: &dyn CopyEngine, quote: Quote) -> Self {
+    /// What `engine` quoted for `plan`, which these others declined.
+    pub(crate) fn new(
+        plan: &TransferPlan,
+        engine: &dyn CopyEngine,
+        quote: Quote,
+        declined: Vec<(&'static str, Declined)>,
+    ) -> Self {
         Self {
             source: plan.source().kind(),
             destination: plan.destination().kind(),
@@ -50,6 +58,7 @@ impl Explanation {
             path: quote.path,
             reason: quote.reason,
             predicted: quote.predicted,
+            declined,
         }
     }
 
@@ -60,6 +69,7 @@ impl Explanation {
     }
 }
 
+/// In one line; of the engines that declined, those that serve these kinds of storage.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -78,7 +88,9 @@ impl fmt::Display for Explanation {
             self.engine,
             self.reason,
             self.predicted.as_secs_f64() * 1e3,
-        )
+        )?;
+        let mut others = self.declined.iter().filter(|(_, why)| *why != Declined::Kinds);
+        others.try_for_each(|(engine, why)| write!(f, "; declined by {engine}: {why}"))
     }
 }
 

@@ -87,8 +87,8 @@ impl TransferManager {
     /// The refusals of [`TransferError`], but for conflicts.
     pub fn explain(&self, transfer: &Transfer) -> Result<Explanation, TransferError> {
         let plan = self.planner.plan(transfer)?;
-        let (engine, quote) = self.choose(transfer, &plan)?;
-        Ok(Explanation::new(&plan, &**engine, quote))
+        let (engine, quote, declined) = self.choose(transfer, &plan)?;
+        Ok(Explanation::new(&plan, &**engine, quote, declined))
     }
 
     /// Starts a transfer, and lends it `guard`: whatever the caller must not lose before the copy
@@ -120,19 +120,20 @@ impl TransferManager {
 
     fn prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
         let plan = self.planner.plan(&transfer)?;
-        let (engine, quote) = self.choose(&transfer, &plan)?;
-        let explanation = Explanation::new(&plan, &**engine, quote);
+        let (engine, quote, declined) = self.choose(&transfer, &plan)?;
+        let explanation = Explanation::new(&plan, &**engine, quote, declined);
         let engine = Arc::clone(engine);
         let order = pin_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
         Ok(Prepared { transfer, plan, engine, explanation, order, ticket, claims })
     }
 
+    /// The engine that predicts the shortest time, its quote, and what those said that declined.
     fn choose(
         &self,
         transfer: &Transfer,
         plan: &TransferPlan,
-    ) -> Result<(&Arc<dyn CopyEngine>, Quote), TransferError> {
+    ) -> Result<Choice<'_>, TransferError> {
         check_terms(transfer)?;
         let mut best: Option<(&Arc<dyn CopyEngine>, Quote)> = None;
         let mut declined: Vec<(&'static str, Declined)> = Vec::new();
@@ -146,12 +147,17 @@ impl TransferManager {
                 Err(why) => declined.push((engine.name(), why)),
             }
         }
-        best.ok_or_else(|| {
-            let (from, to) = (transfer.source.kind(), transfer.destination.kind());
-            TransferError::NoEngine { from, to, declined }
-        })
+        match best {
+            Some((engine, quote)) => Ok((engine, quote, declined)),
+            None => {
+                let (from, to) = (transfer.source.kind(), transfer.destination.kind());
+                Err(TransferError::NoEngine { from, to, declined })
+            }
+        }
     }
 }
+
+type Choice<'a> = (&'a Arc<dyn CopyEngine>, Quote, Vec<(&'static str, Declined)>);
 
 /// A transfer that nothing speaks against any more.
 struct Prepared {

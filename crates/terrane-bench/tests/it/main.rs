@@ -1,4 +1,5 @@
-//! The GPU suite and the calibration as they are run: without a driver, and over the simulated one.
+//! The GPU suite and the calibration as they are run: without a driver, and over the simulated one. The
+//! suite of NIXL, over the library itself.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -7,6 +8,9 @@
     clippy::print_stderr,
     reason = "a test says what it expects by unwrapping it, and what it skipped by printing"
 )]
+
+#[cfg(feature = "nixl")]
+mod nixl;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -10,6 +10,9 @@
     reason = "a test says what it expects by panicking"
 )]
 
+#[path = "../common/cufile.rs"]
+mod cufile;
+mod machine;
 #[path = "../../../terrane-cuda/tests/gpu/needs.rs"]
 #[allow(dead_code, reason = "the needs of other tests are there as well")]
 mod needs;
@@ -20,70 +23,22 @@ mod transfers;
 use std::error::Error;
 
 use terrane_core::{
-    Alignment, Allocate, ByteCount, DeviceId, Memory, Region, RegionRequest, Register,
-    RegisterError, Registered, Span, StorageKind,
+    Alignment, Allocate, ByteCount, DeviceId, Memory, Region, RegionRequest, Register, Registered,
+    Span, StorageKind,
 };
-use terrane_cuda::{Context, DeviceAllocator, PinnedAllocator, PinnedOptions};
+use terrane_cuda::{DeviceAllocator, PinnedAllocator, PinnedOptions};
 use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig};
-use terrane_nixl::{
-    Agent, AgentBuilder, BackendConfig, FileAccess, MemoryType, NixlError, Refusal,
-};
+use terrane_nixl::{Agent, AgentBuilder, BackendConfig, FileAccess, MemoryType};
 use terrane_storage::{DiskFile, DiskOptions};
 
-const MIB: ByteCount = ByteCount::mib(1);
+use machine::{device, gds, refused_by_cufile, two_devices, with_gds};
+use needs::LITTLE;
 
-/// A real device, or `None` after having said what is missing.
-fn device(test: &str, ordinal: u32) -> Option<Context> {
-    match Context::primary(DeviceId::new(ordinal)) {
-        // A simulated driver is none that UCX could use.
-        Ok(context) if context.device().name == "Terrane Simulated Device" => {
-            eprintln!("skipped: {test}: a real device needed, this one is simulated");
-            None
-        }
-        Ok(context) => Some(context),
-        Err(error) => {
-            eprintln!("skipped: {test}: {error}");
-            None
-        }
-    }
-}
+const MIB: ByteCount = ByteCount::mib(1);
 
 /// An agent with UCX. On a machine with a device that fails only if something is broken.
 fn ucx() -> Agent {
     AgentBuilder::unnamed().backend(BackendConfig::new("UCX").required()).build().unwrap()
-}
-
-/// An agent of this builder, which has GDS; or `None` after having said that cuFile does not work
-/// here. Whatever else is in the way fails the test: a plugin that does not load, say, or a library.
-#[track_caller]
-fn with_gds(test: &str, builder: AgentBuilder) -> Option<Agent> {
-    match builder.build() {
-        Ok(agent) => Some(agent),
-        // The plugin loads and knows its parameters; then it opens cuFile's driver, and nothing else.
-        Err(error @ NixlError::Backend { .. }) => {
-            eprintln!("skipped: {test}: cuFile's driver does not open: {}", chain(&error));
-            None
-        }
-        Err(error) => panic!("{}", chain(&error)),
-    }
-}
-
-fn gds(test: &str) -> Option<Agent> {
-    with_gds(test, AgentBuilder::unnamed().backend(BackendConfig::new("GDS")))
-}
-
-/// Whether it is cuFile that refuses a file: it takes those of few file systems. No other reason is
-/// the machine's.
-fn is_refused_by_cufile(error: &(dyn Error + 'static)) -> bool {
-    if let Some(refusal) = error.downcast_ref() {
-        // The backend was asked, and refused.
-        return matches!(refusal, Refusal::Status(_));
-    }
-    if let Some(RegisterError::Refused { backends, .. }) = error.downcast_ref() {
-        let mut causes = backends.iter().filter_map(|outcome| outcome.refusal.as_ref());
-        return causes.all(|cause| is_refused_by_cufile(&**cause));
-    }
-    error.source().is_some_and(is_refused_by_cufile)
 }
 
 /// An error with its causes, in one line.
@@ -106,7 +61,9 @@ fn register<M: Memory>(agent: &Agent, memory: M) -> Registered<M> {
 
 #[test]
 fn ucx_registers_device_memory_again_and_again() {
-    let Some(context) = device("ucx_registers_device_memory_again_and_again", 0) else { return };
+    let Some(context) = device("ucx_registers_device_memory_again_and_again", LITTLE) else {
+        return;
+    };
     let agent = ucx();
     let memory = Region::new(allocate(&DeviceAllocator::new(&context), MIB));
     for _ in 0..100 {
@@ -120,7 +77,8 @@ fn ucx_registers_device_memory_again_and_again() {
 
 #[test]
 fn device_memory_outlives_the_agent_that_registered_it() {
-    let Some(context) = device("device_memory_outlives_the_agent_that_registered_it", 0) else {
+    let Some(context) = device("device_memory_outlives_the_agent_that_registered_it", LITTLE)
+    else {
         return;
     };
     let agent = ucx();
@@ -138,7 +96,9 @@ fn device_memory_outlives_the_agent_that_registered_it() {
 
 #[test]
 fn a_layout_on_the_device_is_one_registration() {
-    let Some(context) = device("a_layout_on_the_device_is_one_registration", 0) else { return };
+    let Some(context) = device("a_layout_on_the_device_is_one_registration", LITTLE) else {
+        return;
+    };
     let agent = ucx();
     let config = LayoutConfig::builder()
         .num_blocks(16)
@@ -166,7 +126,7 @@ fn a_layout_on_the_device_is_one_registration() {
 
 #[test]
 fn ucx_registers_pinned_memory() {
-    let Some(context) = device("ucx_registers_pinned_memory", 0) else { return };
+    let Some(context) = device("ucx_registers_pinned_memory", LITTLE) else { return };
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
     let registered = register(&ucx(), allocate(&pinned, MIB));
     assert_eq!(registered.record().span.kind, StorageKind::Pinned);
@@ -177,8 +137,7 @@ fn ucx_registers_pinned_memory() {
 #[test]
 fn memory_of_a_second_device_is_registered_as_its_own() {
     let test = "memory_of_a_second_device_is_registered_as_its_own";
-    let Some(first) = device(test, 0) else { return };
-    let Some(second) = device(test, 1) else { return };
+    let Some([first, second]) = two_devices(test, LITTLE) else { return };
     let agent = ucx();
     let registered =
         [&first, &second].map(|at| register(&agent, allocate(&DeviceAllocator::new(at), MIB)));
@@ -189,7 +148,7 @@ fn memory_of_a_second_device_is_registered_as_its_own() {
 #[test]
 fn gds_registers_a_file_and_device_memory() {
     let test = "gds_registers_a_file_and_device_memory";
-    let Some(context) = device(test, 0) else { return };
+    let Some(context) = device(test, LITTLE) else { return };
     let Some(agent) = gds(test) else { return };
     let types = agent.memory_types(&"GDS".into()).unwrap();
     assert!(types.contains(&MemoryType::File) && types.contains(&MemoryType::Device), "{types:?}");
@@ -203,17 +162,14 @@ fn gds_registers_a_file_and_device_memory() {
     let file = DiskFile::create_new(&path, MIB, &DiskOptions::default()).unwrap();
     match agent.register(file) {
         Ok(registered) => assert!(registered.record().accepted_by(&"GDS".into())),
-        Err(failed) if is_refused_by_cufile(&failed.cause) => {
-            eprintln!("skipped: {test}: cuFile takes no file here: {}", chain(&failed.cause));
-        }
-        Err(failed) => panic!("{}", chain(&failed.cause)),
+        Err(failed) => refused_by_cufile(test, directory.path(), &failed.cause),
     }
 }
 
 #[test]
 fn gds_and_gds_mt_are_told_apart_by_name() {
     let test = "gds_and_gds_mt_are_told_apart_by_name";
-    if device(test, 0).is_none() {
+    if device(test, LITTLE).is_none() {
         return;
     }
     let variables =

@@ -11,10 +11,14 @@
 
 mod agents;
 mod backends;
+mod cufile;
 mod engine;
 mod leaks;
 mod peers;
 mod probing;
 mod processes;
+#[path = "../common/cufile.rs"]
+#[allow(dead_code, reason = "what the tests of a device ask as well is there, too")]
+mod reasons;
 mod registration;
 mod support;

@@ -2,13 +2,15 @@
 
 use terrane_core::{Allocate, ByteCount, Region, RegionRequest, StorageKind};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfigBuilder};
+use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::device::SimulatedStream;
 use terrane_testkit::engine::SimulatedEngine;
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
 use terrane_transfer::{
-    Declined, DeviceOrder, Durability, Endpoint, Side, Transfer, TransferError, TransferManager,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Durability, Endpoint, Quote, Side, Terms, Transfer,
+    TransferError, TransferManager, TransferPlan,
 };
 
 use crate::support::*;
@@ -256,6 +258,42 @@ fn with_no_engine_that_takes_it_a_transfer_is_refused_with_what_each_said() {
     let expected = [("hosts only", Declined::Kinds), ("simulated", Declined::DeviceOrder)];
     assert_eq!(declined, expected);
     rig.assert_nothing_claimed();
+}
+
+/// An engine that takes nothing.
+#[derive(Debug)]
+struct Declining(&'static str, Declined);
+
+// SAFETY: it touches no byte; what it is given ends as it drops.
+unsafe impl CopyEngine for Declining {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+        Err(self.1)
+    }
+
+    fn submit(&self, _: CopyJob) {}
+}
+
+#[test]
+fn what_other_engines_declined_with_is_in_the_explanation() {
+    let rig = Rig::new(8);
+    let other = Declining("library", Declined::NoCommonBackend);
+    let unconcerned = Declining("elsewhere", Declined::Kinds);
+    let engines: [std::sync::Arc<dyn CopyEngine>; 3] =
+        [std::sync::Arc::new(other), rig.engine.clone(), std::sync::Arc::new(unconcerned)];
+    let manager = TransferManager::new(engines);
+    let explained = manager.explain(&rig.transfer(&[0], &[1])).unwrap();
+    assert_eq!(explained.engine, "simulated");
+    let declined = [("library", Declined::NoCommonBackend), ("elsewhere", Declined::Kinds)];
+    assert_eq!(explained.declined, declined);
+    let text = explained.to_string();
+    assert!(text.contains("; declined by library: no backend of its agent"), "{text}");
+    assert!(!text.contains("elsewhere"), "which serves other kinds altogether: {text}");
+    let report = end_of(manager.submit(rig.transfer(&[0], &[1]), ()).unwrap()).result.unwrap();
+    assert_eq!(report.explanation, explained);
 }
 
 #[test]

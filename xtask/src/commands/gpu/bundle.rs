@@ -14,10 +14,11 @@ use crate::commands::simulated::{GPU_TESTS, with_gpu_tests};
 use crate::workspace::Workspace;
 
 /// The crate, the flag and the name of each program beside the tests, and what the bundle calls it.
-const PROGRAMS: [(&str, &str, &str, &str); 5] = [
+const PROGRAMS: [(&str, &str, &str, &str); 6] = [
     ("terrane-bench", "--bin", "gpu", "bench"),
     ("terrane-bench", "--bin", "nixl", "bench-nixl"),
     ("terrane-bench", "--example", "calibrate", "calibrate"),
+    ("terrane-cuda", "--example", "kernel_rates", "kernel-rates"),
     ("terrane", "--example", "offload", "offload"),
     ("terrane", "--example", "remote", "remote"),
 ];

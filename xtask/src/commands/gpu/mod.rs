@@ -25,10 +25,10 @@ enum Action {
     /// Builds all that needs a GPU into one folder with a `run.sh`, 60 MiB at most
     ///
     /// In it are, in release mode and stripped: every test binary called `gpu`, the benchmark
-    /// suites `gpu` and `nixl`, the calibration, the examples `offload` and `remote`, and NIXL
-    /// itself, which is fetched if it is not there. Copy the folder to a machine with
-    /// an NVIDIA driver and run `./run.sh` there; `./run.sh --help` says what it can leave out or
-    /// add. It needs a POSIX shell and awk, no Rust and no CUDA toolkit.
+    /// suites `gpu` and `nixl`, the calibration, the rates of the kernels, the examples `offload`
+    /// and `remote`, and NIXL itself, which is fetched if it is not there. Copy the folder to a
+    /// machine with an NVIDIA driver and run `./run.sh` there; `./run.sh --help` says what it can
+    /// leave out or add. It needs a POSIX shell and awk, no Rust and no CUDA toolkit.
     Bundle {
         /// Where to; what an earlier bundle left there is replaced [default: target/gpu-bundle]
         #[arg(long, value_name = "DIRECTORY")]

@@ -10,15 +10,19 @@ usage: run.sh [OPTIONS] [-- ARGUMENTS OF THE BENCHMARKS]
 Without options: every test binary one test at a time, tensors to and from PyTorch, the examples, and
 the calibration.
 
-  --bench          also the benchmarks, those of NIXL included
+  --bench          also the benchmarks, those of NIXL included, and the rates of the kernels
   --sanitize       also compute-sanitizer (memcheck, racecheck) over the tests of the kernels
   --only PART      only one of tests, interop, example, remote, calibrate, bench, bench-nixl,
-                   sanitize
+                   kernel-rates, sanitize
   --filter TEXT    only tests whose name contains TEXT
-  --json FILE      writes what the benchmarks measure to FILE, one JSON object a line
+  --json FILE      writes what bench and bench-nixl measure to FILE, one JSON object a line
   --timeout N      ends a test binary, or a benchmark, after N seconds (default 300; 1500 for
                    a benchmark)
   --logs DIRECTORY keeps the whole output of everything there (default: a new temporary one)
+
+The arguments after -- go to bench and to bench-nixl. Both know --filter TEXT, --check, --smoke,
+--warm-up N and --repeats N; what only one of them knows (its --help lists it) goes to that one, with
+--only.
 
 What cannot run here is counted as skipped, and named with its reason. The last line is
 `N passed, N failed, N skipped`; the exit status is 0 if nothing failed.
@@ -44,7 +48,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 case $only in
-    ''|tests|interop|example|remote|calibrate|bench|bench-nixl|sanitize) ;;
+    ''|tests|interop|example|remote|calibrate|bench|bench-nixl|kernel-rates|sanitize) ;;
     *) echo "run.sh: --only knows no part \`$only\`; see --help" >&2; exit 2 ;;
 esac
 case $limit in
@@ -65,7 +69,7 @@ skips=$logs/skipped
 wants() {
     if [ -n "$only" ]; then [ "$only" = "$1" ]; return; fi
     case $1 in
-        bench | bench-nixl) [ $bench = yes ] ;;
+        bench | bench-nixl | kernel-rates) [ $bench = yes ] ;;
         sanitize) [ $sanitize = yes ] ;;
         *) true ;;
     esac
@@ -270,27 +274,34 @@ run_sanitizer() {
     done
 }
 
-# program LABEL LOG OUT SECONDS COMMAND...: passed if it ends with 0, skipped if with 3 (what the
-# machine cannot do), and also if it measured nothing and says what it skipped. Standard output is
-# written to OUT while it runs.
+# program LABEL LOG OUT SECONDS COMMAND...: passed if it ends with 0 and has printed something, skipped
+# if with 3 (what the machine cannot do), and also if it measured nothing. Standard output is written
+# to OUT while it runs, behind what the file of --json has already, and is in LOG.out afterwards.
 program() {
     label=$1 log=$2 out=$3
     shift 3
     begin=$(date +%s)
-    : >"$out"
+    if [ "$out" != "$json" ]; then : >"$out"; fi
+    before=$(wc -c <"$out")
     limited "$@" >>"$out" 2>"$log.err"
     status=$?
     end=$(date +%s)
-    cat "$out" "$log.err" >"$log"
+    tail -c "+$((before + 1))" "$out" >"$log.out"
+    cat "$log.out" "$log.err" >"$log"
     cat "$log"
     case $status in
         0)
             grep '^skipped: ' "$log.err" >>"$skips"
-            if [ -s "$out" ] || ! grep -q '^skipped: ' "$log.err"; then
+            reason=$(sed -n 's/^nothing to measure: //p' "$log.out")
+            if [ -n "$reason" ]; then
+                skip "$label" "$reason"
+            elif [ -s "$log.out" ]; then
                 passed=$((passed + 1))
                 echo "$label: passed, in $((end - begin)) s"
-            else
+            elif grep -q '^skipped: ' "$log.err"; then
                 echo "$label: skipped"
+            else
+                skip "$label" "it measured nothing, as none of its cases was asked for"
             fi ;;
         3)
             # The first line says what is missing; a cause may follow it.
@@ -299,6 +310,22 @@ program() {
             failed=$((failed + 1))
             echo "$label: FAILED with status $status, after $((end - begin)) s" ;;
     esac
+}
+
+# benchmark NAME ARGUMENTS...: a suite of the benchmarks, and with --json the targets that it missed.
+benchmark() {
+    name=$1
+    shift
+    echo "== $name"
+    if [ -z "$json" ]; then
+        program "$name" "$logs/$name.log" "$logs/$name.out" "${limit:-1500}" "$here/$name" "$@"
+        return
+    fi
+    program "$name" "$logs/$name.log" "$json" "${limit:-1500}" "$here/$name" --json "$@"
+    own=$logs/$name.log.out
+    echo "$name: missed $(grep -c '"ok":false' "$own") of $(grep -c '"target":[0-9]' "$own") targets"
+    grep '"ok":false' "$own" |
+        sed 's/.*"case":"\([^"]*\)".*"ratio":\([^,]*\),"target":\([^,]*\),.*/missed: \1: ratio \2 of \3/'
 }
 
 # What the machine says; PyTorch brings libraries of its own, and is to have them.
@@ -354,22 +381,12 @@ if wants calibrate; then
     program calibrate "$logs/calibrate.log" "$logs/calibrate.out" "${limit:-300}" \
         "$here/calibrate" --output "$logs/calibration.json"
 fi
-if wants bench; then
-    echo "== bench"
-    if [ -n "$json" ]; then
-        program bench "$logs/bench.log" "$json" "${limit:-1500}" "$here/bench" --json "$@"
-        echo "bench: missed $(grep -c '"ok":false' "$json") of $(grep -c '"target":[0-9]' "$json") targets"
-        grep '"ok":false' "$json" |
-            sed 's/.*"case":"\([^"]*\)".*"ratio":\([^,]*\),"target":\([^,]*\),.*/missed: \1: ratio \2 of \3/'
-    else
-        program bench "$logs/bench.log" "$logs/bench.out" "${limit:-1500}" "$here/bench" "$@"
-    fi
-fi
-
-if wants bench-nixl && [ -x "$here/bench-nixl" ]; then
-    echo "== bench-nixl"
-    program bench-nixl "$logs/bench-nixl.log" "$logs/bench-nixl.out" "${limit:-1500}" \
-        "$here/bench-nixl"
+if wants bench; then benchmark bench "$@"; fi
+if wants bench-nixl && [ -x "$here/bench-nixl" ]; then benchmark bench-nixl "$@"; fi
+if wants kernel-rates && [ -x "$here/kernel-rates" ]; then
+    echo "== kernel-rates"
+    program kernel-rates "$logs/kernel-rates.log" "$logs/kernel-rates.out" "${limit:-300}" \
+        "$here/kernel-rates"
 fi
 
 echo "== sum"

@@ -208,6 +208,63 @@ fn benchmarks_write_json_and_take_arguments() {
     assert_eq!(last_line(&text), "0 passed, 0 failed, 1 skipped", "{text}");
 }
 
+/// What a suite writes of a target that it missed.
+fn missed(suite: &str, case: &str) -> String {
+    format!(
+        r#"{{"suite":"{suite}","case":"{case}","value":1.0,"unit":"ms","baseline":0.5,"baseline_name":"c","ratio":0.5,"target":0.98,"ok":false}}"#
+    )
+}
+
+#[test]
+fn both_benchmarks_write_json_take_arguments_and_own_up() {
+    let bundle = Bundle::new();
+    let [ours, nixl] = [missed("gpu", "a, b"), missed("nixl", "64 MiB, read")];
+    let program = |line| format!("#!/bin/sh\necho \"$*\" >\"$0.arguments\"\necho '{line}'\n");
+    bundle.program("bench", &program(&ours)).program("bench-nixl", &program(&nixl));
+    bundle.program("kernel-rates", "#!/bin/sh\necho 'contiguous: 1 on the device'\n");
+    let json = bundle.path().join("measured.json");
+    let asked = ["--json", json.to_str().unwrap(), "--", "--filter", "a b"];
+    let (text, code) = bundle.run(&[&["--only", "bench-nixl"], &asked[..]].concat());
+    assert_eq!((last_line(&text), code), ("1 passed, 0 failed, 0 skipped", 0), "{text}");
+    assert_eq!(fs::read_to_string(&json).unwrap(), format!("{nixl}\n"));
+    let said = "bench-nixl: missed 1 of 1 targets\nmissed: 64 MiB, read: ratio 0.5 of 0.98\n";
+    assert!(text.contains(said), "{text}");
+
+    // Together, each says what it missed itself.
+    bundle.program("offload", NO_DEVICE).program("calibrate", NO_DEVICE);
+    let (text, code) = bundle.run(&[&["--bench"], &asked[..]].concat());
+    assert_eq!((last_line(&text), code), ("3 passed, 0 failed, 3 skipped", 0), "{text}");
+    assert_eq!(fs::read_to_string(&json).unwrap(), format!("{ours}\n{nixl}\n"));
+    assert!(text.contains("bench: missed 1 of 1 targets\nmissed: a, b: "), "{text}");
+    assert!(text.contains(said), "{text}");
+    for name in ["bench.arguments", "bench-nixl.arguments"] {
+        let arguments = fs::read_to_string(bundle.path().join(name)).unwrap();
+        assert_eq!(arguments, "--json --filter a b\n", "{name}");
+    }
+
+    // What was asked for may be the other one's.
+    bundle.program("bench-nixl", "#!/bin/sh\n");
+    let (text, code) = bundle.run(&[&["--only", "bench-nixl"], &asked[..]].concat());
+    assert_eq!((last_line(&text), code), ("0 passed, 0 failed, 1 skipped", 0), "{text}");
+    assert!(text.contains("skipped: bench-nixl: it measured nothing, "), "{text}");
+}
+
+#[test]
+fn rates_of_the_kernels_are_shown_when_asked_for() {
+    let bundle = Bundle::new();
+    let said = "contiguous: 1300 on the device";
+    bundle.program("kernel-rates", &format!("#!/bin/sh\necho '{said}'\n"));
+    let (text, code) = bundle.run(&["--only", "kernel-rates"]);
+    assert_eq!((last_line(&text), code), ("1 passed, 0 failed, 0 skipped", 0), "{text}");
+    assert!(text.contains(&format!("== kernel-rates\n{said}\n")), "{text}");
+    assert!(!bundle.run(&["--filter", "none"]).0.contains("kernel-rates"), "it was not asked for");
+
+    bundle.program("kernel-rates", "#!/bin/sh\necho 'nothing to measure: there is no driver'\n");
+    let (text, code) = bundle.run(&["--only", "kernel-rates"]);
+    assert_eq!((last_line(&text), code), ("0 passed, 0 failed, 1 skipped", 0), "{text}");
+    assert!(text.contains("skipped: kernel-rates: there is no driver\n"), "{text}");
+}
+
 #[test]
 fn the_sanitizer_judges_only_the_kernels() {
     let bundle = Bundle::new();

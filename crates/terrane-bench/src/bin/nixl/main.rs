@@ -21,19 +21,32 @@ struct Arguments {
     /// The larger of the two amounts that are moved, in MiB
     #[arg(long, default_value_t = 1024)]
     size_mib: u32,
+    /// Moves little, a few times: whether everything still runs, not how fast
+    #[arg(long, conflicts_with = "size_mib")]
+    smoke: bool,
 }
 
 /// What is moved in the smaller cases.
 const SMALL: ByteCount = ByteCount::mib(64);
 
+/// What is moved in a smoke run, once: eight pieces of the longest, as many as it takes to scatter them.
+const SMOKE: ByteCount = ByteCount::mib(16);
+
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    keep_ucx_off_standard_output();
+    let mut arguments = Arguments::parse();
+    let [small, large] = if arguments.smoke {
+        arguments.settings.warm_up = 0;
+        arguments.settings.repeats = 1;
+        [SMOKE; 2]
+    } else {
+        [SMALL, ByteCount::mib(arguments.size_mib)]
+    };
     run("nixl", &arguments.settings, |settings, reporter| {
         // Without it the bindings would end the process at their first call.
         terrane_nixl::probe()?;
-        let large = ByteCount::mib(arguments.size_mib);
-        transfers::measure(SMALL, settings, reporter)?;
-        if large != SMALL {
+        transfers::measure(small, settings, reporter)?;
+        if large != small {
             // Long copies differ less from one another, and take their time.
             let fewer = Settings { repeats: settings.repeats.div_ceil(3), ..settings.clone() };
             transfers::measure(large, &fewer, reporter)?;
@@ -41,4 +54,15 @@ fn main() -> ExitCode {
         metadata::measure(settings, reporter)?;
         registration::measure(large, settings, reporter)
     })
+}
+
+/// Has UCX write what it has to say on standard error, unless the user has it elsewhere: by default it
+/// writes on standard output, where the figures are.
+#[expect(clippy::disallowed_methods, reason = "UCX is configured by its variables alone")]
+fn keep_ucx_off_standard_output() {
+    const LOG: &str = "UCX_LOG_FILE";
+    if std::env::var_os(LOG).is_none() {
+        // SAFETY: this is the first that runs here, so that no other thread looks at the environment.
+        unsafe { std::env::set_var(LOG, "stderr") };
+    }
 }

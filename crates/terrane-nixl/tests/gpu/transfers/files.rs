@@ -10,15 +10,15 @@ use terrane_testkit::pattern::Pattern;
 use terrane_transfer::{CopyEngine, DeviceOrder, Transfer, TransferManager};
 
 use super::{CONTIGUOUS, SEPARATE, SOME, agent, end, try_end};
-use crate::needs::{OnDevice, real_device};
-use crate::{chain, is_refused_by_cufile, with_gds};
+use crate::machine::{device, refused_by_cufile, with_gds};
+use crate::needs::OnDevice;
 
 const BLOCKS: u32 = 32;
 
 #[test]
 fn blocks_of_a_device_go_to_a_file_and_back_through_gds() {
     const TEST: &str = "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds";
-    let Some(context) = real_device(TEST, SOME) else { return };
+    let Some(context) = device(TEST, SOME) else { return };
     to_a_file_and_back(TEST, &context, "GDS");
 }
 
@@ -26,7 +26,7 @@ fn blocks_of_a_device_go_to_a_file_and_back_through_gds() {
 fn blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads() {
     const TEST: &str =
         "transfers::files::blocks_of_a_device_go_to_a_file_and_back_through_gds_with_threads";
-    let Some(context) = real_device(TEST, SOME) else { return };
+    let Some(context) = device(TEST, SOME) else { return };
     to_a_file_and_back(TEST, &context, "GDS_MT");
 }
 
@@ -39,11 +39,7 @@ fn to_a_file_and_back(test: &str, context: &Context, backend: &str) {
     let device = end(&DeviceAllocator::new(context), &agent, BLOCKS, SEPARATE);
     let file = match try_end(&files, &agent, BLOCKS, CONTIGUOUS) {
         Ok(file) => file,
-        Err(error) if is_refused_by_cufile(&error) => {
-            eprintln!("skipped: {test}: cuFile takes no file of {directory:?}: {}", chain(&error));
-            return;
-        }
-        Err(error) => panic!("{}", chain(&error)),
+        Err(error) => return refused_by_cufile(test, directory.path(), &error),
     };
     let access = OnDevice::new(context);
     let (data, poison) = (Pattern::new(3), Pattern::new(4));

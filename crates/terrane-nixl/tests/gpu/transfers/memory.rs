@@ -5,7 +5,8 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_transfer::DeviceOrder;
 
 use super::SOME;
-use crate::needs::{OnDevice, real_device};
+use crate::machine::device;
+use crate::needs::OnDevice;
 use crate::processes::{CONTIGUOUS, SEPARATE, there_and_back};
 
 /// Bytes were put there by a stream that has been waited for.
@@ -14,9 +15,9 @@ const ORDER: Option<DeviceOrder> = Some(DeviceOrder::AlreadySynchronised);
 #[test]
 fn device_memory_is_written_and_read_by_another_process() {
     const TEST: &str = "transfers::memory::device_memory_is_written_and_read_by_another_process";
-    let Some(context) = real_device(TEST, SOME) else { return };
-    let device = DeviceAllocator::new(&context);
-    let ends = ((&device, SEPARATE), (&device, SEPARATE));
+    let Some(context) = device(TEST, SOME) else { return };
+    let memory = DeviceAllocator::new(&context);
+    let ends = ((&memory, SEPARATE), (&memory, SEPARATE));
     there_and_back(TEST, ends.0, ends.1, &OnDevice::new(&context), ORDER);
 }
 
@@ -24,10 +25,10 @@ fn device_memory_is_written_and_read_by_another_process() {
 fn blocks_of_a_device_go_to_pinned_memory_of_another_process() {
     const TEST: &str =
         "transfers::memory::blocks_of_a_device_go_to_pinned_memory_of_another_process";
-    let Some(context) = real_device(TEST, SOME) else { return };
-    let device = DeviceAllocator::new(&context);
+    let Some(context) = device(TEST, SOME) else { return };
+    let memory = DeviceAllocator::new(&context);
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
-    let ends = ((&device, SEPARATE), (&pinned, CONTIGUOUS));
+    let ends = ((&memory, SEPARATE), (&pinned, CONTIGUOUS));
     there_and_back(TEST, ends.0, ends.1, &OnDevice::new(&context), ORDER);
 }
 
@@ -35,9 +36,9 @@ fn blocks_of_a_device_go_to_pinned_memory_of_another_process() {
 fn blocks_of_a_device_go_to_system_memory_of_another_process() {
     const TEST: &str =
         "transfers::memory::blocks_of_a_device_go_to_system_memory_of_another_process";
-    let Some(context) = real_device(TEST, SOME) else { return };
-    let device = DeviceAllocator::new(&context);
+    let Some(context) = device(TEST, SOME) else { return };
+    let memory = DeviceAllocator::new(&context);
     let system = SystemAllocator::new(SystemOptions::default());
-    let ends = ((&device, SEPARATE), (&system, SEPARATE));
+    let ends = ((&memory, SEPARATE), (&system, SEPARATE));
     there_and_back(TEST, ends.0, ends.1, &OnDevice::new(&context), ORDER);
 }

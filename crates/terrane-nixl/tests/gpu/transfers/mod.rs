@@ -1,7 +1,8 @@
-//! Blocks of a device: between two processes by UCX, and to files by GDS.
+//! Blocks of a device: between two processes by UCX, and to files by GDS or by way of pinned memory.
 
 mod files;
 mod memory;
+mod relayed;
 
 use terrane_core::{Allocate, ByteCount, Register};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutError, LayoutKind};

@@ -115,7 +115,7 @@ pub(super) fn job(
 ) -> Result<CopyJob, Failure> {
     let explain = || {
         let quote = engine.quote(&plan, &terms);
-        let explained = quote.map(|quote| Explanation::new(&plan, &**engine, quote));
+        let explained = quote.map(|quote| Explanation::new(&plan, &**engine, quote, Vec::new()));
         explained.map_err(|declined| Failure::declined(declined, part.step, engine.name()))
     };
     let explanation = guarded(explain)??;

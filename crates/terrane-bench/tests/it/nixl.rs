@@ -1,0 +1,88 @@
+//! The suite `nixl` over the library itself, with little to move.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use terrane_bench::Record;
+
+use crate::{succeeds, text};
+
+/// What the bindings alone may be faster by.
+const TARGET: f64 = 1.0 / 1.02;
+
+const LISTED: &str = "nixl-sys, descriptors listed anew";
+const PREPARED: &str = "nixl-sys, descriptors prepared";
+
+/// What a record should say: the unit, what it is compared with, and what was promised.
+type Expected = (String, &'static str, Vec<String>, Option<f64>);
+
+#[test]
+fn every_case_of_the_suite_nixl_runs() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nixl"));
+    // What UCX has to say is not to stand among the figures.
+    command.args(["--smoke", "--json"]).env("UCX_LOG_LEVEL", "info").env_remove("UCX_LOG_FILE");
+    let output = succeeds(command);
+    assert!(text(&output.stderr).contains("UCX"), "UCX logs nothing");
+    let lines = text(&output.stdout);
+    let records: Vec<Record> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let expected = expected();
+    let names = |cases: &mut dyn Iterator<Item = &String>| cases.cloned().collect::<BTreeSet<_>>();
+    assert_eq!(
+        names(&mut records.iter().map(|record| &record.case)),
+        names(&mut expected.iter().map(|(case, ..)| case)),
+    );
+    assert_eq!(records.len(), expected.len(), "a case is there twice");
+    for (case, unit, baselines, target) in &expected {
+        let record = records.iter().find(|record| record.case == *case).unwrap();
+        assert_eq!((&record.suite[..], &record.unit[..]), ("nixl", *unit), "{record:?}");
+        let baseline = record.baseline_name.clone().unwrap();
+        assert!(baselines.contains(&baseline), "{record:?}: {baselines:?}");
+        for number in [record.value, record.baseline, record.ratio] {
+            assert!(number.is_some_and(|number| number > 0.0), "{record:?}");
+        }
+        // Reading a number may round it.
+        let promised = record.target.map(|target| (target * 1e6).round());
+        assert_eq!(promised, target.map(|target| (target * 1e6).round()), "{record:?}");
+        // No time is promised of a smoke run, but what it says of its targets is so.
+        assert_eq!(record.ok, record.target <= record.ratio, "{record:?}");
+    }
+    // Both ways to use the bindings are there, and the target is the faster one.
+    let find = |case: &str| records.iter().find(|record| record.case == case).unwrap();
+    for faster in records.iter().filter(|record| record.case.ends_with("scattered")) {
+        let slower = find(&format!("{}, the slower way", faster.case));
+        assert_ne!(faster.baseline_name, slower.baseline_name);
+        assert!(faster.baseline <= slower.baseline, "{faster:?} {slower:?}");
+    }
+}
+
+fn expected() -> Vec<Expected> {
+    let mut all = Vec::new();
+    // The pieces, and how many of them 16 MiB are.
+    for (piece, count) in
+        [("4 KiB", 4096), ("32 KiB", 512), ("1 MiB", 16), ("whole blocks of 2 MiB", 8)]
+    {
+        for way in ["write", "read"] {
+            let case = format!("16 MiB in {piece}, {way}");
+            let either = || vec![LISTED.to_owned(), PREPARED.to_owned()];
+            let each = vec![format!("nixl-sys, {count} descriptors")];
+            let joined = vec!["nixl-sys, joined by hand".to_owned()];
+            all.extend([
+                (format!("{case}, scattered"), "ms", either(), Some(TARGET)),
+                (format!("{case}, scattered, the slower way"), "ms", either(), None),
+                (format!("{case}, neighbours"), "ms", each, None),
+                (format!("{case}, neighbours, joined"), "ms", joined, Some(TARGET)),
+            ]);
+        }
+    }
+    for case in [
+        "export of 80 layers",
+        "import of 80 layers, from a new peer",
+        "import of 80 layers, from a known peer",
+    ] {
+        all.push((case.to_owned(), "ms", vec!["limit".to_owned()], Some(1.0)));
+    }
+    let registered = "16 MiB registered".to_owned();
+    all.push((registered, "us", vec!["nixl-sys".to_owned()], Some(TARGET)));
+    all
+}

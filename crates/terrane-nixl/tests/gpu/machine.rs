@@ -1,0 +1,116 @@
+//! What the tests need of the machine: memory, a driver, a device that is real, and what cuFile needs.
+
+use std::error::Error;
+use std::path::Path;
+use std::process::Command;
+
+use terrane_core::DeviceId;
+use terrane_cuda::{Context, DriverVersion};
+use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError};
+
+use crate::chain;
+use crate::cufile::{Driver, UDEV, is_backend_failure, unknown_drive};
+use crate::needs::{self, Needs};
+
+/// The first driver that the CUDA runtime works with which UCX's modules and the plugins of GDS use,
+/// `libcudart.so.12`.
+const OLDEST: DriverVersion = DriverVersion { major: 12, minor: 0 };
+
+/// The first device, a real one, with a driver that NIXL can use; or `None` after having said what is
+/// missing.
+pub fn device(test: &str, needs: Needs) -> Option<Context> {
+    let context = needs::real_device(test, needs)?;
+    match too_old(context.driver().version().unwrap()) {
+        None => Some(context),
+        Some(reason) => {
+            eprintln!("skipped: {test}: {reason}");
+            None
+        }
+    }
+}
+
+/// As [`device`], and a second one, on which as much is free.
+pub fn two_devices(test: &str, needs: Needs) -> Option<[Context; 2]> {
+    let first = device(test, needs)?;
+    let reason = match Context::primary(DeviceId::new(1)) {
+        Ok(second) => {
+            let (free, _) = second.memory().unwrap();
+            if free >= needs.device {
+                return Some([first, second]);
+            }
+            format!("{} of memory needed of the second device, {free} free", needs.device)
+        }
+        Err(error) => format!("two devices needed: {error}"),
+    };
+    eprintln!("skipped: {test}: {reason}");
+    None
+}
+
+fn too_old(driver: DriverVersion) -> Option<String> {
+    (driver < OLDEST).then(|| format!("a driver of CUDA {OLDEST} needed, this one is of {driver}"))
+}
+
+/// An agent of this builder, which has GDS; or `None` after having said why cuFile's driver does not
+/// open here. Without a reason of the machine's, that fails the test, and so does whatever else is in
+/// the way: a plugin that does not load, say, or a library.
+#[track_caller]
+pub fn with_gds(test: &str, builder: AgentBuilder) -> Option<Agent> {
+    let error = match builder.build() {
+        Ok(agent) => return Some(agent),
+        Err(error) => error,
+    };
+    // The plugin loads and knows its parameters; then it opens cuFile's driver, and nothing else.
+    let reason = match error {
+        NixlError::Backend { .. } => Driver::here().reason(),
+        _ => None,
+    };
+    let Some(reason) = reason else { panic!("{}", chain(&error)) };
+    eprintln!("skipped: {test}: cuFile's driver does not open: {reason}: {}", chain(&error));
+    None
+}
+
+/// An agent with GDS alone, as [`with_gds`] has it.
+#[track_caller]
+pub fn gds(test: &str) -> Option<Agent> {
+    with_gds(test, AgentBuilder::unnamed().backend(BackendConfig::new("GDS")))
+}
+
+/// Says that the test is skipped, as cuFile takes no file that lies where `near` does. Without a
+/// reason of the machine's, the refusal fails the test.
+#[track_caller]
+pub fn refused_by_cufile(test: &str, near: &Path, error: &(dyn Error + 'static)) {
+    let reason = match is_backend_failure(error) {
+        true => unknown_drive(Path::new(UDEV), near),
+        false => None,
+    };
+    let Some(reason) = reason else { panic!("{}", chain(error)) };
+    eprintln!(
+        "skipped: {test}: cuFile takes no file of {}: {reason}: {}",
+        near.display(),
+        chain(error)
+    );
+}
+
+#[test]
+fn what_a_test_needs_and_a_device_has_not_is_named() {
+    const TEST: &str = "machine::what_a_test_needs_and_a_device_has_not_is_named";
+    const OTHER: &str = "device_memory_outlives_the_agent_that_registered_it";
+    let Some(context) = needs::device(TEST, needs::LITTLE) else { return };
+    if !needs::is_simulated(&context) {
+        eprintln!("skipped: {TEST}: a simulated device needed, whose memory can be chosen");
+        return;
+    }
+    let again = Command::new(std::env::current_exe().unwrap())
+        .args([OTHER, "--exact", "--nocapture"])
+        .env("TERRANE_SIMULATED_CUDA", "devices=1,memory=16MiB")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&again.stderr);
+    let expected = format!("skipped: {OTHER}: {} of device memory needed, ", needs::LITTLE.device);
+    assert!(again.status.success() && said.contains(&expected), "{said}");
+
+    let older = DriverVersion { major: 11, minor: 8 };
+    let said = too_old(older).unwrap();
+    assert!(said.contains("12.0") && said.contains("11.8"), "{said}");
+    assert_eq!(too_old(OLDEST), None);
+}

@@ -1,0 +1,81 @@
+//! A device and a file where NIXL has no backend for the device: by way of pinned memory, which is said.
+
+use std::sync::Arc;
+
+use terrane_cuda::{DeviceAllocator, EnginesOptions, engines};
+use terrane_layout::{LayoutBuilder, RegistrationState};
+use terrane_nixl::{AgentBuilder, BackendConfig, NixlEngine, NixlEngineOptions};
+use terrane_storage::{DiskAllocator, DiskOptions};
+use terrane_testkit::pattern::Pattern;
+use terrane_transfer::{
+    CopyEngine, Declined, DeviceOrder, Endpoint, Side, Transfer, TransferManager,
+};
+
+use super::{CONTIGUOUS, SEPARATE, SOME, config, end};
+use crate::chain;
+use crate::needs::{OnDevice, device_with_kernels};
+
+const BLOCKS: u32 = 8;
+
+/// The agent has POSIX and no GDS, and takes the file alone. So the transfer goes by the engines of the
+/// device and of the disk, though NIXL's is asked first; its reason is in the explanation.
+#[test]
+fn without_gds_a_device_and_a_file_exchange_blocks_by_way_of_pinned_memory() {
+    const TEST: &str = "transfers::relayed::without_gds_a_device_and_a_file_exchange_blocks_by_way_of_pinned_memory";
+    // A simulated one as well: NIXL does not touch the device here.
+    let Some(context) = device_with_kernels(TEST, SOME) else { return };
+    let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "64");
+    let agent = AgentBuilder::unnamed().backend(posix).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let file = end(&files, &agent, BLOCKS, CONTIGUOUS);
+    let on_device = LayoutBuilder::new(config(BLOCKS))
+        .kind(SEPARATE)
+        .allocate(&DeviceAllocator::new(&context))
+        .register_if_supported(&agent)
+        .build()
+        .unwrap();
+    // The layout knows who refused its memory, and why.
+    let state = on_device.registration_state();
+    let RegistrationState::Refused { cause, .. } = state else { panic!("{state:?}") };
+    let said = chain(&**cause);
+    assert!(said.contains("registers device 0 memory"), "{said}");
+    let on_device = Endpoint::new(on_device).unwrap();
+
+    let nixl = NixlEngine::new(&agent, NixlEngineOptions::default()).unwrap();
+    let mut all = vec![Arc::new(nixl) as Arc<dyn CopyEngine>];
+    all.extend(engines(&context, &EnginesOptions::default()).unwrap());
+    let manager = TransferManager::new(all);
+    let access = OnDevice::new(&context);
+    let (data, other) = (Pattern::new(7), Pattern::new(8));
+    let blocks: Vec<u32> = (0..BLOCKS).collect();
+    data.fill_with(&on_device, &blocks, &access).unwrap();
+    other.fill(&file).unwrap();
+    let make = |transfer: Transfer, unregistered: Side| {
+        let transfer = transfer.device_order(DeviceOrder::AlreadySynchronised);
+        let explanation = manager.explain(&transfer).unwrap();
+        assert_eq!(explanation.engine, "relay", "{explanation}");
+        assert!(explanation.reason.contains("by way of pinned memory"), "{explanation}");
+        let declined = ("nixl", Declined::NotRegistered(unregistered));
+        assert!(explanation.declined.contains(&declined), "{explanation:?}");
+        let said = format!("declined by nixl: {}", declined.1);
+        assert!(explanation.to_string().contains(&said), "{explanation}");
+        let report = manager.submit(transfer, ()).unwrap().wait().result.unwrap();
+        assert_eq!(report.explanation.engine, "relay", "{report}");
+        assert!(report.explanation.declined.contains(&declined), "{report}");
+    };
+
+    // Some blocks to the file, where the others stay as they were.
+    make(Transfer::new(&on_device, &file).blocks(&[7, 2, 4], &[0, 5, 3]), Side::Source);
+    data.verify_with(&file, &[0, 5, 3], &[7, 2, 4], 0..4, &access).unwrap().assert_clean("written");
+    let untouched = [1, 2, 4, 6, 7];
+    let seen = other.verify_with(&file, &untouched, &untouched, 0..4, &access).unwrap();
+    seen.assert_clean("beside what was written");
+    // And from the file to others of the device.
+    make(Transfer::new(&file, &on_device).blocks(&[5, 6], &[1, 0]), Side::Destination);
+    data.verify_with(&on_device, &[1], &[2], 0..4, &access).unwrap().assert_clean("read back");
+    other.verify_with(&on_device, &[0], &[6], 0..4, &access).unwrap().assert_clean("read");
+    let untouched: Vec<u32> = (2..BLOCKS).collect();
+    let seen = data.verify_with(&on_device, &untouched, &untouched, 0..4, &access).unwrap();
+    seen.assert_clean("beside what was read");
+}
