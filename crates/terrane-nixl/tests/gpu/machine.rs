@@ -106,7 +106,8 @@ fn what_a_test_needs_and_a_device_has_not_is_named() {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&again.stderr);
-    let expected = format!("skipped: {OTHER}: {} of device memory needed, ", needs::LITTLE.device);
+    let expected =
+        format!("skipped: {OTHER}: {} of device 0's memory needed, ", needs::LITTLE.device);
     assert!(again.status.success() && said.contains(&expected), "{said}");
 
     let older = DriverVersion { major: 11, minor: 8 };
