@@ -29,11 +29,13 @@
 pub mod conformance;
 pub mod device;
 pub mod engine;
+pub mod events;
 pub mod fault;
 pub mod leaks;
 pub mod memory;
 pub mod model;
 pub mod mounted;
+pub mod needs;
 pub mod pattern;
 pub mod peer;
 pub mod process;

@@ -4,6 +4,7 @@ use terrane_core::{
     Allocate, BoxedCause, ByteCount, DeviceId, HostAddress, Location, RegionRequest,
 };
 use terrane_cuda::{Context, DeviceAllocator, DriverVersion, Stream};
+use terrane_testkit::needs as machine;
 use terrane_testkit::pattern::{InProcess, PieceAccess};
 
 /// What a test needs.
@@ -20,21 +21,17 @@ pub const LITTLE: Needs = Needs { device: ByteCount::mib(64), host: ByteCount::m
 
 /// The first device, or `None` after having said what is missing.
 pub fn device(test: &str, needs: Needs) -> Option<Context> {
-    said(test, check(0, needs))
-}
-
-fn said<T>(test: &str, found: Result<T, BoxedCause>) -> Option<T> {
-    found.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()
+    machine::or_skipped(test, check(0, needs))
 }
 
 /// As [`device`], but one that can run the copy kernels, by its driver and by itself.
 pub fn device_with_kernels(test: &str, needs: Needs) -> Option<Context> {
-    said(test, check_with_kernels(needs))
+    machine::or_skipped(test, check_with_kernels(needs))
 }
 
 /// As [`device_with_kernels`], and a second device, which has to have what is needed as well.
 pub fn two_devices(test: &str, needs: Needs) -> Option<[Context; 2]> {
-    said(test, check_two(needs))
+    machine::or_skipped(test, check_two(needs))
 }
 
 /// As [`device`], but not one that is simulated: for what is measured, for what takes as much memory
@@ -79,17 +76,8 @@ fn check(number: u32, needs: Needs) -> Result<Context, BoxedCause> {
     let context = Context::primary(DeviceId::new(number))
         .map_err(|error| format!("device {number} needed: {error}"))?;
     let (free, _) = context.memory()?;
-    if free < needs.device {
-        let needed = needs.device;
-        return Err(format!("{needed} of device {number}'s memory needed, {free} free").into());
-    }
-    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib: u64 = line.ok_or("no MemAvailable")?.trim().trim_end_matches(" kB").parse()?;
-    let available = ByteCount::product(&[("KiB", kib), ("bytes", 1024)])?;
-    if available < needs.host {
-        return Err(format!("{} of host memory needed, {available} available", needs.host).into());
-    }
+    machine::of_device(number, free, needs.device)?;
+    machine::of_host(needs.host)?;
     Ok(context)
 }
 

@@ -59,6 +59,14 @@ fn both_ways(
     Ok(([at_once, rising], early))
 }
 
+/// How each way to bring memory up is refused, and how the trait says it.
+fn refusals(allocator: &PinnedAllocator) -> ([CudaError; 2], AllocateError) {
+    let request = RegionRequest::new(ByteCount::mib(6));
+    let at_once = allocator.bring_up(&request).unwrap_err();
+    let in_background = allocator.bring_up_in_background(&request).unwrap_err();
+    ([at_once, in_background], allocator.allocate(&request).unwrap_err())
+}
+
 /// What each report says of the node, which is the same of all.
 fn said(memories: &[PinnedMemory; 2], early: &CapabilityReport) -> Grant {
     let [at_once, rising] = memories.each_ref().map(Memory::capabilities);
@@ -140,14 +148,11 @@ fn a_node_that_is_not_there_is_reported_or_an_error() {
     drop(memories);
 
     let required = near(&context, &topology, Wish::Required);
-    let request = RegionRequest::new(ByteCount::mib(6));
-    let errors =
-        [required.bring_up(&request).err(), required.bring_up_in_background(&request).err()];
-    for error in errors.map(Option::unwrap) {
+    let (errors, error) = refusals(&required);
+    for error in errors {
         let CudaError::HostMemory { source } = &error else { panic!("{error}") };
         assert!(matches!(**source, StorageError::Capability(_)), "{error}");
     }
-    let error = required.allocate(&request).unwrap_err();
     assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
     assert_all_gone(&context);
 }
@@ -170,14 +175,11 @@ fn a_device_without_a_node_is_reported_or_an_error() {
         drop(memories);
 
         let required = near(&context, &topology, Wish::Required);
-        let request = RegionRequest::new(ByteCount::mib(6));
-        let errors =
-            [required.bring_up(&request).err(), required.bring_up_in_background(&request).err()];
-        for error in errors.map(Option::unwrap) {
+        let (errors, error) = refusals(&required);
+        for error in errors {
             let CudaError::Capability(missing) = &error else { panic!("{error}") };
             assert_eq!(missing.outcome.capability, Capability::NumaBinding, "{error}");
         }
-        let error = required.allocate(&request).unwrap_err();
         assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
     }
     assert_all_gone(&context);

@@ -6,9 +6,9 @@ use std::time::Duration;
 use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
 use terrane_cuda::{Context, CudaError, DriverCode, Held, PinnedAllocator, PinnedOptions};
 use terrane_storage::{Progress, StorageError};
+use terrane_testkit::events::AtEvents;
 use terrane_testkit::process::in_child;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::Subscriber;
 
 use crate::faults;
 use crate::needs::{LITTLE, device};
@@ -18,29 +18,9 @@ const PART: ByteCount = ByteCount::mib(4);
 const PARTS: u64 = 6;
 const OUT_OF_MEMORY: DriverCode = DriverCode::OUT_OF_MEMORY;
 
-/// Calls what it holds at each event of the pinned memory of this thread.
-struct AtEvents<F>(F);
-
-impl<F: Fn() + Send + Sync + 'static> Subscriber for AtEvents<F> {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("terrane_cuda::memory::pinned")
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &Event<'_>) {
-        (self.0)();
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
+/// Calls a function at each event of pinned memory.
+fn at_events(run: impl Fn() + Send + Sync + 'static) -> impl Subscriber + Send + Sync {
+    AtEvents::of("terrane_cuda::memory::pinned", move |_| run())
 }
 
 /// What is touched, what is ready, and all.
@@ -74,7 +54,7 @@ fn memory_is_ready_when_all_of_it_is_registered() {
         let during = Arc::new(Mutex::new(Vec::new()));
         let look = {
             let (during, progress) = (Arc::clone(&during), progress.clone());
-            AtEvents(move || during.lock().unwrap().push(seen(&progress)))
+            at_events(move || during.lock().unwrap().push(seen(&progress)))
         };
         let memory =
             tracing::subscriber::with_default(look, || pinned.bring_up(&request()).unwrap());
@@ -97,7 +77,7 @@ fn in_the_background_what_is_registered_is_ready() {
         let during = Arc::new(Mutex::new(Vec::new()));
         let look = {
             let (during, progress) = (Arc::clone(&during), progress.clone());
-            AtEvents(move || during.lock().unwrap().push(progress.ready()))
+            at_events(move || during.lock().unwrap().push(progress.ready()))
         };
         // Of all threads, as another one registers.
         tracing::subscriber::set_global_default(look).unwrap();
@@ -175,7 +155,7 @@ fn a_bring_up_is_cancelled_between_registrations() {
     let pinned = in_parts(&context, Wish::Preferred, &progress);
     let look = {
         let progress = progress.clone();
-        AtEvents(move || progress.cancel())
+        at_events(move || progress.cancel())
     };
     let error =
         tracing::subscriber::with_default(look, || pinned.bring_up(&request()).unwrap_err());

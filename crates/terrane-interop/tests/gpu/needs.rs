@@ -3,6 +3,7 @@
 
 use terrane_core::{BoxedCause, ByteCount, DeviceId};
 use terrane_cuda::Context;
+use terrane_testkit::needs as machine;
 
 /// What a test needs.
 #[derive(Clone, Copy)]
@@ -40,36 +41,23 @@ impl Needs {
 
 /// The first device, or `None` after having said what is missing.
 pub fn device(test: &str, needs: Needs) -> Option<Context> {
-    said(test, check(0, needs))
+    machine::or_skipped(test, check(0, needs))
 }
 
 /// The first two devices, or `None` after having said what is missing of which.
 pub fn two_devices(test: &str, needs: Needs) -> Option<[Context; 2]> {
-    said(test, check(0, needs).and_then(|first| Ok([first, check(1, needs)?])))
-}
-
-fn said<T>(test: &str, found: Result<T, BoxedCause>) -> Option<T> {
-    found.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()
+    machine::or_skipped(test, check(0, needs).and_then(|first| Ok([first, check(1, needs)?])))
 }
 
 fn check(number: u32, needs: Needs) -> Result<Context, BoxedCause> {
     let context = Context::primary(DeviceId::new(number))
         .map_err(|error| format!("device {number} needed: {error}"))?;
     let (free, _) = context.memory()?;
-    if free < needs.device {
-        let needed = needs.device;
-        return Err(format!("{needed} of device {number}'s memory needed, {free} free").into());
-    }
+    machine::of_device(number, free, needs.device)?;
     if needs.pools && !context.device().has_memory_pools {
         return Err(format!("a driver with pools of device {number}'s memory needed").into());
     }
-    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib: u64 = line.ok_or("no MemAvailable")?.trim().trim_end_matches(" kB").parse()?;
-    let available = ByteCount::product(&[("KiB", kib), ("bytes", 1024)])?;
-    if available < needs.host {
-        return Err(format!("{} of host memory needed, {available} available", needs.host).into());
-    }
+    machine::of_host(needs.host)?;
     Ok(context)
 }
 

@@ -9,44 +9,24 @@ use terrane_cuda::{CopyPath, DeviceEngineOptions};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{check_transfer, end_of, ordered};
+use terrane_testkit::events::AtEvents;
 use terrane_testkit::model::Image;
 use terrane_testkit::process::in_child;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{Transfer, TransferError};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::Event;
 
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config};
 use crate::needs::{LITTLE, device_with_kernels as device};
 
-/// A subscriber that panics on the threads of feeders, and counts how often.
-struct Panicking;
-
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-impl Subscriber for Panicking {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
+/// What foreign code does on the threads of feeders.
+fn panic_on_feeders(_: &Event<'_>) {
+    if thread::current().name().is_some_and(|name| name.starts_with("terrane-cuda-feed-")) {
+        PANICS.fetch_add(1, Ordering::SeqCst);
+        panic!("a subscriber that panics");
     }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &Event<'_>) {
-        if thread::current().name().is_some_and(|name| name.starts_with("terrane-cuda-feed-")) {
-            PANICS.fetch_add(1, Ordering::SeqCst);
-            panic!("a subscriber that panics");
-        }
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
 }
 
 /// A job whose feeder panics ends as one that was dropped, and not before the device is done with
@@ -59,7 +39,7 @@ fn a_feeder_that_panics_waits_for_what_it_has_submitted() {
         let Some(driver) = SimulatedCuda::find() else {
             return eprintln!("skipped: {name}: no simulated driver, whose calls can fail");
         };
-        tracing::subscriber::set_global_default(Panicking).unwrap();
+        tracing::subscriber::set_global_default(AtEvents::any(panic_on_feeders)).unwrap();
         // This thread has the context for good, and so makes none of the calls that fail.
         let ordinal = usize::try_from(context.device().id.get()).unwrap();
         CudaContext::new(ordinal).unwrap().bind_to_thread().unwrap();

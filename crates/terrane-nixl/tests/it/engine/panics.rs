@@ -5,47 +5,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrane_nixl::NixlEngineOptions;
 use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::events::AtEvents;
 use terrane_testkit::process::in_child;
 use terrane_transfer::{Transfer, TransferError, TransferManager};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::Event;
 
 use super::support::*;
 
-/// Panics at the first thing that it is told on an engine's thread, once it is armed.
-struct Panics;
-
 static ARMED: AtomicBool = AtomicBool::new(false);
 
-impl Subscriber for Panics {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
+/// Panics at the first event on an engine's thread, once that is armed.
+fn panic_if_armed(event: &Event<'_>) {
+    let is_engine = std::thread::current().name() == Some("terrane-nixl");
+    if is_engine && ARMED.swap(false, Ordering::Relaxed) {
+        panic!("at {:?}", event.metadata());
     }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let is_engine = std::thread::current().name() == Some("terrane-nixl");
-        if is_engine && ARMED.swap(false, Ordering::Relaxed) {
-            panic!("at {:?}", event.metadata());
-        }
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
 }
 
 #[test]
 fn nobody_waits_for_an_engine_whose_thread_has_panicked() {
     in_child("engine::panics::nobody_waits_for_an_engine_whose_thread_has_panicked", || {
-        tracing::subscriber::set_global_default(Panics).unwrap();
+        tracing::subscriber::set_global_default(AtEvents::any(panic_if_armed)).unwrap();
         let pair = Pair::new();
         let manager = TransferManager::new([pair.engine(NixlEngineOptions::default())]);
         let (local, remote) =

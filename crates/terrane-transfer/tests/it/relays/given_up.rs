@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use terrane_core::{Allocate, AllocateError};
+use terrane_core::AllocateError;
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::engine::{Fault, InjectedFault, SimulatedEngine};
@@ -12,55 +12,18 @@ use terrane_testkit::fault::{Failing, FaultInjectingAllocator};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
 use terrane_transfer::engines::{
-    DiskEngine, DiskEngineOptions, RelayEngine, RelayOptions, RelaySlots, StepFailed,
+    DiskEngine, DiskEngineOptions, RelayEngine, RelaySlots, StepFailed,
 };
-use terrane_transfer::{DeviceOrder, Endpoint, Report, Transfer, TransferError, TransferManager};
+use terrane_transfer::{DeviceOrder, Report, Transfer, TransferError, TransferManager};
 
+use super::rig::{ReleaseAll, Steered};
 use super::{BLOCK, slots, to_device, to_system, until};
 use crate::support::*;
 
-struct Rig {
-    /// Drops first: a relay waits for its parts, and a test that fails must not.
-    _release: [ReleaseAll; 2],
-    device: Arc<SimulatedEngine>,
-    system: Arc<SimulatedEngine>,
-    relay: Arc<RelayEngine>,
-    manager: TransferManager,
-    source: Endpoint,
-    destination: Endpoint,
-}
-
-/// Gives up what hangs.
-struct ReleaseAll(Arc<SimulatedEngine>);
-
-impl Drop for ReleaseAll {
-    fn drop(&mut self) {
-        self.0.give_up_hung();
-    }
-}
-
-impl Rig {
-    fn new(options: &RelayOptions) -> Self {
-        Self::over(HeapAllocator::pinned(), options)
-    }
-
-    fn over(bounce: impl Allocate + Send + Sync + 'static, options: &RelayOptions) -> Self {
-        let device = Arc::new(SimulatedEngine::new(to_device()));
-        let system = Arc::new(SimulatedEngine::new(to_system()));
-        let relay = RelayEngine::new(device.clone(), system.clone(), bounce, options).unwrap();
-        let relay = Arc::new(relay);
-        let manager = TransferManager::new([relay.clone() as _]);
-        let source = endpoint_in(&HeapAllocator::simulated_device(0), config(16), OUTER_FIRST);
-        let destination = endpoint(config(16), CONTIGUOUS);
-        Pattern::new(1).fill(&source).unwrap();
-        let _release = [ReleaseAll(device.clone()), ReleaseAll(system.clone())];
-        Self { _release, device, system, relay, manager, source, destination }
-    }
-
-    fn transfer(&self, blocks: &[u32]) -> Transfer {
-        Transfer::new(&self.source, &self.destination)
-            .blocks(blocks, blocks)
-            .device_order(DeviceOrder::AlreadySynchronised)
+impl Steered {
+    /// Of blocks to those of the same numbers.
+    fn across(&self, blocks: &[u32]) -> Transfer {
+        self.transfer(blocks, blocks)
     }
 
     fn assert_claimed(&self, block: u32) {
@@ -70,7 +33,7 @@ impl Rig {
 
     /// These blocks arrive.
     fn assert_copies(&self, blocks: &[u32]) {
-        end_of(self.manager.submit(self.transfer(blocks), ()).unwrap()).result.unwrap();
+        end_of(self.manager.submit(self.across(blocks), ()).unwrap()).result.unwrap();
         let found = Pattern::new(1).verify_blocks(&self.destination, blocks, blocks, 0..4);
         found.unwrap().assert_clean("all");
     }
@@ -89,14 +52,14 @@ fn assert_hung(result: Result<Report, TransferError>, engine: &str) {
 fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
     for second_hop in [false, true] {
         let pinned = HeapAllocator::pinned();
-        let rig = Rig::over(pinned.clone(), &slots(4, BLOCK));
+        let rig = Steered::over(pinned.clone(), &slots(4, BLOCK));
         let engine = if second_hop { &rig.system } else { &rig.device };
         // As many as the engine has at a time.
         engine.fail_next(Fault::Hang);
         engine.fail_next(Fault::Hang);
-        let completion = rig.manager.submit(rig.transfer(&[0, 1]), ()).unwrap();
+        let completion = rig.manager.submit(rig.across(&[0, 1]), ()).unwrap();
         until(|| engine.hung() == 2);
-        let waiting = rig.manager.submit(rig.transfer(&[2, 3]), ()).unwrap();
+        let waiting = rig.manager.submit(rig.across(&[2, 3]), ()).unwrap();
         assert!(!completion.has_ended() && !waiting.has_ended());
 
         engine.give_up_hung();
@@ -122,13 +85,13 @@ fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
 
 #[test]
 fn a_transfer_that_waits_for_its_turn_ends_by_its_deadline() {
-    let rig = Rig::new(&slots(4, BLOCK));
+    let rig = Steered::new(&slots(4, BLOCK));
     rig.system.fail_next(Fault::Hang);
     rig.system.fail_next(Fault::Hang);
-    let hung = rig.manager.submit(rig.transfer(&[0, 1]), ()).unwrap();
+    let hung = rig.manager.submit(rig.across(&[0, 1]), ()).unwrap();
     until(|| rig.system.hung() == 2);
     let deadline = Instant::now() + Duration::from_millis(5);
-    let late = rig.manager.submit(rig.transfer(&[2, 3]).deadline(deadline), ()).unwrap();
+    let late = rig.manager.submit(rig.across(&[2, 3]).deadline(deadline), ()).unwrap();
     let error = end_of(late).result.unwrap_err();
     assert!(matches!(error, TransferError::DeadlineExceeded { .. }), "{error:?}");
     assert!(!hung.has_ended());
@@ -141,13 +104,13 @@ fn a_transfer_that_waits_for_its_turn_ends_by_its_deadline() {
 
 #[test]
 fn a_relay_drops_though_copies_go_on() {
-    let rig = Rig::new(&slots(4, BLOCK));
+    let rig = Steered::new(&slots(4, BLOCK));
     rig.device.fail_next(Fault::Hang);
-    let completion = rig.manager.submit(rig.transfer(&[0]), ()).unwrap();
+    let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
     until(|| rig.device.hung() == 1);
     rig.device.give_up_hung();
     assert_hung(end_of(completion).result, "device");
-    let Rig { device, relay, manager, source, .. } = rig;
+    let Steered { device, relay, manager, source, .. } = rig;
     drop((relay, manager));
     assert!(source.hold_for_write(&[0]).is_err());
     device.end_given_up();
@@ -164,13 +127,13 @@ fn without_memory_for_another_slot_transfers_fail() {
         }
     }));
     let bounce = FaultInjectingAllocator::new(HeapAllocator::pinned(), only_the_first);
-    let rig = Rig::over(bounce, &slots(1, BLOCK));
+    let rig = Steered::over(bounce, &slots(1, BLOCK));
     rig.device.fail_next(Fault::Hang);
-    let completion = rig.manager.submit(rig.transfer(&[0]), ()).unwrap();
+    let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
     until(|| rig.device.hung() == 1);
     rig.device.give_up_hung();
     assert_hung(end_of(completion).result, "device");
-    let error = end_of(rig.manager.submit(rig.transfer(&[1]), ()).unwrap()).result.unwrap_err();
+    let error = end_of(rig.manager.submit(rig.across(&[1]), ()).unwrap()).result.unwrap_err();
     let TransferError::Engine { engine: "relay", source } = error else { panic!("{error:?}") };
     assert!(source.is::<AllocateError>(), "{source:?}");
     assert_eq!(rig.relay.slots(), RelaySlots { held: 0, most: 1, refused: 1, given_up: 1 });

@@ -3,6 +3,7 @@
 mod given_up;
 mod hops;
 mod panics;
+mod rig;
 mod steered;
 
 use std::any::Any;

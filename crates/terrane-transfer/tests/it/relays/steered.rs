@@ -3,66 +3,21 @@
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 
-use terrane_core::{Allocate, AllocateError, ByteCount};
+use terrane_core::{AllocateError, ByteCount};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::device::SimulatedStream;
-use terrane_testkit::engine::{Fault, InjectedFault, SimulatedEngine};
+use terrane_testkit::engine::{Fault, InjectedFault};
 use terrane_testkit::fault::{Failing, FaultInjectingAllocator};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
 use terrane_transfer::engines::{
-    HostEngine, HostEngineOptions, RelayEngine, RelayOptions, RelaySlots, RelayStep, StepFailed,
+    HostEngine, HostEngineOptions, RelayEngine, RelaySlots, RelayStep, StepFailed,
 };
-use terrane_transfer::{Declined, DeviceOrder, Endpoint, Transfer, TransferError, TransferManager};
+use terrane_transfer::{Declined, Transfer, TransferError, TransferManager};
 
-use super::{BLOCK, slots, to_device, to_system, until};
+use super::rig::Steered;
+use super::{BLOCK, slots, until};
 use crate::support::*;
-
-/// A relay between simulated engines that the test steers.
-struct Steered {
-    /// Drops first: a relay waits for its parts, and a test that fails must not.
-    _release: [ReleaseAll; 2],
-    device: Arc<SimulatedEngine>,
-    system: Arc<SimulatedEngine>,
-    relay: Arc<RelayEngine>,
-    manager: TransferManager,
-    source: Endpoint,
-    destination: Endpoint,
-}
-
-/// Lets go of what an engine holds back.
-struct ReleaseAll(Arc<SimulatedEngine>);
-
-impl Drop for ReleaseAll {
-    fn drop(&mut self) {
-        self.0.release_all();
-    }
-}
-
-impl Steered {
-    fn new(options: &RelayOptions) -> Self {
-        Self::over(HeapAllocator::pinned(), options)
-    }
-
-    fn over(bounce: impl Allocate + Send + Sync + 'static, options: &RelayOptions) -> Self {
-        let device = Arc::new(SimulatedEngine::new(to_device()));
-        let system = Arc::new(SimulatedEngine::new(to_system()));
-        let relay = RelayEngine::new(device.clone(), system.clone(), bounce, options).unwrap();
-        let relay = Arc::new(relay);
-        let manager = TransferManager::new([relay.clone() as _]);
-        let source = endpoint_in(&HeapAllocator::simulated_device(0), config(16), OUTER_FIRST);
-        let destination = endpoint(config(16), CONTIGUOUS);
-        Pattern::new(1).fill(&source).unwrap();
-        let _release = [ReleaseAll(system.clone()), ReleaseAll(device.clone())];
-        Self { _release, device, system, relay, manager, source, destination }
-    }
-
-    fn transfer(&self, from: &[u32], to: &[u32]) -> Transfer {
-        Transfer::new(&self.source, &self.destination)
-            .blocks(from, to)
-            .device_order(DeviceOrder::AlreadySynchronised)
-    }
-}
 
 #[test]
 fn first_hops_go_on_while_second_hops_run_in_as_many_slots_as_there_are() {
