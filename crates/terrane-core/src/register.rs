@@ -47,29 +47,31 @@ pub trait Register {
 }
 
 /// A registration that is in force. Dropping it deregisters.
-pub struct Registration {
+pub struct Registration(Box<InForce<dyn Send + Sync>>);
+
+struct InForce<H: ?Sized> {
     record: RegistrationRecord,
     /// Whatever deregisters when it drops.
-    _handle: Box<dyn Send + Sync>,
+    _handle: H,
 }
 
 impl Registration {
     /// A registration described by `record`, which `handle` ends when it drops.
     #[must_use]
     pub fn new(record: RegistrationRecord, handle: impl Send + Sync + 'static) -> Self {
-        Self { record, _handle: Box::new(handle) }
+        Self(Box::new(InForce { record, _handle: handle }))
     }
 
     /// What was registered, with whom.
     #[must_use]
     pub fn record(&self) -> &RegistrationRecord {
-        &self.record
+        &self.0.record
     }
 }
 
 impl fmt::Debug for Registration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Registration").field(&self.record).finish()
+        f.debug_tuple("Registration").field(self.record()).finish()
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use terrane_core::BackendName;
 
-use super::{Backend, Ios, ThreadMode};
+use super::{Backend, Ios, Options, ThreadMode};
 use crate::backend::Parameter;
 use crate::{BackendConfig, Found, MemoryType, NixlError, Status};
 
@@ -77,9 +77,10 @@ fn create(
         memory.extend(MemoryType::from_raw(types.get(index).map_err(asking)?));
     }
     memory.sort_unstable();
+    let options = Options::naming(&raw).map_err(Status::during("naming a backend"))?;
     let ios = Ios::of(&config);
     let BackendConfig { name, demand, file_access, .. } = config;
-    Ok(Backend { name, raw, memory, demand, file_access, ios })
+    Ok(Backend { name, raw, options, memory, demand, file_access, ios })
 }
 
 fn check_texts(config: &BackendConfig) -> Result<(), NixlError> {

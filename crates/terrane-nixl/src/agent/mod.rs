@@ -5,6 +5,7 @@ mod create;
 mod environment;
 mod ios;
 mod name;
+mod options;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -20,6 +21,7 @@ use crate::peers::Peers;
 use crate::register::{Registrar, Table};
 use crate::{MemoryType, NixlError};
 use name::ClaimedName;
+use options::Options;
 
 /// A NIXL agent with its backends.
 ///
@@ -52,12 +54,25 @@ struct Inner {
 pub(crate) struct Backend {
     pub(crate) name: BackendName,
     pub(crate) raw: nixl_sys::Backend,
+    options: Options,
     /// The types of memory that it says it takes.
     pub(crate) memory: Vec<MemoryType>,
     pub(crate) demand: Demand,
     pub(crate) file_access: FileAccess,
     /// How much it can have in flight, where that has an end.
     pub(crate) ios: Option<Arc<Ios>>,
+}
+
+impl Backend {
+    /// Options that name this backend and nothing else.
+    pub(crate) fn options(&self) -> &nixl_sys::OptArgs {
+        self.options.raw()
+    }
+
+    /// Options that name this backend, and carry a message with the request.
+    pub(crate) fn telling(&self, message: &[u8]) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
+        options::telling(&self.raw, message)
+    }
 }
 
 impl Agent {

@@ -281,21 +281,18 @@ impl Flight {
     ) -> Result<nixl_sys::XferRequest, Refused> {
         let Some(job) = &self.job else { return Err(Refused::Status(Status::Bindings)) };
         let status = |error| Refused::Status(Status::of(&error));
-        let mut options = nixl_sys::OptArgs::new().map_err(status)?;
-        if let Some(backend) = self.route.backend(agent) {
-            options.add_backend(&backend.raw).map_err(status)?;
-        }
-        if let Some(message) = message {
-            options.set_notification_message(message).map_err(status)?;
-            options.set_has_notification(true).map_err(status)?;
-        }
-        if let Some(request) = self.prepared_request(agent, stretch, numbers, &options) {
+        let Some(backend) = self.route.backend(agent) else {
+            return Err(Refused::Status(Status::NotFound));
+        };
+        let telling = message.map(|m| backend.telling(m)).transpose().map_err(status)?;
+        let options = telling.as_ref().unwrap_or_else(|| backend.options());
+        if let Some(request) = self.prepared_request(agent, stretch, numbers, options) {
             return Ok(request);
         }
         let [here, there] = stretch.lists(job.plan(), &self.route)?;
         let (operation, peer) = (self.route.operation.raw(), self.route.peer_name(agent));
         let raw = agent.raw();
-        raw.create_xfer_req(operation, &here, &there, peer.as_str(), Some(&options)).map_err(status)
+        raw.create_xfer_req(operation, &here, &there, peer.as_str(), Some(options)).map_err(status)
     }
 
     /// A request from prepared lists. `None` if there are none for it, or NIXL does not take them: then

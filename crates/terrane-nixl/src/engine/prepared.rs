@@ -189,10 +189,9 @@ impl List {
         let end = if is_local { here } else { there };
         let begun = std::time::Instant::now();
         let list = all_pieces(end, route.backend, &due.numbering)?;
-        let mut options = nixl_sys::OptArgs::new().ok()?;
-        options.add_backend(&route.backend(agent)?.raw).ok()?;
+        let options = route.backend(agent)?.options();
         let prepare = |name: &str| {
-            agent.raw().prepare_xfer_dlist(name, &list, Some(&options)).map_err(|error| {
+            agent.raw().prepare_xfer_dlist(name, &list, Some(options)).map_err(|error| {
                 let status = Status::of(&error);
                 tracing::debug!(agent = %agent.name(), %status, "no descriptors were prepared");
             })

@@ -9,6 +9,7 @@ mod tests;
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use terrane_core::{
     AgentName, Alignment, BackendOutcome, Limits, Memory, Register, RegisterError, Registration,
     RegistrationRecord, Span,
@@ -21,7 +22,7 @@ pub(crate) use table::Table;
 use crate::agent::Backend;
 use crate::error::SharedCause;
 use crate::{Agent, Demand, FileAccess, Refusal};
-use table::Held;
+use table::{Asked, Held};
 
 /// Some of an agent's backends, and how much a registration depends on each: what
 /// [`Agent::registrar`] returns.
@@ -53,11 +54,11 @@ impl Register for Registrar {
 
     /// As for [`Agent`], of these backends alone.
     fn limits(&self) -> Limits {
-        limits(&self.agent, &self.chosen)
+        limits(&self.agent, self.chosen.iter().copied())
     }
 
     unsafe fn register_span(&self, memory: &dyn Memory) -> Result<Registration, RegisterError> {
-        register(&self.agent, &self.chosen, &Span::of(memory))
+        register(&self.agent, self.chosen.iter().copied(), &Span::of(memory))
     }
 }
 
@@ -69,55 +70,62 @@ impl Register for Agent {
     /// Whole pages with a backend that goes around the page cache
     /// ([`FileAccess::Direct`]), and nothing otherwise.
     fn limits(&self) -> Limits {
-        limits(self, &all(self))
+        limits(self, all(self))
     }
 
     unsafe fn register_span(&self, memory: &dyn Memory) -> Result<Registration, RegisterError> {
-        register(self, &all(self), &Span::of(memory))
+        register(self, all(self), &Span::of(memory))
     }
 }
 
 /// A backend's place among the agent's, and how much depends on it.
-type Asked = (usize, Demand);
+type Chosen = (usize, Demand);
 
-fn all(agent: &Agent) -> Vec<Asked> {
-    agent.created().iter().map(|backend| backend.demand).enumerate().collect()
+fn all(agent: &Agent) -> impl Iterator<Item = Chosen> {
+    agent.created().iter().map(|backend| backend.demand).enumerate()
 }
 
-fn limits(agent: &Agent, asked: &[Asked]) -> Limits {
-    let backends = asked.iter().filter_map(|(place, _)| agent.created().get(*place));
+fn limits(agent: &Agent, chosen: impl Iterator<Item = Chosen>) -> Limits {
+    let mut backends = chosen.filter_map(|(place, _)| agent.created().get(place));
     // What direct I/O demands is known of each file, and not beforehand; no more than a page.
-    if backends.into_iter().any(|backend| backend.file_access == FileAccess::Direct) {
+    if backends.any(|backend| backend.file_access == FileAccess::Direct) {
         Limits { alignment: Alignment::PAGE, granule: Alignment::PAGE, ..Limits::NONE }
     } else {
         Limits::NONE
     }
 }
 
-fn register(agent: &Agent, asked: &[Asked], span: &Span) -> Result<Registration, RegisterError> {
-    let backends: Vec<(&Backend, Asked)> =
-        asked.iter().filter_map(|asked| Some((agent.created().get(asked.0)?, *asked))).collect();
-    let wanted: Vec<_> =
-        backends.iter().map(|(backend, (place, _))| (*place, descriptor(backend, span))).collect();
+fn register(
+    agent: &Agent,
+    chosen: impl Iterator<Item = Chosen>,
+    span: &Span,
+) -> Result<Registration, RegisterError> {
+    let ask = |(place, demand)| {
+        let backend: &Backend = agent.created().get(place)?;
+        Some(Asked { place, backend, demand, answer: descriptor(backend, span) })
+    };
+    let mut asked: SmallVec<[Asked<'_>; 2]> = chosen.filter_map(ask).collect();
     // From here on, an early return drops `held`, and so undoes what was registered.
-    let (held, mut answers) = Held::new(agent, &wanted);
-    for ((backend, _), answer) in backends.iter().zip(&mut answers) {
-        *answer = answer.map_err(|refusal| device::explain(refusal, &backend.name, span.kind));
-    }
-    let name = agent.name().clone();
-    for ((backend, (_, demand)), answer) in backends.iter().zip(&answers) {
-        if let (Demand::Required, Err(refusal)) = (demand, answer) {
+    let held = Held::new(agent, &mut asked);
+    let (name, mut accepted, mut takes_kind) = (agent.name().clone(), false, false);
+    for Asked { backend, demand, answer, .. } in &mut asked {
+        let Err(refusal) = answer else {
+            (accepted, takes_kind) = (true, true);
+            continue;
+        };
+        *refusal = device::explain(*refusal, &backend.name, span.kind);
+        takes_kind |= !refusal.is_by_kind();
+        if *demand == Demand::Required {
             let (backend, source) = (backend.name.clone(), Box::new(*refusal));
             return Err(RegisterError::RequiredBackend { agent: name, backend, source });
         }
     }
-    if answers.iter().all(|answer| answer.is_err_and(|refusal| refusal.is_by_kind())) {
+    if !takes_kind {
         return Err(RegisterError::UnsupportedKind { agent: name, kind: span.kind });
     }
-    let accepted = answers.iter().any(Result::is_ok);
-    let outcomes = backends.iter().zip(answers).map(|((backend, _), answer)| BackendOutcome {
-        backend: backend.name.clone(),
-        refusal: answer.err().map(|refusal| Arc::new(refusal) as SharedCause),
+    let outcomes = asked.iter().map(|asked| BackendOutcome {
+        backend: asked.backend.name.clone(),
+        refusal: asked.answer.err().map(|refusal| Arc::new(refusal) as SharedCause),
     });
     let backends = outcomes.collect();
     if accepted {

@@ -9,114 +9,98 @@
 //! asked of it afterwards, one by one. It answers that by any registration that covers the
 //! descriptor, so where there is an older one, the backends are asked to register one by one.
 
-use std::collections::HashMap;
 use std::sync::PoisonError;
 
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
 use super::Descriptor;
-use crate::{Agent, Refusal, Status};
+use crate::agent::Backend;
+use crate::{Agent, Demand, Refusal, Status};
 
 /// What is registered with an agent.
 ///
 /// Its lock is taken before the one in the bindings, and never within it.
 #[derive(Debug, Default)]
-pub(crate) struct Table(pub(super) HashMap<Descriptor, Entry>);
+pub(crate) struct Table(pub(super) FxHashMap<Descriptor, Entry>);
 
 #[derive(Debug, Default)]
 pub(super) struct Entry {
     /// How many registrations hold it.
     users: usize,
     /// The backends that have it, by their places among the agent's.
-    backends: Vec<usize>,
+    backends: SmallVec<[usize; 2]>,
     /// Deregister when they drop: each takes the descriptor from all backends that have it, so that
     /// the others find nothing left to do. There are several where backends came one by one.
-    pub(super) handles: Vec<nixl_sys::RegistrationHandle>,
+    pub(super) handles: SmallVec<[nixl_sys::RegistrationHandle; 1]>,
 }
 
-/// What one backend is to register: its place among the agent's, and the descriptor, or why it need
-/// not be asked.
-pub(crate) type Wanted = (usize, Result<Descriptor, Refusal>);
+/// A backend that is asked, and what comes of it.
+pub(super) struct Asked<'a> {
+    /// Its place among the agent's.
+    pub(super) place: usize,
+    pub(super) backend: &'a Backend,
+    pub(super) demand: Demand,
+    /// What it is to register, and then has; or why it does not.
+    pub(super) answer: Result<Descriptor, Refusal>,
+}
+
+impl Asked<'_> {
+    fn is_for(&self, descriptor: &Descriptor) -> bool {
+        self.answer.as_ref() == Ok(descriptor)
+    }
+}
 
 /// The descriptors that one registration holds. Dropping it lets go of them.
-pub(crate) struct Held {
+pub(super) struct Held {
     agent: Agent,
-    descriptors: Vec<Descriptor>,
+    descriptors: SmallVec<[Descriptor; 1]>,
 }
 
 impl Held {
-    /// Registers what is wanted. The answers are in the same order.
-    pub(crate) fn new(agent: &Agent, wanted: &[Wanted]) -> (Self, Vec<Result<(), Refusal>>) {
-        let mut descriptors: Vec<Descriptor> = Vec::new();
-        let mut answers: Vec<_> = wanted.iter().map(|(_, wanted)| wanted.map(|_| ())).collect();
+    /// Registers what is asked for, and notes who refuses.
+    pub(super) fn new(agent: &Agent, asked: &mut [Asked<'_>]) -> Self {
+        let mut held = Self { agent: agent.clone(), descriptors: SmallVec::new() };
         let mut table = agent.table().lock().unwrap_or_else(PoisonError::into_inner);
-        for (_, descriptor) in wanted {
-            let Ok(descriptor) = *descriptor else { continue };
-            if descriptors.contains(&descriptor) {
-                continue;
-            }
-            let same = |(_, other): &&Wanted| *other == Ok(descriptor);
-            let backends: Vec<_> =
-                wanted.iter().filter(same).map(|(backend, _)| *backend).collect();
-            let refusals = table.hold(agent, descriptor, &backends);
-            for ((backend, other), answer) in wanted.iter().zip(&mut answers) {
-                if *other == Ok(descriptor)
-                    && let Some(refusal) = refusals.get(backend)
-                {
-                    *answer = Err(*refusal);
-                }
-            }
-            if refusals.len() < backends.len() {
-                descriptors.push(descriptor);
+        for index in 0..asked.len() {
+            let Some(Ok(descriptor)) = asked.get(index).map(|asked| asked.answer) else { continue };
+            if !held.descriptors.contains(&descriptor) && table.hold(agent, &descriptor, asked) {
+                held.descriptors.push(descriptor);
             }
         }
         drop(table);
-        (Self { agent: agent.clone(), descriptors }, answers)
+        held
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         let mut table = self.agent.table().lock().unwrap_or_else(PoisonError::into_inner);
-        for descriptor in self.descriptors.drain(..) {
-            table.let_go(&descriptor);
+        for descriptor in &self.descriptors {
+            table.let_go(descriptor);
         }
     }
 }
 
 impl Table {
-    /// Registers a descriptor for one more user, with those of `backends` that do not have it. If
-    /// any has it then, the user holds it. Answers with the backends that refused.
-    fn hold(
-        &mut self,
-        agent: &Agent,
-        descriptor: Descriptor,
-        backends: &[usize],
-    ) -> HashMap<usize, Refusal> {
-        let missing: Vec<_> =
-            backends.iter().copied().filter(|b| !self.has(&descriptor, *b)).collect();
-        let covered = missing.iter().any(|backend| self.covers(&descriptor, *backend));
-        let groups: Vec<&[usize]> =
-            if covered { missing.chunks(1).collect() } else { vec![missing.as_slice()] };
-        let mut refusals = HashMap::new();
-        let entry = self.0.entry(descriptor).or_default();
-        for group in groups.into_iter().filter(|group| !group.is_empty()) {
-            match ask_to_register(agent, &descriptor, group) {
-                Ok((handle, accepted)) => {
-                    let refused = group.iter().filter(|backend| !accepted.contains(backend));
-                    refusals.extend(refused.map(|b| (*b, Refusal::Status(Status::Backend))));
-                    entry.backends.extend(accepted);
-                    entry.handles.push(handle);
-                }
-                Err(status) => {
-                    refusals.extend(group.iter().map(|b| (*b, Refusal::Status(status))));
-                }
-            }
+    /// Registers a descriptor for one more user, with those that are asked for it and do not have it.
+    /// If any has it then, the user holds it, as it answers.
+    fn hold(&mut self, agent: &Agent, descriptor: &Descriptor, asked: &mut [Asked<'_>]) -> bool {
+        let is_covered =
+            |asked: &Asked<'_>| asked.is_for(descriptor) && self.covers(descriptor, asked.place);
+        let one_by_one = asked.iter().any(is_covered);
+        let entry = self.0.entry(*descriptor).or_default();
+        let group = if one_by_one { 1 } else { asked.len().max(1) };
+        for group in asked.chunks_mut(group) {
+            entry.register(agent, descriptor, group);
         }
-        if refusals.len() < backends.len() {
+        let is_held = asked.iter().any(|asked| asked.is_for(descriptor));
+        if is_held {
             entry.users += 1;
         } else if entry.users == 0 {
-            self.0.remove(&descriptor);
+            self.0.remove(descriptor);
         }
-        refusals
+        is_held
     }
 
     /// One user less. The last of them deregisters, under the table's lock: a handle that finds
@@ -137,11 +121,6 @@ impl Table {
         }
     }
 
-    /// Whether a backend has this very descriptor.
-    fn has(&self, descriptor: &Descriptor, backend: usize) -> bool {
-        self.0.get(descriptor).is_some_and(|entry| entry.backends.contains(&backend))
-    }
-
     /// Whether what a backend has of a span, of any byte of it, is among these descriptors. Then what
     /// NIXL finds for the span is in force for as long as those are.
     pub(crate) fn has_only(&self, own: &[Descriptor], span: &Descriptor, backend: usize) -> bool {
@@ -158,43 +137,58 @@ impl Table {
     }
 }
 
-/// Asks NIXL to register a descriptor with some backends, none of which has one that covers it if
-/// they are several. Answers with the backends that accepted, one at least.
-fn ask_to_register(
-    agent: &Agent,
-    descriptor: &Descriptor,
-    backends: &[usize],
-) -> Result<(nixl_sys::RegistrationHandle, Vec<usize>), Status> {
-    let options = only(agent, backends)?;
-    let failed = |error| Status::of(&error);
-    let handle = agent.raw().register_memory(descriptor, Some(&options)).map_err(failed)?;
-    let accepted = match backends {
-        [alone] => vec![*alone],
-        several => {
-            several.iter().copied().filter(|b| is_registered(agent, descriptor, *b)).collect()
+impl Entry {
+    /// Asks NIXL to register a descriptor with those of a group that are asked for it and do not have
+    /// it: none of them has one that covers it, if they are several. Notes who refuses.
+    fn register(&mut self, agent: &Agent, descriptor: &Descriptor, group: &mut [Asked<'_>]) {
+        let is_missing = |asked: &&mut Asked<'_>| {
+            asked.is_for(descriptor) && !self.backends.contains(&asked.place)
+        };
+        let mut missing: SmallVec<[&mut Asked<'_>; 2]> =
+            group.iter_mut().filter(is_missing).collect();
+        let register = |options: &nixl_sys::OptArgs| {
+            agent.raw().register_memory(descriptor, Some(options)).map_err(|e| Status::of(&e))
+        };
+        let registered = match missing.as_slice() {
+            [] => return,
+            [alone] => register(alone.backend.options()),
+            several => name_all(several).and_then(|options| register(&options)),
+        };
+        let is_alone = missing.len() == 1;
+        for asked in &mut missing {
+            let refused = match &registered {
+                Err(status) => Some(*status),
+                Ok(_) if is_alone || is_registered(agent, descriptor, asked.backend) => None,
+                Ok(_) => Some(Status::Backend),
+            };
+            match refused {
+                Some(status) => asked.answer = Err(Refusal::Status(status)),
+                None => self.backends.push(asked.place),
+            }
         }
-    };
-    if accepted.is_empty() { Err(Status::Backend) } else { Ok((handle, accepted)) }
+        // Kept even if nobody took anything: as it drops, it takes the descriptor from whoever has it.
+        if let Ok(handle) = registered {
+            self.handles.push(handle);
+        }
+    }
+}
+
+/// Options that name these backends and nothing else.
+fn name_all(group: &[&mut Asked<'_>]) -> Result<nixl_sys::OptArgs, Status> {
+    let failed = |error| Status::of(&error);
+    let mut options = nixl_sys::OptArgs::new().map_err(failed)?;
+    for asked in group {
+        options.add_backend(&asked.backend.raw).map_err(failed)?;
+    }
+    Ok(options)
 }
 
 /// Whether a backend has a descriptor that covers this one, as NIXL says.
-pub(super) fn is_registered(agent: &Agent, descriptor: &Descriptor, backend: usize) -> bool {
-    let Ok(options) = only(agent, &[backend]) else { return false };
+pub(super) fn is_registered(agent: &Agent, descriptor: &Descriptor, backend: &Backend) -> bool {
     let Ok(mut list) = nixl_sys::XferDescList::new(descriptor.memory.into_raw()) else {
         return false;
     };
     list.add_desc(descriptor.address, descriptor.length, descriptor.device);
     // Prepared for the agent's own side, which has no name, and released at once: the agent is alive.
-    agent.raw().prepare_xfer_dlist("", &list, Some(&options)).is_ok()
-}
-
-/// Options that name some backends and nothing else.
-fn only(agent: &Agent, backends: &[usize]) -> Result<nixl_sys::OptArgs, Status> {
-    let failed = |error| Status::of(&error);
-    let mut options = nixl_sys::OptArgs::new().map_err(failed)?;
-    for backend in backends {
-        let backend = agent.created().get(*backend).ok_or(Status::NotFound)?;
-        options.add_backend(&backend.raw).map_err(failed)?;
-    }
-    Ok(options)
+    agent.raw().prepare_xfer_dlist("", &list, Some(backend.options())).is_ok()
 }
