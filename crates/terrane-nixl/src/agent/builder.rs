@@ -29,6 +29,9 @@ pub enum ThreadMode {
     ReadWrite,
 }
 
+/// How long a progress thread rests unless told otherwise: as little as UCX can.
+const PROGRESS_REST: Duration = Duration::from_millis(1);
+
 /// Builds an [`Agent`].
 ///
 /// Each option is passed on to NIXL or refused when the agent is built; none is dropped.
@@ -45,12 +48,13 @@ pub struct AgentBuilder {
 
 impl AgentBuilder {
     /// An agent of this name, which has to be unique among the agents that exchange metadata. It
-    /// has a progress thread that never rests, and no backend yet.
+    /// has a progress thread that looks when something arrives, and every millisecond besides, and no
+    /// backend yet.
     pub fn new(name: impl Into<AgentName>) -> Self {
         Self {
             name: name.into(),
             threads: ThreadMode::default(),
-            progress: Some(Duration::ZERO),
+            progress: Some(PROGRESS_REST),
             listen: None,
             telemetry: false,
             backends: Vec::new(),
@@ -84,8 +88,14 @@ impl AgentBuilder {
     }
 
     /// Whether backends have a thread that makes progress by itself, and how long it rests between
-    /// two rounds, in whole microseconds that are rounded up. Without one, a transfer makes progress
-    /// when it is asked for its status.
+    /// two rounds, in whole microseconds that are rounded up; by default a millisecond.
+    ///
+    /// UCX's rests for whole milliseconds, and not while something arrives. One that never rests
+    /// (`Duration::ZERO`, with which NIXL begins) takes a processor for as long as the agent lives, and
+    /// stands in the way of the threads that transfer, as they share a lock: it answers peers
+    /// that write by messages some microseconds sooner, and makes transfers of many pieces longer.
+    /// Without a thread, what peers ask for waits until a transfer of this agent is asked for its
+    /// status.
     pub fn progress_thread(self, rest: Option<Duration>) -> Self {
         Self { progress: rest, ..self }
     }

@@ -39,7 +39,7 @@ impl AgentBuilder {
     /// | `TERRANE_NIXL_FILE_ACCESS_`*NAME* | `buffered` or `direct`: [how it reaches files](FileAccess) | as for [`BackendConfig::file_access`] |
     /// | `TERRANE_NIXL_AGENT` | the agent's name | one that no other agent has |
     /// | `TERRANE_NIXL_THREAD_MODE` | `strict` or `read-write`: [`ThreadMode`] | `strict` |
-    /// | `TERRANE_NIXL_PROGRESS` | `off`, or for how many microseconds the progress thread rests | `0` |
+    /// | `TERRANE_NIXL_PROGRESS` | `off`, or for how many microseconds the [progress thread](Self::progress_thread) rests | `1000` |
     /// | `TERRANE_NIXL_LISTEN_PORT` | a port | the agent does not listen |
     /// | `TERRANE_NIXL_TELEMETRY` | `on` or `off` | `off` |
     ///
@@ -242,7 +242,7 @@ mod tests {
         let builder = read(&[("PATH", "/bin"), ("TERRANE_NIXL_BACKENDS", "")]).unwrap();
         assert!(builder.backends.is_empty());
         assert_eq!(builder.threads, ThreadMode::Strict);
-        assert_eq!(builder.progress, Some(Duration::ZERO));
+        assert_eq!(builder.progress, Some(Duration::from_millis(1)));
         assert_eq!((builder.listen, builder.telemetry), (None, false));
         assert_ne!(builder.name, read(&[]).unwrap().name);
     }

@@ -90,6 +90,31 @@ fn the_progress_thread_is_there_if_it_is_asked_for() {
     });
 }
 
+#[test]
+fn an_agent_of_which_nobody_asks_anything_takes_no_processor() {
+    in_child("agents::an_agent_of_which_nobody_asks_anything_takes_no_processor", || {
+        let builder = AgentBuilder::unnamed().backend(BackendConfig::new("UCX"));
+        let _idle = builder.build().unwrap();
+        // What begins is over, and then nothing is left but to look every millisecond.
+        let share = || {
+            let (begun, before) = (Instant::now(), processor_time());
+            thread::sleep(Duration::from_millis(300));
+            (processor_time() - before).as_secs_f64() / begun.elapsed().as_secs_f64()
+        };
+        let least = (0..5).map(|_| share()).fold(f64::INFINITY, f64::min);
+        assert!(least < 0.3, "{least} of a processor");
+    });
+}
+
+/// How long threads of this process have run.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes a time where it is told to.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    assert_eq!(failed, 0);
+    Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
+}
+
 /// The threads of this process, by their numbers.
 fn threads() -> BTreeSet<String> {
     let entries = std::fs::read_dir("/proc/self/task").unwrap();
