@@ -1,8 +1,9 @@
 //! Flights that the engine's thread and the threads that wait for them advance, one at a time.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use terrane_transfer::{Attend, CopyJob};
 
@@ -13,14 +14,33 @@ use super::route::{Begun, Rates};
 use super::worker::Queue;
 use crate::{Agent, NixlEngineOptions};
 
+/// How long the engine's thread leaves a new flight to the thread that has submitted it, which mostly
+/// waits next. It would copy where it wakes, and whoever waits would have to be woken in turn; where it
+/// wakes on the submitter's own processor, that one could not even begin to wait.
+///
+/// Longer than it takes from a submit to a wait, and as long as a wake-up.
+const GRACE: Duration = Duration::from_micros(100);
+
+/// How long the engine's thread does not look at a flight that somebody else is at. Who waits for the end
+/// stays until then, or says so; it would have to unwind to go without a word.
+const WATCH: Duration = Duration::from_millis(20);
+
+/// The same where it may be somebody who waits for a layer, and goes without a word once that is there.
+const WATCH_OF_LAYERS: Duration = Duration::from_millis(1);
+
 /// A flight that whoever comes first advances: a thread that waits for it and has nothing else to do,
-/// or the engine's thread, which has to be woken first.
+/// or, after a [grace](GRACE), the engine's thread.
 ///
 /// The lock is held while NIXL posts and looks, and while the job is finished, which runs foreign
 /// code. So nobody ever waits for it: where it is taken, the flight is in good hands, which may be those
 /// of this very thread further up its stack.
 pub(super) struct Attended {
     state: Mutex<State>,
+    /// Until when it is left to a thread that waits.
+    left_until: Instant,
+    /// Somebody has asked for it who does not wait here, so that it is not left any more.
+    is_asked_for: AtomicBool,
+    watch: Duration,
     means: Arc<Means>,
     /// Gone once the engine's thread has.
     queue: Weak<Queue>,
@@ -42,8 +62,10 @@ enum State {
 
 /// What the engine's thread finds.
 pub(super) enum Visit {
-    /// Somebody else is at it.
-    Elsewhere,
+    /// It is left alone until then.
+    Left(Instant),
+    /// Somebody else is at it. To be looked at again after so long, in case nobody is any more.
+    Elsewhere(Duration),
     /// Nothing has changed.
     Quiet,
     /// Something has been posted, or has ended.
@@ -60,9 +82,13 @@ impl Attended {
         means: &Arc<Means>,
         queue: &Arc<Queue>,
     ) -> Arc<Self> {
+        let watch = if job.terms().layer_wise { WATCH_OF_LAYERS } else { WATCH };
         let flight = Flight::new(job, begun, &means.options, &means.prepared);
         let attended = Arc::new(Self {
             state: Mutex::new(State::InFlight(Box::new(flight))),
+            left_until: Instant::now() + GRACE,
+            is_asked_for: AtomicBool::new(false),
+            watch,
             means: Arc::clone(means),
             queue: Arc::downgrade(queue),
         });
@@ -75,9 +101,13 @@ impl Attended {
         attended
     }
 
-    /// Advances the flight on the engine's thread.
-    pub(super) fn visit(&self) -> Visit {
-        let Some((mut state, news)) = self.advance() else { return Visit::Elsewhere };
+    /// Advances the flight on the engine's thread, unless it is left alone now.
+    pub(super) fn visit(&self, now: Instant) -> Visit {
+        // Whoever asks says so under the lock of the queue as well, under which this thread has looked.
+        if !self.is_asked_for.load(Ordering::Relaxed) && now < self.left_until {
+            return Visit::Left(self.left_until);
+        }
+        let Some((mut state, news)) = self.advance() else { return Visit::Elsewhere(self.watch) };
         match &mut *state {
             State::InFlight(_) if news => Visit::News,
             State::InFlight(_) => Visit::Quiet,
@@ -105,9 +135,24 @@ impl Attended {
     }
 }
 
+impl Attended {
+    /// Has the engine's thread see to the flight.
+    fn ask(&self) {
+        self.is_asked_for.store(true, Ordering::Relaxed);
+        if let Some(queue) = self.queue.upgrade() {
+            queue.nudge();
+        }
+    }
+}
+
 impl Attend for Attended {
-    /// Nothing: a look at a request may copy for as long as there is anything to copy.
-    fn poll(&self) {}
+    /// Looks at nothing, as a look at a request may copy for as long as there is anything to copy. But
+    /// who only looks does not wait, so the engine's thread begins.
+    fn poll(&self) {
+        if !self.is_asked_for.load(Ordering::Relaxed) {
+            self.ask();
+        }
+    }
 
     fn serve(&self) -> bool {
         self.advance().is_some_and(|(_, news)| news)
@@ -115,9 +160,7 @@ impl Attend for Attended {
 
     /// Who asks is about to sleep, so the engine's thread goes on.
     fn due(&self) -> Option<Range<Instant>> {
-        if let Some(queue) = self.queue.upgrade() {
-            queue.nudge();
-        }
+        self.ask();
         None
     }
 }

@@ -115,22 +115,19 @@ impl Drop for Deserter {
     }
 }
 
-/// How long the thread sleeps while others advance all flights, at most: who stops to says so, but for
-/// one that waited for a layer and has it.
-const WATCH: Duration = Duration::from_millis(1);
-
 pub(super) struct Worker {
     means: Arc<Means>,
     queue: Arc<Queue>,
     flights: Vec<Arc<Attended>>,
     abandoned: Vec<Abandoned>,
-    /// Whether others advance all flights.
-    is_spared: bool,
+    /// Until when no flight needs to be looked at; `None` if one does.
+    spared_until: Option<Instant>,
 }
 
 impl Worker {
     pub(super) fn new(means: Arc<Means>, queue: Arc<Queue>) -> Self {
-        Self { means, queue, flights: Vec::new(), abandoned: Vec::new(), is_spared: false }
+        let (flights, abandoned) = (Vec::new(), Vec::new());
+        Self { means, queue, flights, abandoned, spared_until: None }
     }
 
     /// Serves until the engine has dropped and everything has ended, or something panics.
@@ -168,13 +165,15 @@ impl Worker {
 
     /// How long to wait for something to be submitted before the next look.
     fn rest(&self, pace: &Pace, is_closed: bool) -> Option<Duration> {
-        match (self.flights.is_empty(), self.abandoned.is_empty()) {
-            (false, _) if self.is_spared => Some(WATCH),
-            (false, _) => Some(pace.rest().unwrap_or(Duration::ZERO)),
-            (true, false) => Some(Rounds::EVERY),
-            (true, true) if is_closed => Some(Duration::ZERO),
-            (true, true) => None,
+        let rounds = (!self.abandoned.is_empty()).then_some(Rounds::EVERY);
+        if self.flights.is_empty() {
+            return rounds.or(is_closed.then_some(Duration::ZERO));
         }
+        let rest = match self.spared_until {
+            Some(until) => until.saturating_duration_since(Instant::now()),
+            None => pace.rest().unwrap_or(Duration::ZERO),
+        };
+        Some(rounds.map_or(rest, |rounds| rounds.min(rest)))
     }
 
     fn take_up(&mut self, submitted: Submitted) {
@@ -188,25 +187,27 @@ impl Worker {
 
     /// Looks once at every transfer. Says whether anything has changed.
     fn advance(&mut self) -> bool {
-        let (mut news, mut is_spared) = (false, true);
+        let (mut news, mut needs_looks, mut spared_until) = (false, false, None::<Instant>);
+        let mut spare = |until: Instant| {
+            spared_until = Some(spared_until.map_or(until, |earlier| earlier.min(until)));
+        };
         let abandoned = &mut self.abandoned;
-        self.flights.retain(|flight| match flight.visit() {
-            Visit::Elsewhere => true,
-            Visit::Quiet => {
-                is_spared = false;
-                true
+        self.flights.retain(|flight| {
+            let now = Instant::now();
+            match flight.visit(now) {
+                Visit::Left(until) => spare(until),
+                Visit::Elsewhere(watch) => spare(now + watch),
+                Visit::Quiet => needs_looks = true,
+                Visit::News => (news, needs_looks) = (true, true),
+                Visit::Over(rest) => {
+                    news = true;
+                    abandoned.extend(rest.map(|rest| *rest));
+                    return false;
+                }
             }
-            Visit::News => {
-                (news, is_spared) = (true, false);
-                true
-            }
-            Visit::Over(rest) => {
-                news = true;
-                abandoned.extend(rest.map(|rest| *rest));
-                false
-            }
+            true
         });
-        self.is_spared = is_spared;
+        self.spared_until = spared_until.filter(|_| !needs_looks);
         news
     }
 }

@@ -20,7 +20,9 @@ use terrane_transfer::{
 };
 
 use super::*;
+use crate::engine::attended::{Attended, Means, Visit};
 use crate::engine::route::Known;
+use crate::engine::worker::Queue;
 use crate::{AgentBuilder, BackendConfig, ImportError, NixlEngineOptions, RemoteLayout};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -117,14 +119,26 @@ impl Ends {
 
 /// A transfer that has been accepted, and has not begun.
 fn taken(agent: &Agent, transfer: Transfer) -> (Flight, Completion<&'static str>) {
+    let (job, begun, completion) = accepted(agent, transfer);
+    let means = means(agent);
+    (Flight::new(job, begun, &means.options, &means.prepared), completion)
+}
+
+/// The same, of which there is no flight yet.
+fn accepted(agent: &Agent, transfer: Transfer) -> (CopyJob, Begun, Completion<&'static str>) {
     let takes = Arc::<Takes>::default();
-    let manager = TransferManager::new([Arc::clone(&takes) as _]);
+    // There is no engine's thread to sleep for: who waits helps for as long as it takes.
+    let manager = TransferManager::new([Arc::clone(&takes) as _]).with_attention(PATIENCE);
     let completion = manager.submit(transfer, "guard").unwrap();
     let job = takes.0.lock().unwrap().pop().unwrap();
     let route = Route::of(agent, &Known::default(), job.plan()).unwrap();
+    (job, route.begin(agent).unwrap(), completion)
+}
+
+fn means(agent: &Agent) -> Arc<Means> {
     let options = Arc::new(NixlEngineOptions::default());
-    let prepared = Arc::new(Prepared::new(&options));
-    (Flight::new(job, route.begin(agent).unwrap(), &options, &prepared), completion)
+    let (rates, prepared) = (Rates::new(agent), Arc::new(Prepared::new(&options)));
+    Arc::new(Means { agent: agent.clone(), options, rates, prepared })
 }
 
 #[track_caller]
@@ -384,4 +398,31 @@ fn break_connections() -> usize {
             stream.peer_addr().is_ok() && stream.shutdown(Shutdown::Both).is_ok()
         })
         .count()
+}
+
+#[test]
+fn a_new_transfer_is_left_to_who_submitted_it_until_somebody_looks() {
+    let ends = Ends::new(builder());
+    let read = |block: u32| {
+        let read = Transfer::new(ends.remote.endpoint(), &ends.local).blocks(&[block], &[block]);
+        let (job, begun, completion) = accepted(&ends.agent, read);
+        let queue = Arc::default();
+        (Attended::new(job, begun, &means(&ends.agent), &queue), completion, queue)
+    };
+    let before = Instant::now();
+    // Whoever waits takes it at once.
+    let (flight, completion, _queue): (_, _, Arc<Queue>) = read(0);
+    assert!(matches!(flight.visit(before), Visit::Left(until) if until > before));
+    completion.wait().result.unwrap();
+    // The engine's thread takes what nobody waits for after a while,
+    let (flight, completion, _queue) = read(1);
+    let Visit::Left(until) = flight.visit(before) else { panic!("it is not left alone") };
+    assert!(matches!(flight.visit(until), Visit::News));
+    completion.wait().result.unwrap();
+    // and at once if somebody only looks.
+    let (flight, completion, _queue) = read(2);
+    assert!(matches!(flight.visit(before), Visit::Left(_)));
+    assert!(!completion.has_ended());
+    assert!(matches!(flight.visit(before), Visit::News));
+    completion.wait().result.unwrap();
 }
