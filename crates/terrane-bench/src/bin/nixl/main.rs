@@ -1,10 +1,12 @@
 //! Transfers, registrations and descriptions through Terrane, beside the same through the bindings of
 //! NIXL alone: two agents of one process, over UCX, between the same memory.
 
+mod agents;
 mod metadata;
 mod ours;
 mod raw;
 mod registration;
+mod rig;
 mod transfers;
 
 use std::process::ExitCode;
@@ -12,6 +14,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use terrane_bench::{Settings, run};
 use terrane_core::ByteCount;
+
+use agents::{Agents, Progress};
 
 /// Measures what Terrane adds to NIXL, and what it saves.
 #[derive(Parser)]
@@ -21,10 +25,20 @@ struct Arguments {
     /// The larger of the two amounts that are moved, in MiB
     #[arg(long, default_value_t = 1024)]
     size_mib: u32,
+    /// Sets of agents that each case is measured with; half as many for the larger amount
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    sets: u32,
+    /// How many microseconds the agents' progress threads rest, as in TERRANE_NIXL_PROGRESS: `off` for
+    /// no such threads
+    #[arg(long, value_name = "N", default_value = "1000")]
+    progress: Progress,
     /// Moves little, a few times: whether everything still runs, not how fast
-    #[arg(long, conflicts_with = "size_mib")]
+    #[arg(long, conflicts_with_all = ["size_mib", "sets"])]
     smoke: bool,
 }
+
+/// Of the time that the bindings alone take, Terrane's may be so much.
+const MOST_TIME: f64 = 1.02;
 
 /// What is moved in the smaller cases.
 const SMALL: ByteCount = ByteCount::mib(64);
@@ -38,21 +52,26 @@ fn main() -> ExitCode {
     let [small, large] = if arguments.smoke {
         arguments.settings.warm_up = 0;
         arguments.settings.repeats = 1;
+        arguments.sets = 1;
         [SMOKE; 2]
     } else {
         [SMALL, ByteCount::mib(arguments.size_mib)]
     };
+    let agents = Agents { progress: arguments.progress, sets: arguments.sets };
     run("nixl", &arguments.settings, |settings, reporter| {
         // Without it the bindings would end the process at their first call.
         terrane_nixl::probe()?;
-        transfers::measure(small, settings, reporter)?;
+        // Each set of agents has a part of what other suites repeat.
+        let of_set = Settings { repeats: settings.repeats.div_ceil(3), ..settings.clone() };
+        transfers::measure(small, agents, &of_set, reporter)?;
         if large != small {
             // Long copies differ less from one another, and take their time.
-            let fewer = Settings { repeats: settings.repeats.div_ceil(3), ..settings.clone() };
-            transfers::measure(large, &fewer, reporter)?;
+            let [warm_up, repeats] = [of_set.warm_up, of_set.repeats].map(|n| n.div_ceil(2));
+            let of_set = Settings { warm_up, repeats, ..of_set };
+            transfers::measure(large, agents.fewer(), &of_set, reporter)?;
         }
-        metadata::measure(settings, reporter)?;
-        registration::measure(large, settings, reporter)
+        metadata::measure(agents, settings, reporter)?;
+        registration::measure(large, agents, settings, reporter)
     })
 }
 

@@ -6,14 +6,20 @@ use anyhow::Result;
 use terrane_bench::{Direction, Measurement, Reporter, Settings};
 use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind};
 
+use crate::agents::Agents;
 use crate::ours::{agent, layout};
+use crate::raw::UCX;
 
 /// What a description and its reading may take.
 const MOST_MILLISECONDS: f64 = 1.0;
 
 /// Exports a layout of Llama 3.1 70B with a region a layer, and imports it: as the first of its
 /// peer, to which that connects, and as another one of a peer that is known.
-pub fn measure<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+pub fn measure<W: Write>(
+    agents: Agents,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
     const CASES: [&str; 3] = [
         "export of 80 layers",
         "import of 80 layers, from a new peer",
@@ -30,6 +36,7 @@ pub fn measure<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> Res
         .inner_dim(1024)
         .element(ElementFormat::Width(2))
         .build()?;
+    let agent = |name| agent(name, UCX, agents);
     let (here, there) = (agent("terrane-importer")?, agent("terrane-exporter")?);
     let exported = layout(&there, config, LayoutKind::ALL[2])?;
     let other = layout(&there, config, LayoutKind::ALL[2])?;

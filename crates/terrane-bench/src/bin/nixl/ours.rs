@@ -9,7 +9,8 @@ use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlEngine, NixlEngineOpt
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
 
-use crate::raw::BACKEND;
+use crate::agents::Agents;
+use crate::raw::UCX;
 
 /// Both ends as Terrane has them, and the engine between them.
 pub struct Ends {
@@ -38,9 +39,15 @@ impl Way {
     }
 }
 
-/// An agent with the one backend of these measurements.
-pub fn agent(name: &str) -> Result<Agent> {
-    Ok(AgentBuilder::new(name).backend(BackendConfig::new(BACKEND)).build()?)
+/// An agent with one backend.
+pub fn agent(name: &str, backend: &str, agents: Agents) -> Result<Agent> {
+    let builder = AgentBuilder::new(name).progress_thread(agents.progress.0);
+    Ok(builder.backend(BackendConfig::new(backend)).build()?)
+}
+
+/// The agents of both ends.
+pub fn pair(agents: Agents) -> Result<[Agent; 2]> {
+    Ok([agent("terrane-local", UCX, agents)?, agent("terrane-remote", UCX, agents)?])
 }
 
 /// Blocks of one piece each.
@@ -64,9 +71,9 @@ pub fn layout(agent: &Agent, config: LayoutConfig, kind: LayoutKind) -> Result<P
 }
 
 impl Ends {
-    pub fn new(config: LayoutConfig) -> Result<Self> {
+    /// Memory of these blocks for two agents each, of which the first one knows the other.
+    pub fn new(config: LayoutConfig, [here, there]: [Agent; 2]) -> Result<Self> {
         let kind = LayoutKind::FullyContiguous;
-        let (here, there) = (agent("terrane-local")?, agent("terrane-remote")?);
         let (local, target) = (layout(&here, config, kind)?, layout(&there, config, kind)?);
         let remote = here.import(&there.export(&target)?)?.endpoint().clone();
         let engine = NixlEngine::new(&here, NixlEngineOptions::default())?;

@@ -1,16 +1,18 @@
 //! The same transfers through the bindings alone, as a program would write them that uses nothing
 //! else.
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use nixl_sys::{
     Agent, AgentConfig, Backend, MemType, MemoryRegion, NixlDescriptor, OptArgs,
     RegistrationHandle, ThreadSync, XferDescList, XferDlistHandle, XferOp, XferRequest, XferStatus,
 };
+use terrane_core::{Location, Memory};
 
+use crate::agents::Agents;
 use crate::ours::Way;
 
 /// The backend through which all is moved.
-pub const BACKEND: &str = "UCX";
+pub const UCX: &str = "UCX";
 
 /// One piece: where it begins on either side, and how long it is.
 #[derive(Debug, Clone, Copy)]
@@ -29,24 +31,44 @@ pub struct Pair {
 struct Side {
     // The registration goes first, and the agent after all that is its own.
     _registration: RegistrationHandle,
+    bare: Bare,
+    span: Span,
+}
+
+/// An agent with one backend and no memory.
+pub struct Bare {
     options: OptArgs,
     _backend: Backend,
     agent: Agent,
     name: String,
-    span: Span,
 }
 
-/// A span of host memory, as the bindings are told of it.
+/// A span of memory, as the bindings are told of it.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
+    memory: MemType,
+    device: u64,
     address: usize,
     bytes: usize,
 }
 
 impl Span {
-    /// The span of these bytes, which stay where they are for as long as it is registered.
-    pub fn new(address: u64, bytes: u64) -> Result<Self> {
-        Ok(Self { address: usize::try_from(address)?, bytes: usize::try_from(bytes)? })
+    /// The span of this memory, which stays where it is for as long as the span is registered.
+    pub fn of(memory: &dyn Memory) -> Result<Self> {
+        let (kind, device, address) = match memory.location() {
+            Location::Host(address) => (MemType::Dram, 0, address.get()),
+            Location::Device { device, address } => {
+                (MemType::Vram, device.get().into(), address.get())
+            }
+            _ => bail!("neither the host's memory nor a device's"),
+        };
+        let (address, bytes) = (usize::try_from(address)?, usize::try_from(memory.length().get())?);
+        Ok(Self { memory: kind, device, address, bytes })
+    }
+
+    /// Its first bytes.
+    pub fn first(self, bytes: usize) -> Result<Self> {
+        Ok(Self { bytes: Some(bytes).filter(|n| *n <= self.bytes).context("too short")?, ..self })
     }
 }
 
@@ -63,11 +85,11 @@ impl MemoryRegion for Span {
 
 impl NixlDescriptor for Span {
     fn mem_type(&self) -> MemType {
-        MemType::Dram
+        self.memory
     }
 
     fn device_id(&self) -> u64 {
-        0
+        self.device
     }
 }
 
@@ -81,13 +103,13 @@ impl Way {
 }
 
 impl Pair {
-    /// Two agents with this memory each.
-    pub fn new(local: Span, remote: Span) -> Result<Self> {
-        let (local, remote) = (Side::new("raw-local", local)?, Side::new("raw-remote", remote)?);
-        let metadata = remote.agent.get_local_md()?;
-        let loaded = local.agent.load_remote_md(&metadata)?;
-        if loaded != remote.name {
-            bail!("metadata of `{}` was taken for that of `{loaded}`", remote.name);
+    /// These agents with this memory each.
+    pub fn new([local, remote]: [Bare; 2], here: Span, there: Span) -> Result<Self> {
+        let (local, remote) = (local.with(here)?, remote.with(there)?);
+        let metadata = remote.bare.agent.get_local_md()?;
+        let loaded = local.bare.agent.load_remote_md(&metadata)?;
+        if loaded != remote.bare.name {
+            bail!("metadata of `{}` was taken for that of `{loaded}`", remote.bare.name);
         }
         Ok(Self { local, remote })
     }
@@ -101,15 +123,15 @@ impl Pair {
             here.add_desc(local.span.address + piece.local, piece.bytes, 0);
             there.add_desc(remote.span.address + piece.remote, piece.bytes, 0);
         }
-        let options = Some(&local.options);
-        let request =
-            local.agent.create_xfer_req(way.operation(), &here, &there, &remote.name, options)?;
+        let Bare { agent, options, .. } = &local.bare;
+        let (operation, peer) = (way.operation(), &remote.bare.name);
+        let request = agent.create_xfer_req(operation, &here, &there, peer, Some(options))?;
         self.finish(&request)
     }
 
     /// Both sides cut into pieces of `bytes`, once for many transfers.
     pub fn prepare(&self, bytes: usize) -> Result<Prepared<'_>> {
-        let Side { agent, options, .. } = &self.local;
+        let Bare { agent, options, .. } = &self.local.bare;
         let list = |side: &Side, name: &str| -> Result<XferDlistHandle> {
             let mut list = XferDescList::new(MemType::Dram)?;
             for offset in (0..side.span.bytes).step_by(bytes) {
@@ -120,13 +142,13 @@ impl Pair {
         Ok(Prepared {
             // An empty name means the agent's own memory.
             local: list(&self.local, "")?,
-            remote: list(&self.remote, &self.remote.name)?,
+            remote: list(&self.remote, &self.remote.bare.name)?,
             pair: self,
         })
     }
 
     fn finish(&self, request: &XferRequest) -> Result<()> {
-        let Side { agent, options, .. } = &self.local;
+        let Bare { agent, options, .. } = &self.local.bare;
         if !agent.post_xfer_req(request, Some(options))? {
             return Ok(());
         }
@@ -147,7 +169,7 @@ pub struct Prepared<'a> {
 impl Prepared<'_> {
     /// Asks for the transfer of the pieces of these numbers, and waits for its end.
     pub fn transfer(&self, way: Way, local: &[i32], remote: &[i32]) -> Result<()> {
-        let Side { agent, options, .. } = &self.pair.local;
+        let Bare { agent, options, .. } = &self.pair.local.bare;
         let (here, there) = (&self.local, &self.remote);
         let operation = way.operation();
         let request = agent.make_xfer_req(operation, here, local, there, remote, Some(options))?;
@@ -155,22 +177,35 @@ impl Prepared<'_> {
     }
 }
 
-impl Side {
-    fn new(name: &str, span: Span) -> Result<Self> {
-        let (agent, backend, options) = agent(name)?;
-        let registration = agent.register_memory(&span, Some(&options))?;
-        let name = name.to_owned();
-        Ok(Self { _registration: registration, options, _backend: backend, agent, name, span })
-    }
+/// The agents of both sides.
+pub fn pair(agents: Agents) -> Result<[Bare; 2]> {
+    Ok([Bare::new("raw-local", UCX, agents)?, Bare::new("raw-remote", UCX, agents)?])
 }
 
-/// An agent with the backend, set up as Terrane does by default.
-pub fn agent(name: &str) -> Result<(Agent, Backend, OptArgs)> {
-    let config = AgentConfig { thread_sync: ThreadSync::Strict, ..AgentConfig::default() };
-    let agent = Agent::new_configured(name, &config)?;
-    let (_, parameters) = agent.get_plugin_params(BACKEND)?;
-    let backend = agent.create_backend(BACKEND, &parameters)?;
-    let mut options = OptArgs::new()?;
-    options.add_backend(&backend)?;
-    Ok((agent, backend, options))
+impl Bare {
+    /// Set up as Terrane's.
+    pub fn new(name: &str, backend: &str, agents: Agents) -> Result<Self> {
+        let rest = agents.progress.0;
+        let config = AgentConfig {
+            thread_sync: ThreadSync::Strict,
+            enable_prog_thread: rest.is_some(),
+            pthr_delay_us: u64::try_from(rest.unwrap_or_default().as_micros())?,
+            ..AgentConfig::default()
+        };
+        let agent = Agent::new_configured(name, &config)?;
+        let (_, parameters) = agent.get_plugin_params(backend)?;
+        let backend = agent.create_backend(backend, &parameters)?;
+        let mut options = OptArgs::new()?;
+        options.add_backend(&backend)?;
+        Ok(Self { options, _backend: backend, agent, name: name.to_owned() })
+    }
+
+    /// Registers memory, until the handle drops.
+    pub fn register(&self, span: &Span) -> Result<RegistrationHandle> {
+        Ok(self.agent.register_memory(span, Some(&self.options))?)
+    }
+
+    fn with(self, span: Span) -> Result<Side> {
+        Ok(Side { _registration: self.register(&span)?, bare: self, span })
+    }
 }

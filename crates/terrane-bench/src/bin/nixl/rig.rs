@@ -1,0 +1,146 @@
+//! The same memory, as Terrane and as the bindings are told of it, and blocks that are moved within it.
+
+use std::cell::RefCell;
+
+use anyhow::{Context, Result, bail};
+use terrane_bench::Settings;
+use terrane_core::ByteCount;
+use terrane_layout::PhysicalLayout;
+
+use crate::agents::{Agents, First};
+use crate::ours::{self, Ends, Way};
+use crate::raw::{self, Pair, Piece, Span};
+
+/// A set of agents, and memory that they know.
+pub struct Rig {
+    // Lets go of the memory before the layouts do.
+    raw: Pair,
+    ends: Ends,
+    bytes: ByteCount,
+    piece: usize,
+    blocks: u32,
+    first: First,
+}
+
+/// Seconds of Terrane, and of two ways to use the bindings.
+pub type Times = [f64; 3];
+
+impl Rig {
+    /// Both sides have so many bytes, of blocks of one piece each.
+    pub fn new(bytes: ByteCount, piece: ByteCount, agents: Agents, first: First) -> Result<Self> {
+        let (ours, raw) = match first {
+            First::Terrane => {
+                let ours = ours::pair(agents)?;
+                (ours, raw::pair(agents)?)
+            }
+            First::Bindings => {
+                let raw = raw::pair(agents)?;
+                (ours::pair(agents)?, raw)
+            }
+        };
+        let blocks = u32::try_from(bytes.get() / piece.get())?;
+        let ends = Ends::new(ours::pieces(blocks, piece)?, ours)?;
+        let raw = Pair::new(raw, span(ends.local.layout())?, span(&ends.target)?)?;
+        Ok(Self { raw, ends, bytes, piece: piece.to_usize(), blocks, first })
+    }
+
+    /// Every piece is a descriptor: neighbours on one side are far apart on the other. Beside
+    /// Terrane, descriptors that are listed anew, and such as are prepared.
+    pub fn scattered(&self, way: Way, settings: &Settings) -> Result<Times> {
+        let (local, remote) = (self.strewn(5, 8), self.strewn(3, 8));
+        let runs = self.ends.transfer(way, &local, &remote)?;
+        if runs != u64::from(self.blocks) {
+            bail!("{} pieces became {runs} descriptors", self.blocks);
+        }
+        let pieces = self.pieces(&local, &remote);
+        let prepared = self.raw.prepare(self.piece)?;
+        let (from, to) = (numbers(&local)?, numbers(&remote)?);
+        in_turns(
+            settings,
+            self.first,
+            [
+                &|| self.ends.transfer(way, &local, &remote).map(drop),
+                &|| self.raw.transfer(way, &pieces),
+                &|| prepared.transfer(way, &from, &to),
+            ],
+        )
+    }
+
+    /// All pieces lie behind one another on both sides. Beside Terrane, the bindings with a descriptor
+    /// for each piece, and with the one that a program can make of them.
+    pub fn neighbours(&self, way: Way, settings: &Settings) -> Result<Times> {
+        let ids: Vec<u32> = (0..self.blocks).collect();
+        let runs = self.ends.transfer(way, &ids, &ids)?;
+        if runs != 1 {
+            bail!("{} neighbours became {runs} descriptors", self.blocks);
+        }
+        let pieces = self.pieces(&ids, &ids);
+        let joined = [Piece { local: 0, remote: 0, bytes: self.bytes.to_usize() }];
+        in_turns(
+            settings,
+            self.first,
+            [
+                &|| self.ends.transfer(way, &ids, &ids).map(drop),
+                &|| self.raw.transfer(way, &pieces),
+                &|| self.raw.transfer(way, &joined),
+            ],
+        )
+    }
+
+    /// All blocks, in steps of about `part` of `of` of them: odd steps through a power of two come by
+    /// each block once.
+    fn strewn(&self, part: u32, of: u32) -> Vec<u32> {
+        let step = u64::from((self.blocks / of * part) | 1);
+        let blocks = u64::from(self.blocks);
+        (0..blocks).filter_map(|n| u32::try_from(n * step % blocks).ok()).collect()
+    }
+
+    fn pieces(&self, local: &[u32], remote: &[u32]) -> Vec<Piece> {
+        let offset = |block: u32| ByteCount::new(block.into()).to_usize() * self.piece;
+        let pairs = local.iter().zip(remote);
+        let piece = |(&local, &remote): (&u32, &u32)| Piece {
+            local: offset(local),
+            remote: offset(remote),
+            bytes: self.piece,
+        };
+        pairs.map(piece).collect()
+    }
+}
+
+/// The median of each call. They are made in turns: in this order, or the other way round.
+fn in_turns(
+    settings: &Settings,
+    first: First,
+    calls: [&dyn Fn() -> Result<()>; 3],
+) -> Result<Times> {
+    let failed = RefCell::new(None);
+    let mut noted = calls.map(|call| {
+        || {
+            if let Err(error) = call() {
+                failed.borrow_mut().get_or_insert(error);
+            }
+        }
+    });
+    let [ours, one, other] = &mut noted;
+    let spreads = match first {
+        First::Terrane => settings.time_all_in_turns([ours, one, other]),
+        First::Bindings => {
+            let [other, one, ours] = settings.time_all_in_turns([other, one, ours]);
+            [ours, one, other]
+        }
+    };
+    match failed.take() {
+        Some(error) => Err(error),
+        None => Ok(spreads.map(|spread| spread.median)),
+    }
+}
+
+/// The one region of a contiguous layout.
+fn span(layout: &PhysicalLayout) -> Result<Span> {
+    let region = layout.regions().first().context("a layout has a region")?;
+    Span::of(region)?.first(layout.geometry().region_bytes().to_usize())
+}
+
+fn numbers(blocks: &[u32]) -> Result<Vec<i32>> {
+    blocks.iter().map(|&block| Ok(i32::try_from(block)?)).collect()
+}
