@@ -77,10 +77,17 @@ struct Entry {
     access: Access,
     layers: Range<u32>,
     heads: Range<u32>,
-    blocks: Box<[u32]>,
-    /// Whether they are in ascending order, in which a block is found by bisection. They are put
-    /// into it when one is first looked for, which is rare.
-    is_sorted: bool,
+    blocks: Blocks,
+}
+
+/// The blocks of a claim.
+enum Blocks {
+    /// Blocks that follow one another, as those of a sequence that was allocated at once. No list is kept
+    /// of them, and their counts lie behind one another: several are looked at, and changed, at a time.
+    Range(Range<u32>),
+    /// Any others; and whether they are in ascending order, in which a block is found by bisection.
+    /// They are put into it when one is first looked for, which is rare.
+    List(Box<[u32]>, bool),
 }
 
 impl HazardTable {
@@ -140,11 +147,10 @@ impl LockedHazards<'_> {
     /// and has checked that every block exists.
     pub(crate) fn claim(&mut self, holder: &Ticket, used: &Use<'_>) -> Claim {
         let claims = &mut *self.claims;
-        let blocks: Box<[u32]> = used.blocks.into();
+        let blocks = Blocks::new(used.blocks);
         claims.count(&blocks, used.access, |count| *count += 1);
         let (layers, heads) = (used.layers.clone(), used.heads.clone());
-        let (holder, access, is_sorted) = (holder.id(), used.access, false);
-        let entry = Entry { holder, access, layers, heads, blocks, is_sorted };
+        let entry = Entry { holder: holder.id(), access: used.access, layers, heads, blocks };
         let key = claims.in_flight.insert(entry);
         Claim { table: Arc::clone(self.table), key }
     }
@@ -158,26 +164,45 @@ impl Claims {
     /// Whether nothing in flight is in the way of any of the blocks, which is nearly always so; found
     /// out without a branch for each.
     fn are_free_for(&self, blocks: &[u32], access: Access) -> bool {
-        let of = |&block: &u32| self.counts.get(widen(block)).copied().unwrap_or_default();
-        let in_the_way = match access {
-            Access::Read => blocks.iter().fold(0, |any, block| any | of(block).writers),
-            Access::Write => {
-                blocks.iter().map(of).fold(0, |any, found| any | found.readers | found.writers)
+        match range_of(blocks) {
+            Some(range) => {
+                let counts = self.counts.get(widen(range.start)..widen(range.end));
+                are_free(counts.unwrap_or_default().iter().copied(), access)
             }
-        };
-        in_the_way == 0
-    }
-
-    fn count(&mut self, blocks: &[u32], access: Access, change: impl Fn(&mut u32)) {
-        for &block in blocks {
-            if let Some(counts) = self.counts.get_mut(widen(block)) {
-                change(match access {
-                    Access::Read => &mut counts.readers,
-                    Access::Write => &mut counts.writers,
-                });
+            None => {
+                let of = |&block: &u32| self.counts.get(widen(block)).copied().unwrap_or_default();
+                are_free(blocks.iter().map(of), access)
             }
         }
     }
+
+    fn count(&mut self, blocks: &Blocks, access: Access, change: impl Fn(&mut u32)) {
+        let change = |counts: &mut Counts| {
+            change(match access {
+                Access::Read => &mut counts.readers,
+                Access::Write => &mut counts.writers,
+            });
+        };
+        match blocks {
+            Blocks::Range(range) => {
+                let counts = self.counts.get_mut(widen(range.start)..widen(range.end));
+                counts.unwrap_or_default().iter_mut().for_each(change);
+            }
+            Blocks::List(blocks, _) => {
+                for &block in blocks {
+                    self.counts.get_mut(widen(block)).map(change);
+                }
+            }
+        }
+    }
+}
+
+fn are_free(counts: impl Iterator<Item = Counts>, access: Access) -> bool {
+    let in_the_way = match access {
+        Access::Read => counts.fold(0, |any, found| any | found.writers),
+        Access::Write => counts.fold(0, |any, found| any | found.readers | found.writers),
+    };
+    in_the_way == 0
 }
 
 impl Entry {
@@ -186,11 +211,34 @@ impl Entry {
     }
 
     fn has(&mut self, block: u32) -> bool {
-        if !std::mem::replace(&mut self.is_sorted, true) && !self.blocks.is_sorted() {
-            self.blocks.sort_unstable();
+        match &mut self.blocks {
+            Blocks::Range(range) => range.contains(&block),
+            Blocks::List(blocks, is_sorted) => {
+                if !std::mem::replace(is_sorted, true) && !blocks.is_sorted() {
+                    blocks.sort_unstable();
+                }
+                blocks.binary_search(&block).is_ok()
+            }
         }
-        self.blocks.binary_search(&block).is_ok()
     }
+}
+
+impl Blocks {
+    fn new(blocks: &[u32]) -> Self {
+        range_of(blocks).map_or_else(|| Self::List(blocks.into(), false), Self::Range)
+    }
+}
+
+/// The range that these blocks are, in this order.
+fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
+    let (first, end) = (*blocks.first()?, blocks.last()?.checked_add(1)?);
+    if first >= end || widen(end - first) != blocks.len() {
+        return None;
+    }
+    // Without a branch for each, several are compared at a time.
+    let is_range =
+        blocks.iter().zip(first..end).fold(true, |all, (&block, id)| all & (block == id));
+    is_range.then_some(first..end)
 }
 
 /// A granted claim. Dropping it releases the blocks.
@@ -220,6 +268,8 @@ fn widen(block: u32) -> usize {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn used<'a>(access: Access, blocks: &'a [u32], layers: Range<u32>) -> Use<'a> {
@@ -288,5 +338,44 @@ mod tests {
         let claim = table.lock().claim(&Ticket::new([]), &used(Access::Read, &[0, 0], 0..1));
         drop(claim);
         assert!(table.lock().conflicts(&used(Access::Write, &[0], 0..1), &nobody).is_empty());
+    }
+
+    proptest! {
+        /// Ranges, what is nearly one, and what is none: each is counted as a list of it would be.
+        #[test]
+        fn blocks_are_claimed_and_released_whether_they_are_a_range_or_not(
+            first in 0_u32..12,
+            count in 0_u32..12,
+            changed in proptest::option::of((0_usize..12, 0_u32..24)),
+            writes in any::<bool>(),
+        ) {
+            let mut blocks: Vec<u32> = (first..first + count).collect();
+            if let Some((place, block)) = changed
+                && let Some(at) = blocks.get_mut(place)
+            {
+                *at = block;
+            }
+            let access = if writes { Access::Write } else { Access::Read };
+            let table = HazardTable::new(24);
+            let claim = table.lock().claim(&Ticket::new([]), &used(access, &blocks, 0..1));
+            for wanted in [Access::Read, Access::Write] {
+                let excludes = writes || wanted == Access::Write;
+                for block in 0..24 {
+                    let found = table.lock().conflicts(&used(wanted, &[block], 0..1), &nobody);
+                    prop_assert_eq!(!found.is_empty(), excludes && blocks.contains(&block));
+                }
+                // Also with others about them.
+                let all: Vec<u32> = (0..24).collect();
+                let found = table.lock().conflicts(&used(wanted, &all, 0..1), &nobody);
+                let mut distinct = blocks.clone();
+                distinct.sort_unstable();
+                distinct.dedup();
+                prop_assert_eq!(found.len(), if excludes { distinct.len() } else { 0 });
+            }
+            drop(claim);
+            let all: Vec<u32> = (0..24).collect();
+            let found = table.lock().conflicts(&used(Access::Write, &all, 0..1), &nobody);
+            prop_assert!(found.is_empty());
+        }
     }
 }

@@ -329,18 +329,20 @@ pub(crate) fn make_runs(plan: &TransferPlan, runs: &mut Vec<CopyRun>) {
 /// Pairs of blocks, joined where both ends go on with the next id, if that is of use.
 fn make_segments(buffers: &mut Buffers, join: bool) {
     let Buffers { sources, destinations, segments, .. } = buffers;
-    for (&source, &destination) in sources.iter().zip(destinations.iter()) {
-        match segments.last_mut() {
-            Some(last)
-                if join
-                    && last.source + last.blocks == source
-                    && last.destination + last.blocks == destination =>
-            {
-                last.blocks += 1;
-            }
-            _ => segments.push(Segment { source, destination, blocks: 1 }),
+    let mut pairs = sources.iter().copied().zip(destinations.iter().copied());
+    let Some((source, destination)) = pairs.next() else { return };
+    // Not in the list before it is whole: to add to what was just stored takes longer than to compare.
+    let mut open = Segment { source, destination, blocks: 1 };
+    for (source, destination) in pairs {
+        let goes_on =
+            open.source + open.blocks == source && open.destination + open.blocks == destination;
+        if join && goes_on {
+            open.blocks += 1;
+        } else {
+            segments.push(std::mem::replace(&mut open, Segment { source, destination, blocks: 1 }));
         }
     }
+    segments.push(open);
 }
 
 fn block_by_block(plan: &TransferPlan, joining: &Joining, runs: &mut Vec<CopyRun>) {
