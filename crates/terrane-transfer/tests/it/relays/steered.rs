@@ -180,6 +180,9 @@ fn a_failed_transfer_waits_for_what_is_in_flight_of_it() {
     rig.system.release_all();
     assert!(end_of(completion).result.is_err());
     end_of(other).result.unwrap();
+    // Outcomes are there before the engines have counted.
+    rig.device.wait_until_idle();
+    rig.system.wait_until_idle();
     assert_eq!(rig.device.ended(), 5, "a chunk was begun after the failure");
     assert_eq!(rig.system.ended(), 3, "so was a second hop");
     // Every slot has come back.
