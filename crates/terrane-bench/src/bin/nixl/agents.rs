@@ -31,6 +31,12 @@ impl Agents {
         (0..self.sets.max(1)).map(first)
     }
 
+    /// For agents that answer others: without a progress thread these would wait for ever.
+    pub fn answering(self) -> Self {
+        let rest = self.progress.0.unwrap_or(Duration::from_millis(1));
+        Self { progress: Progress(Some(rest)), ..self }
+    }
+
     /// The same with half as many sets.
     pub fn fewer(self) -> Self {
         Self { sets: self.sets.div_ceil(2), ..self }
@@ -47,15 +53,18 @@ pub fn over_sets<const N: usize>(medians: &[[f64; N]]) -> Result<[Spread; N]> {
     Ok(spreads)
 }
 
-/// How long an agent's progress thread rests; `None` for no such thread.
+/// How long agents' progress threads rest; `None` for no such thread where the agent begins transfers.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress(pub Option<Duration>);
 
 impl FromStr for Progress {
-    type Err = std::num::ParseIntError;
+    type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let rest = || Ok(Duration::from_micros(text.parse()?));
-        Ok(Self(if text == "off" { None } else { Some(rest()?) }))
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let rest = text.parse().map_err(|_| "expected `off`, or a number of microseconds")?;
+        Ok(Self(Some(Duration::from_micros(rest))))
     }
 }

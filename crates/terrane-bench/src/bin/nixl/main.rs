@@ -29,7 +29,7 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 8)]
     sets: u32,
     /// How many microseconds the agents' progress threads rest, as in TERRANE_NIXL_PROGRESS: `off` for
-    /// no such threads
+    /// no such thread where an agent begins transfers; one that answers has one, which rests for 1000
     #[arg(long, value_name = "N", default_value = "1000")]
     progress: Progress,
     /// Moves little, a few times: whether everything still runs, not how fast

@@ -36,8 +36,8 @@ pub fn measure<W: Write>(
         .inner_dim(1024)
         .element(ElementFormat::Width(2))
         .build()?;
-    let agent = |name| agent(name, UCX, agents);
-    let (here, there) = (agent("terrane-importer")?, agent("terrane-exporter")?);
+    let here = agent("terrane-importer", UCX, agents)?;
+    let there = agent("terrane-exporter", UCX, agents.answering())?;
     let exported = layout(&there, config, LayoutKind::ALL[2])?;
     let other = layout(&there, config, LayoutKind::ALL[2])?;
     let (bytes, others) = (there.export(&exported)?, there.export(&other)?);

@@ -47,7 +47,7 @@ pub fn agent(name: &str, backend: &str, agents: Agents) -> Result<Agent> {
 
 /// The agents of both ends.
 pub fn pair(agents: Agents) -> Result<[Agent; 2]> {
-    Ok([agent("terrane-local", UCX, agents)?, agent("terrane-remote", UCX, agents)?])
+    Ok([agent("terrane-local", UCX, agents)?, agent("terrane-remote", UCX, agents.answering())?])
 }
 
 /// Blocks of one piece each.

@@ -179,7 +179,7 @@ impl Prepared<'_> {
 
 /// The agents of both sides.
 pub fn pair(agents: Agents) -> Result<[Bare; 2]> {
-    Ok([Bare::new("raw-local", UCX, agents)?, Bare::new("raw-remote", UCX, agents)?])
+    Ok([Bare::new("raw-local", UCX, agents)?, Bare::new("raw-remote", UCX, agents.answering())?])
 }
 
 impl Bare {
