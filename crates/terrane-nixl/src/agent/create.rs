@@ -77,7 +77,7 @@ fn create(
         memory.extend(MemoryType::from_raw(types.get(index).map_err(asking)?));
     }
     memory.sort_unstable();
-    let options = Options::naming(&raw).map_err(Status::during("naming a backend"))?;
+    let options = Options::of(&raw).map_err(Status::during("naming a backend"))?;
     let ios = Ios::of(&config);
     let BackendConfig { name, demand, file_access, .. } = config;
     Ok(Backend { name, raw, options, memory, demand, file_access, ios })

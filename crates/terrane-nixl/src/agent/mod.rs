@@ -14,6 +14,7 @@ use terrane_core::{AgentName, BackendName};
 
 pub use builder::{AgentBuilder, ThreadMode};
 pub(crate) use ios::{Ios, TakenIos};
+pub(crate) use options::naming;
 
 use crate::backend::{Demand, FileAccess};
 use crate::notifications::Mailbox;

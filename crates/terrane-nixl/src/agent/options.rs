@@ -12,8 +12,8 @@ unsafe impl Send for Options {}
 unsafe impl Sync for Options {}
 
 impl Options {
-    pub(super) fn naming(backend: &nixl_sys::Backend) -> Result<Self, nixl_sys::NixlError> {
-        Ok(Self(naming(backend)?))
+    pub(super) fn of(backend: &nixl_sys::Backend) -> Result<Self, nixl_sys::NixlError> {
+        Ok(Self(naming([backend])?))
     }
 
     pub(super) fn raw(&self) -> &nixl_sys::OptArgs {
@@ -21,20 +21,25 @@ impl Options {
     }
 }
 
+/// Options that name some backends and nothing else.
+pub(crate) fn naming<'a>(
+    backends: impl IntoIterator<Item = &'a nixl_sys::Backend>,
+) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
+    let mut options = nixl_sys::OptArgs::new()?;
+    for backend in backends {
+        options.add_backend(backend)?;
+    }
+    Ok(options)
+}
+
 /// Options that name a backend, and carry a message with the request.
 pub(super) fn telling(
     backend: &nixl_sys::Backend,
     message: &[u8],
 ) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
-    let mut options = naming(backend)?;
+    let mut options = naming([backend])?;
     options.set_notification_message(message)?;
     options.set_has_notification(true)?;
-    Ok(options)
-}
-
-fn naming(backend: &nixl_sys::Backend) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
-    let mut options = nixl_sys::OptArgs::new()?;
-    options.add_backend(backend)?;
     Ok(options)
 }
 

@@ -1,6 +1,6 @@
 //! Exports: what a peer has to be told of a layout so that it can reach it.
 
-use nixl_sys::{OptArgs, RegDescList};
+use nixl_sys::RegDescList;
 use terrane_core::{BackendName, ByteCount, Memory, RegistrationRecord, Span};
 use terrane_layout::PhysicalLayout;
 use terrane_wire::{LayoutDescriptor, RegionDescriptor};
@@ -8,7 +8,7 @@ use terrane_wire::{LayoutDescriptor, RegionDescriptor};
 use super::import::uncovered;
 use super::metadata::Metadata;
 use super::{ExportError, remote};
-use crate::agent::Backend;
+use crate::agent::{Backend, naming};
 use crate::register::Descriptor;
 use crate::{Agent, Status};
 
@@ -81,10 +81,7 @@ impl Agent {
             .chain(backends.filter(|backend| backend.file_access == first.file_access))
             .collect();
 
-        let mut options = OptArgs::new().map_err(failed)?;
-        for backend in &backends {
-            options.add_backend(&backend.raw).map_err(failed)?;
-        }
+        let options = naming(backends.iter().map(|backend| &backend.raw)).map_err(failed)?;
         let mut keys: Option<RegDescList<'_>> = None;
         for record in &registered {
             let registered =

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::Descriptor;
-use crate::agent::Backend;
+use crate::agent::{Backend, naming};
 use crate::{Agent, Demand, Refusal, Status};
 
 /// What is registered with an agent.
@@ -146,18 +146,18 @@ impl Entry {
         };
         let mut missing: SmallVec<[&mut Asked<'_>; 2]> =
             group.iter_mut().filter(is_missing).collect();
-        let register = |options: &nixl_sys::OptArgs| {
-            agent.raw().register_memory(descriptor, Some(options)).map_err(|e| Status::of(&e))
-        };
+        let register =
+            |options: &nixl_sys::OptArgs| agent.raw().register_memory(descriptor, Some(options));
         let registered = match missing.as_slice() {
             [] => return,
             [alone] => register(alone.backend.options()),
-            several => name_all(several).and_then(|options| register(&options)),
+            several => naming(several.iter().map(|asked| &asked.backend.raw))
+                .and_then(|options| register(&options)),
         };
         let is_alone = missing.len() == 1;
         for asked in &mut missing {
             let refused = match &registered {
-                Err(status) => Some(*status),
+                Err(error) => Some(Status::of(error)),
                 Ok(_) if is_alone || is_registered(agent, descriptor, asked.backend) => None,
                 Ok(_) => Some(Status::Backend),
             };
@@ -171,16 +171,6 @@ impl Entry {
             self.handles.push(handle);
         }
     }
-}
-
-/// Options that name these backends and nothing else.
-fn name_all(group: &[&mut Asked<'_>]) -> Result<nixl_sys::OptArgs, Status> {
-    let failed = |error| Status::of(&error);
-    let mut options = nixl_sys::OptArgs::new().map_err(failed)?;
-    for asked in group {
-        options.add_backend(&asked.backend.raw).map_err(failed)?;
-    }
-    Ok(options)
 }
 
 /// Whether a backend has a descriptor that covers this one, as NIXL says.

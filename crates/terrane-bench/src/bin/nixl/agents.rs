@@ -24,6 +24,26 @@ pub enum First {
     Bindings,
 }
 
+impl First {
+    /// Creates both sides' agents in this order.
+    pub fn create<T, U>(
+        self,
+        ours: impl FnOnce() -> Result<T>,
+        raw: impl FnOnce() -> Result<U>,
+    ) -> Result<(T, U)> {
+        match self {
+            Self::Terrane => {
+                let ours = ours()?;
+                Ok((ours, raw()?))
+            }
+            Self::Bindings => {
+                let raw = raw()?;
+                Ok((ours()?, raw))
+            }
+        }
+    }
+}
+
 impl Agents {
     /// Whose agents of each set come first: in turns.
     pub fn sets(self) -> impl Iterator<Item = First> {

@@ -71,7 +71,7 @@ pub fn layout(agent: &Agent, config: LayoutConfig, kind: LayoutKind) -> Result<P
 }
 
 impl Ends {
-    /// Memory of these blocks for two agents each, of which the first one knows the other.
+    /// Memory of these blocks for each of two agents, of which the first knows the other.
     pub fn new(config: LayoutConfig, [here, there]: [Agent; 2]) -> Result<Self> {
         let kind = LayoutKind::FullyContiguous;
         let (local, target) = (layout(&here, config, kind)?, layout(&there, config, kind)?);

@@ -10,7 +10,7 @@ use terrane_cuda::{Context, DeviceAllocator, PinnedAllocator, PinnedOptions};
 use terrane_storage::{SystemAllocator, SystemOptions};
 
 use crate::MOST_TIME;
-use crate::agents::{Agents, First, over_sets};
+use crate::agents::{Agents, over_sets};
 use crate::ours;
 use crate::raw::{Bare, Span, UCX};
 
@@ -99,18 +99,10 @@ fn of_sets(
     let mut memory = kind.allocate(bytes)?;
     let mut medians = Vec::new();
     for first in agents.sets() {
-        let ours = || ours::agent("terrane-registration", kind.backend(), agents);
-        let raw = || Bare::new("raw-registration", kind.backend(), agents);
-        let (ours, raw) = match first {
-            First::Terrane => {
-                let ours = ours()?;
-                (ours, raw()?)
-            }
-            First::Bindings => {
-                let raw = raw()?;
-                (ours()?, raw)
-            }
-        };
+        let (ours, raw) = first.create(
+            || ours::agent("terrane-registration", kind.backend(), agents),
+            || Bare::new("raw-registration", kind.backend(), agents),
+        )?;
         let times;
         (memory, times) = in_turns(memory, &ours, &raw, settings)?;
         medians.push(times);

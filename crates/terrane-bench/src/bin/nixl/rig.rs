@@ -28,16 +28,7 @@ pub type Times = [f64; 3];
 impl Rig {
     /// Both sides have so many bytes, of blocks of one piece each.
     pub fn new(bytes: ByteCount, piece: ByteCount, agents: Agents, first: First) -> Result<Self> {
-        let (ours, raw) = match first {
-            First::Terrane => {
-                let ours = ours::pair(agents)?;
-                (ours, raw::pair(agents)?)
-            }
-            First::Bindings => {
-                let raw = raw::pair(agents)?;
-                (ours::pair(agents)?, raw)
-            }
-        };
+        let (ours, raw) = first.create(|| ours::pair(agents), || raw::pair(agents))?;
         let blocks = u32::try_from(bytes.get() / piece.get())?;
         let ends = Ends::new(ours::pieces(blocks, piece)?, ours)?;
         let raw = Pair::new(raw, span(ends.local.layout())?, span(&ends.target)?)?;
