@@ -57,6 +57,12 @@ impl Most {
     ) -> Option<Stretch> {
         let runs = plan.runs();
         let layer = plan.layer(runs.get(from.run)?);
+        // Mostly all fits, and then the runs need not be counted one by one.
+        let fits = runs.len() <= self.descriptors && plan.bytes().get() <= self.bytes;
+        if fits && from == Place::default() && !layer_wise {
+            let end = Place { run: runs.len(), offset: 0 };
+            return Some(Stretch { places: from..end, bytes: plan.bytes() });
+        }
         let (mut at, mut bytes, mut descriptors) = (from, 0, 0);
         while let Some(run) = runs.get(at.run)
             && descriptors < self.descriptors

@@ -6,15 +6,19 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use terrane_bench::Spread;
 
+use crate::processors::Processors;
+
 /// How the agents of both sides are set up, and how many sets of them there are.
 ///
-/// NIXL's threads share locks with those that transfer, and processors with one another. Where they come
-/// to lie decides over a tenth of a transfer's time, for as long as the agents live. So each case is
-/// measured with several sets of agents, and of the medians of those the median counts.
+/// What agents allocate, and where their threads come to lie, decides over some hundredths of a
+/// transfer's time for as long as they live. So each case is measured with several sets of agents, and the
+/// [median over those](over_sets) counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Agents {
     pub progress: Progress,
     pub sets: u32,
+    /// Where threads run, unless that is left to the system.
+    pub processors: Option<Processors>,
 }
 
 /// Whose agents of a set are created first, and whose turn comes first.
@@ -51,26 +55,45 @@ impl Agents {
         (0..self.sets.max(1)).map(first)
     }
 
+    /// Starts agents, and engines, where their threads are to run.
+    pub fn start<T>(self, agents: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self.processors {
+            Some(processors) => processors.start(agents),
+            None => agents(),
+        }
+    }
+
     /// For agents that answer others: without a progress thread these would wait for ever.
     pub fn answering(self) -> Self {
         let rest = self.progress.0.unwrap_or(Duration::from_millis(1));
         Self { progress: Progress(Some(rest)), ..self }
     }
 
-    /// The same with half as many sets.
+    /// The same with a quarter of the sets.
     pub fn fewer(self) -> Self {
-        Self { sets: self.sets.div_ceil(2), ..self }
+        Self { sets: self.sets.div_ceil(4), ..self }
     }
 }
 
-/// What each of several things took, over all sets: of each set, the median of each.
-pub fn over_sets<const N: usize>(medians: &[[f64; N]]) -> Result<[Spread; N]> {
-    let mut spreads = [Spread::single(f64::NAN); N];
-    for (index, spread) in spreads.iter_mut().enumerate() {
-        let of_each: Vec<f64> = medians.iter().filter_map(|m| m.get(index).copied()).collect();
-        *spread = Spread::of(&of_each).context("there is a set of agents")?;
+/// Seconds of one set: medians of Terrane, and of each way to use the bindings.
+#[derive(Debug, Clone, Copy)]
+pub struct Times<const WAYS: usize> {
+    pub terrane: f64,
+    pub bindings: [f64; WAYS],
+}
+
+/// What Terrane took over all sets, and what each way to use the bindings took beside that: by the median
+/// of the ratios within the sets, as what changes from set to set is common to both.
+pub fn over_sets<const WAYS: usize>(sets: &[Times<WAYS>]) -> Result<(Spread, [f64; WAYS])> {
+    let median = |figures: &[f64]| Spread::of(figures).context("there is a set of agents");
+    let terrane = median(&sets.iter().map(|set| set.terrane).collect::<Vec<_>>())?;
+    let mut bindings = [f64::NAN; WAYS];
+    for (way, beside) in bindings.iter_mut().enumerate() {
+        let ratio = |set: &Times<WAYS>| set.bindings.get(way).map(|time| time / set.terrane);
+        let ratios: Vec<f64> = sets.iter().filter_map(ratio).collect();
+        *beside = terrane.median * median(&ratios)?.median;
     }
-    Ok(spreads)
+    Ok((terrane, bindings))
 }
 
 /// How long agents' progress threads rest; `None` for no such thread where the agent begins transfers.

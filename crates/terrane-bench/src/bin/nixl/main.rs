@@ -4,6 +4,7 @@
 mod agents;
 mod metadata;
 mod ours;
+mod processors;
 mod raw;
 mod registration;
 mod rig;
@@ -16,6 +17,7 @@ use terrane_bench::{Settings, run};
 use terrane_core::ByteCount;
 
 use agents::{Agents, Progress};
+use processors::Processors;
 
 /// Measures what Terrane adds to NIXL, and what it saves.
 #[derive(Parser)]
@@ -25,13 +27,17 @@ struct Arguments {
     /// The larger of the two amounts that are moved, in MiB
     #[arg(long, default_value_t = 1024)]
     size_mib: u32,
-    /// Sets of agents that each case is measured with; half as many for the larger amount
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    /// Sets of agents that each case is measured with; a quarter for the larger amount
+    #[arg(long, value_name = "N", default_value_t = 16)]
     sets: u32,
     /// How many microseconds the agents' progress threads rest, as in TERRANE_NIXL_PROGRESS: `off` for
     /// no such thread where an agent begins transfers; one that answers has one, which rests for 1000
     #[arg(long, value_name = "N", default_value = "1000")]
     progress: Progress,
+    /// Leaves it to the system where threads run. Otherwise agents' threads have a processor, and the one
+    /// that transfers has another, of another core
+    #[arg(long)]
+    unpinned: bool,
     /// Moves little, a few times: whether everything still runs, not how fast
     #[arg(long, conflicts_with_all = ["size_mib", "sets"])]
     smoke: bool,
@@ -57,8 +63,9 @@ fn main() -> ExitCode {
     } else {
         [SMALL, ByteCount::mib(arguments.size_mib)]
     };
-    let agents = Agents { progress: arguments.progress, sets: arguments.sets };
     run("nixl", &arguments.settings, |settings, reporter| {
+        let processors = if arguments.unpinned { None } else { Processors::apart()? };
+        let agents = Agents { progress: arguments.progress, sets: arguments.sets, processors };
         // Without it the bindings would end the process at their first call.
         terrane_nixl::probe()?;
         // Each set of agents has a part of what other suites repeat.

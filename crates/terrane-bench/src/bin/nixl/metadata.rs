@@ -36,8 +36,10 @@ pub fn measure<W: Write>(
         .inner_dim(1024)
         .element(ElementFormat::Width(2))
         .build()?;
-    let here = agent("terrane-importer", UCX, agents)?;
-    let there = agent("terrane-exporter", UCX, agents.answering())?;
+    let (here, there) = agents.start(|| {
+        let here = agent("terrane-importer", UCX, agents)?;
+        Ok((here, agent("terrane-exporter", UCX, agents.answering())?))
+    })?;
     let exported = layout(&there, config, LayoutKind::ALL[2])?;
     let other = layout(&there, config, LayoutKind::ALL[2])?;
     let (bytes, others) = (there.export(&exported)?, there.export(&other)?);

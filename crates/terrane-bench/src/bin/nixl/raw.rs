@@ -177,9 +177,10 @@ impl Prepared<'_> {
     }
 }
 
-/// The agents of both sides.
-pub fn pair(agents: Agents) -> Result<[Bare; 2]> {
-    Ok([Bare::new("raw-local", UCX, agents)?, Bare::new("raw-remote", UCX, agents.answering())?])
+/// The agents of both sides of the pair of this name.
+pub fn pair(name: &str, agents: Agents) -> Result<[Bare; 2]> {
+    let [local, remote] = ["local", "remote"].map(|side| format!("raw-{name}-{side}"));
+    Ok([Bare::new(&local, UCX, agents)?, Bare::new(&remote, UCX, agents.answering())?])
 }
 
 impl Bare {

@@ -10,7 +10,7 @@ use terrane_cuda::{Context, DeviceAllocator, PinnedAllocator, PinnedOptions};
 use terrane_storage::{SystemAllocator, SystemOptions};
 
 use crate::MOST_TIME;
-use crate::agents::{Agents, over_sets};
+use crate::agents::{Agents, Times, over_sets};
 use crate::ours;
 use crate::raw::{Bare, Span, UCX};
 
@@ -74,7 +74,7 @@ pub fn measure<W: Write>(
             continue;
         }
         let times = of_sets(kind, bytes, agents, settings);
-        let [ours, raw] = match (kind, times) {
+        let (terrane, [raw]) = match (kind, times) {
             (Kind::Pinned | Kind::Device | Kind::DeviceWithGds, Err(reason)) => {
                 reporter.skip(&case, &format!("{reason:#}"));
                 continue;
@@ -82,8 +82,8 @@ pub fn measure<W: Write>(
             (_, times) => over_sets(&times.with_context(|| case.clone())?)?,
         };
         reporter.report(
-            &Measurement::new(case, ours.scaled(1e6), "us", Direction::LowerIsBetter)
-                .beside("nixl-sys", raw.scaled(1e6).median)
+            &Measurement::new(case, terrane.scaled(1e6), "us", Direction::LowerIsBetter)
+                .beside("nixl-sys", raw * 1e6)
                 .at_least(1.0 / MOST_TIME),
         )?;
     }
@@ -95,14 +95,16 @@ fn of_sets(
     bytes: ByteCount,
     agents: Agents,
     settings: &Settings,
-) -> Result<Vec<[f64; 2]>> {
+) -> Result<Vec<Times<1>>> {
     let mut memory = kind.allocate(bytes)?;
     let mut medians = Vec::new();
     for first in agents.sets() {
-        let (ours, raw) = first.create(
-            || ours::agent("terrane-registration", kind.backend(), agents),
-            || Bare::new("raw-registration", kind.backend(), agents),
-        )?;
+        let (ours, raw) = agents.start(|| {
+            first.create(
+                || ours::agent("terrane-registration", kind.backend(), agents),
+                || Bare::new("raw-registration", kind.backend(), agents),
+            )
+        })?;
         let times;
         (memory, times) = in_turns(memory, &ours, &raw, settings)?;
         medians.push(times);
@@ -116,7 +118,7 @@ fn in_turns(
     ours: &impl Register,
     raw: &Bare,
     settings: &Settings,
-) -> Result<(Box<dyn Memory>, [f64; 2])> {
+) -> Result<(Box<dyn Memory>, Times<1>)> {
     let span = Span::of(&memory)?;
     let (mut times, mut raw_times) = (Vec::new(), Vec::new());
     // Each takes microseconds: many rounds cost nothing.
@@ -136,5 +138,5 @@ fn in_turns(
     }
     let median =
         |times: &[f64]| Ok::<_, anyhow::Error>(Spread::of(times).context("no round")?.median);
-    Ok((memory, [median(&times)?, median(&raw_times)?]))
+    Ok((memory, Times { terrane: median(&times)?, bindings: [median(&raw_times)?] }))
 }

@@ -7,14 +7,15 @@ use terrane_bench::Settings;
 use terrane_core::ByteCount;
 use terrane_layout::PhysicalLayout;
 
-use crate::agents::{Agents, First};
+use crate::agents::{Agents, First, Times};
 use crate::ours::{self, Ends, Way};
 use crate::raw::{self, Pair, Piece, Span};
 
 /// A set of agents, and memory that they know.
 pub struct Rig {
-    // Lets go of the memory before the layouts do.
-    raw: Pair,
+    // Let go of the memory before the layouts do. Two pairs, so that neither way to use the bindings
+    // finds its agents' memory warmer than the other, or Terrane, does.
+    raw: [Pair; 2],
     ends: Ends,
     bytes: ByteCount,
     piece: usize,
@@ -22,36 +23,38 @@ pub struct Rig {
     first: First,
 }
 
-/// Seconds of Terrane, and of two ways to use the bindings.
-pub type Times = [f64; 3];
-
 impl Rig {
     /// Both sides have so many bytes, of blocks of one piece each.
     pub fn new(bytes: ByteCount, piece: ByteCount, agents: Agents, first: First) -> Result<Self> {
-        let (ours, raw) = first.create(|| ours::pair(agents), || raw::pair(agents))?;
         let blocks = u32::try_from(bytes.get() / piece.get())?;
-        let ends = Ends::new(ours::pieces(blocks, piece)?, ours)?;
-        let raw = Pair::new(raw, span(ends.local.layout())?, span(&ends.target)?)?;
-        Ok(Self { raw, ends, bytes, piece: piece.to_usize(), blocks, first })
+        agents.start(|| {
+            let raw = || Ok([raw::pair("one", agents)?, raw::pair("other", agents)?]);
+            let (ours, [one, other]) = first.create(|| ours::pair(agents), raw)?;
+            let ends = Ends::new(ours::pieces(blocks, piece)?, ours)?;
+            let (here, there) = (span(ends.local.layout())?, span(&ends.target)?);
+            let raw = [Pair::new(one, here, there)?, Pair::new(other, here, there)?];
+            Ok(Self { raw, ends, bytes, piece: piece.to_usize(), blocks, first })
+        })
     }
 
     /// Every piece is a descriptor: neighbours on one side are far apart on the other. Beside
     /// Terrane, descriptors that are listed anew, and such as are prepared.
-    pub fn scattered(&self, way: Way, settings: &Settings) -> Result<Times> {
+    pub fn scattered(&self, way: Way, settings: &Settings) -> Result<Times<2>> {
         let (local, remote) = (self.strewn(5, 8), self.strewn(3, 8));
         let runs = self.ends.transfer(way, &local, &remote)?;
         if runs != u64::from(self.blocks) {
             bail!("{} pieces became {runs} descriptors", self.blocks);
         }
         let pieces = self.pieces(&local, &remote);
-        let prepared = self.raw.prepare(self.piece)?;
+        let [listing, preparing] = &self.raw;
+        let prepared = preparing.prepare(self.piece)?;
         let (from, to) = (numbers(&local)?, numbers(&remote)?);
         in_turns(
             settings,
             self.first,
             [
                 &|| self.ends.transfer(way, &local, &remote).map(drop),
-                &|| self.raw.transfer(way, &pieces),
+                &|| listing.transfer(way, &pieces),
                 &|| prepared.transfer(way, &from, &to),
             ],
         )
@@ -59,21 +62,22 @@ impl Rig {
 
     /// All pieces lie behind one another on both sides. Beside Terrane, the bindings with a descriptor
     /// for each piece, and with the one that a program can make of them.
-    pub fn neighbours(&self, way: Way, settings: &Settings) -> Result<Times> {
+    pub fn neighbours(&self, way: Way, settings: &Settings) -> Result<Times<2>> {
         let ids: Vec<u32> = (0..self.blocks).collect();
         let runs = self.ends.transfer(way, &ids, &ids)?;
         if runs != 1 {
             bail!("{} neighbours became {runs} descriptors", self.blocks);
         }
         let pieces = self.pieces(&ids, &ids);
+        let [one, other] = &self.raw;
         let joined = [Piece { local: 0, remote: 0, bytes: self.bytes.to_usize() }];
         in_turns(
             settings,
             self.first,
             [
                 &|| self.ends.transfer(way, &ids, &ids).map(drop),
-                &|| self.raw.transfer(way, &pieces),
-                &|| self.raw.transfer(way, &joined),
+                &|| one.transfer(way, &pieces),
+                &|| other.transfer(way, &joined),
             ],
         )
     }
@@ -103,7 +107,7 @@ fn in_turns(
     settings: &Settings,
     first: First,
     calls: [&dyn Fn() -> Result<()>; 3],
-) -> Result<Times> {
+) -> Result<Times<2>> {
     let failed = RefCell::new(None);
     let mut noted = calls.map(|call| {
         || {
@@ -122,7 +126,10 @@ fn in_turns(
     };
     match failed.take() {
         Some(error) => Err(error),
-        None => Ok(spreads.map(|spread| spread.median)),
+        None => {
+            let [terrane, bindings @ ..] = spreads.map(|spread| spread.median);
+            Ok(Times { terrane, bindings })
+        }
     }
 }
 

@@ -1,15 +1,15 @@
 //! Blocks between the memory of two agents.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use anyhow::{Context, Result};
-use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_bench::{Direction, Measurement, Reporter, Settings};
 use terrane_core::ByteCount;
 
 use crate::MOST_TIME;
-use crate::agents::{Agents, over_sets};
+use crate::agents::{Agents, Times, over_sets};
 use crate::ours::Way;
-use crate::rig::{Rig, Times};
+use crate::rig::Rig;
 
 /// The pieces: what one layer of a block has with 2, 16 and 512 heads of 128, and a whole block of
 /// Llama 3.1 8B.
@@ -32,7 +32,7 @@ struct Case {
     name: String,
     way: Way,
     order: Order,
-    times: Vec<Times>,
+    times: Vec<Times<2>>,
 }
 
 /// Moves so many bytes in pieces of each size: scattered, so that each piece is a descriptor, and in
@@ -78,19 +78,28 @@ fn cases(what: &str) -> Vec<Case> {
 }
 
 impl Case {
-    /// The target is what the bindings reach at best.
+    /// The targets are what the bindings reach where the program that uses them does its best: in scattered
+    /// pieces either way to use them, in order the descriptor that a program can join by hand.
     fn report<W: Write>(self, pieces: u64, reporter: &mut Reporter<W>) -> Result<()> {
         let Self { name, order, times, .. } = self;
-        let [ours, one, other] = over_sets(&times)?;
-        let mut report = |case: String, beside: &str, time: Spread, has_target: bool| {
-            let value = ours.scaled(1e3);
+        let (terrane, [one, other]) = over_sets(&times)?;
+        let mut report = |case: String, beside: &str, time: f64, has_target: bool| {
+            let value = terrane.scaled(1e3);
             let row = Measurement::new(case, value, "ms", Direction::LowerIsBetter)
-                .beside(beside, time.scaled(1e3).median);
+                .beside(beside, time * 1e3);
             let row = if has_target { row.at_least(1.0 / MOST_TIME) } else { row };
             reporter.report(&row)
         };
         match order {
-            Order::Scattered => scattered(name, one, other, &mut report)?,
+            Order::Scattered => {
+                report(name.clone(), "nixl-sys, descriptors listed anew", one, true)?;
+                report(
+                    format!("{name}, by number"),
+                    "nixl-sys, descriptors prepared",
+                    other,
+                    true,
+                )?;
+            }
             Order::Neighbours => {
                 report(name.clone(), &format!("nixl-sys, {pieces} descriptors"), one, false)?;
                 report(format!("{name}, joined"), "nixl-sys, joined by hand", other, true)?;
@@ -98,21 +107,4 @@ impl Case {
         }
         Ok(())
     }
-}
-
-/// Beside the faster one of the two ways to use the bindings, and beside the slower.
-fn scattered(
-    name: String,
-    listed: Spread,
-    prepared: Spread,
-    report: &mut impl FnMut(String, &str, Spread, bool) -> io::Result<()>,
-) -> io::Result<()> {
-    let mut ways = [
-        ("nixl-sys, descriptors listed anew", listed),
-        ("nixl-sys, descriptors prepared", prepared),
-    ];
-    ways.sort_by(|(_, one), (_, other)| one.median.total_cmp(&other.median));
-    let [(fast, faster), (slow, slower)] = ways;
-    report(name.clone(), fast, faster, true)?;
-    report(format!("{name}, the slower way"), slow, slower, false)
 }

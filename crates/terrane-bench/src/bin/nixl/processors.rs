@@ -1,0 +1,69 @@
+//! On which processors threads run.
+
+use std::fs;
+
+use anyhow::Result;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Two processors that share no core: one for the thread that transfers, and one for those that agents
+/// start.
+///
+/// NIXL's threads share locks with whoever transfers, and may do so with its core and its caches. Where
+/// the scheduler puts them decides over a tenth of a transfer's time for as long as they live, by
+/// chance; this way it is the same for all agents that are compared.
+#[derive(Debug, Clone, Copy)]
+pub struct Processors {
+    transfers: CpuSet,
+    agents: CpuSet,
+}
+
+impl Processors {
+    /// The first one that this process may use, and the next one of the same package, or else of
+    /// another. `None` where there is no other core.
+    pub fn apart() -> Result<Option<Self>> {
+        let usable = sched_getaffinity(None)?;
+        let mut usable = (0..CpuSet::MAX_CPU).filter(|number| usable.is_set(*number));
+        let Some(first) = usable.next() else { return Ok(None) };
+        let others: Vec<usize> =
+            usable.filter(|&other| Core::of(other) != Core::of(first)).collect();
+        let is_near = |other: &&usize| Core::of(**other).package == Core::of(first).package;
+        let second = others.iter().find(is_near).or(others.first());
+        Ok(second.map(|&second| Self { transfers: only(first), agents: only(second) }))
+    }
+
+    /// Has whatever this starts run on the agents' processor, and this thread on the other one from
+    /// then on.
+    pub fn start<T>(&self, agents: impl FnOnce() -> Result<T>) -> Result<T> {
+        sched_setaffinity(None, &self.agents)?;
+        let agents = agents();
+        sched_setaffinity(None, &self.transfers)?;
+        agents
+    }
+}
+
+/// A core, which several processors may share.
+#[derive(PartialEq, Eq)]
+struct Core {
+    package: String,
+    core: String,
+}
+
+impl Core {
+    /// That of a processor, by its number; one of its own, where the system does not say.
+    fn of(processor: usize) -> Self {
+        let read = |what| {
+            fs::read_to_string(format!("/sys/devices/system/cpu/cpu{processor}/topology/{what}"))
+                .ok()
+        };
+        Self {
+            package: read("physical_package_id").unwrap_or_default(),
+            core: read("core_id").unwrap_or_else(|| processor.to_string()),
+        }
+    }
+}
+
+fn only(processor: usize) -> CpuSet {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    set
+}
