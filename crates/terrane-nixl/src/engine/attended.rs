@@ -19,7 +19,7 @@ use crate::{Agent, NixlEngineOptions};
 /// wakes on the submitter's own processor, that one could not even begin to wait.
 ///
 /// Longer than it takes from a submit to a wait, and as long as a wake-up.
-const GRACE: Duration = Duration::from_micros(100);
+pub(super) const GRACE: Duration = Duration::from_micros(100);
 
 /// How long the engine's thread does not look at a flight that somebody else is at. Who waits for the end
 /// stays until then, or says so; it would have to unwind to go without a word.
@@ -99,6 +99,11 @@ impl Attended {
             flight.invite(attended.clone());
         }
         attended
+    }
+
+    /// Until when the engine's thread leaves it alone, unless it is asked for.
+    pub(super) fn left_until(&self) -> Instant {
+        self.left_until
     }
 
     /// Advances the flight on the engine's thread, unless it is left alone now.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use terrane_transfer::{CopyFailure, CopyJob};
 
-use super::attended::{Attended, Means, Visit};
+use super::attended::{Attended, GRACE, Means, Visit};
 use super::error::RequestFailed;
 use super::pace::Pace;
 use super::posted::Left;
@@ -28,6 +28,8 @@ struct State {
     is_closed: bool,
     /// The thread has ended, and takes nothing any more.
     is_deserted: bool,
+    /// When the thread looks again by itself, where it sleeps until then.
+    wakes_at: Option<Instant>,
 }
 
 pub(super) enum Submitted {
@@ -44,9 +46,16 @@ impl Queue {
             // The drop of a job says that its engine has stopped, to whoever waits for it.
             return drop(submitted);
         }
+        // A thread that wakes by itself within the grace is not woken.
+        let is_soon_enough = match (&submitted, state.wakes_at) {
+            (Submitted::Flight(flight), Some(wakes_at)) => wakes_at <= flight.left_until(),
+            _ => false,
+        };
         state.submitted.push_back(submitted);
         drop(state);
-        self.changed.notify_one();
+        if !is_soon_enough {
+            self.changed.notify_one();
+        }
     }
 
     /// Nobody takes anything any more.
@@ -88,8 +97,11 @@ impl Queue {
                 self.lock()
             }
             Some(rest) if nothing(&mut state) => {
+                state.wakes_at = Instant::now().checked_add(rest);
                 let waited = self.changed.wait_timeout(state, rest);
-                waited.unwrap_or_else(PoisonError::into_inner).0
+                let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state.wakes_at = None;
+                state
             }
             Some(_) => state,
             None => self.changed.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner),
@@ -122,12 +134,18 @@ pub(super) struct Worker {
     abandoned: Vec<Abandoned>,
     /// Until when no flight needs to be looked at; `None` if one does.
     spared_until: Option<Instant>,
+    /// Until when it looks in every [grace](GRACE) whether something has been submitted.
+    lingers_until: Option<Instant>,
 }
+
+/// How long the thread lingers after something has been submitted: whoever submits more meanwhile need not
+/// wake it, which takes them as long as a block of 128 KiB does.
+const LINGER: Duration = Duration::from_millis(1);
 
 impl Worker {
     pub(super) fn new(means: Arc<Means>, queue: Arc<Queue>) -> Self {
         let (flights, abandoned) = (Vec::new(), Vec::new());
-        Self { means, queue, flights, abandoned, spared_until: None }
+        Self { means, queue, flights, abandoned, spared_until: None, lingers_until: None }
     }
 
     /// Serves until the engine has dropped and everything has ended, or something panics.
@@ -141,6 +159,9 @@ impl Worker {
             is_closed = taken.is_closed;
             if taken.is_nudged || !taken.submitted.is_empty() {
                 pace.news();
+            }
+            if !taken.submitted.is_empty() {
+                self.lingers_until = Some(Instant::now() + LINGER);
             }
             for submitted in taken.submitted {
                 self.take_up(submitted);
@@ -165,15 +186,16 @@ impl Worker {
 
     /// How long to wait for something to be submitted before the next look.
     fn rest(&self, pace: &Pace, is_closed: bool) -> Option<Duration> {
-        let rounds = (!self.abandoned.is_empty()).then_some(Rounds::EVERY);
-        if self.flights.is_empty() {
-            return rounds.or(is_closed.then_some(Duration::ZERO));
-        }
-        let rest = match self.spared_until {
-            Some(until) => until.saturating_duration_since(Instant::now()),
-            None => pace.rest().unwrap_or(Duration::ZERO),
+        let now = Instant::now();
+        let flights = match self.spared_until {
+            _ if self.flights.is_empty() => None,
+            Some(until) => Some(until.saturating_duration_since(now)),
+            None => Some(pace.rest().unwrap_or(Duration::ZERO)),
         };
-        Some(rounds.map_or(rest, |rounds| rounds.min(rest)))
+        let lingering = self.lingers_until.filter(|until| now < *until).map(|_| GRACE);
+        let rounds = (!self.abandoned.is_empty()).then_some(Rounds::EVERY);
+        let rest = [flights, lingering, rounds].into_iter().flatten().min();
+        rest.or(is_closed.then_some(Duration::ZERO))
     }
 
     fn take_up(&mut self, submitted: Submitted) {

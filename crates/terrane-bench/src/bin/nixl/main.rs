@@ -18,6 +18,7 @@ use terrane_core::ByteCount;
 
 use agents::{Agents, Progress};
 use processors::Processors;
+use transfers::Amount;
 
 /// Measures what Terrane adds to NIXL, and what it saves.
 #[derive(Parser)]
@@ -70,12 +71,15 @@ fn main() -> ExitCode {
         terrane_nixl::probe()?;
         // Each set of agents has a part of what other suites repeat.
         let of_set = Settings { repeats: settings.repeats.div_ceil(3), ..settings.clone() };
-        transfers::measure(small, agents, &of_set, reporter)?;
+        // A short one takes microseconds.
+        let often = Settings { repeats: settings.repeats * 4, ..settings.clone() };
+        transfers::measure(Amount::BLOCK, agents, &often, reporter)?;
+        transfers::measure(Amount::of(small), agents, &of_set, reporter)?;
         if large != small {
             // Long copies differ less from one another, and take their time.
             let [warm_up, repeats] = [of_set.warm_up, of_set.repeats].map(|n| n.div_ceil(2));
             let of_set = Settings { warm_up, repeats, ..of_set };
-            transfers::measure(large, agents.fewer(), &of_set, reporter)?;
+            transfers::measure(Amount::of(large), agents.fewer(), &of_set, reporter)?;
         }
         metadata::measure(agents, settings, reporter)?;
         registration::measure(large, agents, settings, reporter)

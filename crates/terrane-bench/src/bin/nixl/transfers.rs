@@ -11,14 +11,37 @@ use crate::agents::{Agents, Times, over_sets};
 use crate::ours::Way;
 use crate::rig::Rig;
 
-/// The pieces: what one layer of a block has with 2, 16 and 512 heads of 128, and a whole block of
-/// Llama 3.1 8B.
+/// What is moved.
+#[derive(Debug, Clone, Copy)]
+pub struct Amount {
+    pub bytes: ByteCount,
+    /// In pieces of each of these sizes.
+    pub pieces: &'static [(ByteCount, &'static str)],
+    /// Whether there is a target for how long it takes.
+    pub has_target: bool,
+}
+
+/// What one layer of a block has with 2, 16 and 512 heads of 128, and a whole block of Llama 3.1 8B.
 const PIECES: [(ByteCount, &str); 4] = [
     (ByteCount::kib(4), "4 KiB"),
-    (ByteCount::kib(32), "32 KiB"),
+    OF_A_LAYER,
     (ByteCount::mib(1), "1 MiB"),
     (ByteCount::mib(2), "whole blocks of 2 MiB"),
 ];
+
+/// What a layer has of a block of Llama 3.1 8B, of K or of V.
+const OF_A_LAYER: (ByteCount, &str) = (ByteCount::kib(32), "32 KiB");
+
+impl Amount {
+    /// One block of Llama 3.1 8B: what a transfer costs whatever it moves shows here.
+    pub const BLOCK: Self =
+        Self { bytes: ByteCount::mib(2), pieces: &[OF_A_LAYER], has_target: false };
+
+    /// So many bytes, in pieces of all sizes.
+    pub const fn of(bytes: ByteCount) -> Self {
+        Self { bytes, pieces: &PIECES, has_target: true }
+    }
+}
 
 /// Whether each piece is a descriptor, or all can be joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,19 +55,21 @@ struct Case {
     name: String,
     way: Way,
     order: Order,
+    has_target: bool,
     times: Vec<Times<2>>,
 }
 
-/// Moves so many bytes in pieces of each size: scattered, so that each piece is a descriptor, and in
-/// order, so that all can be joined.
+/// Moves it in pieces of each size: scattered, so that each piece is a descriptor, and in order, so that
+/// all can be joined.
 pub fn measure<W: Write>(
-    bytes: ByteCount,
+    amount: Amount,
     agents: Agents,
     settings: &Settings,
     reporter: &mut Reporter<W>,
 ) -> Result<()> {
-    for (piece, name) in PIECES {
-        let mut cases = cases(&format!("{bytes} in {name}"));
+    let Amount { bytes, pieces, has_target } = amount;
+    for &(piece, name) in pieces {
+        let mut cases = cases(&format!("{bytes} in {name}"), has_target);
         cases.retain(|case| reporter.wants(&case.name));
         if cases.is_empty() {
             continue;
@@ -66,12 +91,12 @@ pub fn measure<W: Write>(
     Ok(())
 }
 
-fn cases(what: &str) -> Vec<Case> {
+fn cases(what: &str, has_target: bool) -> Vec<Case> {
     let orders = [(Order::Scattered, "scattered"), (Order::Neighbours, "neighbours")];
     let of_way = |way: Way| {
         orders.map(|(order, which)| {
             let name = format!("{what}, {}, {which}", way.name());
-            Case { name, way, order, times: Vec::new() }
+            Case { name, way, order, has_target, times: Vec::new() }
         })
     };
     Way::ALL.into_iter().flat_map(of_way).collect()
@@ -81,7 +106,7 @@ impl Case {
     /// The targets are what the bindings reach where the program that uses them does its best: in scattered
     /// pieces either way to use them, in order the descriptor that a program can join by hand.
     fn report<W: Write>(self, pieces: u64, reporter: &mut Reporter<W>) -> Result<()> {
-        let Self { name, order, times, .. } = self;
+        let Self { name, order, has_target, times, .. } = self;
         let (terrane, [one, other]) = over_sets(&times)?;
         let mut report = |case: String, beside: &str, time: f64, has_target: bool| {
             let value = terrane.scaled(1e3);
@@ -92,17 +117,14 @@ impl Case {
         };
         match order {
             Order::Scattered => {
-                report(name.clone(), "nixl-sys, descriptors listed anew", one, true)?;
-                report(
-                    format!("{name}, by number"),
-                    "nixl-sys, descriptors prepared",
-                    other,
-                    true,
-                )?;
+                let by_number = format!("{name}, by number");
+                report(name, "nixl-sys, descriptors listed anew", one, has_target)?;
+                report(by_number, "nixl-sys, descriptors prepared", other, has_target)?;
             }
             Order::Neighbours => {
-                report(name.clone(), &format!("nixl-sys, {pieces} descriptors"), one, false)?;
-                report(format!("{name}, joined"), "nixl-sys, joined by hand", other, true)?;
+                let joined = format!("{name}, joined");
+                report(name, &format!("nixl-sys, {pieces} descriptors"), one, false)?;
+                report(joined, "nixl-sys, joined by hand", other, has_target)?;
             }
         }
         Ok(())

@@ -199,3 +199,17 @@ fn many_that_wait_take_turns_with_the_engine() {
         }
     });
 }
+
+#[test]
+fn transfers_end_that_nobody_waits_for() {
+    let pair = Pair::new();
+    let manager = TransferManager::new([pair.engine(NixlEngineOptions::default())]);
+    let (local, remote) = (pair.local(config(1), CONTIGUOUS), pair.remote(config(1), CONTIGUOUS));
+    // The engine's thread is awake by then, or about to look again, or asleep for good.
+    for pause in [0, 20, 90, 150, 900, 1_000, 1_100, 30_000].repeat(3) {
+        thread::sleep(Duration::from_micros(pause));
+        let (guard, ends) = channel::<()>();
+        drop(manager.submit(Transfer::new(&local, &remote).blocks(&[0], &[0]), guard).unwrap());
+        assert_eq!(ends.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected), "{pause}");
+    }
+}
