@@ -67,8 +67,7 @@ fn create(
     check_parameters(agent, &config)?;
     let failed =
         |error| NixlError::Backend { backend: config.name.clone(), status: Status::of(&error) };
-    let pairs = config.parameters.iter().map(|parameter| (&parameter.key, &parameter.value));
-    let parameters = nixl_sys::Params::from(pairs).map_err(failed)?;
+    let parameters = nixl_sys::Params::from(parameters(&config)).map_err(failed)?;
     let raw = agent.create_backend(config.name.as_str(), &parameters).map_err(failed)?;
     let asking = Status::during("asking a backend for the memory that it takes");
     let (types, _) = agent.get_backend_params(&raw).map_err(asking)?;
@@ -81,6 +80,24 @@ fn create(
     let ios = Ios::of(&config);
     let BackendConfig { name, demand, file_access, .. } = config;
     Ok(Backend { name, raw, options, memory, demand, file_access, ios })
+}
+
+/// What the backend is told: what is stated, and what is usual where that is not.
+fn parameters(config: &BackendConfig) -> impl Iterator<Item = (&str, &str)> {
+    let stated = config.parameters.iter().map(|parameter| (&*parameter.key, &*parameter.value));
+    let is_stated = |key: &str| config.parameters.iter().any(|parameter| parameter.key == key);
+    stated.chain(usual(&config.name).iter().copied().filter(move |(key, _)| !is_stated(key)))
+}
+
+/// The parameters that a backend has unless they are stated.
+fn usual(backend: &BackendName) -> &'static [(&'static str, &'static str)] {
+    match backend.as_str() {
+        // On a device without NVLinks UCX reads no other process's device memory by CUDA IPC: it has the other
+        // process write it, which is faster there. NIXL does not let it, and what is left is TCP. Where UCX
+        // has no CUDA, it says on no level but NIXL's debugging that it does not know of this.
+        "UCX" => &[("engine_config", "CUDA_IPC_ENABLE_GET_ZCOPY=y")],
+        _ => &[],
+    }
 }
 
 fn check_texts(config: &BackendConfig) -> Result<(), NixlError> {
@@ -182,6 +199,19 @@ mod tests {
         assert!(check_combination(ThreadMode::Strict, &configs).is_ok());
         let error = check_combination(ThreadMode::ReadWrite, &configs).unwrap_err();
         assert!(error.to_string().contains("GDS"), "{error}");
+    }
+
+    #[test]
+    fn what_is_usual_is_told_unless_something_else_is_stated() {
+        let told = |config: &BackendConfig| {
+            parameters(config).map(|(key, value)| format!("{key}: {value}")).collect::<Vec<_>>()
+        };
+        let ucx = || BackendConfig::new("UCX").parameter("num_workers", "2");
+        let usual = "engine_config: CUDA_IPC_ENABLE_GET_ZCOPY=y";
+        assert_eq!(told(&ucx()), ["num_workers: 2", usual]);
+        let stated = ucx().unchecked_parameter("engine_config", "MAX_RMA_RAILS=1");
+        assert_eq!(told(&stated), ["num_workers: 2", "engine_config: MAX_RMA_RAILS=1"]);
+        assert!(told(&BackendConfig::new("POSIX")).is_empty());
     }
 
     #[test]
