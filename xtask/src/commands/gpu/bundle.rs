@@ -107,6 +107,10 @@ fn pack_nixl(workspace: &Workspace, folder: &Path) -> Result<()> {
             .with_context(|| format!("cannot create {}", parent.display()))?;
         strip(workspace, "--strip-unneeded", &library, &to)?;
     }
+    let (release, to) = (nixl.folder().join(nixl::RELEASE), stage.join(nixl::RELEASE));
+    fs::create_dir_all(to.parent().unwrap_or(&stage))
+        .and_then(|()| fs::copy(&release, &to))
+        .with_context(|| format!("cannot copy {}", release.display()))?;
     Tool::new(workspace, "tar")
         .args([Path::new("-czf"), &folder.join("nixl.tar.gz"), Path::new("-C"), &stage])
         .arg(".")

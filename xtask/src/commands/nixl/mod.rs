@@ -51,8 +51,9 @@ const WHEELS: Wheels = Wheels {
         CUDA_IN_WHEELS[0],
         CUDA_IN_WHEELS[1],
         CLANG_IN_WHEEL,
+        RELEASE,
     ],
-    revision: 3,
+    revision: 4,
 };
 
 /// Where the wheel has the libraries and, below them, the plugins.
@@ -63,6 +64,9 @@ const CUDA_IN_WHEELS: [&str; 2] =
     ["nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cufile/lib/libcufile.so.0"];
 /// Where the wheel has libclang.
 const CLANG_IN_WHEEL: &str = "libclang-18.1.1.data/platlib/clang/native/";
+
+/// What tells a probe which release the library is.
+pub const RELEASE: &str = "nixl_cu12-1.5.1.dist-info/METADATA";
 
 /// The crate that is the bindings.
 const BINDINGS: &str = "nixl-sys";
@@ -253,6 +257,7 @@ mod tests {
         assert_eq!(bindings.req.to_string(), format!("={VERSION}"));
         assert!(WHEELS.requirements.starts_with(&format!("nixl-cu12=={VERSION} ")));
         assert!(WHEELS.name.contains(VERSION));
+        assert!(RELEASE.contains(&format!("-{VERSION}.")));
     }
 
     /// Cargo's configuration names the same places, so that plain cargo builds the bindings, too.
