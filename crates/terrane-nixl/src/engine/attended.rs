@@ -101,16 +101,17 @@ impl Attended {
         attended
     }
 
-    /// Until when the engine's thread leaves it alone, unless it is asked for.
-    pub(super) fn left_until(&self) -> Instant {
-        self.left_until
+    /// Until when the engine's thread leaves it alone, unless somebody has asked for it.
+    pub(super) fn left_until(&self) -> Option<Instant> {
+        // Whoever asks after this nudges after this, too.
+        (!self.is_asked_for.load(Ordering::Relaxed)).then_some(self.left_until)
     }
 
     /// Advances the flight on the engine's thread, unless it is left alone now.
     pub(super) fn visit(&self, now: Instant) -> Visit {
         // Whoever asks says so under the lock of the queue as well, under which this thread has looked.
-        if !self.is_asked_for.load(Ordering::Relaxed) && now < self.left_until {
-            return Visit::Left(self.left_until);
+        if let Some(until) = self.left_until().filter(|until| now < *until) {
+            return Visit::Left(until);
         }
         let Some((mut state, news)) = self.advance() else { return Visit::Elsewhere(self.watch) };
         match &mut *state {

@@ -48,7 +48,9 @@ impl Queue {
         }
         // A thread that wakes by itself within the grace is not woken.
         let is_soon_enough = match (&submitted, state.wakes_at) {
-            (Submitted::Flight(flight), Some(wakes_at)) => wakes_at <= flight.left_until(),
+            (Submitted::Flight(flight), Some(wakes_at)) => {
+                flight.left_until().is_some_and(|left_until| wakes_at <= left_until)
+            }
             _ => false,
         };
         state.submitted.push_back(submitted);
@@ -130,12 +132,19 @@ impl Drop for Deserter {
 pub(super) struct Worker {
     means: Arc<Means>,
     queue: Arc<Queue>,
-    flights: Vec<Arc<Attended>>,
+    flights: Vec<Watched>,
     abandoned: Vec<Abandoned>,
     /// Until when no flight needs to be looked at; `None` if one does.
     spared_until: Option<Instant>,
     /// Until when it looks in every [grace](GRACE) whether something has been submitted.
     lingers_until: Option<Instant>,
+}
+
+/// A flight, as the engine's thread has found it.
+struct Watched {
+    flight: Arc<Attended>,
+    /// In other hands until then. Whoever lets go of it before says so.
+    spared_until: Option<Instant>,
 }
 
 /// How long the thread lingers after something has been submitted: whoever submits more meanwhile need not
@@ -157,11 +166,15 @@ impl Worker {
         loop {
             let taken = self.queue.take(self.rest(&pace, is_closed), is_closed);
             is_closed = taken.is_closed;
-            if taken.is_nudged || !taken.submitted.is_empty() {
-                pace.news();
-            }
             if !taken.submitted.is_empty() {
                 self.lingers_until = Some(Instant::now() + LINGER);
+                pace.news();
+            }
+            if taken.is_nudged {
+                pace.news();
+            }
+            if taken.is_nudged || is_closed {
+                self.flights.iter_mut().for_each(|watched| watched.spared_until = None);
             }
             for submitted in taken.submitted {
                 self.take_up(submitted);
@@ -200,32 +213,36 @@ impl Worker {
 
     fn take_up(&mut self, submitted: Submitted) {
         match submitted {
-            Submitted::Flight(flight) => self.flights.push(flight),
+            Submitted::Flight(flight) => self.flights.push(Watched { flight, spared_until: None }),
             Submitted::Refused(job, cause) => {
                 job.finish(Err(CopyFailure::Engine { source: cause.into() }));
             }
         }
     }
 
-    /// Looks once at every transfer. Says whether anything has changed.
+    /// Looks once at every transfer that is not in other hands. Says whether anything has changed.
     fn advance(&mut self) -> bool {
         let (mut news, mut needs_looks, mut spared_until) = (false, false, None::<Instant>);
-        let mut spare = |until: Instant| {
-            spared_until = Some(spared_until.map_or(until, |earlier| earlier.min(until)));
-        };
-        let abandoned = &mut self.abandoned;
-        self.flights.retain(|flight| {
-            let now = Instant::now();
-            match flight.visit(now) {
-                Visit::Left(until) => spare(until),
-                Visit::Elsewhere(watch) => spare(now + watch),
-                Visit::Quiet => needs_looks = true,
-                Visit::News => (news, needs_looks) = (true, true),
-                Visit::Over(rest) => {
-                    news = true;
-                    abandoned.extend(rest.map(|rest| *rest));
-                    return false;
+        let (abandoned, now) = (&mut self.abandoned, Instant::now());
+        self.flights.retain_mut(|watched| {
+            if watched.spared_until.is_none_or(|until| until <= now) {
+                watched.spared_until = None;
+                match watched.flight.visit(now) {
+                    Visit::Left(until) => watched.spared_until = Some(until),
+                    Visit::Elsewhere(watch) => watched.spared_until = Some(now + watch),
+                    Visit::Quiet => {}
+                    Visit::News => news = true,
+                    Visit::Over(rest) => {
+                        news = true;
+                        abandoned.extend(rest.map(|rest| *rest));
+                        return false;
+                    }
                 }
+            }
+            match (watched.spared_until, spared_until) {
+                (None, _) => needs_looks = true,
+                (Some(until), Some(earlier)) => spared_until = Some(until.min(earlier)),
+                (Some(until), None) => spared_until = Some(until),
             }
             true
         });
