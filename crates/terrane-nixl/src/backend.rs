@@ -6,10 +6,10 @@ use terrane_core::BackendName;
 
 /// A backend that an agent is to have: its name, its parameters, and how much depends on it.
 ///
-/// `"UCX"` has a parameter that is not stated: `engine_config`, with settings of UCX's, is
+/// `"UCX"` has a parameter that need not be stated: `engine_config`, with settings of UCX's, begins with
 /// `CUDA_IPC_ENABLE_GET_ZCOPY=y`, without which device memory of other processes would be read by TCP where
-/// the device has no NVLinks. Whoever states an `engine_config`
-/// ([unchecked](Self::unchecked_parameter), as the plugin does not name it) states all of it.
+/// the device has no NVLinks. What is stated ([unchecked](Self::unchecked_parameter), as the plugin does not
+/// name it) follows, and decides where it says otherwise.
 ///
 /// ```
 /// use terrane_nixl::BackendConfig;

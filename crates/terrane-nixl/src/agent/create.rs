@@ -1,5 +1,6 @@
 //! How backends are created, and what is asked beforehand, so that each reason has its own error.
 
+use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 use terrane_core::BackendName;
@@ -82,23 +83,28 @@ fn create(
     Ok(Backend { name, raw, options, memory, demand, file_access, ios })
 }
 
-/// What the backend is told: what is stated, and what is usual where that is not.
-fn parameters(config: &BackendConfig) -> impl Iterator<Item = (&str, &str)> {
-    let stated = config.parameters.iter().map(|parameter| (&*parameter.key, &*parameter.value));
-    let is_stated = |key: &str| config.parameters.iter().any(|parameter| parameter.key == key);
-    stated.chain(usual(&config.name).iter().copied().filter(move |(key, _)| !is_stated(key)))
+/// What the backend is told: what is stated, and what is usual besides.
+fn parameters(config: &BackendConfig) -> Vec<(&str, Cow<'_, str>)> {
+    let stated = config.parameters.iter().map(|stated| (&*stated.key, Cow::from(&*stated.value)));
+    let mut told: Vec<_> = stated.collect();
+    if config.name.as_str() != "UCX" {
+        return told;
+    }
+    match told.iter_mut().find(|(key, _)| *key == ENGINE_CONFIG) {
+        // The last one that names a setting decides.
+        Some((_, stated)) => *stated = format!("{READS_BY_CUDA_IPC},{stated}").into(),
+        None => told.push((ENGINE_CONFIG, READS_BY_CUDA_IPC.into())),
+    }
+    told
 }
 
-/// The parameters that a backend has unless they are stated.
-fn usual(backend: &BackendName) -> &'static [(&'static str, &'static str)] {
-    match backend.as_str() {
-        // On a device without NVLinks UCX reads no other process's device memory by CUDA IPC: it has the other
-        // process write it, which is faster there. NIXL does not let it, and what is left is TCP. Where UCX
-        // has no CUDA, it says on no level but NIXL's debugging that it does not know of this.
-        "UCX" => &[("engine_config", "CUDA_IPC_ENABLE_GET_ZCOPY=y")],
-        _ => &[],
-    }
-}
+/// The parameter that has settings of UCX's, with commas in between.
+const ENGINE_CONFIG: &str = "engine_config";
+
+/// On a device without NVLinks UCX reads no other process's device memory by CUDA IPC unless told to: it
+/// would rather ask the owner to write, which is faster there. But NIXL posts a read as a read, for which
+/// TCP is left. A UCX without CUDA does not know the setting, of which NIXL tells where it debugs.
+const READS_BY_CUDA_IPC: &str = "CUDA_IPC_ENABLE_GET_ZCOPY=y";
 
 fn check_texts(config: &BackendConfig) -> Result<(), NixlError> {
     let check = |what, text: &str| {
@@ -202,16 +208,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_is_told_unless_something_else_is_stated() {
+    fn what_is_usual_is_told_before_what_is_stated() {
         let told = |config: &BackendConfig| {
-            parameters(config).map(|(key, value)| format!("{key}: {value}")).collect::<Vec<_>>()
+            let told = parameters(config);
+            told.iter().map(|(key, value)| format!("{key}: {value}")).collect::<Vec<_>>()
         };
         let ucx = || BackendConfig::new("UCX").parameter("num_workers", "2");
         let usual = "engine_config: CUDA_IPC_ENABLE_GET_ZCOPY=y";
         assert_eq!(told(&ucx()), ["num_workers: 2", usual]);
         let stated = ucx().unchecked_parameter("engine_config", "MAX_RMA_RAILS=1");
-        assert_eq!(told(&stated), ["num_workers: 2", "engine_config: MAX_RMA_RAILS=1"]);
-        assert!(told(&BackendConfig::new("POSIX")).is_empty());
+        assert_eq!(told(&stated), ["num_workers: 2", &format!("{usual},MAX_RMA_RAILS=1")]);
+        let other = BackendConfig::new("POSIX").parameter("ios_pool_size", "8");
+        assert_eq!(told(&other), ["ios_pool_size: 8"]);
     }
 
     #[test]
