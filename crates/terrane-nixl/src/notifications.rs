@@ -32,7 +32,8 @@ impl Agent {
     ///
     /// A message that came with a transfer is here only when the transfer's bytes are. What is not
     /// taken is kept, without a bound. The message is the sender's to choose, and so is the name that
-    /// it gives: NIXL checks neither.
+    /// it gives: NIXL checks neither. What comes under a name that is not UTF-8 is dropped, with an error
+    /// in the log, as the bindings give no access to it.
     ///
     /// # Errors
     ///
@@ -115,7 +116,7 @@ impl Agent {
         let mut map = nixl_sys::NotificationMap::new().map_err(failed)?;
         // Locked before NIXL is asked, so that two threads keep the order of what arrives.
         let mut unread = self.mailbox().0.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = self.raw().get_notifications(&mut map, None);
+        let mut outcome = self.raw().get_notifications(&mut map, None);
         // If a backend failed, what the others had is here nevertheless, and nowhere else.
         for sender in map.agents() {
             let messages = sender.and_then(|sender| Ok((sender, map.get_notifications(sender)?)));
@@ -128,7 +129,10 @@ impl Agent {
             };
             let box_of = unread.entry(AgentName::from(sender)).or_default();
             for message in messages {
-                box_of.push_back(message.map_err(failed)?);
+                match message {
+                    Ok(message) => box_of.push_back(message),
+                    Err(error) => outcome = outcome.and(Err(error)),
+                }
             }
         }
         outcome.map_err(failed)?;
