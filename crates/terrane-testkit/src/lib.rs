@@ -8,6 +8,7 @@
 //! - [`engine`]: a copy engine whose order, delays, failures and very steps a test decides.
 //! - [`model`]: what a transfer should do, computed byte by byte.
 //! - [`conformance`]: the rules that every `Memory`, `Allocate` and `CopyEngine` has to keep.
+//! - [`damage`]: what may happen to bytes on their way.
 //! - [`strided`]: copies of cells with strides, and what they should do.
 //! - [`leaks`]: open descriptors and mappings, counted before and after.
 //! - [`mounted`]: small file systems, to fill them.
@@ -27,6 +28,7 @@
 )]
 
 pub mod conformance;
+pub mod damage;
 pub mod device;
 pub mod engine;
 pub mod events;

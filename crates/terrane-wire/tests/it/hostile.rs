@@ -1,14 +1,13 @@
 //! What nobody honest sends: refused, by name, for the price of reading it.
 
-use std::fs;
-use std::path::Path;
-
 use proptest::prelude::*;
 use terrane_core::{BackendName, ByteCount, RemoteSpace, StorageKind};
 use terrane_layout::{BlockDimension, Geometry, LayoutKind};
+use terrane_testkit::damage::Damage;
 use terrane_wire::{LayoutDescriptor, Limited, RegionDescriptor, WireError, WireLimits};
 
 use crate::allocations::allocated;
+use crate::corpus::{Handmade, refuse};
 use crate::frames::{HEADER, frame, layout_frame, payload};
 use crate::layouts::{any_layout, config, describe};
 
@@ -35,75 +34,16 @@ fn read_or_refused(bytes: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-#[derive(Clone, Debug)]
-enum Mutation {
-    Flip(prop::sample::Index, u8),
-    Cut(prop::sample::Index),
-    Append(Vec<u8>),
-    Insert(prop::sample::Index, Vec<u8>),
-    Remove(prop::sample::Index, u8),
-    Repeat(prop::sample::Index, u8),
-}
-
-fn any_mutation() -> impl Strategy<Value = Mutation> {
-    let index = any::<prop::sample::Index>;
-    // Numbers at the ends of their ranges, as they are written.
-    let edge = prop::sample::select(vec![
-        vec![0],
-        vec![0x80, 0],
-        vec![0xff, 0xff, 0xff, 0xff, 0x0f],
-        vec![0xff; 10],
-        vec![0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1],
-    ]);
-    let some = prop_oneof![edge, prop::collection::vec(any::<u8>(), 1..40)];
-    prop_oneof![
-        (index(), 1_u8..).prop_map(|(at, bits)| Mutation::Flip(at, bits)),
-        index().prop_map(Mutation::Cut),
-        some.clone().prop_map(Mutation::Append),
-        (index(), some).prop_map(|(at, bytes)| Mutation::Insert(at, bytes)),
-        (index(), 1_u8..20).prop_map(|(at, count)| Mutation::Remove(at, count)),
-        (index(), 1_u8..20).prop_map(|(at, count)| Mutation::Repeat(at, count)),
-    ]
-}
-
-fn mutate(bytes: &mut Vec<u8>, mutation: &Mutation) {
-    let end = |at: usize, count: u8| (at + usize::from(count)).min(bytes.len());
-    if bytes.is_empty() {
-        return;
-    }
-    match mutation {
-        Mutation::Flip(at, bits) => {
-            let at = at.index(bytes.len());
-            bytes[at] ^= bits;
-        }
-        Mutation::Cut(at) => bytes.truncate(at.index(bytes.len())),
-        Mutation::Append(more) => bytes.extend(more),
-        Mutation::Insert(at, more) => {
-            let at = at.index(bytes.len());
-            bytes.splice(at..at, more.iter().copied());
-        }
-        Mutation::Remove(at, count) => {
-            let at = at.index(bytes.len());
-            bytes.drain(at..end(at, *count));
-        }
-        Mutation::Repeat(at, count) => {
-            let at = at.index(bytes.len());
-            let part = bytes[at..end(at, *count)].to_vec();
-            bytes.splice(at..at, part);
-        }
-    }
-}
-
 proptest! {
     /// On its way, anything may happen to a frame: it arrives as it was, or not at all.
     #[test]
     fn damage_is_noticed(
         layout in any_layout(),
-        mutations in prop::collection::vec(any_mutation(), 1..4),
+        damage in Damage::up_to(3),
     ) {
         let sent = layout.encode().unwrap();
         let mut bytes = sent.clone();
-        mutations.iter().for_each(|mutation| mutate(&mut bytes, mutation));
+        damage.iter().for_each(|damage| damage.apply(&mut bytes));
         match read(&bytes) {
             Ok(_) => prop_assert_eq!(bytes, sent),
             Err(error) => prop_assert!(!error.to_string().is_empty()),
@@ -114,10 +54,10 @@ proptest! {
     #[test]
     fn what_is_inside_is_not_believed(
         layout in any_layout(),
-        mutations in prop::collection::vec(any_mutation(), 1..6),
+        damage in Damage::up_to(5),
     ) {
         let mut inside = payload(&layout.encode().unwrap()).to_vec();
-        mutations.iter().for_each(|mutation| mutate(&mut inside, mutation));
+        damage.iter().for_each(|damage| damage.apply(&mut inside));
         read_or_refused(&layout_frame(&inside))?;
     }
 
@@ -176,8 +116,7 @@ const REGION_1: usize = REGION_0 + 8;
 
 const MOST: [u8; 5] = [0xff, 0xff, 0xff, 0xff, 0x0f];
 
-/// Frames and what their refusal has to say. These are also the files of `tests/corpus`.
-fn handmade() -> Vec<(&'static str, Vec<u8>, &'static str)> {
+fn handmade() -> Vec<Handmade> {
     let sent = layout().encode().unwrap();
     let flipped = |at: usize| {
         let mut bytes = sent.clone();
@@ -264,39 +203,9 @@ fn splice(bytes: &mut Vec<u8>, at: usize, count: usize, with: &[u8]) {
     bytes.splice(at..at + count, with.iter().copied());
 }
 
-/// One of the alternatives that `|` divides.
-fn says(error: &WireError, expected: &str) -> bool {
-    let text = error.to_string();
-    expected.split('|').any(|alternative| text.contains(alternative))
-}
-
-#[test]
-fn refusals_say_what_is_wrong() {
-    for (name, bytes, expected) in handmade() {
-        let error = read(&bytes).expect_err(name);
-        assert!(says(&error, expected), "{name}: {error}");
-    }
-}
-
-/// What was ever found to be read wrongly is a file there, and so is every handmade frame, as it was
-/// when the version was made.
 #[test]
 fn the_corpus_is_refused() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
-    let mut names: Vec<String> = Vec::new();
-    for entry in fs::read_dir(corpus).unwrap() {
-        let path = entry.unwrap().path();
-        let error = read(&fs::read(&path).unwrap()).expect_err(&path.display().to_string());
-        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        if let Some((_, _, expected)) = handmade().into_iter().find(|(known, ..)| *known == name) {
-            assert!(says(&error, expected), "{name}: {error}");
-        }
-        names.push(name);
-    }
-    for (name, bytes, _) in handmade() {
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert!(names.iter().any(|found| found == name), "no {name}.bin in the corpus: {hex}");
-    }
+    refuse("layouts", &handmade(), read);
 }
 
 #[test]

@@ -8,9 +8,11 @@
 )]
 
 mod allocations;
+mod corpus;
 mod differences;
 mod frames;
 mod golden;
 mod hostile;
+mod hostile_regions;
 mod layouts;
 mod round_trips;
