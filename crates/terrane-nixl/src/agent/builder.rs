@@ -136,26 +136,9 @@ impl AgentBuilder {
     /// [`NixlError`]; then there is neither agent nor backend, and the name is free.
     pub fn build(self) -> Result<Agent, NixlError> {
         create::check_combination(self.threads, &self.backends)?;
+        let config = self.config()?;
         let found = probe()?;
         let name = name::ClaimedName::claim(self.name)?;
-        let config = nixl_sys::AgentConfig {
-            enable_prog_thread: self.progress.is_some(),
-            enable_listen_thread: self.listen.is_some(),
-            listen_port: match self.listen {
-                Some(0) => return Err(NixlError::NoPort),
-                Some(port) => i32::from(port),
-                None => nixl_sys::DEFAULT_COMM_PORT,
-            },
-            thread_sync: match self.threads {
-                ThreadMode::Strict => nixl_sys::ThreadSync::Strict,
-                ThreadMode::ReadWrite => nixl_sys::ThreadSync::Rw,
-            },
-            pthr_delay_us: microseconds(self.progress.unwrap_or_default())?,
-            capture_telemetry: self.telemetry,
-            // The number of workers, which the library's C interface does not pass on, and how
-            // often the listening thread looks.
-            ..nixl_sys::AgentConfig::default()
-        };
         let raw = nixl_sys::Agent::new_configured(name.get().as_str(), &config);
         let raw = raw.map_err(|error| {
             let (name, status) = (name.get().clone(), Status::of(&error));
@@ -180,6 +163,28 @@ impl AgentBuilder {
             telemetry,
         })))
     }
+
+    /// What NIXL is told of the agent itself.
+    fn config(&self) -> Result<nixl_sys::AgentConfig, NixlError> {
+        Ok(nixl_sys::AgentConfig {
+            enable_prog_thread: self.progress.is_some(),
+            enable_listen_thread: self.listen.is_some(),
+            listen_port: match self.listen {
+                Some(0) => return Err(NixlError::NoPort),
+                Some(port) => i32::from(port),
+                None => nixl_sys::DEFAULT_COMM_PORT,
+            },
+            thread_sync: match self.threads {
+                ThreadMode::Strict => nixl_sys::ThreadSync::Strict,
+                ThreadMode::ReadWrite => nixl_sys::ThreadSync::Rw,
+            },
+            pthr_delay_us: microseconds(self.progress.unwrap_or_default())?,
+            capture_telemetry: self.telemetry,
+            // The number of workers, which the library's C interface does not pass on, and how
+            // often the listening thread looks.
+            ..nixl_sys::AgentConfig::default()
+        })
+    }
 }
 
 fn microseconds(rest: Duration) -> Result<u64, NixlError> {
@@ -192,4 +197,43 @@ fn microseconds(rest: Duration) -> Result<u64, NixlError> {
 fn why_taken(port: u16) -> Option<(u16, OsError)> {
     let error = std::net::TcpListener::bind(("0.0.0.0", port)).err()?;
     Some((port, OsError::from_io("bind", &error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use nixl_sys::{AgentConfig, ThreadSync};
+
+    use super::*;
+
+    fn told(builder: AgentBuilder) -> AgentConfig {
+        builder.config().unwrap()
+    }
+
+    #[test]
+    fn nixl_is_told_what_was_asked_for() {
+        let builder = || AgentBuilder::new("alpha");
+        let usual = told(builder());
+        assert!(matches!(usual.thread_sync, ThreadSync::Strict));
+        assert_eq!((usual.enable_prog_thread, usual.pthr_delay_us), (true, 1000));
+        assert!(!usual.enable_listen_thread && !usual.capture_telemetry);
+
+        let read_write = told(builder().thread_mode(ThreadMode::ReadWrite));
+        assert!(matches!(read_write.thread_sync, ThreadSync::Rw));
+        assert!(!told(builder().progress_thread(None)).enable_prog_thread);
+        let rest = |rest| told(builder().progress_thread(Some(rest))).pthr_delay_us;
+        let nanos = Duration::from_nanos;
+        assert_eq!([rest(nanos(0)), rest(nanos(1)), rest(nanos(1000))], [0, 1, 1]);
+        let listening = told(builder().listen(7_000));
+        assert_eq!((listening.enable_listen_thread, listening.listen_port), (true, 7_000));
+        assert!(told(builder().telemetry(true)).capture_telemetry);
+    }
+
+    #[test]
+    fn what_nixl_cannot_be_told_is_refused() {
+        let error = AgentBuilder::new("alpha").listen(0).config().unwrap_err();
+        assert!(matches!(error, NixlError::NoPort), "{error:?}");
+        let rest = Some(Duration::MAX);
+        let error = AgentBuilder::new("alpha").progress_thread(rest).config().unwrap_err();
+        assert!(matches!(error, NixlError::DelayTooLong { .. }), "{error:?}");
+    }
 }

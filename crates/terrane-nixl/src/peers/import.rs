@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use nixl_sys::XferDescList;
+use rustc_hash::FxHashSet;
 use terrane_core::{AgentName, BackendName};
 use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
 
@@ -25,12 +26,12 @@ pub(super) enum Known {
 }
 
 /// An import that has been checked as far as this process can.
-struct Checked<'a> {
+pub(super) struct Checked<'a> {
     described: Arc<LayoutDescriptor>,
     parts: Parts<'a>,
     keys: Vec<Key<'a>>,
     /// The backends by which every region is reached.
-    usable: Vec<BackendName>,
+    pub(super) usable: Vec<BackendName>,
 }
 
 impl Agent {
@@ -85,7 +86,10 @@ impl Agent {
     }
 
     /// What can be checked before NIXL sees any of it.
-    fn check<'a>(&self, described: &'a Arc<LayoutDescriptor>) -> Result<Checked<'a>, ImportError> {
+    pub(super) fn check<'a>(
+        &self,
+        described: &'a Arc<LayoutDescriptor>,
+    ) -> Result<Checked<'a>, ImportError> {
         let parts = Parts::split(described.metadata())
             .ok_or(MalformedMetadata { offset: 0, expected: "two parts" })?;
         let reachable = self.reachable().ok_or(ImportError::UnknownForm)?;
@@ -123,6 +127,8 @@ impl Agent {
         let mut theirs: Vec<&str> = keys.iter().map(|key| key.place.backend).collect();
         theirs.sort_unstable();
         theirs.dedup();
+        // Both are as long as the sender likes.
+        let connections: FxHashSet<&str> = connections.iter().copied().collect();
         theirs.retain(|backend| connections.contains(backend));
         let ours = || self.backends().any(|ours| theirs.contains(&ours.as_str()));
         let (mut usable, mut furthest) = (Vec::new(), 0);

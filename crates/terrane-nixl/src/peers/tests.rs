@@ -10,6 +10,7 @@ use terrane_testkit::pattern::Pattern;
 use terrane_testkit::{peer, process};
 use terrane_transfer::Endpoint;
 
+mod hostile;
 mod keys;
 
 use super::*;

@@ -1,0 +1,213 @@
+//! The metadata of NIXL agents: as NIXL writes it, and as nobody honest does.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test says what it expects by panicking"
+)]
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use terrane_testkit::damage::Damage;
+
+use super::*;
+
+fn item(tag: &str, value: &[u8]) -> Vec<u8> {
+    [tag.as_bytes(), &value.len().to_ne_bytes(), value, b"|"].concat()
+}
+
+fn number(tag: &str, value: u64) -> Vec<u8> {
+    item(tag, &value.to_ne_bytes())
+}
+
+fn key(address: u64, length: u64) -> Vec<u8> {
+    let place = [address, length, 0].map(u64::to_ne_bytes).concat();
+    item("", &[place, vec![1, 2, 3]].concat())
+}
+
+fn parts() -> Vec<Vec<u8>> {
+    vec![
+        MAGIC.to_vec(),
+        item("Agent", b"alpha"),
+        number("Conns", 1),
+        item("t", b"UCX"),
+        item("c", &[7; 9]),
+        item("", b"MemSection"),
+        number("nixlSecElms", 1),
+        item("bknd", b"UCX"),
+        item("nixlDList", b"nixlSDList"),
+        item("t", &0_u32.to_ne_bytes()),
+        number("n", 2),
+        key(4096, 100),
+        key(8192, 100),
+    ]
+}
+
+/// A name, metadata in no form of NIXL's, and what is missing from it.
+type Handmade = (String, Vec<u8>, &'static str);
+
+fn handmade() -> Vec<Handmade> {
+    let with = |name: &str, at: usize, part: Vec<u8>, expected| {
+        let mut parts = parts();
+        parts[at] = part;
+        (name.to_owned(), parts.concat(), expected)
+    };
+    let mut all = vec![
+        ("empty".to_owned(), vec![], "`nixlSerDes|`"),
+        ("trailing".to_owned(), [parts().concat(), vec![0]].concat(), "end"),
+        with("connections-most", 2, number("Conns", u64::MAX), "backend of a connection"),
+        with("connections-of-4-bytes", 2, item("Conns", &[1; 4]), "number of connections"),
+        with("connection-without-data", 4, item("c", &[]), "data of a connection"),
+        with("sections-most", 6, number("nixlSecElms", u64::MAX), "backend of a section"),
+        with("keys-most", 10, number("n", u64::MAX), "key of memory"),
+        with("keys-fewer", 10, number("n", 1), "end"),
+        with("keys-none", 10, number("n", 0), "key"),
+        with("memory-9", 9, item("t", &9_u32.to_ne_bytes()), "type of memory"),
+        with("key-overflow", 11, key(u64::MAX - 10, 100), "key of memory"),
+        with("key-of-23-bytes", 11, item("", &[0; 23]), "key of memory"),
+    ];
+    for length in [u64::MAX, u64::MAX - 8, 1 << 40, 6] {
+        let agent = [b"Agent", &length.to_ne_bytes()[..], b"alpha|"].concat();
+        all.push(with(&format!("agent-of-{length}"), 1, agent, "name of an agent"));
+    }
+    for (kind, name) in
+        [("empty", &b""[..]), ("nul", b"al\0pha"), ("no-text", b"\xff\xfe"), ("lines", b"a\nb")]
+    {
+        let (agent, backend) = (item("Agent", name), item("bknd", name));
+        all.push(with(&format!("agent-{kind}"), 1, agent, "name of an agent"));
+        all.push(with(&format!("section-{kind}"), 7, backend, "backend of a section"));
+    }
+    all
+}
+
+/// The files of a folder of `tests/corpus`, and their names.
+fn corpus(folder: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(folder);
+    let mut files: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.file_stem().unwrap().to_string_lossy().into(), fs::read(path).unwrap()))
+        .collect();
+    files.sort_unstable();
+    files
+}
+
+/// What was ever found to be read wrongly is a file there, and so is everything that is made by hand.
+#[test]
+fn the_corpus_is_refused() {
+    let (handmade, files) = (handmade(), corpus("refused"));
+    for (name, bytes) in handmade
+        .iter()
+        .map(|(name, bytes, _)| (name, bytes))
+        .chain(files.iter().map(|(name, bytes)| (name, bytes)))
+    {
+        let malformed = Metadata::parse(bytes).expect_err(name);
+        if let Some((_, _, expected)) = handmade.iter().find(|(known, ..)| known == name) {
+            assert_eq!(malformed.expected, *expected, "{name}: {malformed}");
+        }
+    }
+    for (name, bytes, _) in &handmade {
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert!(files.iter().any(|(found, _)| found == name), "no refused/{name}.bin: {hex}");
+    }
+}
+
+/// What NIXL 1.5.1 wrote on a machine of x86-64, so that a form that changes is noticed.
+#[test]
+#[cfg(target_endian = "little")]
+fn what_nixl_wrote_is_read() {
+    for (name, bytes) in corpus("written") {
+        let metadata = Metadata::parse(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(metadata.agent, "alpha", "{name}");
+        let backends: Vec<&str> = metadata.memory.iter().map(|key| key.place.backend).collect();
+        match name.as_str() {
+            "connection" => assert_eq!((metadata.connections, backends), (vec!["UCX"], vec![])),
+            "keys" => assert_eq!((metadata.connections, backends), (vec![], vec!["UCX"])),
+            other => panic!("what is {other}?"),
+        }
+    }
+    assert_eq!(corpus("written").len(), 2);
+}
+
+#[test]
+fn what_nixl_writes_is_read() {
+    let bytes = parts().concat();
+    let metadata = Metadata::parse(&bytes).unwrap();
+    assert_eq!((metadata.agent, metadata.connections.as_slice()), ("alpha", &["UCX"][..]));
+    let [first, second] = metadata.memory.as_slice() else { panic!("{metadata:?}") };
+    assert_eq!((first.place.address, second.place.address), (4096, 8192));
+    assert_eq!((first.place.memory, first.key), (MemoryType::Host, &[1, 2, 3][..]));
+}
+
+#[test]
+fn every_cut_and_every_changed_byte_is_survived() {
+    let bytes = parts().concat();
+    for end in 0..bytes.len() {
+        assert!(Metadata::parse(&bytes[..end]).is_err(), "{end}");
+    }
+    for at in 0..bytes.len() {
+        for flip in 1..=255 {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= flip;
+            // Some say something else, and none panics or runs on.
+            let _ = Metadata::parse(&bytes);
+        }
+    }
+}
+
+#[test]
+fn coverage_does_not_wrap() {
+    let place =
+        Place { backend: "UCX", memory: MemoryType::Host, device: 0, address: 4096, length: 100 };
+    let covers =
+        |address, length| place.covers(MemoryType::Host, 0, address, ByteCount::new(length));
+    assert!(covers(4096, 100) && covers(4100, 96) && covers(4196, 0));
+    assert!(!covers(4095, 2) && !covers(4100, 97) && !covers(u64::MAX - 10, 20));
+    assert!(!place.covers(MemoryType::Device, 0, 4096, ByteCount::new(1)));
+    assert!(!place.covers(MemoryType::Host, 1, 4096, ByteCount::new(1)));
+}
+
+/// What the rest of the crate relies on, of whatever was read.
+fn assert_sound(metadata: &Metadata<'_>) {
+    let is_name = |name: &str| !name.is_empty() && !name.chars().any(char::is_control);
+    assert!(is_name(metadata.agent) && metadata.connections.iter().all(|name| is_name(name)));
+    for Key { place, .. } in &metadata.memory {
+        assert!(is_name(place.backend), "{place:?}");
+        assert!(place.address.checked_add(place.length).is_some(), "{place:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_damaged_is_refused_or_sound(damage in Damage::up_to(6)) {
+        let mut bytes = parts().concat();
+        damage.iter().for_each(|damage| damage.apply(&mut bytes));
+        if let Ok(metadata) = Metadata::parse(&bytes) {
+            assert_sound(&metadata);
+        }
+    }
+
+    /// The items are whole, and what is in them is not.
+    #[test]
+    fn items_may_hold_anything(
+        at in 1_usize..13,
+        tag in select(vec!["Agent", "Conns", "t", "c", "", "nixlSecElms", "bknd", "nixlDList", "n"]),
+        value in prop::collection::vec(any::<u8>(), 0..64),
+        again: bool,
+    ) {
+        let mut parts = parts();
+        let item = item(tag, &value);
+        if again {
+            parts.insert(at, item);
+        } else {
+            parts[at] = item;
+        }
+        let bytes = parts.concat();
+        if let Ok(metadata) = Metadata::parse(&bytes) {
+            assert_sound(&metadata);
+        }
+    }
+}
