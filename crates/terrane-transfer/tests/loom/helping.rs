@@ -1,0 +1,88 @@
+//! Threads and futures that help a job along while they wait for it.
+
+use super::*;
+
+/// A job that has been handed over, and ends when somebody looks at it.
+struct OnLook(Mutex<Option<CopyJob>>);
+
+impl OnLook {
+    fn end(&self) {
+        // The lock is let go of before the job ends.
+        let job = self.0.lock().unwrap().take();
+        if let Some(job) = job {
+            well(job);
+        }
+    }
+}
+
+impl Attend for OnLook {
+    fn poll(&self) {
+        self.end();
+    }
+}
+
+/// Lets a thread of the engine's and whoever waits end the job, whichever comes first. The engine
+/// may say that it can be helped before it hands the job to its thread, or on that thread.
+fn helped(engine: &Engine, late: bool) -> thread::JoinHandle<()> {
+    let job = engine.take().pop().unwrap();
+    let on_look = Arc::new(OnLook(Mutex::new(None)));
+    let hand_over = {
+        let on_look = Arc::clone(&on_look);
+        move || {
+            job.attend(on_look.clone());
+            *on_look.0.lock().unwrap() = Some(job);
+        }
+    };
+    if late {
+        thread::spawn(move || {
+            hand_over();
+            on_look.end();
+        })
+    } else {
+        hand_over();
+        thread::spawn(move || on_look.end())
+    }
+}
+
+#[test]
+fn a_waiter_that_helps_and_the_engine_end_a_job_once() {
+    for late in [false, true] {
+        model(move || {
+            let drops = Arc::<AtomicUsize>::default();
+            let engine = Engine::keeping();
+            let manager = TransferManager::new([engine.clone() as _]);
+            let (from, to) = (endpoint(), endpoint());
+            let guard = CountsDrops(Arc::clone(&drops));
+            let completion = manager.submit(transfer(&from, &to, 0), guard).unwrap();
+            let engines = helped(&engine, late);
+            let Outcome { guard, result } = completion.wait();
+            assert!(result.is_ok());
+            assert_eq!(drops.load(Ordering::SeqCst), 0);
+            drop(guard);
+            assert_eq!(drops.load(Ordering::SeqCst), 1);
+            engines.join().unwrap();
+            assert_free(&to);
+        });
+    }
+}
+
+#[test]
+fn a_future_that_helps_is_woken_or_ready() {
+    model(|| {
+        let engine = Engine::keeping();
+        let manager = TransferManager::new([engine.clone() as _]);
+        let (from, to) = (endpoint(), endpoint());
+        let completion = manager.submit(transfer(&from, &to, 0), ()).unwrap();
+        let engines = helped(&engine, true);
+        let flag = Arc::<Flag>::default();
+        let waker = Waker::from(Arc::clone(&flag));
+        let mut future = pin!(completion.into_future());
+        loop {
+            if let Poll::Ready(outcome) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                break assert!(outcome.result.is_ok());
+            }
+            flag.wait();
+        }
+        engines.join().unwrap();
+    });
+}

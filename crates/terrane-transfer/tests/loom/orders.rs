@@ -1,0 +1,112 @@
+//! Transfers after others, and after and against holds.
+
+use super::*;
+
+#[test]
+fn a_dependent_starts_after_its_predecessor_whenever_that_ends() {
+    model(|| {
+        let bytes = Bytes::new();
+        let manager = TransferManager::new([Engine::ending(&bytes, well) as _]);
+        let (from, to) = (endpoint(), endpoint());
+        let first = manager.submit(transfer(&from, &to, 0), ()).unwrap();
+        // It writes the bytes that the first one writes: in order, or loom finds a race.
+        let second = transfer(&from, &to, 0).after(&first.ticket());
+        let second = manager.submit(second, ()).unwrap();
+        drop(first);
+        assert!(second.wait().result.is_ok());
+        assert_eq!(bytes.read(), 2);
+        assert_free(&to);
+    });
+}
+
+#[test]
+fn a_dependent_of_a_failed_transfer_ends_with_its_name() {
+    model(|| {
+        let bytes = Bytes::new();
+        let manager = TransferManager::new([Engine::ending(&bytes, badly) as _]);
+        let (from, to) = (endpoint(), endpoint());
+        let first = manager.submit(transfer(&from, &to, 0), ()).unwrap();
+        let second = transfer(&from, &to, 0).after(&first.ticket());
+        let second = manager.submit(second, "guard").unwrap();
+        let Outcome { guard, result } = second.wait();
+        assert_eq!(guard, "guard");
+        let Err(TransferError::PredecessorFailed { predecessor }) = result else {
+            panic!("{result:?}")
+        };
+        assert_eq!(predecessor, first.ticket().id());
+        assert!(first.wait().result.is_err());
+        assert_eq!(bytes.read(), 1);
+        assert_free(&to);
+    });
+}
+
+#[test]
+fn a_dependent_of_two_starts_once_when_the_later_one_has_ended() {
+    model(|| {
+        let engine = Engine::keeping();
+        let manager = TransferManager::new([engine.clone() as _]);
+        let (from, to) = (endpoint(), endpoint());
+        let first = manager.submit(transfer(&from, &to, 0), ()).unwrap();
+        let second = manager.submit(transfer(&from, &to, 1), ()).unwrap();
+        let both = Transfer::new(&from, &to).blocks(&[0, 1], &[0, 1]);
+        let both = both.after(&first.ticket()).after(&second.ticket());
+        let both = manager.submit(both, ()).unwrap();
+        let mut jobs = engine.take();
+        let later = jobs.pop().unwrap();
+        let other = thread::spawn(move || well(later));
+        jobs.into_iter().for_each(well);
+        other.join().unwrap();
+        let started = engine.take();
+        assert_eq!(started.len(), 1, "started {} times", started.len());
+        started.into_iter().for_each(well);
+        assert!(both.wait().result.is_ok());
+        assert_free(&to);
+    });
+}
+
+#[test]
+fn what_runs_after_a_hold_is_accepted_and_started_whenever_that_drops() {
+    model(|| {
+        let bytes = Bytes::new();
+        let manager = TransferManager::new([Engine::ending(&bytes, well) as _]);
+        let (from, to) = (endpoint(), endpoint());
+        let hold = from.hold_for_write(&[0]).unwrap();
+        let ticket = hold.ticket();
+        let holder = {
+            let bytes = bytes.clone();
+            thread::spawn(move || {
+                bytes.write();
+                drop(bytes);
+                drop(hold);
+            })
+        };
+        let completion = manager.submit(transfer(&from, &to, 0).after(&ticket), ()).unwrap();
+        assert!(completion.wait().result.is_ok());
+        assert_eq!(bytes.read(), 2);
+        holder.join().unwrap();
+    });
+}
+
+#[test]
+fn against_a_hold_that_drops_a_submission_is_refused_or_comes_after() {
+    model(|| {
+        let bytes = Bytes::new();
+        let manager = TransferManager::new([Engine::ending(&bytes, well) as _]);
+        let (from, to) = (endpoint(), endpoint());
+        let hold = from.hold_for_write(&[0]).unwrap();
+        let holder = {
+            let bytes = bytes.clone();
+            thread::spawn(move || {
+                bytes.write();
+                drop(bytes);
+                drop(hold);
+            })
+        };
+        match manager.submit(transfer(&from, &to, 0), ()) {
+            Ok(completion) => assert!(completion.wait().result.is_ok()),
+            Err(rejected) => assert!(rejected.cause.is_conflict()),
+        }
+        holder.join().unwrap();
+        assert_free(&from);
+    });
+}
