@@ -35,10 +35,7 @@ fn main() -> Result<(), Failure> {
     let mut numbers = std::env::args().skip(1).map_while(|argument| argument.parse().ok());
     let bytes = ByteCount::mib(numbers.next().unwrap_or(512));
     let rounds = usize::try_from(numbers.next().unwrap_or(11))?;
-    if let Err(reason) = terrane_cuda::probe() {
-        println!("nothing to measure: {reason}");
-        return Ok(());
-    }
+    terrane_cuda::probe().map_err(|reason| format!("nothing to measure: {reason}"))?;
     let rates = Rates::new(bytes, rounds)?;
     for figures in rates.kernels.figures()? {
         println!("{figures:?}");
