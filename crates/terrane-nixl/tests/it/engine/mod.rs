@@ -1,11 +1,13 @@
 //! The copy engine over the real library.
 
 mod conformance;
+mod deaths;
 mod drops;
 mod files;
 mod helping;
 mod notifications;
 mod panics;
+mod peer_process;
 mod processes;
 mod refusals;
 mod relays;

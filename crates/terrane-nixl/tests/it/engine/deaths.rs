@@ -1,0 +1,199 @@
+//! Peers that die: in the middle of a transfer, before they are told of one, and between two.
+
+use std::error::Error;
+use std::num::NonZeroUsize;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use terrane_core::ByteCount;
+use terrane_nixl::{ImportError, NixlEngineOptions, NixlError, NixlStep, RequestFailed};
+use terrane_testkit::conformance::copy_engine::end_of;
+use terrane_testkit::model::Image;
+use terrane_testkit::pattern::InProcess;
+use terrane_testkit::process::is_child;
+use terrane_transfer::{Completion, Transfer, TransferError};
+
+use super::peer_process::*;
+
+/// At which step the peer was lost.
+#[track_caller]
+fn lost_at(error: &TransferError) -> NixlStep {
+    match error.source().and_then(|cause| cause.downcast_ref()) {
+        Some(RequestFailed::PeerLost { step, .. }) => *step,
+        other => panic!("{other:?} of {error:?}"),
+    }
+}
+
+/// How soon after a peer has died a transfer with it fails at the latest; it takes milliseconds, and
+/// this machine may be busy.
+const NOTICED_WITHIN: Duration = Duration::from_secs(60);
+
+/// How many blocks a transfer has that is caught in the middle: 16 MiB.
+const MANY: u32 = 4096;
+const BLOCK: ByteCount = ByteCount::kib(4);
+const ALL: ByteCount = ByteCount::kib(4 * MANY);
+
+/// Each block is a request, and some are in flight while others have ended.
+fn a_block_each() -> NixlEngineOptions {
+    NixlEngineOptions {
+        request_bytes: BLOCK,
+        requests: const { NonZeroUsize::new(3).unwrap() },
+        ..NixlEngineOptions::default()
+    }
+}
+
+/// A transfer of all blocks of which some have been copied. It may have ended by now.
+fn begun(ends: &Ends) -> Completion<()> {
+    let all: Vec<u32> = (0..MANY).collect();
+    let write = Transfer::new(&ends.local, ends.remote.endpoint()).blocks(&all, &all);
+    let deadline = Instant::now() + 4 * NOTICED_WITHIN;
+    let completion = ends.manager.submit(write.deadline(deadline), ()).unwrap();
+    while completion.copied().is_zero() {
+        assert!(Instant::now() < deadline, "nothing is ever copied");
+        thread::yield_now();
+    }
+    completion
+}
+
+/// Waits until nothing ends any more: a peer that is stopped confirms nothing, so all that may be in
+/// flight is, and stays so until the peer dies.
+fn settle(completion: &Completion<()>) {
+    let mut copied = ByteCount::ZERO;
+    while copied != completion.copied() {
+        copied = completion.copied();
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// At which step a transfer failed whose peer has died: soon, before all was copied, and at a block
+/// that was not. `None` if it was sooner over than the peer.
+#[track_caller]
+fn cut_short(completion: Completion<()>, died: Instant) -> Option<NixlStep> {
+    while !completion.has_ended() {
+        assert!(died.elapsed() < NOTICED_WITHIN, "nobody has noticed");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let copied = completion.copied();
+    let Err(error) = end_of(completion).result else {
+        assert_eq!(copied, ALL);
+        return None;
+    };
+    assert!(!copied.is_zero() && copied < ALL, "{copied}: {error}");
+    // What has been copied is counted in order, and what failed comes after it.
+    let TransferError::Copy { source_block, .. } = &error else { panic!("{error:?}") };
+    assert!(u64::from(*source_block) * BLOCK.get() >= copied.get(), "{source_block}, {copied}");
+    Some(lost_at(&error))
+}
+
+#[test]
+fn a_peer_that_dies_in_the_middle_is_an_error() {
+    const TEST: &str = "engine::deaths::a_peer_that_dies_in_the_middle_is_an_error";
+    over_tcp_with(TEST, MANY, || {
+        let mut ends = Ends::with(TEST, MANY, a_block_each());
+        let completion = loop {
+            let completion = begun(&ends);
+            ends.process.stop();
+            settle(&completion);
+            if completion.copied() < ALL {
+                break completion;
+            }
+            ends.process.resume();
+            end_of(completion).result.unwrap();
+        };
+        ends.process.child.kill().unwrap();
+        assert_eq!(cut_short(completion, Instant::now()), Some(NixlStep::Transfer));
+        // Its memory is free again once the connection is closed, and further transfers fail as well.
+        for block in [0, MANY / 2, MANY - 1] {
+            free(&ends.local, block);
+        }
+        let completion = ends.manager.submit(ends.write(2), ()).unwrap();
+        assert_eq!(lost_at(&end_of(completion).result.unwrap_err()), NixlStep::Prepare);
+        let error = ends.agent.notify(ends.remote.peer(), b"?").unwrap_err();
+        assert!(matches!(error, NixlError::PeerLost { .. }), "{error}");
+    });
+}
+
+/// As above, by whatever UCX chooses on this machine: where that is memory that both processes can
+/// reach, bytes move without the peer, and it is only found out that it is not there any more.
+#[test]
+fn a_peer_of_this_machine_that_dies_in_the_middle_is_an_error() {
+    const TEST: &str = "engine::deaths::a_peer_of_this_machine_that_dies_in_the_middle_is_an_error";
+    if is_child(&peer_of(TEST)) {
+        return serve(MANY);
+    }
+    let begun_at = Instant::now();
+    loop {
+        let mut ends = Ends::with(TEST, MANY, a_block_each());
+        let completion = begun(&ends);
+        ends.process.child.kill().unwrap();
+        ends.process.child.wait().unwrap();
+        // At whichever step: the next request may just be prepared.
+        if cut_short(completion, Instant::now()).is_some() {
+            return free(&ends.local, 0);
+        }
+        assert!(begun_at.elapsed() < PATIENCE, "never in the middle");
+    }
+}
+
+/// What has nothing to copy posts no request: the loss is found out as the peer is told.
+#[test]
+fn a_peer_that_has_died_cannot_be_told() {
+    const TEST: &str = "engine::deaths::a_peer_that_has_died_cannot_be_told";
+    over_tcp(TEST, || {
+        let mut ends = Ends::new(TEST);
+        let tell = || {
+            let nothing = Transfer::new(&ends.local, ends.remote.endpoint());
+            end_of(ends.manager.submit(nothing.notify(*b"nothing"), ()).unwrap()).result
+        };
+        tell().unwrap();
+        ends.process.child.kill().unwrap();
+        ends.process.child.wait().unwrap();
+        // A message counts as sent as soon as the system has it, and it may take the first of them to
+        // find out that nobody is there.
+        let died = Instant::now();
+        let error = loop {
+            if let Err(error) = tell() {
+                break error;
+            }
+            assert!(died.elapsed() < NOTICED_WITHIN, "nobody has noticed");
+            thread::sleep(Duration::from_millis(1));
+        };
+        assert_eq!(lost_at(&error), NixlStep::Notify);
+        // NIXL does not know it any more, and nothing is copied either.
+        let completion = ends.manager.submit(ends.write(0), ()).unwrap();
+        assert_eq!(lost_at(&end_of(completion).result.unwrap_err()), NixlStep::Prepare);
+    });
+}
+
+/// Started again under its name, it is reached again, whether or not the loss was noticed before.
+#[test]
+fn a_peer_that_was_killed_comes_back_under_its_name() {
+    const TEST: &str = "engine::deaths::a_peer_that_was_killed_comes_back_under_its_name";
+    over_tcp(TEST, || {
+        let mut ends = Ends::new(TEST);
+        let image = Image::scribble(&ends.local, &InProcess, 3);
+        for is_noticed in [true, false] {
+            end_of(ends.manager.submit(ends.write(0), ()).unwrap()).result.unwrap();
+            ends.process.child.kill().unwrap();
+            ends.process.child.wait().unwrap();
+            if is_noticed {
+                let error = end_of(ends.manager.submit(ends.write(1), ()).unwrap()).result;
+                lost_at(&error.unwrap_err());
+                free(&ends.local, 1);
+            }
+            ends.process = PeerProcess::start_as(TEST, ends.remote.agent().as_str());
+            let export = ends.process.hear();
+            let error = ends.agent.import(&export).unwrap_err();
+            assert!(matches!(error, ImportError::PeerChanged { .. }), "{error}");
+            let again = ends.agent.refresh(&export).unwrap();
+            assert_ne!(again.peer(), ends.remote.peer());
+            ends.remote = again;
+        }
+        end_of(ends.manager.submit(ends.write(2), ()).unwrap()).result.unwrap();
+        let mut expected = Image::of(&ends.local, &InProcess);
+        let read = Transfer::new(ends.remote.endpoint(), &ends.local).blocks(&[2], &[5]);
+        end_of(ends.manager.submit(read, ()).unwrap()).result.unwrap();
+        expected.transfer(&image, &[2], &[5], 0..2);
+        Image::of(&ends.local, &InProcess).assert_equals(&expected, "written, and read back");
+    });
+}
