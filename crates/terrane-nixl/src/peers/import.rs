@@ -245,7 +245,8 @@ impl Agent {
             self.reload(known).map_err(|status| self.lose(known, status))?;
         }
         let keys = &checked.keys;
-        if known.contradicts(keys) {
+        // What nobody has by the old key NIXL can let go of, further down.
+        if known.contradicts(keys) && !known.is_stale(keys, known.live()) {
             return Err(ImportError::PeerChanged {
                 peer: name(),
                 change: PeerChange::Registration,

@@ -75,7 +75,7 @@ impl Agent {
     /// # Errors
     ///
     /// [`ImportError`]; then everything is as it was, but for [`ImportError::PeerLost`]. A peer
-    /// that was started again, or has registered its memory anew, is
+    /// that was started again, or has registered memory anew of which a layout is in use here, is
     /// [`ImportError::PeerChanged`]: see [`refresh`](Self::refresh).
     pub fn import(&self, bytes: &[u8]) -> Result<RemoteLayout, ImportError> {
         self.import_within(bytes, &WireLimits::DEFAULT)

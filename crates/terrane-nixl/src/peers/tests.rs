@@ -2,7 +2,7 @@
 //! what becomes of a peer while transfers with it are in flight.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
-use nixl_sys::{XferDescList, XferOp, XferStatus};
+use nixl_sys::{XferDescList, XferOp, XferRequest, XferStatus};
 use terrane_core::Memory;
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
 use terrane_testkit::memory::HeapAllocator;
@@ -41,10 +41,12 @@ fn layout(agent: &Agent) -> PhysicalLayout {
         .unwrap()
 }
 
-/// Reads all of a peer's layout, as NIXL does it, into one of the same kind.
-fn read_all(agent: &Agent, remote: &RemoteLayout) -> Endpoint {
-    let local = layout(agent);
-    let peer = agent.use_peer(remote.peer()).unwrap();
+/// A request of NIXL's for all of a peer's layout, which is read into one of the same kind.
+fn read_request(
+    agent: &Agent,
+    remote: &RemoteLayout,
+    local: &PhysicalLayout,
+) -> Result<XferRequest, nixl_sys::NixlError> {
     let [region] = local.regions() else { panic!("one region") };
     let [there] = remote.regions() else { panic!("one region") };
     let length = there.length().to_usize();
@@ -55,9 +57,15 @@ fn read_all(agent: &Agent, remote: &RemoteLayout) -> Endpoint {
     };
     let here = list(region.location().as_host().unwrap().get());
     let there = list(there.address());
-    let raw = agent.raw();
-    let name = peer.name().as_str();
-    let request = raw.create_xfer_req(XferOp::Read, &here, &there, name, None).unwrap();
+    let name = remote.agent().as_str();
+    agent.raw().create_xfer_req(XferOp::Read, &here, &there, name, None)
+}
+
+/// Reads all of a peer's layout, as NIXL does it, into one of the same kind.
+fn read_all(agent: &Agent, remote: &RemoteLayout) -> Endpoint {
+    let local = layout(agent);
+    let _peer = agent.use_peer(remote.peer()).unwrap();
+    let (raw, request) = (agent.raw(), read_request(agent, remote, &local).unwrap());
     let mut in_flight = raw.post_xfer_req(&request, None).unwrap();
     while in_flight {
         in_flight = matches!(raw.get_xfer_status(&request).unwrap(), XferStatus::InProgress);

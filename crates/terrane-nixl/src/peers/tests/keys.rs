@@ -128,3 +128,110 @@ fn a_layout_that_nixl_does_not_find_behind_its_keys_is_refused() {
     }
     read_all(&reader, &known);
 }
+
+/// As if the memory had been registered in another way, in a span that is longer by so much: with a key
+/// that NIXL and UCX take, and by which nothing can be read, as it is for memory of a kind of device that
+/// this machine has none of.
+fn by_an_old_key(described: &LayoutDescriptor, longer: u64) -> Vec<u8> {
+    const ROCM: u8 = 3;
+    with_keys(described, |keys| {
+        let place = count_in(keys) + 17;
+        let length = number_at(keys, place + 8) + longer;
+        put(keys, place + 8, length);
+        // After the place of the memory, and which of its domains UCX has keys for.
+        *keys.get_mut(place + 24 + 8).unwrap() = ROCM;
+    })
+}
+
+/// What a reader of memory that is registered anew begins with.
+struct Anew {
+    owner: Agent,
+    reader: Agent,
+    source: Endpoint,
+    described: LayoutDescriptor,
+    /// How it is exported now.
+    export: Vec<u8>,
+}
+
+impl Anew {
+    fn new() -> Self {
+        let (owner, reader) = (agent(), agent());
+        let source = Endpoint::new(layout(&owner)).unwrap();
+        Pattern::new(SEED).fill(&source).unwrap();
+        let described = owner.describe(source.layout()).unwrap();
+        let export = described.encode().unwrap();
+        Self { owner, reader, source, described, export }
+    }
+
+    /// Imports what was exported before the memory was registered anew.
+    fn import_old(&self, longer: u64) -> RemoteLayout {
+        let old = self.reader.import(&by_an_old_key(&self.described, longer)).unwrap();
+        assert!(read_request(&self.reader, &old, self.source.layout()).is_err(), "an old key");
+        old
+    }
+
+    #[track_caller]
+    fn is_refused(&self) {
+        match self.reader.import(&self.export) {
+            Err(ImportError::PeerChanged { peer, change: PeerChange::Registration }) => {
+                assert_eq!(peer, *self.owner.name());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// It is read, so by the key that it has now.
+    #[track_caller]
+    fn is_read(&self, remote: &RemoteLayout) {
+        let read = read_all(&self.reader, remote);
+        Pattern::new(SEED).verify(&read).unwrap().assert_clean("read by the new key");
+    }
+}
+
+/// NIXL would go on with the key that it has, and say nothing.
+#[test]
+fn memory_that_was_registered_anew_is_not_imported_beside_what_it_was() {
+    let anew = Anew::new();
+    let old = anew.import_old(0);
+    anew.is_refused();
+    // What was known is as it was.
+    assert_eq!(anew.reader.peers(), [(old.peer(), anew.owner.name().clone())]);
+    assert_eq!(anew.import_old(0).endpoint().id(), old.endpoint().id());
+    anew.is_read(&anew.reader.refresh(&anew.export).unwrap());
+    assert_eq!(anew.reader.use_peer(old.peer()).unwrap_err(), NoUse::Unknown);
+}
+
+#[test]
+fn memory_that_was_registered_anew_is_read_by_its_new_key_once_nobody_has_it_by_the_old() {
+    for longer in [0, 4096] {
+        let anew = Anew::new();
+        drop(anew.import_old(longer));
+        anew.is_read(&anew.reader.import(&anew.export).unwrap());
+    }
+}
+
+/// NIXL is told anew of a peer of which something else is in use, but not under its transfers.
+#[test]
+fn memory_that_was_registered_anew_is_read_by_its_new_key_beside_other_layouts() {
+    for longer in [0, 4096] {
+        let anew = Anew::new();
+        let other = layout(&anew.owner);
+        let other = anew.reader.import(&anew.owner.export(&other).unwrap()).unwrap();
+        let old = anew.import_old(longer);
+        assert_eq!(old.peer(), other.peer());
+        drop(old);
+        let in_flight = anew.reader.use_peer(other.peer()).unwrap();
+        if longer == 0 {
+            anew.is_refused();
+        } else {
+            // There is another key, too, and it has yet to be told.
+            let error = anew.reader.import(&anew.export).unwrap_err();
+            assert!(matches!(error, ImportError::PeerBusy { transfers: 1, .. }), "{error}");
+        }
+        drop(in_flight);
+        let again = anew.reader.import(&anew.export).unwrap();
+        assert_eq!(again.peer(), other.peer());
+        anew.is_read(&again);
+        read_all(&anew.reader, &other);
+    }
+}
