@@ -1,0 +1,3 @@
+//! What users of the crate cannot write.
+
+mod compile_fail;
