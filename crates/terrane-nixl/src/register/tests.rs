@@ -157,23 +157,16 @@ fn config() -> LayoutConfig {
         .unwrap()
 }
 
-/// Memory that notes, as it is released, whether NIXL still has it.
+/// Memory that notes, as it is released, whether NIXL still has it: of the host, or a file, whose
+/// descriptors are closed then, and their numbers are other files'.
 struct Witness {
-    memory: HeapMemory,
+    memory: Region,
     probe: Probe,
     released: Released,
 }
 
 /// For each witness that was released, whether NIXL still had it.
 type Released = Arc<Mutex<Vec<bool>>>;
-
-impl Witness {
-    fn new(bytes: ByteCount, probe: &Probe, released: &Released) -> Self {
-        let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
-        let memory = HeapAllocator::system().allocate(&request).unwrap();
-        Self { memory, probe: Arc::clone(probe), released: Arc::clone(released) }
-    }
-}
 
 impl Drop for Witness {
     fn drop(&mut self) {
@@ -193,26 +186,38 @@ unsafe impl Memory for Witness {
     delegate_memory!(self, self.memory);
 }
 
+/// Where the memory of witnesses comes from.
+type Source<'a> = &'a dyn Fn(&RegionRequest) -> Region;
+
+fn host(request: &RegionRequest) -> Region {
+    Region::new(HeapAllocator::system().allocate(request).unwrap())
+}
+
 /// One of the things that a user may drop, in whichever order.
 type Thing = Box<dyn Send>;
 
-/// All that can hold on to registered memory, and the agent. Two witnesses are behind it.
-fn things(agent: Agent, released: &Released) -> Vec<Thing> {
+/// All that can hold on to registered memory, and the agent. Two witnesses are behind it, and nobody
+/// else holds their memory.
+fn things(agent: Agent, source: Source<'_>, released: &Released) -> Vec<Thing> {
     let probe = probe(&agent);
+    let witness = |bytes| {
+        let memory = source(&RegionRequest::new(bytes).aligned_to(Alignment::PAGE));
+        Witness { memory, probe: Arc::clone(&probe), released: Arc::clone(released) }
+    };
     let plan = LayoutPlan::new(&config(), LayoutKind::FullyContiguous, Limits::NONE).unwrap();
-    let base = Witness::new(plan.base_bytes(), &probe, released);
     let adopted = LayoutBuilder::new(config())
         .fully_contiguous()
-        .adopt_memory([base])
+        .adopt_memory([witness(plan.base_bytes())])
         .register(&agent)
         .build()
         .unwrap();
     let view = adopted.regions()[0].clone();
     let endpoint = Endpoint::new(adopted).unwrap();
-    let twice = Region::new(Witness::new(ByteCount::kib(8), &probe, released));
+    let twice = Region::new(witness(ByteCount::kib(8)));
     let first = agent.register(twice.clone()).unwrap();
     let registrar = agent.registrar([("POSIX", Demand::Required)]).unwrap();
     let second = Region::new(registrar.register(twice).unwrap());
+    assert!([&view, &second].iter().all(|region| probe(&region.span())));
     vec![
         Box::new((agent, registrar)),
         Box::new(view),
@@ -248,31 +253,36 @@ fn drop_in_order(mut things: Vec<Option<Thing>>, order: &[usize], elsewhere: boo
     }
 }
 
-fn check_order(backends: &[&str], order: &[usize], elsewhere: bool) {
-    let released = Released::default();
-    let agent = agent(backends);
-    let name = agent.name().clone();
-    let things = things(agent, &released).into_iter().map(Some).collect();
-    drop_in_order(things, order, elsewhere);
-    let seen = released.lock().unwrap().clone();
-    assert_eq!(seen, [false, false], "in the order {order:?}, NIXL had released memory");
-    // The name is free once the last of them has gone.
-    drop(AgentBuilder::new(name).build().unwrap());
+/// Drops in every order, half of them on other threads.
+fn check_orders(backends: &[&str], source: Source<'_>) {
+    for number in 0..120 {
+        let (released, order) = (Released::default(), order(number, 5));
+        let agent = agent(backends);
+        let name = agent.name().clone();
+        let things = things(agent, source, &released).into_iter().map(Some).collect();
+        drop_in_order(things, &order, number % 2 == 1);
+        let seen = released.lock().unwrap().clone();
+        assert_eq!(seen, [false, false], "in the order {order:?}, NIXL had released memory");
+        // The name is free once the last of them has gone.
+        drop(AgentBuilder::new(name).build().unwrap());
+    }
 }
 
 #[test]
 fn memory_is_deregistered_before_its_release_in_every_order_of_drops() {
-    for number in 0..120 {
-        check_order(&["POSIX"], &order(number, 5), number % 2 == 1);
-    }
+    check_orders(&["POSIX"], &host);
 }
 
 #[test]
 fn the_order_of_drops_does_not_matter_to_ucx_either() {
-    for number in [0, 1, 29, 50, 77, 101] {
-        check_order(&["UCX", "POSIX"], &order(number, 5), false);
-        check_order(&["UCX", "POSIX"], &order(119 - number, 5), true);
-    }
+    check_orders(&["UCX", "POSIX"], &host);
+}
+
+#[test]
+fn files_are_deregistered_before_they_are_closed_in_every_order_of_drops() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = files(&directory);
+    check_orders(&["POSIX"], &|request| Region::new(files.allocate(request).unwrap()));
 }
 
 #[test]
