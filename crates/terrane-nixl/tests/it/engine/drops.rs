@@ -1,15 +1,21 @@
 //! Who goes first: the agent, the engine, either end, or the outcome of a transfer that is on its way.
 
 use std::any::Any;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use terrane_core::{AgentName, Memory};
 use terrane_nixl::{AgentBuilder, NixlEngine, NixlEngineOptions, NixlError};
+use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
-use terrane_testkit::pattern::InProcess;
-use terrane_transfer::{Endpoint, Transfer, TransferManager};
+use terrane_testkit::pattern::{InProcess, PieceAccess};
+use terrane_transfer::{Endpoint, Transfer, TransferManager, WeakEndpoint};
 
 use super::support::*;
+use crate::support::posix;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -31,8 +37,7 @@ fn a_transfer_arrives_in_whichever_order_all_else_drops() {
     let export = there.export(&target).unwrap();
     let target = Endpoint::new(target).unwrap();
     let (all, back): (Vec<u32>, Vec<u32>) = (0..64).map(|id| (id, 63 - id)).unzip();
-    // 18 of the 120, in which each goes first, and last, several times.
-    for number in (0..120).step_by(7) {
+    for number in 0..120 {
         let here = AgentBuilder::unnamed().backend(terrane_nixl::BackendConfig::new("UCX"));
         let here = here.build().unwrap();
         let name = here.name().clone();
@@ -68,12 +73,75 @@ fn a_transfer_arrives_in_whichever_order_all_else_drops() {
         let what = format!("in order {number}");
         Image::of(&target, &InProcess).assert_equals(&expected, &what);
         // Then nothing is left: neither memory nor agent.
-        let begun = Instant::now();
-        while let Err(error) = AgentBuilder::new(name.clone()).build() {
-            assert!(matches!(error, NixlError::NameTaken { .. }), "{error}");
-            assert!(begun.elapsed() < PATIENCE, "{what} the agent lives on");
-            std::thread::yield_now();
-        }
+        wait_for_the_name(&name, &what);
         assert!(weak.has_gone(), "{what}");
     }
+}
+
+/// Waits until the agent has gone, and all that was registered with it.
+#[track_caller]
+fn wait_for_the_name(name: &AgentName, what: &str) {
+    let begun = Instant::now();
+    while let Err(error) = AgentBuilder::new(name.clone()).build() {
+        assert!(matches!(error, NixlError::NameTaken { .. }), "{error}");
+        assert!(begun.elapsed() < PATIENCE, "{what} the agent lives on");
+        std::thread::yield_now();
+    }
+}
+
+/// The file is open for as long as anything of the transfer is on its way, and closed then.
+#[test]
+fn a_transfer_to_a_file_arrives_in_whichever_order_all_else_drops() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let all: Vec<u32> = (0..64).collect();
+    for number in 0..120 {
+        let here = AgentBuilder::unnamed().backend(posix()).build().unwrap();
+        let name = here.name().clone();
+        let end = |layout| Endpoint::new(layout).unwrap();
+        let local = end(registered(&HeapAllocator::system(), &here, config(64), CONTIGUOUS));
+        let file = end(registered(&files, &here, config(64), CONTIGUOUS));
+        Image::scribble(&local, &InProcess, number);
+        // Laid out alike, so that the file becomes what the memory is.
+        let region = &local.layout().regions()[0];
+        let mut expected = vec![0; region.length().to_usize()];
+        // SAFETY: the memory is alive, and nobody writes to it.
+        unsafe { InProcess.read(region.location(), &mut expected) }.unwrap();
+        // The file, opened once more.
+        let descriptor = file.layout().regions()[0].location().as_file().unwrap().file.descriptor;
+        let path = format!("/proc/self/fd/{descriptor}");
+        let (mut opened, mut found) = (File::open(path).unwrap(), Vec::new());
+
+        let engine = NixlEngine::new(&here, NixlEngineOptions::default()).unwrap();
+        let manager = TransferManager::new([std::sync::Arc::new(engine) as _]);
+        let write = Transfer::new(&local, &file).blocks(&all, &all);
+        let weak = [local.downgrade(), file.downgrade()];
+        let completion = manager.submit(write, ()).unwrap();
+        let mut things: [Option<Box<dyn Any>>; 5] = [
+            Some(Box::new(here)),
+            Some(Box::new(manager)),
+            Some(Box::new(file)),
+            Some(Box::new(local)),
+            Some(Box::new(completion)),
+        ];
+        for place in order(usize::try_from(number).unwrap()) {
+            drop(things[place].take());
+        }
+
+        let what = format!("in order {number}");
+        wait_for_the_name(&name, &what);
+        opened.read_to_end(&mut found).unwrap();
+        assert!(found == expected, "{what} the file is not what the memory was");
+        assert!(weak.iter().all(WeakEndpoint::has_gone), "{what}");
+        assert_eq!(descriptors_of(&opened), 1, "{what} the file is not closed");
+    }
+}
+
+/// How many descriptors this process has of a file.
+fn descriptors_of(file: &File) -> usize {
+    let file = file.metadata().unwrap();
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+    // Others are opened and closed meanwhile.
+    let open = entries.filter_map(|entry| std::fs::metadata(entry.ok()?.path()).ok());
+    open.filter(|open| (open.dev(), open.ino()) == (file.dev(), file.ino())).count()
 }
