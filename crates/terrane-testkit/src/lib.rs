@@ -12,7 +12,8 @@
 //! - [`strided`]: copies of cells with strides, and what they should do.
 //! - [`leaks`]: open descriptors and mappings, counted before and after.
 //! - [`mounted`]: small file systems, to fill them.
-//! - [`process`]: tests that need a process to themselves; [`peer`]: tests of two that talk.
+//! - [`process`]: tests that need a process to themselves; [`peer`]: tests of two that talk; [`port`]:
+//!   ports to listen on.
 //! - [`simulated_cuda`]: faults of the simulated CUDA driver, streams that are held, leaks.
 //!
 //! # What it does not do
@@ -40,6 +41,7 @@ pub mod mounted;
 pub mod needs;
 pub mod pattern;
 pub mod peer;
+pub mod port;
 pub mod process;
 pub mod random;
 pub mod recorder;

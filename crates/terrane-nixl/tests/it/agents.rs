@@ -1,12 +1,13 @@
 //! Agents: their names, their threads, and what each option does.
 
 use std::collections::BTreeSet;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::{AgentName, ByteCount, Register};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, ThreadMode};
+use terrane_testkit::port;
 use terrane_testkit::process::in_child;
 
 use crate::support::{agent, chain, memory, posix};
@@ -140,16 +141,9 @@ fn a_delay_that_nixl_cannot_count_is_refused() {
 
 #[test]
 fn an_agent_listens_where_it_is_told() {
-    // A port that was free a moment ago; whoever takes it in between makes us choose another.
-    let listening = loop {
-        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-        match AgentBuilder::unnamed().listen(port).build() {
-            Ok(agent) => break (agent, port),
-            Err(NixlError::Port { .. }) => {}
-            Err(error) => panic!("{}", chain(&error)),
-        }
-    };
-    let (agent, port) = listening;
+    let is_taken = |error: &NixlError| matches!(error, NixlError::Port { .. });
+    let build = |port| AgentBuilder::unnamed().listen(port).build();
+    let (agent, port) = port::listening(build, is_taken);
     TcpStream::connect(("127.0.0.1", port)).unwrap();
     let error = AgentBuilder::unnamed().listen(port).build().unwrap_err();
     let NixlError::Port { port: refused, .. } = &error else { panic!("{error}") };

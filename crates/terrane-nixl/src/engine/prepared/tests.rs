@@ -9,10 +9,11 @@ use terrane_layout::{
 };
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::{InProcess, Pattern};
+use terrane_testkit::port;
 use terrane_transfer::{Completion, Transfer, TransferManager};
 
 use super::*;
-use crate::{AgentBuilder, BackendConfig, NixlEngine, RemoteLayout};
+use crate::{AgentBuilder, BackendConfig, NixlEngine, NixlError, RemoteLayout};
 
 const BLOCKS: u32 = 32;
 /// One for each block, layer and outer.
@@ -138,9 +139,10 @@ fn ends_of_too_many_pieces_and_agents_with_a_listener_have_no_lists() {
         rig.moves(false);
         assert_eq!(rig.has_lists(), [expected; 2], "{prepared_descriptors}");
     }
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let listening = AgentBuilder::unnamed().backend(BackendConfig::new("UCX")).listen(port);
-    let rig = Rig::with(listening.build().unwrap(), at_once());
+    let ucx = || AgentBuilder::unnamed().backend(BackendConfig::new("UCX"));
+    let is_taken = |error: &NixlError| matches!(error, NixlError::Port { .. });
+    let (here, _) = port::listening(|port| ucx().listen(port).build(), is_taken);
+    let rig = Rig::with(here, at_once());
     rig.moves(true);
     assert_eq!(rig.has_lists(), [false; 2]);
 }

@@ -1,0 +1,56 @@
+//! Ports to listen on.
+
+use std::fmt::Debug;
+use std::net::TcpListener;
+
+/// What `listen` makes of a TCP port that was free a moment ago, and the port. Somebody else may take
+/// the port in between: where `is_taken` says so of the error, there is another attempt with another
+/// port.
+///
+/// # Panics
+///
+/// At any other error.
+#[track_caller]
+pub fn listening<T, E: Debug>(
+    mut listen: impl FnMut(u16) -> Result<T, E>,
+    is_taken: impl Fn(&E) -> bool,
+) -> (T, u16) {
+    loop {
+        let free = TcpListener::bind(("127.0.0.1", 0)).and_then(|free| free.local_addr());
+        let port = free.expect("a free port").port();
+        match listen(port) {
+            Ok(listening) => return (listening, port),
+            Err(error) if is_taken(&error) => {}
+            Err(error) => panic!("nobody listens on port {port}: {error:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+
+    #[test]
+    fn a_port_that_somebody_took_is_left_for_another() {
+        let (mut tried, mut taken) = (Vec::new(), Vec::new());
+        let is_taken = |error: &std::io::Error| error.kind() == ErrorKind::AddrInUse;
+        let bind = |port| {
+            tried.push(port);
+            // Twice, somebody is faster, and stays.
+            if taken.len() < 2 {
+                taken.push(TcpListener::bind(("127.0.0.1", port))?);
+            }
+            TcpListener::bind(("127.0.0.1", port))
+        };
+        let (listener, port) = listening(bind, is_taken);
+        assert_eq!(listener.local_addr().unwrap().port(), port);
+        assert_eq!((tried.len(), tried.last()), (3, Some(&port)));
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody listens")]
+    fn any_other_error_is_a_failure() {
+        listening(|_| Err::<(), _>("refused"), |error| *error == "taken");
+    }
+}
