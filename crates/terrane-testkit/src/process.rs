@@ -1,4 +1,4 @@
-//! Tests that need a process to themselves.
+//! Tests that need a process to themselves, in which they may forbid system calls.
 
 use std::process::Command;
 
@@ -54,6 +54,40 @@ pub(crate) fn again(test: &str) -> Command {
 #[expect(clippy::disallowed_methods, reason = "tests find out in which process they run")]
 pub fn is_child(test: &str) -> bool {
     std::env::var_os(VARIABLE).is_some_and(|value| value == *test)
+}
+
+/// Lets these system calls fail with `error` on this thread and those that it starts, for good, as
+/// the profiles of containers do.
+///
+/// # Errors
+///
+/// What the system said, if it lets nobody forbid anything.
+///
+/// # Panics
+///
+/// If there are more than 200 calls.
+pub fn forbid(calls: &[libc::c_long], error: libc::c_int) -> std::io::Result<()> {
+    let code = |code: u32| u16::try_from(code).expect("a code of 16 bits");
+    let statement = |operation, k, jt| libc::sock_filter { code: code(operation), jt, jf: 0, k };
+    let refuse = libc::SECCOMP_RET_ERRNO | u32::try_from(error).expect("a positive number");
+    // The number of the system call is the first word of what the filter sees.
+    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
+    for (index, call) in calls.iter().enumerate() {
+        let number = u32::try_from(*call).expect("the number of a system call");
+        let to_the_end = u8::try_from(calls.len() - index).expect("no more than 200 calls");
+        filter.push(statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, to_the_end));
+    }
+    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0));
+    filter.push(statement(libc::BPF_RET | libc::BPF_K, refuse, 0));
+    let length = u16::try_from(filter.len()).expect("a short filter");
+    let program = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
+    let check = |result| if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
+    // SAFETY: the call takes plain numbers.
+    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    // SAFETY: program and filter outlive the call, which copies them.
+    check(unsafe {
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    })
 }
 
 #[cfg(test)]

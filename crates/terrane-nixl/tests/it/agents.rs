@@ -6,9 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::{AgentName, ByteCount, Register};
-use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, ThreadMode};
+use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, Status, ThreadMode};
 use terrane_testkit::port;
-use terrane_testkit::process::in_child;
+use terrane_testkit::process::{in_child, in_child_with};
 
 use crate::support::{agent, chain, memory, posix};
 
@@ -43,6 +43,19 @@ fn a_build_that_fails_leaves_the_name_free() {
     let error = build(posix().parameter("use_uring", "banana")).unwrap_err();
     assert!(matches!(error, NixlError::Backend { .. }), "{error}");
     build(posix()).unwrap();
+}
+
+/// NIXL reads some variables itself, and has no agent with one that means nothing to it.
+#[test]
+fn an_agent_that_nixl_refuses_is_an_error_and_leaves_the_name_free() {
+    const TEST: &str = "agents::an_agent_that_nixl_refuses_is_an_error_and_leaves_the_name_free";
+    in_child_with(TEST, &[("NIXL_TELEMETRY_ENABLE", "banana")], || {
+        for _ in 0..2 {
+            let error = AgentBuilder::new("refused").backend(posix()).build().unwrap_err();
+            let NixlError::Agent { name, status } = &error else { panic!("{error:?}") };
+            assert_eq!((name.as_str(), *status), ("refused", Status::Backend));
+        }
+    });
 }
 
 #[test]

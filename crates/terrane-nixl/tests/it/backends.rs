@@ -58,6 +58,34 @@ fn a_plugin_that_does_not_load_says_what_the_loader_misses() {
     });
 }
 
+/// Of such a plugin NIXL says no more than that it has none, and it is not asked for a backend.
+#[test]
+fn a_plugin_that_nixl_refuses_is_told_from_one_that_does_not_load() {
+    const TEST: &str = "backends::a_plugin_that_nixl_refuses_is_told_from_one_that_does_not_load";
+    let directory = tempfile::tempdir().unwrap();
+    let compile = |name: &str, answer: &str| {
+        let source = directory.path().join(name).with_extension("c");
+        let plugin = directory.path().join(format!("libplugin_{name}.so"));
+        let begin = "static int version_of_none[64] = {9999};";
+        let text = format!("{begin}\nvoid *nixl_plugin_init(void) {{ return {answer}; }}\n");
+        std::fs::write(&source, text).unwrap();
+        let mut compiler = std::process::Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-o"]).arg(plugin).arg(source);
+        assert!(compiler.status().unwrap().success(), "the C compiler that Rust links with");
+    };
+    // No description of a plugin, and one of another version of NIXL's.
+    compile("NOTHING", "0");
+    compile("OTHER", "version_of_none");
+    let directory = directory.path().to_str().unwrap();
+    in_child_with(TEST, &[("NIXL_PLUGIN_DIR", directory)], || {
+        for name in ["NOTHING", "OTHER"] {
+            let error = refused([BackendConfig::new(name).parameter("any", "1")]);
+            let NixlError::PluginRefused { backend } = &error else { panic!("{error:?}") };
+            assert_eq!(backend.as_str(), name);
+        }
+    });
+}
+
 #[test]
 fn a_backend_that_refuses_its_parameters_is_not_created() {
     for backend in [

@@ -8,6 +8,7 @@ use terrane_storage::{
     IoQueueOptions, IoRequest, StorageError,
 };
 use terrane_testkit::mounted::tmpfs;
+use terrane_testkit::process::forbid;
 
 use crate::support::{
     assert_holds_nothing, buffer, count, drain, in_child, limit_file_size, queues, skipped, target,
@@ -108,38 +109,10 @@ fn queues_hold_nothing_when_they_are_gone() {
     });
 }
 
-/// Lets `io_uring_setup` fail with `EPERM` in this process, as the profiles of containers do.
-fn forbid_io_uring() -> Result<(), std::io::Error> {
-    let statement = |code: u32, k: u32, jt, jf| libc::sock_filter {
-        code: u16::try_from(code).unwrap(),
-        jt,
-        jf,
-        k,
-    };
-    let number = u32::try_from(libc::SYS_io_uring_setup).unwrap();
-    let refuse = libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).unwrap();
-    let mut filter = [
-        // The number of the system call is the first word of what the filter sees.
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, 0, 1),
-        statement(libc::BPF_RET | libc::BPF_K, refuse, 0, 0),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ];
-    let program =
-        libc::sock_fprog { len: u16::try_from(filter.len()).unwrap(), filter: filter.as_mut_ptr() };
-    let check = |result| if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
-    // SAFETY: the call takes plain numbers.
-    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // SAFETY: program and filter outlive the call, which copies them.
-    check(unsafe {
-        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-    })
-}
-
 #[test]
 fn where_io_uring_is_forbidden_threads_serve() {
     in_child("queue_faults::where_io_uring_is_forbidden_threads_serve", || {
-        if let Err(error) = forbid_io_uring() {
+        if let Err(error) = forbid(&[libc::SYS_io_uring_setup], libc::EPERM) {
             return skipped("where_io_uring_is_forbidden_threads_serve", error);
         }
         let mut queue = IoQueue::new(&IoQueueOptions::default()).unwrap();

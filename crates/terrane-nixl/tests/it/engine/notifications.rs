@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_nixl::{Agent, NixlEngineOptions, Notification};
+use terrane_nixl::{Agent, NixlEngineOptions, NixlError, Notification, Status};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
@@ -132,4 +132,16 @@ fn there_has_to_be_a_peer_to_tell() {
     let transfer = Transfer::new(&a, &b).blocks(&[0], &[0]).notify(*b"?");
     let cause = pair.manager().submit(transfer, ()).unwrap_err().cause;
     assert!(matches!(cause, TransferError::NotificationWithoutPeer { .. }), "{cause}");
+}
+
+#[test]
+fn an_agent_whose_backends_have_no_messages_says_so() {
+    let storage = crate::support::agent([crate::support::posix()]);
+    let patience = Instant::now() + Duration::from_secs(120);
+    for error in [storage.notifications(), storage.wait_for_notifications(patience)] {
+        let error = error.unwrap_err();
+        let NixlError::Call { operation, status } = &error else { panic!("{error:?}") };
+        assert_eq!((*operation, *status), ("taking notifications", Status::Backend), "{error}");
+    }
+    assert!(Instant::now() < patience, "it has waited for what cannot come");
 }

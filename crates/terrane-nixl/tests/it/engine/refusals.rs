@@ -4,10 +4,11 @@ use std::error::Error;
 
 use terrane_core::{Allocate, StorageKind};
 use terrane_layout::LayoutBuilder;
-use terrane_nixl::{Forgotten, RequestFailed};
+use terrane_nixl::{Forgotten, NixlEngine, NixlEngineOptions, NixlError, RequestFailed};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::process::{forbid, in_child};
 use terrane_transfer::{
     Declined, DeviceOrder, Durability, Endpoint, Side, Transfer, TransferError, TransferManager,
 };
@@ -138,4 +139,18 @@ fn another_agent_s_peer_is_not_this_one_s() {
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), other.remote(config(4), CONTIGUOUS));
     let transfer = Transfer::new(&local, &remote);
     assert_eq!(declined(&pair.manager(), &transfer), Declined::UnknownPeer);
+}
+
+#[test]
+fn an_engine_whose_thread_cannot_be_started_is_an_error() {
+    in_child("engine::refusals::an_engine_whose_thread_cannot_be_started_is_an_error", || {
+        let agent = agent();
+        let new = || NixlEngine::new(&agent, NixlEngineOptions::default());
+        drop(new().unwrap());
+        // As where the limit on threads has been reached.
+        forbid(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN).unwrap();
+        let error = new().map(drop).unwrap_err();
+        let NixlError::Thread { source } = &error else { panic!("{error:?}") };
+        assert_eq!(source.kind(), std::io::ErrorKind::WouldBlock, "{source}");
+    });
 }
