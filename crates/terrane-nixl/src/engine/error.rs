@@ -63,7 +63,8 @@ pub enum RequestFailed {
     /// What was quoted cannot be done any more: the peer has been forgotten since.
     #[error("not begun: the engine {0}")]
     Declined(#[from] terrane_transfer::Declined),
-    /// An address of the plan that is none: a region whose memory breaks its contract.
+    /// An address of the plan that is none: a region whose memory breaks its contract, and reaches beyond
+    /// all addresses. No memory that keeps it comes to this.
     #[error("a run of the plan lies nowhere; the memory at one end breaks its contract")]
     NoAddress,
 }
