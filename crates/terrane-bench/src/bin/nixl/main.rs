@@ -36,7 +36,8 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value = "1000")]
     progress: Progress,
     /// Leaves it to the system where threads run. Otherwise agents' threads have a processor, and the one
-    /// that transfers has another, of another core
+    /// that transfers has another, of another core; where that cannot be, standard error says so, and it
+    /// is left to the system as well
     #[arg(long)]
     unpinned: bool,
     /// Moves little, a few times: whether everything still runs, not how fast
@@ -65,7 +66,7 @@ fn main() -> ExitCode {
         [SMALL, ByteCount::mib(arguments.size_mib)]
     };
     run("nixl", &arguments.settings, |settings, reporter| {
-        let processors = if arguments.unpinned { None } else { Processors::apart()? };
+        let processors = if arguments.unpinned { None } else { processors_apart() };
         let agents = Agents { progress: arguments.progress, sets: arguments.sets, processors };
         // Without it the bindings would end the process at their first call.
         terrane_nixl::probe()?;
@@ -84,6 +85,12 @@ fn main() -> ExitCode {
         metadata::measure(agents, settings, reporter)?;
         registration::measure(large, agents, settings, reporter)
     })
+}
+
+/// Processors for threads, or a word on why these have none.
+#[expect(clippy::print_stderr, reason = "people read this; standard output is for figures")]
+fn processors_apart() -> Option<Processors> {
+    Processors::apart().inspect_err(|why| eprintln!("threads are not pinned: {why:#}")).ok()
 }
 
 /// Has UCX write what it has to say on standard error, unless the user has it elsewhere: by default it

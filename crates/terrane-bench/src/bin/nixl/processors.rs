@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Two processors that share no core: one for the thread that transfers, and one for those that agents
@@ -19,16 +19,24 @@ pub struct Processors {
 
 impl Processors {
     /// The first one that this process may use, and the next one of the same package, or else of
-    /// another. `None` where there is no other core.
-    pub fn apart() -> Result<Option<Self>> {
-        let usable = sched_getaffinity(None)?;
-        let mut usable = (0..CpuSet::MAX_CPU).filter(|number| usable.is_set(*number));
-        let Some(first) = usable.next() else { return Ok(None) };
+    /// another.
+    ///
+    /// Fails where there is no other core, and where threads cannot be put on a processor.
+    pub fn apart() -> Result<Self> {
+        let allowed = sched_getaffinity(None).context("asking which processors may be used")?;
+        let mut usable = (0..CpuSet::MAX_CPU).filter(|number| allowed.is_set(*number));
+        let first = usable.next().context("no processor may be used")?;
         let others: Vec<usize> =
             usable.filter(|&other| Core::of(other) != Core::of(first)).collect();
         let is_near = |other: &&usize| Core::of(**other).package == Core::of(first).package;
         let second = others.iter().find(is_near).or(others.first());
-        Ok(second.map(|&second| Self { transfers: only(first), agents: only(second) }))
+        let &second = second.context("no processor of a second core may be used")?;
+        let apart = Self { transfers: only(first), agents: only(second) };
+        // Some sandboxes forbid it. That is found out before anything is measured, not at the first agents.
+        for processors in [&apart.agents, &apart.transfers, &allowed] {
+            sched_setaffinity(None, processors).context("putting a thread on a processor")?;
+        }
+        Ok(apart)
     }
 
     /// Has whatever this starts run on the agents' processor, and this thread on the other one from
