@@ -184,7 +184,7 @@ pub fn pair(name: &str, agents: Agents) -> Result<[Bare; 2]> {
 }
 
 impl Bare {
-    /// Set up as Terrane's.
+    /// Set up as Terrane's: with the backend's own parameters, but for the one that those have as well.
     pub fn new(name: &str, backend: &str, agents: Agents) -> Result<Self> {
         let rest = agents.progress.0;
         let config = AgentConfig {
@@ -194,7 +194,10 @@ impl Bare {
             ..AgentConfig::default()
         };
         let agent = Agent::new_configured(name, &config)?;
-        let (_, parameters) = agent.get_plugin_params(backend)?;
+        let (_, mut parameters) = agent.get_plugin_params(backend)?;
+        if backend == UCX {
+            parameters.set("engine_config", "CUDA_IPC_ENABLE_GET_ZCOPY=y")?;
+        }
         let backend = agent.create_backend(backend, &parameters)?;
         let mut options = OptArgs::new()?;
         options.add_backend(&backend)?;
