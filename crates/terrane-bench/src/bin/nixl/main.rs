@@ -9,6 +9,7 @@ mod raw;
 mod registration;
 mod rig;
 mod transfers;
+mod turns;
 
 use std::process::ExitCode;
 
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         // A short one takes microseconds.
         let often = Settings { repeats: settings.repeats * 4, ..settings.clone() };
         transfers::measure(Amount::BLOCK, agents, &often, reporter)?;
+        transfers::measure(Amount::LONE_BLOCK, agents, settings, reporter)?;
         transfers::measure(Amount::of(small), agents, &of_set, reporter)?;
         if large != small {
             // Long copies differ less from one another, and take their time.

@@ -1,18 +1,18 @@
 //! Memory that is registered.
 
 use std::io::Write;
-use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow};
-use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_bench::{Direction, Measurement, Reporter, Settings};
 use terrane_core::{Allocate, ByteCount, DeviceId, Memory, RegionRequest, Register};
 use terrane_cuda::{Context, DeviceAllocator, PinnedAllocator, PinnedOptions};
 use terrane_storage::{SystemAllocator, SystemOptions};
 
 use crate::MOST_TIME;
-use crate::agents::{Agents, Times, over_sets};
+use crate::agents::{Agents, First, Times, over_sets};
 use crate::ours;
 use crate::raw::{Bare, Span, UCX};
+use crate::turns::{in_turns, timed};
 
 /// What is registered, and with which backend.
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +96,8 @@ fn of_sets(
     agents: Agents,
     settings: &Settings,
 ) -> Result<Vec<Times<1>>> {
+    // Each takes microseconds: many rounds cost nothing.
+    let often = Settings { repeats: 20 * settings.repeats.max(1), ..settings.clone() };
     let mut memory = kind.allocate(bytes)?;
     let mut medians = Vec::new();
     for first in agents.sets() {
@@ -106,37 +108,39 @@ fn of_sets(
             )
         })?;
         let times;
-        (memory, times) = in_turns(memory, &ours, &raw, settings)?;
+        (memory, times) = registered(memory, &ours, &raw, &often, first)?;
         medians.push(times);
     }
     Ok(medians)
 }
 
 /// The medians of both, in turns; that the memory is deregistered again in between is not counted.
-fn in_turns(
-    mut memory: Box<dyn Memory>,
+fn registered(
+    memory: Box<dyn Memory>,
     ours: &impl Register,
     raw: &Bare,
     settings: &Settings,
+    first: First,
 ) -> Result<(Box<dyn Memory>, Times<1>)> {
     let span = Span::of(&memory)?;
-    let (mut times, mut raw_times) = (Vec::new(), Vec::new());
-    // Each takes microseconds: many rounds cost nothing.
-    for round in 0..settings.warm_up + 20 * settings.repeats.max(1) {
-        let started = Instant::now();
-        let registered = ours.register(memory).map_err(|failed| anyhow!("{failed}"))?;
-        let taken = started.elapsed().as_secs_f64();
-        memory = registered.into_memory();
-        let started = Instant::now();
-        let registered = raw.register(&span)?;
-        let raw_taken = started.elapsed().as_secs_f64();
-        drop(registered);
-        if round >= settings.warm_up {
-            times.push(taken);
-            raw_times.push(raw_taken);
-        }
-    }
-    let median =
-        |times: &[f64]| Ok::<_, anyhow::Error>(Spread::of(times).context("no round")?.median);
-    Ok((memory, Times { terrane: median(&times)?, bindings: [median(&raw_times)?] }))
+    let mut memory = Some(memory);
+    let [terrane, raw] = in_turns(
+        settings,
+        first,
+        [
+            &mut || {
+                let given = memory.take().context("the memory was not given back")?;
+                let registering = || ours.register(given).map_err(|failed| anyhow!("{failed}"));
+                let (taken, registered) = timed(registering)?;
+                memory = Some(registered.into_memory());
+                Ok(taken)
+            },
+            &mut || {
+                let (taken, _registered) = timed(|| raw.register(&span))?;
+                Ok(taken)
+            },
+        ],
+    )?;
+    let memory = memory.context("the memory was not given back")?;
+    Ok((memory, Times { terrane, bindings: [raw] }))
 }

@@ -1,6 +1,7 @@
 //! The same memory, as Terrane and as the bindings are told of it, and blocks that are moved within it.
 
-use std::cell::RefCell;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use terrane_bench::Settings;
@@ -10,6 +11,8 @@ use terrane_layout::PhysicalLayout;
 use crate::agents::{Agents, First, Times};
 use crate::ours::{self, Ends, Way};
 use crate::raw::{self, Pair, Piece, Span};
+use crate::transfers::Amount;
+use crate::turns::{Turn, in_turns, timed};
 
 /// A set of agents, and memory that they know.
 pub struct Rig {
@@ -18,6 +21,7 @@ pub struct Rig {
     raw: [Pair; 2],
     ends: Ends,
     bytes: ByteCount,
+    idle: Duration,
     piece: usize,
     blocks: u32,
     first: First,
@@ -25,7 +29,8 @@ pub struct Rig {
 
 impl Rig {
     /// Both sides have so many bytes, of blocks of one piece each.
-    pub fn new(bytes: ByteCount, piece: ByteCount, agents: Agents, first: First) -> Result<Self> {
+    pub fn new(amount: Amount, piece: ByteCount, agents: Agents, first: First) -> Result<Self> {
+        let Amount { bytes, idle, .. } = amount;
         let blocks = u32::try_from(bytes.get() / piece.get())?;
         agents.start(|| {
             let raw = || Ok([raw::pair("one", agents)?, raw::pair("other", agents)?]);
@@ -33,7 +38,7 @@ impl Rig {
             let ends = Ends::new(ours::pieces(blocks, piece)?, ours)?;
             let (here, there) = (span(ends.local.layout())?, span(&ends.target)?);
             let raw = [Pair::new(one, here, there)?, Pair::new(other, here, there)?];
-            Ok(Self { raw, ends, bytes, piece: piece.to_usize(), blocks, first })
+            Ok(Self { raw, ends, bytes, idle, piece: piece.to_usize(), blocks, first })
         })
     }
 
@@ -49,13 +54,12 @@ impl Rig {
         let [listing, preparing] = &self.raw;
         let prepared = preparing.prepare(self.piece)?;
         let (from, to) = (numbers(&local)?, numbers(&remote)?);
-        in_turns(
+        self.times(
             settings,
-            self.first,
             [
-                &|| self.ends.transfer(way, &local, &remote).map(drop),
-                &|| listing.transfer(way, &pieces),
-                &|| prepared.transfer(way, &from, &to),
+                &mut || self.alone(|| self.ends.transfer(way, &local, &remote)),
+                &mut || self.alone(|| listing.transfer(way, &pieces)),
+                &mut || self.alone(|| prepared.transfer(way, &from, &to)),
             ],
         )
     }
@@ -71,15 +75,28 @@ impl Rig {
         let pieces = self.pieces(&ids, &ids);
         let [one, other] = &self.raw;
         let joined = [Piece { local: 0, remote: 0, bytes: self.bytes.to_usize() }];
-        in_turns(
+        self.times(
             settings,
-            self.first,
             [
-                &|| self.ends.transfer(way, &ids, &ids).map(drop),
-                &|| one.transfer(way, &pieces),
-                &|| other.transfer(way, &joined),
+                &mut || self.alone(|| self.ends.transfer(way, &ids, &ids)),
+                &mut || self.alone(|| one.transfer(way, &pieces)),
+                &mut || self.alone(|| other.transfer(way, &joined)),
             ],
         )
+    }
+
+    fn times(&self, settings: &Settings, calls: [Turn<'_>; 3]) -> Result<Times<2>> {
+        let [terrane, bindings @ ..] = in_turns(settings, self.first, calls)?;
+        Ok(Times { terrane, bindings })
+    }
+
+    /// How long a call takes, after as long a rest as is asked for.
+    fn alone<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<Duration> {
+        if !self.idle.is_zero() {
+            thread::sleep(self.idle);
+        }
+        let (taken, _) = timed(call)?;
+        Ok(taken)
     }
 
     /// All blocks, in steps of about `part` of `of` of them: odd steps through a power of two come by
@@ -99,37 +116,6 @@ impl Rig {
             bytes: self.piece,
         };
         pairs.map(piece).collect()
-    }
-}
-
-/// The median of each call. They are made in turns: in this order, or the other way round.
-fn in_turns(
-    settings: &Settings,
-    first: First,
-    calls: [&dyn Fn() -> Result<()>; 3],
-) -> Result<Times<2>> {
-    let failed = RefCell::new(None);
-    let mut noted = calls.map(|call| {
-        || {
-            if let Err(error) = call() {
-                failed.borrow_mut().get_or_insert(error);
-            }
-        }
-    });
-    let [ours, one, other] = &mut noted;
-    let spreads = match first {
-        First::Terrane => settings.time_all_in_turns([ours, one, other]),
-        First::Bindings => {
-            let [other, one, ours] = settings.time_all_in_turns([other, one, ours]);
-            [ours, one, other]
-        }
-    };
-    match failed.take() {
-        Some(error) => Err(error),
-        None => {
-            let [terrane, bindings @ ..] = spreads.map(|spread| spread.median);
-            Ok(Times { terrane, bindings })
-        }
     }
 }
 
