@@ -89,10 +89,15 @@ fn expected() -> Vec<Expected> {
     }
     for case in [
         "export of 80 layers",
-        "import of 80 layers, from a new peer",
-        "import of 80 layers, from a known peer",
+        "import of 80 layers, connecting",
+        "import of 80 layers, connected, with new keys",
+        "import of 80 layers, all of it known",
     ] {
         all.push((case.to_owned(), "ms", "limit".to_owned(), Some(1.0)));
+    }
+    for how in ["connecting", "connected, with new keys"] {
+        let case = format!("import of 80 layers, {how}, beside NIXL");
+        all.push((case, "ms", "nixl-sys".to_owned(), None));
     }
     for case in OF_DEVICES.into_iter().chain(["16 MiB registered"]) {
         all.push((case.to_owned(), "us", "nixl-sys".to_owned(), Some(TARGET)));

@@ -3,10 +3,10 @@
 
 use anyhow::{Context as _, Result, bail};
 use nixl_sys::{
-    Agent, AgentConfig, Backend, MemType, MemoryRegion, NixlDescriptor, OptArgs,
+    Agent, AgentConfig, Backend, MemType, MemoryRegion, NixlDescriptor, OptArgs, RegDescList,
     RegistrationHandle, ThreadSync, XferDescList, XferDlistHandle, XferOp, XferRequest, XferStatus,
 };
-use terrane_core::{Location, Memory};
+use terrane_core::{ByteCount, Location, Memory};
 
 use crate::agents::Agents;
 use crate::ours::Way;
@@ -55,14 +55,26 @@ pub struct Span {
 impl Span {
     /// The span of this memory, which stays where it is for as long as the span is registered.
     pub fn of(memory: &dyn Memory) -> Result<Self> {
-        let (kind, device, address) = match memory.location() {
+        Self::at(memory.location(), memory.length())
+    }
+
+    /// The span of the registration that this memory lies in.
+    pub fn registered(memory: &dyn Memory) -> Result<Self> {
+        let mut found = None;
+        memory.visit_registrations(&mut |record| found = Some(record.span));
+        let span = found.context("the memory is not registered")?;
+        Self::at(span.location, span.length)
+    }
+
+    fn at(location: Location, length: ByteCount) -> Result<Self> {
+        let (kind, device, address) = match location {
             Location::Host(address) => (MemType::Dram, 0, address.get()),
             Location::Device { device, address } => {
                 (MemType::Vram, device.get().into(), address.get())
             }
             _ => bail!("neither the host's memory nor a device's"),
         };
-        let (address, bytes) = (usize::try_from(address)?, usize::try_from(memory.length().get())?);
+        let (address, bytes) = (usize::try_from(address)?, usize::try_from(length.get())?);
         Ok(Self { memory: kind, device, address, bytes })
     }
 
@@ -106,11 +118,7 @@ impl Pair {
     /// These agents with this memory each.
     pub fn new([local, remote]: [Bare; 2], here: Span, there: Span) -> Result<Self> {
         let (local, remote) = (local.with(here)?, remote.with(there)?);
-        let metadata = remote.bare.agent.get_local_md()?;
-        let loaded = local.bare.agent.load_remote_md(&metadata)?;
-        if loaded != remote.bare.name {
-            bail!("metadata of `{}` was taken for that of `{loaded}`", remote.bare.name);
-        }
+        local.bare.load(&remote.bare, &remote.bare.metadata()?)?;
         Ok(Self { local, remote })
     }
 
@@ -207,6 +215,32 @@ impl Bare {
     /// Registers memory, until the handle drops.
     pub fn register(&self, span: &Span) -> Result<RegistrationHandle> {
         Ok(self.agent.register_memory(span, Some(&self.options))?)
+    }
+
+    /// How to connect to it, with the keys of all that is registered.
+    pub fn metadata(&self) -> Result<Vec<u8>> {
+        Ok(self.agent.get_local_md()?)
+    }
+
+    /// The keys of what has been registered as this span.
+    pub fn keys(&self, span: &Span) -> Result<Vec<u8>> {
+        let mut list = RegDescList::new(span.memory)?;
+        list.add_desc(span.address, span.bytes, span.device);
+        Ok(self.agent.get_local_partial_md(&list, Some(&self.options))?)
+    }
+
+    /// Takes metadata of another agent.
+    pub fn load(&self, other: &Self, metadata: &[u8]) -> Result<()> {
+        let loaded = self.agent.load_remote_md(metadata)?;
+        if loaded != other.name {
+            bail!("metadata of `{}` was taken for that of `{loaded}`", other.name);
+        }
+        Ok(())
+    }
+
+    /// Has NIXL forget another agent, and disconnect from it.
+    pub fn forget(&self, other: &Self) -> Result<()> {
+        Ok(self.agent.invalidate_remote_md(&other.name)?)
     }
 
     fn with(self, span: Span) -> Result<Side> {
