@@ -95,6 +95,8 @@ fn expected() -> Vec<Expected> {
     ] {
         all.push((case.to_owned(), "ms", "limit".to_owned(), Some(1.0)));
     }
+    let first = "import of 80 layers, the agent's first connection".to_owned();
+    all.push((first, "ms", "nixl-sys".to_owned(), Some(TARGET)));
     for how in ["connecting", "connected, with new keys"] {
         let case = format!("import of 80 layers, {how}, beside NIXL");
         all.push((case, "ms", "nixl-sys".to_owned(), None));

@@ -81,10 +81,10 @@ fn main() -> ExitCode {
         if large != small {
             // Long copies differ less from one another, and take their time.
             let [warm_up, repeats] = [of_set.warm_up, of_set.repeats].map(|n| n.div_ceil(2));
-            let of_set = Settings { warm_up, repeats, ..of_set };
+            let of_set = Settings { warm_up, repeats, ..of_set.clone() };
             transfers::measure(Amount::of(large), agents.fewer(), &of_set, reporter)?;
         }
-        metadata::measure(agents, settings, reporter)?;
+        metadata::measure(agents, &of_set, reporter)?;
         registration::measure(large, agents, settings, reporter)
     })
 }
