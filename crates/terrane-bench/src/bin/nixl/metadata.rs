@@ -48,7 +48,7 @@ pub fn measure<W: Write>(
         return Ok(());
     }
     let mut sets = Sets::default();
-    // Each connection that is closed leaves a descriptor open with NIXL 1.5.1: a few hundred in all.
+    // Each connection that is closed leaves a descriptor open with NIXL 1.5.1; they go with the set's agents.
     for first in agents.sets() {
         let rig = Rig::new(agents, first, settings)?;
         sets.export.push(rig.export(settings)?);
