@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema};
-use terrane_core::{BoxedCause, ByteCount, Location};
-use terrane_interop::arrow::abi::{ArrowArray, ArrowDeviceArray, ArrowSchema, Owned, Released};
-use terrane_interop::arrow::{
+use terrane_arrow::arrays::abi::{ArrowArray, ArrowDeviceArray, ArrowSchema, Owned, Released};
+use terrane_arrow::arrays::{
     Done, Ready, export_array, export_device_array, export_field, import_array,
     import_device_array, import_field, is_exported, to_arrow,
 };
-use terrane_interop::columns::{
+use terrane_arrow::columns::{
     AccessOrder, Column, ColumnarOptions, ColumnarPlan, HostOrder, Origin,
 };
+use terrane_core::{BoxedCause, ByteCount, Location};
 use terrane_storage::{SystemAllocator, SystemOptions};
 
 use crate::accounts::{Account, Entry};

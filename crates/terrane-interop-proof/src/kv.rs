@@ -146,7 +146,7 @@ fn make(request: &CacheRequest, tensors: &[ImportedTensor]) -> Result<Cache, Box
     let tier =
         LayoutBuilder::new(tier).fully_contiguous().adopt([memory]).unregistered().build()?;
     let manager = match &context {
-        Some(context) => TransferManager::new(engines(context, &EnginesOptions::default())?),
+        Some(context) => TransferManager::new(engines([context], &EnginesOptions::default())?),
         None => TransferManager::with_default_engines()?,
     };
     let (engine, tier) = (Endpoint::new(engine)?, Endpoint::new(tier)?);

@@ -1,5 +1,5 @@
 //! Memory that crosses to and from other libraries without a copy, and without losing track of who
-//! owns it: DLPack tensors, Arrow arrays, columns.
+//! owns it: DLPack tensors, and the KV tensors of serving engines.
 //!
 //! # Should I be using this crate?
 //!
@@ -19,9 +19,16 @@
 //!
 //! - [`dlpack`]: single tensors out and in, with every field checked, and the order of streams.
 //! - [`tensors`]: the KV tensors of serving engines, as views of a layout and as a layout over them.
-//! - [`arrow`]: Arrow arrays out and in, for the host and with their device, and those of arrow-rs.
-//! - [`columns`]: typed columns, whoever owns them, and columnar buffers whose row count kernels
-//!   write.
+//! - [`InteropError`]: one error that the errors of all parts convert into.
+//! - [`release_order`]: for crates that write release callbacks of other C interfaces.
+//!
+//! Arrow arrays and columns are in `terrane-arrow`.
+//!
+//! # Features
+//!
+//! - `cuda` (on by default): tensors of CUDA devices, and the order of streams. Without it,
+//!   `terrane-cuda` is not compiled, and tensors of devices are refused with
+//!   [`NoContext`](dlpack::ImportError::NoContext).
 //!
 //! # Example
 //!
@@ -70,8 +77,9 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub mod arrow;
-pub mod columns;
 pub mod dlpack;
-mod done;
+mod error;
+pub mod release_order;
 pub mod tensors;
+
+pub use error::InteropError;

@@ -1,6 +1,7 @@
 //! Why a tensor was not taken in, or not handed out.
 
 use terrane_core::{Alignment, ByteCount, DeviceId, StorageKind, ViewOutOfBounds};
+#[cfg(feature = "cuda")]
 use terrane_cuda::CudaError;
 use terrane_layout::LayoutError;
 use terrane_transfer::TransferError;
@@ -21,8 +22,8 @@ pub enum ImportError {
         /// Where it points to.
         address: usize,
     },
-    /// The tensor was taken in already, and has not been let go of since; it stays with whoever
-    /// has it, and its deleter was not called on account of this.
+    /// The tensor was taken in already, and has not been released since; it stays with its
+    /// importer, and its deleter was not called on account of this.
     #[error("the tensor at {address:#x} was taken in already; ask its producer for another one")]
     AlreadyImported {
         /// Where its structure is.
@@ -70,12 +71,16 @@ pub enum ImportError {
         device_id: i32,
     },
     /// The importer was given no context of the device.
-    #[error("the tensor is on CUDA device {device}; give the importer a context of it")]
+    #[error(
+        "the tensor is on CUDA device {device}; give the importer a context of it \
+         (`with_device`, feature `cuda`)"
+    )]
     NoContext {
         /// The device.
         device: DeviceId,
     },
     /// The device's driver does not know the memory as that device's.
+    #[cfg(feature = "cuda")]
     #[error("the tensor's memory is not what it says")]
     NotDeviceMemory(#[source] CudaError),
     /// No data, but elements.
@@ -175,13 +180,6 @@ pub enum ExportError {
         /// The kind of memory.
         kind: StorageKind,
     },
-    /// The consumer's stream was named as a thread's default, which is another one on each, and
-    /// deleters are called on any.
-    #[error(
-        "the default stream of a thread cannot be waited for by another, which may drop the tensor; \
-         name a stream that is one on all, or promise that the consumer waits"
-    )]
-    StreamOfThread,
     /// The legacy structure cannot say that a tensor may only be read.
     #[error("legacy tensors cannot be read-only; export a versioned one, or for writing")]
     LegacyReadOnly,

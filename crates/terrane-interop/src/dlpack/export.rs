@@ -8,14 +8,15 @@ use std::sync::Arc;
 use dlpack_rs::ffi as raw;
 use smallvec::SmallVec;
 use terrane_core::{ByteCount, Location, Memory, Region, StorageKind};
+#[cfg(feature = "cuda")]
 use terrane_cuda::Stream;
 use terrane_transfer::Ticket;
 
 use super::blocks::HeldBlocks;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned};
-use super::managed::{Kept, Parts};
+use super::managed::{Guards, Kept, Parts};
 use super::{ExportError, ManagedTensor, TensorDevice, TensorShape};
-use crate::done::is_of_thread;
+use crate::release_order::ConsumerWork;
 
 /// A strided view of memory that is about to be handed to another library.
 ///
@@ -25,38 +26,8 @@ use crate::done::is_of_thread;
 /// Of memory that devices reach, pinned memory included, that may be too early: libraries call the
 /// deleter when they have dropped a tensor, which may be before their kernels and copies have used
 /// it. So an export of such memory says how it is seen that they have, before it becomes a tensor:
-/// by the consumer's stream ([`released_after`](Self::released_after)), or by the consumer itself
+/// by the consumer's stream (`released_after`, feature `cuda`), or by the consumer itself
 /// ([`released_when_done`](Self::released_when_done)).
-///
-/// ```no_run
-/// use terrane_cuda::Context;
-/// use terrane_interop::dlpack::ffi::DLManagedTensorVersioned;
-/// use terrane_interop::dlpack::{
-///     ConsumerStream, ElementType, ManagedTensor, ProducerStream, TensorExport, handshake,
-/// };
-/// use terrane_transfer::{Access, Endpoint};
-///
-/// /// A block of a device for `__dlpack__(stream=…)`.
-/// ///
-/// /// # Safety
-/// ///
-/// /// `stream` is the number of a stream that lives for as long as the tensor.
-/// unsafe fn block(
-///     (context, cache): (&Context, &Endpoint),
-///     stream: Option<i64>,
-/// ) -> Result<ManagedTensor<DLManagedTensorVersioned>, Box<dyn std::error::Error>> {
-///     let (element, access) = (ElementType::BF16, Access::Read);
-///     let export = TensorExport::of_piece(cache, (7, 0, 0), element, access)?;
-///     let consumer = ConsumerStream::from_python(export.device(), stream)?;
-///     // SAFETY: the caller's promise of the stream.
-///     unsafe { handshake(context, ProducerStream::Complete, consumer) }?;
-///     // SAFETY: the caller's promise of the stream.
-///     let Some(stream) = (unsafe { consumer.to_stream(context, ()) })? else {
-///         return Err("a consumer without a stream: nothing says when it has done".into());
-///     };
-///     Ok(export.released_after(stream).into_versioned()?)
-/// }
-/// ```
 pub struct TensorExport {
     region: Region,
     shape: TensorShape,
@@ -73,9 +44,10 @@ pub struct TensorExport {
 enum Release {
     /// Nothing does, but the call of the deleter.
     Unstated,
-    /// The call of the deleter, as whoever exports the tensor knows.
+    /// The call of the deleter, as the exporter promised.
     WhenDone,
     /// A stream, once the deleter has been called.
+    #[cfg(feature = "cuda")]
     After(Stream),
 }
 
@@ -92,7 +64,7 @@ impl TensorExport {
     /// # Safety
     ///
     /// From when the tensor is handed over until its deleter is called, the caller sees to it that
-    /// nobody writes bytes of the region that the consumer reads, nor reads or writes those that it
+    /// no code writes bytes of the region that the consumer reads, nor reads or writes those that it
     /// writes; and for a read-only tensor, that the consumer keeps to it.
     pub unsafe fn new(region: Region, shape: TensorShape) -> Result<Self, ExportError> {
         Self::build(region, shape)
@@ -151,7 +123,7 @@ impl TensorExport {
     }
 
     /// Keeps `guard` until the deleter has been called. Guards drop in the order in which they
-    /// were given, before the memory is let go of.
+    /// were given, before the memory is freed.
     #[must_use]
     pub fn guarded_by(mut self, guard: impl Send + 'static) -> Self {
         self.guards.push(Box::new(guard));
@@ -165,11 +137,42 @@ impl TensorExport {
     }
 
     /// Has the deleter wait for all that `consumer` was given until then, before holds end and
-    /// memory is let go of: the thread that drops the tensor blocks until its stream has run.
+    /// memory is freed: the thread that drops the tensor blocks until its stream has run.
     ///
     /// If the stream cannot be waited for, for another reason than that its context is lost (it is
-    /// being captured, say), holds and memory are kept for ever, and the stream's context counts
+    /// being captured, say), holds and memory are kept until the process ends, and the stream's context counts
     /// one of its [`failed_drops`](terrane_cuda::Context::failed_drops).
+    ///
+    /// ```no_run
+    /// use terrane_cuda::Context;
+    /// use terrane_interop::dlpack::ffi::DLManagedTensorVersioned;
+    /// use terrane_interop::dlpack::{
+    ///     ConsumerStream, ElementType, ManagedTensor, ProducerStream, TensorExport, handshake,
+    /// };
+    /// use terrane_transfer::{Access, Endpoint};
+    ///
+    /// /// A block of a device for `__dlpack__(stream=…)`.
+    /// ///
+    /// /// # Safety
+    /// ///
+    /// /// `stream` is the number of a stream that lives for as long as the tensor.
+    /// unsafe fn block(
+    ///     (context, cache): (&Context, &Endpoint),
+    ///     stream: Option<i64>,
+    /// ) -> Result<ManagedTensor<DLManagedTensorVersioned>, Box<dyn std::error::Error>> {
+    ///     let (element, access) = (ElementType::BF16, Access::Read);
+    ///     let export = TensorExport::of_piece(cache, (7, 0, 0), element, access)?;
+    ///     let consumer = ConsumerStream::from_python(export.device(), stream)?;
+    ///     // SAFETY: the caller's promise of the stream.
+    ///     unsafe { handshake(context, ProducerStream::Complete, consumer) }?;
+    ///     // SAFETY: the caller's promise of the stream.
+    ///     let Some(stream) = (unsafe { consumer.to_stream(context, ()) })? else {
+    ///         return Err("a consumer without a stream: nothing says when it has done".into());
+    ///     };
+    ///     Ok(export.released_after(stream).into_versioned()?)
+    /// }
+    /// ```
+    #[cfg(feature = "cuda")]
     #[must_use]
     pub fn released_after(self, consumer: Stream) -> Self {
         Self { release: Release::After(consumer), ..self }
@@ -217,8 +220,7 @@ impl TensorExport {
     /// # Errors
     ///
     /// [`ExportError::ReleaseNotStated`] of memory that devices reach, if nothing was said of when
-    /// the consumer has done with it; [`ExportError::StreamOfThread`] if what was said means another
-    /// stream on each thread.
+    /// the consumer has done with it.
     pub fn into_versioned(self) -> Result<ManagedTensor<DLManagedTensorVersioned>, ExportError> {
         let mut flags = if self.read_only { raw::DLPACK_FLAG_BITMASK_READ_ONLY } else { 0 };
         if self.shape.is_padded() {
@@ -249,11 +251,11 @@ impl TensorExport {
     fn into_parts(self, flags: u64) -> Result<(Kept, Parts), ExportError> {
         let Self { region, shape, device, by_offset, release, guards, .. } = self;
         let consumer = match (release, region.kind()) {
-            (Release::After(stream), _) if is_of_thread(&stream) => {
-                return Err(ExportError::StreamOfThread);
+            #[cfg(feature = "cuda")]
+            (Release::After(stream), _) => ConsumerWork::On(stream),
+            (Release::WhenDone, _) | (Release::Unstated, StorageKind::System) => {
+                ConsumerWork::Finished
             }
-            (Release::After(stream), _) => Some(stream),
-            (Release::WhenDone, _) | (Release::Unstated, StorageKind::System) => None,
             (Release::Unstated, kind) => return Err(ExportError::ReleaseNotStated { kind }),
         };
         let whole = Region::from_arc(Arc::clone(region.memory()));
@@ -281,6 +283,7 @@ impl TensorExport {
             flags,
         };
         let (sizes, strides) = (shape.sizes().into(), shape.strides().into());
+        let guards = Guards(guards);
         Ok((Kept { sizes, strides, guards, region, consumer }, parts))
     }
 }

@@ -9,16 +9,19 @@ use dlpack_rs::ffi as raw;
 use terrane_core::{
     ByteCount, DeviceAddress, DeviceId, ForeignMemory, HostAddress, Location, Span, StorageKind,
 };
+#[cfg(feature = "cuda")]
 use terrane_cuda::Context;
 
+use super::deleter::Owner;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLTensor};
-use super::owner::Owner;
 use super::{ElementType, ImportError, MOST_AXES, ShapeError, TensorDevice, TensorShape};
 
 /// Takes foreign tensors in. It takes those of the host; those of a CUDA device, once it has been
-/// given a context of the device, whose driver is asked whether the memory is what the tensor says.
+/// given a context of the device (feature `cuda`), whose driver is asked whether the memory is what
+/// the tensor says.
 #[derive(Clone, Debug, Default)]
 pub struct Importer {
+    #[cfg(feature = "cuda")]
     contexts: Vec<Context>,
 }
 
@@ -30,6 +33,7 @@ impl Importer {
     }
 
     /// Takes the tensors of this context's device as well.
+    #[cfg(feature = "cuda")]
     #[must_use]
     pub fn with_device(mut self, context: Context) -> Self {
         self.contexts.push(context);
@@ -45,7 +49,7 @@ impl Importer {
     ///
     /// [`ImportError`] names the field. Of [`NullTensor`](ImportError::NullTensor) and
     /// [`MisalignedTensor`](ImportError::MisalignedTensor) alone, nothing was touched; and
-    /// [`AlreadyImported`](ImportError::AlreadyImported) leaves the tensor with whoever has it.
+    /// [`AlreadyImported`](ImportError::AlreadyImported) leaves the tensor with its importer.
     ///
     /// # Safety
     ///
@@ -57,7 +61,7 @@ impl Importer {
     ///
     /// Until the deleter is called, the bytes from its first element to its last are one live
     /// allocation's, initialised if they are the host's, and writable unless the tensor is
-    /// read-only; memory that it calls pinned is; and whoever else uses its elements synchronises
+    /// read-only; memory that it calls pinned is; and every other user of its elements synchronises
     /// that with the users of what comes of it here.
     pub unsafe fn versioned(
         &self,
@@ -143,10 +147,9 @@ impl Importer {
         device: TensorDevice,
     ) -> Result<Span, ImportError> {
         let (kind, length) = (device.kind(), shape.bytes());
-        let context = match device {
-            TensorDevice::Cuda(id) => Some(self.context_of(id)?),
-            _ => None,
-        };
+        if let TensorDevice::Cuda(device) = device {
+            self.check_device(device)?;
+        }
         if shape.elements() == 0 {
             // Nothing is there; its address is only a number, and the data is null as a rule.
             return Ok(Span { kind, location: nowhere(device), length });
@@ -166,12 +169,11 @@ impl Importer {
         if !address.is_multiple_of(alignment.get()) {
             return Err(ImportError::MisalignedData { address, element, alignment });
         }
-        match context {
-            Some(context) => {
-                let address = DeviceAddress::new(address);
-                context.device_span(address, length).map_err(ImportError::NotDeviceMemory)
+        match device {
+            TensorDevice::Cuda(device) => {
+                self.device_span(device, DeviceAddress::new(address), length)
             }
-            None => {
+            _ => {
                 let offset = ByteCount::new(byte_offset).to_usize();
                 let first = tensor.data.cast::<u8>().wrapping_add(offset);
                 let address = NonNull::new(first).ok_or_else(overflow)?;
@@ -181,6 +183,42 @@ impl Importer {
         }
     }
 
+    /// Whether tensors of the device are taken.
+    #[cfg(feature = "cuda")]
+    fn check_device(&self, device: DeviceId) -> Result<(), ImportError> {
+        self.context_of(device).map(drop)
+    }
+
+    /// Without the driver, no device's tensors are.
+    #[cfg(not(feature = "cuda"))]
+    fn check_device(&self, device: DeviceId) -> Result<(), ImportError> {
+        Err(ImportError::NoContext { device })
+    }
+
+    /// What the device's driver says of the bytes.
+    #[cfg(feature = "cuda")]
+    fn device_span(
+        &self,
+        device: DeviceId,
+        address: DeviceAddress,
+        length: ByteCount,
+    ) -> Result<Span, ImportError> {
+        let context = self.context_of(device)?;
+        context.device_span(address, length).map_err(ImportError::NotDeviceMemory)
+    }
+
+    /// There is no driver to ask.
+    #[cfg(not(feature = "cuda"))]
+    fn device_span(
+        &self,
+        device: DeviceId,
+        _: DeviceAddress,
+        _: ByteCount,
+    ) -> Result<Span, ImportError> {
+        Err(ImportError::NoContext { device })
+    }
+
+    #[cfg(feature = "cuda")]
     fn context_of(&self, device: DeviceId) -> Result<&Context, ImportError> {
         let mut contexts = self.contexts.iter();
         contexts
@@ -230,7 +268,7 @@ unsafe fn shape_of(tensor: &DLTensor, padded: bool) -> Result<TensorShape, Impor
 ///
 /// # Safety
 ///
-/// If it is neither null nor misaligned, there are `axes` of them, and nobody writes them while
+/// If it is neither null nor misaligned, there are `axes` of them, and no code writes them while
 /// the answer is used.
 unsafe fn numbers<'a>(
     field: &'static str,
@@ -304,7 +342,7 @@ impl ImportedTensor {
         self.0.read_only
     }
 
-    /// Whether its producer copied it for this exchange, so that nobody else has it.
+    /// Whether its producer copied it for this exchange, so that no other code has it.
     #[must_use]
     pub fn is_copied(&self) -> bool {
         self.0.copied
@@ -341,13 +379,13 @@ impl ImportedTensor {
     ///
     /// # Safety
     ///
-    /// For as long as the memory lives, the bytes of the gaps are as the elements are: nobody uses
+    /// For as long as the memory lives, the bytes of the gaps are as the elements are: no code uses
     /// them who does not synchronise with the users of the memory.
     pub unsafe fn memory_with_gaps(&self) -> Result<ForeignMemory<Self>, ImportError> {
         if self.0.read_only {
             return Err(ImportError::ReadOnly);
         }
-        // SAFETY: whoever imported the tensor promised it of its elements, and the caller of what
+        // SAFETY: the importer of the tensor promised it of its elements, and the caller of what
         // lies between them, for as long as the tensor is not released; it is the owner.
         Ok(unsafe { ForeignMemory::new(self.0.span, self.clone()) })
     }

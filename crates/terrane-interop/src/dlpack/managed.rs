@@ -4,17 +4,15 @@ use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use dlpack_rs::ffi as raw;
 use smallvec::SmallVec;
 use terrane_core::Region;
-use terrane_cuda::Stream;
 
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
-use super::live::HANDED_OUT;
-use crate::done::let_go;
+use super::live_tensors::HANDED_OUT;
+use crate::release_order::{ConsumerWork, catch_panic};
 
 /// What is handed out is of this version: its minor says that strides are never null.
 const VERSION: DLPackVersion =
@@ -26,7 +24,7 @@ mod sealed {
 
     use super::DLTensor;
 
-    /// What the two structures have in common. Nobody else's are managed tensors.
+    /// The common part of the two structures. No others are managed tensors.
     pub trait Sealed: Sized {
         fn around(tensor: DLTensor, flags: u64, context: *mut c_void) -> Self;
 
@@ -40,9 +38,9 @@ mod sealed {
 /// One of the two structures in which DLPack hands tensors over. It is implemented for both, and
 /// for nothing else.
 pub trait Structure: sealed::Sealed + 'static {
-    /// What a capsule of Python's is called that has such a structure, for whoever takes it.
+    /// The name of a Python capsule that holds such a structure.
     const CAPSULE: &'static CStr;
-    /// What whoever has taken the structure renames the capsule to.
+    /// The capsule's name once a consumer has taken the structure.
     const USED_CAPSULE: &'static CStr;
 }
 
@@ -90,7 +88,7 @@ impl<S: Structure> ManagedTensor<S> {
     pub(super) fn new(kept: Kept, parts: Parts) -> Self {
         let Parts { data, device, dtype, byte_offset, flags } = parts;
         let context = Box::into_raw(Box::new(Context::<S> { tensor: None, kept }));
-        // SAFETY: it was allocated just now, and nobody else has it.
+        // SAFETY: it was allocated just now, and no other code has it.
         let context_ref = unsafe { &mut *context };
         let axes = context_ref.kept.sizes.len();
         let tensor = DLTensor {
@@ -115,8 +113,8 @@ impl<S: Structure> ManagedTensor<S> {
         self.0.as_ptr()
     }
 
-    /// Hands the structure over: whoever has the pointer calls its deleter, once, when done.
-    #[must_use = "without its deleter being called, the memory is kept for ever"]
+    /// Hands the structure over: the holder of the pointer calls its deleter once, when it has finished.
+    #[must_use = "without its deleter being called, the memory is leaked"]
     pub fn into_raw(self) -> NonNull<S> {
         ManuallyDrop::new(self).0
     }
@@ -124,7 +122,7 @@ impl<S: Structure> ManagedTensor<S> {
 
 impl<S: Structure> Drop for ManagedTensor<S> {
     fn drop(&mut self) {
-        // SAFETY: `new` made it, and whoever takes it out by `into_raw` leaves none to drop.
+        // SAFETY: `new` made it, and `into_raw` leaves none to drop.
         unsafe { S::release(self.0) };
     }
 }
@@ -148,11 +146,23 @@ pub(super) struct Parts {
 pub(super) struct Kept {
     pub(super) sizes: Box<[i64]>,
     pub(super) strides: Box<[i64]>,
-    /// Dropped in this order, before the memory is let go of.
-    pub(super) guards: SmallVec<[Box<dyn Any + Send>; 2]>,
+    /// Dropped before the memory.
+    pub(super) guards: Guards,
     pub(super) region: Region,
     /// What is waited for before that.
-    pub(super) consumer: Option<Stream>,
+    pub(super) consumer: ConsumerWork,
+}
+
+/// What users gave to be kept. It drops in the order in which it was given; each on its own, as a
+/// second panic while the first one unwinds would end the process.
+pub(super) struct Guards(pub(super) SmallVec<[Box<dyn Any + Send>; 2]>);
+
+impl Drop for Guards {
+    fn drop(&mut self) {
+        for guard in self.0.drain(..) {
+            catch_panic(|| drop(guard));
+        }
+    }
 }
 
 struct Context<S> {
@@ -166,15 +176,15 @@ struct Context<S> {
 ///
 /// # Safety
 ///
-/// `context` is that of a structure made by [`ManagedTensor::new`], which nobody uses any more.
+/// `context` is that of a structure made by [`ManagedTensor::new`], which no code uses any more.
 unsafe fn release<S>(context: *mut c_void) {
     // SAFETY: it came from `Box::into_raw` of this type, and is taken back once.
     let context = unsafe { Box::from_raw(context.cast::<Context<S>>()) };
-    let _ = catch_unwind(AssertUnwindSafe(|| {
+    catch_panic(|| {
         let Kept { guards, region, consumer, .. } = context.kept;
-        // A vector drops what it has in its order, and a pair too.
-        let_go(consumer.as_ref(), (guards, region));
-    }));
+        // A pair drops in its order.
+        consumer.release((guards, region));
+    });
 }
 
 /// The structure, if its deleter was not called yet; it counts as called from now on.

@@ -36,19 +36,21 @@
 //! # The order of streams
 //!
 //! What the array API standard calls the `stream` argument of `__dlpack__` is a
-//! [`ConsumerStream`]; [`handshake`] lets it wait for the producer's.
+//! [`ConsumerStream`]; the function `handshake` (feature `cuda`) lets it wait for the producer's.
 //!
 //! [DLPack 1.x]: https://dmlc.github.io/dlpack/latest/c_api.html
 
 pub(crate) mod blocks;
+mod deleter;
 mod device;
 mod element;
 mod error;
 mod export;
+#[cfg(feature = "cuda")]
+mod handshake;
 mod import;
-mod live;
+mod live_tensors;
 mod managed;
-mod owner;
 mod shape;
 mod stream;
 
@@ -56,10 +58,12 @@ pub use device::TensorDevice;
 pub use element::{ElementType, ElementTypeError, TypeCode};
 pub use error::{ExportError, ImportError};
 pub use export::TensorExport;
+#[cfg(feature = "cuda")]
+pub use handshake::{Handshake, ProducerStream, handshake};
 pub use import::{ImportedTensor, Importer};
 pub use managed::{ManagedTensor, Structure};
 pub use shape::{MOST_AXES, ShapeError, TensorShape};
-pub use stream::{ConsumerStream, Handshake, ProducerStream, StreamError, handshake};
+pub use stream::{ConsumerStream, StreamError};
 
 /// The C definitions: those of `dlpack.h`, under its names.
 pub mod ffi {

@@ -10,7 +10,6 @@
     reason = "a test says what it expects by panicking"
 )]
 
-mod arrow;
 mod device;
 mod needs;
 mod streams;

@@ -12,8 +12,6 @@ pub struct Needs {
     device: ByteCount,
     /// Bytes of the host that are available.
     host: ByteCount,
-    /// Whether the driver has to have stream-ordered pools of memory.
-    pools: bool,
 }
 
 /// A device, and none of its memory.
@@ -25,17 +23,12 @@ pub const LITTLE: Needs = Needs::of_device(ByteCount::mib(4)).and_host(ByteCount
 impl Needs {
     /// So much of the device, and nothing else.
     pub const fn of_device(device: ByteCount) -> Self {
-        Self { device, host: ByteCount::ZERO, pools: false }
+        Self { device, host: ByteCount::ZERO }
     }
 
     /// And so much of the host.
     pub const fn and_host(self, host: ByteCount) -> Self {
         Self { host, ..self }
-    }
-
-    /// And pools.
-    pub const fn and_pools(self) -> Self {
-        Self { pools: true, ..self }
     }
 }
 
@@ -54,9 +47,6 @@ fn check(number: u32, needs: Needs) -> Result<Context, BoxedCause> {
         .map_err(|error| format!("device {number} needed: {error}"))?;
     let (free, _) = context.memory()?;
     machine::of_device(number, free, needs.device)?;
-    if needs.pools && !context.device().has_memory_pools {
-        return Err(format!("a driver with pools of device {number}'s memory needed").into());
-    }
     machine::of_host(needs.host)?;
     Ok(context)
 }

@@ -1,26 +1,22 @@
 //! What a consumer's stream finds after a handshake.
 
-use arrow_schema::DataType;
-use terrane_core::{Allocate, ByteCount, Location, Memory, Region, RegionRequest};
+use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
 use terrane_cuda::{
     Context, DeviceAllocator, Event, PinnedAllocator, PinnedOptions, Stream, Timing,
 };
-use terrane_interop::arrow::{Done, Ready, export_device_array};
-use terrane_interop::columns::Column;
-use terrane_interop::dlpack::{
-    ConsumerStream, ExportError, Handshake, ProducerStream, TensorDevice, handshake,
-};
+use terrane_interop::dlpack::{ConsumerStream, Handshake, ProducerStream, TensorDevice, handshake};
 
 use crate::needs::{NO_MEMORY, Needs, device, two_devices};
 
 const LENGTH: ByteCount = ByteCount::mib(4);
 const EXCHANGE: Needs = Needs::of_device(LENGTH).and_host(LENGTH);
 
-/// Writes `value` on the producer's stream, shakes hands, reads on the consumer's, and looks.
+/// Writes `value` on the producer's stream, shakes hands, reads on the consumer's, and looks. Without
+/// a stream the consumer's is the per-thread default stream, which the reader then runs after.
 fn exchange(
     context: &Context,
     value: u8,
-    consumer: (&Stream, ConsumerStream),
+    consumer: (Option<&Stream>, ConsumerStream),
     by_event: bool,
 ) -> Handshake {
     let producer = Stream::new(context).unwrap();
@@ -38,9 +34,16 @@ fn exchange(
         if by_event { ProducerStream::Event(&event) } else { ProducerStream::Stream(&producer) };
     // SAFETY: the stream is the caller's, and alive.
     let shaken = unsafe { handshake(context, written, consumer.1) }.unwrap();
+    let reader = Stream::new(context).unwrap();
+    let reader = consumer.0.unwrap_or_else(|| {
+        let event = Event::new(context, Timing::Off).unwrap();
+        event.record_on_thread_stream().unwrap();
+        reader.wait_for(&event).unwrap();
+        &reader
+    });
     // SAFETY: as above.
-    unsafe { consumer.0.copy(from.location(), to.location(), LENGTH) }.unwrap();
-    consumer.0.synchronize().unwrap();
+    unsafe { reader.copy(from.location(), to.location(), LENGTH) }.unwrap();
+    reader.synchronize().unwrap();
     producer.synchronize().unwrap();
     let Location::Host(address) = to.location() else { panic!("{to:?}") };
     // SAFETY: the copy has ended.
@@ -59,22 +62,23 @@ fn a_consumer_finds_what_the_producer_wrote() {
     let own = Stream::new(&context).unwrap();
     // SAFETY: the default stream lives as long as the context.
     let legacy = unsafe { Stream::borrow(&context, std::ptr::null_mut(), ()) }.unwrap();
-    let two = std::ptr::without_provenance_mut(2);
-    // SAFETY: as above, and this thread is the one that uses it.
-    let per_thread = unsafe { Stream::borrow(&context, two, ()) }.unwrap();
     let cuda = TensorDevice::Cuda(context.device().id);
     let named = |stream| ConsumerStream::from_python(cuda, stream).unwrap();
     let handle = i64::try_from(own.handle().addr()).unwrap();
     assert_eq!(ConsumerStream::of(&own), named(Some(handle)));
-    let consumers =
-        [(&own, Some(handle)), (&legacy, None), (&legacy, Some(1)), (&per_thread, Some(2))];
+    let consumers = [
+        (Some(&own), Some(handle)),
+        (Some(&legacy), None),
+        (Some(&legacy), Some(1)),
+        (None, Some(2)),
+    ];
     for (value, (stream, number)) in (1..).zip(consumers) {
         for by_event in [false, true] {
             let shaken = exchange(&context, value, (stream, named(number)), by_event);
             assert_eq!(shaken, Handshake::Waits, "{number:?}");
         }
     }
-    drop((own, legacy, per_thread));
+    drop((own, legacy));
     assert_eq!(context.holdings().streams, before);
 }
 
@@ -100,7 +104,7 @@ fn nothing_waits_where_nothing_has_to() {
 #[test]
 fn a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads() {
     let name = "streams::a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads";
-    let Some(context) = device(name, Needs::of_device(LENGTH)) else { return };
+    let Some(context) = device(name, NO_MEMORY) else { return };
     let own = Stream::new(&context).unwrap();
     // SAFETY: the stream outlives what comes of it.
     let named = |stream: ConsumerStream| unsafe { stream.to_stream(&context, ()) }.unwrap();
@@ -111,17 +115,6 @@ fn a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads() {
     for consumer in [ConsumerStream::Unordered, ConsumerStream::PerThreadDefault] {
         assert!(named(consumer).is_none());
     }
-    let two = std::ptr::without_provenance_mut(2);
-    // SAFETY: default streams live as long as the context.
-    let of_thread = || unsafe { Stream::borrow(&context, two, ()) }.unwrap();
-    let memory = DeviceAllocator::new(&context).allocate(&RegionRequest::new(LENGTH)).unwrap();
-    let column = Column::new(DataType::Int8, LENGTH.get(), Region::new(memory)).unwrap();
-    // SAFETY: nobody uses the memory.
-    let export = unsafe { column.to_tensor() }.unwrap().released_after(of_thread());
-    assert!(matches!(export.into_versioned(), Err(ExportError::StreamOfThread)));
-    // SAFETY: as above.
-    let array = unsafe { export_device_array(&column, Ready::Now, Done::After(of_thread())) };
-    assert!(matches!(array, Err(terrane_interop::arrow::ExportError::StreamOfThread)));
 }
 
 #[test]

@@ -3,7 +3,6 @@
 
 use proptest::prelude::*;
 use terrane_core::{Location, Memory, Region};
-use terrane_interop::columns::{Column, ColumnError, Origin};
 use terrane_interop::dlpack::{ExportError, ImportError, ImportedTensor, Importer, TensorExport};
 
 use crate::peer::{Axes, Deleted, Fields, reclaim, reclaim_legacy};
@@ -78,33 +77,6 @@ fn check(tensor: &ImportedTensor, fields: &Fields) {
         }
         Err(ImportError::ReadOnly) => assert!(tensor.is_read_only()),
         Err(ImportError::Gaps { .. }) => assert!(!shape.is_dense()),
-        Err(other) => panic!("{other}"),
-    }
-    check_column(tensor);
-}
-
-/// A column of it has its very bytes, may be written if the tensor may, and is nobody else's.
-fn check_column(tensor: &ImportedTensor) {
-    let (shape, element) = (tensor.shape(), tensor.shape().element());
-    match Column::from_tensor(tensor) {
-        Ok(column) => {
-            assert!(shape.is_dense() && element.width().is_some());
-            let rows = shape.sizes().first().copied().unwrap_or(1);
-            assert_eq!(i64::try_from(column.len()), Ok(rows));
-            let mut leaf = &column;
-            while let [child] = leaf.children() {
-                leaf = child;
-            }
-            assert_eq!(leaf.len(), if rows == 0 { 0 } else { shape.elements() }, "{shape:?}");
-            let [None, Some(values)] = leaf.buffers() else { panic!("{leaf:?}") };
-            assert_eq!((values.span(), values.origin()), (tensor.span(), Origin::DlPack));
-            assert_eq!(values.region().is_err(), tensor.is_read_only());
-        }
-        Err(ColumnError::Tensor { element: found, .. }) => assert_eq!(found, element),
-        Err(ColumnError::WideRow { values }) => assert!(i32::try_from(values).is_err()),
-        Err(ColumnError::Overflow(_)) => {
-            assert_eq!(shape.elements(), 0, "sizes around an empty one")
-        }
         Err(other) => panic!("{other}"),
     }
 }

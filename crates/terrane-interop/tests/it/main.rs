@@ -1,4 +1,4 @@
-//! What the crate promises, of whole tensors, arrays and layouts.
+//! What the crate promises, of whole tensors and layouts.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -9,11 +9,10 @@
     reason = "a test says what it expects by panicking"
 )]
 
-mod arrow;
-mod columns;
 mod exports;
 mod hostile;
 mod kv;
 mod kv_changed;
 mod peer;
+mod reentrant;
 mod round_trips;

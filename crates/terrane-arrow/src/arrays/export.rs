@@ -1,0 +1,369 @@
+//! Columns as Arrow arrays, for the host and with their device.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
+
+use terrane_core::{ByteCount, Location, StorageKind};
+use terrane_cuda::{CudaError, Event, Stream, Timing};
+use terrane_interop::release_order::{catch_panic, release_after};
+
+use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned, Released};
+use super::error::ExportError;
+use super::release_order::Done;
+use crate::columns::exported_memory::ExportedMemory;
+use crate::columns::{Column, ColumnBuffer, shape};
+
+/// When the bytes of a column on a device may be read.
+#[derive(Debug, Default)]
+pub enum Ready {
+    /// Now: whatever writes them has run, and no code will write them while the consumer has them.
+    #[default]
+    Now,
+    /// After what the event marks, for which the consumer waits on a stream of its own. No other code
+    /// has the event, so that it goes on marking that.
+    After(Event),
+}
+
+impl Ready {
+    /// After everything that has been submitted to `stream` so far.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    pub fn after(stream: &Stream) -> Result<Self, CudaError> {
+        let event = Event::new(stream.context(), Timing::Off)?;
+        event.record(stream)?;
+        Ok(Self::After(event))
+    }
+}
+
+/// A column of host memory as an Arrow array, by the C Data Interface.
+///
+/// The array keeps the memory alive until its consumer releases it, on whatever thread.
+///
+/// ```
+/// use arrow_schema::{DataType, Field};
+/// use terrane_core::{Allocate, ByteCount, Region, RegionRequest};
+/// use terrane_arrow::arrays::{export_array, export_field, import_array, import_field};
+/// use terrane_arrow::columns::Column;
+/// use terrane_storage::{SystemAllocator, SystemOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = SystemAllocator::new(SystemOptions::default());
+/// let memory = memory.allocate(&RegionRequest::new(ByteCount::new(4 * 1000)))?;
+/// let column = Column::new(DataType::UInt32, 1000, Region::new(memory))?;
+///
+/// // SAFETY: no code writes the memory, and numbers are whatever stands there.
+/// let array = unsafe { export_array(&column) }?;
+/// let mut schema = export_field(&Field::new("tokens", DataType::UInt32, false))?.into_inner();
+/// // Both go to another library, and come back:
+/// // SAFETY: they were made as the specification says, and are handed over once.
+/// let field = unsafe { import_field(&raw mut schema) }?;
+/// // SAFETY: as above.
+/// let back = unsafe { import_array(field.data_type(), array) }?;
+/// assert!(back.is_same(&column), "this very memory, and no foreign wrapper of it");
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// [`ExportError::NotHost`] for memory that the processor does not reach.
+///
+/// # Safety
+///
+/// Consumers take arrays to be immutable and of their type. So until the array is released no code
+/// writes the column's memory, transfers included; and the values are what their type asks for,
+/// where it asks for something: offsets that do not decrease and lead to bytes that there are, texts
+/// in UTF-8, keys that are in their dictionary. [`to_arrow`](super::to_arrow) checks them.
+pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
+    if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
+        return Err(ExportError::NotHost { kind });
+    }
+    array(column, None, None)
+}
+
+/// A column as an Arrow array with its device, by the C Device Data Interface: of system memory,
+/// pinned memory, or memory of a CUDA device. Its memory is freed when the consumer is [`Done`].
+///
+/// Pinned memory is every device's, and goes as that of device 0, as with DLPack. An array on a
+/// device, or in pinned memory, is ready after an event, if it is given one; the event is kept until
+/// the array is released.
+///
+/// # Errors
+///
+/// [`ExportError::NoDevice`] for other kinds of memory, [`ExportError::Mixed`] for several,
+/// [`ExportError::Event`] if the event's last record failed, [`ExportError::UnexpectedEvent`] for
+/// one with system memory, and [`ExportError::EventOfOther`] for one of another device.
+///
+/// # Safety
+///
+/// As for [`export_array`], from when the array is [`Ready`] until the consumer is done. With
+/// [`Done::AtRelease`], when the consumer releases the array, or a child that it has moved out, all
+/// that it had devices do with its memory has run, or nothing did.
+pub unsafe fn export_device_array(
+    column: &Column,
+    ready: Ready,
+    done: Done,
+) -> Result<Owned<ArrowDeviceArray>, ExportError> {
+    let kind = column.kind().unwrap_or(StorageKind::System);
+    if let Some(second) = other_kind(column, kind) {
+        return Err(ExportError::Mixed { first: kind, second });
+    }
+    let (device_type, device_id) = match kind {
+        StorageKind::System => (DeviceType::CPU, -1),
+        StorageKind::Pinned => (DeviceType::CUDA_HOST, 0),
+        StorageKind::Device(device) => (DeviceType::CUDA, i64::from(device.get())),
+        kind => return Err(ExportError::NoDevice { kind }),
+    };
+    let event = match ready {
+        Ready::Now => None,
+        Ready::After(_) if kind == StorageKind::System => {
+            return Err(ExportError::UnexpectedEvent { kind });
+        }
+        Ready::After(event) => {
+            let found = event.context().device().id;
+            if let StorageKind::Device(device) = kind
+                && device != found
+            {
+                return Err(ExportError::EventOfOther { device, found });
+            }
+            event.is_complete().map_err(|source| ExportError::Event { source })?;
+            Some(HeldEvent { handle: Box::new(AtomicPtr::new(event.handle())), _event: event })
+        }
+    };
+    let consumer = match done {
+        Done::AtRelease => None,
+        Done::After(stream) => Some(Arc::new(stream)),
+    };
+    let array = array(column, event, consumer.as_ref())?.into_inner();
+    let private: *const Exported = array.private_data.cast();
+    // SAFETY: the private data of an array that was made just now, where they stay until it is
+    // released.
+    let private = unsafe { &*private };
+    // Now that the handle moves no more.
+    let sync_event = private.event.as_ref().map_or(ptr::null_mut(), HeldEvent::pointer);
+    let array =
+        ArrowDeviceArray { array, device_id, device_type, sync_event, ..ArrowDeviceArray::EMPTY };
+    // SAFETY: the array within was this crate's, taken out of its owner just now.
+    Ok(unsafe { Owned::new(array) })
+}
+
+/// Whether an array is one that [`export_array`] or [`export_device_array`] made: its import gives
+/// the column back that it was made of.
+#[must_use]
+pub fn is_exported(array: &ArrowArray) -> bool {
+    // One static, so that the function has one address.
+    array.release.is_some_and(|release| ptr::fn_addr_eq(release, RELEASE))
+}
+
+/// The column that an array is, if this crate made the array and no code has released it.
+///
+/// # Safety
+///
+/// The array's callback and private data belong together, as its producer set them.
+pub(crate) unsafe fn exported(array: &ArrowArray) -> Option<Result<Column, &'static str>> {
+    if !is_exported(array) {
+        return None;
+    }
+    let private: *const Exported = array.private_data.cast();
+    // SAFETY: with this callback go private data of this crate, which are alive until it is called.
+    let private = unsafe { private.as_ref() }?;
+    Some(private.unchanged(array).map(|()| private.column.clone()))
+}
+
+type Release = unsafe extern "C" fn(*mut ArrowArray);
+
+static RELEASE: Release = release_exported;
+
+/// What an array keeps alive: all that its pointers lead to.
+struct Exported {
+    /// Before the column, which keeps what this stands for.
+    out: ExportedMemory,
+    column: Column,
+    buffers: Box<[*const c_void]>,
+    /// Of views, the lengths of their data, which the last of the buffers leads to.
+    _sizes: Option<Box<[i64]>>,
+    children: Box<[*mut ArrowArray]>,
+    dictionary: *mut ArrowArray,
+    event: Option<HeldEvent>,
+    /// What is waited for before the memory is freed.
+    consumer: Option<Arc<Stream>>,
+}
+
+/// An event, and the place where its handle stands: consumers get a pointer to the handle.
+struct HeldEvent {
+    /// Never changed; atomic only so that it goes to any thread. It is laid out as a pointer is.
+    handle: Box<AtomicPtr<c_void>>,
+    _event: Event,
+}
+
+impl HeldEvent {
+    fn pointer(&self) -> *mut c_void {
+        self.handle.as_ptr().cast()
+    }
+}
+
+impl Exported {
+    /// Whether the array says what it said when it was made.
+    fn unchanged(&self, array: &ArrowArray) -> Result<(), &'static str> {
+        let same = |found: i64, made: u64| u64::try_from(found) == Ok(made);
+        let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
+        if !same(array.length, self.column.len()) {
+            return Err("length");
+        }
+        if !same(array.offset, self.column.offset()) {
+            return Err("offset");
+        }
+        if !same(array.n_buffers, count(self.buffers.len())) {
+            return Err("n_buffers");
+        }
+        if !same(array.n_children, count(self.children.len())) {
+            return Err("n_children");
+        }
+        if !ptr::eq(array.buffers, self.buffers.as_ptr()) {
+            return Err("buffers");
+        }
+        if !ptr::eq(array.children, self.children.as_ptr()) {
+            return Err("children");
+        }
+        if !ptr::eq(array.dictionary, self.dictionary) {
+            return Err("dictionary");
+        }
+        match (array.null_count, self.column.null_count()) {
+            (-1, None) => {}
+            (found, Some(nulls)) if same(found, nulls) => {}
+            _ => return Err("null_count"),
+        }
+        for &below in self.children.iter().chain([&self.dictionary]) {
+            // SAFETY: null, or boxed when the array was made, which frees it when it is released.
+            let below = unsafe { below.as_ref() };
+            if below.is_some_and(Released::is_released) {
+                return Err("children (some were moved away)");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn array(
+    column: &Column,
+    event: Option<HeldEvent>,
+    consumer: Option<&Arc<Stream>>,
+) -> Result<Owned<ArrowArray>, ExportError> {
+    let number =
+        |what, value: u64| i64::try_from(value).map_err(|_| ExportError::TooLarge { what, value });
+    let length = number("the number of rows", column.len())?;
+    let offset = number("the offset", column.offset())?;
+    let null_count = match column.null_count() {
+        Some(nulls) => number("the number of nulls", nulls)?,
+        None => -1,
+    };
+    let mut buffers: Box<[_]> = column.buffers().iter().map(pointer).collect();
+    let sizes = sizes_of_data(column)?;
+    if let (Some(sizes), Some(last)) = (&sizes, buffers.last_mut()) {
+        *last = sizes.as_ptr().cast();
+    }
+    let children = column.children().iter().map(|child| array(child, None, consumer));
+    let children = children.collect::<Result<Vec<_>, _>>()?;
+    let dictionary = column.dictionary().map(|values| array(values, None, consumer)).transpose()?;
+    // Nothing fails from here on, so that nothing boxed is lost.
+    let boxed = |array: Owned<ArrowArray>| Box::into_raw(Box::new(array.into_inner()));
+    let private = Box::new(Exported {
+        out: ExportedMemory::new(column),
+        column: column.clone(),
+        buffers,
+        _sizes: sizes,
+        children: children.into_iter().map(boxed).collect(),
+        dictionary: dictionary.map_or(ptr::null_mut(), boxed),
+        event,
+        consumer: consumer.cloned(),
+    });
+    let count = |length: usize| i64::try_from(length).unwrap_or(i64::MAX);
+    let array = ArrowArray {
+        length,
+        null_count,
+        offset,
+        n_buffers: count(private.buffers.len()),
+        n_children: count(private.children.len()),
+        buffers: private.buffers.as_ptr().cast_mut(),
+        children: private.children.as_ptr().cast_mut(),
+        dictionary: private.dictionary,
+        release: Some(RELEASE),
+        private_data: Box::into_raw(private).cast(),
+    };
+    // SAFETY: the callback takes the private data that stand beside it, once, on any thread: all
+    // that they own is `Send`.
+    Ok(unsafe { Owned::new(array) })
+}
+
+/// How long the data of views are. Consumers read it on the host, wherever the rest is.
+fn sizes_of_data(column: &Column) -> Result<Option<Box<[i64]>>, ExportError> {
+    if !shape::is_view(column.data_type()) {
+        return Ok(None);
+    }
+    let size = |data: &Option<ColumnBuffer>| {
+        let bytes = data.as_ref().map_or(ByteCount::ZERO, ColumnBuffer::length).get();
+        let what = "the length of data";
+        i64::try_from(bytes).map_err(|_| ExportError::TooLarge { what, value: bytes })
+    };
+    let [_, _, data @ .., _] = column.buffers() else { return Ok(Some(Box::default())) };
+    data.iter().map(size).collect::<Result<_, _>>().map(Some)
+}
+
+/// The kind of a buffer that is not of this kind.
+fn other_kind(column: &Column, kind: StorageKind) -> Option<StorageKind> {
+    let own = shape::placed(column.data_type(), column.buffers()).iter().flatten();
+    let own = own.map(ColumnBuffer::kind);
+    let mut below = column.children().iter().chain(column.dictionary());
+    own.into_iter()
+        .find(|found| *found != kind)
+        .or_else(|| below.find_map(|column| other_kind(column, kind)))
+}
+
+/// Where a buffer begins, as a pointer; null for one that is left out.
+fn pointer(buffer: &Option<ColumnBuffer>) -> *const c_void {
+    match buffer.as_ref().map(ColumnBuffer::location) {
+        Some(Location::Host(address)) => address.as_ptr().cast_const().cast(),
+        Some(Location::Device { address, .. }) => {
+            let address = ByteCount::new(address.get()).to_usize();
+            ptr::without_provenance(address)
+        }
+        _ => ptr::null(),
+    }
+}
+
+/// The callback: frees the memory, the children and the dictionary that no code has moved
+/// away. Harmless where it has been called already. A panic of what the memory belongs to ends here,
+/// and keeps nothing else: the consumer's code is not Rust.
+///
+/// # Safety
+///
+/// The pointer is null, or leads to an array that this module made, or to one that it was moved to.
+unsafe extern "C" fn release_exported(array: *mut ArrowArray) {
+    // SAFETY: null, or an array that is the caller's alone while it is released.
+    let Some(array) = (unsafe { array.as_mut() }) else { return };
+    let private: *mut Exported = array.private_data.cast();
+    if array.release.take().is_none() || private.is_null() {
+        return;
+    }
+    array.private_data = ptr::null_mut();
+    // SAFETY: it was boxed when the array was made, and the array, which is the only one that has
+    // not been released, forgets it.
+    let private = unsafe { Box::from_raw(private) };
+    for &child in private.children.iter().chain([&private.dictionary]) {
+        if child.is_null() {
+            continue;
+        }
+        // SAFETY: boxed when the array was made, and freed nowhere else.
+        let mut child = unsafe { Box::from_raw(child) };
+        if !child.is_released() {
+            // SAFETY: it has not been released, nor moved: that would have marked it released.
+            unsafe { child.release() };
+        }
+    }
+    let Exported { out, column, event, consumer, .. } = *private;
+    catch_panic(|| release_after(consumer.as_deref(), (out, column, event)));
+}

@@ -1,0 +1,144 @@
+//! Arrays of arrow-rs, in and out, without a copy.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use arrow_buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer};
+use arrow_data::ffi::FFI_ArrowArray;
+use arrow_data::{ArrayData, ArrayDataBuilder};
+use arrow_schema::ArrowError;
+use terrane_core::{ByteCount, Location, Memory};
+
+use super::abi::{ArrowArray, Owned};
+use super::error::{ExportError, ImportError};
+use super::import::import_array;
+use super::schema::check_type;
+use crate::columns::exported_memory::ExportedMemory;
+use crate::columns::shape::{self, Extent};
+use crate::columns::{Column, ColumnBuffer, ColumnError};
+
+/// An array of arrow-rs as a column, over the same buffers, which it keeps alive.
+///
+/// `array` is what [`Array::to_data`](https://docs.rs/arrow-array/60/arrow_array/trait.Array.html)
+/// gives; a record batch is its struct array. Only a validity bitmap that begins at another bit than
+/// the values do is copied, as the C interface has one offset for both.
+///
+/// # Errors
+///
+/// [`ImportError::Misaligned`] where values are aligned to less than Arrow asks for.
+pub fn from_arrow(array: &ArrayData) -> Result<Column, ImportError> {
+    check_type(array.data_type())?;
+    let structure = std::mem::ManuallyDrop::new(FFI_ArrowArray::new(array));
+    let ours: *const ArrowArray = (&raw const *structure).cast();
+    // SAFETY: the same fields in the same order (a test compares them), and what was read is not
+    // dropped.
+    let structure = unsafe { ours.read() };
+    // SAFETY: arrow-rs's callback may be called once, wherever the structure is and on any thread
+    // (`FFI_ArrowArray` is `Send`); only this value calls it.
+    let structure = unsafe { Owned::new(structure) };
+    // SAFETY: arrow-rs made it of a valid array, whose buffers no code writes as long as it lives.
+    unsafe { import_array(array.data_type(), structure) }
+}
+
+/// A column of host memory as an array of arrow-rs, over the same memory, which it keeps alive.
+///
+/// All values are checked, as far as the type has rules for them: offsets, UTF-8, keys of
+/// dictionaries. `arrow_array::make_array` makes an array of the answer.
+///
+/// # Errors
+///
+/// [`ExportError::NotHost`] for memory that the processor does not reach, [`ExportError::Arrow`]
+/// for values that break the rules of their type, or memory that is aligned to less than arrow-rs
+/// asks for.
+///
+/// # Safety
+///
+/// No code writes the column's memory for as long as the array, or what is made of it, lives.
+pub unsafe fn to_arrow(column: &Column) -> Result<ArrayData, ExportError> {
+    if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
+        return Err(ExportError::NotHost { kind });
+    }
+    let data = unchecked(column)?;
+    data.validate()?;
+    check_values(&data)?;
+    Ok(data)
+}
+
+/// Checks the values of an array and of all below it, as [`ArrayData::validate_full`] does.
+///
+/// That one repeats each bit of a list's validity for each value, also where the values have no
+/// nulls: values that take no memory can be 2^31 in each list.
+fn check_values(data: &ArrayData) -> Result<(), ArrowError> {
+    if data.child_data().iter().any(|child| child.nulls().is_some()) {
+        data.validate_nulls()?;
+    }
+    data.validate_values()?;
+    data.child_data().iter().try_for_each(check_values)
+}
+
+/// The array, whose values have not been looked at.
+fn unchecked(column: &Column) -> Result<ArrayData, ExportError> {
+    let data_type = column.data_type();
+    let size = |number: u64| ByteCount::new(number).to_usize();
+    let (length, offset) = (size(column.len()), size(column.offset()));
+    let mut builder = ArrayDataBuilder::new(data_type.clone()).len(length).offset(offset);
+    let rows = ByteCount::new(column.offset()).checked_add(ByteCount::new(column.len()));
+    let rows = rows.map_err(ColumnError::from)?.get();
+    let shapes = shape::buffers(data_type, rows, column.buffers().len());
+    let shapes = shapes.map_err(ColumnError::from)?;
+    for (shape, part) in shapes.iter().zip(column.buffers()) {
+        // What is needed and no more: arrow-rs reads a buffer of offsets as whole numbers, all of it.
+        let bytes = match (shape.extent, part) {
+            // Made by arrow-rs where it is wanted.
+            (Extent::Sizes(_), _) => continue,
+            (Extent::Exact(bytes), _) => bytes,
+            (Extent::ByOffsets | Extent::Listed, part) => {
+                part.as_ref().map_or(ByteCount::ZERO, ColumnBuffer::length)
+            }
+        };
+        match part {
+            None if shape.optional => {}
+            Some(part) if shape.optional => {
+                let bits = BooleanBuffer::new(buffer(part, bytes)?, offset, length);
+                builder = builder.nulls(Some(NullBuffer::new(bits)));
+            }
+            // It may be anywhere, also where no value could be. arrow-rs compares arrays by their
+            // first offset, also where there are no rows.
+            _ if bytes.is_zero() => {
+                let offset = match (shape.name, shape::offset_width(data_type)) {
+                    ("offsets", Some(width)) => size(width),
+                    _ => 0,
+                };
+                builder = builder.add_buffer(MutableBuffer::from_len_zeroed(offset).into());
+            }
+            Some(part) => builder = builder.add_buffer(buffer(part, bytes)?),
+            None => {
+                let data_type = data_type.clone();
+                return Err(ColumnError::MissingBuffer { data_type, buffer: shape.name }.into());
+            }
+        }
+    }
+    for child in column.children().iter().chain(column.dictionary()) {
+        builder = builder.add_child_data(unchecked(child)?);
+    }
+    // SAFETY: the sizes of all buffers have been checked against the type, and `to_arrow` has the
+    // values checked before it hands the array out.
+    Ok(unsafe { builder.build_unchecked() })
+}
+
+/// The first bytes of a buffer.
+fn buffer(part: &ColumnBuffer, bytes: ByteCount) -> Result<Buffer, ExportError> {
+    let region = part.inner().view(ByteCount::ZERO, bytes).map_err(ColumnError::from)?;
+    let kind = region.kind();
+    let Location::Host(address) = region.location() else {
+        return Err(ExportError::NotHost { kind });
+    };
+    let Some(pointer) = std::ptr::NonNull::new(address.as_ptr()) else {
+        return Err(ColumnError::NotHost { kind }.into());
+    };
+    // The region keeps what the entry before it stands for.
+    let owner = Arc::new(AssertUnwindSafe((ExportedMemory::of([part]), region)));
+    // SAFETY: the region keeps the bytes, which are initialised host memory, and no code writes them,
+    // as the caller of the export promised.
+    Ok(unsafe { Buffer::from_custom_allocation(pointer, bytes.to_usize(), owner) })
+}

@@ -1,0 +1,226 @@
+//! Foreign arrays as columns, checked field by field, without a copy.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use arrow_schema::DataType;
+use terrane_core::StorageKind;
+use terrane_cuda::{Context, Stream};
+
+use super::abi::{ArrowArray, ArrowDeviceArray, Owned};
+use super::error::{ImportError, Trail, aligned};
+use super::export;
+use super::offsets::{InHost, InOrder, NotYet, OffsetReader};
+use super::schema::check_type;
+use super::walk::{Import, Place};
+use crate::columns::{Column, exported_memory};
+
+/// Takes a foreign array of host memory as a column of this type, without a copy.
+///
+/// The column keeps the array, which is released when the last user of the memory has gone, or
+/// before this returns if it is refused. An array that [`export_array`](super::export_array) made
+/// gives the column back that it was made of, for reading only as far as its memory is still out to
+/// others; and where another library hands memory of ours over that is out just now, the column has
+/// that very memory, for reading only.
+///
+/// What can be seen from the structures is checked, and the first and last offsets; the values in
+/// between, and that texts are UTF-8, are not looked at:
+/// [`to_arrow`](super::to_arrow) does that.
+///
+/// # Errors
+///
+/// [`ImportError`], and the array has been released.
+///
+/// # Safety
+///
+/// - The array was made as the specification says: its pointers, where they are not null, lead to as
+///   many buffers and children as it counts, and each buffer has as many bytes as its type, length,
+///   offset and offsets ask for. A C pointer tells nothing of where it leads.
+/// - The bytes stay as they are until the array is released, and are of host memory.
+pub unsafe fn import_array(
+    data_type: &DataType,
+    array: Owned<ArrowArray>,
+) -> Result<Column, ImportError> {
+    check_type(data_type)?;
+    // SAFETY: the caller's promise.
+    if let Some(column) = unsafe { came_back(data_type, array.get()) }? {
+        // First, so that this array is not what the memory is out to.
+        drop(array);
+        return Ok(exported_memory::returned(column));
+    }
+    let owner = Arc::new(array);
+    let import = Import { owner: owner.clone(), place: Place::SYSTEM, reader: &InHost };
+    // SAFETY: the caller's promise.
+    unsafe { import.column(data_type, owner.get(), Trail::TOP) }
+}
+
+/// Takes a foreign array with its device as a column of this type, without a copy: of host memory,
+/// pinned memory, or memory of a CUDA device.
+///
+/// What can be checked without the device is checked at once. The rest, and the column, come with
+/// the [wait](ImportedArray::wait_on) for the producer's event.
+///
+/// # Errors
+///
+/// [`ImportError`], and the array has been released.
+///
+/// # Safety
+///
+/// As for [`import_array`], of the memory of the device that the array names; the event is null, or
+/// leads to an event of that device, which lives until the array is released.
+pub unsafe fn import_device_array(
+    data_type: &DataType,
+    array: Owned<ArrowDeviceArray>,
+) -> Result<ImportedArray, ImportError> {
+    check_type(data_type)?;
+    // The reserved fields are not looked at: Arrow C++ leaves in them what was there before.
+    let ArrowDeviceArray { device_id, device_type, sync_event, .. } = *array.get();
+    let place = Place::new(device_type, device_id)?;
+    if place.kind == StorageKind::System && !sync_event.is_null() {
+        return Err(ImportError::UnexpectedEvent { device_type });
+    }
+    aligned(sync_event.cast::<*mut c_void>(), "sync_event", Trail::TOP)?;
+    let event = NonNull::new(sync_event.cast::<*mut c_void>()).map(|event| {
+        // SAFETY: it leads to an event's handle until the array is released, by the caller's
+        // promise.
+        EventHandle(unsafe { event.read() })
+    });
+    if event.as_ref().is_some_and(|event| event.0.is_null()) {
+        return Err(ImportError::Null { what: "the event of sync_event", at: Trail::TOP.path() });
+    }
+    // SAFETY: the caller's promise.
+    let came_back = unsafe { came_back(data_type, &array.get().array) }?;
+    let owner = Arc::new(Owned::<ArrowArray>::from(array));
+    if came_back.is_none() {
+        let import = Import { owner: owner.clone(), place, reader: &NotYet };
+        // SAFETY: the caller's promise; nothing that the device may still write is read.
+        unsafe { import.column(data_type, owner.get(), Trail::TOP) }?;
+    }
+    Ok(ImportedArray { data_type: data_type.clone(), owner, place, event, came_back })
+}
+
+/// A foreign array that has been checked, and may not be ready: its producer's work may still be
+/// running.
+#[must_use = "dropped, the array is released"]
+pub struct ImportedArray {
+    data_type: DataType,
+    owner: Arc<Owned<ArrowArray>>,
+    place: Place,
+    event: Option<EventHandle>,
+    came_back: Option<Column>,
+}
+
+/// A `CUevent` of the producer's, which lives until the array is released.
+struct EventHandle(*mut c_void);
+
+// SAFETY: the driver takes an event's handle on any thread, and synchronises.
+unsafe impl Send for EventHandle {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for EventHandle {}
+
+impl ImportedArray {
+    /// The kind of memory.
+    #[must_use]
+    pub const fn kind(&self) -> StorageKind {
+        self.place.kind
+    }
+
+    /// Whether there is an event to wait for.
+    #[must_use]
+    pub const fn has_event(&self) -> bool {
+        self.event.is_some()
+    }
+
+    /// The column, for work that is submitted to `stream` from now on: the stream waits for the
+    /// producer's event, the thread does not. Offsets of types that have them are read in the
+    /// stream's order, for which the thread waits.
+    ///
+    /// The driver is asked whether the buffers are memory of its device.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError::WrongDevice`] if the stream is of another device, [`ImportError::Cuda`], and
+    /// what [`import_array`] refuses. The array has been released then.
+    pub fn wait_on(self, stream: &Stream) -> Result<Column, ImportError> {
+        let waited = stream.context().device().id;
+        if let StorageKind::Device(array) = self.place.kind
+            && array != waited
+        {
+            return Err(ImportError::WrongDevice { array, waited });
+        }
+        if let Some(event) = &self.event {
+            // SAFETY: the event lives until the array is released, which `self` keeps, and the
+            // importer vouched for it.
+            unsafe { stream.wait_for_handle(event.0) }?;
+        }
+        self.column(&InOrder(stream))
+    }
+
+    /// The column, when the producer's event has come: the thread waits.
+    ///
+    /// # Errors
+    ///
+    /// As for [`wait_on`](Self::wait_on).
+    pub fn wait(self, context: &Context) -> Result<Column, ImportError> {
+        let stream = Stream::new(context)?;
+        let column = self.wait_on(&stream)?;
+        stream.synchronize()?;
+        Ok(column)
+    }
+
+    /// The column, if it is in host memory and there is no event to wait for.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError::NotReady`] if it is not, and what [`import_array`] refuses. The array has been
+    /// released then.
+    pub fn into_host(self) -> Result<Column, ImportError> {
+        if !self.place.kind.is_host() || self.event.is_some() {
+            return Err(ImportError::NotReady);
+        }
+        self.column(&InHost)
+    }
+
+    fn column(self, reader: &dyn OffsetReader) -> Result<Column, ImportError> {
+        let Self { data_type, owner, place, came_back, .. } = self;
+        if let Some(column) = came_back {
+            // First, so that this array is not what the memory is out to.
+            drop(owner);
+            return Ok(exported_memory::returned(column));
+        }
+        let import = Import { owner: owner.clone(), place, reader };
+        // SAFETY: the importer of the array vouched for it, and nothing has been released.
+        unsafe { import.column(&data_type, owner.get(), Trail::TOP) }
+    }
+}
+
+impl fmt::Debug for ImportedArray {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImportedArray")
+            .field("data_type", &self.data_type)
+            .field("kind", &self.place.kind)
+            .field("has_event", &self.event.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The column of an array that this crate made.
+///
+/// # Safety
+///
+/// As for [`export::exported`].
+unsafe fn came_back(
+    data_type: &DataType,
+    array: &ArrowArray,
+) -> Result<Option<Column>, ImportError> {
+    // SAFETY: the caller's promise.
+    let Some(column) = (unsafe { export::exported(array) }) else { return Ok(None) };
+    let column = column.map_err(|what| ImportError::Changed { what })?;
+    if !column.data_type().equals_datatype(data_type) {
+        let (expected, found) = (data_type.clone(), column.data_type().clone());
+        return Err(ImportError::WrongType { expected, found });
+    }
+    Ok(Some(column))
+}

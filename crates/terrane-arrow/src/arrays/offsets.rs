@@ -1,0 +1,102 @@
+//! Looking at the offsets of an array that is being imported: at once, in a stream's order, or not
+//! yet.
+
+use std::ptr::{self, NonNull};
+
+use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, Span, StorageKind};
+use terrane_cuda::Stream;
+
+use super::error::ImportError;
+
+/// How to look at bytes of a foreign array. Its user was promised that they are there.
+pub(super) trait OffsetReader {
+    /// Copies bytes from `at`; false if that cannot be done yet.
+    fn read(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError>;
+
+    /// Copies numbers that the producer has for the host, or in the array's memory; false if that
+    /// cannot be done yet.
+    fn sizes(&self, at: NonNull<u8>, into: &mut [u8]) -> Result<bool, ImportError>;
+
+    /// Whether the span is what it is said to be, as far as can be told.
+    fn admit(&self, span: Span) -> Result<(), ImportError>;
+}
+
+/// Host memory that is ready.
+pub(super) struct InHost;
+
+impl OffsetReader for InHost {
+    fn read(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError> {
+        let Some(from) = at.as_host() else { return Err(ImportError::NotReady) };
+        // SAFETY: the bytes are there and no code writes them, as the importer of the array promised;
+        // `into` is a place of our own.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Ok(true)
+    }
+
+    fn sizes(&self, at: NonNull<u8>, into: &mut [u8]) -> Result<bool, ImportError> {
+        self.read(Location::Host(HostAddress::new(at)), into)
+    }
+
+    fn admit(&self, _: Span) -> Result<(), ImportError> {
+        Ok(())
+    }
+}
+
+/// Memory whose producer may not be done.
+pub(super) struct NotYet;
+
+impl OffsetReader for NotYet {
+    fn read(&self, _: Location, _: &mut [u8]) -> Result<bool, ImportError> {
+        Ok(false)
+    }
+
+    fn sizes(&self, _: NonNull<u8>, _: &mut [u8]) -> Result<bool, ImportError> {
+        Ok(false)
+    }
+
+    fn admit(&self, _: Span) -> Result<(), ImportError> {
+        Ok(())
+    }
+}
+
+/// Memory that is ready in the order of a stream.
+pub(super) struct InOrder<'a>(pub &'a Stream);
+
+impl OffsetReader for InOrder<'_> {
+    fn read(&self, at: Location, into: &mut [u8]) -> Result<bool, ImportError> {
+        if at.as_host().is_some() {
+            // What the stream waits for may be what writes the host's memory.
+            self.0.synchronize()?;
+            return InHost.read(at, into);
+        }
+        let length = ByteCount::from_usize(into.len());
+        let to = HostAddress::new(NonNull::from(into).cast::<u8>());
+        // SAFETY: the bytes are there, as the importer of the array promised, and the device has
+        // been asked (`admit`); the other end is a place of our own, which outlives the copy, as the
+        // stream is waited for.
+        unsafe { self.0.copy(at, Location::Host(to), length) }?;
+        self.0.synchronize()?;
+        Ok(true)
+    }
+
+    fn sizes(&self, at: NonNull<u8>, into: &mut [u8]) -> Result<bool, ImportError> {
+        let address = DeviceAddress::new(ByteCount::from_usize(at.addr().get()).get());
+        let length = ByteCount::from_usize(into.len());
+        match self.0.context().device_span(address, length) {
+            Ok(span) => self.read(span.location, into),
+            Err(error) if error.is_device_lost() => Err(error.into()),
+            // The host's, where they stand since the array was made.
+            Err(_) => InHost.sizes(at, into),
+        }
+    }
+
+    fn admit(&self, span: Span) -> Result<(), ImportError> {
+        if let (StorageKind::Device(_), Location::Device { address, .. }) =
+            (span.kind, span.location)
+            && !span.length.is_zero()
+        {
+            self.0.context().device_span(address, span.length)?;
+        }
+        Ok(())
+    }
+}

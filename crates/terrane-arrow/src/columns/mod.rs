@@ -1,0 +1,64 @@
+//! Columns: typed values in memory of the host or of a device, ours or somebody else's, and buffers
+//! of them that grow by rows.
+//!
+//! A [`Column`] is of one type and lies in one memory. Where it comes from, [`Origin`] says: what
+//! is ours and was handed out is recognised when it comes back; what is another library's is kept
+//! alive. Arrays of another library are for reading only, and so is memory of ours that comes back
+//! through one: it may still have it. Only the structure that went out gives a column back as it was,
+//! once no other code has its memory; for the rest there is [`Column::into_writable`], which is unsafe.
+//! Columns and buffers in memory of a [`MemoryManager`](terrane_pool::managed::MemoryManager) are
+//! arguments of kernels ([`Column::read_on`], [`ColumnarBuffer::write_rows_on`]), and name their block.
+//! A [`ColumnarBuffer`] has columns by a schema, room for a number of rows, and the count of those
+//! that there are, which kernels write on the device.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use arrow_schema::{DataType, Field, Schema};
+//! use terrane_arrow::columns::{
+//!     CachedRows, ColumnarOptions, ColumnarPlan, Growth, HostOrder,
+//! };
+//! use terrane_storage::{SystemAllocator, SystemOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let schema = Arc::new(Schema::new(vec![Field::new("token", DataType::UInt32, false)]));
+//! let options = ColumnarOptions { growth: Growth::Doubling, ..ColumnarOptions::default() };
+//! let plan = ColumnarPlan::new(schema, 1000, options)?;
+//! let memory = SystemAllocator::new(SystemOptions::default());
+//! let mut tokens = plan.allocate(&memory, &HostOrder)?;
+//!
+//! // SAFETY: no other code has the buffer.
+//! unsafe { tokens.set_rows(600, &HostOrder) }?;
+//! // On a device: submit a kernel that writes the count, and say so.
+//! tokens.mark_stale();
+//! assert_eq!(tokens.cached_rows(), CachedRows::Stale);
+//! // SAFETY: what wrote the count came before in this order.
+//! assert_eq!(unsafe { tokens.refresh(&HostOrder) }?, 600);
+//! assert_eq!(tokens.record_batch()?.len(), 600);
+//!
+//! // SAFETY: no code writes to the buffer.
+//! let larger = unsafe { tokens.grown(1500, &memory, &HostOrder) }?;
+//! assert_eq!((larger.capacity(), larger.rows()?), (2000, 600));
+//! # Ok(())
+//! # }
+//! ```
+
+mod argument;
+mod buffer;
+mod column;
+mod columnar;
+mod error;
+pub(crate) mod exported_memory;
+mod growth;
+mod order;
+mod plan;
+pub(crate) mod shape;
+mod tensor;
+pub(crate) mod types;
+
+pub use buffer::ColumnBuffer;
+pub use column::{Column, ColumnParts, Origin};
+pub use columnar::{CachedRows, ColumnarBuffer, RowCountWidth};
+pub use error::ColumnError;
+pub use growth::Growth;
+pub use order::{AccessOrder, HostOrder};
+pub use plan::{ColumnarOptions, ColumnarPlan};

@@ -1,0 +1,285 @@
+//! Where the columns of a columnar buffer lie within one region, before there is any memory.
+
+use arrow_schema::{DataType, Field, SchemaRef};
+use terrane_core::{
+    Alignment, Allocate, ByteCount, Label, Limits, Memory, Region, RegionRequest, SizeOverflow,
+};
+
+use super::order::AccessOrder;
+use super::shape::{self, ChildRows, Extent};
+use super::{
+    Column, ColumnBuffer, ColumnError, ColumnParts, ColumnarBuffer, Growth, RowCountWidth, types,
+};
+
+/// What a columnar buffer is like, besides its schema and capacity.
+#[derive(Clone, Debug)]
+pub struct ColumnarOptions {
+    /// How wide the row count on the device is.
+    pub row_count: RowCountWidth,
+    /// What every buffer of a column begins at a multiple of: 64 bytes, as Arrow recommends.
+    pub alignment: Alignment,
+    /// How many bytes of text or binary data to reserve for each row of such a column.
+    pub variable_bytes_per_row: ByteCount,
+    /// What capacity the buffer gets when it is too small.
+    pub growth: Growth,
+    /// What the memory is for, as it appears in errors, traces and snapshots.
+    pub label: Label,
+}
+
+impl Default for ColumnarOptions {
+    fn default() -> Self {
+        Self {
+            row_count: RowCountWidth::default(),
+            alignment: Alignment::of(64),
+            variable_bytes_per_row: ByteCount::new(32),
+            growth: Growth::default(),
+            label: Label::from("columns"),
+        }
+    }
+}
+
+/// The plan of a columnar buffer: how large it is and where each buffer of each column lies, for a
+/// schema and a capacity.
+///
+/// All lie in one region: the row count first, then the columns in the order of the schema, each
+/// with its bitmap of nulls, if it may be null, before its values.
+///
+/// ```
+/// use std::sync::Arc;
+/// use arrow_schema::{DataType, Field, Schema};
+/// use terrane_core::ByteCount;
+/// use terrane_arrow::columns::{ColumnarOptions, ColumnarPlan, HostOrder};
+/// use terrane_storage::{SystemAllocator, SystemOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let schema = Schema::new(vec![
+///     Field::new("token", DataType::UInt32, false),
+///     Field::new("score", DataType::Float32, true),
+/// ]);
+/// let plan = ColumnarPlan::new(Arc::new(schema), 1000, ColumnarOptions::default())?;
+/// // The count, the tokens, a bit for each score, the scores; each from a multiple of 64 on.
+/// assert_eq!(plan.size(), ByteCount::new(64 + 4032 + 128 + 4000));
+///
+/// let memory = SystemAllocator::new(SystemOptions::default());
+/// let buffer = plan.allocate(&memory, &HostOrder)?;
+/// assert_eq!(buffer.rows()?, 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ColumnarPlan {
+    schema: SchemaRef,
+    capacity: u64,
+    options: ColumnarOptions,
+    /// Of all columns, depth first, in the order in which they are asked for again.
+    buffers: Vec<Option<Placed>>,
+    size: ByteCount,
+}
+
+/// Where a buffer lies within the region.
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    offset: ByteCount,
+    length: ByteCount,
+}
+
+impl ColumnarPlan {
+    /// Plans a buffer with room for `capacity` rows.
+    ///
+    /// Types of fixed width can be planned, booleans, texts and binary data, and structs and lists
+    /// of fixed size of these.
+    ///
+    /// # Errors
+    ///
+    /// [`ColumnError::Unsupported`] for other types, [`ColumnError::Overflow`], and what says that no
+    /// column can be of a type.
+    pub fn new(
+        schema: SchemaRef,
+        capacity: u64,
+        options: ColumnarOptions,
+    ) -> Result<Self, ColumnError> {
+        let mut plan = Self {
+            schema: SchemaRef::clone(&schema),
+            capacity,
+            options,
+            buffers: Vec::new(),
+            // The row count, at its widest.
+            size: ByteCount::new(8),
+        };
+        types::check_rows(capacity)?;
+        types::check(schema.fields().iter().map(|field| field.data_type()))?;
+        for field in schema.fields() {
+            plan.place(field, capacity)?;
+        }
+        Ok(plan)
+    }
+
+    /// What is asked of an allocator: known before there is any memory.
+    #[must_use]
+    pub const fn size(&self) -> ByteCount {
+        self.size
+    }
+
+    /// What an allocator with these limits gives: the size, rounded up to the granule.
+    ///
+    /// # Errors
+    ///
+    /// [`SizeOverflow`] if that does not fit in 64 bits.
+    pub fn size_under(&self, limits: Limits) -> Result<ByteCount, SizeOverflow> {
+        self.size.align_up(limits.granule)
+    }
+
+    /// The request that an allocator is given.
+    #[must_use]
+    pub fn request(&self) -> RegionRequest {
+        RegionRequest::new(self.size)
+            .aligned_to(self.options.alignment.max(EIGHT))
+            .labelled(self.options.label.as_str().to_owned())
+    }
+
+    /// How many rows there is room for.
+    #[must_use]
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// The schema.
+    #[must_use]
+    pub const fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// The options.
+    #[must_use]
+    pub const fn options(&self) -> &ColumnarOptions {
+        &self.options
+    }
+
+    /// Allocates the buffer, with a row count of 0. What the columns hold at first is what the
+    /// memory held.
+    ///
+    /// # Errors
+    ///
+    /// [`ColumnError::Allocate`], and what `order` cannot do.
+    pub fn allocate<A: Allocate>(
+        &self,
+        allocator: &A,
+        order: &dyn AccessOrder,
+    ) -> Result<ColumnarBuffer, ColumnError> {
+        let memory = Region::new(allocator.allocate(&self.request())?);
+        // SAFETY: it was allocated for this call, and is no other code's.
+        unsafe { self.over(memory, order) }
+    }
+
+    /// A buffer in memory that there is already, with a row count of 0.
+    ///
+    /// # Errors
+    ///
+    /// [`ColumnError::ShortMemory`], [`ColumnError::Misaligned`], and what `order` cannot do.
+    ///
+    /// # Safety
+    ///
+    /// Until this returns, no other code uses the memory, except before in this order.
+    pub unsafe fn over(
+        &self,
+        memory: Region,
+        order: &dyn AccessOrder,
+    ) -> Result<ColumnarBuffer, ColumnError> {
+        let (needed, found) = (self.size, memory.length());
+        if found < needed {
+            return Err(ColumnError::ShortMemory { needed, found });
+        }
+        let (required, location) = (self.request().alignment, memory.location());
+        if location.alignment() < required {
+            return Err(ColumnError::Misaligned { buffer: "columns", location, required });
+        }
+        let mut placed = self.buffers.iter();
+        let columns = self.schema.fields().iter();
+        let columns = columns
+            .map(|field| Self::column(field, self.capacity, &memory, &mut placed))
+            .collect::<Result<Vec<_>, _>>()?;
+        let width = self.options.row_count;
+        let count = memory.view(ByteCount::ZERO, width.bytes())?;
+        let schema = SchemaRef::clone(&self.schema);
+        let mut buffer =
+            ColumnarBuffer::from_columns(schema, columns, self.capacity, count, width)?
+                .with_growth(self.options.growth);
+        buffer.keep_plan(self.clone(), memory);
+        // SAFETY: the caller's promise.
+        unsafe { buffer.set_rows(0, order) }?;
+        Ok(buffer)
+    }
+
+    /// Places the buffers of one column, and of those below it.
+    fn place(&mut self, field: &Field, rows: u64) -> Result<(), ColumnError> {
+        let data_type = field.data_type();
+        if !is_supported(data_type) {
+            let name = field.name().as_str().into();
+            return Err(ColumnError::Unsupported { name, data_type: data_type.clone() });
+        }
+        for shape in shape::buffers(data_type, rows, 0)? {
+            if shape.optional && !field.is_nullable() {
+                self.buffers.push(None);
+                continue;
+            }
+            let length = match shape.extent {
+                Extent::Exact(bytes) => bytes,
+                _ => self.options.variable_bytes_per_row.checked_mul("rows", rows)?,
+            };
+            let offset = self.size.align_up(self.options.alignment.max(EIGHT))?;
+            self.size = offset.checked_add(length)?;
+            self.buffers.push(Some(Placed { offset, length }));
+        }
+        shape::children(data_type, rows)?
+            .into_iter()
+            .try_for_each(|(field, needed)| self.place(field, at_least(needed)))
+    }
+
+    /// The column whose buffers come next.
+    fn column<'a>(
+        field: &Field,
+        rows: u64,
+        memory: &Region,
+        placed: &mut impl Iterator<Item = &'a Option<Placed>>,
+    ) -> Result<Column, ColumnError> {
+        let data_type = field.data_type();
+        let mut buffers = Vec::new();
+        for _ in shape::buffers(data_type, rows, 0)? {
+            let view = |at: &Placed| memory.view(at.offset, at.length).map(ColumnBuffer::from);
+            buffers.push(placed.next().and_then(Option::as_ref).map(view).transpose()?);
+        }
+        let children = shape::children(data_type, rows)?.into_iter();
+        let children =
+            children.map(|(field, needed)| Self::column(field, at_least(needed), memory, placed));
+        let parts = ColumnParts {
+            data_type: data_type.clone(),
+            length: rows,
+            offset: 0,
+            null_count: if field.is_nullable() { None } else { Some(0) },
+            children: children.collect::<Result<_, _>>()?,
+            buffers,
+            dictionary: None,
+        };
+        Column::from_parts(parts)
+    }
+}
+
+/// The least alignment of a buffer: that of the widest values that Arrow aligns.
+const EIGHT: Alignment = Alignment::of(8);
+
+/// Whether the buffers follow from the number of rows, but for bytes that are reserved for each.
+fn is_supported(data_type: &DataType) -> bool {
+    use DataType as T;
+    let is_variable = matches!(data_type, T::Utf8 | T::LargeUtf8 | T::Binary | T::LargeBinary);
+    let is_nested = matches!(data_type, T::Struct(_) | T::FixedSizeList(..));
+    let is_plain = matches!(data_type, T::Boolean) || shape::width(data_type).is_some();
+    is_plain || is_variable || is_nested
+}
+
+/// How many values a child of a supported type has.
+const fn at_least(needed: ChildRows) -> u64 {
+    match needed {
+        ChildRows::AtLeast(rows) => rows,
+        ChildRows::ByOffsets | ChildRows::Unknown => 0,
+    }
+}

@@ -1,0 +1,178 @@
+//! Columns of tensors, and tensors of columns.
+
+use arrow_schema::{DataType, Field};
+use terrane_core::{ByteCount, ForeignMemory, Region};
+
+use super::exported_memory::{self, ExportedMemory};
+use super::{Column, ColumnBuffer, ColumnError, ColumnParts, Origin, shape};
+use terrane_interop::dlpack::{ElementType, ImportedTensor, TensorExport, TensorShape, TypeCode};
+
+impl Column {
+    /// A tensor of another library as a column, over the same memory: a row for each step along the
+    /// first axis. Further axes are lists of fixed size; a tensor without axes is one row.
+    ///
+    /// Elements that Arrow has no type for (bfloat16, FP8, complex numbers, vectors) are binary data
+    /// of their width. A tensor over memory of ours that is out just now gives that very memory, for
+    /// reading only: the tensor goes back, and who else has the memory is not known. Of other
+    /// tensors, those that may be written give columns that may.
+    ///
+    /// # Errors
+    ///
+    /// [`ColumnError::Tensor`] if the elements do not stand one after the other, the last axis
+    /// fastest, or are no whole bytes, or are truth values, which Arrow packs eight to a byte.
+    pub fn from_tensor(tensor: &ImportedTensor) -> Result<Self, ColumnError> {
+        let element = tensor.shape().element();
+        let refused = |reason| ColumnError::Tensor { element, reason };
+        let sizes = tensor.shape().sizes().iter().map(|size| u64::try_from(*size));
+        let sizes = sizes.collect::<Result<Vec<_>, _>>();
+        let sizes = sizes.map_err(|_| refused("has an axis of a size below zero"))?;
+        let compact = TensorShape::compact(element, &sizes);
+        let is_compact = compact.is_ok_and(|compact| compact.bytes() == tensor.span().length)
+            && tensor.shape().is_dense()
+            && is_row_major(&sizes, tensor.shape().strides());
+        if !is_compact {
+            return Err(refused("has gaps, or another axis than the last is the fastest"));
+        }
+        let value = match element.code() {
+            TypeCode::Bool => {
+                return Err(refused("has a byte for each truth value, and Arrow a bit"));
+            }
+            _ => value_type(element)
+                .ok_or_else(|| refused("has elements that are no whole bytes"))?,
+        };
+        let values = match (exported_memory::find(tensor.span()), tensor.memory()) {
+            (Some(ours), _) => ours,
+            (None, Ok(memory)) => ColumnBuffer::foreign(Region::new(memory), Origin::DlPack),
+            (None, Err(_)) => {
+                // SAFETY: the tensor was imported under the promise that its elements are there for
+                // as long as it is not released, and it is the owner; it has no gaps, and as the
+                // buffer is for reading only, no code writes them.
+                let memory = unsafe { ForeignMemory::new(tensor.span(), tensor.clone()) };
+                ColumnBuffer::foreign(Region::new(memory), Origin::DlPack).as_read_only()
+            }
+        };
+        let inner = sizes.get(1..).unwrap_or_default();
+        rows(value, sizes.first().copied().unwrap_or(1), inner, values)
+    }
+
+    /// The values as a tensor of one axis, which keeps the memory until its consumer has done. When
+    /// it comes back, by whichever interface and through whomever, it is recognised.
+    ///
+    /// # Errors
+    ///
+    /// [`ColumnError::NoTensor`] for types other than integers and floating-point numbers, and for
+    /// columns that may have nulls; [`ColumnError::Export`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`TensorExport::new`], for as long as the tensor, or what comes back of it, is used. A
+    /// column that is for reading only gives a tensor that says so.
+    pub unsafe fn to_tensor(&self) -> Result<TensorExport, ColumnError> {
+        let refused = || ColumnError::NoTensor { data_type: self.data_type().clone() };
+        let element = element_type(self.data_type()).ok_or_else(refused)?;
+        let (width, _) = shape::width(self.data_type()).ok_or_else(refused)?;
+        let [validity, Some(values)] = self.buffers() else { return Err(refused()) };
+        if validity.is_some() && self.null_count() != Some(0) {
+            return Err(refused());
+        }
+        let skipped = ByteCount::product(&[("offset", self.offset()), ("width", width)])?;
+        let bytes = ByteCount::product(&[("rows", self.len()), ("width", width)])?;
+        let region = values.inner().view(skipped, bytes)?;
+        let shape = TensorShape::compact(element, &[self.len()]).map_err(|_| refused())?;
+        // SAFETY: the caller's promise.
+        let export = unsafe { TensorExport::new(region, shape) }?;
+        let export = if values.is_read_only() { export.read_only() } else { export };
+        // The column keeps what its entry stands for.
+        Ok(export.guarded_by((ExportedMemory::new(self), self.clone())))
+    }
+}
+
+/// `length` rows of lists of these sizes, whose values stand one after the other.
+fn rows(
+    value: DataType,
+    length: u64,
+    sizes: &[u64],
+    values: ColumnBuffer,
+) -> Result<Column, ColumnError> {
+    let leaf = |data_type, length, values| ColumnParts {
+        data_type,
+        length,
+        offset: 0,
+        null_count: Some(0),
+        buffers: vec![None, Some(values)],
+        children: vec![],
+        dictionary: None,
+    };
+    let Some((size, inner)) = sizes.split_first() else {
+        return Column::from_parts(leaf(value, length, values));
+    };
+    let below = ByteCount::product(&[("rows", length), ("values in each", *size)])?.get();
+    let child = rows(value, below, inner, values)?;
+    let width = i32::try_from(*size).map_err(|_| ColumnError::WideRow { values: *size })?;
+    let item = Field::new("item", child.data_type().clone(), false);
+    let parts = ColumnParts {
+        data_type: DataType::FixedSizeList(item.into(), width),
+        length,
+        offset: 0,
+        null_count: Some(0),
+        buffers: vec![None],
+        children: vec![child],
+        dictionary: None,
+    };
+    Column::from_parts(parts)
+}
+
+/// Whether the last axis is the fastest, and there is nothing between its elements. Axes of one
+/// element, and tensors of none, have any strides.
+fn is_row_major(sizes: &[u64], strides: &[i64]) -> bool {
+    let mut expected = Some(1_u64);
+    sizes.contains(&0)
+        || sizes.iter().zip(strides).rev().all(|(size, stride)| {
+            let fits = *size == 1 || u64::try_from(*stride).ok() == expected;
+            expected = expected.and_then(|expected| expected.checked_mul(*size));
+            fits
+        })
+}
+
+/// The type of a tensor's elements; `None` if they are no whole bytes.
+fn value_type(element: ElementType) -> Option<DataType> {
+    use DataType as T;
+    let width = element.width()?;
+    if element.lanes() != 1 {
+        return Some(T::FixedSizeBinary(i32::try_from(width.get()).ok()?));
+    }
+    Some(match (element.code(), element.bits()) {
+        (TypeCode::Int, 8) => T::Int8,
+        (TypeCode::Int, 16) => T::Int16,
+        (TypeCode::Int, 32) => T::Int32,
+        (TypeCode::Int, 64) => T::Int64,
+        (TypeCode::UInt, 8) => T::UInt8,
+        (TypeCode::UInt, 16) => T::UInt16,
+        (TypeCode::UInt, 32) => T::UInt32,
+        (TypeCode::UInt, 64) => T::UInt64,
+        (TypeCode::Float, 16) => T::Float16,
+        (TypeCode::Float, 32) => T::Float32,
+        (TypeCode::Float, 64) => T::Float64,
+        _ => T::FixedSizeBinary(i32::try_from(width.get()).ok()?),
+    })
+}
+
+/// The type of the elements that a column's values are.
+fn element_type(data_type: &DataType) -> Option<ElementType> {
+    use DataType as T;
+    let (code, bits) = match data_type {
+        T::Int8 => (TypeCode::Int, 8),
+        T::Int16 => (TypeCode::Int, 16),
+        T::Int32 => (TypeCode::Int, 32),
+        T::Int64 => (TypeCode::Int, 64),
+        T::UInt8 => (TypeCode::UInt, 8),
+        T::UInt16 => (TypeCode::UInt, 16),
+        T::UInt32 => (TypeCode::UInt, 32),
+        T::UInt64 => (TypeCode::UInt, 64),
+        T::Float16 => (TypeCode::Float, 16),
+        T::Float32 => (TypeCode::Float, 32),
+        T::Float64 => (TypeCode::Float, 64),
+        _ => return None,
+    };
+    ElementType::new(code, bits, 1).ok()
+}

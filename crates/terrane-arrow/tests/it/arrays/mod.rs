@@ -1,0 +1,27 @@
+//! Arrow arrays, in and out.
+
+mod device;
+mod extremes;
+mod foreign;
+mod fuzz;
+mod generated;
+mod hostile;
+mod peers;
+mod released;
+mod schemas;
+
+use terrane_arrow::arrays::abi::{ArrowArray, ArrowDeviceArray, Owned};
+use terrane_arrow::arrays::{Done, ExportError, Ready, export_array, export_device_array};
+use terrane_arrow::columns::Column;
+
+/// Exports a column of which the other side looks at no value but what the test wrote.
+fn hand_out(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
+    // SAFETY: no test writes a column's memory while an array of it is out.
+    unsafe { export_array(column) }
+}
+
+/// As [`hand_out`], with the device.
+fn hand_out_with_device(column: &Column) -> Result<Owned<ArrowDeviceArray>, ExportError> {
+    // SAFETY: as above.
+    unsafe { export_device_array(column, Ready::Now, Done::AtRelease) }
+}

@@ -1,0 +1,105 @@
+//! Who calls the deleter of a foreign tensor: once, on whatever thread the last user drops.
+
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use super::ImportError;
+use super::ffi::{DLManagedTensor, DLManagedTensorVersioned};
+use super::live_tensors::TAKEN_IN;
+
+/// A structure that is ours to release, once. Its deleter was read when it came, so that one without
+/// a deleter is not touched again.
+pub(super) struct Owner(Structure);
+
+enum Structure {
+    Versioned(NonNull<DLManagedTensorVersioned>, Deleter<DLManagedTensorVersioned>),
+    Legacy(NonNull<DLManagedTensor>, Deleter<DLManagedTensor>),
+    /// Without a deleter, so that there is nothing to do.
+    Nobodys,
+}
+
+type Deleter<S> = unsafe extern "C" fn(*mut S);
+
+// SAFETY: the importer of the structure promised that its deleter may be called on any thread;
+// nothing else of it is touched after it was checked.
+unsafe impl Send for Owner {}
+// SAFETY: as for `Send`; a shared reference reaches nothing.
+unsafe impl Sync for Owner {}
+
+impl Owner {
+    /// The owner of a structure of DLPack 1.x.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError::AlreadyImported`] if another owner has it.
+    ///
+    /// # Safety
+    ///
+    /// The structure begins as that of every version does, and is the caller's to give; its deleter
+    /// may be called on any thread.
+    pub(super) unsafe fn versioned(
+        tensor: NonNull<DLManagedTensorVersioned>,
+    ) -> Result<Self, ImportError> {
+        // Before its deleter is read: its owner keeps it alive.
+        enter(tensor.addr())?;
+        // SAFETY: in every version of the structure its deleter is at the same place.
+        let deleter = unsafe { (*tensor.as_ptr()).deleter };
+        Ok(Self(match deleter {
+            Some(deleter) => Structure::Versioned(tensor, deleter),
+            None => nobodys(tensor.addr()),
+        }))
+    }
+
+    /// The owner of a structure before DLPack 1.0.
+    ///
+    /// # Errors
+    ///
+    /// As for [`versioned`](Self::versioned).
+    ///
+    /// # Safety
+    ///
+    /// As for [`versioned`](Self::versioned), of this structure.
+    pub(super) unsafe fn legacy(tensor: NonNull<DLManagedTensor>) -> Result<Self, ImportError> {
+        enter(tensor.addr())?;
+        // SAFETY: the structure is there, by the caller's promise.
+        let deleter = unsafe { (*tensor.as_ptr()).deleter };
+        Ok(Self(match deleter {
+            Some(deleter) => Structure::Legacy(tensor, deleter),
+            None => nobodys(tensor.addr()),
+        }))
+    }
+}
+
+fn enter(address: NonZeroUsize) -> Result<(), ImportError> {
+    match TAKEN_IN.enter(address) {
+        true => Ok(()),
+        false => Err(ImportError::AlreadyImported { address: address.get() }),
+    }
+}
+
+/// It is not known how long a structure without a deleter stays at its address.
+fn nobodys(address: NonZeroUsize) -> Structure {
+    TAKEN_IN.leave(address);
+    Structure::Nobodys
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // Each is struck out before its deleter is called: afterwards another structure may stand
+        // at its address.
+        match self.0 {
+            Structure::Versioned(tensor, deleter) => {
+                TAKEN_IN.leave(tensor.addr());
+                // SAFETY: this is the one call, as an owner drops once, and the structure was given
+                // to be released by it.
+                unsafe { deleter(tensor.as_ptr()) }
+            }
+            Structure::Legacy(tensor, deleter) => {
+                TAKEN_IN.leave(tensor.addr());
+                // SAFETY: as above.
+                unsafe { deleter(tensor.as_ptr()) }
+            }
+            Structure::Nobodys => {}
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! One error for all parts of this crate.
+
+use crate::dlpack::{ElementTypeError, ExportError, ImportError, ShapeError, StreamError};
+use crate::tensors::{InvalidForm, KvError};
+
+/// The error of this crate. Each function returns the narrower error of its part; all of those convert
+/// into this one, so that `?` works where several parts are used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InteropError {
+    /// A foreign tensor was refused.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// Memory was not exported as a tensor.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// A consumer's stream was refused.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// A type of elements that DLPack does not have.
+    #[error(transparent)]
+    ElementType(#[from] ElementTypeError),
+    /// Sizes or strides that no tensor can have.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A layout and the tensors of an engine do not fit together.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// Axes that no KV tensor has.
+    #[error(transparent)]
+    Form(#[from] InvalidForm),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dlpack::{ElementType, TensorShape};
+    use crate::tensors::KvForm;
+
+    fn shape(sizes: &[u64]) -> Result<TensorShape, InteropError> {
+        let element = ElementType::new(crate::dlpack::TypeCode::Float, 16, 1)?;
+        Ok(TensorShape::compact(element, sizes)?)
+    }
+
+    #[test]
+    fn errors_of_parts_convert_and_keep_their_message() {
+        assert!(shape(&[2, 3]).is_ok());
+        let refused = shape(&[u64::MAX, 2]).unwrap_err();
+        let InteropError::Shape(source) = &refused else { panic!("{refused:?}") };
+        assert_eq!(refused.to_string(), source.to_string());
+        let form = || -> Result<KvForm, InteropError> { Ok(KvForm::new(&[])?) };
+        assert!(matches!(form(), Err(InteropError::Form(_))));
+    }
+}

@@ -1,0 +1,57 @@
+//! Releasing memory that a consumer of another library had: in the right order, and without unwinding
+//! into its code.
+//!
+//! Release callbacks of C interfaces are called by foreign code, on any thread, possibly before the
+//! work of a device has finished.
+
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+#[cfg(feature = "cuda")]
+use terrane_cuda::Stream;
+
+/// Runs code that drops values of users, and catches their panics: the caller is foreign code, which
+/// cannot unwind. The panic's payload is leaked, because its drop may panic too.
+pub fn catch_panic(drops: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(drops)) {
+        let _leaked = ManuallyDrop::new(payload);
+    }
+}
+
+/// Drops what a consumer had, after its stream, if there is one, has run. The calling thread waits.
+///
+/// If the stream cannot be waited for (it is being captured, for example), nothing tells when it has
+/// run. The value is then kept until the process ends, and the stream's context counts one of its
+/// [`failed_drops`](terrane_cuda::Context::failed_drops).
+#[cfg(feature = "cuda")]
+pub fn release_after<T: Send + 'static>(consumer: Option<&Stream>, kept: T) {
+    match consumer.map(|stream| (stream, stream.synchronize())) {
+        // A lost context runs nothing any more, so there is nothing to wait for.
+        Some((stream, Err(error))) if !error.is_device_lost() => {
+            stream.context().keep_for_ever(kept, &error);
+        }
+        _ => drop(kept),
+    }
+}
+
+/// The work of a consumer that a release waits for.
+#[derive(Debug, Default)]
+pub(crate) enum ConsumerWork {
+    /// There is none, or the consumer has waited for it.
+    #[default]
+    Finished,
+    /// All work that this stream has at the release.
+    #[cfg(feature = "cuda")]
+    On(Stream),
+}
+
+impl ConsumerWork {
+    /// Drops `kept` after the work has run, as [`release_after`] does.
+    pub(crate) fn release<T: Send + 'static>(&self, kept: T) {
+        match self {
+            Self::Finished => drop(kept),
+            #[cfg(feature = "cuda")]
+            Self::On(stream) => release_after(Some(stream), kept),
+        }
+    }
+}

@@ -1,5 +1,0 @@
-//! Columns and columnar buffers over every kind of memory that the processor can reach.
-
-mod buffers;
-mod parts;
-mod tensors;
