@@ -8,15 +8,16 @@
 //! barrier on every core that runs a thread of this process, so that [`light`] has only to keep
 //! the compiler from reordering.
 //!
-//! Where the kernel refuses `membarrier` (older than 4.14, or a sandbox), which is found out
-//! once, both sides are full barriers.
+//! Where the kernel refuses `membarrier` (older than 4.14, or a sandbox), both sides are full
+//! barriers. A sandbox may start after the first pool: the first refusal then switches the process
+//! over, once and for all, and is reported.
 
 /// The barrier of the frequent side.
 #[cfg(not(loom))]
 #[inline]
 pub(crate) fn light() {
     use std::sync::atomic::{Ordering, compiler_fence, fence};
-    if linux::is_asymmetric() {
+    if linux::MODE.is_asymmetric() {
         compiler_fence(Ordering::SeqCst);
     } else {
         fence(Ordering::SeqCst);
@@ -28,16 +29,26 @@ pub(crate) fn light() {
 pub(crate) fn heavy() {
     use std::sync::atomic::{Ordering, fence};
     fence(Ordering::SeqCst);
-    if linux::is_asymmetric() {
-        linux::barrier_everywhere();
-    }
+    linux::MODE.barrier_everywhere(linux::expedited);
     fence(Ordering::SeqCst);
+}
+
+/// Reports, once, that the kernel has begun to refuse `membarrier`. Subscribers are foreign code:
+/// the caller holds no lock.
+#[cfg(not(loom))]
+pub(crate) fn report() {
+    if linux::MODE.take_report() {
+        tracing::warn!(
+            "the kernel has begun to refuse `membarrier`; each acquire and each release of a \
+             pool's block runs a full barrier from now on, some 10 ns"
+        );
+    }
 }
 
 /// Finds out what the kernel offers; every pool does so before its first hit.
 #[cfg(not(loom))]
 pub(crate) fn prepare() {
-    linux::prepare();
+    linux::MODE.prepare(linux::register);
 }
 
 // The model checker knows symmetric fences only. Each algorithm that is right with an asymmetric
@@ -52,36 +63,79 @@ pub(crate) fn heavy() {
 }
 #[cfg(loom)]
 pub(crate) fn prepare() {}
+#[cfg(loom)]
+pub(crate) fn report() {}
 
 #[cfg(not(loom))]
 mod linux {
     use std::sync::Once;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
     use std::time::Duration;
 
-    /// Written once, before the first pool exists, and never taken back: a thread that reads
-    /// `false` too long pays for a barrier that it does not need.
-    static ASYMMETRIC: AtomicBool = AtomicBool::new(false);
-    static PREPARED: Once = Once::new();
+    /// Both sides run full barriers.
+    const SYMMETRIC: u8 = 0;
+    /// The light side runs full barriers from now on, but a thread may not know that yet.
+    const SWITCHING: u8 = 1;
+    /// The light side only keeps the compiler from reordering.
+    const ASYMMETRIC: u8 = 2;
 
-    #[inline]
-    pub(super) fn is_asymmetric() -> bool {
-        ASYMMETRIC.load(Ordering::Relaxed)
+    /// After this time every store has left its core's buffer, and every core reads the new mode.
+    const SETTLING: Duration = Duration::from_millis(10);
+
+    /// Which barriers the two sides run.
+    pub(super) struct Mode {
+        mode: AtomicU8,
+        /// A switch that no thread has reported yet.
+        unreported: AtomicBool,
+        prepared: Once,
     }
 
-    pub(super) fn prepare() {
-        PREPARED.call_once(|| {
-            let registered = membarrier(REGISTER_PRIVATE_EXPEDITED);
-            ASYMMETRIC.store(registered, Ordering::SeqCst);
-        });
-    }
+    /// That of the process.
+    pub(super) static MODE: Mode = Mode::new();
 
-    pub(super) fn barrier_everywhere() {
-        if !expedited() {
-            // A sandbox put up since the registration refuses the call. What remains is that a
-            // store leaves its core's buffer by itself within microseconds.
-            std::thread::sleep(Duration::from_millis(10));
+    impl Mode {
+        pub(super) const fn new() -> Self {
+            let (mode, unreported) = (AtomicU8::new(SYMMETRIC), AtomicBool::new(false));
+            Self { mode, unreported, prepared: Once::new() }
         }
+
+        #[inline]
+        pub(super) fn is_asymmetric(&self) -> bool {
+            self.mode.load(Ordering::Relaxed) == ASYMMETRIC
+        }
+
+        /// Registers this process by means of `register`, before its first pool exists.
+        pub(super) fn prepare(&self, register: impl FnOnce() -> bool) {
+            self.prepared.call_once(|| {
+                if register() {
+                    self.mode.store(ASYMMETRIC, Ordering::SeqCst);
+                }
+            });
+        }
+
+        /// Runs a barrier everywhere by means of `expedited`, unless full barriers on both sides
+        /// have made it unnecessary. A refusal switches over to those.
+        pub(super) fn barrier_everywhere(&self, expedited: impl FnOnce() -> bool) {
+            if self.mode.load(Ordering::SeqCst) == SYMMETRIC || expedited() {
+                return;
+            }
+            self.mode.store(SWITCHING, Ordering::SeqCst);
+            std::thread::sleep(SETTLING);
+            if self.mode.swap(SYMMETRIC, Ordering::SeqCst) != SYMMETRIC {
+                self.unreported.store(true, Ordering::SeqCst);
+            }
+        }
+
+        /// Whether a switch is still to be reported; `true` once.
+        pub(super) fn take_report(&self) -> bool {
+            self.unreported.load(Ordering::Relaxed)
+                && self.unreported.swap(false, Ordering::Relaxed)
+        }
+    }
+
+    /// Announces to the kernel that this process runs barriers everywhere.
+    pub(super) fn register() -> bool {
+        membarrier(REGISTER_PRIVATE_EXPEDITED)
     }
 
     /// Runs a barrier on every core that runs a thread of this process; answers whether the kernel
@@ -150,12 +204,37 @@ mod linux {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::linux::Mode;
+
+    #[test]
+    fn a_late_refusal_switches_over_once_and_is_reported_once() {
+        let mode = Mode::new();
+        mode.prepare(|| true);
+        assert!(mode.is_asymmetric());
+        mode.barrier_everywhere(|| true);
+        assert!(mode.is_asymmetric() && !mode.take_report());
+        mode.barrier_everywhere(|| false);
+        assert!(!mode.is_asymmetric());
+        // Another sweep neither asks the kernel nor sleeps.
+        mode.barrier_everywhere(|| unreachable!("the kernel was asked again"));
+        assert!(mode.take_report());
+        assert!(!mode.take_report());
+    }
+
+    #[test]
+    fn where_the_kernel_refuses_at_once_nothing_is_reported() {
+        let mode = Mode::new();
+        mode.prepare(|| false);
+        mode.barrier_everywhere(|| unreachable!("the kernel was asked again"));
+        assert!(!mode.is_asymmetric() && !mode.take_report());
+    }
+
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn the_kernel_offers_it() {
         super::prepare();
         super::heavy();
-        if !super::linux::is_asymmetric() {
+        if !super::linux::MODE.is_asymmetric() {
             eprintln!("skipped: the_kernel_offers_it: membarrier is refused here");
             return;
         }

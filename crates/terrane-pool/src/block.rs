@@ -11,6 +11,7 @@ use terrane_core::{
     ByteCount, CapabilityReport, DeviceAddress, Location, Memory, RegistrationRecord, StorageKind,
 };
 
+use crate::grant::{Grant, GrantRef, Use};
 use crate::record::Record;
 use crate::stock::Stock;
 use crate::{Access, PoolError, StreamId};
@@ -25,24 +26,41 @@ use crate::{Access, PoolError, StreamId};
 /// [asked](Self::asked) for.
 pub struct PoolBlock<M: Memory> {
     record: ManuallyDrop<Box<Record<M>>>,
+    grant: GrantRef<M>,
 }
 
 impl<M: Memory> PoolBlock<M> {
+    /// The block of a record, with the grant of its class. No stream uses it.
     #[inline]
-    pub(crate) fn new(record: Box<Record<M>>) -> Self {
-        Self { record: ManuallyDrop::new(record) }
+    pub(crate) fn new(record: Box<Record<M>>, grant: GrantRef<M>) -> Self {
+        Self { record: ManuallyDrop::new(record), grant }
+    }
+
+    #[inline]
+    fn grant(&self) -> Grant<M> {
+        // SAFETY: the record keeps its stock alive.
+        unsafe { self.grant.get() }
     }
 
     /// Makes `stream` the one on which the block is released.
     pub(crate) fn at_home_on(mut self, stream: StreamId) -> Self {
         self.record.order.home = Some(stream);
+        self.set_apart();
         self
+    }
+
+    /// Notes that streams use the block: the record says which.
+    fn set_apart(&mut self) {
+        self.record.asked = self.asked().get();
+        let Grant { class, tag, .. } = self.grant();
+        self.grant = self.record.stock.grant(class, tag, Use::Apart);
     }
 
     /// How many bytes were asked for.
     #[must_use]
     pub fn asked(&self) -> ByteCount {
-        ByteCount::new(self.record.asked)
+        let grant = self.grant();
+        ByteCount::new(if grant.is == Use::Whole { grant.weight } else { self.record.asked })
     }
 
     /// How many bytes may be used: the size of the block.
@@ -71,6 +89,7 @@ impl<M: Memory> PoolBlock<M> {
             return Err(PoolError::NoFences);
         }
         self.record.order.record(stream, access);
+        self.set_apart();
         Ok(())
     }
 
@@ -86,6 +105,7 @@ impl<M: Memory> PoolBlock<M> {
     /// # Errors
     ///
     /// [`PoolError::NoFences`], and the block as it was, if the pool knows no streams.
+    #[expect(clippy::result_large_err, reason = "a block that is refused comes back")]
     pub fn release_on(mut self, stream: StreamId) -> Result<(), (Self, PoolError)> {
         if !self.record.stock.knows_streams() {
             return Err((self, PoolError::NoFences));
@@ -96,6 +116,7 @@ impl<M: Memory> PoolBlock<M> {
             self.record.order.record(before, Access::Write);
         }
         self.record.order.forget(stream);
+        self.set_apart();
         Ok(())
     }
 
@@ -128,7 +149,7 @@ impl<M: Memory> Drop for PoolBlock<M> {
     fn drop(&mut self) {
         // SAFETY: the record is not touched again, as the handle is being dropped.
         let record = unsafe { ManuallyDrop::take(&mut self.record) };
-        Stock::give_back(record);
+        Stock::give_back(record, self.grant);
     }
 }
 
@@ -136,7 +157,7 @@ impl<M: Memory> Drop for PoolBlock<M> {
 // the record answers always the same. A block is handed out to one owner at a time.
 unsafe impl<M: Memory> Memory for PoolBlock<M> {
     fn kind(&self) -> StorageKind {
-        self.record.memory().kind()
+        self.record.kind
     }
 
     #[inline]

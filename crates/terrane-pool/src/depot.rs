@@ -1,32 +1,51 @@
-//! The shared queue of one class, and the cap on all that is cached.
+//! The free blocks of one class that are in no magazine, and the cap on all that is cached.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+// No algorithm depends on the order of these, so the model checker need not see them.
+use std::sync::atomic::AtomicU64 as Word;
 
 use crossbeam_utils::CachePadded;
-use terrane_core::Memory;
+use terrane_core::{ByteCount, Memory};
 
-use crate::slot::Batch;
-use crate::sync::{AtomicU64, AtomicUsize, Ordering, Queue};
+use crate::record::Record;
+use crate::slot::{BATCH, Batch};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering};
 
-/// The free blocks of a class that are in no magazine, in batches, so that one operation on
-/// the shared line moves several blocks.
+/// The shared queue of a class: blocks behind a lock that is held for a few instructions. The
+/// latest freed is taken first, as its record is still in a cache, and the oldest is evicted first.
 #[derive(Debug)]
 pub(crate) struct Depot<M: Memory> {
-    queue: Queue<Batch<M>>,
-    /// Never less than what is in the queue: counted before it goes in and after it has come out.
-    blocks: AtomicUsize,
+    queue: Mutex<Queue<M>>,
+    /// The blocks in the queue; written under its lock, and read without.
+    count: AtomicUsize,
+    class: usize,
+    size: u64,
     most: usize,
+    occupied: Arc<Occupied>,
     last_used: AtomicU64,
     pub(crate) shared_hits: AtomicU64,
     pub(crate) misses: AtomicU64,
     pub(crate) evictions: AtomicU64,
 }
 
+#[derive(Debug)]
+struct Queue<M: Memory> {
+    blocks: VecDeque<Box<Record<M>>>,
+    /// Nothing goes in any more.
+    is_closed: bool,
+}
+
 impl<M: Memory> Depot<M> {
-    /// A queue of `most` blocks at most.
-    pub(crate) fn new(most: usize) -> Self {
+    /// A queue of `most` blocks at most, of `size` bytes each.
+    pub(crate) fn new(class: usize, size: u64, most: usize, occupied: Arc<Occupied>) -> Self {
         Self {
-            queue: Queue::new(),
-            blocks: AtomicUsize::new(0),
+            queue: Mutex::new(Queue { blocks: VecDeque::new(), is_closed: false }),
+            count: AtomicUsize::new(0),
+            class,
+            size,
             most,
+            occupied,
             last_used: AtomicU64::new(0),
             shared_hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
@@ -34,16 +53,64 @@ impl<M: Memory> Depot<M> {
         }
     }
 
-    /// Takes the oldest batch. `now` is the time, and 0 for an eviction, which is no use.
-    pub(crate) fn pop(&self, now: u64) -> Option<Batch<M>> {
-        // A look at an empty queue writes nothing.
-        if self.blocks.load(Ordering::SeqCst) == 0 {
+    /// Runs `work` on the queue; takes no lock if it is empty.
+    fn with_blocks<R>(
+        &self,
+        work: impl FnOnce(&mut VecDeque<Box<Record<M>>>) -> Option<R>,
+    ) -> Option<R> {
+        if self.blocks() == 0 {
             return None;
         }
-        let batch = self.queue.pop()?;
-        self.blocks.fetch_sub(batch.len(), Ordering::SeqCst);
+        let mut queue = self.queue.lock();
+        let result = work(&mut queue.blocks);
+        self.count.store(queue.blocks.len(), Ordering::Release);
+        result
+    }
+
+    /// Takes the block that was freed last. `now` is the time.
+    pub(crate) fn take_one(&self, now: u64) -> Option<Box<Record<M>>> {
+        let block = self.with_blocks(VecDeque::pop_back)?;
         self.touch(now);
-        Some(batch)
+        Some(block)
+    }
+
+    /// Takes the blocks that were freed last, `count` at most.
+    pub(crate) fn take(&self, count: usize, now: u64) -> Option<Batch<M>> {
+        let taken = self.with_blocks(|blocks| {
+            let mut taken = Batch::new();
+            for _ in 0..count.min(BATCH) {
+                let Some(block) = blocks.pop_back() else { break };
+                // A batch has room for its own length.
+                let _ = taken.push(block);
+            }
+            (taken.len() > 0).then_some(taken)
+        })?;
+        self.touch(now);
+        Some(taken)
+    }
+
+    /// Takes the blocks that were freed first, `count` and a batch at most. An eviction is no use.
+    pub(crate) fn take_oldest(&self, count: usize) -> Option<Batch<M>> {
+        self.with_blocks(|blocks| {
+            let mut taken = Batch::new();
+            for _ in 0..count.min(BATCH) {
+                let Some(block) = blocks.pop_front() else { break };
+                // A batch has room for its own length.
+                let _ = taken.push(block);
+            }
+            (taken.len() > 0).then_some(taken)
+        })
+    }
+
+    /// Takes all blocks, the one that was freed first first.
+    pub(crate) fn take_all(&self) -> VecDeque<Box<Record<M>>> {
+        self.with_blocks(|blocks| Some(std::mem::take(blocks))).unwrap_or_default()
+    }
+
+    /// Takes all blocks, and lets no other in.
+    pub(crate) fn close(&self) -> VecDeque<Box<Record<M>>> {
+        self.queue.lock().is_closed = true;
+        self.take_all()
     }
 
     /// Notes that the class was used, without a write if that is known.
@@ -53,34 +120,97 @@ impl<M: Memory> Depot<M> {
         }
     }
 
-    /// Puts a batch in, and answers what does not fit.
-    pub(crate) fn push(&self, mut batch: Batch<M>, now: u64) -> Option<Batch<M>> {
-        let wanted = batch.len();
-        let mut granted = 0;
-        let _ = self.blocks.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |blocks| {
-            granted = wanted.min(self.most.saturating_sub(blocks));
-            blocks.checked_add(granted)
-        });
-        self.touch(now);
-        let mut over = None;
-        while batch.len() > granted
-            && let Some(block) = batch.pop()
+    /// Puts in what `next` gives, until that has no more or there is no room.
+    pub(crate) fn put(&self, mut next: impl FnMut() -> Option<Box<Record<M>>>, now: u64) {
+        let mut queue = self.queue.lock();
+        while !queue.is_closed
+            && queue.blocks.len() < self.most
+            && let Some(block) = next()
         {
-            // As large as the batch that it is filled from.
-            let _ = over.get_or_insert_with(Batch::new).push(block);
+            queue.blocks.push_back(block);
         }
-        if granted > 0 {
-            self.queue.push(batch);
+        self.count.store(queue.blocks.len(), Ordering::Release);
+        if !queue.blocks.is_empty() {
+            self.occupied.set(self.class);
         }
-        over
+        drop(queue);
+        self.touch(now);
+    }
+
+    /// Whether there is no block; the class then ceases to be occupied.
+    pub(crate) fn is_vacant(&self) -> bool {
+        let is_vacant = self.blocks() == 0;
+        if is_vacant {
+            let queue = self.queue.lock();
+            if queue.blocks.is_empty() {
+                self.occupied.clear(self.class);
+            }
+        }
+        is_vacant
+    }
+
+    /// Shows every block to `visit`, which is of this crate, under the lock.
+    pub(crate) fn for_each(&self, visit: impl FnMut(&Record<M>)) {
+        self.queue.lock().blocks.iter().map(|block| &**block).for_each(visit);
     }
 
     pub(crate) fn blocks(&self) -> usize {
-        self.blocks.load(Ordering::SeqCst)
+        self.count.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn class(&self) -> usize {
+        self.class
+    }
+
+    /// The bytes of the blocks in the queue.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.size * ByteCount::from_usize(self.blocks()).get()
     }
 
     pub(crate) fn last_used(&self) -> u64 {
         self.last_used.load(Ordering::Relaxed)
+    }
+}
+
+/// Which classes may have a block in their queues; every class that has one is among them. Written
+/// under the lock of the class, and only to change.
+#[derive(Debug)]
+pub(crate) struct Occupied(Box<[Word]>);
+
+const WORD: usize = 64;
+
+impl Occupied {
+    pub(crate) fn new(classes: usize) -> Arc<Self> {
+        Arc::new(Self((0..classes.div_ceil(WORD)).map(|_| Word::new(0)).collect()))
+    }
+
+    #[inline]
+    fn set(&self, class: usize) {
+        if let Some(word) = self.0.get(class / WORD)
+            && word.load(Ordering::Relaxed) >> (class % WORD) & 1 == 0
+        {
+            word.fetch_or(1 << (class % WORD), Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn clear(&self, class: usize) {
+        if let Some(word) = self.0.get(class / WORD) {
+            word.fetch_and(!(1 << (class % WORD)), Ordering::Relaxed);
+        }
+    }
+
+    /// The classes, the smallest first.
+    #[inline]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + Clone {
+        self.0.iter().enumerate().flat_map(|(index, word)| {
+            let mut bits = word.load(Ordering::Relaxed);
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+                bits &= bits - 1;
+                Some(index * WORD + usize::try_from(bit).unwrap_or(0))
+            })
+        })
     }
 }
 
@@ -91,35 +221,31 @@ impl<M: Memory> Depot<M> {
 pub(crate) struct Budget {
     /// On a line of its own: what is read on every hit must not lie beside it.
     reserved: CachePadded<AtomicU64>,
-    /// `None`: nothing is counted.
-    cap: Option<u64>,
+    cap: u64,
 }
 
 impl Budget {
-    pub(crate) fn new(cap: Option<u64>) -> Self {
+    pub(crate) fn new(cap: u64) -> Self {
         Self { reserved: CachePadded::new(AtomicU64::new(0)), cap }
-    }
-
-    #[inline]
-    pub(crate) fn is_limited(&self) -> bool {
-        self.cap.is_some()
     }
 
     /// Reserves `bytes`, exactly or not at all. A refusal never makes another, fitting request
     /// fail, as nothing is added that would have to be taken off again.
+    #[inline]
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
-        let Some(cap) = self.cap else { return true };
-        let within = |reserved: u64| reserved.checked_add(bytes).filter(|&sum| sum <= cap);
+        let within = |reserved: u64| reserved.checked_add(bytes).filter(|&sum| sum <= self.cap);
         self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
     }
 
     /// The bytes that are reserved: those that are cached, and the credit of all threads.
+    #[inline]
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Relaxed)
     }
 
+    #[inline]
     pub(crate) fn give_back(&self, bytes: u64) {
-        if bytes > 0 && self.cap.is_some() {
+        if bytes > 0 {
             self.reserved.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
@@ -131,7 +257,7 @@ mod tests {
 
     #[test]
     fn reserves_exactly_or_not_at_all() {
-        let budget = Budget::new(Some(100));
+        let budget = Budget::new(100);
         assert!(budget.reserve(60));
         assert!(!budget.reserve(41));
         assert!(!budget.reserve(u64::MAX));

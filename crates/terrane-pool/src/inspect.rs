@@ -47,14 +47,7 @@ impl<A: Allocate> Inspect for Pool<A> {
             lane.for_each(|record| visit(shown(record, BlockState::Pending)));
         });
         for depot in &stock.depots {
-            // A queue shows only what is taken out. Nothing is put in meanwhile but by this, in
-            // the same order, so that there is room for it.
-            let batches: Vec<_> = std::iter::from_fn(|| depot.pop(0)).collect();
-            for batch in batches {
-                batch.iter().for_each(|record| visit(shown(record, BlockState::Cached)));
-                let over = depot.push(batch, 0);
-                debug_assert!(over.is_none(), "what was in the queue has room in it");
-            }
+            depot.for_each(|record| visit(shown(record, BlockState::Cached)));
         }
         if let Some(parking) = &stock.parking {
             parking.for_each(|record| visit(shown(record, BlockState::Pending)));
@@ -65,7 +58,7 @@ impl<A: Allocate> Inspect for Pool<A> {
 }
 
 fn shown<M: Memory>(record: &Record<M>, state: BlockState) -> BlockRecord {
-    let (kind, location) = (record.memory().kind(), record.location);
+    let (kind, location) = (record.kind, record.location);
     BlockRecord {
         span: Span { kind, location, length: ByteCount::new(record.granted) },
         asked: ByteCount::ZERO,

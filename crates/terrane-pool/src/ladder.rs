@@ -1,12 +1,19 @@
 //! What a pool does before it refuses.
 //!
-//! When the upstream is exhausted, a pool climbs a ladder, from what costs least: freed blocks
-//! that their streams have finished with (looked for before the upstream was asked at all);
-//! freed blocks that have to be waited for; cached blocks of a larger class; giving its cached
-//! blocks back and asking the upstream again; having the upstream give its own reserves back; and
-//! the caller's callback, a bounded number of times. Each rung ends with another search, so a
-//! block that another thread releases meanwhile is found. Only then it refuses, with what it knows
-//! of itself in the error.
+//! When the upstream is exhausted, a pool tries these steps, the cheapest first:
+//!
+//! 1. It waits for freed blocks that streams still use.
+//! 2. It takes a cached block of its own class or of a larger one, if no more than
+//!    [`larger_class_waste`](crate::PoolOptions::larger_class_waste) is wasted.
+//! 3. It returns cached blocks to the upstream, as many bytes as are asked for and then all, and
+//!    asks the upstream again.
+//! 4. It makes the upstream return its own reserves.
+//! 5. It asks the caller's callback, a bounded number of times.
+//! 6. It takes a block of any larger class.
+//!
+//! Each step also finds blocks that another thread releases meanwhile. A pool that refuses says in
+//! the error what it holds. A step that has nothing to work on costs nothing: callers that evict
+//! when they are refused come here often.
 
 use terrane_core::{Allocate, AllocateError, ByteCount, RegionRequest};
 
@@ -57,7 +64,7 @@ impl<A: Allocate> Pool<A> {
             Err(refusal) if refusal.is_exhaustion() => {
                 tracing::debug!(%refusal, "the upstream is exhausted");
                 self.ladder.count(Rung::Exhausted);
-                self.climb(request, tag, class, stream, fetch)
+                self.climb(request, tag, class, stream, fetch, refusal)
             }
             result => result,
         }
@@ -70,26 +77,33 @@ impl<A: Allocate> Pool<A> {
         class: Option<usize>,
         stream: Option<StreamId>,
         fetch: impl Fn() -> Found<A>,
+        mut refusal: AllocateError,
     ) -> Found<A> {
+        self.stock.press();
         if let Some(record) = self.wait_for_pending(class, tag, stream) {
             return self.reached(Rung::Pending, record);
         }
-        if let Some(record) = self.larger(class, tag) {
+        if let Some(record) = self.similar(class, request.bytes, tag) {
             return self.reached(Rung::Larger, record);
         }
-        self.trim(ByteCount::ZERO);
-        let mut refusal = match fetch() {
-            Err(again) if again.is_exhaustion() => again,
-            Err(other) => return Err(other),
-            Ok(record) => return self.reached(Rung::Trimmed, record),
-        };
+        let wanted = class.map_or(request.bytes.get(), |class| self.stock.table.size(class));
+        // Fewer bytes than are wanted may be what the upstream lacks.
+        if self.stock.evict(wanted) > 0
+            && let Some(record) = ask_again(&fetch, &mut refusal)?
+        {
+            return self.reached(Rung::Trimmed, record);
+        }
+        if self.stock.budget.reserved() > 0
+            && !self.trim(ByteCount::ZERO).is_zero()
+            && let Some(record) = ask_again(&fetch, &mut refusal)?
+        {
+            return self.reached(Rung::Trimmed, record);
+        }
         if let Some(upstream) = &self.trim_upstream {
             let freed = upstream.trim_upstream(request.bytes);
-            tracing::debug!(%freed, wanted = %request.bytes, "had the upstream trim itself");
-            match fetch() {
-                Err(again) if again.is_exhaustion() => refusal = again,
-                Err(other) => return Err(other),
-                Ok(record) => return self.reached(Rung::UpstreamTrimmed, record),
+            tracing::debug!(%freed, wanted = %request.bytes, "the upstream trimmed itself");
+            if let Some(record) = ask_again(&fetch, &mut refusal)? {
+                return self.reached(Rung::UpstreamTrimmed, record);
             }
         }
         let mut attempts = 0;
@@ -97,26 +111,23 @@ impl<A: Allocate> Pool<A> {
             && attempts < self.options.callback_attempts
         {
             attempts += 1;
-            let state = self.snapshot().exhausted(attempts);
-            let answer = callback(&state, request.bytes);
-            if let Some(record) = self.search(class, tag, stream) {
+            let answer = callback(&self.exhausted(attempts), request.bytes);
+            if let Some(record) = self.released(class, request.bytes, tag, stream) {
                 return self.reached(Rung::Callback, record);
             }
             self.trim(ByteCount::ZERO);
-            match fetch() {
-                Err(again) if again.is_exhaustion() => refusal = again,
-                Err(other) => return Err(other),
-                Ok(record) => return self.reached(Rung::Callback, record),
+            if let Some(record) = ask_again(&fetch, &mut refusal)? {
+                return self.reached(Rung::Callback, record);
             }
             if answer == Retry::GiveUp {
                 break;
             }
         }
-        if let Some(record) = self.search(class, tag, stream) {
+        if let Some(record) = self.any_larger(class, tag, stream) {
             return self.reached(Rung::Larger, record);
         }
         self.ladder.count(Rung::Refused);
-        let mut state = self.snapshot().exhausted(attempts);
+        let mut state = self.exhausted(attempts);
         state.refusal = Some(std::sync::Arc::new(refusal));
         Err(AllocateError::OutOfMemory {
             kind: self.kind(),
@@ -161,18 +172,64 @@ impl<A: Allocate> Pool<A> {
         class.and_then(|class| self.stock.take_shared(class, tag))
     }
 
-    /// A cached block of the class or a larger one.
-    fn larger(&self, class: Option<usize>, tag: Tag) -> Option<Box<Record<A::Memory>>> {
-        self.stock.take_anywhere(class?, tag)
+    /// A cached block of the class, or of a larger one that wastes little.
+    fn similar(
+        &self,
+        class: Option<usize>,
+        asked: ByteCount,
+        tag: Tag,
+    ) -> Option<Box<Record<A::Memory>>> {
+        let last = self.stock.table.last_within(class?, asked, self.options.larger_class_waste);
+        self.stock.take_anywhere(class?..=last, tag)
     }
 
-    /// Anything that serves the request just now.
-    fn search(
+    /// What the caller's callback has released.
+    fn released(
+        &self,
+        class: Option<usize>,
+        asked: ByteCount,
+        tag: Tag,
+        stream: Option<StreamId>,
+    ) -> Option<Box<Record<A::Memory>>> {
+        self.take_pending(class?, tag, stream).or_else(|| self.similar(class, asked, tag))
+    }
+
+    /// A freed block of any class that is large enough.
+    fn any_larger(
         &self,
         class: Option<usize>,
         tag: Tag,
         stream: Option<StreamId>,
     ) -> Option<Box<Record<A::Memory>>> {
-        self.take_pending(class?, tag, stream).or_else(|| self.larger(class, tag))
+        let class = class?;
+        let last = self.stock.table.len().saturating_sub(1);
+        let pending = self.take_pending(class, tag, stream);
+        pending.or_else(|| self.stock.take_anywhere(class..=last, tag))
+    }
+
+    /// The state of the pool for an error.
+    fn exhausted(&self, callback_attempts: u32) -> Exhausted {
+        let mut state = if self.stock.knows_streams() || self.stock.is_in_threads() {
+            self.snapshot().exhausted()
+        } else {
+            self.stock.exhausted()
+        };
+        state.callback_attempts = callback_attempts;
+        state
+    }
+}
+
+/// Fetches again; `None`, with the new `refusal`, if the upstream is still exhausted.
+fn ask_again<R>(
+    fetch: impl Fn() -> Result<R, AllocateError>,
+    refusal: &mut AllocateError,
+) -> Result<Option<R>, AllocateError> {
+    match fetch() {
+        Ok(record) => Ok(Some(record)),
+        Err(again) if again.is_exhaustion() => {
+            *refusal = again;
+            Ok(None)
+        }
+        Err(other) => Err(other),
     }
 }

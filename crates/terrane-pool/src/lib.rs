@@ -14,7 +14,8 @@
 //! # What it does not do
 //!
 //! It names no driver, starts no thread and copies no bytes. It carves no region into blocks of
-//! mixed sizes: a class is a size, and [`SizeClasses::ExactSlab`] cuts slabs into equal blocks.
+//! mixed sizes: a class is a size, and slabs are cut into equal blocks, by
+//! [`SizeClasses::ExactSlab`] for one size and by [`adaptors::Slabs`] for every small class.
 //! A process that was forked from one with threads leaves the pools of its parent alone: another
 //! thread may have been at its magazines, and a sweep would wait for it for ever.
 //!
@@ -29,6 +30,12 @@
 //! ```
 //!
 //! The records of the decisions, with their numbers: `docs/decisions/0020` to `0033`.
+//!
+//! # Small blocks
+//!
+//! Each block of a class is a region of the upstream. Over system memory that is a mapping, and a
+//! process has at most 65,530 of them (`vm.max_map_count`). Put [`adaptors::Slabs`] below a pool of
+//! many small blocks: it asks the upstream once for up to 2 MiB of them.
 //!
 //! # What is guaranteed
 //!
@@ -59,6 +66,7 @@ mod block;
 mod depot;
 mod error;
 mod fence;
+mod grant;
 mod inspect;
 mod ladder;
 pub mod managed;

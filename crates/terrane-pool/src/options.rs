@@ -20,7 +20,7 @@ use crate::SizeClasses;
 /// ```
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// How sizes are rounded.
+    /// How sizes are rounded. Default: eight steps a doubling.
     pub classes: SizeClasses,
     /// The smallest block: a power of two, 16 bytes or more, and no less than the granule of an
     /// upstream whose regions are the blocks. Smaller requests get one of this size. Default:
@@ -36,8 +36,8 @@ pub struct PoolOptions {
     /// The most bytes that the pool keeps beyond those in use, in all; never exceeded. Slabs do
     /// not count. Default: 4 GiB.
     pub cached_bytes: ByteCount,
-    /// How much of what the pool holds may be cached when it asks the upstream for more, in
-    /// percent: a miss first gives cached blocks of other classes back, the least recently used
+    /// How much of what the pool holds may be cached when it is about to hold more than ever
+    /// before, in percent: a miss then first returns cached blocks, those of the least recently used
     /// class first, so that the peak stays near what is in use. Caches of up to 64 MiB are left
     /// alone, and with 100 all are. Default: 10.
     pub cached_percent: u8,
@@ -56,6 +56,10 @@ pub struct PoolOptions {
     /// How many threads have magazines at a time; further ones use the shared queues.
     /// Default: 256.
     pub threads: usize,
+    /// How much larger than the request a cached block of a larger class may be that serves it in
+    /// an exhausted pool, in percent. The pool takes blocks that are larger still only after it
+    /// has returned cached blocks to the upstream and was refused again. Default: 25.
+    pub larger_class_waste: u8,
     /// How long an exhausted pool waits for streams to finish with freed blocks, in all, before
     /// it goes on to trim; and how long a closed pool waits for a block. Default: 1 s.
     pub pending_wait: Duration,
@@ -70,7 +74,7 @@ pub struct PoolOptions {
 impl Default for PoolOptions {
     fn default() -> Self {
         Self {
-            classes: SizeClasses::PowerOfTwo,
+            classes: SizeClasses::default(),
             smallest_class: ByteCount::new(512),
             largest_class: ByteCount::gib(1),
             alignment: Alignment::SECTOR,
@@ -80,6 +84,7 @@ impl Default for PoolOptions {
             magazine_depth: 28,
             magazine_bytes: ByteCount::mib(8),
             threads: 256,
+            larger_class_waste: 25,
             pending_wait: Duration::from_secs(1),
             callback_attempts: 3,
             order_streams: false,

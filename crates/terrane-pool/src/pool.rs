@@ -24,14 +24,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, Label, Limits, Memory, RegionRequest,
-    StorageKind,
+    Alignment, Allocate, AllocateError, ByteCount, Label, Limits, RegionRequest, StorageKind,
 };
 
+use crate::grant::Use;
 use crate::ladder::{Callback, TrimUpstream};
 use crate::options::PoolOptions;
 use crate::parking::Parking;
-use crate::record::Record;
+use crate::record::{Record, UNPOOLED};
 use crate::seat::Home as _;
 use crate::size_class::{ClassTable, SizeClasses};
 use crate::snapshot::LadderCounts;
@@ -174,9 +174,9 @@ impl<A: Allocate> Pool<A> {
         tag: Tag,
     ) -> Result<PoolBlock<A::Memory>, AllocateError> {
         if let Some(class) = self.stock.table.class_of(bytes.get())
-            && let Some(record) = self.stock.take(class, tag)
+            && let Some(block) = self.take(class, bytes, tag)
         {
-            return Ok(hand_out(record, bytes, tag));
+            return Ok(block);
         }
         self.acquire_slowly(&RegionRequest::new(bytes), tag, None)
     }
@@ -201,7 +201,7 @@ impl<A: Allocate> Pool<A> {
         if let Some(class) = class
             && let Some(record) = self.stock.take_on(class, tag, stream)
         {
-            return Ok(hand_out(record, request.bytes, tag));
+            return Ok(self.hand_out(record, request.bytes, tag).at_home_on(stream));
         }
         // What is taken here is free for this stream alone: it is handed out, whatever happens to
         // the pool meanwhile, and never dropped.
@@ -209,10 +209,10 @@ impl<A: Allocate> Pool<A> {
         let block = match open.and_then(|class| parking.take_on(class, stream)) {
             Some(record) => {
                 self.stock.count(tag, record.granted, true);
-                Ok(hand_out(record, request.bytes, tag))
+                Ok(self.hand_out(record, request.bytes, tag))
             }
-            None => match class.and_then(|class| self.stock.take(class, tag)) {
-                Some(record) => Ok(hand_out(record, request.bytes, tag)),
+            None => match class.and_then(|class| self.take(class, request.bytes, tag)) {
+                Some(block) => Ok(block),
                 None => self.acquire_slowly(request, tag, Some(stream)),
             },
         };
@@ -298,32 +298,60 @@ impl<A: Allocate> Pool<A> {
         }
         let Some(class) = self.class_of(request) else {
             let record = self.or_climb(request, tag, None, stream, || self.fetch_one(request))?;
-            return Ok(hand_out(record, request.bytes, tag));
+            return Ok(self.hand_out(record, request.bytes, tag));
         };
         if let Some(record) = self.stock.take_shared(class, tag) {
-            return Ok(hand_out(record, request.bytes, tag));
+            return Ok(self.block(record, class, request.bytes, tag));
         }
         self.stock.note_miss(class);
         if let Some(record) = self.take_pending(class, tag, stream) {
-            return Ok(hand_out(record, request.bytes, tag));
+            return Ok(self.hand_out(record, request.bytes, tag));
         }
         let record =
             self.or_climb(request, tag, Some(class), stream, || self.fetch(class, &request.label))?;
-        Ok(hand_out(record, request.bytes, tag))
+        Ok(self.hand_out(record, request.bytes, tag))
     }
-}
 
-#[inline]
-fn hand_out<M: Memory>(mut record: Box<Record<M>>, bytes: ByteCount, tag: Tag) -> PoolBlock<M> {
-    // Written only where it changes: a record that is only read stays in the caches of all
-    // threads that the block goes to and fro between.
-    if record.asked != bytes.get() {
+    /// A block of the thread's magazine.
+    #[inline]
+    fn take(&self, class: usize, bytes: ByteCount, tag: Tag) -> Option<PoolBlock<A::Memory>> {
+        let record = self.stock.take(class, tag)?;
+        Some(self.block(record, class, bytes, tag))
+    }
+
+    /// A block of a class.
+    #[inline]
+    fn block(
+        &self,
+        mut record: Box<Record<A::Memory>>,
+        class: usize,
+        bytes: ByteCount,
+        tag: Tag,
+    ) -> PoolBlock<A::Memory> {
+        let is = if bytes.get() == self.stock.weight(class) {
+            Use::Whole
+        } else {
+            // It is written where it is in no cache, but not read.
+            record.asked = bytes.get();
+            Use::Plain
+        };
+        PoolBlock::new(record, self.stock.grant(class, tag, is))
+    }
+
+    /// A block of the class that its record says, or of none.
+    fn hand_out(
+        &self,
+        mut record: Box<Record<A::Memory>>,
+        bytes: ByteCount,
+        tag: Tag,
+    ) -> PoolBlock<A::Memory> {
+        let class = record.class;
+        if class != UNPOOLED {
+            return self.block(record, class, bytes, tag);
+        }
         record.asked = bytes.get();
+        PoolBlock::new(record, self.stock.grant(class, tag, Use::Apart))
     }
-    if record.tag != tag {
-        record.tag = tag;
-    }
-    PoolBlock::new(record)
 }
 
 // SAFETY: a block is the upstream's, and has one owner at a time: it is out, cached or parked.
@@ -345,9 +373,9 @@ unsafe impl<A: Allocate> Allocate for Pool<A> {
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let tag = self.stock.tag(&request.label);
         if let Some(class) = self.class_of(request)
-            && let Some(record) = self.stock.take(class, tag)
+            && let Some(block) = self.take(class, request.bytes, tag)
         {
-            return Ok(hand_out(record, request.bytes, tag));
+            return Ok(block);
         }
         self.acquire_slowly(request, tag, None)
     }

@@ -3,28 +3,28 @@
 use std::fmt;
 use std::sync::Arc;
 
-use terrane_core::{ByteCount, Location, Memory};
+use terrane_core::{ByteCount, Location, Memory, StorageKind};
 
 use crate::block::StreamOrder;
 use crate::stock::Stock;
 use crate::sync::{AtomicU64, Ordering};
-use crate::tags::Tag;
 
 /// The class of a block that goes straight back to the upstream.
 pub(crate) const UNPOOLED: usize = usize::MAX;
 
 /// A block with its memory. Whoever has the box has the block.
 ///
-/// What a hit reads comes first, and fills one cache line.
-#[repr(C, align(64))]
+/// A hit does not read it: of many blocks, few records are in a cache.
 pub(crate) struct Record<M: Memory> {
     pub(crate) stock: Arc<Stock<M>>,
     pub(crate) class: usize,
     pub(crate) granted: u64,
     pub(crate) asked: u64,
+    /// What the block waits for; nothing, unless it is in use apart, parked or in a lane.
     pub(crate) order: StreamOrder,
-    pub(crate) tag: Tag,
     pub(crate) location: Location,
+    /// What the memory says of itself, so that it need not be asked under a lock.
+    pub(crate) kind: StorageKind,
     backing: Backing<M>,
 }
 
@@ -41,8 +41,8 @@ impl<M: Memory> Record<M> {
         class: usize,
         granted: u64,
     ) -> Box<Self> {
-        let location = memory.memory.location();
-        Self::new(stock, Backing::Whole(memory), location, class, granted)
+        let (location, kind) = (memory.memory.location(), memory.memory.kind());
+        Self::new(stock, Backing::Whole(memory), (location, kind), class, granted)
     }
 
     /// The block at `offset` of a slab; `None` if that leaves the address space, which a memory
@@ -55,14 +55,15 @@ impl<M: Memory> Record<M> {
         granted: u64,
     ) -> Option<Box<Self>> {
         let location = slab.memory.location().checked_add(offset)?;
+        let kind = slab.memory.kind();
         let backing = Backing::Part { slab: Arc::clone(slab), offset };
-        Some(Self::new(stock, backing, location, class, granted))
+        Some(Self::new(stock, backing, (location, kind), class, granted))
     }
 
     fn new(
         stock: &Arc<Stock<M>>,
         backing: Backing<M>,
-        location: Location,
+        (location, kind): (Location, StorageKind),
         class: usize,
         granted: u64,
     ) -> Box<Self> {
@@ -70,10 +71,10 @@ impl<M: Memory> Record<M> {
             class,
             granted,
             asked: granted,
-            tag: Tag::NONE,
             order: StreamOrder::default(),
             stock: Arc::clone(stock),
             location,
+            kind,
             backing,
         })
     }
@@ -126,6 +127,10 @@ impl<M: Memory> Held<M> {
         let bytes = memory.length().get();
         account.charge(bytes);
         Self { memory, _charge: Charge { account: Arc::clone(account), bytes } }
+    }
+
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
     }
 }
 

@@ -59,18 +59,19 @@ mod threads {
         SEAT.get()
     }
 
-    /// Has the calling thread keep `home` alive and vacate it in the end, and answers the seat;
-    /// `None` if the end has come.
-    pub(crate) fn settle(home: Arc<dyn Home>) -> Option<usize> {
-        let closed = SETTLED.try_with(|settled| {
+    /// Makes the calling thread keep `home` alive until it ends, and then vacate it. Returns the
+    /// seat, and the closed homes that the thread no longer keeps; `None` if the thread is ending.
+    ///
+    /// To drop a closed home runs foreign code: the caller drops it without a lock.
+    pub(crate) fn settle(home: Arc<dyn Home>) -> Option<(usize, Vec<Arc<dyn Home>>)> {
+        let settle = |settled: &Settled| {
             let closed = replace_closed(&mut settled.homes.borrow_mut(), home);
             if SEAT.get() == UNSEATED {
                 SEAT.set(take());
             }
-            closed
-        });
-        // The last to keep a pool alive drops it here, outside of the borrow.
-        closed.ok().map(|_closed| SEAT.get())
+            (SEAT.get(), closed)
+        };
+        SETTLED.try_with(settle).ok()
     }
 
     /// The lowest free seat.
@@ -137,10 +138,9 @@ mod model {
         SETTLED.try_with(|settled| settled.seat).unwrap_or(UNSEATED)
     }
 
-    pub(crate) fn settle(home: Arc<dyn Home>) -> Option<usize> {
+    pub(crate) fn settle(home: Arc<dyn Home>) -> Option<(usize, Vec<Arc<dyn Home>>)> {
         let settle = |settled: &Settled| {
-            drop(replace_closed(&mut settled.homes.borrow_mut(), home));
-            settled.seat
+            (settled.seat, replace_closed(&mut settled.homes.borrow_mut(), home))
         };
         SETTLED.try_with(settle).ok()
     }

@@ -11,12 +11,12 @@ use crate::PoolError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SizeClasses {
-    /// Powers of two: up to 100 % waste, for scratch and staging.
-    #[default]
+    /// Powers of two: up to 100 % waste.
     PowerOfTwo,
     /// Four steps per doubling: up to 25 % waste.
     Steps4,
-    /// Eight steps per doubling: up to 12.5 % waste.
+    /// Eight steps per doubling: up to 12.5 % waste. The default.
+    #[default]
     Steps8,
     /// One class of blocks of exactly `stride` bytes, obtained `count` at a time in one region.
     ///
@@ -28,6 +28,14 @@ pub enum SizeClasses {
         /// How many blocks make a slab.
         count: u32,
     },
+}
+
+impl SizeClasses {
+    /// One class a doubling: the fewest classes, which are shared by the most sizes.
+    #[must_use]
+    pub const fn powers_of_two() -> Self {
+        Self::PowerOfTwo
+    }
 }
 
 /// The classes of one pool, as a table.
@@ -111,12 +119,26 @@ impl ClassTable {
         self.sizes[class]
     }
 
+    /// The largest class whose blocks are at most `waste` percent larger than `asked`; `class`, if
+    /// there is none.
+    pub(crate) fn last_within(&self, class: usize, asked: ByteCount, waste: u8) -> usize {
+        let wasted = asked.get().saturating_mul(u64::from(waste)) / 100;
+        let most = asked.get().saturating_add(wasted);
+        let last = self.sizes.len().saturating_sub(1);
+        let Some(next) = self.class_of(most) else { return last.max(class) };
+        // The class that serves `most` bytes is at most one too many.
+        let within = if self.size(next) > most { next.saturating_sub(1) } else { next };
+        within.max(class)
+    }
+
     /// How many classes there are.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.sizes.len()
     }
 
     /// How many blocks come at once from the upstream.
+    #[inline]
     pub(crate) fn blocks_per_slab(&self) -> Option<u32> {
         match self.rounding {
             Rounding::Geometric { .. } => None,
@@ -188,6 +210,17 @@ mod tests {
     }
 
     #[test]
+    fn the_last_class_within_a_waste_wastes_no_more() {
+        let table = table(SizeClasses::Steps8);
+        let asked = ByteCount::kib(4);
+        let class = table.class_of(asked.get()).unwrap();
+        assert_eq!(table.size(table.last_within(class, asked, 25)), 5 << 10);
+        assert_eq!(table.last_within(class, asked, 0), class);
+        let least = table.class_of(1).unwrap();
+        assert_eq!(table.last_within(least, ByteCount::new(1), 25), least);
+    }
+
+    #[test]
     fn a_slab_serves_up_to_its_stride() {
         let slab = SizeClasses::ExactSlab { stride: ByteCount::kib(36), count: 10 };
         let table = table(slab);
@@ -208,6 +241,13 @@ mod tests {
                 let class = table.class_of(bytes).unwrap();
                 prop_assert!(table.size(class) >= bytes);
                 prop_assert!(class == 0 || table.size(class - 1) < bytes);
+                for waste in [0, 12, 25, 100] {
+                    // The last of all classes that waste no more, found one by one.
+                    let fits = |&other: &usize| (table.size(other) - bytes) * 100 <= bytes * waste;
+                    let last = (class..table.len()).take_while(fits).last().unwrap_or(class);
+                    let waste = u8::try_from(waste).unwrap();
+                    prop_assert_eq!(table.last_within(class, ByteCount::new(bytes), waste), last);
+                }
                 // The waste is what the documentation says.
                 prop_assert!(bytes <= 256 || (table.size(class) - bytes) * steps < bytes);
             }

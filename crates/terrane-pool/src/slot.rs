@@ -15,6 +15,8 @@
 //! By the barriers at least one of the two sees the other's store (Dekker), so they are never in
 //! the magazines at once.
 
+use std::sync::Arc;
+
 use terrane_core::{ByteCount, Label, Memory};
 
 use crate::StreamId;
@@ -22,14 +24,13 @@ use crate::barrier;
 use crate::record::Record;
 use crate::stack::Stack;
 use crate::sync::{AtomicBool, AtomicUsize, Cell, Ordering, yield_now};
-use crate::tags::{TAGS, Tag};
+use crate::tags::{Tag, Tally};
 
 /// The most blocks in a magazine: with its counters it fills four cache lines.
 pub(crate) const MAGAZINE: usize = 28;
-/// The most blocks that move between a magazine and the shared queue at a time: about half a
-/// magazine, so that neither a run of acquires nor one of releases goes to the queue each time.
-/// With its length it fills two cache lines, which the prefetcher fetches together.
-pub(crate) const BATCH: usize = 15;
+/// The most blocks that move between a magazine and the shared queue at a time: half a magazine, so
+/// that neither a run of acquires nor one of releases goes to the queue each time.
+pub(crate) const BATCH: usize = MAGAZINE / 2;
 
 /// Blocks on their way between a magazine and a shared queue.
 pub(crate) type Batch<M> = Stack<Box<Record<M>>, BATCH>;
@@ -40,6 +41,8 @@ pub(crate) struct Slot<M: Memory> {
     inside: AtomicBool,
     gate: AtomicUsize,
     shelf: Cell<Shelf<M>>,
+    /// That of the shelf, readable from outside of the gate.
+    pub(crate) tally: Arc<Tally>,
 }
 
 /// The owner may enter.
@@ -59,10 +62,12 @@ impl<M: Memory> Slot<M> {
         depths: impl Iterator<Item = usize>,
         lane: impl Iterator<Item = usize>,
     ) -> Self {
+        let shelf = Shelf::new(depths, lane);
         Self {
             inside: AtomicBool::new(false),
             gate: AtomicUsize::new(VACANT),
-            shelf: Cell::new(Shelf::new(depths, lane)),
+            tally: Arc::clone(&shelf.tally),
+            shelf: Cell::new(shelf),
         }
     }
 
@@ -148,7 +153,7 @@ pub(crate) struct Shelf<M: Memory> {
     /// Bytes that may be cached here beyond those that are: reserved of the pool's cap, unused.
     pub(crate) credit: u64,
     /// Live bytes by tag: acquired here less released here, so any one may be negative.
-    pub(crate) tags: Box<[i64; TAGS]>,
+    pub(crate) tally: Arc<Tally>,
     /// The last label that this thread asked with, to save a look-up.
     pub(crate) label: Option<(Label, Tag)>,
     pub(crate) magazines: Box<[Magazine<M>]>,
@@ -213,7 +218,7 @@ impl<M: Memory> Shelf<M> {
         let magazine = |depth| Magazine { blocks: Stack::new(), depth, hits: 0, shared_hits: 0 };
         Self {
             credit: 0,
-            tags: Box::new([0; TAGS]),
+            tally: Arc::default(),
             label: None,
             magazines: depths.map(magazine).collect(),
             lane: Lane { stream: None, strangers: 0, magazines: lane.map(magazine).collect() },
@@ -227,26 +232,28 @@ impl<M: Memory> Shelf<M> {
         let record = magazine.blocks.pop()?;
         magazine.hits += 1;
         self.credit += weight;
-        self.count(tag, record.granted, true);
+        self.count(tag, weight, true);
         Some(record)
     }
 
-    /// Puts the block in its magazine, if there is room and credit.
+    /// Puts a block of `class`, which weighs `weight` of the cap, in its magazine, if there is room
+    /// and credit.
     #[inline]
     pub(crate) fn put(
         &mut self,
+        class: usize,
         weight: u64,
+        tag: Tag,
         record: &mut Option<Box<Record<M>>>,
     ) -> Result<(), Refusal> {
         let Some(block) = record.take() else { return Ok(()) };
-        let (tag, granted) = (block.tag, block.granted);
-        let kept = match self.magazines.get_mut(block.class) {
+        let kept = match self.magazines.get_mut(class) {
             Some(magazine) => magazine.keep(&mut self.credit, weight, block),
             None => Err((block, Refusal::Full)),
         };
         match kept {
             Ok(()) => {
-                self.count(tag, granted, false);
+                self.count(tag, weight, false);
                 Ok(())
             }
             Err((block, refusal)) => {
@@ -272,7 +279,7 @@ impl<M: Memory> Shelf<M> {
         let record = magazine.blocks.pop()?;
         magazine.hits += 1;
         self.credit += weight;
-        self.count(tag, record.granted, true);
+        self.count(tag, weight, true);
         Some(record)
     }
 
@@ -282,7 +289,8 @@ impl<M: Memory> Shelf<M> {
     pub(crate) fn put_on(
         &mut self,
         stream: StreamId,
-        weight: u64,
+        (class, weight): (usize, u64),
+        tag: Tag,
         record: &mut Option<Box<Record<M>>>,
     ) {
         if self.lane.stream != Some(stream) {
@@ -291,13 +299,12 @@ impl<M: Memory> Shelf<M> {
         }
         self.lane.strangers = 0;
         let Some(block) = record.take() else { return };
-        let (tag, granted) = (block.tag, block.granted);
-        let kept = match self.lane.magazines.get_mut(block.class) {
+        let kept = match self.lane.magazines.get_mut(class) {
             Some(magazine) => magazine.keep(&mut self.credit, weight, block),
             None => Err((block, Refusal::Full)),
         };
         match kept {
-            Ok(()) => self.count(tag, granted, false),
+            Ok(()) => self.count(tag, weight, false),
             Err((block, _)) => *record = Some(block),
         }
     }
@@ -371,16 +378,10 @@ impl<M: Memory> Shelf<M> {
         surplus
     }
 
-    /// Takes all blocks, in batches with their classes, and answers the credit.
-    pub(crate) fn empty_into(&mut self, batches: &mut Vec<(usize, Batch<M>)>) -> u64 {
-        for (class, magazine) in self.magazines.iter_mut().enumerate() {
-            while magazine.blocks.len() > 0 {
-                let mut batch = Batch::new();
-                for block in magazine.blocks.by_ref().take(BATCH) {
-                    let _ = batch.push(block);
-                }
-                batches.push((class, batch));
-            }
+    /// Takes all blocks, and answers the credit.
+    pub(crate) fn empty_into(&mut self, blocks: &mut Vec<Box<Record<M>>>) -> u64 {
+        for magazine in &mut self.magazines {
+            blocks.extend(&mut magazine.blocks);
         }
         std::mem::take(&mut self.credit)
     }
@@ -388,15 +389,8 @@ impl<M: Memory> Shelf<M> {
     /// Counts bytes of `tag` that became live here, or ceased to be.
     #[inline]
     pub(crate) fn count(&mut self, tag: Tag, bytes: u64, live: bool) {
-        if tag != Tag::NONE
-            && let Some(count) = self.tags.get_mut(tag.index())
-        {
-            // Two's complement: the sum over all threads is right whatever wraps in between.
-            *count = if live {
-                count.wrapping_add_unsigned(bytes)
-            } else {
-                count.wrapping_sub_unsigned(bytes)
-            };
+        if tag != Tag::NONE {
+            self.tally.count(tag, bytes, live);
         }
     }
 }

@@ -6,7 +6,6 @@ use crate::Exhausted;
 use crate::stock::Stock;
 use crate::sweep::Frozen;
 use crate::sync::{AtomicU64, Ordering};
-use crate::tags::TAGS;
 
 /// The state of a pool at one instant, with what it has done so far.
 ///
@@ -87,6 +86,9 @@ pub struct LadderSnapshot {
     pub refused: u64,
 }
 
+/// How many labels an error names.
+const TOP: usize = 5;
+
 /// [`LadderSnapshot`] as it counts.
 #[derive(Debug, Default)]
 pub(crate) struct LadderCounts([AtomicU64; 7]);
@@ -144,17 +146,9 @@ impl PoolSnapshot {
                 ..ClassSnapshot::default()
             })
             .collect();
-        let mut tags = [0_i64; TAGS];
-        let mut add_tags = |counts: &[i64; TAGS]| {
-            for (sum, count) in tags.iter_mut().zip(counts) {
-                *sum = sum.wrapping_add(*count);
-            }
-        };
-
         let mut frozen = Frozen::new(stock);
         let mut in_lanes = 0;
         frozen.for_each(|shelf| {
-            add_tags(&shelf.tags);
             for (class, magazine) in classes.iter_mut().zip(&shelf.lane.magazines) {
                 class.magazine_hits += magazine.hits;
                 class.pending += magazine.blocks.len();
@@ -178,22 +172,12 @@ impl PoolSnapshot {
         }
         drop(frozen);
 
-        add_tags(&stock.stray_tags.lock());
         let census = stock.parking.as_ref().map(|parking| parking.census()).unwrap_or_default();
         for (class, count) in census {
             if let Some(class) = classes.get_mut(class) {
                 class.pending += count;
             }
         }
-        let mut labels: Vec<_> = stock
-            .tags
-            .names()
-            .into_iter()
-            .zip(tags)
-            .filter_map(|(label, bytes)| Some((label, ByteCount::new(u64::try_from(bytes).ok()?))))
-            .filter(|(_, bytes)| !bytes.is_zero())
-            .collect();
-        labels.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
         let free = cached.checked_add(pending).unwrap_or(held);
         Self {
             held: ByteCount::new(held),
@@ -205,13 +189,12 @@ impl PoolSnapshot {
             abandoned: ByteCount::new(stock.parking.as_ref().map_or(0, |p| p.abandoned())),
             classes,
             ladder: ladder.snapshot(),
-            labels,
+            labels: stock.labels(usize::MAX),
         }
     }
 
     /// The same as the context of an error.
-    pub(crate) fn exhausted(&self, callback_attempts: u32) -> Exhausted {
-        const TOP: usize = 5;
+    pub(crate) fn exhausted(self) -> Exhausted {
         let free = self.classes.iter().rev().find(|class| !class.cached().is_zero());
         Exhausted {
             held: self.held,
@@ -219,8 +202,27 @@ impl PoolSnapshot {
             cached: self.cached,
             pending: self.pending,
             largest_free: free.map(|class| class.size),
-            top_labels: self.labels.iter().take(TOP).cloned().collect(),
-            callback_attempts,
+            top_labels: self.labels.into_iter().take(TOP).collect(),
+            callback_attempts: 0,
+            refusal: None,
+        }
+    }
+}
+
+impl<M: Memory> Stock<M> {
+    /// The state of a pool without streams whose threads keep nothing: no thread is stopped.
+    pub(crate) fn exhausted(&self) -> Exhausted {
+        let (held, cached) = (self.account.held(), self.budget.reserved());
+        let free = self.occupied.iter().filter_map(|class| self.depots.get(class));
+        let free = free.filter(|depot| depot.blocks() > 0).last();
+        Exhausted {
+            held: ByteCount::new(held),
+            live: ByteCount::new(held.saturating_sub(cached)),
+            cached: ByteCount::new(cached),
+            pending: ByteCount::ZERO,
+            largest_free: free.map(|depot| ByteCount::new(self.table.size(depot.class()))),
+            top_labels: self.labels(TOP),
+            callback_attempts: 0,
             refusal: None,
         }
     }

@@ -6,6 +6,7 @@
 //! open again. Nothing is on its way between a magazine and a queue meanwhile, so there is an
 //! instant at which a clear has everything that was cached, and that is where it takes effect.
 
+use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -14,9 +15,10 @@ use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, Memory};
 
 use crate::barrier;
+use crate::depot::Depot;
 use crate::record::Record;
-use crate::slot::{Batch, Shelf, Slot};
-use crate::stock::{Stock, batches};
+use crate::slot::{BATCH, Batch, Shelf, Slot};
+use crate::stock::Stock;
 use crate::sync::{MutexGuard, Ordering};
 use crate::tags::Tag;
 
@@ -33,8 +35,19 @@ const SETTLING: u64 = 256;
 /// All magazines, with no owner in any.
 pub(crate) struct Frozen<'stock, M: Memory> {
     stock: &'stock Stock<M>,
-    _sweeping: MutexGuard<'stock, ()>,
     reopens: bool,
+    // Fields drop in this order: what is to be reported is reported without the lock.
+    _sweeping: MutexGuard<'stock, ()>,
+    _report: Report,
+}
+
+/// Reports on drop what the barrier found out.
+struct Report;
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        barrier::report();
+    }
 }
 
 impl<'stock, M: Memory> Frozen<'stock, M> {
@@ -47,7 +60,8 @@ impl<'stock, M: Memory> Frozen<'stock, M> {
     }
 
     fn with_lock(stock: &'stock Stock<M>, sweeping: MutexGuard<'stock, ()>) -> Self {
-        let frozen = Self { stock, _sweeping: sweeping, reopens: !stock.closed.load(Relaxed) };
+        let reopens = !stock.closed.load(Relaxed);
+        let frozen = Self { stock, reopens, _sweeping: sweeping, _report: Report };
         frozen.slots().for_each(|slot| slot.shut());
         barrier::heavy();
         frozen.slots().for_each(|slot| slot.wait());
@@ -74,11 +88,11 @@ impl<'stock, M: Memory> Frozen<'stock, M> {
     }
 
     /// Empties all magazines, whose blocks still weigh on the cap.
-    fn empty(&mut self) -> Vec<(usize, Batch<M>)> {
-        let (mut batches, mut credit) = (Vec::new(), 0);
-        self.for_each(|shelf| credit += shelf.empty_into(&mut batches));
+    fn empty(&mut self) -> Vec<Box<Record<M>>> {
+        let (mut blocks, mut credit) = (Vec::new(), 0);
+        self.for_each(|shelf| credit += shelf.empty_into(&mut blocks));
         self.stock.budget.give_back(credit);
-        batches
+        blocks
     }
 
     /// Empties all lanes, whose blocks do not weigh on the cap any more.
@@ -112,54 +126,64 @@ impl<M: Memory> Stock<M> {
         if self.table.blocks_per_slab().is_some() {
             return self.trim_slabs(to);
         }
-        let mut evicted: Vec<(usize, Batch<M>)> = Vec::new();
+        let mut evicted = Vec::new();
         let mut frozen = Frozen::new(self);
         frozen.settle_credit();
         if to == 0 {
             evicted = frozen.empty();
         }
-        let weigh = |(class, batch): &(usize, Batch<M>)| self.bytes(*class, batch.len());
         let mut cached = self.cached_in(&mut frozen);
         while cached > to
-            && let Some((class, batch)) = self.evict_oldest(None)
+            && let Some(blocks) = self.evict_oldest(None, u64::MAX)
         {
-            cached = cached.saturating_sub(self.bytes(class, batch.len()));
-            evicted.push((class, batch));
+            cached = cached.saturating_sub(self.sum(blocks.iter()));
+            evicted.extend(blocks);
         }
         if cached > to {
             evicted.extend(frozen.empty());
         }
         drop(frozen);
-        let freed = evicted.iter().map(weigh).sum();
-        self.drop_batches(evicted);
-        freed
+        self.drop_all(evicted)
     }
 
     fn trim_slabs(&self, to: u64) -> u64 {
         let (class, mut frozen) = (0, Frozen::new(self));
-        let mut records: Vec<_> = frozen.empty().into_iter().flat_map(|(_, batch)| batch).collect();
-        while let Some(batch) = self.depots.first().and_then(|depot| depot.pop(0)) {
-            records.extend(batch);
-        }
+        let mut records = frozen.empty();
+        records.extend(self.depots.iter().flat_map(|depot| depot.take_all()));
         let mut cached = self.bytes(class, records.len());
         let mut slabs: FxHashMap<_, Vec<Box<Record<M>>>> = FxHashMap::default();
         for record in records {
             slabs.entry(record.slab()).or_default().push(record);
         }
         let whole = self.table.blocks_per_slab().and_then(|count| usize::try_from(count).ok());
-        let mut evicted = Vec::new();
+        let (mut evicted, mut over) = (Vec::new(), Vec::new());
         for records in slabs.into_values() {
             if Some(records.len()) == whole && cached > to {
                 cached -= self.bytes(class, records.len());
                 evicted.extend(records);
             } else {
-                // Slabs have no cap that they could be over.
-                batches(records).for_each(|batch| drop(self.shelve(class, batch)));
+                over.extend(records.into_iter().filter_map(|record| self.shelve(class, record)));
             }
         }
         drop(frozen);
-        self.note_eviction(class, evicted.len());
-        self.bytes(class, evicted.len())
+        drop(over);
+        self.drop_all(evicted)
+    }
+
+    /// Gives back `wanted` bytes of the blocks in shared queues, if there are as many; returns how
+    /// many bytes went. No thread is disturbed.
+    pub(crate) fn evict(&self, wanted: u64) -> u64 {
+        if self.table.blocks_per_slab().is_some() {
+            return 0;
+        }
+        let mut freed = 0;
+        while freed < wanted
+            && self.budget.reserved() > 0
+            && let Some(blocks) = self.evict_oldest(None, wanted - freed)
+        {
+            freed += self.drop_evicted(blocks);
+        }
+        freed
     }
 
     /// Moves what threads keep of their streams to the parking, where others find it.
@@ -170,14 +194,18 @@ impl<M: Memory> Stock<M> {
         }
     }
 
-    /// Before the upstream is asked for more: gives cached blocks back while they are more than
-    /// `percent` of what is held.
-    pub(crate) fn shed(&self, percent: u8) {
-        let most = (self.account.held() / 100 * u64::from(percent)).max(UNSHED);
-        while self.budget.reserved() > most
-            && let Some((class, batch)) = self.evict_oldest(None)
+    /// Before the upstream is asked for `bytes` more: if that is going to be more than was ever
+    /// held, gives cached blocks back while they are more than `percent` of what is held, and as
+    /// many of them as make up for it.
+    pub(crate) fn shed(&self, bytes: u64, percent: u8) {
+        let (held, peak) = (self.account.held(), self.account.peak());
+        let mut surplus = held.saturating_add(bytes).saturating_sub(peak);
+        let most = (held / 100 * u64::from(percent)).max(UNSHED);
+        while surplus > 0
+            && let Some(over) = self.budget.reserved().checked_sub(most).filter(|&over| over > 0)
+            && let Some(blocks) = self.evict_oldest(None, over.min(surplus))
         {
-            self.drop_batch(class, batch);
+            surplus = surplus.saturating_sub(self.drop_evicted(blocks));
         }
     }
 
@@ -189,12 +217,12 @@ impl<M: Memory> Stock<M> {
         }
         let mut frozen = Frozen::new(self);
         let (mut evicted, lanes) = (frozen.empty(), frozen.empty_lanes());
-        evicted.extend(std::iter::from_fn(|| self.evict_oldest(None)));
+        evicted.extend(self.depots.iter().flat_map(|depot| depot.close()));
         if let Some(parking) = &self.parking {
             lanes.into_iter().for_each(|record| parking.park(record));
         }
         drop(frozen);
-        self.drop_batches(evicted);
+        self.drop_all(evicted);
         if let Some(parking) = &self.parking {
             parking.evacuate();
         }
@@ -217,70 +245,88 @@ impl<M: Memory> Stock<M> {
             if self.budget.reserve(weight) {
                 return true;
             }
-            let Some((victim, batch)) = self.evict_oldest(Some((class, now))) else { return false };
-            self.drop_batch(victim, batch);
+            let Some(blocks) = self.evict_oldest(Some((class, now)), weight) else { return false };
+            self.drop_evicted(blocks);
         }
     }
 
-    /// A block of `class`, or of the smallest larger class that has one, from wherever it is.
-    pub(crate) fn take_anywhere(&self, class: usize, tag: Tag) -> Option<Box<Record<M>>> {
-        let mut frozen = Frozen::new(self);
-        let mut found = None;
-        let mut over = None;
-        for larger in class..self.table.len() {
-            frozen.for_each(|shelf| {
-                if found.is_none() {
-                    found = shelf.take(larger, self.weight(larger), Tag::NONE);
-                }
-            });
-            if found.is_none()
-                && let Some(mut batch) = self.depots.get(larger).and_then(|depot| depot.pop(0))
-            {
-                found = batch.pop();
-                self.lighten(larger, 1);
-                over = self.shelve(larger, batch);
-            }
-            if found.is_some() {
-                break;
-            }
+    /// A block of the smallest of `classes` that has one, from a shared queue or another thread.
+    ///
+    /// Threads are stopped only if they have something.
+    pub(crate) fn take_anywhere(
+        &self,
+        classes: RangeInclusive<usize>,
+        tag: Tag,
+    ) -> Option<Box<Record<M>>> {
+        if self.budget.reserved() == 0 {
+            return None;
         }
-        drop(frozen);
-        drop(over);
-        let record = found?;
+        let record = if self.is_in_threads() {
+            let mut frozen = Frozen::new(self);
+            classes.into_iter().find_map(|class| {
+                let mut found = None;
+                frozen.for_each(|shelf| {
+                    if found.is_none() {
+                        found = shelf.take(class, self.weight(class), Tag::NONE);
+                    }
+                });
+                found.or_else(|| self.take_queued(class))
+            })
+        } else {
+            let mut occupied = self.occupied.iter().filter(|class| classes.contains(class));
+            occupied.find_map(|class| self.take_queued(class))
+        }?;
         self.count(tag, record.granted, true);
         Some(record)
     }
 
-    /// The oldest batch of the class that was used least recently; of `other` classes than one,
-    /// only an idle one.
-    fn evict_oldest(&self, other: Option<(usize, u64)>) -> Option<(usize, Batch<M>)> {
-        let mut candidates = self.depots.iter().enumerate().filter(|&(class, depot)| {
+    /// A block of the shared queue of `class`.
+    fn take_queued(&self, class: usize) -> Option<Box<Record<M>>> {
+        let record = self.depots.get(class)?.take_one(0)?;
+        self.lighten(class, 1);
+        Some(record)
+    }
+
+    /// The oldest blocks of the class that was used least recently, for `wanted` bytes; of `other`
+    /// classes than one, only an idle one.
+    fn evict_oldest(&self, other: Option<(usize, u64)>, wanted: u64) -> Option<Batch<M>> {
+        let take = |depot: &Depot<M>| {
+            let count = wanted.div_ceil(self.table.size(depot.class()));
+            depot.take_oldest(usize::try_from(count).unwrap_or(BATCH).max(1))
+        };
+        let occupied = self.occupied.iter().filter_map(|class| self.depots.get(class));
+        let mut candidates = occupied.filter(|depot| {
             let idle = |(than, now): (usize, u64)| {
-                class != than && now.checked_sub(depot.last_used()).is_some_and(|age| age >= IDLE)
+                let age = now.checked_sub(depot.last_used());
+                depot.class() != than && age.is_some_and(|age| age >= IDLE)
             };
-            depot.blocks() > 0 && other.is_none_or(idle)
+            other.is_none_or(idle) && !depot.is_vacant()
         });
-        let (class, depot) = candidates.clone().min_by_key(|(_, depot)| depot.last_used())?;
-        let oldest = depot.pop(0).map(|batch| (class, batch));
-        // Somebody else may be just about to discount the last batch there. That must not hide
-        // what the other classes have, or a close would leave it behind.
-        oldest.or_else(|| candidates.find_map(|(class, depot)| Some((class, depot.pop(0)?))))
+        let oldest = candidates.clone().min_by_key(|depot| depot.last_used())?;
+        // Another thread may take the last block of that class. Other classes may have some.
+        take(oldest).or_else(|| candidates.find_map(|depot| take(depot)))
     }
 
-    fn drop_batch(&self, class: usize, batch: Batch<M>) {
-        self.discount(class, &batch);
-        drop(batch);
+    /// Drops blocks of a class, and returns their bytes. All are off the cap before the first
+    /// drops: what the upstream does then may panic.
+    fn drop_evicted(&self, evicted: Batch<M>) -> u64 {
+        let Some(class) = evicted.iter().next().map(|record| record.class) else { return 0 };
+        self.lighten(class, evicted.len());
+        self.note_eviction(class, evicted.len());
+        self.bytes(class, evicted.len())
     }
 
-    /// All of them are off the cap before the first drops: what the upstream does then may panic.
-    fn drop_batches(&self, evicted: Vec<(usize, Batch<M>)>) {
-        evicted.iter().for_each(|(class, batch)| self.discount(*class, batch));
-        drop(evicted);
+    /// [`drop_evicted`](Self::drop_evicted) for blocks of all classes.
+    fn drop_all(&self, evicted: Vec<Box<Record<M>>>) -> u64 {
+        for record in &evicted {
+            self.lighten(record.class, 1);
+            self.note_eviction(record.class, 1);
+        }
+        self.sum(evicted.iter())
     }
 
-    fn discount(&self, class: usize, batch: &Batch<M>) {
-        self.lighten(class, batch.len());
-        self.note_eviction(class, batch.len());
+    fn sum<'records>(&self, blocks: impl Iterator<Item = &'records Box<Record<M>>>) -> u64 {
+        blocks.map(|record| self.table.size(record.class)).sum()
     }
 
     pub(crate) fn bytes(&self, class: usize, count: usize) -> u64 {
@@ -295,7 +341,6 @@ impl<M: Memory> Stock<M> {
                 cached += self.bytes(class, magazine.blocks.len());
             }
         });
-        let depots = self.depots.iter().enumerate();
-        cached + depots.map(|(class, depot)| self.bytes(class, depot.blocks())).sum::<u64>()
+        cached + self.depots.iter().map(|depot| depot.bytes()).sum::<u64>()
     }
 }

@@ -7,9 +7,6 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering}
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 #[cfg(not(loom))]
-pub(crate) use crossbeam_queue::SegQueue as Queue;
-
-#[cfg(not(loom))]
 use std::sync::Mutex as RawMutex;
 #[cfg(not(loom))]
 pub(crate) use std::sync::MutexGuard;
@@ -74,27 +71,6 @@ impl<T> Cell<T> {
     #[cfg(loom)]
     pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
         self.0.with_mut(access)
-    }
-}
-
-/// A queue that the model checker can see into: a mutex stands in for the lock-free one, whose
-/// own authors have checked it.
-#[cfg(loom)]
-#[derive(Debug)]
-pub(crate) struct Queue<T>(Mutex<std::collections::VecDeque<T>>);
-
-#[cfg(loom)]
-impl<T> Queue<T> {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(std::collections::VecDeque::new()))
-    }
-
-    pub(crate) fn push(&self, value: T) {
-        self.0.lock().push_back(value);
-    }
-
-    pub(crate) fn pop(&self) -> Option<T> {
-        self.0.lock().pop_front()
     }
 }
 

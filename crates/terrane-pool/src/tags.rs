@@ -1,6 +1,7 @@
 //! Labels as small numbers, so that a block can carry one at no cost.
 
 use std::fmt;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use dashmap::DashMap;
 use rustc_hash::FxBuildHasher;
@@ -29,6 +30,41 @@ impl Tag {
     }
 }
 
+/// Live bytes by tag: acquired by one thread less released by it, so any may be negative.
+///
+/// Statistics, which order nothing.
+#[derive(Debug)]
+pub(crate) struct Tally([AtomicI64; TAGS]);
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self([const { AtomicI64::new(0) }; TAGS])
+    }
+}
+
+impl Tally {
+    /// Counts bytes that became live, or ceased to be. One thread at a time does.
+    #[inline]
+    pub(crate) fn count(&self, tag: Tag, bytes: u64, live: bool) {
+        let Some(count) = self.0.get(tag.index()) else { return };
+        // Two's complement: the sum over all threads is right whatever wraps in between.
+        let before = count.load(Ordering::Relaxed);
+        let after = if live {
+            before.wrapping_add_unsigned(bytes)
+        } else {
+            before.wrapping_sub_unsigned(bytes)
+        };
+        count.store(after, Ordering::Relaxed);
+    }
+
+    /// Adds this to `sums`, the first of which is that of the first tag.
+    pub(crate) fn add_to(&self, sums: &mut [i64]) {
+        for (sum, count) in sums.iter_mut().zip(&self.0) {
+            *sum = sum.wrapping_add(count.load(Ordering::Relaxed));
+        }
+    }
+}
+
 /// The labels of one pool.
 ///
 /// Looked up on each labelled request whose label is not the thread's previous one, and hardly
@@ -36,12 +72,15 @@ impl Tag {
 pub(crate) struct TagTable {
     tags: DashMap<Label, Tag, FxBuildHasher>,
     names: Mutex<Vec<Label>>,
+    /// How many names there are; written under their lock.
+    known: AtomicUsize,
 }
 
 impl TagTable {
     pub(crate) fn new() -> Self {
         let names = vec![Label::default(), Label::from("other labels")];
-        Self { tags: DashMap::with_hasher(FxBuildHasher), names: Mutex::new(names) }
+        let known = AtomicUsize::new(names.len());
+        Self { tags: DashMap::with_hasher(FxBuildHasher), names: Mutex::new(names), known }
     }
 
     /// The tag of `label`, a new one if there are any left.
@@ -60,6 +99,8 @@ impl TagTable {
         match u8::try_from(names.len()) {
             Ok(number) if names.len() < TAGS => {
                 names.push(label.clone());
+                // Before the tag can be counted under.
+                self.known.store(names.len(), Ordering::Release);
                 self.tags.insert(label.clone(), Tag(number));
                 Tag(number)
             }
@@ -67,15 +108,23 @@ impl TagTable {
         }
     }
 
-    /// The labels by the place of their tags.
-    pub(crate) fn names(&self) -> Vec<Label> {
-        self.names.lock().clone()
+    /// How many tags have a name, if any label but none and [`Tag::OTHER`] has been used.
+    pub(crate) fn known(&self) -> usize {
+        let known = self.known.load(Ordering::Acquire);
+        if known > usize::from(Tag::OTHER.0) + 1 { known } else { 0 }
+    }
+
+    /// The labels of the tags with these numbers, in that order.
+    pub(crate) fn named<T>(&self, values: Vec<(usize, T)>) -> Vec<(Label, T)> {
+        let names = self.names.lock();
+        let label = |(tag, value): (usize, T)| Some((names.get(tag)?.clone(), value));
+        values.into_iter().filter_map(label).collect()
     }
 }
 
 impl fmt::Debug for TagTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.names()).finish()
+        f.debug_list().entries(self.names.lock().iter()).finish()
     }
 }
 
@@ -87,12 +136,15 @@ mod tests {
     fn labels_beyond_the_table_are_counted_together() {
         let table = TagTable::new();
         assert_eq!(table.tag(&Label::default()), Tag::NONE);
+        assert_eq!(table.known(), 0, "there is nothing to sum up");
         let first = table.tag(&Label::from("kv"));
         assert_eq!(table.tag(&Label::from("kv".to_owned())), first);
         for number in 0..100 {
             table.tag(&Label::from(format!("label {number}")));
         }
         assert_eq!(table.tag(&Label::from("one more")), Tag::OTHER);
-        assert_eq!(table.names().len(), TAGS);
+        assert_eq!(table.known(), TAGS);
+        let named = table.named(vec![(first.index(), 5), (TAGS, 6)]);
+        assert_eq!(named, [(Label::from("kv"), 5)], "no tag has that number");
     }
 }

@@ -7,8 +7,8 @@ use terrane_core::Allocate;
 
 use super::{
     Budget, Counters, Delayed, Erased, Fallback, FaultPlan, Faulty, Fill, Guard, Limit, LiveBlocks,
-    MixedKinds, OnFailure, Poison, PoisonBytes, RefusedRequest, Statistics, Tags, Trace, TraceSink,
-    Verdict,
+    MixedKinds, OnFailure, Poison, PoisonBytes, RefusedRequest, SlabOptions, Slabs, Statistics,
+    Tags, Trace, TraceSink, Verdict,
 };
 use crate::StreamId;
 
@@ -64,6 +64,11 @@ pub trait Adapt: Allocate + Sized {
     /// [`MixedKinds`] if the two are not of one kind of memory.
     fn or_else<B: Allocate>(self, second: B) -> Result<Fallback<Self, B>, MixedKinds> {
         Fallback::new(self, second)
+    }
+
+    /// Cuts small blocks out of large regions.
+    fn in_slabs(self, options: SlabOptions) -> Slabs<Self> {
+        Slabs::new(self, options)
     }
 
     /// Fails as `plan` says.

@@ -1,5 +1,6 @@
 //! Makes an upstream take its memory back late.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -115,6 +116,10 @@ unsafe impl<M: Memory> Memory for DelayedMemory<M> {
         if let Some(memory) = &self.memory {
             memory.visit_registrations(visit);
         }
+    }
+
+    fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.memory.as_ref()?.managed_block()
     }
 }
 

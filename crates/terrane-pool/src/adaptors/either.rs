@@ -1,5 +1,7 @@
 //! Memory from one of two upstreams.
 
+use std::any::Any;
+
 use terrane_core::{
     Allocate, ByteCount, CapabilityReport, DeviceAddress, Limits, Location, Memory,
     RegistrationRecord, StorageKind,
@@ -58,6 +60,10 @@ unsafe impl<A: Memory, B: Memory> Memory for Either<A, B> {
 
     fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
         self.inner().visit_registrations(visit);
+    }
+
+    fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.inner().managed_block()
     }
 }
 

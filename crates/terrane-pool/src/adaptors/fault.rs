@@ -198,6 +198,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "draws too many numbers for Miri, and has no unsafe code")]
     fn randomness_repeats_and_keeps_its_rate() {
         let requests = vec![RegionRequest::new(ByteCount::new(1)); 10_000];
         let first = failures(FaultPlan::new().fail_randomly(100_000, 1), &requests);

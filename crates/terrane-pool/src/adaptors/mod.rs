@@ -32,6 +32,7 @@
 //! | [`OnFailure`] | a callback that may make room, a bounded number of times |
 //! | [`Fallback`] | a second upstream behind the first |
 //! | [`Binning`] | an upstream for each range of sizes |
+//! | [`Slabs`] | small blocks, cut from large regions |
 //! | [`Erased`] | one type of memory for all upstreams |
 //! | [`Faulty`], [`Delayed`] | failures, and memory that comes back late, for tests |
 //!
@@ -58,6 +59,7 @@ mod on_failure;
 mod poison;
 mod random;
 mod simulated;
+mod slabs;
 mod snapshot;
 mod statistics;
 mod tags;
@@ -82,6 +84,7 @@ pub use poison::{
 };
 pub(crate) use random::SplitMix64;
 pub use simulated::{Simulated, SimulatedMemory, SimulatedOptions, SimulatedUsage};
+pub use slabs::{SlabBlock, SlabMemory, SlabOptions, SlabUsage, Slabs};
 pub use snapshot::{BlockRecord, BlockState, Inspect, Snapshot, TagTotal};
 pub use statistics::{Amount, Count, Counted, Counters, Statistics, Totals, Window};
 pub use tags::{LiveBlocks, TagEntry, Tagged, Tags};

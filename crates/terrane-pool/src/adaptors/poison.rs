@@ -244,7 +244,9 @@ impl Painter {
             Err(error) => {
                 tracing::warn!(%error, kind = %memory.kind(), "memory was not poisoned");
                 self.failed.fetch_add(1, Ordering::Relaxed);
-                *self.last_failure.lock() = Some(error.into());
+                let before = self.last_failure.lock().replace(error.into());
+                // An error is foreign code when it drops.
+                drop(before);
             }
         }
     }

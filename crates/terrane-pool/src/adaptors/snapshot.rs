@@ -54,9 +54,7 @@ impl BlockState {
 
 /// A source that can list its blocks.
 pub trait Inspect {
-    /// Shows every block to `visit`, as of one instant.
-    ///
-    /// It may hold a lock meanwhile: `visit` must not allocate from the source, or free to it.
+    /// Shows every block to `visit`, as of one instant. It holds no lock meanwhile.
     fn inspect(&self, visit: &mut dyn FnMut(BlockRecord));
 }
 

@@ -102,7 +102,8 @@ impl Default for LiveBlocks {
 
 impl Inspect for LiveBlocks {
     fn inspect(&self, visit: &mut dyn FnMut(BlockRecord)) {
-        self.0.lock().blocks.iter().flatten().cloned().for_each(visit);
+        let live: Vec<_> = self.0.lock().blocks.iter().flatten().cloned().collect();
+        live.into_iter().for_each(visit);
     }
 }
 

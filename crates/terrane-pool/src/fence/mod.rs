@@ -55,9 +55,7 @@ pub enum Access {
 
 /// Where fences come from: the queues of one device, or a simulation of them.
 ///
-/// Fences are made, recorded and asked while a pool's table of pending blocks is locked: neither
-/// a source nor its fences may acquire or release blocks of that pool. Only
-/// [`Fence::wait`] is called without a lock.
+/// A pool calls a source and its fences without a lock, so they may use the pool.
 pub trait FenceSource: Send + Sync + fmt::Debug {
     /// Makes a fence. It counts as complete until it is recorded.
     ///

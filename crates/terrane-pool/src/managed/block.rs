@@ -1,5 +1,6 @@
 //! A raw managed allocation.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,22 +22,35 @@ use crate::{Access, StreamId};
 /// compile. [`export`](Self::export) turns it into a number for where no owned value can go.
 pub struct TrackedBlock<M: Memory> {
     /// Taken out on drop and on export, and nowhere else.
-    parts: Option<Parts<M>>,
-    handle: BlockHandle,
+    memory: Option<ManagedMemory<M>>,
+    block: ManagedBlock,
     span: Span,
     shared: Arc<Shared<M>>,
 }
 
-/// What goes from hand to hand with a block.
-pub(super) struct Parts<M: Memory> {
-    pub(super) memory: ManagedMemory<M>,
-    pub(super) uses: Uses,
+/// What a manager keeps of a live block, whatever memory it is made of.
+///
+/// Whoever has a view of a block's memory, a [`Region`](terrane_core::Region) say, finds it
+/// [here](Self::of), and can say which streams use the memory.
+pub struct ManagedBlock {
+    handle: BlockHandle,
+    uses: Uses,
+    manager: Arc<dyn Identify>,
 }
 
-impl<M: Memory> TrackedBlock<M> {
-    pub(super) fn new(parts: Parts<M>, handle: BlockHandle, shared: Arc<Shared<M>>) -> Self {
-        let span = Span::of(&parts.memory);
-        Self { parts: Some(parts), handle, span, shared }
+/// A manager, to those who do not know what memory it has.
+pub(super) trait Identify: Send + Sync {
+    /// Whether streams may use blocks.
+    fn knows_streams(&self) -> bool;
+    /// What the manager knows of a block.
+    fn identity(&self, handle: BlockHandle) -> Option<BlockIdentity>;
+}
+
+impl ManagedBlock {
+    /// The block that `memory` is, or is a part of, if a manager keeps it.
+    #[must_use]
+    pub fn of(memory: &(impl Memory + ?Sized)) -> Option<&Self> {
+        memory.managed_block()?.downcast_ref()
     }
 
     /// The block as a number. It stays this block's for as long as it is live, and is never
@@ -49,13 +63,7 @@ impl<M: Memory> TrackedBlock<M> {
     /// What the manager knows of the block.
     #[must_use]
     pub fn identity(&self) -> Option<BlockIdentity> {
-        self.shared.identity(self.handle).ok()
-    }
-
-    /// Whose it is.
-    #[must_use]
-    pub fn tag(&self) -> Label {
-        self.identity().map(|identity| identity.tag).unwrap_or_default()
+        self.manager.identity(self.handle)
     }
 
     /// Says that work has been, or is about to be, submitted to `stream` that uses the block.
@@ -67,36 +75,104 @@ impl<M: Memory> TrackedBlock<M> {
     ///
     /// [`ManagedError::NoFences`] if the manager knows no streams.
     pub fn record_use(&self, stream: StreamId, access: Access) -> Result<(), ManagedError> {
-        if !self.shared.knows_streams() {
+        if !self.manager.knows_streams() {
             return Err(ManagedError::NoFences);
         }
-        if let Some(parts) = &self.parts {
-            parts.uses.record(stream, access);
-        }
+        self.uses.record(stream, access);
         Ok(())
     }
 
     /// What streams use the block, and how, one entry for each.
     #[must_use]
     pub fn uses(&self) -> Vec<(StreamId, Access)> {
-        self.parts.as_ref().map(|parts| parts.uses.list()).unwrap_or_default()
+        self.uses.list()
+    }
+}
+
+impl fmt::Debug for ManagedBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ManagedBlock")
+            .field("handle", &self.handle)
+            .field("uses", &self.uses())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What goes from hand to hand with a block.
+pub(super) struct Parts<M: Memory> {
+    pub(super) memory: ManagedMemory<M>,
+    pub(super) uses: Uses,
+}
+
+impl<M: Memory> TrackedBlock<M> {
+    pub(super) fn new(parts: Parts<M>, handle: BlockHandle, shared: Arc<Shared<M>>) -> Self {
+        let Parts { memory, uses } = parts;
+        let span = Span::of(&memory);
+        let manager: Arc<dyn Identify> = Arc::clone(&shared) as _;
+        let block = ManagedBlock { handle, uses, manager };
+        Self { memory: Some(memory), block, span, shared }
+    }
+
+    /// What the manager keeps of the block.
+    #[must_use]
+    pub fn block(&self) -> &ManagedBlock {
+        &self.block
+    }
+
+    /// The block as a number. It stays this block's for as long as it is live, and is never
+    /// another's.
+    #[must_use]
+    pub fn handle(&self) -> BlockHandle {
+        self.block.handle
+    }
+
+    /// What the manager knows of the block.
+    #[must_use]
+    pub fn identity(&self) -> Option<BlockIdentity> {
+        self.block.identity()
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn tag(&self) -> Label {
+        self.identity().map(|identity| identity.tag).unwrap_or_default()
+    }
+
+    /// Says that work has been, or is about to be, submitted to `stream` that uses the block, as
+    /// [`ManagedBlock::record_use`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`ManagedError::NoFences`] if the manager knows no streams.
+    pub fn record_use(&self, stream: StreamId, access: Access) -> Result<(), ManagedError> {
+        self.block.record_use(stream, access)
+    }
+
+    /// What streams use the block, and how, one entry for each.
+    #[must_use]
+    pub fn uses(&self) -> Vec<(StreamId, Access)> {
+        self.block.uses()
     }
 
     /// Gives the block into the keeping of its manager, and returns the handle by which
     /// [`import`](super::MemoryManager::import) takes it out again, once.
     #[must_use = "the handle is all that is left of the block"]
     pub fn export(mut self) -> BlockHandle {
-        if let Some(parts) = self.parts.take() {
-            self.shared.export(self.handle, parts);
+        if let Some(parts) = self.take() {
+            self.shared.export(self.block.handle, parts);
         }
-        self.handle
+        self.block.handle
+    }
+
+    fn take(&mut self) -> Option<Parts<M>> {
+        Some(Parts { memory: self.memory.take()?, uses: self.block.uses.take() })
     }
 }
 
 impl<M: Memory> Drop for TrackedBlock<M> {
     fn drop(&mut self) {
-        if let Some(parts) = self.parts.take() {
-            self.shared.give_back(self.handle, parts);
+        if let Some(parts) = self.take() {
+            self.shared.give_back(self.block.handle, parts);
         }
     }
 }
@@ -117,28 +193,32 @@ unsafe impl<M: Memory> Memory for TrackedBlock<M> {
     }
 
     fn device_alias(&self) -> Option<DeviceAddress> {
-        self.parts.as_ref()?.memory.device_alias()
+        self.memory.as_ref()?.device_alias()
     }
 
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
-        self.parts.as_ref()?.memory.copyable_from(offset)
+        self.memory.as_ref()?.copyable_from(offset)
     }
 
     fn capabilities(&self) -> CapabilityReport {
-        self.parts.as_ref().map(|parts| parts.memory.capabilities()).unwrap_or_default()
+        self.memory.as_ref().map(Memory::capabilities).unwrap_or_default()
     }
 
     fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
-        if let Some(parts) = &self.parts {
-            parts.memory.visit_registrations(visit);
+        if let Some(memory) = &self.memory {
+            memory.visit_registrations(visit);
         }
+    }
+
+    fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
+        Some(&self.block)
     }
 }
 
 impl<M: Memory> fmt::Debug for TrackedBlock<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TrackedBlock")
-            .field("handle", &self.handle)
+            .field("handle", &self.block.handle)
             .field("span", &self.span)
             .finish_non_exhaustive()
     }
@@ -159,6 +239,10 @@ impl Uses {
             Some((_, strongest)) => *strongest = access.max(*strongest),
             None => uses.push((stream, access)),
         }
+    }
+
+    fn take(&self) -> Self {
+        Self(Mutex::new(std::mem::take(&mut *self.0.lock())))
     }
 
     fn list(&self) -> Vec<(StreamId, Access)> {

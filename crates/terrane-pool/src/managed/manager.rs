@@ -11,7 +11,7 @@ use terrane_core::{
     Span, StorageKind,
 };
 
-use super::block::{Parts, TrackedBlock, Uses};
+use super::block::{Identify, Parts, TrackedBlock, Uses};
 use super::error::ManagedError;
 use super::identity::{BlockHandle, BlockIdentity, Lifecycle};
 use super::registry::Registry;
@@ -285,8 +285,9 @@ unsafe impl<A: Allocate> Allocate for MemoryManager<A> {
 
 impl<A: Allocate> Inspect for MemoryManager<A> {
     fn inspect(&self, visit: &mut dyn FnMut(BlockRecord)) {
-        for identity in self.shared.registry.lock().identities() {
-            let BlockIdentity { kind, location, length, .. } = *identity;
+        let identities: Vec<_> = self.shared.registry.lock().identities().cloned().collect();
+        for identity in identities {
+            let BlockIdentity { kind, location, length, .. } = identity;
             let state = match identity.state {
                 Lifecycle::Live => BlockState::Live,
                 Lifecycle::PendingFree => BlockState::Pending,
@@ -295,7 +296,7 @@ impl<A: Allocate> Inspect for MemoryManager<A> {
             visit(BlockRecord {
                 span: Span { kind, location, length },
                 asked: identity.asked,
-                tag: identity.tag.clone(),
+                tag: identity.tag,
                 state,
                 sequence: 0,
             });
@@ -352,6 +353,16 @@ impl<M: Memory> Shared<M> {
     fn free(&self, handle: BlockHandle, parts: Parts<M>) {
         self.registry.lock().set_freed(handle);
         drop(parts);
+    }
+}
+
+impl<M: Memory> Identify for Shared<M> {
+    fn knows_streams(&self) -> bool {
+        self.retired.is_some()
+    }
+
+    fn identity(&self, handle: BlockHandle) -> Option<BlockIdentity> {
+        Self::identity(self, handle).ok()
     }
 }
 

@@ -32,7 +32,7 @@ mod manager;
 mod registry;
 mod slice;
 
-pub use block::TrackedBlock;
+pub use block::{ManagedBlock, TrackedBlock};
 pub use error::{CastFailed, ManagedError};
 pub use identity::{BlockHandle, BlockIdentity, Lifecycle};
 pub use manager::{ManagedMemory, ManagerOptions, MemoryManager};

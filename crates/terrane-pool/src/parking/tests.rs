@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU32;
 
 use super::*;
 use crate::adaptors::{Simulated, SimulatedOptions};
-use crate::{Access, Pool, PoolOptions, SimulatedStreams};
+use crate::{Access, Fence, Pool, PoolOptions, SimulatedStreams};
 use terrane_core::RegionRequest;
 
 /// Streams whose fences say that they have been reached when they are waited for, and fail

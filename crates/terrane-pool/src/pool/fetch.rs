@@ -44,8 +44,9 @@ impl<A: Allocate> Pool<A> {
         label: &Label,
     ) -> Result<Box<Record<A::Memory>>, AllocateError> {
         let size = self.stock.table.size(class);
-        self.stock.shed(self.options.cached_percent);
-        let Some(count) = self.stock.table.blocks_per_slab() else {
+        let blocks = self.stock.table.blocks_per_slab();
+        self.stock.shed(size * u64::from(blocks.unwrap_or(1)), self.options.cached_percent);
+        let Some(count) = blocks else {
             let held = self.obtain(ByteCount::new(size), size, label)?;
             return Ok(Record::whole(&self.stock, held, class, size));
         };
@@ -55,7 +56,7 @@ impl<A: Allocate> Pool<A> {
             Record::part(&self.stock, &slab, ByteCount::new(number * size), class, size)
         });
         let first = parts.next();
-        self.stock.restock(class, parts);
+        self.stock.stock_up(parts);
         first.ok_or_else(|| {
             let request =
                 RegionRequest::new(ByteCount::new(size)).labelled(label.as_str().to_owned());
@@ -123,7 +124,8 @@ impl<M: Memory> Stock<M> {
     /// Keeps a block that its streams have finished with, if it is of a class and there is room.
     pub(crate) fn keep_freed(self: &Arc<Self>, record: Box<Record<M>>) {
         if parking::is_kept(record.class) {
-            self.give_back_shared(record);
+            // It was counted as released when it was parked.
+            self.give_back_shared(record.class, Tag::NONE, record);
         }
     }
 }

@@ -8,8 +8,8 @@ use crate::adaptors::SplitMix64;
 /// The rules of a random [`Program`]; by default those of RMM's `random_allocations` benchmark
 /// (`cpp/benchmarks/random_allocations/random_allocations.cpp`).
 ///
-/// Each step is, with the probability of an allocation and within the cap, one of a size that is
-/// uniform between one byte and the largest; otherwise a free of a random live block. With
+/// Each step is, with the probability of an allocation and within both limits, one of a size that
+/// is uniform between one byte and the largest; otherwise a free of a random live block. With
 /// nothing live, it allocates.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomRules {
@@ -17,6 +17,9 @@ pub struct RandomRules {
     pub steps: usize,
     /// How often a step allocates, in percent.
     pub allocation_percent: u32,
+    /// The most allocations of the whole program, unless nothing is live; RMM allows half as many
+    /// as there are steps.
+    pub allocations: usize,
     /// The largest block.
     pub largest: ByteCount,
     /// The most bytes that are live at once.
@@ -29,6 +32,7 @@ impl Default for RandomRules {
     fn default() -> Self {
         Self {
             steps: 2000,
+            allocations: 1000,
             allocation_percent: 73,
             largest: ByteCount::mib(4),
             // RMM's "16 GB" is 16,000 MiB.
@@ -43,12 +47,14 @@ impl RandomRules {
         let mut random = SplitMix64::new(self.seed);
         let mut program = Recorder::default();
         let mut live: Vec<(usize, u64)> = Vec::new();
-        let mut live_bytes = 0_u64;
+        let (mut live_bytes, mut allocations) = (0_u64, 0);
         for _ in 0..self.steps {
             let bytes = 1 + random.below(self.largest.get());
             let fits = live_bytes.checked_add(bytes).is_some_and(|sum| sum <= self.cap.get());
+            let is_allowed = allocations < self.allocations;
             let wants = random.below(100) < u64::from(self.allocation_percent);
-            if (wants && fits) || live.is_empty() {
+            if (wants && fits && is_allowed) || live.is_empty() {
+                allocations += 1;
                 live.push((program.allocate(ByteCount::new(bytes)), bytes));
                 live_bytes = live_bytes.wrapping_add(bytes);
             } else {
@@ -74,6 +80,9 @@ mod tests {
         let rules = RandomRules { cap, ..RandomRules::default() };
         let program = Program::random(&rules);
         assert_eq!(program.steps().len(), 2000);
+        let allocations = program.steps().iter();
+        let allocations = allocations.filter(|step| matches!(step, Step::Allocate { .. })).count();
+        assert!(allocations <= rules.allocations, "{allocations}");
         assert_eq!(program, Program::random(&rules));
         assert_ne!(program, Program::random(&RandomRules { seed: 1, ..rules }));
 

@@ -15,29 +15,32 @@ use crossbeam_utils::CachePadded;
 use terrane_core::{ByteCount, Label, Memory};
 
 use crate::StreamId;
-use crate::depot::{Budget, Depot};
+use crate::depot::{Budget, Depot, Occupied};
+use crate::grant::{GrantRef, Grants, Use};
 use crate::options::PoolOptions;
 use crate::parking::Parking;
 use crate::record::{Account, Record};
 use crate::seat::{self, Home};
 use crate::size_class::ClassTable;
-use crate::slot::{BATCH, Batch, MAGAZINE, Shelf, Slot};
+use crate::slot::{MAGAZINE, Shelf, Slot};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
-use crate::tags::{TAGS, Tag, TagTable};
+use crate::tags::{TAGS, Tag, TagTable, Tally};
 
 pub(crate) struct Stock<M: Memory> {
     pub(crate) table: ClassTable,
     pub(crate) tags: TagTable,
+    grants: Grants<M>,
     pub(crate) account: Arc<Account>,
     pub(crate) parking: Option<Parking<M>>,
     pub(crate) depots: Box<[CachePadded<Depot<M>>]>,
+    pub(crate) occupied: Arc<Occupied>,
     pub(crate) budget: Budget,
     pub(crate) slots: Box<[Seat<M>]>,
     /// Held while gates are shut and while a slot is made.
     pub(crate) sweeping: Mutex<()>,
     pub(crate) closed: AtomicBool,
     /// Live bytes by tag, where no slot could count them.
-    pub(crate) stray_tags: Mutex<Box<[i64; TAGS]>>,
+    stray_tally: Mutex<Tally>,
     /// What each class's magazines may hold.
     depths: Box<[usize]>,
     /// What each class's lanes may hold.
@@ -46,11 +49,17 @@ pub(crate) struct Stock<M: Memory> {
     clock: CachePadded<AtomicU64>,
     /// When unused credit was last collected.
     pub(crate) settled: CachePadded<AtomicU64>,
+    /// How many more releases go past the magazines, as the upstream has run out: what is in a
+    /// shared queue is found without a sweep.
+    pressure: CachePadded<AtomicU64>,
 }
 
 /// A thread keeps a block of a stream's that is at most such a part of all that may be cached,
 /// however large it is: without it, every use of a large block would go through the parking.
 const LANE_SHARE: u64 = 64;
+
+/// After an exhaustion so many releases go past the magazines.
+const PRESSURE: u64 = 256;
 
 /// The place of one thread, whose slot is made when the thread settles in.
 type Seat<M> = OnceLock<Box<CachePadded<Slot<M>>>>;
@@ -73,11 +82,18 @@ impl<M: Memory> Stock<M> {
             let is_kept = keeps && table.size(class) <= options.cached_bytes.get() / LANE_SHARE;
             depth(class).max(usize::from(is_kept))
         };
+        let occupied = Occupied::new(table.len());
+        let depot = |class| {
+            let occupied = Arc::clone(&occupied);
+            CachePadded::new(Depot::new(class, table.size(class), most, occupied))
+        };
         Arc::new(Self {
+            grants: Grants::new(),
+            depots: (0..table.len()).map(depot).collect(),
             depths: (0..table.len()).map(depth).collect(),
             lane_depths: (0..table.len()).map(lane_depth).collect(),
-            depots: (0..table.len()).map(|_| CachePadded::new(Depot::new(most))).collect(),
-            budget: Budget::new(if slabs { None } else { Some(options.cached_bytes.get()) }),
+            budget: Budget::new(if slabs { u64::MAX } else { options.cached_bytes.get() }),
+            occupied,
             table,
             tags: TagTable::new(),
             account: Arc::new(Account::new()),
@@ -85,16 +101,23 @@ impl<M: Memory> Stock<M> {
             slots: (0..options.threads).map(|_| OnceLock::new()).collect(),
             sweeping: Mutex::new(()),
             closed: AtomicBool::new(false),
-            stray_tags: Mutex::new(Box::new([0; TAGS])),
+            stray_tally: Mutex::new(Tally::default()),
             clock: CachePadded::new(AtomicU64::new(0)),
             settled: CachePadded::new(AtomicU64::new(0)),
+            pressure: CachePadded::new(AtomicU64::new(0)),
         })
+    }
+
+    /// The grant of a block of `class` under `tag`.
+    #[inline]
+    pub(crate) fn grant(&self, class: usize, tag: Tag, is: Use) -> GrantRef<M> {
+        self.grants.get(self, class, tag, is)
     }
 
     /// What a block of the class weighs of the cap on cached bytes.
     #[inline]
     pub(crate) fn weight(&self, class: usize) -> u64 {
-        if self.budget.is_limited() { self.table.size(class) } else { 0 }
+        self.table.size(class)
     }
 
     pub(crate) fn knows_streams(&self) -> bool {
@@ -112,6 +135,37 @@ impl<M: Memory> Stock<M> {
     /// The time: how often the pool has come to the upstream, or to its cap.
     pub(crate) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the upstream has run out.
+    pub(crate) fn press(&self) {
+        self.pressure.store(PRESSURE, Ordering::Relaxed);
+    }
+
+    fn is_pressed(&self) -> bool {
+        self.pressure.load(Ordering::Relaxed) > 0
+    }
+
+    /// Counts a release that goes past the magazines; answers whether it does.
+    fn passes_magazines(&self) -> bool {
+        let is_pressed = self.is_pressed();
+        if is_pressed {
+            // Of two threads at the end both may subtract: the next exhaustion begins again.
+            let less = |pressure: u64| pressure.checked_sub(1);
+            let _ = self.pressure.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+        is_pressed
+    }
+
+    /// Whether threads have blocks or credit, which only a sweep finds.
+    pub(crate) fn is_in_threads(&self) -> bool {
+        let reserved = self.budget.reserved();
+        if reserved == 0 {
+            return false;
+        }
+        let depots = self.occupied.iter().filter_map(|class| self.depots.get(class));
+        // What moves meanwhile changes the reservation.
+        reserved > depots.map(|depot| depot.bytes()).sum() || reserved != self.budget.reserved()
     }
 
     /// Lets the time go on, and answers it.
@@ -142,26 +196,37 @@ impl<M: Memory> Stock<M> {
 
     /// A free block from the shared queue, with company for the magazine.
     pub(crate) fn take_shared(self: &Arc<Self>, class: usize, tag: Tag) -> Option<Box<Record<M>>> {
-        self.settle_in();
         let depot = self.depots.get(class)?;
+        if depot.blocks() == 0 {
+            return None;
+        }
         let weight = self.weight(class);
-        let (record, surplus, counted, over) = self.undisturbed(|shelf| {
-            let mut batch = depot.pop(self.now())?;
+        if !self.has_magazine(class) || self.is_pressed() {
+            let record = depot.take_one(self.now())?;
+            self.budget.give_back(weight);
+            depot.shared_hits.fetch_add(1, Ordering::Relaxed);
+            self.count(tag, weight, true);
+            return Some(record);
+        }
+        self.settle_in();
+        let company = self.depth(class).div_ceil(2);
+        let (record, surplus, counted) = self.undisturbed(|shelf| {
+            let count = if shelf.is_some() { company } else { 1 };
+            let mut batch = depot.take(count, self.now())?;
             let record = batch.pop()?;
             let counted = shelf.is_some();
             let surplus = shelf.map_or(weight, |shelf| {
-                shelf.count(tag, record.granted, true);
+                shelf.count(tag, weight, true);
                 shelf.credit += weight;
                 shelf.refill(class, &mut batch);
                 shelf.surplus(class, weight)
             });
-            Some((record, surplus, counted, self.shelve(class, batch)))
+            Some((record, surplus, counted))
         })??;
-        drop(over);
         self.budget.give_back(surplus);
         if !counted {
             depot.shared_hits.fetch_add(1, Ordering::Relaxed);
-            self.count(tag, record.granted, true);
+            self.count(tag, weight, true);
         }
         Some(record)
     }
@@ -230,22 +295,26 @@ impl<M: Memory> Stock<M> {
         unsafe { slot.enter(work) }
     }
 
+    /// Whether the calling thread has a slot, and so keeps the stock alive.
+    fn is_settled(&self) -> bool {
+        let slot = self.slots.get(seat::current()).and_then(OnceLock::get);
+        slot.is_some_and(|slot| !slot.is_vacant())
+    }
+
     /// Gives the calling thread a slot, if it has none and there is a seat for it. What runs into
     /// a sweeper goes without, for now.
     fn settle_in(self: &Arc<Self>) {
+        // More threads than seats.
         let seat = seat::current();
-        match self.slots.get(seat).map(OnceLock::get) {
-            Some(Some(slot)) if !slot.is_vacant() => return,
-            // More threads than seats.
-            None if seat != seat::UNSEATED => return,
-            _ => {}
+        if self.is_settled() || (seat != seat::UNSEATED && seat >= self.slots.len()) {
+            return;
         }
         // A sweeper must not find more slots at the end than it shut at the beginning.
         let Some(sweeping) = self.sweeping.try_lock() else { return };
         if self.is_closed() {
             return;
         }
-        let Some(seat) = seat::settle(Arc::clone(self) as _) else { return };
+        let Some((seat, closed)) = seat::settle(Arc::clone(self) as _) else { return };
         if let Some(place) = self.slots.get(seat) {
             let lanes = self.knows_streams();
             let lanes = self.lane_depths.iter().copied().filter(|_| lanes);
@@ -254,6 +323,9 @@ impl<M: Memory> Stock<M> {
             place.get_or_init(slot).settle();
         }
         drop(sweeping);
+        // The last to keep a closed pool alive drops its upstream's memory and its fences here,
+        // which may come back to this pool.
+        drop(closed);
     }
 
     /// Counts bytes of `tag` that became live, or ceased to be.
@@ -261,24 +333,37 @@ impl<M: Memory> Stock<M> {
         if tag == Tag::NONE || self.enter(|shelf| shelf.count(tag, bytes, live)).is_some() {
             return;
         }
-        if let Some(count) = self.stray_tags.lock().get_mut(tag.index()) {
-            *count = if live {
-                count.wrapping_add_unsigned(bytes)
-            } else {
-                count.wrapping_sub_unsigned(bytes)
-            };
-        }
+        self.stray_tally.lock().count(tag, bytes, live);
+    }
+
+    /// The labels with the most live bytes, `count` at most, the largest first.
+    pub(crate) fn labels(&self, count: usize) -> Vec<(Label, ByteCount)> {
+        let mut sums = [0; TAGS];
+        // A refusal comes here: it sums up no more tags than there are.
+        let known = self.tags.known();
+        let Some(sums) = sums.get_mut(..known).filter(|sums| !sums.is_empty()) else {
+            return Vec::new();
+        };
+        let slots = self.slots.iter().filter_map(OnceLock::get);
+        slots.for_each(|slot| slot.tally.add_to(sums));
+        self.stray_tally.lock().add_to(sums);
+        let bytes = |sum: i64| u64::try_from(sum).ok().filter(|&sum| sum > 0).map(ByteCount::new);
+        let sums = sums.iter().enumerate();
+        let mut live: Vec<_> = sums.filter_map(|(tag, &sum)| Some((tag, bytes(sum)?))).collect();
+        live.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        live.truncate(count);
+        self.tags.named(live)
     }
 }
 
 impl<M: Memory> Home for Stock<M> {
     fn vacate(&self, seat: usize) {
         let Some(slot) = self.slots.get(seat).and_then(OnceLock::get) else { return };
-        let (mut batches, mut lane, mut over) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut blocks, mut lane, mut over) = (Vec::new(), Vec::new(), Vec::new());
         let credit = {
             let _sweeping = self.sweeping.lock();
             let work = |shelf: &mut Shelf<M>| {
-                shelf.empty_into(&mut batches)
+                shelf.empty_into(&mut blocks)
                     + shelf.empty_lane_into(&mut lane, |class| self.weight(class))
             };
             // SAFETY: the seat is that of the calling thread, which is ending; see `enter`.
@@ -287,7 +372,7 @@ impl<M: Memory> Home for Stock<M> {
             if let Some(parking) = &self.parking {
                 lane.into_iter().for_each(|record| parking.park(record));
             }
-            over.extend(batches.into_iter().map(|(class, batch)| self.shelve(class, batch)));
+            over.extend(blocks.into_iter().filter_map(|block| self.shelve(block.class, block)));
             credit
         };
         self.budget.give_back(credit.unwrap_or(0));
@@ -298,21 +383,6 @@ impl<M: Memory> Home for Stock<M> {
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
-}
-
-/// Packs blocks into batches.
-pub(crate) fn batches<M: Memory>(
-    records: impl IntoIterator<Item = Box<Record<M>>>,
-) -> impl Iterator<Item = Batch<M>> {
-    let mut records = records.into_iter();
-    std::iter::from_fn(move || {
-        let mut batch = Batch::new();
-        for record in records.by_ref().take(BATCH) {
-            // A batch has room for its own length.
-            let _ = batch.push(record);
-        }
-        (batch.len() > 0).then_some(batch)
-    })
 }
 
 #[cfg(all(test, not(loom)))]

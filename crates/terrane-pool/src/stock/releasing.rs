@@ -5,56 +5,61 @@ use std::sync::Arc;
 
 use terrane_core::{ByteCount, Memory};
 
-use super::{Stock, batches};
+use super::Stock;
 use crate::barrier;
+use crate::grant::{Grant, GrantRef, Use};
 use crate::record::{Record, UNPOOLED};
 use crate::seat::Home as _;
-use crate::slot::{Batch, Refusal};
+use crate::slot::{Batch, Refusal, Shelf};
+use crate::tags::Tag;
 
 impl<M: Memory> Stock<M> {
-    /// Takes a block back from its user.
+    /// Takes a block back from its user. The grant is of the record's stock.
     #[inline]
-    pub(crate) fn give_back(record: Box<Record<M>>) {
-        let class = record.class;
-        if class == UNPOOLED || !record.order.is_free() {
-            return Self::give_back_apart(record);
+    pub(crate) fn give_back(record: Box<Record<M>>, grant: GrantRef<M>) {
+        // SAFETY: as long as the block is ours it keeps its stock alive.
+        let grant = unsafe { grant.get() };
+        if grant.is == Use::Apart {
+            return Self::give_back_apart(record, grant);
         }
-        let stock = Arc::as_ptr(&record.stock);
         let mut record = Some(record);
-        // SAFETY: as long as the block is ours it keeps its stock alive; when it has gone into a
-        // magazine of this thread, this thread does, as it has settled there (`settle_in`).
-        let stock = unsafe { &*stock };
-        let weight = stock.weight(class);
-        let done = stock.enter(|shelf| shelf.put(weight, &mut record));
+        // SAFETY: as above; when the block has gone into a magazine of this thread, this thread
+        // keeps the stock alive, as it has settled there (`settle_in`).
+        let stock = unsafe { grant.stock.as_ref() };
+        let work =
+            |shelf: &mut Shelf<M>| shelf.put(grant.class, grant.weight, grant.tag, &mut record);
+        let done = stock.enter(work);
         if let Some(record) = record {
-            Self::give_back_slowly(record, done.and_then(Result::err));
+            Self::give_back_slowly(record, grant, done.and_then(Result::err));
         }
     }
 
-    /// Takes back a block that is not pooled, or that streams use.
-    fn give_back_apart(record: Box<Record<M>>) {
-        let class = record.class;
+    /// Takes back a block that is not pooled, or that streams may use.
+    fn give_back_apart(record: Box<Record<M>>, grant: Grant<M>) {
+        let Grant { class, weight, tag, .. } = grant;
+        if class != UNPOOLED && record.order.is_free() {
+            let plain = record.stock.grant(class, tag, Use::Plain);
+            return Self::give_back(record, plain);
+        }
         let mut record = Some(record);
         if class != UNPOOLED
             && let Some(block) = record.as_ref()
             && let Some(stream) = block.order.only_home()
         {
-            let stock = Arc::as_ptr(&block.stock);
             // SAFETY: as in `give_back`.
-            let stock = unsafe { &*stock };
-            let weight = stock.weight(class);
-            stock.enter(|shelf| shelf.put_on(stream, weight, &mut record));
+            let stock = unsafe { grant.stock.as_ref() };
+            stock.enter(|shelf| shelf.put_on(stream, (class, weight), tag, &mut record));
         }
         if let Some(record) = record {
-            Self::give_back_to_parking(record);
+            Self::give_back_to_parking(record, tag);
         }
     }
 
     #[cold]
-    fn give_back_to_parking(record: Box<Record<M>>) {
+    fn give_back_to_parking(record: Box<Record<M>>, tag: Tag) {
         let stock = Arc::clone(&record.stock);
         stock.settle_in();
-        stock.count(record.tag, record.granted, false);
+        stock.count(tag, record.granted, false);
         if record.order.is_free() {
             return drop(record);
         }
@@ -70,7 +75,9 @@ impl<M: Memory> Stock<M> {
             return;
         }
         let weight = self.weight(record.class);
-        let credit = self.reserve_credit(record.class, weight).unwrap_or(0);
+        let credit = self.reserve_credit(record.class, weight);
+        let room = || self.make_room(record.class, weight).then_some(weight);
+        let credit = credit.or_else(room).unwrap_or(0);
         let mut flushed = Vec::new();
         let entered = self.enter(|shelf| {
             shelf.credit += credit;
@@ -100,47 +107,71 @@ impl<M: Memory> Stock<M> {
     }
 
     #[cold]
-    fn give_back_slowly(record: Box<Record<M>>, refusal: Option<Refusal>) {
-        let stock = Arc::clone(&record.stock);
-        let class = record.class;
-        let (weight, tag, granted) = (stock.weight(class), record.tag, record.granted);
-        if stock.is_closed() {
-            stock.count(tag, granted, false);
+    fn give_back_slowly(record: Box<Record<M>>, grant: Grant<M>, refusal: Option<Refusal>) {
+        let Grant { class, weight, tag, .. } = grant;
+        // SAFETY: until the block has been put somewhere, it keeps its stock alive. Afterwards this
+        // thread does: it has settled there, and runs no code of others' that may end that, before
+        // the stock was used last. Or `kept` does.
+        let stock = unsafe { grant.stock.as_ref() };
+        let mut kept = None;
+        if !stock.is_settled() {
+            record.stock.settle_in();
+            kept = Some(Arc::clone(&record.stock));
+        }
+        stock.give_back_settled(record, (class, weight), tag, refusal);
+        drop(kept);
+    }
+
+    /// [`give_back_slowly`](Self::give_back_slowly), by a thread that keeps the stock alive. What
+    /// drops drops last.
+    fn give_back_settled(
+        &self,
+        record: Box<Record<M>>,
+        (class, weight): (usize, u64),
+        tag: Tag,
+        refusal: Option<Refusal>,
+    ) {
+        if self.is_closed() {
+            self.count(tag, weight, false);
             return drop(record);
         }
-        stock.settle_in();
-        if !stock.has_magazine(class) {
-            return stock.give_back_shared(record);
+        if !self.has_magazine(class) || self.passes_magazines() {
+            return self.give_back_shared(class, tag, record);
         }
+        // Making room runs code of others', after which the thread may keep the stock no more.
+        let mut kept = None;
         // What a full magazine spills takes its reservation along.
         let reserved = if refusal == Some(Refusal::Full) {
-            let spilled = stock.depth(class).div_ceil(2);
+            let spilled = self.depth(class).div_ceil(2);
             let weight = weight * ByteCount::from_usize(spilled).get();
-            stock.budget.reserve(weight).then_some(weight).or(Some(0))
+            self.budget.reserve(weight).then_some(weight).or(Some(0))
         } else {
-            stock.reserve_credit(class, weight)
+            self.reserve_credit(class, weight).or_else(|| {
+                kept = Some(Arc::clone(&record.stock));
+                self.make_room(class, weight).then_some(weight)
+            })
         };
         let Some(credit) = reserved else {
-            stock.count(tag, granted, false);
-            stock.note_eviction(class, 1);
+            self.count(tag, weight, false);
+            self.note_eviction(class, 1);
             return drop(record);
         };
         let mut record = Some(record);
-        let done = stock.undisturbed(|shelf| {
+        let done = self.undisturbed(|shelf| {
             let Some(shelf) = shelf else { return (None, credit) };
             shelf.credit += credit;
-            let over = shelf.spill(class).and_then(|batch| stock.shelve(class, batch));
+            let over = shelf.spill(class).map(|batch| self.shelve_batch(class, batch));
             // Where credit is short, the shared queue is next.
-            let _ = shelf.put(weight, &mut record);
+            let _ = shelf.put(class, weight, tag, &mut record);
             (over, 0)
         });
-        if let Some((over, unused)) = done {
-            drop(over);
-            stock.budget.give_back(unused);
-        }
+        let (over, unused) = done.unwrap_or((None, 0));
+        self.budget.give_back(unused);
         if let Some(record) = record {
-            stock.give_back_shared(record);
+            self.give_back_shared(class, tag, record);
         }
+        drop(over);
+        drop(kept);
     }
 
     /// Reserves credit for a block at least; for a magazine's worth, to save the next trips, if
@@ -150,50 +181,57 @@ impl<M: Memory> Stock<M> {
         if self.budget.reserve(most) {
             Some(most)
         } else {
-            (self.budget.reserve(weight) || self.make_room(class, weight)).then_some(weight)
+            self.budget.reserve(weight).then_some(weight)
         }
     }
 
-    /// Takes a block back without a magazine.
-    pub(crate) fn give_back_shared(&self, record: Box<Record<M>>) {
-        let class = record.class;
+    /// Takes a block back without a magazine. What drops drops last.
+    pub(crate) fn give_back_shared(&self, class: usize, tag: Tag, record: Box<Record<M>>) {
         let weight = self.weight(class);
-        self.count(record.tag, record.granted, false);
-        if !(self.budget.reserve(weight) || self.make_room(class, weight)) {
+        self.count(tag, weight, false);
+        let mut kept = None;
+        let has_room = self.budget.reserve(weight) || {
+            // As in `give_back_settled`.
+            kept = Some(Arc::clone(&record.stock));
+            self.make_room(class, weight)
+        };
+        if has_room {
+            drop(self.shelve(class, record));
+        } else {
             self.note_eviction(class, 1);
-            return drop(record);
+            drop(record);
         }
-        self.restock(class, [record]);
+        drop(kept);
     }
 
-    /// Puts free blocks, which weigh on the cap already, into the shared queue; if the pool is
-    /// closed, they are dropped.
-    pub(crate) fn restock(&self, class: usize, records: impl IntoIterator<Item = Box<Record<M>>>) {
-        for batch in batches(records) {
-            let over = self.undisturbed(|_| {
-                if self.is_closed() {
-                    self.lighten(class, batch.len());
-                    return Some(batch);
-                }
-                self.shelve(class, batch)
-            });
-            drop(over);
+    /// Puts a free block of `class`, which weighs on the cap already, into the shared queue. Returns
+    /// it if the queue is full or the pool is closed; it weighs nothing any more.
+    pub(crate) fn shelve(&self, class: usize, record: Box<Record<M>>) -> Option<Box<Record<M>>> {
+        let mut record = Some(record);
+        self.depots.get(class)?.put(|| record.take(), self.now());
+        if record.is_some() {
+            self.lighten(class, 1);
+            self.note_eviction(class, 1);
+        }
+        record
+    }
+
+    /// Puts new blocks into the shared queue, which weigh nothing yet.
+    pub(crate) fn stock_up(&self, records: impl IntoIterator<Item = Box<Record<M>>>) {
+        for record in records {
+            if self.budget.reserve(self.weight(record.class)) {
+                drop(self.shelve(record.class, record));
+            }
         }
     }
 
-    /// Puts free blocks, which weigh on the cap already, into the shared queue, and answers those
-    /// that are beyond the cap of their class. They weigh nothing any more.
-    ///
-    /// No sweep may be under way, or it would miss them: callers are [`undisturbed`].
-    ///
-    /// [`undisturbed`]: Self::undisturbed
-    pub(crate) fn shelve(&self, class: usize, batch: Batch<M>) -> Option<Batch<M>> {
-        if batch.len() == 0 {
-            return None;
+    /// [`shelve`](Self::shelve) for several blocks of a class.
+    fn shelve_batch(&self, class: usize, mut batch: Batch<M>) -> Batch<M> {
+        if let Some(depot) = self.depots.get(class) {
+            depot.put(|| batch.pop(), self.now());
         }
-        let over = self.depots.get(class)?.push(batch, self.now())?;
-        self.lighten(class, over.len());
-        self.note_eviction(class, over.len());
-        Some(over)
+        self.lighten(class, batch.len());
+        self.note_eviction(class, batch.len());
+        batch
     }
 }

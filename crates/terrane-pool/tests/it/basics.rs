@@ -13,10 +13,14 @@ use terrane_testkit::memory::HeapAllocator;
 
 use crate::support::{Counted, address};
 
+fn powers_of_two() -> PoolOptions {
+    PoolOptions { classes: SizeClasses::powers_of_two(), ..PoolOptions::default() }
+}
+
 #[test]
 fn a_released_block_is_the_next_one_acquired() {
     let upstream = Counted::unlimited();
-    let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
+    let pool = Pool::new(upstream.clone(), powers_of_two()).unwrap();
     let block = pool.acquire(ByteCount::new(5000)).unwrap();
     assert_eq!((block.asked().get(), block.granted().get()), (5000, 8192));
     assert_eq!(block.length(), block.granted());
@@ -37,7 +41,7 @@ fn a_released_block_is_the_next_one_acquired() {
 #[test]
 fn pinned_memory_is_pooled_by_the_same_code() {
     let upstream = HeapAllocator::pinned();
-    let pool = Pool::new(&upstream, PoolOptions::default()).unwrap();
+    let pool = Pool::new(&upstream, powers_of_two()).unwrap();
     let block = pool.acquire(ByteCount::new(5000)).unwrap();
     assert_eq!((pool.kind(), block.kind()), (StorageKind::Pinned, StorageKind::Pinned));
     assert_eq!(block.granted(), ByteCount::kib(8));
@@ -317,8 +321,8 @@ fn options_are_checked_against_the_upstream() {
 #[test]
 fn a_pool_over_a_pool() {
     let upstream = Counted::unlimited();
-    let small = PoolOptions { largest_class: ByteCount::mib(1), ..PoolOptions::default() };
-    let inner = Arc::new(Pool::new(upstream.clone(), PoolOptions::default()).unwrap());
+    let small = PoolOptions { largest_class: ByteCount::mib(1), ..powers_of_two() };
+    let inner = Arc::new(Pool::new(upstream.clone(), powers_of_two()).unwrap());
     let outer = Pool::new(Arc::clone(&inner), small).unwrap();
     let block = outer.acquire(ByteCount::kib(100)).unwrap();
     let large = outer.acquire(ByteCount::mib(2)).unwrap();

@@ -1,7 +1,16 @@
 //! Guard and poison over real memory.
 
-use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
-use terrane_pool::adaptors::{Guard, GuardViolation, Poison, Side};
+use std::sync::{Arc, OnceLock};
+
+use terrane_core::{
+    Alignment, Allocate, BoxedCause, ByteCount, Limits, Location, Memory, RegionRequest,
+};
+use terrane_pool::adaptors::{Fill, FillHost, Guard, GuardLog, GuardViolation, Poison, Side};
+use terrane_pool::{Pool, PoolOptions, StreamId};
+use terrane_testkit::memory::HeapAllocator;
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::{Interest, with_default};
+use tracing::{Event, Metadata, Subscriber};
 
 use crate::heap::Heap;
 
@@ -42,6 +51,135 @@ fn writes_out_of_bounds_are_found_on_both_sides_with_their_distance() {
         })
         .collect();
     assert_eq!(found, [(Side::After, 0), (Side::Before, 8), (Side::After, 0)]);
+}
+
+/// Every length within a granule, over an upstream that rounds up to it.
+#[test]
+fn the_first_byte_behind_what_was_asked_for_is_watched() {
+    for granule in [Alignment::BYTE, Alignment::SECTOR, Alignment::PAGE] {
+        let limits = Limits { granule, ..Limits::NONE };
+        for upstream in [HeapAllocator::system(), HeapAllocator::pinned()] {
+            let upstream = upstream.with_limits(limits);
+            let guard = Guard::new(Pool::new(&upstream, PoolOptions::default()).unwrap());
+            let direct = Guard::new(&upstream);
+            for bytes in [1, 63, 64, 65, 511, 1000, 4095, 4096, 4097] {
+                let request = RegionRequest::new(ByteCount::new(bytes)).labelled("kv");
+                overrun_is_found(&guard, &request);
+                overrun_is_found(&direct, &request);
+            }
+        }
+    }
+}
+
+fn overrun_is_found<A: Allocate>(guard: &Guard<A>, request: &RegionRequest) {
+    let before = guard.log().found();
+    let block = guard.allocate(request).unwrap();
+    assert_eq!(block.length(), request.bytes);
+    // SAFETY: the whole of the block, which nobody else has.
+    unsafe { address(&block).write_bytes(0, block.length().to_usize()) };
+    assert_eq!(guard.verify(), 0, "within bounds: {request:?}");
+    // SAFETY: within the memory that the guard obtained, behind the block.
+    unsafe { address(&block).wrapping_add(request.bytes.to_usize()).write(0) };
+    drop(block);
+    assert_eq!(guard.log().found(), before + 1, "{request:?}");
+    let violations = guard.log().violations();
+    let Some(GuardViolation::Overwritten { side, distance, .. }) = violations.last() else {
+        panic!("{violations:?}");
+    };
+    assert_eq!((*side, *distance), (Side::After, 0), "{request:?}");
+}
+
+/// Reaches host memory, and asks the guard's log in between, as a subscriber of traces may.
+#[derive(Debug, Default)]
+struct Curious {
+    log: OnceLock<GuardLog>,
+}
+
+impl Curious {
+    fn ask(&self) {
+        if let Some(log) = self.log.get() {
+            let _ = (log.live(), log.found(), log.violations());
+        }
+    }
+}
+
+impl Fill for Curious {
+    unsafe fn fill(
+        &self,
+        memory: &dyn Memory,
+        byte: u8,
+        stream: StreamId,
+    ) -> Result<(), BoxedCause> {
+        // SAFETY: the caller's promise.
+        unsafe { FillHost.fill(memory, byte, stream) }
+    }
+
+    unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
+        self.ask();
+        // SAFETY: the caller's promise.
+        unsafe { FillHost.write(at, bytes, stream) }
+    }
+
+    unsafe fn read(
+        &self,
+        at: Location,
+        into: &mut [u8],
+        stream: StreamId,
+    ) -> Result<(), BoxedCause> {
+        self.ask();
+        // SAFETY: the caller's promise.
+        unsafe { FillHost.read(at, into, stream) }
+    }
+}
+
+#[test]
+fn what_reaches_the_canaries_may_ask_the_guard() {
+    let fill = Arc::new(Curious::default());
+    let guard = Guard::ordered(heap(), Arc::clone(&fill), StreamId::new(0));
+    fill.log.set(guard.log().clone()).unwrap();
+    let request = RegionRequest::new(ByteCount::new(64));
+    let blocks = [(); 2].map(|()| guard.allocate(&request).unwrap());
+    assert_eq!(guard.verify(), 0);
+    // SAFETY: within the memory that the guard obtained, behind the block.
+    unsafe { address(&blocks[0]).wrapping_add(64).write(0) };
+    assert_eq!(guard.verify(), 1);
+    drop(blocks);
+    assert_eq!((guard.log().live(), guard.log().found()), (0, 2));
+}
+
+/// Asks the guard's log whenever something is traced.
+struct Subscribed(GuardLog);
+
+impl Subscriber for Subscribed {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {
+        let _ = (self.0.live(), self.0.found(), self.0.violations());
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn a_subscriber_of_traces_may_ask_the_guard() {
+    let guard = Guard::new(heap());
+    with_default(Subscribed(guard.log().clone()), || {
+        let block = guard.allocate(&RegionRequest::new(ByteCount::new(64))).unwrap();
+        // SAFETY: within the memory that the guard obtained, behind the block.
+        unsafe { address(&block).wrapping_add(64).write(0) };
+        assert_eq!(guard.verify(), 1);
+        drop(block);
+    });
+    assert_eq!(guard.log().found(), 2);
 }
 
 #[test]

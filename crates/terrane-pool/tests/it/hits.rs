@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use terrane_core::{Allocate, ByteCount, RegionRequest};
-use terrane_pool::{Pool, PoolOptions};
+use terrane_core::{Allocate, ByteCount, Label, RegionRequest};
+use terrane_pool::{Access, Pool, PoolOptions, SimulatedStreams, StreamId};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{Interest, with_default};
 use tracing::{Event, Metadata, Subscriber};
@@ -43,6 +43,56 @@ impl Subscriber for Listener {
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn a_miss_returns_cached_blocks_only_to_stay_below_the_peak() {
+    let upstream = Counted::unlimited();
+    let options = PoolOptions { magazine_depth: 0, ..PoolOptions::default() };
+    let pool = Pool::new(upstream.clone(), options).unwrap();
+    let blocks: Vec<_> = (0..100).map(|_| pool.acquire(ByteCount::mib(2)).unwrap()).collect();
+    drop(blocks);
+    pool.trim(ByteCount::mib(150));
+    let cached = pool.snapshot().cached;
+    assert!(cached > ByteCount::mib(100), "more than a tenth of what is held");
+
+    let small = pool.acquire(ByteCount::mib(3)).unwrap();
+    assert_eq!(pool.snapshot().cached, cached, "it fits below the peak");
+    let large = pool.acquire(ByteCount::mib(64)).unwrap();
+    let seen = pool.snapshot();
+    assert_eq!(seen.peak_held, ByteCount::mib(200));
+    // As many blocks of 2 MiB as make up for what is beyond the peak.
+    assert!(seen.held > ByteCount::mib(198), "{}", seen.held);
+    assert_eq!(seen.held, upstream.bytes());
+    drop((small, large));
+}
+
+#[test]
+fn what_was_asked_for_is_known_whoever_uses_the_block() {
+    let streams = SimulatedStreams::new(1);
+    let stream = StreamId::new(1);
+    let fences = Arc::new(streams.clone());
+    let pool = Pool::with_fences(Counted::unlimited(), PoolOptions::default(), fences).unwrap();
+    // Less than the class, all of it, and more than the largest class.
+    for bytes in [4000, 4096, (1 << 30) + 1].map(ByteCount::new) {
+        for _ in 0..3 {
+            let mut block = pool.acquire(bytes).unwrap();
+            assert_eq!(block.asked(), bytes);
+            block.record_use(stream, Access::Write).unwrap();
+            assert_eq!(block.asked(), bytes);
+            drop(block);
+            let block = pool.acquire_on(stream, &RegionRequest::new(bytes)).unwrap();
+            assert_eq!((block.asked(), block.stream()), (bytes, Some(stream)));
+            drop(block);
+            streams.run_all();
+            pool.reap();
+        }
+    }
+    let labelled = RegionRequest::new(ByteCount::kib(4)).labelled("kv");
+    let block = pool.allocate(&labelled).unwrap();
+    assert_eq!(pool.snapshot().labels, [(Label::from("kv"), ByteCount::kib(4))]);
+    block.release_on(stream).unwrap();
+    assert!(pool.snapshot().labels.is_empty());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use terrane_core::{Allocate as _, AllocateError, ByteCount, RegionRequest};
+use terrane_core::{Allocate, AllocateError, ByteCount, Limits, RegionRequest, StorageKind};
 use terrane_pool::{Exhausted, Pool, PoolOptions, Retry, SimulatedStreams, StreamId};
 
 use crate::support::{Block, Counted};
@@ -34,16 +34,157 @@ fn a_block_that_is_pending_is_waited_for() {
 }
 
 #[test]
-fn a_larger_block_serves_in_need() {
-    let upstream = Counted::new(ByteCount::kib(64));
+fn a_block_that_wastes_little_serves_an_exhausted_pool() {
+    let upstream = Counted::new(ByteCount::kib(5));
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
-    drop(pool.acquire(ByteCount::kib(64)).unwrap());
+    drop(pool.acquire(ByteCount::kib(5)).unwrap());
     let block = pool.acquire(PAGE).unwrap();
-    assert_eq!(block.granted(), ByteCount::kib(64));
+    assert_eq!(block.granted(), ByteCount::kib(5));
     assert_eq!(pool.snapshot().ladder.larger, 1);
-    drop(block);
-    assert_eq!(pool.clear(), ByteCount::kib(64));
-    upstream.assert_empty();
+}
+
+#[test]
+fn a_block_that_wastes_much_is_returned_to_the_upstream_instead() {
+    let upstream = Counted::new(ByteCount::mib(4));
+    let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
+    drop(pool.acquire(ByteCount::mib(4)).unwrap());
+    let block = pool.acquire(PAGE).unwrap();
+    assert_eq!((block.granted(), upstream.bytes()), (PAGE, PAGE));
+    assert_eq!((pool.snapshot().ladder.larger, pool.snapshot().ladder.trimmed), (0, 1));
+}
+
+#[test]
+fn a_cached_block_smaller_than_the_request_makes_room_for_it() {
+    let upstream = Counted::new(ByteCount::kib(8));
+    let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
+    drop(pool.acquire(PAGE).unwrap());
+    let whole = pool.acquire(ByteCount::kib(8)).unwrap();
+    drop(whole);
+    // From now on blocks are released to the shared queues.
+    let first = pool.acquire(PAGE).unwrap();
+    assert!(pool.acquire(ByteCount::kib(8)).is_err());
+    drop(first);
+    // The upstream has 4 KiB, and the queue has the other 4 KiB.
+    assert!(pool.acquire(ByteCount::kib(8)).is_ok());
+}
+
+#[test]
+fn the_accepted_waste_is_an_option() {
+    let upstream = Counted::new(ByteCount::kib(5));
+    let options = PoolOptions { larger_class_waste: 24, ..PoolOptions::default() };
+    let pool = Pool::new(upstream, options).unwrap();
+    drop(pool.acquire(ByteCount::kib(5)).unwrap());
+    assert_eq!(pool.acquire(PAGE).unwrap().granted(), PAGE);
+}
+
+#[test]
+fn a_block_that_wastes_much_serves_before_a_refusal() {
+    let upstream = Counted::new(ByteCount::mib(4));
+    let spare: Arc<Mutex<Option<Block>>> = Arc::default();
+    let given = Arc::clone(&spare);
+    // The block comes back to the pool after the pool has returned what it had.
+    let pool = Pool::new(upstream, PoolOptions::default()).unwrap().with_upstream_trim(move |_| {
+        drop(given.lock().unwrap().take());
+        ByteCount::ZERO
+    });
+    *spare.lock().unwrap() = Some(pool.acquire(ByteCount::mib(4)).unwrap());
+    let block = pool.acquire(PAGE).unwrap();
+    assert_eq!(block.granted(), ByteCount::mib(4));
+    assert_eq!(pool.snapshot().ladder.larger, 1);
+}
+
+/// Equal numbers below a bound in each run (Knuth's linear congruential generator).
+fn random() -> impl FnMut(usize) -> usize {
+    let mut state = 1_u64;
+    move |below| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(state >> 33).unwrap() % below
+    }
+}
+
+/// The sizes of Mooncake's allocator benchmark: 70 % of 4 KiB, 20 % of 256 KiB, 10 % of 3.12 MiB.
+#[test]
+fn a_full_pool_of_mixed_sizes_holds_at_most_a_quarter_more_than_was_asked_for() {
+    let upstream = Counted::new(ByteCount::mib(256));
+    let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
+    let mut random = random();
+    let (mut live, mut asked): (Vec<Block>, u64) = (Vec::new(), 0);
+    let (mut refusals, mut worst) = (0, 0);
+    while refusals < 3_000 {
+        let bytes = match random(10) {
+            0..7 => 4 << 10,
+            7..9 => 256 << 10,
+            _ => (312 << 20) / 100,
+        };
+        match pool.acquire(ByteCount::new(bytes)) {
+            Ok(block) => {
+                asked += bytes;
+                live.push(block);
+            }
+            Err(error) => {
+                assert!(error.is_exhaustion(), "{error}");
+                refusals += 1;
+                worst = worst.max(upstream.bytes().get() * 100 / asked);
+                let index = random(live.len());
+                asked -= live.swap_remove(index).asked().get();
+            }
+        }
+    }
+    assert!(worst <= 125, "{worst} % of what was asked for is held");
+}
+
+/// Counts what it is asked.
+#[derive(Clone, Debug)]
+struct Asked(Counted, Arc<AtomicU32>);
+
+// SAFETY: blocks are those of the inner allocator.
+unsafe impl Allocate for Asked {
+    type Memory = <Counted as Allocate>::Memory;
+
+    fn kind(&self) -> StorageKind {
+        self.0.kind()
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.allocate(request)
+    }
+}
+
+#[test]
+fn a_refusal_of_a_pool_that_caches_nothing_asks_the_upstream_once() {
+    let upstream = Asked(Counted::new(ByteCount::kib(8)), Arc::default());
+    let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
+    let mut blocks = [PAGE; 2].map(|bytes| Some(pool.acquire(bytes).unwrap()));
+    assert!(pool.acquire(PAGE).is_err());
+    for _ in 0..3 {
+        upstream.1.store(0, Ordering::Relaxed);
+        assert!(pool.acquire(PAGE).is_err());
+        assert_eq!(upstream.1.load(Ordering::Relaxed), 1);
+        // What the caller evicts is found without a question.
+        for block in &mut blocks {
+            drop(block.take());
+            *block = Some(pool.acquire(PAGE).unwrap());
+        }
+        assert_eq!(upstream.1.load(Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
+fn what_is_released_while_the_upstream_is_exhausted_is_in_no_thread() {
+    let upstream = Counted::new(ByteCount::kib(8));
+    let pool = Pool::new(upstream, PoolOptions::default()).unwrap();
+    let blocks = [PAGE; 2].map(|bytes| pool.acquire(bytes).unwrap());
+    assert!(pool.acquire(PAGE).is_err());
+    drop(blocks);
+    let snapshot = pool.snapshot();
+    let in_threads = snapshot.classes.iter().map(|class| class.in_magazines).sum::<usize>();
+    assert_eq!((in_threads, snapshot.cached), (0, ByteCount::kib(8)));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! What memory says of itself, its wrappers say, too.
 
-use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
+use terrane_core::{Allocate, ByteCount, Memory, Region, RegionRequest};
 use terrane_pool::adaptors::{Budget, Delayed, Either, Guard};
-use terrane_pool::managed::{ManagerOptions, MemoryManager};
+use terrane_pool::managed::{ManagedBlock, ManagerOptions, MemoryManager};
 use terrane_pool::{Pool, PoolOptions};
 
 use crate::heap::{Heap, HeapMemory, to_end_of_stretch};
@@ -30,4 +30,30 @@ fn wrappers_say_how_far_a_copy_may_reach() {
     check("a block that is freed late", &Delayed::new(heap.clone(), 1).allocate(&request).unwrap());
     let either: Either<_, HeapMemory> = Either::First(heap.allocate(&request).unwrap());
     check("one of two", &either);
+}
+
+#[test]
+fn wrappers_name_the_managed_block_that_they_are_a_part_of() {
+    let request = RegionRequest::new(ByteCount::new(5000));
+    let heap = Heap::new(ByteCount::mib(8));
+    let budget = || Budget::new("all", ByteCount::mib(8));
+    let manager = MemoryManager::new(heap.clone(), budget(), ManagerOptions::default());
+    let block = manager.allocate(&request).unwrap();
+    let handle = block.handle();
+    let named = |memory: &dyn Memory| ManagedBlock::of(memory).map(ManagedBlock::handle);
+    assert_eq!(named(&block), Some(handle));
+    let identity = ManagedBlock::of(&block).unwrap().identity();
+    assert_eq!(identity, Some(manager.identity(handle).unwrap()));
+    let either: Either<_, HeapMemory> = Either::First(block);
+    assert_eq!(named(&either), Some(handle));
+    let region = Region::new(Box::new(either));
+    let part = region.view(ByteCount::new(100), ByteCount::new(10)).unwrap();
+    assert_eq!(named(&part), Some(handle));
+
+    assert!(named(&Guard::new(&manager).allocate(&request).unwrap()).is_some());
+    assert!(named(&Delayed::new(&manager, 1).allocate(&request).unwrap()).is_some());
+    // A pool hands its blocks to others while the managed one below stays.
+    let pool = Pool::new(&manager, PoolOptions::default()).unwrap();
+    assert_eq!(named(&pool.acquire(request.bytes).unwrap()), None);
+    assert_eq!(named(&heap.allocate(&request).unwrap()), None);
 }

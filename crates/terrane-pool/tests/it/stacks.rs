@@ -5,7 +5,7 @@ use std::sync::Arc;
 use terrane_core::{Alignment, ByteCount, Limits};
 use terrane_pool::adaptors::{
     Adapt, Binning, Budget, Counters, Erased, FaultPlan, FillHost, LiveBlocks, PoisonBytes, Reuse,
-    Simulated, SimulatedOptions, TraceSink, Verdict,
+    Simulated, SimulatedOptions, SlabOptions, TraceSink, Verdict,
 };
 use terrane_pool::{Pool, PoolOptions, StreamId};
 
@@ -78,10 +78,16 @@ fn each_adaptor() {
     check("no faults", on_heap(|heap| heap.failing(FaultPlan::new())));
     check("delayed", on_heap(|heap| heap.delayed(5)));
     check("erased", on_heap(Adapt::erased));
+    check("slabs", on_heap(in_slabs));
+    check("slabs of a device", on_device(|device| device.in_slabs(SlabOptions::default())));
     check(
         "binning",
         on_heap(|heap| Binning::new(heap.clone()).with_bin(ByteCount::kib(1), heap).unwrap()),
     );
+}
+
+fn in_slabs(heap: Heap) -> terrane_pool::adaptors::Slabs<Heap> {
+    heap.in_slabs(SlabOptions::default())
 }
 
 fn poisoned(heap: Heap) -> terrane_pool::adaptors::Poison<Heap> {
@@ -93,6 +99,18 @@ fn pools_and_what_stands_above_and_below_them() {
     let pool = |upstream| Pool::new(upstream, PoolOptions::default()).unwrap();
     check("pool", on_heap(pool));
     check("guarded pool", on_heap(|heap| pool(heap).guarded()));
+    check(
+        "pool over slabs",
+        on_heap(|heap| Pool::new(in_slabs(heap), PoolOptions::default()).unwrap()),
+    );
+    check(
+        "guarded slabs over poison over a guard",
+        on_heap(|heap| {
+            let below = poisoned(heap).guarded();
+            Pool::new(below.in_slabs(SlabOptions::default()).guarded(), PoolOptions::default())
+                .unwrap()
+        }),
+    );
     check(
         "limited pool over poison",
         on_heap(|heap| {

@@ -1,34 +1,43 @@
 //! What a guard has found, and what it watches.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use terrane_core::{ByteCount, Label, Location, Memory, Span};
+use terrane_core::{BoxedCause, ByteCount, Label, Location, Memory, Span};
 
-use super::canary::{Canaries, Frame, Reach};
+use super::canary::{Canaries, Frame, Reach, Side};
 use super::violation::{GuardViolation, StaleReference};
 use crate::adaptors::live_ranges::LiveRanges;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, yield_now};
 
 /// What a [`Guard`](super::Guard) has found. Cloning gives another handle to the same log.
 #[derive(Clone, Debug)]
-pub struct GuardLog(Arc<Mutex<State>>);
+pub struct GuardLog(Arc<Inner>);
 
 #[derive(Debug)]
-struct State {
-    live: LiveRanges<Watched>,
-    next_generation: u64,
-    violations: Vec<GuardViolation>,
-    found: u64,
+struct Inner {
+    state: Mutex<State>,
+    /// Neither this nor a subscriber of traces is called under the lock of the state.
     reach: Reach,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
+struct State {
+    live: LiveRanges<Arc<Watched>>,
+    next_generation: u64,
+    violations: Vec<GuardViolation>,
+    found: u64,
+}
+
+/// A live block.
+#[derive(Debug)]
 struct Watched {
     /// What was handed out of the span that was granted: all, or what lies between the canaries.
     block: Span,
     generation: u64,
     label: Label,
-    canaries: Option<Canaries>,
+    /// Set once they are written. A thread reads them while it holds a reference to this; the block's
+    /// entry waits for such references before the memory drops.
+    canaries: OnceLock<Canaries>,
 }
 
 /// So many violations are kept; more are only counted.
@@ -37,52 +46,76 @@ const KEPT_VIOLATIONS: usize = 1024;
 impl GuardLog {
     /// An empty one. Canaries of what is watched are read by means of `reach`.
     pub(super) fn new(reach: Reach) -> Self {
-        Self(Arc::new(Mutex::new(State {
-            live: LiveRanges::new(),
-            next_generation: 1,
-            violations: Vec::new(),
-            found: 0,
-            reach,
-        })))
+        let state =
+            State { live: LiveRanges::new(), next_generation: 1, violations: Vec::new(), found: 0 };
+        Self(Arc::new(Inner { state: Mutex::new(state), reach }))
     }
 
     /// The violations found so far, the first 1,024 of them.
     #[must_use]
     pub fn violations(&self) -> Vec<GuardViolation> {
-        self.0.lock().violations.clone()
+        self.0.state.lock().violations.clone()
     }
 
     /// How many violations were found.
     #[must_use]
     pub fn found(&self) -> u64 {
-        self.0.lock().found
+        self.0.state.lock().found
     }
 
     /// How many blocks are live.
     #[must_use]
     pub fn live(&self) -> usize {
-        self.0.lock().live.len()
+        self.0.state.lock().live.len()
     }
 
-    /// Enters a violation.
+    /// Enters a violation, and traces it.
     pub(super) fn report(&self, violation: GuardViolation) {
-        self.0.lock().report(violation);
+        let text = violation.to_string();
+        {
+            let mut state = self.0.state.lock();
+            state.found += 1;
+            if state.violations.len() < KEPT_VIOLATIONS {
+                state.violations.push(violation);
+            }
+        }
+        tracing::error!(violation = text, "guarded memory was violated");
+    }
+
+    /// Reports each canary that was overwritten, or that they cannot be read. Returns the number of
+    /// violations.
+    fn report_reading(&self, reading: Reading) -> usize {
+        let Reading { block, label, overwritten } = reading;
+        let found = match overwritten {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(%error, %label, "a block's canaries cannot be read");
+                self.report(GuardViolation::Unwatched { block, label });
+                return 1;
+            }
+        };
+        let count = found.len();
+        for (side, distance) in found {
+            let label = label.clone();
+            self.report(GuardViolation::Overwritten { block, label, side, distance });
+        }
+        count
     }
 
     /// Checks the canaries of every live block, and says how many violations there were.
     pub(super) fn verify(&self) -> usize {
-        let mut state = self.0.lock();
-        let found: Vec<_> = state
-            .live
-            .iter()
-            .flat_map(|(_, watched)| {
-                // SAFETY: an entry leaves the table, under the lock that is held here, before its
-                // memory drops.
-                unsafe { watched.violations(&state.reach) }
-            })
-            .collect();
-        let count = found.len();
-        found.into_iter().for_each(|violation| state.report(violation));
+        let live: Vec<_> =
+            self.0.state.lock().live.iter().map(|(_, watched)| Arc::clone(watched)).collect();
+        // The references end before anything is reported: a subscriber of traces may drop a block.
+        let read = |watched: Arc<Watched>| {
+            // SAFETY: the entry waits for this reference before its memory drops.
+            unsafe { watched.read(&self.0.reach) }
+        };
+        let readings: Vec<_> = live.into_iter().filter_map(read).collect();
+        let mut count = 0;
+        for reading in readings {
+            count += self.report_reading(reading);
+        }
         count
     }
 
@@ -97,7 +130,7 @@ impl GuardLog {
         length: ByteCount,
         generation: u64,
     ) -> Result<(), StaleReference> {
-        let state = self.0.lock();
+        let state = self.0.state.lock();
         let (_, watched) =
             state.live.containing(location).ok_or(StaleReference::NotLive { location })?;
         if watched.generation != generation {
@@ -130,82 +163,106 @@ impl GuardLog {
         label: &Label,
     ) -> Result<Entry, Box<GuardViolation>> {
         let granted = Span::of(memory);
-        let mut state = self.0.lock();
-        if let Some((_, watched)) = state.live.overlapping(&granted) {
-            let violation = GuardViolation::Overlap {
-                new: granted,
-                label: label.clone(),
-                existing: watched.block,
-                existing_label: watched.label.clone(),
-            };
-            state.report(violation.clone());
-            return Err(Box::new(violation));
-        }
-        let generation = state.next_generation;
-        state.next_generation += 1;
-        let canaries = frame.and_then(|frame| {
+        // In a statement of its own: the lock is held no longer.
+        let watched = self.0.state.lock().watch(granted, block, label);
+        let watched = watched.inspect_err(|violation| self.report((**violation).clone()))?;
+        let entry = Entry { log: self.clone(), granted, watched };
+        if let Some(frame) = frame {
+            let seed = entry.watched.generation;
             // SAFETY: the memory has not been handed out, overlaps nothing that is live, and what
             // will be handed out of it is the block between the canaries.
-            let written = unsafe { Canaries::write(memory, frame, generation, &state.reach) };
-            written.unwrap_or_else(|error| {
-                tracing::warn!(%error, %label, "a block has no canaries");
-                state.report(GuardViolation::Unwatched { block, label: label.clone() });
-                None
-            })
-        });
-        state.live.insert(granted, Watched { block, generation, label: label.clone(), canaries });
-        Ok(Entry { log: self.clone(), granted, block, generation })
+            match unsafe { Canaries::write(memory, frame, seed, &self.0.reach) } {
+                Ok(Some(written)) => {
+                    // Only this call sets them, so there are none yet.
+                    let _: Result<(), _> = entry.watched.canaries.set(written);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(%error, %label, "a block has no canaries");
+                    self.report(GuardViolation::Unwatched { block, label: label.clone() });
+                }
+            }
+        }
+        Ok(entry)
     }
 }
 
 impl State {
-    fn report(&mut self, violation: GuardViolation) {
-        tracing::error!(%violation, "guarded memory was violated");
-        self.found += 1;
-        if self.violations.len() < KEPT_VIOLATIONS {
-            self.violations.push(violation);
+    /// Enters a block of what was granted, without canaries, unless a part of that is live.
+    fn watch(
+        &mut self,
+        granted: Span,
+        block: Span,
+        label: &Label,
+    ) -> Result<Arc<Watched>, Box<GuardViolation>> {
+        if let Some((_, watched)) = self.live.overlapping(&granted) {
+            return Err(Box::new(GuardViolation::Overlap {
+                new: granted,
+                label: label.clone(),
+                existing: watched.block,
+                existing_label: watched.label.clone(),
+            }));
         }
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        let canaries = OnceLock::new();
+        let watched = Arc::new(Watched { block, generation, label: label.clone(), canaries });
+        self.live.insert(granted, Arc::clone(&watched));
+        Ok(watched)
     }
 }
 
 impl Watched {
+    /// Reads the canaries, if the block has any.
+    ///
     /// # Safety
     ///
     /// The memory is alive.
-    unsafe fn violations(&self, reach: &Reach) -> Vec<GuardViolation> {
-        let Some(canaries) = self.canaries else { return Vec::new() };
-        let (block, label) = (self.block, &self.label);
+    unsafe fn read(&self, reach: &Reach) -> Option<Reading> {
+        let canaries = self.canaries.get()?;
         // SAFETY: by the caller's promise.
-        match unsafe { canaries.overwritten(reach) } {
-            Ok(overwritten) => overwritten
-                .map(|(side, distance)| {
-                    let label = label.clone();
-                    GuardViolation::Overwritten { block, label, side, distance }
-                })
-                .collect(),
-            Err(error) => {
-                tracing::warn!(%error, %label, "a block's canaries cannot be read");
-                vec![GuardViolation::Unwatched { block, label: label.clone() }]
-            }
-        }
+        let overwritten = unsafe { canaries.overwritten(reach) };
+        let overwritten = overwritten.map(Iterator::collect);
+        Some(Reading { block: self.block, label: self.label.clone(), overwritten })
     }
+}
+
+/// The changed canaries of a block: on which side, and how far from the block.
+struct Reading {
+    block: Span,
+    label: Label,
+    overwritten: Result<Vec<(Side, usize)>, BoxedCause>,
 }
 
 /// The entry of a live block; on drop, its canaries are checked and it leaves the table.
 pub(super) struct Entry {
     log: GuardLog,
     granted: Span,
-    pub(super) block: Span,
-    pub(super) generation: u64,
+    watched: Arc<Watched>,
+}
+
+impl Entry {
+    pub(super) fn block(&self) -> Span {
+        self.watched.block
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.watched.generation
+    }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut state = self.log.0.lock();
-        if let Some(watched) = state.live.remove(&self.granted) {
-            // SAFETY: the memory drops after its entry.
-            let found = unsafe { watched.violations(&state.reach) };
-            found.into_iter().for_each(|violation| state.report(violation));
+        // In a statement of its own: the lock is held no longer.
+        let left = self.log.0.state.lock().live.remove(&self.granted);
+        drop(left);
+        while Arc::get_mut(&mut self.watched).is_none() {
+            yield_now();
+        }
+        // SAFETY: the memory drops after its entry.
+        let reading = unsafe { self.watched.read(&self.log.0.reach) };
+        if let Some(reading) = reading {
+            self.log.report_reading(reading);
         }
     }
 }

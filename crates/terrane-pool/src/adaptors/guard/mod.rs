@@ -6,12 +6,13 @@ mod canary;
 mod log;
 mod violation;
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
 use terrane_core::{
-    Allocate, AllocateError, ByteCount, CapabilityReport, DeviceAddress, Limits, Location, Memory,
-    RegionRequest, RegistrationRecord, Span, StorageKind,
+    Alignment, Allocate, AllocateError, ByteCount, CapabilityReport, DeviceAddress, Limits,
+    Location, Memory, RegionRequest, RegistrationRecord, Span, StorageKind,
 };
 
 use super::limit::size_overflow;
@@ -30,8 +31,8 @@ pub use violation::{GuardViolation, StaleReference};
 ///   until the guard drops, as giving it back might free the other.
 /// - Blocks of host memory, and of what else the guard was given a way to [reach](Self::ordered),
 ///   lie between canaries of 64 bytes, which are checked when the block goes and on
-///   [`verify`](Self::verify). Such a block is exactly as long as was asked for,
-///   rounded up to the upstream's granule, so that its first byte too many is a violation.
+///   [`verify`](Self::verify). Such a block is exactly as long as was asked for, whatever the
+///   upstream rounds up to: the first byte behind what was asked for is the canary's.
 /// - Each block has a generation, by which [`check`](Self::check) tells a reference to it from a
 ///   stale one to an earlier block at the same place.
 ///
@@ -92,10 +93,7 @@ impl<A: Allocate> Guard<A> {
             return Ok(None);
         }
         let limits = self.upstream.limits();
-        request
-            .bytes
-            .align_up(limits.granule)
-            .and_then(|length| Frame::new(length, limits.alignment.max(request.alignment)))
+        Frame::new(request.bytes, limits.alignment.max(request.alignment))
             .map(Some)
             .map_err(|overflow| size_overflow(self.kind(), request, overflow))
     }
@@ -109,7 +107,8 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
         self.upstream.kind()
     }
 
-    /// The upstream's; of the largest region, the canaries take their part.
+    /// The upstream's; of the largest region, the canaries take their part, and lengths between
+    /// canaries are not rounded up.
     fn limits(&self) -> Limits {
         let limits = self.upstream.limits();
         let canaries = Frame::new(ByteCount::ZERO, limits.alignment)
@@ -119,7 +118,8 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
             Some(frame) => largest.checked_sub(frame.whole).unwrap_or(ByteCount::ZERO),
             None => largest,
         });
-        Limits { largest_region, ..limits }
+        let granule = if canaries.is_some() { Alignment::BYTE } else { limits.granule };
+        Limits { largest_region, granule, ..limits }
     }
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
@@ -185,7 +185,7 @@ impl<M> Guarded<M> {
     /// The block's generation, which no other block of this guard has.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.entry.generation
+        self.entry.generation()
     }
 }
 
@@ -197,11 +197,11 @@ unsafe impl<M: Memory> Memory for Guarded<M> {
     }
 
     fn location(&self) -> Location {
-        self.entry.block.location
+        self.entry.block().location
     }
 
     fn length(&self) -> ByteCount {
-        self.entry.block.length
+        self.entry.block().length
     }
 
     fn device_alias(&self) -> Option<DeviceAddress> {
@@ -220,6 +220,10 @@ unsafe impl<M: Memory> Memory for Guarded<M> {
 
     fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
         self.memory.visit_registrations(visit);
+    }
+
+    fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.memory.managed_block()
     }
 }
 

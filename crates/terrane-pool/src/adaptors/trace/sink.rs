@@ -2,44 +2,88 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrane_core::ByteCount;
 
 use super::event::{COLUMNS, TraceAction, TraceError, TraceTime};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, yield_now};
 
 /// A log that several upstreams may share. Cloning gives another handle to it.
 ///
 /// Rows are buffered; [`flush`](Self::flush) and [`finish`](Self::finish) write them out and say
-/// whether any were lost.
+/// whether any were lost. The writer is called without a lock: it may use memory that is traced.
 pub struct TraceSink<W: Write>(Arc<Mutex<Log<W>>>);
 
 struct Log<W: Write> {
-    rows: csv::Writer<W>,
+    /// Rows that are still to be written.
+    rows: Vec<u8>,
+    count: u64,
+    /// `None` while a thread writes with it.
+    writer: Option<W>,
     lost_rows: u64,
     /// The first failure that was not reported yet.
     failure: Option<io::Error>,
 }
 
+/// What a thread takes out of a log, to write it without the lock.
+struct Chunk<W> {
+    writer: W,
+    rows: Vec<u8>,
+    count: u64,
+}
+
+/// A writer that is put back when the thread is done with it, also by a panic.
+struct Lent<'log, W: Write> {
+    log: &'log Mutex<Log<W>>,
+    writer: Option<W>,
+}
+
+impl<W: Write> Drop for Lent<'_, W> {
+    fn drop(&mut self) {
+        self.log.lock().writer = self.writer.take();
+    }
+}
+
+impl<W: Write> Log<W> {
+    /// Everything that is still to be written, unless a thread is writing.
+    fn take(&mut self) -> Option<Chunk<W>> {
+        let writer = self.writer.take()?;
+        let (rows, count) = (mem::take(&mut self.rows), mem::take(&mut self.count));
+        Some(Chunk { writer, rows, count })
+    }
+}
+
+/// So many bytes of rows are written at a time.
+const CHUNK: usize = 1 << 16;
+
 impl<W: Write> TraceSink<W> {
     /// A log that is written to `writer`, beginning with the line of columns.
     #[must_use]
     pub fn new(writer: W) -> Self {
-        let mut log = Log { rows: csv::Writer::from_writer(writer), lost_rows: 0, failure: None };
-        log.write(&COLUMNS);
+        let rows = format!("{}\n", COLUMNS.join(",")).into_bytes();
+        let log = Log { rows, count: 0, writer: Some(writer), lost_rows: 0, failure: None };
         Self(Arc::new(Mutex::new(log)))
     }
 
     pub(super) fn write(&self, action: TraceAction, pointer: u64, size: ByteCount, stream: u64) {
-        let thread = thread_number().to_string();
-        let (pointer, size) = (format!("{pointer:#x}"), size.get().to_string());
-        let stream = format!("{stream:#x}");
+        let (thread, action, size) = (thread_number(), action.as_str(), size.get());
         let mut log = self.0.lock();
         // Under the lock, so that times rise from row to row.
-        let time = TraceTime::now().to_string();
-        log.write(&[&thread, &time, action.as_str(), &pointer, &size, &stream]);
+        let time = TraceTime::now();
+        // No field needs quotes, and a vector refuses nothing.
+        let row = format!("{thread},{time},{action},{pointer:#x},{size},{stream:#x}\n");
+        log.rows.extend_from_slice(row.as_bytes());
+        log.count += 1;
+        if log.rows.len() < CHUNK {
+            return;
+        }
+        // While another thread writes, rows wait for the next.
+        let Some(chunk) = log.take() else { return };
+        drop(log);
+        self.write_out(chunk, false);
     }
 
     /// Writes out what is buffered.
@@ -48,12 +92,30 @@ impl<W: Write> TraceSink<W> {
     ///
     /// [`TraceError::Write`] if that fails, or if rows were lost since the last call.
     pub fn flush(&self) -> Result<(), TraceError> {
+        let chunk = loop {
+            if let Some(chunk) = self.0.lock().take() {
+                break chunk;
+            }
+            yield_now();
+        };
+        self.write_out(chunk, true);
         let mut log = self.0.lock();
-        if let Err(error) = log.rows.flush() {
-            log.fail(error);
-        }
         let lost_rows = log.lost_rows;
         log.failure.take().map_or(Ok(()), |source| Err(TraceError::Write { lost_rows, source }))
+    }
+
+    fn write_out(&self, Chunk { writer, rows, count }: Chunk<W>, flushes: bool) {
+        let mut lent = Lent { log: &self.0, writer: Some(writer) };
+        let Some(writer) = &mut lent.writer else { return };
+        let written = writer.write_all(&rows);
+        let lost = if written.is_err() { count } else { 0 };
+        let flushed = if flushes { writer.flush() } else { Ok(()) };
+        let mut failure = written.and(flushed).err();
+        let mut log = self.0.lock();
+        log.lost_rows += lost;
+        if log.failure.is_none() {
+            log.failure = failure.take();
+        }
     }
 
     /// Rows that are not in the log because they could not be written.
@@ -70,9 +132,7 @@ impl<W: Write> TraceSink<W> {
     /// [`TraceError::Write`] as from [`flush`](Self::flush).
     pub fn finish(self) -> Result<Option<W>, TraceError> {
         self.flush()?;
-        let Some(log) = Arc::into_inner(self.0) else { return Ok(None) };
-        // It has just been flushed, so that taking it apart writes nothing more.
-        Ok(log.into_inner().rows.into_inner().ok())
+        Ok(Arc::into_inner(self.0).and_then(|log| log.into_inner().writer))
     }
 }
 
@@ -85,19 +145,6 @@ impl<W: Write> Clone for TraceSink<W> {
 impl<W: Write> fmt::Debug for TraceSink<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TraceSink").field("lost_rows", &self.lost_rows()).finish_non_exhaustive()
-    }
-}
-
-impl<W: Write> Log<W> {
-    fn write(&mut self, row: &[&str; COLUMNS.len()]) {
-        if let Err(error) = self.rows.write_record(row) {
-            self.lost_rows += 1;
-            self.fail(error.into());
-        }
-    }
-
-    fn fail(&mut self, error: io::Error) {
-        self.failure.get_or_insert(error);
     }
 }
 

@@ -1,0 +1,126 @@
+//! What a block in use says of itself.
+//!
+//! A record is hardly ever in a cache when a block of many comes back: to read its class there
+//! takes longer than the rest of the release. So a block in use carries, beside its record, a
+//! reference to a line of a table that its pool has for each class and label. Those are in a cache,
+//! and two words move in registers.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use terrane_core::Memory;
+
+use crate::record::UNPOOLED;
+use crate::stock::Stock;
+use crate::tags::{TAGS, Tag};
+
+/// How a block is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// By the host alone. The record says how many bytes were asked for.
+    Plain,
+    /// By the host alone, all of the block's bytes. The record need not even be written.
+    Whole,
+    /// Streams may use the block, as its record says, or it is not pooled.
+    Apart,
+}
+
+/// What all blocks of one class and label that are in use alike have in common.
+pub(crate) struct Grant<M: Memory> {
+    /// The owner of this.
+    pub(crate) stock: NonNull<Stock<M>>,
+    pub(crate) class: usize,
+    /// The bytes of a block; zero if it is not pooled.
+    pub(crate) weight: u64,
+    pub(crate) tag: Tag,
+    pub(crate) is: Use,
+}
+
+impl<M: Memory> Clone for Grant<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Memory> Copy for Grant<M> {}
+
+// SAFETY: the pointer is used as a shared reference is, and a stock may be used by all threads.
+unsafe impl<M: Memory> Send for Grant<M> {}
+
+// SAFETY: as for `Send`.
+unsafe impl<M: Memory> Sync for Grant<M> {}
+
+/// A reference to a [`Grant`] that is valid as long as its stock is.
+pub(crate) struct GrantRef<M: Memory>(NonNull<Grant<M>>);
+
+impl<M: Memory> Clone for GrantRef<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Memory> Copy for GrantRef<M> {}
+
+// SAFETY: it is a shared reference but for its lifetime, and a grant may be used by all threads.
+unsafe impl<M: Memory> Send for GrantRef<M> {}
+
+// SAFETY: as for `Send`.
+unsafe impl<M: Memory> Sync for GrantRef<M> {}
+
+impl<M: Memory> GrantRef<M> {
+    /// The grant.
+    ///
+    /// # Safety
+    ///
+    /// The stock that it came from is alive.
+    #[inline]
+    pub(crate) unsafe fn get(self) -> Grant<M> {
+        // SAFETY: the stock owns the grant, does not move it, and is alive by the caller's promise.
+        unsafe { *self.0.as_ref() }
+    }
+}
+
+/// The grants of a stock: those of each label, once it is used.
+pub(crate) struct Grants<M: Memory>(Box<[OnceLock<Lines<M>>]>);
+
+/// Three grants for each class, and for what is not pooled.
+type Lines<M> = Box<[[Grant<M>; 3]]>;
+
+impl<M: Memory> Grants<M> {
+    pub(crate) fn new() -> Self {
+        Self((0..TAGS).map(|_| OnceLock::new()).collect())
+    }
+
+    /// The grant of a block of `class`, or of one that is not pooled. These are the grants of
+    /// `stock`.
+    #[inline]
+    pub(crate) fn get(&self, stock: &Stock<M>, class: usize, tag: Tag, is: Use) -> GrantRef<M> {
+        let lines = self.0[tag.index()].get_or_init(|| lines(stock, tag));
+        // The last are of what is not pooled.
+        let [plain, whole, apart] = &lines[class.min(lines.len() - 1)];
+        GrantRef(NonNull::from(match is {
+            Use::Plain => plain,
+            Use::Whole => whole,
+            Use::Apart => apart,
+        }))
+    }
+}
+
+#[cold]
+fn lines<M: Memory>(stock: &Stock<M>, tag: Tag) -> Lines<M> {
+    let table = &stock.table;
+    let pooled = (0..table.len()).map(|class| (class, table.size(class)));
+    let all = pooled.chain([(UNPOOLED, 0)]);
+    let stock = NonNull::from(stock);
+    let line = |(class, weight)| {
+        [Use::Plain, Use::Whole, Use::Apart].map(|is| Grant { stock, class, weight, tag, is })
+    };
+    all.map(line).collect()
+}
+
+impl<M: Memory> fmt::Debug for Grants<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grants").finish_non_exhaustive()
+    }
+}
