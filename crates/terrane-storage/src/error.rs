@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use terrane_core::{
-    AllocateError, ByteCount, CapabilityMissing, Label, OsError, SizeOverflow, StorageKind,
+    AllocateError, ByteCount, CapabilityMissing, ForkedProcess, Label, OsError, SizeOverflow,
+    StorageKind,
 };
 
 use crate::queue::IoFailure;
@@ -18,6 +19,9 @@ pub enum StorageError {
     /// Something that a policy requires was not granted.
     #[error(transparent)]
     Capability(#[from] CapabilityMissing),
+    /// A queue was used in a process that was forked from the queue's.
+    #[error("the I/O queue belongs to another process")]
+    Forked(#[from] ForkedProcess),
     /// A request of the I/O queue did not transfer all its bytes.
     #[error(transparent)]
     Io(#[from] IoFailure),

@@ -11,15 +11,16 @@
 //!
 //! It knows nothing of blocks, devices or registration, pools nothing, and starts no thread that
 //! it does not join. It never touches a file that existed but to read and write where it is told
-//! to, and never reads the environment.
+//! to, apart from empty files named `.terrane-scratch-N`, which killed processes leave behind where
+//! there is no `O_TMPFILE`. It never reads the environment.
 //!
 //! # What there is
 //!
 //! - [`SystemAllocator`] maps memory: its pages, its NUMA nodes and who touches it first are
 //!   [policies](SystemOptions); [`Progress`] shows how far it has come.
 //! - [`NumaTopology`] says which nodes there are, and which one a PCI device is attached to.
-//! - [`DiskFile`] is a file, scratch or named; [`DiskAllocator`] hands out scratch files. Direct
-//!   I/O is tried on each file.
+//! - [`DiskFile`] is a file, scratch or named. [`DiskAllocator`] hands out scratch files,
+//!   [`NamedFileAllocator`] one named file. Direct I/O is tried on each file.
 //! - [`IoQueue`] keeps requests on files in flight, on io_uring or on threads.
 //!
 //! What a machine refuses is an entry in a
@@ -81,7 +82,7 @@ mod queue;
 mod sys;
 mod system;
 
-pub use disk::{DiskAllocator, DiskFile, DiskOptions};
+pub use disk::{DiskAllocator, DiskFile, DiskOptions, NamedFileAllocator};
 pub use error::{FileType, StorageError};
 pub use numa::{InvalidPciAddress, NodeId, NumaNode, NumaTopology, PciAddress, TopologyGap};
 pub use queue::{

@@ -1,5 +1,6 @@
 //! Files as memory: scratch and named ones, with direct I/O where the file system has it.
 
+mod allocators;
 mod direct;
 mod open;
 mod options;
@@ -9,11 +10,11 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
 use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, DirectFile,
-    Durability, FileHandle, FilePosition, Grant, Limits, Location, Memory, OsError, Reason,
-    RegionRequest, StorageKind, Wish,
+    Alignment, ByteCount, Capability, CapabilityReport, DirectFile, Durability, FileHandle,
+    FilePosition, Grant, Location, Memory, OsError, Reason, StorageKind, Wish,
 };
 
+pub use allocators::{DiskAllocator, NamedFileAllocator};
 pub use options::DiskOptions;
 
 use crate::error::StorageError;
@@ -28,10 +29,9 @@ use open::{Opened, failure};
 /// scratch file goes away with it; a named file stays. Local file systems keep the two ways
 /// coherent, at the price of writing back and dropping what the cache holds; use one at a time.
 ///
-/// A file is lengthened to whole [granules](DiskAllocator::limits) when it is made, so that every
-/// part of it can be reached by direct I/O. Making a file longer than `RLIMIT_FSIZE` makes the
-/// kernel send `SIGXFSZ`, which ends a process that does not handle or ignore it; one that ignores
-/// it gets [`StorageError::NoSpace`].
+/// A file is lengthened to whole [granules](terrane_core::Allocate::limits) when it is made, so that every
+/// part of it can be reached by direct I/O. A length above `RLIMIT_FSIZE` is refused with
+/// [`StorageError::NoSpace`] before the file is made.
 ///
 /// ```
 /// use terrane_core::{ByteCount, Memory};
@@ -64,6 +64,10 @@ impl DiskFile {
     /// A file in `directory` without a name, which vanishes when it is closed, however the
     /// process ends. For zero bytes it is an empty one, which takes no block of the disk.
     ///
+    /// Where the file system has no `O_TMPFILE`, the file is created as `.terrane-scratch-N` and
+    /// unlinked at once. A process that is killed between the two leaves that file behind, empty.
+    /// The next scratch file in the directory removes it.
+    ///
     /// # Errors
     ///
     /// [`StorageError::PathContainsNul`], [`StorageError::NotFound`],
@@ -75,6 +79,7 @@ impl DiskFile {
         bytes: ByteCount,
         options: &DiskOptions,
     ) -> Result<Self, StorageError> {
+        check_limit(directory, bytes)?;
         let mut report = CapabilityReport::default();
         let opened = open::scratch(directory, options.unnamed, &mut report)?;
         Self::make(opened, bytes, options, report, true)
@@ -92,6 +97,7 @@ impl DiskFile {
         bytes: ByteCount,
         options: &DiskOptions,
     ) -> Result<Self, StorageError> {
+        check_limit(path, bytes)?;
         let opened = open::create_new(path)?;
         Self::make(opened, bytes, options, CapabilityReport::default(), false)
     }
@@ -169,6 +175,8 @@ impl DiskFile {
     ) -> Result<Self, StorageError> {
         let alignments = (options.direct != Wish::Off).then(|| direct::alignments(&opened.file));
         let length = bytes.align_up(granule(alignments))?;
+        // Once more, as rounding up has made it longer.
+        check_limit(&opened.path, length)?;
         lengthen(&opened, length, options.preallocate, &mut report)?;
         if options.durability == Durability::Full && !is_scratch {
             sync_creation(&opened).map_err(|error| failure(&opened.path, length, error))?;
@@ -238,85 +246,19 @@ unsafe impl Memory for DiskFile {
     }
 }
 
-/// Hands out disk memory, each region as a scratch file of its own in one directory.
-///
-/// ```
-/// use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
-/// use terrane_storage::{DiskAllocator, DiskOptions};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let directory = tempfile::tempdir()?;
-/// let allocator = DiskAllocator::new(directory.path(), DiskOptions::default())?;
-/// let region = allocator.allocate(&RegionRequest::new(ByteCount::mib(1)).labelled("blocks"))?;
-/// assert_eq!(region.length(), ByteCount::mib(1));
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug)]
-pub struct DiskAllocator {
-    directory: PathBuf,
-    options: DiskOptions,
-    granule: Alignment,
-    report: CapabilityReport,
-}
-
-impl DiskAllocator {
-    /// An allocator of scratch files in `directory`. It makes a small one to find out what the
-    /// file system offers.
-    ///
-    /// # Errors
-    ///
-    /// As [`DiskFile::scratch`].
-    pub fn new(directory: &Path, options: DiskOptions) -> Result<Self, StorageError> {
-        let probe = DiskFile::scratch(directory, ByteCount::new(1), &options)?;
-        let offset = probe.handle.direct.map(|direct| direct.offset_alignment);
-        Ok(Self {
-            directory: directory.to_owned(),
-            options,
-            granule: offset.unwrap_or_default().max(Alignment::PAGE),
-            report: probe.report,
-        })
-    }
-
-    /// The directory.
-    #[must_use]
-    pub fn directory(&self) -> &Path {
-        &self.directory
-    }
-
-    /// What the file system granted to the file that tried it out.
-    #[must_use]
-    pub const fn capabilities(&self) -> &CapabilityReport {
-        &self.report
-    }
-}
-
-// SAFETY: each region is a file of its own, without a name by which others could open it.
-unsafe impl Allocate for DiskAllocator {
-    type Memory = DiskFile;
-
-    fn kind(&self) -> StorageKind {
-        StorageKind::Disk
-    }
-
-    /// Pages of 4 KiB, or what direct I/O demands of offsets, if that is more.
-    fn limits(&self) -> Limits {
-        Limits { alignment: self.granule, granule: self.granule, largest_region: None }
-    }
-
-    /// A region begins at offset 0 of its file, which is a multiple of every alignment.
-    fn allocate(&self, request: &RegionRequest) -> Result<DiskFile, AllocateError> {
-        DiskFile::scratch(&self.directory, request.bytes, &self.options).map_err(|error| {
-            error.into_allocate_error(StorageKind::Disk, request.bytes, request.label.clone())
-        })
-    }
-}
-
 fn granule(alignments: Option<Result<DirectAlignments, Reason>>) -> Alignment {
     match alignments {
         Some(Ok(alignments)) => alignments.offset.max(Alignment::PAGE),
         _ => Alignment::PAGE,
     }
+}
+
+/// Refuses a length above `RLIMIT_FSIZE`, for which the kernel would send `SIGXFSZ`.
+fn check_limit(path: &Path, length: ByteCount) -> Result<(), StorageError> {
+    if length.get() > sys::file::largest() {
+        return Err(failure(path, length, OsError::new("setrlimit", libc::EFBIG)));
+    }
+    Ok(())
 }
 
 /// Makes a new file `length` bytes long, with blocks reserved if that is wished for.
@@ -354,10 +296,7 @@ fn lengthen(
 /// Brings a new file, and its name in the directory, to the device.
 fn sync_creation(opened: &Opened) -> Result<(), OsError> {
     opened.file.sync_all().map_err(|error| OsError::from_io("fsync", &error))?;
-    let parent = match opened.path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
+    let parent = open::directory_of(&opened.path);
     let directory = File::open(parent).map_err(|error| OsError::from_io("open", &error))?;
     directory.sync_all().map_err(|error| OsError::from_io("fsync", &error))
 }

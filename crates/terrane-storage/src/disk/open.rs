@@ -5,7 +5,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrane_core::{
     ByteCount, Capability, CapabilityReport, FileIdentity, Grant, OsError, Reason, Wish,
@@ -16,8 +15,8 @@ use crate::error::{FileType, StorageError};
 /// Only the owner reads what was cached of its prompts.
 const MODE: u32 = 0o600;
 
-/// How many names are tried for a scratch file; each is taken only by a great accident.
-const ATTEMPTS: u32 = 16;
+/// How often a name is tried for a scratch file: often enough for many processes at once.
+const ATTEMPTS: u32 = 1024;
 
 /// An open file in the making. One that was created under a name loses it again when this
 /// drops, unless [`keep`](Self::keep) says that all went well.
@@ -97,7 +96,7 @@ pub(super) fn scratch(
         Err(error) => {
             let error = OsError::from_io("open", &error);
             if !matches!(error.code, libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL) {
-                return Err(failure(directory, ByteCount::ZERO, error));
+                return Err(creation_failure(directory, directory, error));
             }
             let reason = Reason::Unsupported { by: "the file system" };
             report.record(Capability::UnnamedFile, unnamed, Grant::Refused(reason));
@@ -108,35 +107,50 @@ pub(super) fn scratch(
 }
 
 /// A file that loses its name as soon as it has one.
+///
+/// A process that is killed in between leaves an empty file under that name. Names are few and
+/// the same for all processes, so the next one meets the file here and removes it. Removing the
+/// file of a process that is still about to unlink it does no harm either.
 fn unlinked(directory: &Path) -> Result<Opened, StorageError> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let mut last = OsError::new("open", libc::EEXIST);
+    let mut number = 0;
     for _ in 0..ATTEMPTS {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let time = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |d| d.subsec_nanos());
-        let name = format!(".terrane-{}-{number}-{time:08x}", std::process::id());
-        let path = directory.join(name);
-        match create(&path) {
-            Ok(file) => {
-                fs::remove_file(&path).map_err(|error| {
-                    failure(&path, ByteCount::ZERO, OsError::from_io("unlink", &error))
-                })?;
-                return Opened::new(file, directory);
-            }
-            Err(error) => last = OsError::from_io("open", &error),
+        let path = directory.join(format!(".terrane-scratch-{number}"));
+        let error = match create(&path) {
+            Ok(file) => return remove_name(&path).and_then(|()| Opened::new(file, directory)),
+            Err(error) => OsError::from_io("open", &error),
+        };
+        if error.code != libc::EEXIST {
+            return Err(creation_failure(directory, directory, error));
         }
-        if last.code != libc::EEXIST {
-            break;
-        }
+        let is_left_behind = fs::symlink_metadata(&path).map(|m| m.is_file() && m.len() == 0);
+        // Nobody else's file is removed. One of another user, which cannot be, stays.
+        let is_removed = match is_left_behind {
+            Ok(true) => remove_name(&path).is_ok(),
+            Ok(false) => false,
+            // It is gone by now.
+            Err(_) => true,
+        };
+        number += u32::from(!is_removed);
     }
-    Err(failure(directory, ByteCount::ZERO, last))
+    Err(failure(directory, ByteCount::ZERO, OsError::new("open", libc::EEXIST)))
+}
+
+/// Unlinks a path that may be gone already.
+fn remove_name(path: &Path) -> Result<(), StorageError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(failure(path, ByteCount::ZERO, OsError::from_io("unlink", &error)))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A new file at `path`, which is not there yet.
 pub(super) fn create_new(path: &Path) -> Result<Opened, StorageError> {
     check_path(path)?;
-    let file = create(path)
-        .map_err(|error| failure(path, ByteCount::ZERO, OsError::from_io("open", &error)))?;
+    let file = create(path).map_err(|error| {
+        creation_failure(path, directory_of(path), OsError::from_io("open", &error))
+    })?;
     let mut opened = Opened::new(file, path)?;
     let (path, file) = (path.to_owned(), opened.identity());
     opened.created = Some(CreatedName { path, file, is_kept: false });
@@ -182,6 +196,23 @@ fn check_type(path: &Path, metadata: &Metadata) -> Result<(), StorageError> {
 
 pub(super) fn identity(metadata: &Metadata) -> FileIdentity {
     FileIdentity { file_system: metadata.dev(), inode: metadata.ino() }
+}
+
+/// The directory that a file at `path` is in.
+pub(super) fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// The error where no file could be made in `directory`: some file systems, such as `/proc`, say
+/// `ENOENT` there although the directory exists.
+fn creation_failure(path: &Path, directory: &Path, source: OsError) -> StorageError {
+    if source.code == libc::ENOENT && directory.is_dir() {
+        return StorageError::NotWritable { path: path.to_owned(), source };
+    }
+    failure(path, ByteCount::ZERO, source)
 }
 
 /// The error for a call on `path` that failed, where `requested` bytes were at stake.

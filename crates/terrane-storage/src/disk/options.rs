@@ -10,9 +10,9 @@ pub struct DiskOptions {
     /// Blocks reserved when a file is made, so that the disk cannot run full in the middle of a
     /// write. Where refused, the file is sparse. Files that existed are left as they are.
     pub preallocate: Wish,
-    /// A scratch file that never has a name (`O_TMPFILE`). Otherwise it is created under a name
-    /// that nobody else has and unlinked at once; a process killed between the two leaves an
-    /// empty file behind.
+    /// A scratch file that never has a name (`O_TMPFILE`). Otherwise it is created as
+    /// `.terrane-scratch-N` and unlinked at once. A process that is killed between the two leaves
+    /// an empty file behind, which the next scratch file in the directory removes.
     pub unnamed: Wish,
     /// What survives a crash of the machine. Whoever writes to the file by a transfer is held to it.
     pub durability: Durability,

@@ -8,10 +8,11 @@ mod workers;
 
 use std::fmt;
 use std::fs::File;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrane_core::{Capability, CapabilityReport, Grant};
+use terrane_core::{Capability, CapabilityReport, Grant, OwnerProcess};
 
 pub use options::{ActiveBackend, IoBackend, IoQueueOptions};
 pub use request::{
@@ -37,17 +38,23 @@ use workers::{WakeSender, Workers};
 ///   [`flush`](Self::flush), [`poll`](Self::poll) or [`wait`](Self::wait).
 /// - **Requests are not ordered** among themselves. What has to follow is submitted after the
 ///   completion of what it follows.
-/// - **A deadline or cancellation never lets go of a buffer early**: the request is reported only
-///   when the kernel has stopped using its buffers. A device that is already working on a
+/// - **A deadline or cancellation never ends the use of a buffer early**: the request is reported
+///   only when the kernel has stopped using its buffers. A device that is already working on a
 ///   request cannot be called off, so its completion can come later than the deadline; if all
 ///   bytes were transferred it is reported as the success that it is. Deadlines are looked at
 ///   within [`poll`](Self::poll) and [`wait`](Self::wait).
 /// - **The thread that submits stays alive** until its requests have completed: with io_uring the
 ///   kernel cancels what a thread that ends has in flight, which is then reported as `ECANCELED`.
 /// - **Dropping the queue** cancels what is in flight and waits until all of it has ended.
+/// - **A kernel that refuses `io_uring_enter` ends the queue**, as a sandbox does that starts after
+///   the queue was made. Requests that the kernel has not taken fail with that refusal; the
+///   others complete as they would have. Another queue then serves on threads.
+/// - **In a forked process** the queue of the parent refuses every call
+///   ([`StorageError::Forked`]), and its drop leaves all to the parent.
 ///
 /// Writing past `RLIMIT_FSIZE` makes the kernel send `SIGXFSZ`, which ends a process that does
-/// not handle or ignore it; a process that ignores it gets the failure `EFBIG`.
+/// not handle or ignore it; a process that ignores it gets the failure `EFBIG`. A
+/// [`DiskFile`](crate::DiskFile) is never made longer than that limit.
 ///
 /// ```
 /// use std::os::fd::AsRawFd;
@@ -70,12 +77,14 @@ use workers::{WakeSender, Workers};
 /// // SAFETY: `text` and `file` outlive the wait below, and nothing else touches `text`.
 /// unsafe { queue.submit(&IoRequest::write(1, target, ByteCount::ZERO, &buffers)) }?;
 /// queue.wait(None, &mut completions)?;
-/// assert_eq!((completions[0].token, completions[0].outcome), (1, Ok(())));
+/// assert_eq!((completions[0].token, &completions[0].outcome), (1, &Ok(())));
 /// # Ok(())
 /// # }
 /// ```
 pub struct IoQueue {
-    backend: Backend,
+    /// Dropped in the owner alone: a forked process has neither the ring's memory nor the threads.
+    backend: ManuallyDrop<Backend>,
+    owner: OwnerProcess,
     depth: usize,
     /// Requests that ended without the kernel.
     ended: Vec<IoCompletion>,
@@ -133,13 +142,14 @@ impl IoQueue {
             Some(ring) => Backend::Ring(Box::new(ring)),
             None => Backend::Workers(Workers::new(depth, options.thread_count(depth))?),
         };
-        Ok(Self { backend, depth, ended: Vec::new(), capabilities })
+        let (backend, owner) = (ManuallyDrop::new(backend), OwnerProcess::current());
+        Ok(Self { backend, owner, depth, ended: Vec::new(), capabilities })
     }
 
     /// What serves the requests.
     #[must_use]
-    pub const fn backend(&self) -> ActiveBackend {
-        match self.backend {
+    pub fn backend(&self) -> ActiveBackend {
+        match *self.backend {
             Backend::Ring(_) => ActiveBackend::IoUring,
             Backend::Workers(_) => ActiveBackend::Threads,
         }
@@ -161,7 +171,7 @@ impl IoQueue {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.ended.len()
-            + match &self.backend {
+            + match &*self.backend {
                 Backend::Ring(ring) => ring.in_flight(),
                 Backend::Workers(workers) => workers.in_flight(),
             }
@@ -194,12 +204,14 @@ impl IoQueue {
     ///
     /// [`StorageError::QueueFull`] if as many requests as the depth allows are in flight,
     /// [`StorageError::OffsetOutOfRange`] or [`StorageError::Overflow`] if the request leaves
-    /// the range of file offsets, [`StorageError::Queue`] if the kernel takes no more entries.
+    /// the range of file offsets, [`StorageError::Queue`] if the kernel refuses to be entered.
+    /// [`StorageError::Forked`] in a forked process.
     pub unsafe fn submit(&mut self, request: &IoRequest<'_>) -> Result<(), StorageError> {
+        self.owner.check()?;
         if !self.has_room() {
             return Err(StorageError::QueueFull { depth: self.depth });
         }
-        let vectors = match &mut self.backend {
+        let vectors = match &mut *self.backend {
             Backend::Ring(ring) => ring.spare_vectors(),
             Backend::Workers(workers) => workers.spare_vectors(),
         };
@@ -209,7 +221,7 @@ impl IoQueue {
         } else if request.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             Err(transfer.stopped(Stop::Deadline))
         } else {
-            return match &mut self.backend {
+            return match &mut *self.backend {
                 Backend::Ring(ring) => ring.submit(transfer),
                 Backend::Workers(workers) => workers.submit(transfer),
             };
@@ -222,9 +234,12 @@ impl IoQueue {
     ///
     /// # Errors
     ///
-    /// [`StorageError::Queue`] if the kernel refuses; the requests stay submitted.
+    /// [`StorageError::Queue`] if the kernel refuses. The next [`wait`](Self::wait) or
+    /// [`poll`](Self::poll) ends the requests that it has not taken.
+    /// [`StorageError::Forked`] in a forked process.
     pub fn flush(&mut self) -> Result<(), StorageError> {
-        match &mut self.backend {
+        self.owner.check()?;
+        match &mut *self.backend {
             Backend::Ring(ring) => ring.flush(),
             // A worker starts on its request as soon as it has it.
             Backend::Workers(_) => Ok(()),
@@ -248,17 +263,20 @@ impl IoQueue {
     ///
     /// # Errors
     ///
-    /// [`StorageError::Queue`] if the kernel refuses to be entered; nothing is lost, and the
-    /// requests are still in flight. Completions appended before that count.
+    /// [`StorageError::Queue`] if the kernel refuses to be entered. The completions appended
+    /// count: among them are the failures of the requests that the kernel has not taken. Those
+    /// that it has taken are still in flight; later waits append their completions and succeed.
+    /// [`StorageError::Forked`] in a forked process.
     pub fn wait(
         &mut self,
         until: Option<Instant>,
         completions: &mut Vec<IoCompletion>,
     ) -> Result<usize, StorageError> {
+        self.owner.check()?;
         let before = completions.len();
         let until = if self.ended.is_empty() { until } else { Some(Instant::now()) };
         completions.append(&mut self.ended);
-        let waited = match &mut self.backend {
+        let waited = match &mut *self.backend {
             Backend::Ring(ring) => ring.wait(until, completions)?,
             Backend::Workers(workers) => workers.wait(until, completions)?,
         };
@@ -271,9 +289,12 @@ impl IoQueue {
     ///
     /// # Errors
     ///
-    /// [`StorageError::Queue`] if the kernel cannot be asked; the requests go on.
+    /// [`StorageError::Queue`] if the kernel refuses to be asked. The requests that it has taken
+    /// go on.
+    /// [`StorageError::Forked`] in a forked process.
     pub fn cancel(&mut self, token: u64) -> Result<(), StorageError> {
-        match &mut self.backend {
+        self.owner.check()?;
+        match &mut *self.backend {
             Backend::Ring(ring) => ring.stop(Stop::Caller, |t| t.token == token),
             Backend::Workers(workers) => {
                 workers.stop(Stop::Caller, |candidate, _| candidate == token);
@@ -285,10 +306,20 @@ impl IoQueue {
     /// A handle by which any thread can end a [`wait`](Self::wait) of this queue.
     #[must_use]
     pub fn waker(&self) -> IoWaker {
-        IoWaker(match &self.backend {
+        let wake = match &*self.backend {
             Backend::Ring(ring) => Wake::Event(ring.wake_event()),
             Backend::Workers(workers) => Wake::Message(workers.waker()),
-        })
+        };
+        IoWaker { wake, owner: self.owner }
+    }
+}
+
+impl Drop for IoQueue {
+    fn drop(&mut self) {
+        if self.owner.is_current() {
+            // SAFETY: nothing uses the backend after this, which runs once.
+            unsafe { ManuallyDrop::drop(&mut self.backend) };
+        }
     }
 }
 
@@ -305,9 +336,12 @@ impl fmt::Debug for IoQueue {
 /// Ends a [`wait`](IoQueue::wait) from another thread.
 ///
 /// A wake that comes while nobody waits ends the next wait that finds requests in flight. It
-/// may outlive its queue, and then does nothing.
+/// may outlive its queue, and then does nothing. Nor does it in a forked process.
 #[derive(Clone)]
-pub struct IoWaker(Wake);
+pub struct IoWaker {
+    wake: Wake,
+    owner: OwnerProcess,
+}
 
 #[derive(Clone)]
 enum Wake {
@@ -318,7 +352,10 @@ enum Wake {
 impl IoWaker {
     /// Ends the current wait, or the next one.
     pub fn wake(&self) {
-        match &self.0 {
+        if !self.owner.is_current() {
+            return;
+        }
+        match &self.wake {
             Wake::Event(event) => sys::event::signal(event),
             Wake::Message(sender) => sender.wake(),
         }

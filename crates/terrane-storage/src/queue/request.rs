@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use terrane_core::{ByteCount, FileHandle, FileIdentity, HostAddress, OsError};
@@ -149,7 +150,7 @@ impl<'a> IoRequest<'a> {
 }
 
 /// The end of one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoCompletion {
     /// The token of the request.
     pub token: u64,
@@ -159,15 +160,17 @@ pub struct IoCompletion {
 }
 
 /// A request that did not transfer all its bytes, with the place where it stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{operation} inode {} of file system {:#x} stopped at offset {} with {} of {} bytes done: \
-     {reason}",
-    .file.inode, .file.file_system, .offset.get(), .transferred.get(), .length.get()
+    "{operation} {} stopped at offset {} with {} of {} bytes done: {reason}",
+    self.file_name(), .offset.get(), .transferred.get(), .length.get()
 )]
 pub struct IoFailure {
     /// The file.
     pub file: FileIdentity,
+    /// The file's path, as `/proc/self/fd` told when the request failed. A file without a name
+    /// has its directory there, and the note `(deleted)`. `None` where `/proc` is not mounted.
+    pub path: Option<PathBuf>,
     /// What was being done.
     pub operation: IoOperation,
     /// The offset in the file of the first byte that was not transferred.
@@ -182,6 +185,14 @@ pub struct IoFailure {
 }
 
 impl IoFailure {
+    fn file_name(&self) -> String {
+        let FileIdentity { file_system, inode } = self.file;
+        match &self.path {
+            Some(path) => format!("{path:?}"),
+            None => format!("inode {inode} of file system {file_system:#x}"),
+        }
+    }
+
     /// The bytes that were not transferred.
     #[must_use]
     pub fn missing(&self) -> ByteCount {
@@ -242,6 +253,7 @@ mod tests {
     fn a_failure_says_where_it_stopped_and_what_to_do() {
         let failure = IoFailure {
             file: FileIdentity { file_system: 0xfe00, inode: 17 },
+            path: Some("/cache/blocks".into()),
             operation: IoOperation::Write,
             offset: ByteCount::new(5000),
             length: ByteCount::new(4000),
@@ -249,10 +261,12 @@ mod tests {
             reason: IoFailureReason::Os(OsError::new("pwritev", libc::ENOSPC)),
         };
         let text = failure.to_string();
-        for part in ["writing", "inode 17", "offset 5000", "1000 of 4000", "free space"] {
+        for part in ["writing", "\"/cache/blocks\"", "offset 5000", "1000 of 4000", "free space"] {
             assert!(text.contains(part), "{text}");
         }
         assert_eq!(failure.missing(), ByteCount::new(3000));
         assert!(failure.is_exhaustion());
+        let text = IoFailure { path: None, ..failure }.to_string();
+        assert!(text.contains("inode 17 of file system 0xfe00"), "{text}");
     }
 }

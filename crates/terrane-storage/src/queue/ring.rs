@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use terrane_core::{OsError, Reason};
+use terrane_core::{ByteCount, OsError, Reason};
 
 use super::Waited;
-use super::request::{IoCompletion, IoFailureReason, IoOperation};
+use super::request::{IoCompletion, IoFailure, IoFailureReason, IoOperation};
 use super::transfer::{MAX_STEP, Next, Step, Stop, Transfer, Vectors};
 use crate::error::StorageError;
 use crate::sys;
@@ -24,6 +24,8 @@ struct Slot {
     transfer: Option<Transfer>,
     /// Told apart in the user data, so that a late cancellation never hits the slot's next user.
     generation: u32,
+    /// How many entries had been queued before the request's last one.
+    queued_after: u64,
 }
 
 pub(super) struct Ring {
@@ -35,7 +37,15 @@ pub(super) struct Ring {
     timed: usize,
     wake_event: Arc<File>,
     wake_is_armed: bool,
+    /// How many entries have been queued so far.
+    queued: u64,
+    /// Why the kernel may not be entered any more. Set once: no entry is queued and no call is
+    /// made afterwards, so entries that the kernel has not taken are never taken.
+    refusal: Option<OsError>,
 }
+
+/// How often completions are looked for when the kernel cannot be asked to wait for them.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl Ring {
     /// A ring for `depth` requests, or the reason why the kernel gives none.
@@ -50,6 +60,8 @@ impl Ring {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(Reason::Unsupported { by: "the kernel (before Linux 5.11)" });
         }
+        // A sandbox can allow the setup and forbid the entry.
+        ring.submit().map_err(|error| Reason::Os(OsError::from_io("io_uring_enter", &error)))?;
         let wake_event = sys::event::new().map_err(Reason::Os)?;
         Ok(Self {
             ring,
@@ -59,6 +71,8 @@ impl Ring {
             timed: 0,
             wake_event: Arc::new(wake_event),
             wake_is_armed: false,
+            queued: 0,
+            refusal: None,
         })
     }
 
@@ -132,11 +146,26 @@ impl Ring {
         until: Option<Instant>,
         completions: &mut Vec<IoCompletion>,
     ) -> Result<Waited, StorageError> {
+        if self.refusal.is_some() {
+            return Ok(self.wait_for_taken(until, completions));
+        }
+        let result = self.wait_in_kernel(until, completions);
+        if result.is_err() {
+            self.end_untaken(completions);
+        }
+        result
+    }
+
+    fn wait_in_kernel(
+        &mut self,
+        until: Option<Instant>,
+        completions: &mut Vec<IoCompletion>,
+    ) -> Result<Waited, StorageError> {
         let before = completions.len();
         loop {
             let woken = self.reap(completions);
             if completions.len() > before || woken || self.in_flight() == 0 {
-                // Whatever continues must not wait for the caller's next call.
+                // What continues must not wait for the caller's next call.
                 self.flush()?;
                 return Ok(if woken { Waited::Woken } else { Waited::Done });
             }
@@ -155,6 +184,42 @@ impl Ring {
             let timeout = next.zip(now).map(|(next, now)| next.saturating_duration_since(now));
             self.arm_wake()?;
             self.enter(1, timeout).map_err(|source| StorageError::Queue { source })?;
+        }
+    }
+
+    /// The wait after a refusal: what the kernel has taken still completes in the shared queue.
+    fn wait_for_taken(
+        &mut self,
+        until: Option<Instant>,
+        completions: &mut Vec<IoCompletion>,
+    ) -> Waited {
+        let before = completions.len();
+        self.end_untaken(completions);
+        loop {
+            if self.reap(completions) | sys::event::drain(&self.wake_event) {
+                return Waited::Woken;
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if completions.len() > before || self.in_flight() == 0 || left == Some(Duration::ZERO) {
+                return Waited::Done;
+            }
+            std::thread::sleep(left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN)));
+        }
+    }
+
+    /// After a refusal: ends the requests whose entries the kernel has not taken, as it never will.
+    fn end_untaken(&mut self, completions: &mut Vec<IoCompletion>) {
+        let Some(refusal) = self.refusal else { return };
+        let untaken = ByteCount::from_usize(self.ring.submission().len()).get();
+        let taken = self.queued.saturating_sub(untaken);
+        for index in 0..self.slots.len() {
+            let Some(slot) = self.slots.get(index) else { continue };
+            let Some(transfer) = &slot.transfer else { continue };
+            let Ok(number) = u32::try_from(index) else { continue };
+            if slot.queued_after >= taken {
+                let outcome = Err(transfer.failure(IoFailureReason::Os(refusal)));
+                completions.extend(self.end(number, outcome));
+            }
         }
     }
 
@@ -203,6 +268,11 @@ impl Ring {
                 }
             },
         };
+        self.end(index, outcome)
+    }
+
+    /// Empties the slot of a request that has ended; its completion.
+    fn end(&mut self, index: u32, outcome: Result<(), IoFailure>) -> Option<IoCompletion> {
         let transfer = self.release(index)?;
         self.timed -= usize::from(transfer.deadline.is_some());
         let completion = IoCompletion { token: transfer.token, outcome };
@@ -222,16 +292,25 @@ impl Ring {
         let Some(slot) = self.slots.get(as_index(index)) else { return Ok(()) };
         let Some(transfer) = &slot.transfer else { return Ok(()) };
         let entry = entry_of(transfer).user_data(user_data(index, slot.generation));
-        self.push(&entry)
+        self.push(&entry)?;
+        if let Some(slot) = self.slots.get_mut(as_index(index)) {
+            slot.queued_after = self.queued - 1;
+        }
+        Ok(())
     }
 
     /// Puts an entry into the submission queue, making room first if it is full.
     fn push(&mut self, entry: &squeue::Entry) -> Result<(), OsError> {
         loop {
+            if let Some(refusal) = self.refusal {
+                return Err(refusal);
+            }
             // SAFETY: the entry's buffers and descriptor stay valid until its completion is
             // reaped: those of requests as `IoQueue::submit` demands, and the list of vectors
-            // and the event because the ring keeps them; dropping the ring waits for all.
+            // and the event because the ring keeps them; dropping the ring waits for all. After
+            // a refusal no entry is taken, so the buffers of those that wait are free.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                self.queued += 1;
                 return Ok(());
             }
             self.enter(0, None)?;
@@ -252,7 +331,14 @@ impl Ring {
     }
 
     /// Submits what is queued, and waits for `wanted` completions or for `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel refused it with. It is not asked again.
     fn enter(&mut self, wanted: usize, timeout: Option<Duration>) -> Result<(), OsError> {
+        if let Some(refusal) = self.refusal {
+            return Err(refusal);
+        }
         let submitter = self.ring.submitter();
         let result = match timeout {
             Some(timeout) => {
@@ -272,25 +358,23 @@ impl Ring {
                 std::thread::yield_now();
                 Ok(())
             }
-            _ => Err(error),
+            _ => {
+                self.refusal = Some(error);
+                Err(error)
+            }
         }
     }
 }
 
 impl Drop for Ring {
-    /// Cancels what is in flight and returns when the kernel has let go of every buffer.
+    /// Cancels what is in flight and returns when the kernel uses no buffer any more.
     fn drop(&mut self) {
         let mut completions = Vec::new();
-        loop {
-            let has_asked = self.stop(Stop::Caller, |_| true).is_ok();
-            self.reap(&mut completions);
-            if self.in_flight() == 0 {
-                return;
-            }
-            if !has_asked || self.enter(1, None).is_err() {
-                // Without a way into the kernel the completions still appear in the shared
-                // queue; returning before they did would leave buffers under a running write.
-                std::thread::sleep(Duration::from_millis(1));
+        while self.in_flight() > 0 {
+            // A refusal is remembered, and ends the wait below for what the kernel never took.
+            let _ = self.stop(Stop::Caller, |_| true);
+            if self.refusal.is_some() || self.wait_in_kernel(None, &mut completions).is_err() {
+                self.wait_for_taken(None, &mut completions);
             }
         }
     }

@@ -48,7 +48,7 @@ pub(super) enum Step<'a> {
 }
 
 /// What follows from the result of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Again,
     Finished(Result<(), IoFailure>),
@@ -169,6 +169,7 @@ impl Transfer {
     pub(super) fn failure(&self, reason: IoFailureReason) -> IoFailure {
         IoFailure {
             file: self.file.identity,
+            path: sys::file::path(self.file.descriptor),
             operation: self.operation,
             offset: ByteCount::new(self.offset + self.done),
             length: ByteCount::new(self.total),

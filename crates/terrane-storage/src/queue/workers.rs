@@ -27,7 +27,7 @@ struct Job {
 }
 
 enum Message {
-    Finished { slot: usize, transfer: Transfer, outcome: Result<(), IoFailure> },
+    Finished { slot: usize, transfer: Transfer, outcome: Result<(), Box<IoFailure>> },
     Wake,
 }
 
@@ -178,6 +178,7 @@ impl Workers {
                     *entry = None;
                 }
                 self.free.push(slot);
+                let outcome = outcome.map_err(|failure| *failure);
                 completions.push(IoCompletion { token: transfer.token, outcome });
                 self.spare_vectors.push(transfer.into_vectors());
                 false
@@ -215,6 +216,7 @@ fn work(jobs: &Receiver<Job>, messages: &Sender<Message>, stops: &[AtomicU8]) {
                 break outcome;
             }
         };
+        let outcome = outcome.map_err(Box::new);
         if messages.send(Message::Finished { slot, transfer, outcome }).is_err() {
             return;
         }

@@ -23,10 +23,9 @@ pub(crate) fn signal(mut event: &File) {
     let _ = event.write(&1_u64.to_ne_bytes());
 }
 
-/// Takes the signal back.
-pub(crate) fn drain(mut event: &File) {
-    // It fails only when there is no signal.
-    let _ = event.read(&mut [0_u8; 8]);
+/// Takes the signal back. Returns whether there was one.
+pub(crate) fn drain(mut event: &File) -> bool {
+    event.read(&mut [0_u8; 8]).is_ok()
 }
 
 pub(crate) fn descriptor(event: &File) -> RawFd {

@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::path::PathBuf;
 
 use terrane_core::OsError;
 
@@ -71,6 +72,20 @@ pub(crate) fn length(descriptor: RawFd) -> Result<u64, OsError> {
     // SAFETY: the call succeeded, so it has been written.
     let status = unsafe { status.assume_init() };
     u64::try_from(status.st_size).map_err(|_| OsError::new("fstat", libc::EOVERFLOW))
+}
+
+/// The path by which the kernel knows the file behind a descriptor, if `/proc` is mounted.
+pub(crate) fn path(descriptor: RawFd) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()
+}
+
+/// The length that this process may give a file at most (`RLIMIT_FSIZE`).
+pub(crate) fn largest() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // It fails for no limit that exists; if it did, the kernel would still enforce the limit.
+    // SAFETY: the kernel writes an `rlimit` to where one is, or fails.
+    let _ = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    limit.rlim_cur
 }
 
 /// Reserves blocks for the first `length` bytes, and makes the file that long.

@@ -44,6 +44,28 @@ pub(crate) unsafe fn unmap(address: NonNull<u8>, length: usize) -> Result<(), Os
     check("munmap", unsafe { libc::munmap(address.as_ptr().cast(), length) }).map(|_| ())
 }
 
+/// Gives the pages of a range back and keeps the range mapped: it reads as zeros from then on.
+///
+/// # Safety
+///
+/// The range is mapped, anonymous and private, begins and ends at multiples of its page size, and
+/// nobody uses its bytes any more.
+pub(crate) unsafe fn discard(address: NonNull<u8>, length: usize) -> Result<(), OsError> {
+    // SAFETY: the caller vouches for the range.
+    let result = unsafe { libc::madvise(address.as_ptr().cast(), length, libc::MADV_DONTNEED) };
+    if result != 0 && OsError::last("madvise").code == libc::EINVAL {
+        // The range is locked (`mlockall`), for which Linux 5.18 has advice of its own.
+        // SAFETY: as above.
+        let result =
+            unsafe { libc::madvise(address.as_ptr().cast(), length, MADV_DONTNEED_LOCKED) };
+        return check("madvise", result).map(|_| ());
+    }
+    check("madvise", result).map(|_| ())
+}
+
+/// `MADV_DONTNEED_LOCKED` of the kernel's `mman-common.h`.
+const MADV_DONTNEED_LOCKED: libc::c_int = 24;
+
 /// Asks for transparent huge pages, or for none.
 ///
 /// # Safety

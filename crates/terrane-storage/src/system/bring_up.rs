@@ -312,12 +312,14 @@ impl<E> Future for UsablePrefix<E> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let state = &self.bring_up.0;
+        // Foreign code clones and drops a waker: neither happens under the lock.
+        let waker = context.waker().clone();
         let mut ending = state.lock();
         if let Some(answer) = state.answer(&ending, self.bytes) {
             return Poll::Ready(answer);
         }
-        if !ending.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-            ending.wakers.push(context.waker().clone());
+        if !ending.wakers.iter().any(|known| known.will_wake(&waker)) {
+            ending.wakers.push(waker);
         }
         Poll::Pending
     }
@@ -327,7 +329,7 @@ impl<E> Future for UsablePrefix<E> {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
-    use std::task::Wake;
+    use std::task::{RawWaker, RawWakerVTable, Wake};
 
     const ENOUGH: Duration = Duration::from_secs(60);
 
@@ -388,6 +390,33 @@ mod tests {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
+    }
+
+    /// A waker whose clones look at the bring-up.
+    fn looking(bring_up: &BringUp) -> Waker {
+        const TABLE: RawWakerVTable = RawWakerVTable::new(clone, |_| (), |_| (), |_| ());
+        fn clone(data: *const ()) -> RawWaker {
+            // SAFETY: the test keeps the bring-up for longer than its wakers.
+            let bring_up = unsafe { &*data.cast::<BringUp>() };
+            let is_free = bring_up.0.ending.try_lock().is_ok();
+            assert!(is_free, "a waker was cloned under the lock");
+            RawWaker::new(data, &TABLE)
+        }
+        let data = std::ptr::from_ref(bring_up).cast();
+        // SAFETY: the table's functions do nothing but to look at the bring-up, on any thread.
+        unsafe { Waker::from_raw(RawWaker::new(data, &TABLE)) }
+    }
+
+    #[test]
+    fn wakers_are_cloned_without_the_lock() {
+        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let waker = looking(&bring_up);
+        let mut future = bring_up.usable(bytes(50));
+        for _ in 0..2 {
+            assert!(Pin::new(&mut future).poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        raising.complete();
+        assert!(Pin::new(&mut future).poll(&mut Context::from_waker(&waker)).is_ready());
     }
 
     struct Panics;

@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 
 use terrane_core::{Alignment, ByteCount, OsError};
 
+use super::unmapping;
 use crate::sys;
 
 /// Mapped, zeroed memory, unmapped when it drops.
@@ -102,10 +103,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range was mapped by `new` less what was trimmed; as its owner drops, so do
         // all rights to its addresses.
-        let result = unsafe { sys::memory::unmap(self.mapped, self.mapped_length) };
-        if let Err(error) = result {
-            tracing::warn!(%error, bytes = self.mapped_length, "memory stays mapped");
-        }
+        unsafe { unmapping::unmap(self.mapped, self.mapped_length) };
     }
 }
 

@@ -9,6 +9,7 @@ mod mapping;
 mod memory;
 mod options;
 mod progress;
+mod unmapping;
 
 use std::sync::Arc;
 
@@ -36,6 +37,13 @@ const GIB: Alignment = match Alignment::new(1 << 30) {
 };
 
 /// Hands out system memory, each region as a mapping of its own.
+///
+/// A process can have only so many mappings: 65,530, unless `vm.max_map_count` says otherwise. The
+/// kernel counts neighbours with equal properties as one, so allocating many regions can succeed
+/// and giving back every other one then meet the limit. The pages of such a region are given back
+/// all the same; only its addresses stay taken, until later regions drop. Where thousands of small
+/// regions are needed, put `terrane_pool::adaptors::Slabs` around the allocator: it cuts them from
+/// large ones.
 ///
 /// ```
 /// use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};

@@ -7,7 +7,9 @@ use terrane_core::{
     Alignment, Allocate, ByteCount, Capability, Durability, Grant, Memory, Region, RegionRequest,
     StorageKind, Wish,
 };
-use terrane_storage::{DiskAllocator, DiskFile, DiskOptions, IoFile, IoRequest};
+use terrane_storage::{
+    DiskAllocator, DiskFile, DiskOptions, IoFile, IoRequest, NamedFileAllocator,
+};
 use terrane_storage::{SystemAllocator, SystemOptions};
 
 use crate::support::{count, drain, entries, queues, skipped};
@@ -137,7 +139,7 @@ fn direct_io_works_as_the_handle_says() {
         assert_eq!(drain(&mut queue)[0].outcome, Ok(()));
         // SAFETY: memory and file outlive the drain.
         unsafe { queue.submit(&IoRequest::read(2, target, count(1), &pieces)) }.unwrap();
-        let failure = drain(&mut queue)[0].outcome.unwrap_err();
+        let failure = drain(&mut queue).remove(0).outcome.unwrap_err();
         assert!(failure.to_string().contains("multiples"), "{failure}");
     }
 }
@@ -180,4 +182,20 @@ fn the_allocators_regions_are_disjoint_and_outlive_it() {
         file.read_exact_at(&mut back, position.offset.get()).unwrap();
         assert_eq!(back, *b"terrane\0", "fresh bytes are zero");
     }
+}
+
+#[test]
+fn a_named_file_allocator_makes_its_file_once_and_for_bytes_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let allocator = NamedFileAllocator::new(&path, OPTIONS).unwrap();
+    assert_eq!(entries(directory.path()), 0, "no file before the first request");
+    allocator.allocate(&RegionRequest::new(ByteCount::ZERO)).unwrap();
+    allocator.allocate(&RegionRequest::new(count(u64::MAX))).unwrap_err();
+    assert_eq!(entries(directory.path()), 0);
+    let file = allocator.allocate(&RegionRequest::new(count(5000))).unwrap();
+    assert_eq!((file.path(), file.is_scratch(), file.length()), (&*path, false, count(8192)));
+    allocator.allocate(&RegionRequest::new(count(1))).unwrap_err();
+    drop(file);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192, "it stays");
 }

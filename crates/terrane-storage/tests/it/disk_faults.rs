@@ -12,8 +12,11 @@ use terrane_storage::{
     IoRequest, StorageError,
 };
 use terrane_testkit::mounted::tmpfs;
+use terrane_testkit::process::forbid;
 
-use crate::support::{Holdings, buffer, count, entries, in_child, limit_file_size, skipped};
+use crate::support::{
+    Holdings, buffer, count, entries, ignore_limit_signal, in_child, limit_file_size, skipped,
+};
 
 const SPARSE: DiskOptions = DiskOptions {
     direct: Wish::Preferred,
@@ -99,11 +102,79 @@ fn what_existed_is_never_touched() {
 #[test]
 fn a_directory_that_must_not_be_written() {
     // No file can be made there, not even by root.
-    let error = DiskFile::scratch(Path::new("/proc"), count(1), &SPARSE).unwrap_err();
-    assert!(
-        matches!(error, StorageError::NotFound { .. } | StorageError::NotWritable { .. }),
-        "{error:?}"
-    );
+    for unnamed in [Wish::Preferred, Wish::Off] {
+        let options = DiskOptions { unnamed, ..SPARSE };
+        for error in [
+            DiskFile::scratch(Path::new("/proc"), count(1), &options).unwrap_err(),
+            DiskFile::create_new(Path::new("/proc/new"), count(1), &options).unwrap_err(),
+        ] {
+            assert!(matches!(error, StorageError::NotWritable { .. }), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file() {
+    let test = "disk_faults::what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file";
+    in_child(test, || {
+        let directory = tempfile::tempdir().unwrap();
+        let named = DiskOptions { unnamed: Wish::Off, ..SPARSE };
+        // A process that cannot unlink leaves what one leaves that is killed just before.
+        let thread = std::thread::scope(|scope| {
+            let leave = || {
+                forbid(&[libc::SYS_unlink, libc::SYS_unlinkat], libc::EPERM)?;
+                DiskFile::scratch(directory.path(), count(1), &named).unwrap_err();
+                Ok(())
+            };
+            scope.spawn(leave).join().unwrap()
+        });
+        if let Err(error) = thread {
+            let error: std::io::Error = error;
+            return skipped(test, error);
+        }
+        assert_eq!(entries(directory.path()), 1, "the file was left behind");
+        let _file = DiskFile::scratch(directory.path(), count(1), &named).unwrap();
+        assert_eq!(entries(directory.path()), 0);
+
+        // A file with bytes is somebody else's, whatever its name.
+        let precious = directory.path().join(".terrane-scratch-0");
+        std::fs::write(&precious, b"precious").unwrap();
+        let _file = DiskFile::scratch(directory.path(), count(1), &named).unwrap();
+        assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
+    });
+}
+
+#[test]
+fn scratch_files_are_made_by_many_threads_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let named = DiskOptions { unnamed: Wish::Off, ..SPARSE };
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    DiskFile::scratch(directory.path(), count(1), &named).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(entries(directory.path()), 0);
+}
+
+#[test]
+fn a_file_above_the_limit_on_sizes_is_refused_before_the_kernel_sends_its_signal() {
+    let test = "a_file_above_the_limit_on_sizes_is_refused_before_the_kernel_sends_its_signal";
+    in_child(&format!("disk_faults::{test}"), || {
+        let directory = tempfile::tempdir().unwrap();
+        limit_file_size((1 << 20) - 1);
+        // The second is below the limit before it is rounded up to whole pages.
+        for bytes in [2 << 20, (1 << 20) - 1] {
+            let errors = every_creation(directory.path(), count(bytes));
+            assert_eq!(errors.len(), 6);
+            assert!(errors.iter().all(StorageError::is_exhaustion), "{errors:?}");
+        }
+        assert_eq!(entries(directory.path()), 0);
+        DiskFile::scratch(directory.path(), count(1 << 19), &SPARSE).unwrap();
+    });
 }
 
 #[test]
@@ -136,6 +207,7 @@ fn no_space_leaves_nothing_behind() {
 fn a_limit_on_file_sizes_leaves_nothing_behind() {
     in_child("disk_faults::a_limit_on_file_sizes_leaves_nothing_behind", || {
         let directory = tempfile::tempdir().unwrap();
+        ignore_limit_signal();
         limit_file_size(1 << 20);
         let before = Holdings::now().descriptors;
         let errors = every_creation(directory.path(), ByteCount::mib(2));

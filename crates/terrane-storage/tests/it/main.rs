@@ -19,3 +19,4 @@ mod queue_faults;
 mod queue_model;
 mod support;
 mod system;
+mod system_limits;

@@ -99,7 +99,7 @@ fn the_end_of_the_file_is_an_error_with_its_place() {
         let pieces = [buffer(left), buffer(right)];
         // SAFETY: the buffers and the file outlive the drain.
         unsafe { queue.submit(&IoRequest::read(1, target(&file), count(700), &pieces)) }.unwrap();
-        let failure = drain(&mut queue)[0].outcome.unwrap_err();
+        let failure = drain(&mut queue).remove(0).outcome.unwrap_err();
         assert_eq!(failure.reason, IoFailureReason::EndOfFile);
         assert_eq!(failure.file, target(&file).identity);
         assert_eq!(failure.operation, IoOperation::Read);
@@ -120,7 +120,7 @@ fn a_deadline_that_has_passed_touches_nothing() {
         let request = IoRequest::write(1, target(&file), count(0), &pieces).by(Instant::now());
         // SAFETY: the buffer and the file outlive the drain.
         unsafe { queue.submit(&request) }.unwrap();
-        let failure = drain(&mut queue)[0].outcome.unwrap_err();
+        let failure = drain(&mut queue).remove(0).outcome.unwrap_err();
         assert_eq!(failure.reason, IoFailureReason::DeadlineExceeded);
         assert_eq!(file.metadata().unwrap().len(), 0);
     }
@@ -151,11 +151,11 @@ fn a_deadline_calls_off_what_the_kernel_waits_for() {
         queue.wait(None, &mut completions).unwrap();
         assert!(begin.elapsed() >= Duration::from_millis(30));
         assert_eq!(completions[0].token, 1);
-        let failure = completions[0].outcome.unwrap_err();
+        let failure = completions.remove(0).outcome.unwrap_err();
         assert_eq!(failure.reason, IoFailureReason::DeadlineExceeded);
 
         queue.cancel(2).unwrap();
-        let failure = drain(&mut queue)[0].outcome.unwrap_err();
+        let failure = drain(&mut queue).remove(0).outcome.unwrap_err();
         assert_eq!(failure.reason, IoFailureReason::Cancelled);
         // What is written now goes to whoever reads now: no request is left behind.
         writer.write_all(&[5; 16]).unwrap();

@@ -1,17 +1,19 @@
 //! The queue where the kernel says no.
 
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 
 use terrane_core::{Capability, Grant, OsError, Reason};
 use terrane_storage::{
-    ActiveBackend, IoBackend, IoBuffer, IoFailure, IoFailureReason, IoFile, IoQueue,
+    ActiveBackend, IoBackend, IoBuffer, IoCompletion, IoFailure, IoFailureReason, IoFile, IoQueue,
     IoQueueOptions, IoRequest, StorageError,
 };
 use terrane_testkit::mounted::tmpfs;
-use terrane_testkit::process::forbid;
+use terrane_testkit::process::{forbid, in_fork};
 
 use crate::support::{
-    assert_holds_nothing, buffer, count, drain, in_child, limit_file_size, queues, skipped, target,
+    assert_holds_nothing, buffer, count, drain, ignore_limit_signal, in_child, limit_file_size,
+    queues, skipped, target,
 };
 
 #[test]
@@ -24,7 +26,7 @@ fn a_file_that_is_truncated_under_us() {
         let pieces = [buffer(&mut bytes)];
         // SAFETY: the buffer and the file outlive the drain.
         unsafe { queue.submit(&IoRequest::read(1, target(&file), count(0), &pieces)) }.unwrap();
-        let failure = drain(&mut queue)[0].outcome.unwrap_err();
+        let failure = drain(&mut queue).remove(0).outcome.unwrap_err();
         assert_eq!(failure.reason, IoFailureReason::EndOfFile);
         assert_eq!((failure.offset, failure.missing()), (count(5000), count(3192)));
     }
@@ -38,7 +40,7 @@ fn a_bad_descriptor_is_a_typed_failure() {
         let file = IoFile { descriptor: -1, ..target(&tempfile::tempfile().unwrap()) };
         // SAFETY: the buffer outlives the drain; no file has this descriptor, now or later.
         unsafe { queue.submit(&IoRequest::write(1, file, count(0), &pieces)) }.unwrap();
-        let failure = drain(&mut queue)[0].outcome.unwrap_err();
+        let failure = drain(&mut queue).remove(0).outcome.unwrap_err();
         let IoFailureReason::Os(error) = failure.reason else { panic!("{failure:?}") };
         assert_eq!(error.code, libc::EBADF);
     }
@@ -50,12 +52,13 @@ fn write_too_much(queue: &mut IoQueue, file: &std::fs::File) -> IoFailure {
     let pieces: Vec<IoBuffer> = bytes.chunks_mut(10_000).map(buffer).collect();
     // SAFETY: the buffers and the file outlive the drain.
     unsafe { queue.submit(&IoRequest::write(1, target(file), count(0), &pieces)) }.unwrap();
-    drain(queue)[0].outcome.unwrap_err()
+    drain(queue).remove(0).outcome.unwrap_err()
 }
 
 #[test]
 fn a_limit_on_file_sizes() {
     in_child("queue_faults::a_limit_on_file_sizes", || {
+        ignore_limit_signal();
         limit_file_size(100_000);
         for mut queue in queues("a_limit_on_file_sizes", 4) {
             let file = tempfile::tempfile().unwrap();
@@ -81,6 +84,8 @@ fn a_full_disk() {
             let failure = write_too_much(&mut queue, &file);
             let IoFailureReason::Os(error) = failure.reason else { panic!("{failure:?}") };
             assert_eq!(error.code, libc::ENOSPC);
+            let path = failure.path.as_deref();
+            assert!(path.is_some_and(|path| path.starts_with(directory.path())), "{failure}");
             assert!(failure.transferred > count(100_000), "{failure:?}");
             assert!(failure.transferred <= count(256 << 10), "{failure:?}");
             assert_eq!(failure.offset, failure.transferred);
@@ -132,5 +137,125 @@ fn where_io_uring_is_forbidden_threads_serve() {
         let options = IoQueueOptions { backend: IoBackend::IoUring, ..IoQueueOptions::default() };
         let error = IoQueue::new(&options).unwrap_err();
         assert!(matches!(error, StorageError::Capability(_)), "{error:?}");
+    });
+}
+
+#[test]
+fn where_io_uring_may_be_made_but_not_entered_threads_serve() {
+    in_child("queue_faults::where_io_uring_may_be_made_but_not_entered_threads_serve", || {
+        if let Err(error) = forbid(&[libc::SYS_io_uring_enter], libc::EPERM) {
+            return skipped("where_io_uring_may_be_made_but_not_entered_threads_serve", error);
+        }
+        let queue = IoQueue::new(&IoQueueOptions::default()).unwrap();
+        assert_eq!(queue.backend(), ActiveBackend::Threads);
+        assert!(matches!(
+            queue.capabilities().grant(&Capability::IoUring),
+            Some(Grant::Refused(_))
+        ));
+    });
+}
+
+/// A queue on io_uring with reads of an empty pipe that the kernel has taken, and one write that it
+/// has not, in a process that may not enter io_uring any more.
+fn in_a_late_sandbox(test: &str, body: impl FnOnce(IoQueue, std::io::PipeWriter, &std::fs::File)) {
+    in_child(&format!("queue_faults::{test}"), || {
+        let options = IoQueueOptions { backend: IoBackend::IoUring, ..IoQueueOptions::default() };
+        let mut queue = match IoQueue::new(&options) {
+            Ok(queue) => queue,
+            Err(error) => return skipped(test, error),
+        };
+        let (reader, writer) = std::io::pipe().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let pipe = IoFile { descriptor: std::os::fd::AsRawFd::as_raw_fd(&reader), ..target(&file) };
+        // Longer-lived than the queue, whatever the body does.
+        let (taken, untaken) = (Box::leak(Box::new([0_u8; 4])), Box::leak(Box::new([1_u8; 4096])));
+        let pieces = [buffer(taken)];
+        // SAFETY: the buffer is never freed, and the pipe outlives the queue.
+        unsafe { queue.submit(&IoRequest::read(1, pipe, count(0), &pieces)) }.unwrap();
+        queue.flush().unwrap();
+        if let Err(error) = forbid(&[libc::SYS_io_uring_enter], libc::EPERM) {
+            drop(writer);
+            return skipped(test, error);
+        }
+        let pieces = [buffer(untaken)];
+        // SAFETY: the buffer is never freed, and the file outlives the queue.
+        unsafe { queue.submit(&IoRequest::write(2, target(&file), count(0), &pieces)) }.unwrap();
+        body(queue, writer, &file);
+    });
+}
+
+#[test]
+fn a_late_sandbox_ends_what_the_kernel_has_not_taken() {
+    in_a_late_sandbox(
+        "a_late_sandbox_ends_what_the_kernel_has_not_taken",
+        |mut queue, writer, file| {
+            let refusal = OsError::new("io_uring_enter", libc::EPERM);
+            let mut completions = Vec::new();
+            let error = queue.wait(None, &mut completions).unwrap_err();
+            assert!(
+                matches!(error, StorageError::Queue { source } if source == refusal),
+                "{error:?}"
+            );
+            assert_eq!(completions.len(), 1, "{completions:?}");
+            let IoCompletion { token, outcome } = completions.remove(0);
+            assert_eq!((token, outcome.unwrap_err().reason), (2, IoFailureReason::Os(refusal)));
+
+            // It takes nothing any more, and looks after what the kernel has.
+            let request = IoRequest::sync_data(3, target(file));
+            // SAFETY: there are no buffers, and the file outlives the queue.
+            unsafe { queue.submit(&request) }.unwrap_err();
+            queue.cancel(1).unwrap_err();
+            queue.flush().unwrap_err();
+            assert_eq!(queue.poll(&mut completions).unwrap(), 0);
+            assert_eq!(queue.in_flight(), 1);
+            queue.waker().wake();
+            assert_eq!(queue.wait(None, &mut completions).unwrap(), 0, "the waker ends a wait");
+            (&writer).write_all(&[7; 4]).unwrap();
+            assert_eq!(drain(&mut queue), [IoCompletion { token: 1, outcome: Ok(()) }]);
+            assert_eq!(file.metadata().unwrap().len(), 0, "the kernel took nothing later");
+        },
+    );
+}
+
+#[test]
+fn dropping_a_queue_in_a_late_sandbox_returns() {
+    let test = "dropping_a_queue_in_a_late_sandbox_returns";
+    in_a_late_sandbox(test, |queue, writer, file| {
+        (&writer).write_all(&[7; 4]).unwrap();
+        drop(queue);
+        assert_eq!(file.metadata().unwrap().len(), 0, "the kernel took nothing later");
+    });
+}
+
+#[test]
+fn a_forked_process_leaves_the_queue_to_its_parent() {
+    in_child("queue_faults::a_forked_process_leaves_the_queue_to_its_parent", || {
+        for queue in queues("a_forked_process_leaves_the_queue_to_its_parent", 4) {
+            let file = tempfile::tempfile().unwrap();
+            let mut bytes = [8_u8; 4096];
+            let pieces = [buffer(&mut bytes)];
+            let request = IoRequest::write(1, target(&file), count(0), &pieces);
+            let mut queue = Some(queue);
+            // SAFETY: the buffer and the file outlive the drain, in both processes.
+            unsafe { queue.as_mut().unwrap().submit(&request) }.unwrap();
+            in_fork(|| {
+                let mut queue = queue.take().unwrap();
+                let mut done = Vec::new();
+                // SAFETY: as above.
+                let submitted = unsafe { queue.submit(&request) };
+                for result in [
+                    submitted,
+                    queue.flush(),
+                    queue.wait(None, &mut done).map(drop),
+                    queue.poll(&mut done).map(drop),
+                    queue.cancel(1),
+                ] {
+                    assert!(matches!(result, Err(StorageError::Forked(_))), "{result:?}");
+                }
+                queue.waker().wake();
+                drop(queue);
+            });
+            assert_eq!(drain(&mut queue.unwrap())[0].outcome, Ok(()));
+        }
     });
 }

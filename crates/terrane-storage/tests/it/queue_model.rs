@@ -81,7 +81,7 @@ proptest! {
                 completions.extend(drain(&mut queue));
                 prop_assert_eq!(completions.len(), batch.parts.len());
                 for completion in &completions {
-                    prop_assert_eq!(completion.outcome, Ok(()));
+                    prop_assert_eq!(&completion.outcome, &Ok(()));
                 }
                 for ((begin, _), memory) in batch.parts.iter().zip(&memories) {
                     let part = &mut model[*begin..begin + memory.len()];

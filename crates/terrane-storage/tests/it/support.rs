@@ -132,10 +132,14 @@ pub fn entries(directory: &Path) -> usize {
     std::fs::read_dir(directory).unwrap().count()
 }
 
-/// Limits the size of the files that this process writes, and ignores the signal of that limit.
-pub fn limit_file_size(bytes: u64) {
+/// Ignores the signal of the limit on file sizes.
+pub fn ignore_limit_signal() {
     // SAFETY: ignoring a signal touches no memory.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Limits the size of the files that this process writes.
+pub fn limit_file_size(bytes: u64) {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the structure outlives the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);

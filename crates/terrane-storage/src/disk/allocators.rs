@@ -1,0 +1,166 @@
+//! Files as sources of memory: a scratch file for each region, or one named file.
+
+use std::path::{Path, PathBuf};
+
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, CapabilityReport, Limits, Memory, RegionRequest,
+    StorageKind, Wish,
+};
+
+use super::{DiskFile, DiskOptions, open};
+use crate::error::StorageError;
+
+/// Hands out disk memory, each region as a scratch file of its own in one directory.
+///
+/// ```
+/// use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
+/// use terrane_storage::{DiskAllocator, DiskOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let directory = tempfile::tempdir()?;
+/// let allocator = DiskAllocator::new(directory.path(), DiskOptions::default())?;
+/// let region = allocator.allocate(&RegionRequest::new(ByteCount::mib(1)).labelled("blocks"))?;
+/// assert_eq!(region.length(), ByteCount::mib(1));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct DiskAllocator {
+    directory: PathBuf,
+    options: DiskOptions,
+    granule: Alignment,
+    report: CapabilityReport,
+}
+
+impl DiskAllocator {
+    /// An allocator of scratch files in `directory`. It makes a small one to find out what the
+    /// file system offers.
+    ///
+    /// # Errors
+    ///
+    /// As [`DiskFile::scratch`].
+    pub fn new(directory: &Path, options: DiskOptions) -> Result<Self, StorageError> {
+        let probe = DiskFile::scratch(directory, ByteCount::new(1), &options)?;
+        let offset = probe.handle().direct.map(|direct| direct.offset_alignment);
+        Ok(Self {
+            directory: directory.to_owned(),
+            options,
+            granule: offset.unwrap_or_default().max(Alignment::PAGE),
+            report: probe.capabilities(),
+        })
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What the file system granted to the file that tried it out.
+    #[must_use]
+    pub const fn capabilities(&self) -> &CapabilityReport {
+        &self.report
+    }
+}
+
+// SAFETY: each region is a file of its own, without a name by which others could open it.
+unsafe impl Allocate for DiskAllocator {
+    type Memory = DiskFile;
+
+    fn kind(&self) -> StorageKind {
+        StorageKind::Disk
+    }
+
+    /// Pages of 4 KiB, or what direct I/O demands of offsets, if that is more.
+    fn limits(&self) -> Limits {
+        Limits { alignment: self.granule, granule: self.granule, largest_region: None }
+    }
+
+    /// A region begins at offset 0 of its file, which is a multiple of every alignment.
+    fn allocate(&self, request: &RegionRequest) -> Result<DiskFile, AllocateError> {
+        DiskFile::scratch(&self.directory, request.bytes, &self.options).map_err(|error| {
+            error.into_allocate_error(StorageKind::Disk, request.bytes, request.label.clone())
+        })
+    }
+}
+
+/// Hands out one region, as a new file with a name. The request gives the file its length, so a
+/// layout's plan does.
+///
+/// The file stays when the memory drops, as files with a name do; it stays as well where a layout
+/// fails to build after the file was made. While it exists, further requests fail with
+/// [`StorageError::AlreadyExists`]. A later process opens it with [`DiskFile::open_existing`] and
+/// adopts it.
+///
+/// ```
+/// use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
+/// use terrane_storage::{DiskOptions, NamedFileAllocator};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let directory = tempfile::tempdir()?;
+/// let path = directory.path().join("blocks");
+/// let allocator = NamedFileAllocator::new(&path, DiskOptions::default())?;
+/// let region = allocator.allocate(&RegionRequest::new(ByteCount::mib(1)).labelled("blocks"))?;
+/// assert_eq!(region.length(), ByteCount::mib(1));
+/// assert!(path.exists());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct NamedFileAllocator {
+    path: PathBuf,
+    options: DiskOptions,
+    /// Of the same directory: knows the limits, and serves requests of zero bytes.
+    scratch: DiskAllocator,
+}
+
+impl NamedFileAllocator {
+    /// An allocator of a file at `path`, which is made by the first request. It makes a small
+    /// scratch file in the directory to find out what the file system offers.
+    ///
+    /// # Errors
+    ///
+    /// As [`DiskFile::scratch`], of the path's directory. [`DiskOptions::unnamed`] says nothing
+    /// here.
+    pub fn new(path: &Path, options: DiskOptions) -> Result<Self, StorageError> {
+        let unnamed = DiskOptions { unnamed: Wish::Preferred, ..options };
+        let scratch = DiskAllocator::new(open::directory_of(path), unnamed)?;
+        Ok(Self { path: path.to_owned(), options, scratch })
+    }
+
+    /// The path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the file system granted to the file that tried it out.
+    #[must_use]
+    pub const fn capabilities(&self) -> &CapabilityReport {
+        self.scratch.capabilities()
+    }
+}
+
+// SAFETY: a region is a file that did not exist before; the owner of its name keeps others away.
+unsafe impl Allocate for NamedFileAllocator {
+    type Memory = DiskFile;
+
+    fn kind(&self) -> StorageKind {
+        StorageKind::Disk
+    }
+
+    /// As those of a [`DiskAllocator`] in the same directory.
+    fn limits(&self) -> Limits {
+        self.scratch.limits()
+    }
+
+    /// A region begins at offset 0 of the file. For zero bytes no named file is made.
+    fn allocate(&self, request: &RegionRequest) -> Result<DiskFile, AllocateError> {
+        if request.bytes.is_zero() {
+            return self.scratch.allocate(request);
+        }
+        DiskFile::create_new(&self.path, request.bytes, &self.options).map_err(|error| {
+            error.into_allocate_error(StorageKind::Disk, request.bytes, request.label.clone())
+        })
+    }
+}
