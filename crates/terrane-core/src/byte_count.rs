@@ -16,6 +16,7 @@ impl ByteCount {
     pub const ZERO: Self = Self(0);
 
     /// `bytes` bytes.
+    #[inline]
     #[must_use]
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
@@ -40,6 +41,7 @@ impl ByteCount {
     }
 
     /// The length of something in this address space.
+    #[inline]
     #[must_use]
     pub const fn from_usize(bytes: usize) -> Self {
         // Lossless: the crate builds for 64-bit targets only.
@@ -47,12 +49,14 @@ impl ByteCount {
     }
 
     /// The number as a plain integer.
+    #[inline]
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
     /// The number as a length in this address space.
+    #[inline]
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -63,6 +67,7 @@ impl ByteCount {
     }
 
     /// Whether this is no bytes at all.
+    #[inline]
     #[must_use]
     pub const fn is_zero(self) -> bool {
         self.0 == 0

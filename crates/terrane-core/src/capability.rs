@@ -36,6 +36,8 @@ pub enum Capability {
     HostRegistration,
     /// Kernels that copy on a device, which its driver has to compile.
     CopyKernels,
+    /// RDMA libraries that come with a communication library, kept apart from the machine's.
+    SeparateRdmaLibraries,
     /// Registration with one backend of an agent.
     Registration(BackendName),
 }
@@ -54,6 +56,7 @@ impl fmt::Display for Capability {
             Self::UnnamedFile => "unnamed file",
             Self::HostRegistration => "registration with the device's driver",
             Self::CopyKernels => "copy kernels",
+            Self::SeparateRdmaLibraries => "RDMA libraries apart from the machine's",
             Self::Registration(backend) => return write!(f, "registration with {backend}"),
         })
     }

@@ -54,6 +54,7 @@ mod location;
 mod memory;
 mod os_error;
 mod place;
+mod process;
 mod region;
 mod register;
 mod registered;
@@ -77,6 +78,7 @@ pub use location::{
 pub use memory::Memory;
 pub use os_error::OsError;
 pub use place::{Place, Space};
+pub use process::{ForkedProcess, OwnerProcess};
 pub use region::{Region, ViewOutOfBounds};
 pub use register::{
     AgentName, BackendName, BackendOutcome, Register, RegisterError, Registration,

@@ -1,5 +1,6 @@
 //! The contract of everything that holds bytes.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -68,6 +69,13 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
     fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
         let _ = visit;
     }
+
+    /// The block that these bytes lie in, as its manager keeps it, for code that knows the manager's
+    /// type (`terrane_pool::managed::ManagedBlock`). `None` for memory that no manager keeps, and for
+    /// parts of a block that go from hand to hand on their own, as a pool's do.
+    fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
+        None
+    }
 }
 
 /// The methods of [`Memory`] for a wrapper that says of itself what its inner memory says, all of
@@ -120,6 +128,14 @@ macro_rules! delegate_memory {
 
         fn visit_registrations(&$self, visit: &mut dyn FnMut(&$crate::RegistrationRecord)) {
             $crate::Memory::visit_registrations(&$inner, visit);
+        }
+
+        fn managed_block(
+            &$self,
+        ) -> ::core::option::Option<
+            &(dyn ::core::any::Any + ::core::marker::Send + ::core::marker::Sync),
+        > {
+            $crate::Memory::managed_block(&$inner)
         }
     };
 }

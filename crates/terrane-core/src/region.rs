@@ -1,5 +1,6 @@
 //! Type-erased memory and bounds-checked views of it.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -110,6 +111,10 @@ unsafe impl Memory for Region {
 
     fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
         self.memory.visit_registrations(visit);
+    }
+
+    fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.memory.managed_block()
     }
 }
 

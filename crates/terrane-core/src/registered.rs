@@ -1,5 +1,6 @@
 //! Memory together with its registration.
 
+use std::any::Any;
 use std::fmt;
 
 use crate::{
@@ -88,6 +89,10 @@ unsafe impl<M: Memory> Memory for Registered<M> {
     fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
         visit(self.record());
         self.memory.visit_registrations(visit);
+    }
+
+    fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.memory.managed_block()
     }
 }
 

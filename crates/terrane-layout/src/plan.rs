@@ -305,6 +305,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes under Miri, and has no unsafe code")]
     fn blocks_within_a_prefix_have_all_their_pieces_in_it() {
         for kind in LayoutKind::ALL {
             for block in [Alignment::BYTE, Alignment::SECTOR] {

@@ -343,6 +343,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes under Miri, and has no unsafe code")]
     fn a_million_pieces() {
         let config = LayoutConfig::builder()
             .num_blocks(10_000)

@@ -9,7 +9,7 @@ use std::time::Duration;
 #[cfg(not(loom))]
 use std::time::Instant;
 
-use terrane_core::ByteCount;
+use terrane_core::{ByteCount, OwnerProcess};
 
 use crate::attend::{self, Attend, Attendant, Helping};
 use crate::sync::{Condvar, Mutex, lock, wait_at_most};
@@ -28,6 +28,9 @@ use crate::{Layers, Progress, Report, Ticket, TransferError};
 /// a transfer may therefore run on this thread: whatever drops with it, and the start of transfers
 /// that waited for it. What drops with a transfer, and wakers, must not wait for another one
 /// ([`TransferManager::submit`](crate::TransferManager::submit) says why).
+///
+/// In a process that was forked from the transfer's, a completion says at once that the transfer has
+/// ended, with [`TransferError::LostByFork`].
 #[must_use = "a dropped completion lets the transfer go on, and loses its result"]
 pub struct Completion<G> {
     shared: Arc<Shared<G>>,
@@ -46,7 +49,7 @@ pub struct Outcome<G> {
     pub result: Result<Report, TransferError>,
 }
 
-/// Of any guard: what became of the transfer is the result.
+/// Of any guard: the result says how the transfer ended.
 impl<G> fmt::Debug for Outcome<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outcome").field("result", &self.result).finish_non_exhaustive()
@@ -57,6 +60,9 @@ impl<G> Completion<G> {
     /// Whether the transfer has ended, well or not.
     #[must_use]
     pub fn has_ended(&self) -> bool {
+        if self.shared.is_lost() {
+            return true;
+        }
         self.shared.help();
         matches!(*lock(&self.shared.state), State::Ended(_))
     }
@@ -83,10 +89,13 @@ impl<G> Completion<G> {
     /// Blocks the thread until the transfer has ended. Meanwhile an engine that has a use for the
     /// thread may [copy on it](crate::Attend::serve), which saves waking one of its own.
     pub fn wait(self) -> Outcome<G> {
+        if let Some(lost) = self.shared.take_lost() {
+            return lost;
+        }
         let mut helping = Helping::serving(self.attention);
         let mut state = lock(&self.shared.state);
         loop {
-            if let Some(outcome) = state.take_outcome() {
+            if let Some(outcome) = self.shared.take_outcome(&mut state) {
                 return outcome;
             }
             match state.attendant() {
@@ -108,10 +117,13 @@ impl<G> Completion<G> {
     /// with an error by some time, set [`Transfer::deadline`](crate::Transfer::deadline).
     #[cfg(not(loom))]
     pub fn wait_until(self, deadline: Instant) -> Result<Outcome<G>, Self> {
+        if let Some(lost) = self.shared.take_lost() {
+            return Ok(lost);
+        }
         let mut helping = Helping::new(self.attention);
         let mut state = lock(&self.shared.state);
         loop {
-            if let Some(outcome) = state.take_outcome() {
+            if let Some(outcome) = self.shared.take_outcome(&mut state) {
                 return Ok(outcome);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -163,16 +175,21 @@ impl<G> Future for CompletionFuture<G> {
 
     /// Ready once; polled again after that, it stays pending.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<G>> {
+        if let Some(lost) = self.shared.take_lost() {
+            return Poll::Ready(lost);
+        }
         self.shared.help();
+        // To clone a waker and to drop one runs foreign code, so neither is done under the lock.
+        let latest = context.waker().clone();
         let mut state = lock(&self.shared.state);
-        if let Some(outcome) = state.take_outcome() {
+        if let Some(outcome) = self.shared.take_outcome(&mut state) {
+            drop(state);
             return Poll::Ready(outcome);
         }
         let replaced = match &mut *state {
-            State::InFlight { waker, .. } => waker.replace(context.waker().clone()),
-            State::Ended(_) | State::Taken => None,
+            State::InFlight { waker, .. } => waker.replace(latest),
+            State::Ended(_) | State::Taken => Some(latest),
         };
-        // With a waker a task may drop, and whatever that holds.
         drop(state);
         drop(replaced);
         Poll::Pending
@@ -187,7 +204,11 @@ impl<G> fmt::Debug for CompletionFuture<G> {
 
 /// What the caller's end and the engine's end of a transfer share.
 struct Shared<G> {
-    state: Mutex<State<G>>,
+    owner: OwnerProcess,
+    /// Until the caller's end takes it. No other end locks it, so that it can be taken in a forked
+    /// process as well.
+    guard: Mutex<Option<G>>,
+    state: Mutex<State>,
     /// The transfer has ended, or there is an attendant to help.
     changed: Condvar,
 }
@@ -196,9 +217,9 @@ struct Shared<G> {
     clippy::large_enum_variant,
     reason = "there is one for each transfer, and nearly all of them come to hold the outcome"
 )]
-enum State<G> {
-    InFlight { guard: G, waker: Option<Waker>, attendant: Option<Attendant> },
-    Ended(Outcome<G>),
+enum State {
+    InFlight { waker: Option<Waker>, attendant: Option<Attendant> },
+    Ended(Result<Report, TransferError>),
     Taken,
 }
 
@@ -210,24 +231,40 @@ impl<G> Shared<G> {
             attend::poll(&attendant);
         }
     }
+
+    /// Whether this process was forked from the transfer's. Then the state must not be locked: a
+    /// thread that is not there may have done so.
+    fn is_lost(&self) -> bool {
+        !self.owner.is_current()
+    }
+
+    /// The outcome in a forked process, if it has not been taken.
+    fn take_lost(&self) -> Option<Outcome<G>> {
+        if !self.is_lost() {
+            return None;
+        }
+        let guard = lock(&self.guard).take()?;
+        Some(Outcome { guard, result: Err(TransferError::LostByFork) })
+    }
+
+    /// The outcome, if there is one that has not been taken.
+    fn take_outcome(&self, state: &mut State) -> Option<Outcome<G>> {
+        let result = match std::mem::replace(state, State::Taken) {
+            State::Ended(result) => result,
+            other => {
+                *state = other;
+                return None;
+            }
+        };
+        lock(&self.guard).take().map(|guard| Outcome { guard, result })
+    }
 }
 
-impl<G> State<G> {
+impl State {
     fn attendant(&self) -> Option<Attendant> {
         match self {
             Self::InFlight { attendant, .. } => attendant.clone(),
             Self::Ended(_) | Self::Taken => None,
-        }
-    }
-
-    /// The outcome, if there is one and nobody has taken it.
-    fn take_outcome(&mut self) -> Option<Outcome<G>> {
-        match std::mem::replace(self, Self::Taken) {
-            Self::Ended(outcome) => Some(outcome),
-            other => {
-                *self = other;
-                None
-            }
         }
     }
 }
@@ -260,8 +297,8 @@ impl<G: Send> Settle for Shared<G> {
     fn settle(&self, result: Result<Report, TransferError>) {
         let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, State::Taken) {
-            State::InFlight { guard, waker, attendant: _ } => {
-                *state = State::Ended(Outcome { guard, result });
+            State::InFlight { waker, attendant: _ } => {
+                *state = State::Ended(result);
                 drop(state);
                 self.changed.notify_all();
                 if let Some(waker) = waker {
@@ -281,8 +318,12 @@ pub(crate) fn pair<G: Send + 'static>(
     attention: Duration,
     guard: G,
 ) -> (Completion<G>, Arc<dyn Settle>) {
-    let state = Mutex::new(State::InFlight { guard, waker: None, attendant: None });
-    let shared = Arc::new(Shared { state, changed: Condvar::new() });
+    let shared = Arc::new(Shared {
+        owner: OwnerProcess::current(),
+        guard: Mutex::new(Some(guard)),
+        state: Mutex::new(State::InFlight { waker: None, attendant: None }),
+        changed: Condvar::new(),
+    });
     let settle = Arc::clone(&shared);
     (Completion { shared, ticket, progress, layers, attention }, settle)
 }

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
-use terrane_core::{Alignment, ByteCount, Location, Memory, Span, StorageKind};
+use terrane_core::{Alignment, ByteCount, ForkedProcess, Location, Memory, Span, StorageKind};
 use terrane_layout::PhysicalLayout;
 
 use crate::exclusive::ExclusiveBytes;
-use crate::hazard::{Claim, HazardTable, LockedHazards, Use};
+use crate::hazard::{Claim, HazardTable, LockedHazards, Use, Written, incomplete};
 use crate::job::tell;
 use crate::{Access, Side, Ticket, TransferError};
 
@@ -21,7 +21,7 @@ use crate::{Access, Side, Ticket, TransferError};
 pub struct Endpoint(Arc<Inner>);
 
 struct Inner {
-    /// Released before the layout lets go of the memory, which may come back as another's.
+    /// Released before the layout frees the memory, which another endpoint may then have.
     _bytes: ExclusiveBytes,
     layout: PhysicalLayout,
     hazards: HazardTable,
@@ -63,7 +63,7 @@ impl Endpoint {
     #[must_use]
     pub unsafe fn sharing(layout: PhysicalLayout) -> Self {
         let extents = extents(&layout);
-        Self::build(ExclusiveBytes::default(), extents, layout)
+        Self::build(ExclusiveBytes::none(), extents, layout)
     }
 
     fn build(bytes: ExclusiveBytes, extents: SmallVec<[Span; 1]>, layout: PhysicalLayout) -> Self {
@@ -124,19 +124,20 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`TransferError::NoSuchBlock`], and [`TransferError::Conflict`] if a transfer in flight
-    /// writes one of them.
+    /// [`TransferError::NoSuchBlock`], [`TransferError::Conflict`] if a transfer in flight writes one
+    /// of them, [`TransferError::Incomplete`] if a failed one may have written one of them in part, and
+    /// [`TransferError::Forked`].
     pub fn hold_for_read(&self, blocks: &[u32]) -> Result<Hold, TransferError> {
         self.hold(blocks, Access::Read)
     }
 
     /// Keeps transfers off these blocks, while the caller writes them by other means: the compute
-    /// that fills a block, say.
+    /// that fills a block, say. When the hold drops, the blocks count as written.
     ///
     /// # Errors
     ///
-    /// [`TransferError::NoSuchBlock`], and [`TransferError::Conflict`] if a transfer in flight
-    /// reads or writes one of them.
+    /// [`TransferError::NoSuchBlock`], [`TransferError::Conflict`] if a transfer in flight reads or
+    /// writes one of them, and [`TransferError::Forked`].
     pub fn hold_for_write(&self, blocks: &[u32]) -> Result<Hold, TransferError> {
         self.hold(blocks, Access::Write)
     }
@@ -146,6 +147,7 @@ impl Endpoint {
             Access::Read => Side::Source,
             Access::Write => Side::Destination,
         };
+        self.check_owner()?;
         self.check_blocks(blocks, side)?;
         let config = self.0.layout.config();
         let (layers, heads) = (0..config.num_layers(), 0..config.num_heads().unwrap_or(1));
@@ -155,9 +157,19 @@ impl Endpoint {
         if !conflicts.is_empty() {
             return Err(TransferError::Conflict { conflicts });
         }
+        if access == Access::Read {
+            incomplete(hazards.incomplete(&wanted))?;
+        }
         let ticket = Ticket::new([]);
         let claim = hazards.claim(&ticket, &wanted);
-        Ok(Hold { _claim: claim, end: EndOfHold { ticket, access } })
+        drop(hazards);
+        let end = EndOfHold { ticket, access };
+        Ok(Hold { claim, _endpoint: self.clone(), end })
+    }
+
+    /// Fails in a process that was forked from the endpoint's.
+    pub(crate) fn check_owner(&self) -> Result<(), ForkedProcess> {
+        self.0.hazards.check_owner()
     }
 
     pub(crate) fn check_blocks(&self, blocks: &[u32], side: Side) -> Result<(), TransferError> {
@@ -252,13 +264,16 @@ pub struct BytesInUse {
 
 /// Blocks that transfers are kept from, until it drops.
 ///
+/// It keeps the endpoint, so that no other endpoint can be made over its bytes meanwhile.
+///
 /// Transfers that run after it then start. If it was held for writing and drops as its thread
-/// unwinds from a panic, the blocks may be half-written: those transfers fail instead, as after a
-/// transfer that failed.
+/// unwinds from a panic, the blocks are [incomplete](TransferError::Incomplete): those transfers fail
+/// instead, as after a transfer that failed.
 #[must_use = "dropping the hold lets transfers at the blocks"]
 pub struct Hold {
     // The blocks are free before those who wait for it are told: fields drop in this order.
-    _claim: Claim,
+    claim: Claim,
+    _endpoint: Endpoint,
     end: EndOfHold,
 }
 
@@ -270,14 +285,29 @@ impl Hold {
     }
 }
 
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.end.succeeds() {
+            self.claim.has_written(Written::All);
+        }
+    }
+}
+
 struct EndOfHold {
     ticket: Ticket,
     access: Access,
 }
 
+impl EndOfHold {
+    /// Whether the hold ends well, if it ends now.
+    fn succeeds(&self) -> bool {
+        self.access == Access::Read || !std::thread::panicking()
+    }
+}
+
 impl Drop for EndOfHold {
     fn drop(&mut self) {
-        let succeeded = self.access == Access::Read || !std::thread::panicking();
+        let succeeded = self.succeeds();
         tell(self.ticket.end(succeeded), self.ticket.id(), succeeded);
     }
 }

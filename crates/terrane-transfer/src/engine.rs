@@ -92,6 +92,11 @@ pub enum Declined {
     /// It does not copy between these kinds of storage.
     #[error("does not copy between these kinds")]
     Kinds,
+    /// It belongs to the process that this one was forked from.
+    #[error(
+        "belongs to the process that this one was forked from; make another one after the fork"
+    )]
+    Forked,
     /// It knows nothing of the device order that the transfer states.
     #[error("cannot run after a device's stream or event")]
     DeviceOrder,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use terrane_core::{BoxedCause, ByteCount, SizeOverflow, StorageKind};
+use terrane_core::{BoxedCause, ByteCount, ForkedProcess, SizeOverflow, StorageKind};
 use terrane_layout::LayoutError;
 
 use crate::{BlockConflict, Declined, TransferId};
@@ -189,8 +189,31 @@ pub enum TransferError {
     /// A size does not fit in 64 bits.
     #[error("the transfer is too large to be described")]
     Size(#[from] SizeOverflow),
+    /// The transfer would read blocks that a failed transfer may have written in part. They stay so
+    /// until all that it was to write is written again, by a transfer or under a
+    /// [hold](crate::Endpoint::hold_for_write).
+    #[error(
+        "{}; write it again, or allow such blocks (Transfer::allow_incomplete)",
+        incomplete_text(.blocks)
+    )]
+    Incomplete {
+        /// Every source block of which this is so; at least one.
+        blocks: Vec<u32>,
+    },
+    /// A manager, a planner or an endpoint belongs to the process that this one was forked from.
+    #[error("the transfer uses a manager or an endpoint of another process")]
+    Forked(#[from] ForkedProcess),
+    /// The transfer belongs to the process that this one was forked from. It goes on there.
+    #[error(
+        "the transfer belongs to the process that this one was forked from; its end can only be seen \
+         there"
+    )]
+    LostByFork,
     /// A transfer that this one runs after failed, so this one was not started.
-    #[error("not started, as transfer {predecessor}, which it runs after, failed")]
+    #[error(
+        "not started, as transfer {predecessor} failed, which was to succeed first; where the order \
+         alone matters, use Transfer::after_end"
+    )]
     PredecessorFailed {
         /// The transfer that failed.
         predecessor: TransferId,
@@ -260,6 +283,7 @@ impl TransferError {
                 | Self::Engine { .. }
                 | Self::DeadlineExceeded { .. }
                 | Self::EngineStopped
+                | Self::LostByFork
         )
     }
 
@@ -307,6 +331,17 @@ fn declined_text(declined: &[(&'static str, Declined)]) -> String {
     }
     let reasons: Vec<_> = declined.iter().map(|(engine, why)| format!("{engine}: {why}")).collect();
     format!(" ({})", reasons.join("; "))
+}
+
+fn incomplete_text(blocks: &[u32]) -> String {
+    const SHOWN: usize = 4;
+    let shown: Vec<_> = blocks.iter().take(SHOWN).map(u32::to_string).collect();
+    let more = match blocks.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let noun = if blocks.len() == 1 { "block" } else { "blocks" };
+    format!("a failed transfer may have written source {noun} {}{more} in part", shown.join(", "))
 }
 
 fn conflict_text(conflicts: &[BlockConflict]) -> String {

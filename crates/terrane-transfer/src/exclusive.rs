@@ -1,17 +1,30 @@
 //! Which bytes are some endpoint's, so that no two endpoints have the same ones.
 
 use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
-use terrane_core::{Alignment, Place, Space, Span};
+use terrane_core::{Alignment, OwnerProcess, Place, Space, Span};
 
 /// Where each claimed stretch begins and ends. Stretches do not overlap.
-static CLAIMED: Mutex<BTreeMap<Place, u64>> = Mutex::new(BTreeMap::new());
+type Claimed = BTreeMap<Place, u64>;
+
+/// The claims of one process. A forked process has its own, as endpoints of its parent transfer
+/// nothing there, and a thread that is not there may hold the lock.
+struct Registry {
+    owner: OwnerProcess,
+    claimed: Mutex<Claimed>,
+}
+
+/// That of this process, or of the one that it was forked from. None of them is ever freed.
+static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 
 /// The bytes of one endpoint, which are no other's until this drops.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ExclusiveBytes {
+    owner: OwnerProcess,
     begins: SmallVec<[Place; 1]>,
 }
 
@@ -32,12 +45,21 @@ impl ExclusiveBytes {
         }
         let stretches = joined(spans);
         claimed.extend(stretches.iter().copied());
-        Ok(Self { begins: stretches.into_iter().map(|(begin, _)| begin).collect() })
+        let begins = stretches.into_iter().map(|(begin, _)| begin).collect();
+        Ok(Self { owner: OwnerProcess::current(), begins })
+    }
+
+    /// No bytes.
+    pub(crate) fn none() -> Self {
+        Self { owner: OwnerProcess::current(), begins: SmallVec::new() }
     }
 }
 
 impl Drop for ExclusiveBytes {
     fn drop(&mut self) {
+        if !self.owner.is_current() {
+            return;
+        }
         let mut claimed = claimed();
         for begin in &self.begins {
             claimed.remove(begin);
@@ -45,8 +67,28 @@ impl Drop for ExclusiveBytes {
     }
 }
 
-fn claimed() -> MutexGuard<'static, BTreeMap<Place, u64>> {
-    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+fn claimed() -> MutexGuard<'static, Claimed> {
+    registry().claimed.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The registry of this process, which is made when it is first wanted.
+fn registry() -> &'static Registry {
+    loop {
+        let found = REGISTRY.load(Ordering::Acquire);
+        // SAFETY: it is null, or came out of a box and is never freed.
+        if let Some(registry) = unsafe { found.as_ref() }
+            && registry.owner.is_current()
+        {
+            return registry;
+        }
+        let owner = OwnerProcess::current();
+        let new = Box::into_raw(Box::new(Registry { owner, claimed: Mutex::default() }));
+        let stored = REGISTRY.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire);
+        if stored.is_err() {
+            // SAFETY: it came out of a box just now, and no other thread has seen it.
+            drop(unsafe { Box::from_raw(new) });
+        }
+    }
 }
 
 /// The stretches of one endpoint's spans, of which two may share a page.

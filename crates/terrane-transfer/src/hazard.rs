@@ -3,15 +3,26 @@
 //! Every transfer claims the blocks that it reads and those that it writes before it starts, and
 //! releases them when it has ended. A claim that conflicts with another one in flight is granted
 //! only if its transfer runs after that one; otherwise it is refused with the blocks concerned.
+//!
+//! A destination that a failed transfer may have written in part is remembered until it is written
+//! again.
+
+mod blocks;
+mod counts;
+mod incomplete;
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use slab::Slab;
+use terrane_core::{ForkedProcess, OwnerProcess};
 
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::{Ticket, TransferId};
+use crate::{Ticket, TransferError, TransferId};
+use blocks::Blocks;
+use counts::BlockCounts;
+use incomplete::{Area, Incomplete};
 
 /// What a transfer does with a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,50 +67,58 @@ pub(crate) struct Use<'a> {
 
 /// The claims in flight on the blocks of one layout.
 pub(crate) struct HazardTable {
-    inner: Arc<Mutex<Claims>>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    owner: OwnerProcess,
+    claims: Mutex<Claims>,
 }
 
 struct Claims {
-    /// Per block, how many claims in flight read and write it: tells in one look that there is
-    /// no conflict, which is nearly always so.
-    counts: Box<[Counts]>,
+    counts: BlockCounts,
     in_flight: Slab<Entry>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Counts {
-    readers: u32,
-    writers: u32,
+    /// How many of them their holders have left.
+    left: usize,
+    incomplete: Incomplete,
 }
 
 struct Entry {
     holder: TransferId,
     access: Access,
-    layers: Range<u32>,
-    heads: Range<u32>,
+    area: Area,
     blocks: Blocks,
+    /// Whether the holder has ended and something may still touch the blocks.
+    is_left: bool,
 }
 
-/// The blocks of a claim.
-enum Blocks {
-    /// Blocks that follow one another, as those of a sequence that was allocated at once. No list is kept
-    /// of them, and their counts lie behind one another: several are looked at, and changed, at a time.
-    Range(Range<u32>),
-    /// Any others; and whether they are in ascending order, in which a block is found by bisection.
-    /// They are put into it when one is first looked for, which is rare.
-    List(Box<[u32]>, bool),
+/// What a claim to write has come to, if it did not fail half-way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Written {
+    /// The blocks hold what they held before.
+    Nothing,
+    /// The blocks hold what was to be written.
+    All,
 }
 
 impl HazardTable {
     pub(crate) fn new(num_blocks: u32) -> Self {
-        let counts = (0..num_blocks).map(|_| Counts::default()).collect();
-        let claims = Claims { counts, in_flight: Slab::new() };
-        Self { inner: Arc::new(Mutex::new(claims)) }
+        let counts = BlockCounts::new(num_blocks);
+        let (in_flight, incomplete) = (Slab::new(), Incomplete::default());
+        let claims = Claims { counts, in_flight, left: 0, incomplete };
+        let owner = OwnerProcess::current();
+        Self { shared: Arc::new(Shared { owner, claims: Mutex::new(claims) }) }
+    }
+
+    /// Fails in a forked process, in which the table must not be locked: a thread that is not there
+    /// may have held the lock.
+    pub(crate) fn check_owner(&self) -> Result<(), ForkedProcess> {
+        self.shared.owner.check()
     }
 
     /// Locks the table, to look and to claim in one step.
     pub(crate) fn lock(&self) -> LockedHazards<'_> {
-        LockedHazards { table: &self.inner, claims: lock(&self.inner) }
+        LockedHazards { table: &self.shared, claims: lock(&self.shared.claims) }
     }
 }
 
@@ -108,7 +127,7 @@ impl HazardTable {
 /// Two of them are locked in the order of their endpoints' numbers, and tickets, one at a time,
 /// inside of them. In no other case does this crate hold two locks.
 pub(crate) struct LockedHazards<'a> {
-    table: &'a Arc<Mutex<Claims>>,
+    table: &'a Arc<Shared>,
     claims: MutexGuard<'a, Claims>,
 }
 
@@ -119,21 +138,44 @@ impl LockedHazards<'_> {
         wanted: &Use<'_>,
         predecessors: &dyn Fn(TransferId) -> bool,
     ) -> Vec<BlockConflict> {
+        self.claims.conflicts(wanted, |entry| entry.is_left || !predecessors(entry.holder))
+    }
+
+    /// Those of the wanted blocks that a failed transfer may have written in part.
+    pub(crate) fn incomplete(&self, wanted: &Use<'_>) -> Vec<u32> {
+        self.claims.incomplete.among(wanted.blocks, &wanted.area())
+    }
+
+    /// Claims the blocks for `holder`. The caller has looked for conflicts under the same lock,
+    /// and has checked that every block exists.
+    pub(crate) fn claim(&mut self, holder: &Ticket, used: &Use<'_>) -> Claim {
+        let claims = &mut *self.claims;
+        let (access, blocks) = (used.access, Blocks::new(used.blocks));
+        claims.counts.add(&blocks, access);
+        let holder = holder.id();
+        let entry = Entry { holder, access, area: used.area(), blocks, is_left: false };
+        let key = claims.in_flight.insert(entry);
+        Claim { table: Arc::clone(self.table), key, written: OnceLock::new() }
+    }
+}
+
+impl Claims {
+    /// The conflicts of `wanted` with those claims in flight that `counts`.
+    fn conflicts(
+        &mut self,
+        wanted: &Use<'_>,
+        counts: impl Fn(&Entry) -> bool,
+    ) -> Vec<BlockConflict> {
         let mut conflicts = Vec::new();
-        if self.claims.are_free_for(wanted.blocks, wanted.access) {
+        if self.counts.are_free(wanted.blocks, wanted.access) {
             return conflicts;
         }
         for &block in wanted.blocks {
-            if self.claims.is_free_for(block, wanted.access) {
+            if self.counts.are_free(&[block], wanted.access) {
                 continue;
             }
-            for (_, entry) in &mut self.claims.in_flight {
-                let conflicts_with_it = entry.excludes(wanted.access)
-                    && meet(&entry.layers, &wanted.layers)
-                    && meet(&entry.heads, &wanted.heads)
-                    && entry.has(block)
-                    && !predecessors(entry.holder);
-                if conflicts_with_it {
+            for (_, entry) in &mut self.in_flight {
+                if entry.excludes(wanted) && entry.blocks.has(block) && counts(entry) {
                     let (held, holder) = (entry.access, entry.holder);
                     let wanted = wanted.access;
                     conflicts.push(BlockConflict { block, wanted, held, holder });
@@ -142,116 +184,99 @@ impl LockedHazards<'_> {
         }
         conflicts
     }
-
-    /// Claims the blocks for `holder`. The caller has looked for conflicts under the same lock,
-    /// and has checked that every block exists.
-    pub(crate) fn claim(&mut self, holder: &Ticket, used: &Use<'_>) -> Claim {
-        let claims = &mut *self.claims;
-        let blocks = Blocks::new(used.blocks);
-        claims.count(&blocks, used.access, |count| *count += 1);
-        let (layers, heads) = (used.layers.clone(), used.heads.clone());
-        let entry = Entry { holder: holder.id(), access: used.access, layers, heads, blocks };
-        let key = claims.in_flight.insert(entry);
-        Claim { table: Arc::clone(self.table), key }
-    }
 }
 
-impl Claims {
-    fn is_free_for(&self, block: u32, access: Access) -> bool {
-        self.are_free_for(&[block], access)
+impl Use<'_> {
+    fn area(&self) -> Area {
+        Area { layers: self.layers.clone(), heads: self.heads.clone() }
     }
-
-    /// Whether nothing in flight is in the way of any of the blocks, which is nearly always so; found
-    /// out without a branch for each.
-    fn are_free_for(&self, blocks: &[u32], access: Access) -> bool {
-        match range_of(blocks) {
-            Some(range) => {
-                let counts = self.counts.get(widen(range.start)..widen(range.end));
-                are_free(counts.unwrap_or_default().iter().copied(), access)
-            }
-            None => {
-                let of = |&block: &u32| self.counts.get(widen(block)).copied().unwrap_or_default();
-                are_free(blocks.iter().map(of), access)
-            }
-        }
-    }
-
-    fn count(&mut self, blocks: &Blocks, access: Access, change: impl Fn(&mut u32)) {
-        let change = |counts: &mut Counts| {
-            change(match access {
-                Access::Read => &mut counts.readers,
-                Access::Write => &mut counts.writers,
-            });
-        };
-        match blocks {
-            Blocks::Range(range) => {
-                let counts = self.counts.get_mut(widen(range.start)..widen(range.end));
-                counts.unwrap_or_default().iter_mut().for_each(change);
-            }
-            Blocks::List(blocks, _) => {
-                for &block in blocks {
-                    self.counts.get_mut(widen(block)).map(change);
-                }
-            }
-        }
-    }
-}
-
-fn are_free(counts: impl Iterator<Item = Counts>, access: Access) -> bool {
-    let in_the_way = match access {
-        Access::Read => counts.fold(0, |any, found| any | found.writers),
-        Access::Write => counts.fold(0, |any, found| any | found.readers | found.writers),
-    };
-    in_the_way == 0
 }
 
 impl Entry {
-    fn excludes(&self, wanted: Access) -> bool {
-        self.access == Access::Write || wanted == Access::Write
+    fn excludes(&self, wanted: &Use<'_>) -> bool {
+        (self.access == Access::Write || wanted.access == Access::Write)
+            && meet(&self.area.layers, &wanted.layers)
+            && meet(&self.area.heads, &wanted.heads)
     }
-
-    fn has(&mut self, block: u32) -> bool {
-        match &mut self.blocks {
-            Blocks::Range(range) => range.contains(&block),
-            Blocks::List(blocks, is_sorted) => {
-                if !std::mem::replace(is_sorted, true) && !blocks.is_sorted() {
-                    blocks.sort_unstable();
-                }
-                blocks.binary_search(&block).is_ok()
-            }
-        }
-    }
-}
-
-impl Blocks {
-    fn new(blocks: &[u32]) -> Self {
-        range_of(blocks).map_or_else(|| Self::List(blocks.into(), false), Self::Range)
-    }
-}
-
-/// The range that these blocks are, in this order.
-fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
-    let (first, end) = (*blocks.first()?, blocks.last()?.checked_add(1)?);
-    if first >= end || widen(end - first) != blocks.len() {
-        return None;
-    }
-    // Without a branch for each, several are compared at a time.
-    let is_range =
-        blocks.iter().zip(first..end).fold(true, |all, (&block, id)| all & (block == id));
-    is_range.then_some(first..end)
 }
 
 /// A granted claim. Dropping it releases the blocks.
 pub(crate) struct Claim {
-    table: Arc<Mutex<Claims>>,
+    table: Arc<Shared>,
     key: usize,
+    /// Empty if the write failed half-way.
+    written: OnceLock<Written>,
+}
+
+impl Claim {
+    /// Says how a write ended that did not fail half-way. The first call counts.
+    pub(crate) fn has_written(&self, written: Written) {
+        self.written.get_or_init(|| written);
+    }
+
+    /// Says that the holder has failed. Something may go on to touch the blocks until the claim
+    /// drops, so that none of its successors may use them.
+    pub(crate) fn leave(&self) {
+        if !self.table.owner.is_current() {
+            return;
+        }
+        let claims = &mut *lock(&self.table.claims);
+        let Some(entry) = claims.in_flight.get_mut(self.key) else { return };
+        claims.left += usize::from(!std::mem::replace(&mut entry.is_left, true));
+        if entry.access == Access::Write {
+            claims.incomplete.add(&entry.blocks, &entry.area);
+        }
+    }
+
+    /// Looks again, once all that the holder runs after has ended, as some of it may have failed.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::Conflict`] if something may still touch the blocks;
+    /// [`TransferError::Incomplete`] if the claim is to read blocks that are incomplete, unless that
+    /// is allowed.
+    pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
+        let claims = &mut *lock(&self.table.claims);
+        if claims.incomplete.is_empty() && claims.left == 0 {
+            return Ok(());
+        }
+        let Some(entry) = claims.in_flight.get(self.key) else { return Ok(()) };
+        let blocks = entry.blocks.to_vec();
+        let Area { layers, heads } = entry.area.clone();
+        let wanted = Use { access: entry.access, blocks: &blocks, layers, heads };
+        if claims.left > 0 {
+            let conflicts = claims.conflicts(&wanted, |entry| entry.is_left);
+            if !conflicts.is_empty() {
+                return Err(TransferError::Conflict { conflicts });
+            }
+        }
+        if wanted.access == Access::Write || allow_incomplete {
+            return Ok(());
+        }
+        incomplete(claims.incomplete.among(&blocks, &wanted.area()))
+    }
+}
+
+/// Fails if there are any such blocks.
+pub(crate) fn incomplete(blocks: Vec<u32>) -> Result<(), TransferError> {
+    if blocks.is_empty() { Ok(()) } else { Err(TransferError::Incomplete { blocks }) }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut claims = lock(&self.table);
-        if let Some(entry) = claims.in_flight.try_remove(self.key) {
-            claims.count(&entry.blocks, entry.access, |count| *count -= 1);
+        if !self.table.owner.is_current() {
+            return;
+        }
+        let claims = &mut *lock(&self.table.claims);
+        let Some(entry) = claims.in_flight.try_remove(self.key) else { return };
+        claims.counts.remove(&entry.blocks, entry.access);
+        claims.left -= usize::from(entry.is_left);
+        match (entry.access, self.written.get()) {
+            (Access::Read, _) | (_, Some(Written::Nothing)) => {}
+            (Access::Write, Some(Written::All)) => {
+                claims.incomplete.remove(&entry.blocks, &entry.area);
+            }
+            (Access::Write, None) => claims.incomplete.add(&entry.blocks, &entry.area),
         }
     }
 }
@@ -259,11 +284,6 @@ impl Drop for Claim {
 /// Whether two ranges have anything in common.
 pub(crate) fn meet(a: &Range<u32>, b: &Range<u32>) -> bool {
     a.start < b.end && b.start < a.end
-}
-
-/// A block number as an index.
-fn widen(block: u32) -> usize {
-    terrane_core::ByteCount::new(block.into()).to_usize()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -276,7 +296,7 @@ mod tests {
         Use { access, blocks, layers, heads: 0..1 }
     }
 
-    fn nobody(_: TransferId) -> bool {
+    fn no_predecessor(_: TransferId) -> bool {
         false
     }
 
@@ -286,8 +306,10 @@ mod tests {
         let ticket = Ticket::new([]);
         let reading = table.lock().claim(&ticket, &used(Access::Read, &[3, 1], 0..4));
         let mut locked = table.lock();
-        assert!(locked.conflicts(&used(Access::Read, &[1, 2, 3], 0..4), &nobody).is_empty());
-        let conflicts = locked.conflicts(&used(Access::Write, &[1, 2], 0..4), &nobody);
+        assert!(
+            locked.conflicts(&used(Access::Read, &[1, 2, 3], 0..4), &no_predecessor).is_empty()
+        );
+        let conflicts = locked.conflicts(&used(Access::Write, &[1, 2], 0..4), &no_predecessor);
         let expected = BlockConflict {
             block: 1,
             wanted: Access::Write,
@@ -297,7 +319,9 @@ mod tests {
         assert_eq!(conflicts, [expected]);
         drop(locked);
         drop(reading);
-        assert!(table.lock().conflicts(&used(Access::Write, &[1], 0..4), &nobody).is_empty());
+        assert!(
+            table.lock().conflicts(&used(Access::Write, &[1], 0..4), &no_predecessor).is_empty()
+        );
     }
 
     #[test]
@@ -305,8 +329,8 @@ mod tests {
         let table = HazardTable::new(2);
         let _writing = table.lock().claim(&Ticket::new([]), &used(Access::Write, &[0], 0..2));
         let mut locked = table.lock();
-        assert!(locked.conflicts(&used(Access::Write, &[0], 2..4), &nobody).is_empty());
-        assert_eq!(locked.conflicts(&used(Access::Read, &[0], 1..3), &nobody).len(), 1);
+        assert!(locked.conflicts(&used(Access::Write, &[0], 2..4), &no_predecessor).is_empty());
+        assert_eq!(locked.conflicts(&used(Access::Read, &[0], 1..3), &no_predecessor).len(), 1);
     }
 
     #[test]
@@ -315,10 +339,10 @@ mod tests {
         let table = HazardTable::new(2);
         let _writing = table.lock().claim(&Ticket::new([]), &of_heads(2..4));
         let mut locked = table.lock();
-        assert!(locked.conflicts(&of_heads(0..2), &nobody).is_empty());
-        assert!(locked.conflicts(&of_heads(4..8), &nobody).is_empty());
-        assert_eq!(locked.conflicts(&of_heads(3..5), &nobody).len(), 1);
-        assert_eq!(locked.conflicts(&of_heads(0..8), &nobody).len(), 1);
+        assert!(locked.conflicts(&of_heads(0..2), &no_predecessor).is_empty());
+        assert!(locked.conflicts(&of_heads(4..8), &no_predecessor).is_empty());
+        assert_eq!(locked.conflicts(&of_heads(3..5), &no_predecessor).len(), 1);
+        assert_eq!(locked.conflicts(&of_heads(0..8), &no_predecessor).len(), 1);
     }
 
     #[test]
@@ -329,7 +353,7 @@ mod tests {
         let after_first = |id| id == first.id();
         let wanted = used(Access::Write, &[0], 0..1);
         assert!(table.lock().conflicts(&wanted, &after_first).is_empty());
-        assert_eq!(table.lock().conflicts(&wanted, &nobody).len(), 1);
+        assert_eq!(table.lock().conflicts(&wanted, &no_predecessor).len(), 1);
     }
 
     #[test]
@@ -337,7 +361,9 @@ mod tests {
         let table = HazardTable::new(1);
         let claim = table.lock().claim(&Ticket::new([]), &used(Access::Read, &[0, 0], 0..1));
         drop(claim);
-        assert!(table.lock().conflicts(&used(Access::Write, &[0], 0..1), &nobody).is_empty());
+        assert!(
+            table.lock().conflicts(&used(Access::Write, &[0], 0..1), &no_predecessor).is_empty()
+        );
     }
 
     proptest! {
@@ -361,12 +387,12 @@ mod tests {
             for wanted in [Access::Read, Access::Write] {
                 let excludes = writes || wanted == Access::Write;
                 for block in 0..24 {
-                    let found = table.lock().conflicts(&used(wanted, &[block], 0..1), &nobody);
+                    let found = table.lock().conflicts(&used(wanted, &[block], 0..1), &no_predecessor);
                     prop_assert_eq!(!found.is_empty(), excludes && blocks.contains(&block));
                 }
                 // Also with others about them.
                 let all: Vec<u32> = (0..24).collect();
-                let found = table.lock().conflicts(&used(wanted, &all, 0..1), &nobody);
+                let found = table.lock().conflicts(&used(wanted, &all, 0..1), &no_predecessor);
                 let mut distinct = blocks.clone();
                 distinct.sort_unstable();
                 distinct.dedup();
@@ -374,7 +400,7 @@ mod tests {
             }
             drop(claim);
             let all: Vec<u32> = (0..24).collect();
-            let found = table.lock().conflicts(&used(Access::Write, &all, 0..1), &nobody);
+            let found = table.lock().conflicts(&used(Access::Write, &all, 0..1), &no_predecessor);
             prop_assert!(found.is_empty());
         }
     }

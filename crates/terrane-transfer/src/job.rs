@@ -12,7 +12,7 @@ use terrane_core::{BoxedCause, ByteCount};
 
 use crate::attend::Attend;
 use crate::completion::Settle;
-use crate::hazard::Claim;
+use crate::hazard::{Claim, Written};
 use crate::sync::per_thread;
 use crate::ticket::Dependent;
 use crate::{
@@ -31,6 +31,8 @@ pub struct CopyJob {
     plan: TransferPlan,
     /// Shared with the parts of the job.
     claims: Arc<Claims>,
+    /// Whether it is a part of another job, to which the claims belong.
+    is_part: bool,
     terms: Terms,
     /// Keeps the order of the terms.
     order: Option<PinnedOrder>,
@@ -39,7 +41,10 @@ pub struct CopyJob {
 }
 
 /// The claims of a transfer on the blocks of its two ends.
-pub(crate) type Claims = [Claim; 2];
+pub(crate) struct Claims {
+    pub(crate) reading: Claim,
+    pub(crate) writing: Claim,
+}
 
 /// What a transfer asks for besides the copy itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,7 +76,7 @@ impl CopyJob {
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: Arc::new(claims), terms, order, progress, ending }
+        Self { plan, claims: Arc::new(claims), is_part: false, terms, order, progress, ending }
     }
 
     /// A part of another job, whose claims on what is the transfer's both of them hold. What else the
@@ -83,7 +88,8 @@ impl CopyJob {
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: Arc::clone(claims), terms, order: None, progress, ending }
+        let claims = Arc::clone(claims);
+        Self { plan, claims, is_part: true, terms, order: None, progress, ending }
     }
 
     /// For the parts of this job.
@@ -170,8 +176,9 @@ impl CopyJob {
     /// its own the part goes through.
     pub fn give_up(mut self, failure: CopyFailure) -> Remains {
         self.ending.result = Some(Err(self.describe(failure)));
+        self.leave_claims();
         self.leaves_remains();
-        let Self { plan, claims, terms: _, order, progress: _, ending } = self;
+        let Self { plan, claims, is_part: _, terms: _, order, progress: _, ending } = self;
         shielded(|| drop((order, ending)));
         Remains { plan, _claims: claims }
     }
@@ -192,6 +199,11 @@ impl CopyJob {
     /// finish its jobs on a single thread.
     pub fn finish(mut self, result: Result<(), CopyFailure>) {
         let result = result.map_err(|failure| self.describe(failure));
+        match &result {
+            Ok(()) if self.is_part => {}
+            Ok(()) => self.claims.writing.has_written(Written::All),
+            Err(_) => self.leave_shared_claims(),
+        }
         self.ending.result = Some(result);
         shielded(|| drop(self));
     }
@@ -199,8 +211,35 @@ impl CopyJob {
     /// Ends the job with this very error: it was never handed to an engine, or its engine has it
     /// from another.
     pub(crate) fn abandon(mut self, cause: TransferError) {
+        if cause.is_refusal() {
+            self.claims.writing.has_written(Written::Nothing);
+        } else {
+            self.leave_shared_claims();
+        }
         self.ending.result = Some(Err(cause));
         shielded(|| drop(self));
+    }
+
+    /// Looks whether the job may start, once all that it runs after has ended.
+    pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
+        self.claims.reading.check_start(allow_incomplete)?;
+        self.claims.writing.check_start(allow_incomplete)
+    }
+
+    /// The transfer fails. If a part of it was given up, that part keeps the claims, and goes on to
+    /// touch the blocks.
+    fn leave_shared_claims(&self) {
+        if Arc::strong_count(&self.claims) > 1 {
+            self.leave_claims();
+        }
+    }
+
+    /// The transfer fails, and its claims remain.
+    fn leave_claims(&self) {
+        if !self.is_part {
+            self.claims.reading.leave();
+            self.claims.writing.leave();
+        }
     }
 
     fn describe(&self, failure: CopyFailure) -> TransferError {
@@ -336,6 +375,11 @@ impl Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
+        // A forked process that drops what its parent kept: who waits there has an error already, and
+        // nothing that waits for this transfer is started.
+        if !self.ticket.is_of_this_process() {
+            return;
+        }
         let result = self.result.take().unwrap_or(Err(TransferError::EngineStopped)).map(|()| {
             let started = self.started.get().copied().unwrap_or(self.submitted);
             Report {

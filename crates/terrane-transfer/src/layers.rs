@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use terrane_core::ByteCount;
+use terrane_core::{ByteCount, OwnerProcess};
 
 use crate::EventHandle;
 use crate::attend::{self, Attend, Attendant, Helping};
@@ -25,6 +25,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 /// whatever becomes of the others; its blocks stay claimed until the whole transfer has ended.
 ///
 /// Layers go by their number in the layout, as in [`Transfer::layers`](crate::Transfer::layers).
+/// In a process that was forked from the transfer's, every layer has failed.
+///
 /// They can become done in any order, and an engine may report several at once, or all of them at
 /// the end.
 #[derive(Clone)]
@@ -82,6 +84,9 @@ impl Layers {
     /// [`LayerError::NotTransferred`].
     pub fn state(&self, layer: u32) -> Result<LayerState, LayerError> {
         let index = self.shared.index(layer)?;
+        if self.shared.is_lost() {
+            return Ok(LayerState::Failed);
+        }
         self.shared.help();
         Ok(lock(&self.shared.state).layer(index))
     }
@@ -123,7 +128,9 @@ impl Layers {
 
     /// A future of a layer being done, for any runtime.
     pub fn done(&self, layer: u32) -> LayerFuture {
-        let number = {
+        let number = if self.shared.is_lost() {
+            0
+        } else {
             let mut state = lock(&self.shared.state);
             state.futures += 1;
             state.futures
@@ -138,6 +145,9 @@ impl Layers {
         enough: impl Fn(LayerState) -> bool,
     ) -> Result<LayerState, LayerError> {
         let index = self.shared.index(layer)?;
+        if self.shared.is_lost() {
+            return Err(LayerError::Failed { layer });
+        }
         let mut helping = Helping::serving(self.attention);
         let mut state = lock(&self.shared.state);
         loop {
@@ -191,14 +201,19 @@ impl Future for LayerFuture {
             Ok(index) => index,
             Err(error) => return Poll::Ready(Err(error)),
         };
+        if self.shared.is_lost() {
+            return Poll::Ready(Err(LayerError::Failed { layer }));
+        }
         self.shared.help();
+        // To clone a waker runs foreign code, so it is not done under the lock. Nor is its drop: this
+        // one is declared first.
+        let waker = context.waker().clone();
         let mut state = lock(&self.shared.state);
         match state.layer(index) {
             LayerState::Done => return Poll::Ready(Ok(())),
             LayerState::Failed => return Poll::Ready(Err(LayerError::Failed { layer })),
             LayerState::Waiting | LayerState::Submitted(_) => {}
         }
-        let waker = context.waker().clone();
         let replaced = match state.wakers.iter_mut().find(|entry| entry.future == self.number) {
             Some(entry) => Some(std::mem::replace(&mut entry.waker, waker)),
             None => {
@@ -215,6 +230,9 @@ impl Future for LayerFuture {
 
 impl Drop for LayerFuture {
     fn drop(&mut self) {
+        if self.shared.is_lost() {
+            return;
+        }
         let mut state = lock(&self.shared.state);
         let place = state.wakers.iter().position(|entry| entry.future == self.number);
         let waiter = place.map(|place| state.wakers.swap_remove(place));
@@ -307,12 +325,14 @@ pub(crate) fn pair(range: Range<u32>, attention: Duration) -> (Layers, LayerSign
         futures: 0,
         ended: false,
     };
-    let shared = Arc::new(Shared { range, state: Mutex::new(state), changed: Condvar::new() });
+    let (owner, state, changed) = (OwnerProcess::current(), Mutex::new(state), Condvar::new());
+    let shared = Arc::new(Shared { owner, range, state, changed });
     (Layers { shared: Arc::clone(&shared), attention }, LayerSignals { shared })
 }
 
 /// What the two ends share.
 struct Shared {
+    owner: OwnerProcess,
     range: Range<u32>,
     state: Mutex<State>,
     changed: Condvar,
@@ -352,6 +372,12 @@ impl Shared {
         }
     }
 
+    /// Whether this process was forked from the transfer's. Then the state must not be locked: a
+    /// thread that is not there may have done so.
+    fn is_lost(&self) -> bool {
+        !self.owner.is_current()
+    }
+
     fn help(&self) {
         let attendant = lock(&self.state).attendant.clone();
         if let Some(attendant) = attendant {
@@ -371,6 +397,9 @@ impl Shared {
 
     /// Changes the state, and wakes those who wait for a layer that is final now.
     fn update(&self, change: impl FnOnce(&mut State)) {
+        if self.is_lost() {
+            return;
+        }
         let mut state = lock(&self.state);
         change(&mut state);
         let woken = take_wakers(&mut state);

@@ -12,7 +12,8 @@
 //!    ([`TransferManager::explain`]);
 //! 4. **checked against what is in flight**: a transfer that would write what another one reads
 //!    or writes, or read what another one writes, declares that it runs after that one
-//!    ([`Transfer::after`]) or is refused with the blocks in conflict;
+//!    ([`Transfer::after`], [`Transfer::after_end`]) or is refused with the blocks in conflict. So is
+//!    one that would read what a failed transfer has left in part;
 //! 5. **executed** by an engine ([`CopyEngine`]), of which this crate has those that need no
 //!    driver ([`engines`]); others plug in from other crates;
 //! 6. **completed**: waited for, polled or awaited on any runtime ([`Completion`]), and layer by

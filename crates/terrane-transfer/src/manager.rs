@@ -8,7 +8,7 @@ use terrane_core::StorageKind;
 
 use crate::completion::pair;
 use crate::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
-use crate::hazard::Use;
+use crate::hazard::{Use, incomplete};
 use crate::job::{Claims, Ending};
 use crate::waiting::submit_after;
 use crate::{
@@ -28,6 +28,15 @@ use crate::{
 /// one that predicts the shortest time gets it; the blocks are claimed at both ends, or the
 /// transfer is refused with those in conflict; it waits for its predecessors, and then goes to
 /// its engine. Submitting takes microseconds, never blocks on a copy, and runs no copy itself.
+///
+/// # After `fork`
+///
+/// A forked child has none of the engines' threads. There, a transfer over a manager or an endpoint
+/// of the parent is refused with [`TransferError::Forked`]. A wait for a transfer of the parent returns
+/// [`TransferError::LostByFork`] at once, with the guard, also where the transfer has ended. Managers,
+/// engines, endpoints, holds and completions of the parent may be dropped there: no thread is joined,
+/// and what only the threads could free stays allocated until the child ends. The transfers go on in
+/// the parent. A child that transfers blocks makes its own engines, manager and endpoints.
 #[derive(Clone, Debug)]
 pub struct TransferManager {
     engines: Arc<[Arc<dyn CopyEngine>]>,
@@ -84,7 +93,8 @@ impl TransferManager {
     ///
     /// # Errors
     ///
-    /// The refusals of [`TransferError`], but for conflicts.
+    /// The refusals of [`TransferError`], but for [`Conflict`](TransferError::Conflict) and
+    /// [`Incomplete`](TransferError::Incomplete).
     pub fn explain(&self, transfer: &Transfer) -> Result<Explanation, TransferError> {
         let plan = self.planner.plan(transfer)?;
         let (engine, quote, declined) = self.choose(transfer, &plan)?;
@@ -180,7 +190,7 @@ impl Prepared {
             pair(ticket.clone(), Arc::clone(&progress), layers, attention, guard);
         let ending = Ending::new(ticket, settle, signals, explanation);
         let job = CopyJob::new(plan, claims, transfer.terms, order, progress, ending);
-        submit_after(&transfer.after, job, engine);
+        submit_after(&transfer.after, transfer.allow_incomplete, job, engine);
         completion
     }
 }
@@ -235,7 +245,8 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     let write = Use { access, blocks, layers, heads: heads_written };
     // A chain can be long, so it is walked only if something is in the way.
     let predecessors = OnceCell::new();
-    let precedes = |id| predecessors.get_or_init(|| Ticket::closure(&transfer.after)).contains(&id);
+    let tickets = || transfer.after.iter().map(|predecessor| &predecessor.ticket);
+    let precedes = |id| predecessors.get_or_init(|| Ticket::closure(tickets())).contains(&id);
 
     let (mut source, mut destination) =
         Endpoint::lock_both(&transfer.source, &transfer.destination);
@@ -244,8 +255,12 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     if !conflicts.is_empty() {
         return Err(TransferError::Conflict { conflicts });
     }
-    let ticket = Ticket::new(transfer.after.iter().cloned());
+    // What runs after others looks when they have ended, as they may write the rest.
+    if transfer.after.is_empty() && !transfer.allow_incomplete {
+        incomplete(source.incomplete(&read))?;
+    }
+    let ticket = Ticket::new(tickets().cloned());
     let reading = source.claim(&ticket, &read);
     let writing = destination.as_mut().unwrap_or(&mut source).claim(&ticket, &write);
-    Ok((ticket, [reading, writing]))
+    Ok((ticket, Claims { reading, writing }))
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::ArrayQueue;
-use terrane_core::{Alignment, ByteCount, Location};
+use terrane_core::{Alignment, ByteCount, Location, OwnerProcess};
 use terrane_layout::{BlockDimension, ContiguousUnit, Geometry, LayoutKind, RegionOffset};
 
 use crate::cells::Cells;
@@ -38,6 +38,7 @@ pub struct TransferPlan {
     pub(crate) run_count: u64,
     pub(crate) buffers: Buffers,
     pub(crate) spare: Arc<ArrayQueue<Buffers>>,
+    pub(crate) owner: OwnerProcess,
 }
 
 /// The lists of a plan, used again by later ones.
@@ -391,6 +392,10 @@ impl TransferPlan {
 
 impl Drop for TransferPlan {
     fn drop(&mut self) {
+        // In a forked process the list may be in the hands of a thread that is not there.
+        if !self.owner.is_current() {
+            return;
+        }
         let mut buffers = std::mem::take(&mut self.buffers);
         let unmade = std::mem::take(&mut *lock(&self.unmade));
         // Broken-up pieces are rare, and their runs too many to be kept.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::ArrayQueue;
-use terrane_core::ByteCount;
+use terrane_core::{ByteCount, OwnerProcess};
 use terrane_layout::{ContiguousUnit, Geometry, LayoutConfig, TokenOrder};
 
 use crate::cells::{Cells, HeadsOfEnd};
@@ -20,6 +20,7 @@ use crate::{CopyRun, Side, Transfer, TransferError, TransferPlan};
 #[derive(Clone, Debug)]
 pub struct Planner {
     spare: Arc<ArrayQueue<Buffers>>,
+    owner: OwnerProcess,
 }
 
 /// As many plans' buffers are kept; more than are in flight at once in most engines.
@@ -29,7 +30,8 @@ impl Planner {
     /// A planner without buffers yet.
     #[must_use]
     pub fn new() -> Self {
-        Self { spare: Arc::new(ArrayQueue::new(SPARE_BUFFERS)) }
+        let spare = Arc::new(ArrayQueue::new(SPARE_BUFFERS));
+        Self { spare, owner: OwnerProcess::current() }
     }
 
     /// Validates a transfer and breaks it into runs. A transfer of no blocks is a plan of no runs.
@@ -42,6 +44,9 @@ impl Planner {
     /// The refusals of [`TransferError`].
     pub fn plan(&self, transfer: &Transfer) -> Result<TransferPlan, TransferError> {
         let (source, destination) = (&transfer.source, &transfer.destination);
+        self.owner.check()?;
+        source.check_owner()?;
+        destination.check_owner()?;
         let config = source.layout().config();
         let destination_config = destination.layout().config();
         let heads = check_shapes(transfer)?;
@@ -81,6 +86,7 @@ impl Planner {
             run_count: 0,
             buffers,
             spare: Arc::clone(&self.spare),
+            owner: self.owner,
         };
         sort_pairs(transfer, &mut plan.buffers)?;
         let blocks = ByteCount::from_usize(plan.buffers.destinations.len()).get();
@@ -347,37 +353,59 @@ fn make_segments(buffers: &mut Buffers, join: bool) {
 
 fn block_by_block(plan: &TransferPlan, joining: &Joining, runs: &mut Vec<CopyRun>) {
     let (source, destination) = geometries(plan);
-    for segment in &plan.buffers.segments {
-        let run = |layer, outer| joining.run(source, destination, segment, layer, outer);
-        let layers = joining.layers.clone();
-        match joining.outers {
-            // Of known length, so that the list's capacity is looked at once.
-            1 => runs.extend(layers.map(|layer| run(layer, 0))),
-            2 => runs.extend(layers.flat_map(|layer| [run(layer, 0), run(layer, 1)])),
-            outers => {
-                let units = layers.flat_map(|layer| (0..outers).map(move |outer| (layer, outer)));
-                runs.extend(units.map(|(layer, outer)| run(layer, outer)));
-            }
+    let Some((first, others)) = plan.buffers.segments.split_first() else { return };
+    let units = joining
+        .layers
+        .clone()
+        .flat_map(|layer| (0..joining.outers).map(move |outer| (layer, outer)));
+    runs.extend(units.map(|(layer, outer)| joining.run(source, destination, first, layer, outer)));
+    // Every other segment has the same runs, as far from these at each end as its blocks are. Ids are
+    // in no order, so the distances wrap.
+    let of_segment = runs.len();
+    let layer = joining.layers.start;
+    let at = |segment| joining.run(source, destination, segment, layer, 0);
+    let first = at(first);
+    for segment in others {
+        let next = at(segment);
+        let from = next.source_offset.wrapping_sub(first.source_offset);
+        let to = next.destination_offset.wrapping_sub(first.destination_offset);
+        let begin = runs.len();
+        runs.extend_from_within(..of_segment);
+        for run in runs.iter_mut().skip(begin) {
+            run.source_offset = run.source_offset.wrapping_add(from);
+            run.destination_offset = run.destination_offset.wrapping_add(to);
+            run.bytes = next.bytes;
         }
     }
 }
 
 fn layer_by_layer(plan: &TransferPlan, joining: &Joining, runs: &mut Vec<CopyRun>) {
     let (source, destination) = geometries(plan);
-    for layer in joining.layers.clone() {
-        for outer in 0..joining.outers {
-            let segments = plan.buffers.segments.iter();
-            let mut found =
-                segments.map(|segment| joining.run(source, destination, segment, layer, outer));
-            // Runs of different layers stay apart: where they touch, all of the block does, or the
-            // layers are wanted one by one. But the last block of K is followed by the first block
-            // of V where outers are outermost.
-            let first = found.next();
-            match (runs.last_mut().filter(|_| outer > 0), first) {
-                (Some(last), Some(next)) if last.is_followed_by(&next) => last.bytes += next.bytes,
-                (_, first) => runs.extend(first),
-            }
-            runs.extend(found);
+    let first_layer = joining.layers.start;
+    for outer in 0..joining.outers {
+        let segments = plan.buffers.segments.iter();
+        let mut found =
+            segments.map(|segment| joining.run(source, destination, segment, first_layer, outer));
+        // Runs of different layers stay apart: where they touch, all of the block does, or the
+        // layers are wanted one by one. But the last block of K is followed by the first block
+        // of V where outers are outermost.
+        let first = found.next();
+        match (runs.last_mut(), first) {
+            (Some(last), Some(next)) if last.is_followed_by(&next) => last.bytes += next.bytes,
+            (_, first) => runs.extend(first),
+        }
+        runs.extend(found);
+    }
+    // Every other layer has the same runs, one stride further at each end.
+    let (of_layer, from, to) = (runs.len(), source.offset(0, 1, 0), destination.offset(0, 1, 0));
+    for _ in joining.layers.clone().skip(1) {
+        let begin = runs.len() - of_layer;
+        runs.extend_from_within(begin..);
+        for run in runs.iter_mut().skip(begin + of_layer) {
+            run.source_region += from.region;
+            run.destination_region += to.region;
+            run.source_offset += from.offset;
+            run.destination_offset += to.offset;
         }
     }
 }

@@ -37,8 +37,17 @@ pub struct Transfer {
     /// The first layer at the destination; `None` for that of the source. With one, the ends may
     /// differ in their number of layers.
     pub(crate) landing: Option<u32>,
-    pub(crate) after: Vec<Ticket>,
+    pub(crate) after: Vec<Predecessor>,
+    pub(crate) allow_incomplete: bool,
     pub(crate) terms: Terms,
+}
+
+/// What a transfer runs after.
+#[derive(Clone, Debug)]
+pub(crate) struct Predecessor {
+    pub(crate) ticket: Ticket,
+    /// Whether the transfer is not started if this one fails.
+    pub(crate) has_to_succeed: bool,
 }
 
 impl Transfer {
@@ -53,6 +62,7 @@ impl Transfer {
             heads: None,
             landing: None,
             after: Vec::new(),
+            allow_incomplete: false,
             terms: Terms::default(),
         }
     }
@@ -78,12 +88,35 @@ impl Transfer {
         Self { heads: Some([source, destination]), ..self }
     }
 
-    /// Starts only when the ticket's transfer has ended. If that fails, this one fails without
-    /// having started. May be called several times.
+    /// Starts only when the ticket's transfer has ended well. If that one fails, this one fails
+    /// without having started. May be called several times.
     ///
     /// Blocks that the other one uses do not conflict then.
+    ///
+    /// This is for a transfer that reads what the other one writes. A transfer that only waits for
+    /// blocks to be free runs [after the end](Self::after_end) of the other one.
     pub fn after(mut self, ticket: &Ticket) -> Self {
-        self.after.push(ticket.clone());
+        self.after.push(Predecessor { ticket: ticket.clone(), has_to_succeed: true });
+        self
+    }
+
+    /// Starts only when the ticket's transfer has ended, whether it has succeeded or failed. May be
+    /// called several times.
+    ///
+    /// Blocks that the other one uses do not conflict then. If that one fails half-way, its
+    /// destination is [incomplete](crate::TransferError::Incomplete): this transfer may write it, and reads it
+    /// only if it [may](Self::allow_incomplete).
+    pub fn after_end(mut self, ticket: &Ticket) -> Self {
+        self.after.push(Predecessor { ticket: ticket.clone(), has_to_succeed: false });
+        self
+    }
+
+    /// Reads source blocks also if a failed transfer may have written them in part.
+    ///
+    /// The destination then counts as written, whatever the bytes are. Otherwise such a transfer is
+    /// refused with [`TransferError::Incomplete`](crate::TransferError::Incomplete).
+    pub fn allow_incomplete(mut self) -> Self {
+        self.allow_incomplete = true;
         self
     }
 

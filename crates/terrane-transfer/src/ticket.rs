@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
+use terrane_core::OwnerProcess;
 
 use crate::sync::{Mutex, lock};
 
@@ -39,6 +40,8 @@ pub struct Ticket(Arc<Inner>);
 
 struct Inner {
     id: TransferId,
+    /// In a forked process the state is not locked: a thread that is not there may have done so.
+    owner: OwnerProcess,
     state: Mutex<State>,
 }
 
@@ -58,6 +61,7 @@ impl Ticket {
         let predecessors = predecessors.into_iter().filter(|p| !p.has_ended()).collect();
         Self(Arc::new(Inner {
             id: TransferId::next(),
+            owner: OwnerProcess::current(),
             state: Mutex::new(State::InFlight { predecessors, dependents: Vec::new() }),
         }))
     }
@@ -68,10 +72,16 @@ impl Ticket {
         self.0.id
     }
 
-    /// Whether the transfer has ended, well or not.
+    /// Whether the transfer has ended, well or not. In a forked process, the transfers of the parent
+    /// have.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        matches!(*lock(&self.0.state), State::Ended { .. })
+        !self.is_of_this_process() || matches!(*lock(&self.0.state), State::Ended { .. })
+    }
+
+    /// Whether it names a transfer of this process, and not of the one that this was forked from.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.0.owner.is_current()
     }
 
     /// The numbers of these tickets and of everything in flight that they run after.
@@ -81,7 +91,7 @@ impl Ticket {
         let mut pending: Vec<Self> = tickets.into_iter().cloned().collect();
         let mut seen = FxHashSet::default();
         while let Some(ticket) = pending.pop() {
-            if !seen.insert(ticket.id()) {
+            if !seen.insert(ticket.id()) || !ticket.is_of_this_process() {
                 continue;
             }
             if let State::InFlight { predecessors, .. } = &*lock(&ticket.0.state) {
@@ -93,6 +103,9 @@ impl Ticket {
 
     /// Has `dependent` called when the transfer ends; at once, if it has.
     pub(crate) fn notify(&self, dependent: Arc<dyn Dependent>) {
+        if !self.is_of_this_process() {
+            return dependent.predecessor_ended(self.id(), false);
+        }
         let mut state = lock(&self.0.state);
         match &mut *state {
             State::InFlight { dependents, .. } => dependents.push(dependent),
@@ -106,12 +119,19 @@ impl Ticket {
 
     /// Marks the end, and gives out those to be told of it. A second call changes nothing.
     pub(crate) fn end(&self, succeeded: bool) -> Vec<Arc<dyn Dependent>> {
+        if !self.is_of_this_process() {
+            return Vec::new();
+        }
         let mut state = lock(&self.0.state);
         if matches!(*state, State::Ended { .. }) {
             return Vec::new();
         }
-        match std::mem::replace(&mut *state, State::Ended { succeeded }) {
-            // The predecessors go with the state: a chain of transfers does not grow for ever.
+        let ended = std::mem::replace(&mut *state, State::Ended { succeeded });
+        // A predecessor that drops here may be the last name of a transfer that others wait for, and
+        // their guards drop with it. So it drops after the lock.
+        drop(state);
+        match ended {
+            // The predecessors drop with the state, so that chains of transfers do not grow.
             State::InFlight { dependents, .. } => dependents,
             State::Ended { .. } => Vec::new(),
         }

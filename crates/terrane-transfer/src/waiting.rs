@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use crate::request::Predecessor;
 use crate::sync::{Mutex, lock};
 use crate::ticket::Dependent;
-use crate::{CopyEngine, CopyJob, Ticket, TransferError, TransferId};
+use crate::{CopyEngine, CopyJob, TransferError, TransferId};
 
-/// A job that goes to its engine once every predecessor has ended well, and that ends with an
-/// error once all have ended and one of them has not.
+/// A job that goes to its engine once every predecessor has ended. It ends with an error instead if
+/// one has failed that had to succeed.
 struct Waiting {
     state: Mutex<State>,
+    allow_incomplete: bool,
 }
 
 struct State {
@@ -18,16 +20,27 @@ struct State {
     parked: Option<(CopyJob, Arc<dyn CopyEngine>)>,
 }
 
+/// Waits for the end of a predecessor that may fail.
+struct ForTheEnd(Arc<Waiting>);
+
 /// Hands `job` to `engine` after `predecessors`, at once if they have ended.
-pub(crate) fn submit_after(predecessors: &[Ticket], job: CopyJob, engine: Arc<dyn CopyEngine>) {
+pub(crate) fn submit_after(
+    predecessors: &[Predecessor],
+    allow_incomplete: bool,
+    job: CopyJob,
+    engine: Arc<dyn CopyEngine>,
+) {
     if predecessors.is_empty() {
         engine.submit(job);
         return;
     }
     let state = State { remaining: predecessors.len(), failed: None, parked: Some((job, engine)) };
-    let waiting = Arc::new(Waiting { state: Mutex::new(state) });
+    let waiting = Arc::new(Waiting { state: Mutex::new(state), allow_incomplete });
     for predecessor in predecessors {
-        predecessor.notify(waiting.clone());
+        predecessor.ticket.notify(match predecessor.has_to_succeed {
+            true => waiting.clone(),
+            false => Arc::new(ForTheEnd(Arc::clone(&waiting))),
+        });
     }
 }
 
@@ -44,12 +57,20 @@ impl Dependent for Waiting {
         let (parked, failed) = (state.parked.take(), state.failed);
         // The job leaves the lock before it goes anywhere: its end may come right here.
         drop(state);
-        match (parked, failed) {
-            (Some((job, _)), Some(predecessor)) => {
-                job.abandon(TransferError::PredecessorFailed { predecessor });
-            }
-            (Some((job, engine)), None) => engine.submit(job),
-            (None, _) => {}
+        let Some((job, engine)) = parked else { return };
+        let may_start = match failed {
+            Some(predecessor) => Err(TransferError::PredecessorFailed { predecessor }),
+            None => job.check_start(self.allow_incomplete),
+        };
+        match may_start {
+            Ok(()) => engine.submit(job),
+            Err(cause) => job.abandon(cause),
         }
+    }
+}
+
+impl Dependent for ForTheEnd {
+    fn predecessor_ended(&self, predecessor: TransferId, _: bool) {
+        self.0.predecessor_ended(predecessor, true);
     }
 }

@@ -12,7 +12,8 @@ use terrane_layout::{
     BlockDimension, LayoutBuilder, LayoutConfig, LayoutError, LayoutKind, Part, PhysicalLayout,
 };
 use terrane_storage::{
-    DiskAllocator, DiskOptions, FirstTouch, NodeId, NumaPolicy, SystemAllocator, SystemOptions,
+    DiskAllocator, DiskFile, DiskOptions, FirstTouch, NamedFileAllocator, NodeId, NumaPolicy,
+    StorageError, SystemAllocator, SystemOptions,
 };
 use terrane_testkit::fault::{FaultInjectingAllocator, fail_each_request};
 use terrane_testkit::leaks::assert_no_growth;
@@ -224,5 +225,35 @@ fn block_contiguous_layouts_hold_a_thousandth_more_than_their_blocks_at_most() {
             let ratio = layout.padding().ratio();
             assert!(ratio <= 0.001, "{ratio} of {kind} in {}", layout.storage_kind());
         }
+    }
+}
+
+#[test]
+fn one_named_file_holds_a_layout_of_any_kind_and_is_as_long_as_the_plan() {
+    let directory = tempfile::tempdir().unwrap();
+    for (number, kind) in LayoutKind::ALL.into_iter().enumerate() {
+        let path = directory.path().join(format!("layout-{number}"));
+        let allocator = NamedFileAllocator::new(&path, DiskOptions::default()).unwrap();
+        let build =
+            || LayoutBuilder::new(config()).kind(kind).allocate(&allocator).unregistered().build();
+        let layout = build().unwrap();
+        assert_eq!(layout.storage_kind(), StorageKind::Disk);
+        let needed = layout.regions().iter().map(|region| {
+            let position = region.location().as_file().unwrap();
+            position.offset.get() + region.length().get()
+        });
+        let length = fs::metadata(&path).unwrap().len();
+        let granule = allocator.limits().granule.get();
+        assert_eq!(length, needed.max().unwrap().next_multiple_of(granule));
+
+        // The name is taken, and stays so when the layout drops.
+        let LayoutError::Allocate { source, .. } = build().unwrap_err() else {
+            panic!("another error")
+        };
+        let cause = source.source().unwrap().downcast_ref::<StorageError>();
+        assert!(matches!(cause, Some(StorageError::AlreadyExists { .. })), "{source:?}");
+        drop(layout);
+        let length = ByteCount::new(length);
+        DiskFile::open_existing(&path, length, &DiskOptions::default()).unwrap();
     }
 }

@@ -10,11 +10,13 @@ pub(crate) enum Caching {
     Past,
 }
 
+// Miri has neither the streaming stores nor `sfence`: under it, every copy is `memcpy`.
+
 /// Whether this processor can write past the cache.
 pub(crate) fn can_stream() -> bool {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     return std::arch::is_x86_feature_detected!("avx");
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     false
 }
 
@@ -36,10 +38,10 @@ pub(crate) unsafe fn copy(
     match caching {
         // SAFETY: the caller's promise is that of this call.
         Caching::Through => unsafe { source.copy_to_nonoverlapping(destination, length) },
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: the caller's promise is that of this call.
         Caching::Past => unsafe { stream(source, destination, length) },
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         // SAFETY: the caller's promise is that of this call.
         Caching::Past => unsafe { source.copy_to_nonoverlapping(destination, length) },
     }
@@ -48,7 +50,7 @@ pub(crate) unsafe fn copy(
 /// Makes copies past the cache visible to whoever this thread synchronises with next. Ordinary
 /// releases do not order them.
 pub(crate) fn publish() {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: every x86-64 processor has SSE.
     unsafe {
         std::arch::x86_64::_mm_sfence();
@@ -56,13 +58,13 @@ pub(crate) fn publish() {
 }
 
 /// The bytes of one turn of the loop: two lines, whose eight loads are in flight together.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 const TURN: usize = 128;
 
 /// # Safety
 ///
 /// As [`copy`]; the processor has AVX.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx")]
 unsafe fn stream(source: *const u8, destination: *mut u8, length: usize) {
     use std::arch::x86_64::{

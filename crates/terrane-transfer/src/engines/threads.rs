@@ -4,8 +4,11 @@
 //! ended that one. If that is an engine's thread, it must not wait for others: not for itself, and
 //! not for another engine's, which may wait for it in turn. Engines in other crates that start
 //! their threads with [`spawn`] and end them with [`join`] keep that rule.
+//!
+//! A forked process has none of its parent's threads. An engine that drops there [leaves](leave) them.
 
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::thread::{self, JoinHandle};
 
 use terrane_core::OsError;
@@ -46,6 +49,13 @@ pub fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
         // A thread that panicked has ended all the same.
         let _ = thread.join();
     }
+}
+
+/// Leaves to the parent what an engine shares with its threads, in a process that was forked from the
+/// [engine's](terrane_core::OwnerProcess): the threads are not there to be joined, and what they held
+/// at the fork stays as it was.
+pub fn leave<T>(shared: T) {
+    let _ = ManuallyDrop::new(shared);
 }
 
 /// Runs what may finish jobs on a thread of a caller.

@@ -17,7 +17,7 @@ use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::leaks::assert_no_growth;
 use terrane_testkit::mounted::tmpfs;
 use terrane_testkit::pattern::Pattern;
-use terrane_testkit::process::in_child;
+use terrane_testkit::process::{forbid_to_all_threads, in_child};
 use terrane_transfer::engines::{DiskEngine, DiskEngineOptions};
 use terrane_transfer::{Endpoint, Outcome, Transfer, TransferError, TransferManager};
 
@@ -94,7 +94,7 @@ fn transfer_fails(
     assert_unclaimed(to);
     let error = result.unwrap_err();
     assert!(!error.is_refusal());
-    let failure = *error.source().unwrap().downcast_ref::<IoFailure>().unwrap();
+    let failure = error.source().unwrap().downcast_ref::<IoFailure>().unwrap().clone();
     match error {
         TransferError::Copy { source_block, destination_block, .. } => {
             ((source_block, destination_block), failure)
@@ -319,5 +319,38 @@ fn engines_and_failed_transfers_leave_no_descriptor_and_no_mapping() {
                 std::fs::remove_file(path).unwrap();
             }
         });
+    });
+}
+
+#[test]
+fn transfers_end_when_a_late_sandbox_forbids_io_uring() {
+    let test = "disk_faults::transfers_end_when_a_late_sandbox_forbids_io_uring";
+    in_child(test, || {
+        let [manager, _] = managers();
+        let directory = tempfile::tempdir().unwrap();
+        let (host, file) = (host(), sparse_file(&directory.path().join("blocks"), Wish::Off));
+        Pattern::new(3).fill(&host).unwrap();
+        run(&manager, all_blocks(&host, &file));
+        if let Err(error) = forbid_to_all_threads(&[libc::SYS_io_uring_enter], libc::EPERM) {
+            return eprintln!("skipped: {test}: {error}");
+        }
+        let [later, _] = managers();
+        for deadline in [None, Some(Instant::now() + Duration::from_secs(60))] {
+            let mut transfer = all_blocks(&host, &file);
+            if let Some(deadline) = deadline {
+                transfer = transfer.deadline(deadline);
+            }
+            let completion = manager.submit(transfer, ()).unwrap();
+            // On threads from the start, the engine serves.
+            let error = match end_of(completion).result {
+                Ok(_) => return eprintln!("skipped: {test}: io_uring was not offered before"),
+                Err(error) => error,
+            };
+            assert!(format!("{:?}", error.source()).contains("io_uring_enter"), "{error:?}");
+            assert_unclaimed(&host);
+            assert_unclaimed(&file);
+        }
+        run(&later, all_blocks(&host, &file));
+        drop(manager);
     });
 }

@@ -14,7 +14,8 @@ use terrane_core::{
 };
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_storage::{
-    DiskAllocator, DiskOptions, IoBackend, IoQueueOptions, SystemAllocator, SystemOptions,
+    DiskAllocator, DiskOptions, HugePages, IoBackend, IoQueueOptions, SystemAllocator,
+    SystemOptions,
 };
 use terrane_testkit::conformance::copy_engine::{check_transfer, end_of};
 use terrane_testkit::model::Image;
@@ -294,24 +295,33 @@ fn what_direct_io_wants_beyond_pages_is_left_to_the_page_cache() {
     assert!(explained.reason.contains("needs 64 KiB"), "{explained}");
 }
 
+/// 16 blocks of `layers` pieces, whose page has `inner` elements of 2 bytes for each of 16 tokens.
+fn sixteen_blocks(layers: u32, inner: u32) -> LayoutConfig {
+    let builder = LayoutConfig::builder().num_blocks(16).num_layers(layers).outer_dim(1);
+    builder.page_size(16).inner_dim(inner).element(ElementFormat::Width(2)).build().unwrap()
+}
+
 /// 18 MiB in pieces of 18 KiB, in memory apart and in the file together.
 #[test]
 fn short_pieces_go_the_way_that_was_faster_once_both_were_measured() {
+    let config = sixteen_blocks(64, 576);
+    goes_the_way_that_was_faster("short_pieces", config, mapped(config, BLOCK_FIRST));
+}
+
+#[test]
+fn long_pieces_on_small_pages_go_the_way_that_was_faster_once_both_were_measured() {
+    let config = sixteen_blocks(1, 1 << 15);
+    let options = SystemOptions { huge_pages: HugePages::None, ..SystemOptions::default() };
+    let memory = endpoint_in(&SystemAllocator::new(options), config, CONTIGUOUS);
+    goes_the_way_that_was_faster("long_pieces_on_small_pages", config, memory);
+}
+
+fn goes_the_way_that_was_faster(test: &str, config: LayoutConfig, memory: Endpoint) {
     let directory = tempfile::tempdir().unwrap();
     let manager = manager(&DiskEngineOptions::default());
-    let config = LayoutConfig::builder()
-        .num_blocks(16)
-        .num_layers(64)
-        .outer_dim(1)
-        .page_size(16)
-        .inner_dim(576)
-        .element(ElementFormat::Width(2))
-        .build()
-        .unwrap();
-    let (memory, disk) =
-        (mapped(config, BLOCK_FIRST), file(directory.path(), config, CONTIGUOUS, Wish::Preferred));
+    let disk = file(directory.path(), config, CONTIGUOUS, Wish::Preferred);
     if !has_direct_io(&disk) {
-        eprintln!("skipped: short_pieces_go_the_way_that_was_faster: there is no direct I/O");
+        eprintln!("skipped: {test}: there is no direct I/O");
         return;
     }
     let blocks: Vec<u32> = (0..16).collect();

@@ -1,6 +1,9 @@
 //! The engines pass the suite that every engine has to pass.
 
-use std::sync::Arc;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use terrane_core::{Alignment, ByteCount, Wish};
 use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
@@ -9,6 +12,7 @@ use terrane_storage::{
 };
 use terrane_testkit::conformance::copy_engine::{EngineFixture, check_copy_engine};
 use terrane_testkit::memory::HeapAllocator;
+use terrane_testkit::pattern::Pattern;
 use terrane_testkit::recorder::Journal;
 use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
 use terrane_transfer::{CopyEngine, Endpoint, Transfer, TransferManager};
@@ -63,6 +67,79 @@ fn the_host_engine_conforms_with_odd_options() {
         streaming_from: ByteCount::ZERO,
     };
     check_copy_engine(&Host(options));
+}
+
+/// A guard whose drop waits until it is told to return.
+struct WaitsInDrop {
+    begun: mpsc::Sender<()>,
+    told: mpsc::Receiver<()>,
+    timed_out: Arc<AtomicBool>,
+}
+
+impl Drop for WaitsInDrop {
+    fn drop(&mut self) {
+        let _ = self.begun.send(());
+        let told = self.told.recv_timeout(Duration::from_secs(20));
+        self.timed_out.store(told.is_err(), Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_thread_that_waits_copies_and_ends_the_transfer_while_the_engine_is_busy() {
+    let options = HostEngineOptions {
+        threads: NonZeroUsize::MIN,
+        chunk: ByteCount::new(100),
+        ..HostEngineOptions::default()
+    };
+    let manager = TransferManager::new([Arc::new(HostEngine::new(options).unwrap()) as _]);
+    let ends = [LayoutKind::ALL[0], LayoutKind::ALL[2]].map(|kind| endpoint(config(8), kind));
+    let [source, destination] = &ends;
+    Pattern::new(3).fill(source).unwrap();
+    let (begun, begins) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
+    let timed_out = Arc::new(AtomicBool::new(false));
+    let guard = WaitsInDrop { begun, told, timed_out: Arc::clone(&timed_out) };
+    // The only thread of the engine drops the guard, as no other thread waits.
+    let first = Transfer::new(source, destination).blocks(&[0], &[0]);
+    drop(manager.submit(first, guard).unwrap_or_else(|rejected| panic!("refused: {rejected}")));
+    begins.recv().unwrap();
+
+    let second = Transfer::new(source, destination).blocks(&[1, 2], &[3, 4]);
+    drop(manager.submit(second, ()).unwrap().wait().result.unwrap());
+    let layers = Transfer::new(source, destination).blocks(&[5], &[6]).layer_wise();
+    let by_layer = manager.submit(layers, ()).unwrap();
+    by_layer.layers().unwrap().wait(3).unwrap();
+    drop(by_layer.wait().result.unwrap());
+    assert!(!timed_out.load(Ordering::SeqCst), "the transfers waited for the engine's thread");
+    tell.send(()).unwrap();
+    let found = Pattern::new(3).verify_blocks(destination, &[3, 4, 6], &[1, 2, 5], 0..4);
+    found.unwrap().assert_clean("the destination");
+}
+
+#[test]
+fn threads_that_wait_and_threads_of_the_engine_share_each_transfer() {
+    let options = HostEngineOptions { chunk: ByteCount::new(70), ..HostEngineOptions::default() };
+    let manager = TransferManager::new([Arc::new(HostEngine::new(options).unwrap()) as _]);
+    let rounds = if cfg!(miri) { 3 } else { 300 };
+    std::thread::scope(|scope| {
+        for seed in 0..2 {
+            let manager = &manager;
+            scope.spawn(move || {
+                let kinds = [LayoutKind::ALL[2], LayoutKind::ALL[0]];
+                let [source, destination] = &kinds.map(|kind| endpoint(config(8), kind));
+                for round in 0..rounds {
+                    let pattern = Pattern::new(2 * round + seed);
+                    pattern.fill(source).unwrap();
+                    let transfer =
+                        Transfer::new(source, destination).blocks(&[0, 3, 5], &[7, 1, 2]);
+                    drop(manager.submit(transfer, ()).unwrap().wait().result.unwrap());
+                    let found = pattern.verify_blocks(destination, &[7, 1, 2], &[0, 3, 5], 0..4);
+                    found.unwrap().assert_clean("the destination");
+                    assert_unclaimed(destination);
+                }
+            });
+        }
+    });
 }
 
 struct Disk {
@@ -145,7 +222,7 @@ fn the_disk_engine_conforms_when_everything_is_scarce() {
 #[test]
 fn a_small_transfer_does_not_wait_for_the_end_of_a_large_one() {
     let options = HostEngineOptions {
-        threads: std::num::NonZeroUsize::MIN,
+        threads: NonZeroUsize::MIN,
         chunk: ByteCount::kib(1),
         ..HostEngineOptions::default()
     };
@@ -153,7 +230,7 @@ fn a_small_transfer_does_not_wait_for_the_end_of_a_large_one() {
     let ends = || endpoint(config(65), CONTIGUOUS);
     let (source, destination, gate) = (ends(), ends(), ends());
     let journal = Journal::new();
-    let (release, released) = std::sync::mpsc::channel();
+    let (release, released) = mpsc::channel();
     let hold = gate.hold_for_read(&[0]).unwrap();
     let first = Transfer::new(&source, &destination).blocks(&[64], &[64]).after(&hold.ticket());
     // Nobody waits for it when the gate opens, so its guard drops on the engine's thread.
@@ -170,7 +247,7 @@ fn a_small_transfer_does_not_wait_for_the_end_of_a_large_one() {
 }
 
 /// Keeps the thread on which it drops until it is told to go on.
-struct Keeper(std::sync::mpsc::Receiver<()>);
+struct Keeper(mpsc::Receiver<()>);
 
 impl Drop for Keeper {
     fn drop(&mut self) {

@@ -4,8 +4,11 @@ use std::sync::Barrier;
 use std::thread;
 
 use proptest::prelude::*;
+use terrane_core::{Allocate, Region, RegionRequest};
+use terrane_layout::LayoutBuilder;
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::engine::{Fault, SimulatedEngineOptions};
+use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
 use terrane_transfer::{
     Access, BlockConflict, Completion, Endpoint, Hold, Transfer, TransferError,
@@ -186,6 +189,24 @@ fn holds_keep_transfers_off_until_they_drop() {
     assert!(!after.has_ended());
     drop(writing);
     end_of(after).result.unwrap();
+}
+
+#[test]
+fn a_hold_keeps_the_bytes_from_other_endpoints_when_its_own_has_been_dropped() {
+    let request = RegionRequest::new(config(8).total_bytes());
+    let region = Region::new(HeapAllocator::system().allocate(&request).unwrap());
+    let layout = || {
+        let builder = LayoutBuilder::new(config(8)).fully_contiguous().adopt([region.clone()]);
+        builder.unregistered().build().unwrap()
+    };
+    for hold in [Endpoint::hold_for_read, Endpoint::hold_for_write] {
+        let end = Endpoint::new(layout()).unwrap();
+        let held = hold(&end, &[3]).unwrap();
+        drop(end);
+        assert!(Endpoint::new(layout()).is_err(), "a transfer could use the held block");
+        drop(held);
+        drop(Endpoint::new(layout()).unwrap());
+    }
 }
 
 #[test]

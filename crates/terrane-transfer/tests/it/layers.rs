@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -337,6 +337,53 @@ fn what_drops_with_a_waker_may_look_at_layers() {
     assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     engine.take().finish(Ok(()));
     assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+}
+
+/// A waker that calls a function when it is cloned.
+fn runs_as_it_is_cloned(run: impl Fn() + Send + Sync + 'static) -> Waker {
+    type Run = Box<dyn Fn() + Send + Sync>;
+
+    /// # Safety
+    ///
+    /// `data` is that of `runs_as_it_is_cloned`.
+    unsafe fn clone(data: *const ()) -> RawWaker {
+        // SAFETY: the data is that of `runs_as_it_is_cloned`, which is never freed.
+        let run: &Run = unsafe { &*data.cast() };
+        run();
+        RawWaker::new(data, &TABLE)
+    }
+    fn nothing(_: *const ()) {}
+    static TABLE: RawWakerVTable = RawWakerVTable::new(clone, nothing, nothing, nothing);
+
+    let run: Run = Box::new(run);
+    let run: &'static Run = Box::leak(Box::new(run));
+    // SAFETY: the functions of the table take such data, which is shared and never freed.
+    unsafe { Waker::new(std::ptr::from_ref(run).cast(), &TABLE) }
+}
+
+/// As the waker of an executor may that logs, and whose log looks at the transfer.
+#[test]
+fn a_waker_may_end_the_transfer_as_it_is_cloned() {
+    for of_a_layer in [true, false] {
+        let engine = Arc::new(Keeping::default());
+        let manager = TransferManager::new([engine.clone() as _]);
+        let [from, to] = ends();
+        let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+        let completion = manager.submit(transfer, ()).unwrap();
+        let layers = completion.layers().unwrap();
+        let job = Mutex::new(Some(engine.take()));
+        let waker = runs_as_it_is_cloned(move || {
+            let job = job.lock().unwrap().take();
+            job.into_iter().for_each(|job| job.finish(Ok(())));
+        });
+        let mut context = Context::from_waker(&waker);
+        if of_a_layer {
+            assert_eq!(Box::pin(layers.done(2)).as_mut().poll(&mut context), Poll::Ready(Ok(())));
+        }
+        let mut future = Box::pin(completion.into_future());
+        let Poll::Ready(outcome) = future.as_mut().poll(&mut context) else { panic!("pending") };
+        drop(outcome.result.unwrap());
+    }
 }
 
 /// Waits for a transfer as it drops.

@@ -160,12 +160,12 @@ fn an_engine_that_drops_with_jobs_lets_go_of_everything() {
 }
 
 #[test]
-fn an_endpoint_is_kept_by_its_holds_of_nothing_but_blocks() {
+fn a_hold_keeps_its_endpoint_and_the_memory_until_it_drops() {
     let heap = HeapAllocator::system();
     let end = endpoint_in(&heap, config(2), CONTIGUOUS);
     let hold = end.hold_for_write(&[0]).unwrap();
     drop(end);
-    // A hold is about blocks, not about memory.
-    heap.assert_all_freed();
+    assert_eq!(heap.live(), 1);
     drop(hold);
+    heap.assert_all_freed();
 }

@@ -5,6 +5,10 @@ use terrane_core::{
 };
 use terrane_storage::{SystemAllocator, SystemMemory, SystemOptions};
 
+/// The largest buffer. Larger ones would leave the disk idle for longer at the beginning and the
+/// end of a copy, and fall out of the processor's cache before they are used again.
+const LARGEST: ByteCount = ByteCount::mib(1);
+
 /// A few buffers of one size, allocated when the first is asked for.
 #[derive(Debug)]
 pub(super) struct BounceBuffers {
@@ -26,8 +30,18 @@ impl BounceBuffer {
 }
 
 impl BounceBuffers {
-    pub(super) fn new(size: ByteCount, count: usize) -> Self {
-        Self { size, count: count.max(1), memory: None, free: Vec::new() }
+    /// Buffers for requests of `request` bytes, as many as hold `count` of those requests, and no
+    /// more than `depth`, but always one.
+    pub(super) fn new(request: ByteCount, count: usize, depth: usize) -> Self {
+        let size = request.min(LARGEST);
+        let parts = request.get().div_ceil(size.get().max(1));
+        let count = count.saturating_mul(ByteCount::new(parts).to_usize()).min(depth).max(1);
+        Self { size, count, memory: None, free: Vec::new() }
+    }
+
+    /// The bytes of each.
+    pub(super) const fn size(&self) -> ByteCount {
+        self.size
     }
 
     /// A buffer, or `None` if all are in use.

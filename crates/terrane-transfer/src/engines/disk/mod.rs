@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{ByteCount, CapabilityReport};
+use terrane_core::{ByteCount, CapabilityReport, OwnerProcess};
 use terrane_storage::{IoQueue, IoQueueOptions, IoWaker, StorageError};
 
 use crate::engines::threads;
@@ -37,6 +37,7 @@ pub struct DiskEngine {
     jobs: Option<Sender<CopyJob>>,
     waker: IoWaker,
     thread: Option<JoinHandle<()>>,
+    owner: OwnerProcess,
     rates: Arc<Rates>,
     capabilities: CapabilityReport,
 }
@@ -48,13 +49,14 @@ pub struct DiskEngineOptions {
     pub queue: IoQueueOptions,
     /// The most bytes of one request. A multiple of 4 KiB, or it is rounded up to one.
     pub request: ByteCount,
-    /// How many buffers of that size copies may pass through that cannot go directly; there is
-    /// always one. They are allocated with the first such copy.
+    /// How many such requests there are buffers for, for copies that do not go directly. A buffer
+    /// has 1 MiB at most, so a longer request becomes several; there are no more buffers than the
+    /// queue is deep, and always one. They are allocated with the first such copy.
     pub bounce_buffers: usize,
 }
 
 impl Default for DiskEngineOptions {
-    /// A queue of 32, requests of up to 4 MiB, 16 buffers.
+    /// A queue of 32, requests of up to 4 MiB, buffers for 16 of them: 32 of 1 MiB.
     ///
     /// 4 MiB holds a block of nearly every model, so that a block is one request; a deeper queue
     /// gained nothing on the disks at hand.
@@ -78,7 +80,8 @@ impl DiskEngine {
         let worker = Worker::new(queue, inbox, options, Arc::clone(&rates));
         let thread = threads::spawn("terrane-disk".to_owned(), move || worker.serve())
             .map_err(|source| StorageError::Thread { source })?;
-        Ok(Self { jobs: Some(jobs), waker, thread: Some(thread), rates, capabilities })
+        let owner = OwnerProcess::current();
+        Ok(Self { jobs: Some(jobs), waker, thread: Some(thread), owner, rates, capabilities })
     }
 
     /// Whether io_uring was wished for, and what became of that.
@@ -96,6 +99,9 @@ unsafe impl CopyEngine for DiskEngine {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+        if !self.owner.is_current() {
+            return Err(Declined::Forked);
+        }
         let route = Route::of(plan)?;
         if terms.device_order.is_some() {
             return Err(Declined::DeviceOrder);
@@ -123,6 +129,9 @@ unsafe impl CopyEngine for DiskEngine {
 
 impl Drop for DiskEngine {
     fn drop(&mut self) {
+        if !self.owner.is_current() {
+            return threads::leave((self.jobs.take(), self.thread.take()));
+        }
         self.jobs = None;
         self.waker.wake();
         threads::join(self.thread.take());

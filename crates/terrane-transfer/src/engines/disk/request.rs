@@ -106,6 +106,9 @@ pub(super) enum Direction {
     OutOfBuffer,
 }
 
+/// Parts of fewer bytes are copied through the cache.
+const LEAST_STREAMED: usize = 4096;
+
 /// Copies all parts of an operation between memory and the bounce buffer, where they follow one
 /// another.
 pub(super) fn copy_parts(
@@ -127,14 +130,18 @@ pub(super) fn copy_parts(
             Direction::IntoBuffer => (memory, staged),
             Direction::OutOfBuffer => (staged, memory),
         };
+        let length = ByteCount::new(part.bytes).to_usize();
+        // What was read goes to memory that this thread does not look at. The buffer, in contrast,
+        // is what the disk takes next.
+        let streams =
+            direction == Direction::OutOfBuffer && length >= LEAST_STREAMED && copy::can_stream();
+        let caching = if streams { Caching::Past } else { Caching::Through };
         // SAFETY: the memory is that of a run, which lies within its region, which the job keeps
         // alive and claims; the buffer is as large as all parts together and belongs to this
         // operation, of which no request is in flight now.
-        unsafe {
-            let length = ByteCount::new(part.bytes).to_usize();
-            copy::copy(from.as_ptr(), to.as_ptr(), length, Caching::Through);
-        }
+        unsafe { copy::copy(from.as_ptr(), to.as_ptr(), length, caching) };
         begin += part.bytes;
     }
+    copy::publish();
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::fmt;
 
 use terrane_core::{Alignment, Location, StorageKind};
 
+use super::choice::Segments;
 use crate::{Declined, Endpoint, Side, TransferPlan};
 
 /// What requests begin and end at multiples of, where a run is longer than one, and bounce buffers
@@ -28,6 +29,8 @@ pub(super) struct Route {
     /// Whether bytes pass through a buffer of the engine.
     pub(super) staged: bool,
     pub(super) selection: Selection,
+    /// What decides whether a buffer that is not needed would pay.
+    pub(super) segments: Segments,
 }
 
 /// Why bytes pass through a buffer or not.
@@ -104,7 +107,12 @@ impl Route {
         } || plan.breaks_pieces();
         let selection =
             if plan.breaks_pieces() { Selection::BrokenPieces } else { Selection::Alignment };
-        Ok(Self { flow, reach, staged, selection })
+        let segments = match flow {
+            Flow::Read => Segments::of(plan, Side::Destination, Side::Source),
+            Flow::Write => Segments::of(plan, Side::Source, Side::Destination),
+            Flow::BetweenFiles => Segments::Long,
+        };
+        Ok(Self { flow, reach, staged, selection, segments })
     }
 
     fn reach(&self, side: Side) -> Reach {
@@ -171,14 +179,28 @@ impl Route {
         match self.selection {
             Selection::Alignment => {}
             Selection::BrokenPieces => return "tokens or heads are re-laid in buffers".into(),
-            Selection::ToBeMeasured => return "pieces are short, and this way is measured".into(),
-            Selection::Faster => return "pieces are short, and this way was faster here".into(),
+            Selection::ToBeMeasured => {
+                return format!("{}, and this way is measured", self.segments).into();
+            }
+            Selection::Faster => {
+                return format!("{}, and this way was faster here", self.segments).into();
+            }
         }
         match (self.reach(self.file_side()), self.staged) {
             (Reach::Direct(_), false) => "pieces are aligned in file and memory".into(),
             (Reach::Direct(_), true) => "pieces are aligned in the file, but not in memory".into(),
             (buffered, _) => buffered.to_string().into(),
         }
+    }
+}
+
+impl fmt::Display for Segments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Long => "pieces are long",
+            Self::ShortPieces => "pieces are short",
+            Self::SmallPages => "the memory's pages are small",
+        })
     }
 }
 

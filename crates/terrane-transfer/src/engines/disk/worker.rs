@@ -78,7 +78,8 @@ enum Stage {
 
 /// Whether a job could make a request.
 enum Step {
-    Made,
+    /// It has more to make. `copied` says whether bytes went into a buffer for this one.
+    Made { copied: bool },
     /// All its extents are requested, the last of them now or before.
     NothingLeft,
     /// Every bounce buffer is in use; a completion changes that.
@@ -95,12 +96,12 @@ impl Worker {
         let asked = options.request.max(ByteCount::new(REQUESTS.get()));
         let request = asked.align_up(REQUESTS).unwrap_or(asked);
         Self {
-            queue,
             jobs: Slab::new(),
             turns: VecDeque::new(),
             operations: Slab::new(),
             to_write: VecDeque::new(),
-            bounce: BounceBuffers::new(request, options.bounce_buffers),
+            bounce: BounceBuffers::new(request, options.bounce_buffers, queue.depth()),
+            queue,
             request_bytes: request.get(),
             rates,
             inbox,
@@ -118,7 +119,10 @@ impl Worker {
                 return self.give_up(error);
             }
             for completion in completions.drain(..) {
-                self.complete(&completion);
+                if self.complete(completion) {
+                    // The disk works while the next buffer is copied.
+                    self.fill_queue();
+                }
             }
         }
     }
@@ -166,9 +170,12 @@ impl Worker {
             }
             let Some(key) = self.turns.pop_front() else { return };
             match self.advance(key) {
-                Ok(Step::Made) => {
+                Ok(Step::Made { copied }) => {
                     blocked = 0;
                     self.turns.push_back(key);
+                    if copied {
+                        self.start();
+                    }
                 }
                 Ok(Step::Blocked) => {
                     blocked += 1;
@@ -186,13 +193,22 @@ impl Worker {
         }
     }
 
-    fn complete(&mut self, completion: &IoCompletion) {
+    /// Starts what was requested, before time goes into copies. A refusal is the next wait's to
+    /// report.
+    fn start(&mut self) {
+        let _ = self.queue.flush();
+    }
+
+    /// Takes in the end of a request. Returns whether a buffer was copied for it.
+    fn complete(&mut self, completion: IoCompletion) -> bool {
         let index = ByteCount::new(completion.token).to_usize();
-        let Some(operation) = self.operations.get_mut(index) else { return };
+        let Some(operation) = self.operations.get_mut(index) else { return false };
+        let copied = operation.buffer.is_some();
         let key = operation.job;
         if let Stage::Writing { requests, .. } = &mut operation.stage {
             *requests -= 1;
         }
+        let succeeded = completion.outcome.is_ok();
         let outcome = match (completion.outcome, self.jobs.get(key)) {
             (Ok(()), _) => self.carry_on(index),
             (Err(failure), Some(active)) => {
@@ -203,8 +219,9 @@ impl Worker {
         if let Err(failure) = outcome {
             self.fail(key, failure);
         }
-        self.end_if_done(index, completion.outcome.is_ok());
+        self.end_if_done(index, succeeded);
         self.settle(key);
+        copied
     }
 
     /// After a request that went well: copies out of the buffer, or goes on to write from it.

@@ -13,15 +13,16 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use terrane_core::{ByteCount, OsError};
+use terrane_core::{ByteCount, OsError, OwnerProcess};
 
 use crate::engines::copy::{self, Caching};
 use crate::engines::rate::Rate;
 use crate::engines::threads;
 use crate::{CopyEngine, CopyJob, Declined, Quote, Terms, TransferPlan};
-use work::Work;
+use work::{Queued, Work};
 
-/// Copies between host memory and host memory, system or pinned, on threads of its own.
+/// Copies between host memory and host memory, system or pinned, on threads of its own and on those
+/// that [wait](crate::Attend::serve) for a transfer.
 ///
 /// A large transfer is shared out among the threads in chunks, and written past the cache, which
 /// it would only sweep out; a small one is copied by one thread through the cache, in turn with
@@ -31,8 +32,9 @@ use work::Work;
 /// Dropping the engine lets its threads finish what was submitted, and joins them, unless it drops
 /// on a thread of an engine, which must not wait for others: then they end by themselves.
 pub struct HostEngine {
-    queue: Option<Sender<Arc<Work>>>,
+    queue: Option<Sender<Arc<Queued>>>,
     threads: Vec<JoinHandle<()>>,
+    owner: OwnerProcess,
     options: HostEngineOptions,
     rates: Arc<Rates>,
 }
@@ -40,11 +42,11 @@ pub struct HostEngine {
 /// The options of a [`HostEngine`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostEngineOptions {
-    /// How many threads copy. A processor's memory bandwidth is usually reached with a few; the
-    /// default is all that this process may use, but 8 at most.
+    /// How many threads of the engine copy, besides those that wait. A few usually reach a processor's
+    /// memory bandwidth; the default is all that this process may use, but 8 at most.
     pub threads: NonZeroUsize,
-    /// How much one thread takes at a time, a byte at least. Bounds how late a deadline is noticed, and how
-    /// unevenly the threads can finish.
+    /// How much one thread takes at a time, a byte at least. Bounds how late a deadline is noticed, and
+    /// how unevenly the threads can finish.
     pub chunk: ByteCount,
     /// From this size on, transfers are written past the cache. Off where the processor cannot.
     pub streaming_from: ByteCount,
@@ -105,7 +107,8 @@ impl HostEngine {
         let rates = Arc::new(Rates { through, past, relayout });
         let (queue, work) = unbounded();
         let idle = Arc::new(AtomicUsize::new(0));
-        let mut engine = Self { queue: Some(queue), threads: Vec::new(), options, rates };
+        let owner = OwnerProcess::current();
+        let mut engine = Self { queue: Some(queue), threads: Vec::new(), owner, options, rates };
         for number in 0..engine.options.threads.get() {
             let (work, idle) = (work.clone(), Arc::clone(&idle));
             let name = format!("terrane-copy-{number}");
@@ -131,6 +134,9 @@ unsafe impl CopyEngine for HostEngine {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+        if !self.owner.is_current() {
+            return Err(Declined::Forked);
+        }
         if !plan.source().kind().is_host() || !plan.destination().kind().is_host() {
             return Err(Declined::Kinds);
         }
@@ -155,10 +161,9 @@ unsafe impl CopyEngine for HostEngine {
         // A thread is worth waking for two chunks: to copy one takes about as long.
         let threads =
             ByteCount::from_usize(self.threads.len()).get().min(chunks.div_ceil(2)).max(1);
-        let work = Arc::new(Work::new(job, caching, self.options.chunk, &self.rates));
-        // One reference for each thread that shall take part, and none for this one, which is not
-        // to run what follows a job's end. Should the threads be gone, the work drops here, and
-        // the job with it, which tells its caller.
+        let work = Queued::new(Work::new(job, caching, self.options.chunk, &self.rates));
+        // One entry for each thread that takes part. If the threads are gone, the work drops here,
+        // and the job with it, which tells its caller.
         for _ in 1..threads {
             let _ = queue.send(Arc::clone(&work));
         }
@@ -168,6 +173,9 @@ unsafe impl CopyEngine for HostEngine {
 
 impl Drop for HostEngine {
     fn drop(&mut self) {
+        if !self.owner.is_current() {
+            return threads::leave((self.queue.take(), std::mem::take(&mut self.threads)));
+        }
         self.queue = None;
         threads::join(self.threads.drain(..));
     }
@@ -183,8 +191,8 @@ impl fmt::Debug for HostEngine {
 ///
 /// It copies a chunk of each of its transfers in turn, so that a small one does not wait for the
 /// end of a large one. It takes on another beside those it has only if no thread is `idle`.
-fn serve(queue: &Receiver<Arc<Work>>, idle: &AtomicUsize) {
-    let mut turns: VecDeque<Arc<Work>> = VecDeque::new();
+fn serve(queue: &Receiver<Arc<Queued>>, idle: &AtomicUsize) {
+    let mut turns: VecDeque<Arc<Queued>> = VecDeque::new();
     loop {
         // Relaxed: a hint. Whoever takes the work on, it is taken once.
         if turns.is_empty() {
@@ -197,12 +205,11 @@ fn serve(queue: &Receiver<Arc<Work>>, idle: &AtomicUsize) {
             turns.extend(queue.try_recv());
         }
         let Some(work) = turns.pop_front() else { continue };
-        if work.copy_one_chunk() {
+        // Only foreign code can panic, such as the drop of a caller's guard. The thread has other
+        // transfers to serve.
+        let copied = catch_unwind(AssertUnwindSafe(|| work.copy_one_chunk()));
+        if copied.unwrap_or(false) {
             turns.push_back(work);
-        } else {
-            // Only foreign code can panic, such as the drop of a caller's guard. The thread has
-            // other transfers to serve.
-            let _ = catch_unwind(AssertUnwindSafe(|| Work::release(work)));
         }
     }
 }

@@ -9,7 +9,47 @@ use terrane_core::{ByteCount, HostAddress, Location};
 use super::Rates;
 use crate::cells::Cells;
 use crate::engines::copy::{self, Caching};
-use crate::{CopyFailure, CopyJob, CopyRun, Endpoint, Side, TransferPlan};
+use crate::{Attend, CopyFailure, CopyJob, CopyRun, Endpoint, Side, TransferPlan};
+
+/// A job in the engine's queue, which threads that wait for it find as well.
+///
+/// It is empty once every chunk has been taken. So the thread that copies the last one ends the job,
+/// although the engine's threads may still be about to wake for it.
+pub(super) struct Queued(Mutex<Option<Arc<Work>>>);
+
+impl Queued {
+    /// Queues the work, and invites threads that wait for its job.
+    pub(super) fn new(work: Work) -> Arc<Self> {
+        let work = Arc::new(work);
+        let queued = Arc::new(Self(Mutex::new(Some(Arc::clone(&work)))));
+        let attendant: Arc<Self> = Arc::clone(&queued);
+        work.job.attend(attendant);
+        // A thread that waited already may have copied everything by now: then this ends the job.
+        Work::release(work);
+        queued
+    }
+
+    /// Copies a chunk that no thread has taken yet. Says whether there was one.
+    pub(super) fn copy_one_chunk(&self) -> bool {
+        let Some(work) = lock(&self.0).clone() else { return false };
+        let has_copied = work.copy_one_chunk();
+        if !has_copied {
+            let last = lock(&self.0).take();
+            last.into_iter().for_each(Work::release);
+        }
+        Work::release(work);
+        has_copied
+    }
+}
+
+impl Attend for Queued {
+    /// The thread that copies the last chunk ends the job at once. There is nothing to look for.
+    fn poll(&self) {}
+
+    fn serve(&self) -> bool {
+        self.copy_one_chunk()
+    }
+}
 
 /// A job, shared by the threads that execute it.
 ///
@@ -52,7 +92,7 @@ impl Work {
     }
 
     /// Copies a chunk that no thread has taken yet. Says whether there was one.
-    pub(super) fn copy_one_chunk(&self) -> bool {
+    fn copy_one_chunk(&self) -> bool {
         self.job.start();
         let Some((begin, bytes)) = self.take_chunk() else { return false };
         if self.job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -75,8 +115,8 @@ impl Work {
         true
     }
 
-    /// Lets go of the work; the last one to do so finishes the job.
-    pub(super) fn release(work: Arc<Self>) {
+    /// Gives a reference back. The last one finishes the job.
+    fn release(work: Arc<Self>) {
         let Some(Self { job, failure, rates, .. }) = Arc::into_inner(work) else { return };
         if let Some(failure) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return job.finish(Err(failure));
@@ -239,4 +279,80 @@ fn host_addresses(plan: &TransferPlan, run: &CopyRun) -> Option<[HostAddress; 2]
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
+    use terrane_testkit::memory::HeapAllocator;
+
+    use super::*;
+    use crate::completion::Settle;
+    use crate::engines::rate::Rate;
+    use crate::hazard::{HazardTable, Use};
+    use crate::job::{Claims, Ending};
+    use crate::{Access, Explanation, Planner, Report, Terms, Ticket, Transfer, TransferError};
+
+    /// A thread that waits already: it copies everything before the engine does anything else.
+    struct CopiesAtOnce(mpsc::Sender<Result<Report, TransferError>>);
+
+    impl Settle for CopiesAtOnce {
+        fn attend(&self, attend: &Arc<dyn Attend>) {
+            while attend.serve() {}
+        }
+
+        fn settle(&self, result: Result<Report, TransferError>) {
+            let _ = self.0.send(result);
+        }
+    }
+
+    fn explanation() -> Explanation {
+        Explanation {
+            source: terrane_core::StorageKind::System,
+            destination: terrane_core::StorageKind::System,
+            bytes: ByteCount::ZERO,
+            pieces: 0,
+            runs: 0,
+            source_alignment: terrane_core::Alignment::BYTE,
+            destination_alignment: terrane_core::Alignment::BYTE,
+            engine: "host",
+            path: super::super::THROUGH_CACHE.into(),
+            reason: "".into(),
+            predicted: Duration::ZERO,
+            declined: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_job_ends_well_if_its_waiter_copies_everything_as_it_is_queued() {
+        let endpoint = || {
+            let config = LayoutConfig::builder().num_blocks(1).num_layers(2).outer_dim(1);
+            let config = config.page_size(4).inner_dim(8).element(ElementFormat::Width(2));
+            let layout = LayoutBuilder::new(config.build().unwrap()).fully_contiguous();
+            let memory = HeapAllocator::system();
+            let layout = layout.allocate(&memory).unregistered();
+            Endpoint::new(layout.build().unwrap()).unwrap()
+        };
+        let transfer = Transfer::new(&endpoint(), &endpoint()).blocks(&[0], &[0]);
+        let plan = Planner::new().plan(&transfer).unwrap();
+        let (table, ticket) = (HazardTable::new(1), Ticket::new([]));
+        let claim = |access| {
+            let used = Use { access, blocks: &[0], layers: 0..2, heads: 0..1 };
+            table.lock().claim(&ticket, &used)
+        };
+        let claims = Claims { reading: claim(Access::Read), writing: claim(Access::Write) };
+        let (ended, ends) = mpsc::channel();
+        let settle = Arc::new(CopiesAtOnce(ended));
+        let ending = Ending::new(ticket, settle, None, explanation());
+        let job = CopyJob::new(plan, claims, Terms::default(), None, Arc::default(), ending);
+        let guess = || Rate::new(1e9, Duration::ZERO, Duration::ZERO);
+        let rates = Rates { through: guess(), past: guess(), relayout: guess() };
+        let work = Work::new(job, Caching::Through, ByteCount::new(16), &Arc::new(rates));
+        let queued = Queued::new(work);
+        ends.try_recv().expect("it has ended").expect("all bytes are copied");
+        assert!(!queued.copy_one_chunk());
+    }
 }

@@ -33,7 +33,7 @@ struct State {
 }
 
 /// The slots of a [`RelayEngine`](super::RelayEngine).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RelaySlots {
     /// How many there are now.
     pub held: usize,
@@ -172,8 +172,12 @@ impl Bounce {
     /// that others use.
     pub(super) fn to_plan_by(&self, config: &LayoutConfig) -> Result<Endpoint, LayoutError> {
         let first = lock(&self.state).first.clone();
-        let mut quoted = lock(&self.quoted);
-        cached(&mut quoted, &first, config)
+        // An endpoint that drops may free memory, so none does under the lock.
+        let mut quoted = lock(&self.quoted).take();
+        let endpoint = cached(&mut quoted, &first, config)?;
+        let replaced = std::mem::replace(&mut *lock(&self.quoted), quoted);
+        drop(replaced);
+        Ok(endpoint)
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{Allocate, BoxedCause, ByteCount};
+use terrane_core::{Allocate, BoxedCause, ByteCount, OwnerProcess};
 
 use crate::engines::threads;
 use crate::{
@@ -103,6 +103,7 @@ pub struct RelayEngine {
     messages: Sender<Message>,
     next: AtomicU64,
     thread: Option<JoinHandle<()>>,
+    owner: OwnerProcess,
 }
 
 /// The options of a [`RelayEngine`].
@@ -144,19 +145,23 @@ impl RelayEngine {
         let thread = threads::spawn("terrane-relay".to_owned(), move || worker.serve()).map_err(
             |source| TransferError::EngineNotStarted { engine: NAME, source: Box::new(source) },
         )?;
-        Ok(Self { shared, messages, next: AtomicU64::new(0), thread: Some(thread) })
+        let (next, owner) = (AtomicU64::new(0), OwnerProcess::current());
+        Ok(Self { shared, messages, next, thread: Some(thread), owner })
     }
 
-    /// How many slots there are, and may be.
+    /// How many slots there are, and may be. In a process that was forked from the engine's there are
+    /// none.
     #[must_use]
     pub fn slots(&self) -> RelaySlots {
-        self.shared.bounce.slots()
+        if self.owner.is_current() { self.shared.bounce.slots() } else { RelaySlots::default() }
     }
 
     /// Frees the slots that no chunk is in, but for one, and says how much memory that was. They
     /// are allocated again when they are wanted.
+    ///
+    /// A process that was forked from the engine's frees nothing.
     pub fn trim(&self) -> ByteCount {
-        self.shared.bounce.trim()
+        if self.owner.is_current() { self.shared.bounce.trim() } else { ByteCount::ZERO }
     }
 
     fn begin(&self, begin: Begin) {
@@ -186,6 +191,9 @@ unsafe impl CopyEngine for RelayEngine {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+        if !self.owner.is_current() {
+            return Err(Declined::Forked);
+        }
         Ok(self.shared.route(plan, terms)?.quote(&self.shared.bounce))
     }
 
@@ -220,6 +228,10 @@ unsafe impl CopyEngine for RelayEngine {
 
 impl Drop for RelayEngine {
     fn drop(&mut self) {
+        if !self.owner.is_current() {
+            let (shared, messages) = (Arc::clone(&self.shared), self.messages.clone());
+            return threads::leave((shared, messages, self.thread.take()));
+        }
         let _ = self.messages.send(Message::Close);
         threads::join(self.thread.take());
     }
@@ -229,7 +241,7 @@ impl fmt::Debug for RelayEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RelayEngine")
             .field("engines", &self.shared.engines.each_ref().map(|engine| engine.name()))
-            .field("bounce", &self.shared.bounce)
+            .field("slots", &self.slots())
             .finish_non_exhaustive()
     }
 }

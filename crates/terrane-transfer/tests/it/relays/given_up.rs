@@ -180,3 +180,26 @@ fn of_a_relay_over_a_relay_both_leave_their_slots() {
         assert_eq!(bounce.live(), u64::try_from(relay.slots().held).unwrap());
     }
 }
+
+#[test]
+fn a_destination_of_a_relay_that_failed_at_either_hop_is_incomplete_until_it_is_written() {
+    for second_hop in [false, true] {
+        for fault in [Fault::Engine, Fault::DropJob, Fault::Hang] {
+            let rig = Steered::over(HeapAllocator::pinned(), &slots(4, BLOCK));
+            let engine = if second_hop { &rig.system } else { &rig.device };
+            engine.fail_next(fault);
+            let completion = rig.manager.submit(rig.across(&[0]), ()).unwrap();
+            if matches!(fault, Fault::Hang) {
+                until(|| engine.hung() == 1);
+                engine.give_up_hung();
+            }
+            assert!(end_of(completion).result.is_err());
+            engine.end_given_up();
+            let error = rig.destination.hold_for_read(&[0]).unwrap_err();
+            assert!(matches!(error, TransferError::Incomplete { .. }), "{fault:?}: {error:?}");
+            drop(rig.source.hold_for_read(&[0]).unwrap());
+            rig.assert_copies(&[0]);
+            drop(rig.destination.hold_for_read(&[0]).unwrap());
+        }
+    }
+}

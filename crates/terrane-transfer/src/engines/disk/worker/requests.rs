@@ -25,6 +25,7 @@ impl Worker {
             return Err(CopyFailure::DeadlineExceeded);
         }
         let mut buffer = None;
+        let copied = active.route.staged && active.route.flow == Flow::Write;
         if active.route.staged {
             buffer = self.bounce.take().map_err(engine_failure)?;
             if buffer.is_none() {
@@ -38,7 +39,7 @@ impl Worker {
         }
         requested?;
         let has_more = self.jobs.get(key).is_some_and(Active::has_extents_left);
-        Ok(if has_more { Step::Made } else { Step::NothingLeft })
+        Ok(if has_more { Step::Made { copied } } else { Step::NothingLeft })
     }
 
     /// Requests the next extent of a job, through `buffer` if the route is staged. A request takes
@@ -52,7 +53,8 @@ impl Worker {
         active.job.start();
         let mut parts = self.spare_parts.pop().unwrap_or_default();
         let plan = active.job.plan();
-        let Some(position) = active.extents.take(plan, self.request_bytes, &mut parts) else {
+        let most = if buffer.is_some() { self.bounce.size().get() } else { self.request_bytes };
+        let Some(position) = active.extents.take(plan, most, &mut parts) else {
             return Err(engine_failure(NotForFiles));
         };
         let route = active.route;
