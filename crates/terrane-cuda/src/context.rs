@@ -22,6 +22,9 @@ use crate::holdings::{Counters, Holdings};
 /// before is current again afterwards. Cloning costs a reference count; streams, events and memory
 /// hold one each, and the context is let go of with the last.
 ///
+/// In a process that was forked after the driver was loaded, every call fails with
+/// [`CudaError::Forked`], and drops leave everything to the parent.
+///
 /// A call that the driver answers with a code after which [nothing works any
 /// more](DriverCode::loses_context) returns [`CudaError::DeviceLost`], and the context remembers
 /// the first such code ([`lost`](Self::lost)). A drop has nobody to tell: its failure is counted
@@ -116,7 +119,8 @@ impl Context {
     }
 
     /// How many drops of streams, events and memory the driver has answered with an error so far,
-    /// and how often something was [kept for ever](Self::keep_for_ever).
+    /// how often it did not restore what was current on a thread, and how often something was
+    /// [kept](Self::keep_for_ever).
     #[must_use]
     pub fn failed_drops(&self) -> u64 {
         self.0.failed_drops.load(Ordering::Relaxed)
@@ -335,6 +339,7 @@ impl Shared {
         &self,
         call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
+        self.driver.check_process()?;
         let functions = self.driver.functions();
         let mut current = ptr::null_mut();
         // SAFETY: the function writes one handle.
@@ -344,13 +349,16 @@ impl Shared {
         }
         // SAFETY: the context is retained for as long as this value lives.
         check("cuCtxPushCurrent_v2", unsafe { (functions.cuCtxPushCurrent_v2)(self.raw) })?;
-        let _pushed = Pushed(functions);
+        let _pushed = Pushed { functions, failed_drops: &self.failed_drops };
         call(functions)
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if self.driver.is_of_parent() {
+            return;
+        }
         let events = self.idle_events.take_all();
         let destroyed = self.bound(|functions| {
             for event in events {
@@ -370,6 +378,10 @@ impl Drop for Shared {
 }
 
 fn note_failed_drop(shared: &Shared, error: &CudaError) {
+    if matches!(error, CudaError::Forked) {
+        // It is the parent's, which gives it back.
+        return;
+    }
     shared.failed_drops.fetch_add(1, Ordering::Relaxed);
     if error.code() == Some(DriverCode::DEINITIALIZED) {
         // The process is ending; the driver has freed everything.
@@ -379,16 +391,20 @@ fn note_failed_drop(shared: &Shared, error: &CudaError) {
 }
 
 /// A context on this thread's stack, taken off it again at the end.
-struct Pushed(&'static Functions);
+struct Pushed<'a> {
+    functions: &'static Functions,
+    failed_drops: &'a AtomicU64,
+}
 
-impl Drop for Pushed {
+impl Drop for Pushed<'_> {
     fn drop(&mut self) {
         let mut popped = ptr::null_mut();
         // SAFETY: the function writes one handle; what is popped is what was pushed, as everything
         // between was balanced.
-        let code = unsafe { (self.0.cuCtxPopCurrent_v2)(&raw mut popped) };
-        if let Err(error) = check("cuCtxPopCurrent_v2", code) {
-            tracing::warn!(%error, "the thread's current CUDA context could not be restored");
+        let code = unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut popped) };
+        if check("cuCtxPopCurrent_v2", code).is_err() {
+            // Only counted: callers hold locks under which nothing foreign may run.
+            self.failed_drops.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

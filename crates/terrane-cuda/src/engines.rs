@@ -1,4 +1,4 @@
-//! All the engines of a machine with a device, put together.
+//! All the engines of a machine with devices, put together.
 
 use std::sync::Arc;
 
@@ -15,21 +15,25 @@ use crate::memory::{PinnedAllocator, PinnedOptions};
 /// The options of [`engines`].
 #[derive(Clone, Debug, Default)]
 pub struct EnginesOptions {
-    /// Of the engine between the device and pinned memory.
+    /// Of the engine of each device.
     pub device: DeviceEngineOptions,
     /// Of the engine between all sorts of host memory.
     pub host: HostEngineOptions,
     /// Of the engine between host memory and files.
     pub disk: DiskEngineOptions,
-    /// Of each of the two relays: what passes through pinned memory, and how much of it they take.
+    /// Of each of the two relays of a device: what passes through pinned memory, and how much of it they take.
     pub relay: RelayOptions,
     /// Of the relays' pinned memory.
     pub pinned: PinnedOptions,
 }
 
-/// The engines between a device, pinned and system memory, and files: each pair of them is served.
-/// What no engine copies by itself (device ↔ file, device ↔ system memory) goes by way of pinned
-/// memory.
+/// The engines between devices, pinned and system memory, and files: each pair of them is served,
+/// two devices if one reaches the memory of the other. What no engine copies by itself (device ↔ file,
+/// device ↔ system memory) goes by way of pinned memory.
+///
+/// From one device to another the engine of the destination copies by a kernel, because its device
+/// reads faster than the other one writes. With the context of one device alone, that one reads
+/// and writes.
 ///
 /// ```
 /// use terrane_core::DeviceId;
@@ -38,7 +42,7 @@ pub struct EnginesOptions {
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let manager = match Context::primary(DeviceId::new(0)) {
-///     Ok(context) => TransferManager::new(engines(&context, &EnginesOptions::default())?),
+///     Ok(context) => TransferManager::new(engines([&context], &EnginesOptions::default())?),
 ///     // Without a device, the same but for the device.
 ///     Err(reason) => {
 ///         println!("without a device: {reason}");
@@ -54,25 +58,29 @@ pub struct EnginesOptions {
 ///
 /// [`TransferError::EngineNotStarted`] names the engine that could not be made; those made before it
 /// have ended.
-pub fn engines(
-    context: &Context,
+pub fn engines<'a>(
+    contexts: impl IntoIterator<Item = &'a Context>,
     options: &EnginesOptions,
 ) -> Result<Vec<Arc<dyn CopyEngine>>, TransferError> {
     fn failed<E: Into<BoxedCause>>(engine: &'static str) -> impl FnOnce(E) -> TransferError {
         move |source| TransferError::EngineNotStarted { engine, source: source.into() }
     }
 
-    let device = DeviceEngine::new(context, options.device.clone()).map_err(failed("cuda"))?;
     let host = HostEngine::new(options.host.clone()).map_err(failed("host"))?;
     let disk = DiskEngine::new(&options.disk).map_err(failed("disk"))?;
-    let bounce = PinnedAllocator::new(context, options.pinned.clone()).map_err(failed("relay"))?;
-    let device: Arc<dyn CopyEngine> = Arc::new(device);
     let others: [Arc<dyn CopyEngine>; 2] = [Arc::new(host), Arc::new(disk)];
-    let mut all = vec![Arc::clone(&device)];
-    all.extend(others.iter().map(Arc::clone));
-    for other in others {
-        let relay = RelayEngine::new(Arc::clone(&device), other, bounce.clone(), &options.relay)?;
-        all.push(Arc::new(relay));
+    let (mut devices, mut relays) = (Vec::<Arc<dyn CopyEngine>>::new(), Vec::new());
+    for context in contexts {
+        let device = DeviceEngine::new(context, options.device.clone()).map_err(failed("cuda"))?;
+        let device: Arc<dyn CopyEngine> = Arc::new(device);
+        let bounce =
+            PinnedAllocator::new(context, options.pinned.clone()).map_err(failed("relay"))?;
+        for other in &others {
+            let (device, other) = (Arc::clone(&device), Arc::clone(other));
+            let relay = RelayEngine::new(device, other, bounce.clone(), &options.relay)?;
+            relays.push(Arc::new(relay) as Arc<dyn CopyEngine>);
+        }
+        devices.push(device);
     }
-    Ok(all)
+    Ok(devices.into_iter().chain(others).chain(relays).collect())
 }

@@ -56,6 +56,12 @@ pub enum CudaError {
         /// How many devices there are.
         count: u32,
     },
+    /// A parent of this process loaded the driver, and this process was forked afterwards.
+    #[error(
+        "the CUDA driver was loaded before this process was forked, and does not work in a child; \
+         fork before CUDA is first used, or start the child with `exec`"
+    )]
+    Forked,
     /// The device, or the process's context on it, is of no more use.
     #[error("the CUDA context is lost ({operation}: {code}); end the process and start another")]
     DeviceLost {
@@ -82,6 +88,15 @@ pub enum CudaError {
         /// The device whose context was expected.
         device: DeviceId,
     },
+    /// The per-thread default stream, where work of several threads is ordered by a stream.
+    ///
+    /// Its handle, 2, names another stream on each thread: what one thread records, waits for or
+    /// frees there says nothing of the work of another.
+    #[error(
+        "the per-thread default stream (handle 2) is another stream on each thread; use a stream of \
+         its own, or an event that the submitting thread records by `record_on_thread_stream`"
+    )]
+    PerThreadStream,
     /// A number that names no stream of this source, or one that has been destroyed.
     #[error("no stream has the number {number}; it was destroyed, or belongs to another source")]
     UnknownStream {
@@ -270,6 +285,18 @@ pub enum CudaError {
         #[source]
         source: Arc<ManagedError>,
     },
+    /// Memory that no manager keeps until a stream has run.
+    #[error(
+        "no manager keeps the memory at {location} until the stream has run; allocate it through \
+         a `MemoryManager`, or promise that it stays (`read_unmanaged`)"
+    )]
+    Unmanaged {
+        /// Where the bytes are.
+        location: terrane_core::Location,
+    },
+    /// A part that a region does not have.
+    #[error("the argument leaves its region")]
+    View(#[from] terrane_core::ViewOutOfBounds),
     /// Host memory could not be brought up.
     #[error("the host memory that was to be pinned could not be brought up")]
     HostMemory {

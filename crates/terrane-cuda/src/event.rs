@@ -8,13 +8,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::CUevent;
+use cudarc::driver::sys::{CUevent, CUstream};
 use terrane_core::{ByteCount, DeviceId};
 
 use crate::context::Context;
 use crate::driver::Functions;
 use crate::error::{CudaError, check, check_ready};
-use crate::stream::Stream;
+use crate::stream::{Stream, of_this_thread};
 
 /// `CU_EVENT_BLOCKING_SYNC`: a thread that waits sleeps.
 const BLOCKING_SYNC: u32 = 1;
@@ -89,6 +89,7 @@ impl Event {
     }
 
     fn of_sort(context: &Context, sort: Sort) -> Result<Self, CudaError> {
+        context.driver().check_process()?;
         let raw = match context.idle_events().take(sort) {
             Some(raw) => raw,
             None => RawEvent::create(context, sort)?,
@@ -114,13 +115,46 @@ impl Event {
             let device = self.context.device().id;
             return Err(CudaError::WrongContext { what: "stream", device });
         }
+        self.record_on(stream.raw())
+    }
+
+    /// Moves the mark behind everything that the calling thread has submitted so far to its own
+    /// default stream (`CU_STREAM_PER_THREAD`) of the event's context.
+    ///
+    /// # Errors
+    ///
+    /// As for [`record`](Self::record).
+    pub fn record_on_thread_stream(&self) -> Result<(), CudaError> {
+        self.state.store(BROKEN, Ordering::SeqCst);
+        self.record_on(of_this_thread())
+    }
+
+    /// Records it on a stream of its context. The state is `BROKEN` until then.
+    fn record_on(&self, stream: CUstream) -> Result<(), CudaError> {
         self.context.bound(|functions| {
-            // SAFETY: event and stream are alive, and of one context.
-            let code = unsafe { (functions.cuEventRecord)(self.raw.0, stream.raw()) };
-            check("cuEventRecord", code)
+            // SAFETY: event and stream are alive, and of one context, which is current.
+            check("cuEventRecord", unsafe { (functions.cuEventRecord)(self.raw.0, stream) })
         })?;
         self.state.store(RECORDED, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Makes what the calling thread submits from now on to its own default stream
+    /// (`CU_STREAM_PER_THREAD`) of `context` run after what the event marks, without blocking.
+    /// An event that was never recorded delays nothing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Stream::wait_for`].
+    pub fn delay_thread_stream(&self, context: &Context) -> Result<(), CudaError> {
+        if !self.marks_something()? {
+            return Ok(());
+        }
+        context.bound(|functions| {
+            // SAFETY: the event is alive, and the context of the stream is current.
+            let code = unsafe { (functions.cuStreamWaitEvent)(of_this_thread(), self.raw.0, 0) };
+            check("cuStreamWaitEvent", code)
+        })
     }
 
     /// The context that it belongs to.
@@ -277,6 +311,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if self.context.driver().is_of_parent() {
+            return;
+        }
         // Streams that wait for it have taken note of what it marks, so that it can be recorded
         // elsewhere at once.
         if let Some(surplus) = self.context.idle_events().keep(self.raw, self.sort) {

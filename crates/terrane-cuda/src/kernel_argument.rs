@@ -1,4 +1,5 @@
-//! Managed memory as an argument of `cudarc`'s kernels and copies.
+//! Managed memory as an argument of `cudarc`'s kernels and copies: slices, and regions of blocks, a
+//! column's buffers say.
 //!
 //! The types of `cudarc` stand in the public signatures of this module, and in those of no other.
 
@@ -9,8 +10,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop};
-use terrane_core::{Location, Memory};
-use terrane_pool::managed::TrackedSlice;
+use terrane_core::{Alignment, ByteCount, Location, Memory, Region};
+use terrane_pool::managed::{ManagedBlock, ManagedError, TrackedSlice};
 use terrane_pool::{Access, StreamId};
 
 use crate::error::CudaError;
@@ -78,6 +79,7 @@ impl CudarcStream {
     /// # Errors
     ///
     /// [`CudaError::WrongContext`] if it is not of the primary context of their device,
+    /// [`CudaError::PerThreadStream`] for the per-thread default stream,
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn new(streams: &CudaStreams, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         let (handle, owner) = (stream.cu_stream().cast(), Arc::clone(stream));
@@ -115,7 +117,8 @@ impl CudarcStream {
         &'a self,
         slice: &'a TrackedSlice<T, M>,
     ) -> Result<CudaArgument<'a, T>, CudaError> {
-        Ok(CudaArgument(self.used(slice, Access::Read)?))
+        let block = slice.block();
+        Ok(CudaArgument(self.used(block, block.block(), slice.len(), Access::Read)?))
     }
 
     /// The slice for work on this stream that writes it, or reads and writes it: after whatever
@@ -128,20 +131,118 @@ impl CudarcStream {
         &'a self,
         slice: &'a mut TrackedSlice<T, M>,
     ) -> Result<CudaArgumentMut<'a, T>, CudaError> {
-        Ok(CudaArgumentMut(self.used(slice, Access::Write)?))
+        let block = slice.block();
+        Ok(CudaArgumentMut(self.used(block, block.block(), slice.len(), Access::Write)?))
     }
 
-    fn used<'a, T: Pod, M: Memory>(
+    /// `len` elements of a managed block's memory, from `offset` bytes of the region on, for work on
+    /// this stream that reads them, as [`read`](Self::read) does for a slice.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read`](Self::read); [`CudaError::Unmanaged`] if the region is not of a managed block,
+    /// [`CudaError::View`] if it has fewer bytes, and [`CudaError::Managed`] if the elements are
+    /// misaligned there.
+    pub fn read_region<'a, T: Pod>(
         &'a self,
-        slice: &'a TrackedSlice<T, M>,
+        region: &'a Region,
+        offset: ByteCount,
+        len: usize,
+    ) -> Result<CudaArgument<'a, T>, CudaError> {
+        Ok(CudaArgument(self.used_region(region, offset, len, Access::Read)?))
+    }
+
+    /// The same for work that writes the elements, or reads and writes them. The block waits for all
+    /// of its uses: those of other parts, too.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_region`](Self::read_region).
+    pub fn write_region<'a, T: Pod>(
+        &'a self,
+        region: &'a Region,
+        offset: ByteCount,
+        len: usize,
+    ) -> Result<CudaArgumentMut<'a, T>, CudaError> {
+        Ok(CudaArgumentMut(self.used_region(region, offset, len, Access::Write)?))
+    }
+
+    /// `len` elements of memory that no manager keeps, another library's say, from `offset` bytes of
+    /// the region on, for work on this stream that reads them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_region`](Self::read_region), but for the manager.
+    ///
+    /// # Safety
+    ///
+    /// Until the stream has run the work, the memory stays, and nobody writes it.
+    pub unsafe fn read_unmanaged<'a, T: Pod>(
+        &'a self,
+        region: &'a Region,
+        offset: ByteCount,
+        len: usize,
+    ) -> Result<CudaArgument<'a, T>, CudaError> {
+        let part = part::<T>(region, offset, len)?;
+        let address = self.address(&part)?;
+        Ok(CudaArgument(Used { address, len, on: self, element: PhantomData }))
+    }
+
+    /// The same for work that writes the elements, or reads and writes them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_unmanaged`](Self::read_unmanaged).
+    ///
+    /// # Safety
+    ///
+    /// Until the stream has run the work, the memory stays, it may be written, and nobody else uses
+    /// it.
+    pub unsafe fn write_unmanaged<'a, T: Pod>(
+        &'a self,
+        region: &'a Region,
+        offset: ByteCount,
+        len: usize,
+    ) -> Result<CudaArgumentMut<'a, T>, CudaError> {
+        // SAFETY: the caller's promise is the stronger one.
+        let CudaArgument(used) = unsafe { self.read_unmanaged(region, offset, len) }?;
+        Ok(CudaArgumentMut(used))
+    }
+
+    fn used_region<'a, T: Pod>(
+        &'a self,
+        region: &'a Region,
+        offset: ByteCount,
+        len: usize,
         access: Access,
     ) -> Result<Used<'a, T>, CudaError> {
-        let block = slice.block();
-        let device = self.streams.context().device().id;
-        let address = match slice.location() {
-            Location::Device { device: of, address } if of == device => address,
-            location => block.device_alias().ok_or(CudaError::Unreachable { location })?,
-        };
+        let part = part::<T>(region, offset, len)?;
+        let location = part.location();
+        let block = ManagedBlock::of(region).ok_or(CudaError::Unmanaged { location })?;
+        self.used(&part, block, len, access)
+    }
+
+    /// Where the device finds the memory.
+    fn address(&self, memory: &impl Memory) -> Result<CUdeviceptr, CudaError> {
+        let own = self.streams.context().device().id;
+        match memory.location() {
+            Location::Device { device, address } if device == own => Ok(address.get()),
+            location => match memory.device_alias() {
+                Some(address) => Ok(address.get()),
+                None => Err(CudaError::Unreachable { location }),
+            },
+        }
+    }
+
+    /// Enters the use of a block of which `memory` is all or a part.
+    fn used<'a, T: Pod>(
+        &'a self,
+        memory: &impl Memory,
+        block: &ManagedBlock,
+        len: usize,
+        access: Access,
+    ) -> Result<Used<'a, T>, CudaError> {
+        let address = self.address(memory)?;
         // Before anything is submitted: whatever fails after this, the memory waits for it.
         block
             .record_use(self.id, access)
@@ -151,7 +252,7 @@ impl CudarcStream {
                 self.wait_for(other)?;
             }
         }
-        Ok(Used { address: address.get(), len: slice.len(), on: self, element: PhantomData })
+        Ok(Used { address, len, on: self, element: PhantomData })
     }
 
     /// Makes what is submitted from now on run after what `other` has been given so far.
@@ -168,7 +269,22 @@ impl fmt::Debug for CudarcStream {
     }
 }
 
-/// A slice whose use on a stream is on record. The address comes first: a kernel is given a
+/// The bytes of `len` elements from `offset` bytes of a region on.
+fn part<T: Pod>(region: &Region, offset: ByteCount, len: usize) -> Result<Region, CudaError> {
+    let managed = |source: ManagedError| CudaError::Managed { source: Arc::new(source) };
+    let length = ByteCount::from_usize(size_of::<T>())
+        .checked_mul("elements", ByteCount::from_usize(len).get())
+        .map_err(|source| managed(source.into()))?;
+    let part = region.view(offset, length)?;
+    let needed = Alignment::of(ByteCount::from_usize(align_of::<T>()).get());
+    let (location, available) = (part.location(), part.location().alignment());
+    if available < needed {
+        return Err(managed(ManagedError::Misaligned { location, available, needed }));
+    }
+    Ok(part)
+}
+
+/// A slice or region whose use on a stream is on record, or of which somebody else sees to it. The address comes first: a kernel is given a
 /// pointer to this, and reads as many bytes as its parameter has.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -192,7 +308,8 @@ impl<'a, T> Used<'a, T> {
     }
 }
 
-/// A [`TrackedSlice`] that work on a stream reads, from [`CudarcStream::read`].
+/// Memory that work on a stream reads, from [`CudarcStream::read`] or
+/// [`CudarcStream::read_region`].
 ///
 /// A reference to it is an argument of a kernel launch, where it stands for the address of the
 /// first element; and it is the source of `cudarc`'s copies.
@@ -200,7 +317,8 @@ impl<'a, T> Used<'a, T> {
 #[repr(transparent)]
 pub struct CudaArgument<'a, T>(Used<'a, T>);
 
-/// A [`TrackedSlice`] that work on a stream writes, from [`CudarcStream::write`].
+/// Memory that work on a stream writes, from [`CudarcStream::write`] or
+/// [`CudarcStream::write_region`].
 ///
 /// A reference to it is an argument of a kernel launch, where it stands for the address of the
 /// first element; and it is either end of `cudarc`'s copies.

@@ -13,6 +13,9 @@ use crate::driver::DriverCode;
 use crate::error::{CudaError, check, check_ready};
 use crate::event::Event;
 
+/// `CU_STREAM_PER_THREAD`: the handle of the per-thread default stream, another stream on each thread.
+const PER_THREAD: usize = 2;
+
 /// `CU_STREAM_NON_BLOCKING`: the legacy default stream does not wait for it, nor it for that.
 const NON_BLOCKING: u32 = 1;
 
@@ -30,6 +33,10 @@ pub enum StreamPriority {
 }
 
 /// A queue of a device's work, which runs in the order of its submission.
+///
+/// It is the same queue on every thread. The per-thread default stream is not, so it cannot be
+/// borrowed; [`Event::record_on_thread_stream`] and [`Event::delay_thread_stream`] order it against
+/// other streams.
 ///
 /// An owned stream is destroyed when it drops; what was submitted still runs.
 pub struct Stream {
@@ -88,7 +95,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`CudaError::WrongContext`] if the stream is not of this context; the owner drops then.
+    /// [`CudaError::WrongContext`] if the stream is not of this context,
+    /// [`CudaError::PerThreadStream`] for the per-thread default stream; the owner drops then.
     ///
     /// # Safety
     ///
@@ -98,6 +106,9 @@ impl Stream {
         handle: *mut c_void,
         owner: impl Any + Send + Sync,
     ) -> Result<Self, CudaError> {
+        if handle.addr() == PER_THREAD {
+            return Err(CudaError::PerThreadStream);
+        }
         let raw: CUstream = handle.cast();
         let mut its_context = ptr::null_mut();
         context.bound(|functions| {
@@ -273,6 +284,11 @@ impl Stream {
     pub(crate) const fn raw(&self) -> CUstream {
         self.raw
     }
+}
+
+/// What the driver takes for the default stream of the thread that calls it, in the current context.
+pub(crate) const fn of_this_thread() -> CUstream {
+    ptr::without_provenance_mut(PER_THREAD)
 }
 
 /// A location in the one address space that the driver has for host and devices.

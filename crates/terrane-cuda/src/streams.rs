@@ -44,12 +44,13 @@ impl CudaStreams {
     ///
     /// # Errors
     ///
-    /// [`CudaError::WrongContext`] if the stream is of another device.
+    /// [`CudaError::WrongContext`] if the stream is of another device, [`CudaError::Forked`].
     pub fn add(&self, stream: Arc<Stream>) -> Result<StreamId, CudaError> {
         if !self.0.context.same(stream.context()) {
             let device = self.0.context.device().id;
             return Err(CudaError::WrongContext { what: "stream", device });
         }
+        self.0.context.driver().check_process()?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed));
         self.0.streams.write().unwrap_or_else(PoisonError::into_inner).insert(id, stream);
@@ -57,8 +58,10 @@ impl CudaStreams {
     }
 
     /// Lets go of a stream: its number names nothing any more. The stream, if it was here, is
-    /// destroyed with its last user.
+    /// destroyed with its last user. In a process that was forked from that of the streams, nothing
+    /// is removed.
     pub fn remove(&self, id: StreamId) -> Option<Arc<Stream>> {
+        self.0.context.driver().check_process().ok()?;
         self.0.streams.write().unwrap_or_else(PoisonError::into_inner).remove(&id)
     }
 
@@ -80,6 +83,7 @@ impl CudaStreams {
 
 impl Registry {
     fn get(&self, id: StreamId) -> Result<Arc<Stream>, CudaError> {
+        self.context.driver().check_process()?;
         let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
         streams.get(&id).cloned().ok_or(CudaError::UnknownStream { number: id.get() })
     }

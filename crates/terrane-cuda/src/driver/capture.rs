@@ -25,7 +25,8 @@ pub(crate) struct BesideCaptures {
 
 impl BesideCaptures {
     pub(crate) fn new(driver: Driver) -> Self {
-        let before = exchange(driver.functions(), RELAXED).filter(|before| *before != RELAXED);
+        let mode = if driver.is_of_parent() { None } else { exchange(driver.functions(), RELAXED) };
+        let before = mode.filter(|before| *before != RELAXED);
         Self { driver, before, _thread: PhantomData }
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libloading::Library;
-use terrane_core::DeviceId;
+use terrane_core::{DeviceId, OwnerProcess};
 
 pub(crate) use capture::BesideCaptures;
 pub use code::DriverCode;
@@ -21,6 +21,9 @@ use crate::error::{CudaError, check};
 /// The functions, once they have been found. The library is not unloaded: its threads and the
 /// memory that it handed out would be left behind.
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
+
+/// The process that loaded the driver, and is the only one that it works in.
+static OWNER: OnceLock<OwnerProcess> = OnceLock::new();
 
 /// Asks whether CUDA can be used here, and with which devices.
 ///
@@ -37,8 +40,8 @@ static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 /// # Errors
 ///
 /// [`CudaError::LibraryMissing`], [`CudaError::DriverTooOld`] with the function that is missing,
-/// [`CudaError::NoDevice`], [`CudaError::DeviceLost`], or [`CudaError::Driver`] with the driver's
-/// code.
+/// [`CudaError::NoDevice`], [`CudaError::DeviceLost`], [`CudaError::Forked`], or
+/// [`CudaError::Driver`] with the driver's code.
 pub fn probe() -> Result<Availability, CudaError> {
     let driver = Driver::load()?;
     let devices = driver.devices()?;
@@ -98,19 +101,39 @@ impl Driver {
                     Some(functions) => functions,
                     None => {
                         let found = find(&functions::LIBRARY_NAMES.map(Path::new))?;
+                        OWNER.get_or_init(OwnerProcess::current);
                         FUNCTIONS.get_or_init(|| found)
                     }
                 }
             }
         };
+        Self(functions).check_process()?;
         // SAFETY: it takes no pointer, and may be called any number of times.
         check("cuInit", unsafe { (functions.cuInit)(0) })?;
         Ok(Self(functions))
     }
 
-    /// The driver, if it has been loaded already.
+    /// The driver, if it has been loaded already, in this process.
     pub(crate) fn if_loaded() -> Option<Self> {
-        FUNCTIONS.get().map(Self)
+        FUNCTIONS.get().map(Self).filter(|driver| !driver.is_of_parent())
+    }
+
+    /// Fails in a process that was forked from the one that loaded the driver. A call of the driver
+    /// there may fail, hang or crash: the driver's threads and the device's mappings stayed behind.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Forked`].
+    #[inline]
+    pub(crate) fn check_process(self) -> Result<(), CudaError> {
+        if self.is_of_parent() { Err(CudaError::Forked) } else { Ok(()) }
+    }
+
+    /// Whether a parent of this process loaded the driver. What is dropped here then belongs to the
+    /// parent as well: nothing is given back, no lock is taken, and no thread is waited for.
+    #[inline]
+    pub(crate) fn is_of_parent(self) -> bool {
+        OWNER.get().is_some_and(|owner| !owner.is_current())
     }
 
     pub(crate) const fn functions(self) -> &'static Functions {
@@ -121,8 +144,9 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Driver`], [`CudaError::Forked`].
     pub fn version(self) -> Result<DriverVersion, CudaError> {
+        self.check_process()?;
         version(self.0.cuDriverGetVersion)
     }
 
@@ -130,8 +154,9 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// [`CudaError::NoDevice`], [`CudaError::Driver`].
+    /// [`CudaError::NoDevice`], [`CudaError::Driver`], [`CudaError::Forked`].
     pub fn device_count(self) -> Result<u32, CudaError> {
+        self.check_process()?;
         let mut count = 0;
         // SAFETY: the function writes one number.
         check("cuDeviceGetCount", unsafe { (self.0.cuDeviceGetCount)(&raw mut count) })?;

@@ -47,7 +47,7 @@ const LONG: u64 = 1 << 20;
 impl Shape {
     /// How many pieces the path handles one by one; `None` if it cannot copy this.
     fn pieces(&self, path: CopyPath) -> Option<u64> {
-        use Direction::{BetweenDevices, ToDevice, ToHost, WithinDevice};
+        use Direction::{ToDevice, ToHost, WithinDevice};
         let with_host = matches!(self.direction, ToDevice | ToHost);
         match path {
             CopyPath::Contiguous | CopyPath::CopyEach => Some(self.runs),
@@ -57,9 +57,7 @@ impl Shape {
             CopyPath::Relayout => {
                 (self.direction == WithinDevice && self.kernels).then_some(self.cells)
             }
-            CopyPath::Peer => {
-                (self.direction == BetweenDevices && self.kernels).then_some(self.cells)
-            }
+            CopyPath::Peer => (self.direction.has_peer() && self.kernels).then_some(self.cells),
         }
     }
 
@@ -182,6 +180,9 @@ impl Corrections {
     }
 
     /// Takes note of a transfer that had the wire to itself.
+    ///
+    /// Between devices nothing is learned. There a manager compares the engines of both devices, and
+    /// the one that no longer copies would not learn that its device is idle again.
     pub(super) fn learn(
         &self,
         direction: Direction,
@@ -190,7 +191,8 @@ impl Corrections {
         predicted: Duration,
         took: Duration,
     ) {
-        if !self.learns || bytes < LEAST_TELLING || predicted.is_zero() || took.is_zero() {
+        let is_telling = bytes >= LEAST_TELLING && !predicted.is_zero() && !took.is_zero();
+        if !self.learns || direction.has_peer() || !is_telling {
             return;
         }
         let Some(slot) = self.slot(direction, path) else { return };
@@ -311,6 +313,16 @@ mod tests {
         let mut most = String::new();
         push_number(&mut most, u64::MAX);
         assert_eq!(most, u64::MAX.to_string());
+    }
+
+    #[test]
+    fn what_was_slow_between_devices_is_predicted_as_before() {
+        let corrections = Corrections::new(true);
+        let (predicted, took) = (Duration::from_millis(1), Duration::from_millis(2));
+        for direction in [Direction::ToPeer, Direction::FromPeer] {
+            corrections.learn(direction, CopyPath::Peer, 1 << 30, predicted, took);
+            assert_eq!(corrections.factor(direction, CopyPath::Peer), 1.0);
+        }
     }
 
     #[test]

@@ -64,8 +64,9 @@ impl Desk {
 
     /// Takes note of the buffer that a part uses until its event.
     pub(super) fn lend(&self, mut chunk: Chunk) -> Chunk {
-        if let Some(scratch) = chunk.scratch.take() {
-            self.scratch().lend(scratch, Arc::clone(&chunk.event));
+        if let Some(mut scratch) = chunk.scratch.take() {
+            scratch.in_use_until(Arc::clone(&chunk.event));
+            self.scratch().lend(scratch);
         }
         chunk
     }

@@ -51,7 +51,7 @@ pub(super) struct Cargo {
     /// A buffer that work which failed may still use.
     pub(super) scratch: Option<(Scratch, Arc<Desk>)>,
     pub(super) lists: Option<BlockLists>,
-    pub(super) job: CopyJob,
+    pub(super) job: Box<CopyJob>,
     pub(super) count: Arc<Count>,
     pub(super) ends: [Arc<Reach>; 2],
     pub(super) lesson: Option<Lesson>,
@@ -94,6 +94,16 @@ impl Flight {
             let attendant: Arc<dyn Attend> = self.clone();
             cargo.job.attend(attendant);
         }
+    }
+
+    /// Whether it should end soon, and has an end that is asked for.
+    pub(super) fn is_short(&self) -> bool {
+        self.end.is_only_asked() && self.layers.is_empty()
+    }
+
+    /// Whether the end has not happened, and nothing else is to be told of.
+    pub(super) fn is_pending(&self) -> bool {
+        self.is_short() && matches!(self.end.is_complete(), Ok(false))
     }
 
     /// Looks whether the job has ended, and finishes it if so. Answers whether it has.
@@ -227,6 +237,9 @@ const LAST_SPIN: Duration = Duration::from_micros(500);
 
 impl Attend for Flight {
     fn poll(&self) {
+        if self.end.context().driver().is_of_parent() {
+            return;
+        }
         // It runs on threads of callers, beside whatever others of theirs are capturing.
         let beside = BesideCaptures::new(self.end.context().driver());
         self.look();

@@ -170,7 +170,8 @@ impl BlockLists {
 
 impl Drop for BlockLists {
     fn drop(&mut self) {
-        if let Some(room) = self.room.take() {
+        let Some(room) = self.room.take() else { return };
+        if !room.device.context().driver().is_of_parent() {
             self.pool.keep(room);
         }
     }

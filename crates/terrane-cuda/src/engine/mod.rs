@@ -25,6 +25,7 @@ mod work;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -67,7 +68,8 @@ use watch::{Task, Watch, Watchers};
 ///
 /// Dropping the engine lets its threads finish what was submitted, and joins them, unless it drops
 /// on a thread that finishes transfers, which must not wait for others: then they end by
-/// themselves.
+/// themselves. In a process that was forked after the engine was made, a transfer fails with
+/// [`CudaError::Forked`], and dropping the engine waits for nothing.
 ///
 /// It copies between the device and *pinned* memory. To other memory of the host, and to files, a
 /// [`RelayEngine`](terrane_transfer::engines::RelayEngine) joins it with the engine that reaches
@@ -342,6 +344,10 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn submit(&self, job: CopyJob) {
+        if let Err(error) = self.shared.context.driver().check_process() {
+            // None of the engine's threads is here to do it.
+            return job.finish(Err(engine_failure(error)));
+        }
         if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return self.watch(Task::Over(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
         }
@@ -352,22 +358,29 @@ unsafe impl CopyEngine for DeviceEngine {
         // The thread is the caller's, of whom another may be capturing.
         let _beside = BesideCaptures::new(self.shared.context.driver());
         // The context is bound once for all the calls of the driver.
-        let mut job = Some(job);
+        let mut job = Some(Box::new(job));
         let bound = self.shared.context.bound(|_| {
             if let Some(Err(refused)) = job.take().map(|job| self.dispatch(job)) {
-                let (job, error) = *refused;
-                self.watch(Task::Over(Box::new(job), Err(engine_failure(error))));
+                let (job, error) = refused;
+                self.watch(Task::Over(job, Err(engine_failure(error))));
             }
             Ok(())
         });
         if let (Err(error), Some(job)) = (bound, job) {
-            self.watch(Task::Over(Box::new(job), Err(engine_failure(error))));
+            self.watch(Task::Over(job, Err(engine_failure(error))));
         }
     }
 }
 
 impl Drop for DeviceEngine {
     fn drop(&mut self) {
+        if self.shared.context.driver().is_of_parent() {
+            // None of the threads is here: what they share stays as it was at the fork.
+            let senders = (self.feeders.take(), self.watchers.take(), self.gates.take());
+            // The parent drops them.
+            let _left = ManuallyDrop::new((senders, std::mem::take(&mut self.threads)));
+            return;
+        }
         (self.feeders, self.watchers, self.gates) = (None, None, None);
         threads::join(self.threads.drain(..));
     }

@@ -89,9 +89,12 @@ pub struct DeviceEngineOptions {
     pub scratch_buffers: NonZeroU32,
     /// Thread blocks of a kernel that packs or unpacks a buffer.
     pub pack_ctas: NonZeroU32,
-    /// Thread blocks of a kernel that reads or writes pinned or another device's memory. As many
-    /// as it takes to fill the wire, and no more, as each takes up a multiprocessor for as long.
+    /// Thread blocks of a kernel that reads or writes pinned memory. As many as it takes to fill
+    /// the wire, and no more, as each takes up a multiprocessor for as long.
     pub direct_ctas: NonZeroU32,
+    /// Thread blocks of a kernel that reads or writes another device's memory. Over NVLink, 48 reach
+    /// the rate of a kernel on all multiprocessors where they read, and 0.96 of it where they write.
+    pub peer_ctas: NonZeroU32,
     /// Thread blocks of a kernel within the device's memory; `None` for as many as it has work for.
     /// That is fastest, as the device hands the work out in order, and another kernel's thread
     /// blocks come between whenever some of these end, which is every few microseconds.
@@ -108,7 +111,8 @@ pub struct DeviceEngineOptions {
     /// How many threads wait for transfers to end. While as many transfers are on the device, one
     /// of the threads looks after what they have no time for, every 100 µs, rather than sleep.
     pub watchers: NonZeroU32,
-    /// Whether what transfers took corrects the calibration, within a quarter.
+    /// Whether what transfers took corrects the calibration, within a quarter. Transfers between
+    /// devices do not.
     pub learns: bool,
 }
 
@@ -122,7 +126,8 @@ const fn number(number: u32) -> NonZeroU32 {
 
 impl Default for DeviceEngineOptions {
     /// Three buffers of 32 MiB in each direction, 24 thread blocks to pack, 32 for what uses the
-    /// wire, requests of at most 32 MiB: measured on an H200, see the decision record.
+    /// bus to the host, 48 for what uses the one to another device, requests of at most 32 MiB:
+    /// measured on an H200.
     fn default() -> Self {
         Self {
             path: None,
@@ -132,6 +137,7 @@ impl Default for DeviceEngineOptions {
             scratch_buffers: number(3),
             pack_ctas: number(24),
             direct_ctas: number(32),
+            peer_ctas: number(48),
             relayout_ctas: None,
             request_bytes: ByteCount::mib(32),
             relayout_bytes: ByteCount::gib(1),

@@ -14,6 +14,7 @@ use crate::error::CudaError;
 /// [`CudaError::Captured`] if it is a part of a graph, [`CudaError::WrongContext`] if the stream is
 /// not one of the primary context of its device, those of the driver and of making a stream.
 pub(super) fn pin(order: DeviceOrder, shared: &Shared) -> Result<PinnedOrder, CudaError> {
+    shared.context.driver().check_process()?;
     // The thread is the caller's, of whom another may be capturing.
     let _beside = BesideCaptures::new(shared.context.driver());
     let Some(pending) = Pending::of(Some(order), &shared.context, &shared.peers)? else {

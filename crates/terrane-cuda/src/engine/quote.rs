@@ -27,7 +27,8 @@ impl DeviceEngine {
             (StorageKind::Device(from), StorageKind::Device(to)) => {
                 match (from == own, to == own) {
                     (true, true) => Some(Direction::WithinDevice),
-                    (true, false) | (false, true) => Some(Direction::BetweenDevices),
+                    (true, false) => Some(Direction::ToPeer),
+                    (false, true) => Some(Direction::FromPeer),
                     (false, false) => None,
                 }
             }
@@ -54,6 +55,8 @@ impl DeviceEngine {
         forced: Option<CopyPath>,
     ) -> Result<Choice, Declined> {
         let direction = self.direction(plan).ok_or(Declined::Kinds)?;
+        // A lock that another thread held at a fork stays locked in the child.
+        self.shared.context.driver().check_process().map_err(|_| Declined::Kinds)?;
         if let Some(device) = device_of(terms.device_order) {
             let is_end = |side| plan.end(side).kind() == StorageKind::Device(device);
             if !is_end(Side::Source) && !is_end(Side::Destination) {
@@ -67,9 +70,18 @@ impl DeviceEngine {
             return Err(Declined::ComingUp);
         }
         let shape = self.shape(plan, direction, &ends, terms);
-        shape
+        let mut choice = shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)
-            .ok_or(Declined::Kinds)
+            .ok_or(Declined::Kinds)?;
+        // Each of the two devices can copy, so the explanation says which one does.
+        match direction {
+            Direction::ToPeer => choice.reason.to_mut().push_str("; the source's device writes"),
+            Direction::FromPeer => {
+                choice.reason.to_mut().push_str("; the destination's device reads");
+            }
+            _ => (),
+        }
+        Ok(choice)
     }
 
     /// What of it its cost depends on.

@@ -337,12 +337,27 @@ impl ReachCache {
             return Ok(Some(found));
         }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if known.by_endpoint.len() >= known.sweep_at {
-            known.by_endpoint.retain(|_, (endpoint, _)| !endpoint.has_gone());
-            known.sweep_at = 2 * known.by_endpoint.len() + 16;
+        let gone = known.take_gone();
+        let entry = known.by_endpoint.entry(id);
+        let entry = entry.or_insert_with(|| (endpoint.downgrade(), Arc::clone(&found)));
+        let first = Arc::clone(&entry.1);
+        drop(known);
+        // Without the lock: to free what is the device's waits for it, and a refusal is logged.
+        drop(gone);
+        Ok(Some(first))
+    }
+}
+
+impl Known {
+    /// The entries of endpoints that have gone, if it is time to look for them.
+    fn take_gone(&mut self) -> Vec<(WeakEndpoint, Arc<Reach>)> {
+        if self.by_endpoint.len() < self.sweep_at {
+            return Vec::new();
         }
-        let entry = known.by_endpoint.entry(id).or_insert((endpoint.downgrade(), found));
-        Ok(Some(Arc::clone(&entry.1)))
+        let gone = self.by_endpoint.extract_if(|_, (endpoint, _)| endpoint.has_gone());
+        let gone = gone.map(|(_, entry)| entry).collect();
+        self.sweep_at = 2 * self.by_endpoint.len() + 16;
+        gone
     }
 }
 

@@ -17,11 +17,27 @@ use crate::memory::{DeviceAllocator, DeviceMemory};
 pub(super) struct Scratch {
     memory: DeviceMemory,
     _counted: Counted,
+    /// Behind the work that used it last, which is passed where the buffer is free.
+    used_until: Option<Arc<Event>>,
 }
 
 impl Scratch {
     pub(super) fn address(&self) -> u64 {
         self.memory.address().get()
+    }
+
+    /// Says that the device uses the buffer until `event`.
+    pub(super) fn in_use_until(&mut self, event: Arc<Event>) {
+        self.used_until = Some(event);
+    }
+
+    /// Whether the work that used it last has ended.
+    ///
+    /// # Errors
+    ///
+    /// Why that is not known.
+    fn is_free(&self) -> Result<bool, CudaError> {
+        self.used_until.as_ref().map_or(Ok(true), |event| event.is_complete())
     }
 }
 
@@ -61,8 +77,11 @@ impl Maker {
     pub(super) fn make(self) -> Result<Option<Scratch>, CudaError> {
         let request = RegionRequest::new(self.bytes).labelled("scratch of the copy engine");
         match self.allocator.bring_up(&request) {
-            Ok(memory) => Ok(Some(Scratch { memory, _counted: self.counted })),
-            Err(error) if !self.is_first && !error.is_device_lost() => Ok(None),
+            Ok(memory) => Ok(Some(Scratch { memory, _counted: self.counted, used_until: None })),
+            Err(error) if !self.is_first && !error.is_device_lost() => {
+                tracing::debug!(%error, "no memory for another buffer; transfers share the others");
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
@@ -73,6 +92,9 @@ impl Maker {
 ///
 /// A buffer comes back as soon as what uses it has been submitted, with the event behind that: so
 /// whoever needs one next looks whether the event has happened, and no thread has to see to it.
+///
+/// The pool is behind a lock, so that it drops no event and no buffer: the driver's refusal of
+/// either is logged.
 #[derive(Debug)]
 pub(super) struct ScratchPool {
     allocator: DeviceAllocator,
@@ -82,7 +104,7 @@ pub(super) struct ScratchPool {
     made: Arc<AtomicU32>,
     free: Vec<Scratch>,
     /// Those that the device uses, in the order of their submission.
-    lent: VecDeque<(Arc<Event>, Scratch)>,
+    lent: VecDeque<Scratch>,
 }
 
 impl ScratchPool {
@@ -103,8 +125,8 @@ impl ScratchPool {
             return Some(free);
         }
         for index in 0..self.lent.len() {
-            match self.lent.get(index).map(|(event, _)| event.is_complete()) {
-                Some(Ok(true)) => return self.lent.remove(index).map(|(_, scratch)| scratch),
+            match self.lent.get(index).map(Scratch::is_free) {
+                Some(Ok(true)) => return self.lent.remove(index),
                 // Whether that one is still in use is not known.
                 Some(Err(_)) => {}
                 // Those behind it have been submitted later.
@@ -133,14 +155,14 @@ impl ScratchPool {
         self.free.push(scratch);
     }
 
-    /// Takes back a buffer that the device uses until `event`.
-    pub(super) fn lend(&mut self, scratch: Scratch, event: Arc<Event>) {
-        self.lent.push_back((event, scratch));
+    /// Takes back a buffer that the device [uses](Scratch::in_use_until) until an event.
+    pub(super) fn lend(&mut self, scratch: Scratch) {
+        self.lent.push_back(scratch);
     }
 
     /// The event of the buffer that is free the soonest.
     pub(super) fn next_event(&self) -> Option<Arc<Event>> {
-        self.lent.front().map(|(event, _)| Arc::clone(event))
+        self.lent.front().and_then(|scratch| scratch.used_until.clone())
     }
 
     /// The buffers whose events fail: whether they are in use is not known, so that they have to be
@@ -148,15 +170,15 @@ impl ScratchPool {
     pub(super) fn take_broken(&mut self) -> Vec<Scratch> {
         let (kept, broken) = std::mem::take(&mut self.lent)
             .into_iter()
-            .partition::<VecDeque<_>, _>(|(event, _)| event.is_complete().is_ok());
+            .partition::<VecDeque<_>, _>(|scratch| scratch.is_free().is_ok());
         self.lent = kept;
-        broken.into_iter().map(|(_, scratch)| scratch).collect()
+        broken.into()
     }
 }
 
 impl Drop for ScratchPool {
     fn drop(&mut self) {
-        for (event, _) in &self.lent {
+        for event in self.lent.iter().filter_map(|scratch| scratch.used_until.as_ref()) {
             // If it fails, nothing is known; freeing waits for the device in any case.
             let _ = event.wait();
         }

@@ -158,7 +158,7 @@ impl std::ops::Deref for StreamLease {
 
 impl Drop for StreamLease {
     fn drop(&mut self) {
-        if self.used == Use::Shared {
+        if self.used == Use::Shared || self.pool.context.driver().is_of_parent() {
             return;
         }
         let mut kept = self.pool.kept();
@@ -201,8 +201,9 @@ impl Lanes {
             match stream.is_idle() {
                 Ok(true) => {}
                 Ok(false) => return Rest::NotYet,
-                // Nothing runs in a context that is lost.
+                // Nothing runs in a context that is lost, nor for a process that was forked.
                 Err(error) if error.is_device_lost() => break,
+                Err(CudaError::Forked) => break,
                 // Another error is one of the question, and says nothing about the work.
                 Err(error) => return Rest::Unknown(error),
             }

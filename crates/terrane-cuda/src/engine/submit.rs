@@ -22,21 +22,21 @@ impl DeviceEngine {
     /// # Errors
     ///
     /// The job, and why it has to end; nothing of it has been submitted.
-    pub(super) fn dispatch(&self, job: CopyJob) -> Result<(), Box<(CopyJob, CudaError)>> {
+    pub(super) fn dispatch(&self, job: Box<CopyJob>) -> Result<(), (Box<CopyJob>, CudaError)> {
         let plan = job.plan();
         let found = self.direction(plan).zip(CopyPath::from_name(job.path()));
         let ends = match self.reach(plan) {
             Ok(ends) => ends,
-            Err(error) => return Err(Box::new((job, error))),
+            Err(error) => return Err((job, error)),
         };
         let (Some((direction, path)), Some(ends)) = (found, ends) else {
             let device = self.shared.context.device().id;
-            return Err(Box::new((job, CudaError::NotReached { device })));
+            return Err((job, CudaError::NotReached { device }));
         };
         let shared = &*self.shared;
         let pending = match Pending::of(job.terms().device_order, &shared.context, &shared.peers) {
             Ok(pending) => pending,
-            Err(error) => return Err(Box::new((job, error))),
+            Err(error) => return Err((job, error)),
         };
         let mut work = Work::new(shared, job, direction, path, ends);
         match pending {
@@ -118,7 +118,7 @@ impl DeviceEngine {
         Some(match direction {
             Direction::ToDevice => to_device,
             Direction::ToHost => to_host,
-            Direction::WithinDevice | Direction::BetweenDevices => between,
+            Direction::WithinDevice | Direction::ToPeer | Direction::FromPeer => between,
         })
     }
 

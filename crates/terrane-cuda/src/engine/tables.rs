@@ -91,6 +91,12 @@ impl Tables {
     }
 }
 
+impl Places {
+    fn is_of_parent(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.context().driver().is_of_parent())
+    }
+}
+
 /// The bytes of a place.
 fn place_bytes() -> ByteCount {
     ByteCount::new(ByteCount::from_usize(PLACE_ENTRIES).get() * ENTRY_BYTES)
@@ -105,7 +111,9 @@ impl Table {
 
 impl Drop for TablePlace {
     fn drop(&mut self) {
-        if let Self::Common { places, number } = self {
+        if let Self::Common { places, number } = self
+            && !places.is_of_parent()
+        {
             places.free.lock().unwrap_or_else(PoisonError::into_inner).push(*number);
         }
     }

@@ -45,6 +45,16 @@ impl Task {
         }
     }
 
+    /// Whether it waits for a transfer that should end soon, and for which threads of callers look.
+    fn is_short(&self) -> bool {
+        matches!(self, Self::End(flight) if flight.is_short())
+    }
+
+    /// Whether looking at it now would change nothing. Runs no foreign code.
+    fn is_pending(&self) -> bool {
+        matches!(self, Self::End(flight) if flight.is_pending())
+    }
+
     /// Does it if there is nothing to wait for, and gives it back otherwise.
     fn look(self, lost: &Lost) -> Option<Self> {
         match self {
@@ -73,13 +83,16 @@ impl Task {
     }
 }
 
-/// The tasks of some threads, each of which sleeps until one is done. The last one of them that
-/// has nothing to do looks after all that come, in turn, so that none waits for the device behind
-/// others that it holds up.
+/// The tasks of some threads, each of which sleeps until one is done. One of them, the attendant,
+/// looks at several in turn: at those that are [short](Task::is_short), and, if no other thread is
+/// left, at all that come, so that none waits for the device behind others that it holds up.
+///
+/// To wake a thread takes the thread that submits a microsecond or more, so the attendant lingers: for
+/// a while after the last short task it looks for the next one by itself.
 ///
 /// To end a job runs foreign code: a guard's drop or a waker, which may wait for another job. So a
-/// thread has one task at a time, also the one that looks after all: the others lie in the queue,
-/// where any thread finds them that has come back from its own.
+/// thread has one task at a time, also the attendant: the others lie in the queue, where any thread
+/// finds them that has come back from its own.
 pub(super) struct Watch {
     queue: Mutex<Queue>,
     /// There is a task for a thread that has none, or there will be no more.
@@ -93,8 +106,8 @@ struct Queue {
     tasks: VecDeque<Task>,
     /// Threads without a task.
     idle: usize,
-    /// Whether a thread looks after all that come. It is not said while that thread looks, which may
-    /// take for ever: another one that comes back meanwhile takes its place.
+    /// Whether there is an attendant. It is not said while that thread may run foreign code, which may
+    /// not return: another one that comes back meanwhile takes its place.
     is_attended: bool,
     /// Those who can give a task.
     givers: usize,
@@ -111,9 +124,10 @@ impl Watchers {
 
     /// There are threads for as long as there is this.
     pub(super) fn send(&self, task: Task) {
+        let is_short = task.is_short();
         let mut queue = self.0.queue();
         queue.tasks.push_back(task);
-        let is_awaited = queue.idle > 0;
+        let is_awaited = queue.idle > 0 && !(is_short && queue.is_attended);
         drop(queue);
         if is_awaited {
             self.0.changed.notify_one();
@@ -134,10 +148,12 @@ impl Drop for Watchers {
     }
 }
 
-/// For so long the thread that looks after all looks again at once.
-const LOOKS: Duration = Duration::from_micros(20);
-/// The longest that it sleeps between two looks.
+/// The naps of the attendant between two looks at all of its tasks.
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(100);
+/// For so long the attendant looks for short tasks after the last one has come or ended. A row of
+/// small transfers is one of its turns, and a lone one is followed by twenty wake-ups.
+const LINGERS: Duration = Duration::from_millis(2);
 
 impl Watch {
     pub(super) fn new(lost: &Arc<Lost>, lists: &Arc<ListPool>) -> Arc<Self> {
@@ -162,7 +178,7 @@ impl Watch {
         let mut queue = self.queue();
         loop {
             if let Some(task) = queue.tasks.pop_front() {
-                let attends = queue.idle == 0 && !queue.is_attended;
+                let attends = !queue.is_attended && (queue.idle == 0 || task.is_short());
                 queue.is_attended |= attends;
                 return Some((task, attends));
             }
@@ -175,55 +191,77 @@ impl Watch {
         }
     }
 
-    /// Looks at this task and all others in turn, until there are none, or but one and another
-    /// thread for what comes next.
+    /// Looks at this task and all others in turn, as the attendant, until no short one has come for a
+    /// while, and another thread is there for what comes next.
     fn take_turns(&self, task: Task) {
-        let mut task = task;
+        let mut task = Some(task);
         // Looks in a row that changed nothing, and since when.
         let (mut in_vain, mut since) = (0, Instant::now());
         loop {
-            self.queue().is_attended = false;
-            let looked_at = guarded(|| task.look(&self.lost)).flatten();
+            let lingers = since.elapsed() < LINGERS;
+            let looked_at = task.take().map(|task| self.look_at(task));
             let mut queue = self.queue();
-            if queue.is_attended {
-                queue.tasks.extend(looked_at);
-                return;
-            }
-            queue.is_attended = true;
             match looked_at {
-                None => (in_vain, since) = (0, Instant::now()),
-                Some(only) if queue.tasks.is_empty() && queue.idle > 0 => {
+                Some(Look::Replaced) => return,
+                Some(Look::Done) => {
+                    (in_vain, since) = (0, Instant::now());
+                    drop(queue);
+                    self.clear_up();
+                    queue = self.queue();
+                }
+                Some(Look::Waits(only))
+                    if queue.tasks.is_empty()
+                        && queue.idle > 0
+                        && !(lingers && only.is_short()) =>
+                {
                     queue.is_attended = false;
                     drop(queue);
                     guarded(|| only.see_through(&self.lost));
                     return;
                 }
-                Some(waits) => {
+                Some(Look::Waits(waits)) => {
                     queue.tasks.push_back(waits);
                     in_vain += 1;
+                    if !lingers && queue.idle > 0 {
+                        // It takes one of them, and sleeps until that is done.
+                        self.changed.notify_one();
+                    }
                 }
+                None => {}
             }
-            if in_vain >= queue.tasks.len() && in_vain > 0 {
-                drop(queue);
-                let waited = since.elapsed();
-                if waited < LOOKS {
-                    std::hint::spin_loop();
-                } else {
-                    std::thread::sleep((waited / 4).min(LONGEST_NAP));
-                }
-                in_vain = 0;
-                queue = self.queue();
-            }
-            let Some(next) = queue.tasks.pop_front() else {
+            if queue.tasks.is_empty() && (!lingers || queue.givers == 0) {
                 queue.is_attended = false;
                 return;
-            };
-            drop(queue);
-            if in_vain == 0 {
-                self.clear_up();
             }
-            task = next;
+            if in_vain >= queue.tasks.len() {
+                let was_empty = queue.tasks.is_empty();
+                drop(queue);
+                let waited = since.elapsed();
+                std::thread::sleep((waited / 4).clamp(SHORTEST_NAP, LONGEST_NAP));
+                queue = self.queue();
+                in_vain = 0;
+                if was_empty && !queue.tasks.is_empty() {
+                    since = Instant::now();
+                }
+            }
+            task = queue.tasks.pop_front();
         }
+    }
+
+    /// Looks at a task, for which the attendant gives up its place where foreign code may run.
+    fn look_at(&self, task: Task) -> Look {
+        if task.is_pending() {
+            return Look::Waits(task);
+        }
+        self.queue().is_attended = false;
+        let left = guarded(|| task.look(&self.lost)).flatten();
+        let mut queue = self.queue();
+        if queue.is_attended {
+            queue.tasks.extend(left);
+            return Look::Replaced;
+        }
+        queue.is_attended = true;
+        left.map_or(Look::Done, Look::Waits)
     }
 
     /// Does what no caller's thread should.
@@ -235,6 +273,16 @@ impl Watch {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What the attendant found.
+enum Look {
+    /// The task is done.
+    Done,
+    /// There is still something to wait for.
+    Waits(Task),
+    /// Another thread has become the attendant meanwhile, and has the task.
+    Replaced,
 }
 
 /// Only foreign code can panic, such as the drop of a caller's guard. The thread has other jobs to

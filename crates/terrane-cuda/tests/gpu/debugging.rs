@@ -99,6 +99,43 @@ fn guarded<A: Allocate>(context: &Context, upstream: A) {
     assert_eq!(guard.log().live(), 0);
 }
 
+/// Of every length within a granule, the first byte behind it.
+fn overrun<A: Allocate>(context: &Context, upstream: A) {
+    let (streams, id, stream) = stream_of(context);
+    let guard = upstream.guarded_on(CudaFill::new(&streams), id);
+    for (found, bytes) in (1..).zip([1, 63, 1000, 4095, 4097].map(ByteCount::new)) {
+        let block = guard.allocate(&RegionRequest::new(bytes)).unwrap();
+        let (at, length) = (block.location(), block.length());
+        assert_eq!(length, bytes);
+        // SAFETY: within the memory that the guard obtained, which nobody else uses.
+        unsafe { stream.fill(at, 0, length) }.unwrap();
+        assert_eq!(guard.verify(), 0, "within bounds");
+        let behind = at.checked_add(bytes).unwrap();
+        // SAFETY: as above, one byte behind what was asked for.
+        unsafe { stream.fill(behind, 0, ByteCount::new(1)) }.unwrap();
+        drop(block);
+        let violations = guard.log().violations();
+        let Some(GuardViolation::Overwritten { side, distance, .. }) = violations.last() else {
+            panic!("{violations:?}");
+        };
+        assert_eq!((guard.log().found(), *side, *distance), (found, Side::After, 0), "{bytes}");
+    }
+}
+
+#[test]
+fn the_first_byte_behind_what_was_asked_for_is_watched_in_every_memory() {
+    let name = "the_first_byte_behind_what_was_asked_for_is_watched_in_every_memory";
+    let Some(context) = device(name, LITTLE) else { return };
+    let device = || DeviceAllocator::new(&context);
+    overrun(&context, device());
+    overrun(&context, DevicePool::new(&context, ByteCount::mib(32)).unwrap());
+    overrun(&context, Pool::new(device(), PoolOptions::default()).unwrap());
+    if context.device().uses_host_addresses {
+        overrun(&context, PinnedAllocator::new(&context, PinnedOptions::default()).unwrap());
+    }
+    assert_eq!((context.failed_drops(), context.lost()), (0, None));
+}
+
 #[test]
 fn a_write_out_of_bounds_is_found_in_device_memory() {
     let name = "a_write_out_of_bounds_is_found_in_device_memory";

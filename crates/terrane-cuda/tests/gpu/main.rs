@@ -17,6 +17,7 @@ mod drivers;
 mod engine;
 mod exhaustion;
 mod faults;
+mod forks;
 mod granted;
 mod holdings;
 mod kernel_arguments;

@@ -16,6 +16,7 @@ const CAP: ByteCount = ByteCount::mib(4);
 
 fn capped() -> PoolOptions {
     PoolOptions {
+        classes: SizeClasses::powers_of_two(),
         cached_bytes: CAP,
         cached_percent: 100,
         blocks_per_class: 2,

@@ -1,10 +1,14 @@
 //! Streams and events, and both as a pool's fences.
 
 use std::num::NonZeroUsize;
+use std::ptr::without_provenance_mut;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::CudaContext;
 use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
+use terrane_cuda::kernel_argument::CudarcStream;
 use terrane_cuda::{
     Context, CudaError, CudaStreams, DeviceAllocator, DeviceMemory, Event, PinnedAllocator,
     PinnedOptions, Stream, StreamPriority, Timing,
@@ -162,4 +166,54 @@ fn a_file_is_no_place_for_a_stream() {
     // SAFETY: nothing is copied.
     let error = unsafe { stream.copy(at, at, ByteCount::new(1)) }.unwrap_err();
     assert!(matches!(error, CudaError::Unreachable { .. }), "{error}");
+}
+
+/// Pools, staging tables and managed memory are given streams as [`Stream`]s, or by the number of one.
+#[test]
+fn the_per_thread_default_stream_orders_no_memory() {
+    let name = "the_per_thread_default_stream_orders_no_memory";
+    let Some(context) = device(name, LITTLE) else { return };
+    // SAFETY: the stream lives as long as the context.
+    let borrowed = unsafe { Stream::borrow(&context, without_provenance_mut(2), ()) };
+    assert!(matches!(borrowed, Err(CudaError::PerThreadStream)), "{borrowed:?}");
+    let theirs = CudaContext::new(0).unwrap();
+    let streams = CudaStreams::new(&context);
+    let numbered = CudarcStream::new(&streams, &theirs.per_thread_stream());
+    assert!(matches!(numbered, Err(CudaError::PerThreadStream)), "{numbered:?}");
+    // The legacy default stream is one on all threads.
+    CudarcStream::new(&streams, &theirs.default_stream()).unwrap();
+}
+
+#[test]
+fn events_order_the_default_stream_of_the_thread_that_asks() {
+    let name = "events_order_the_default_stream_of_the_thread_that_asks";
+    let Some(context) = device(name, LITTLE) else { return };
+    let driver = terrane_testkit::simulated_cuda::SimulatedCuda::find();
+    let slow = Stream::new(&context).unwrap();
+    let held = driver.as_ref().map(|driver| driver.hold(slow.handle()));
+    let new = || Event::new(&context, Timing::Off).unwrap();
+    let [before, behind] = [new(), new()];
+    let memory =
+        DeviceAllocator::new(&context).allocate(&RegionRequest::new(ByteCount::kib(4))).unwrap();
+    // SAFETY: the memory lives until the stream has been waited for.
+    unsafe { slow.fill(memory.location(), 1, memory.length()) }.unwrap();
+    before.record(&slow).unwrap();
+    before.delay_thread_stream(&context).unwrap();
+    behind.record_on_thread_stream().unwrap();
+    let of_another = thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            let event = new();
+            event.record_on_thread_stream().unwrap();
+            event.wait_timeout(Duration::from_secs(120)).unwrap()
+        });
+        asked.join().unwrap()
+    });
+    assert!(of_another, "nothing is on the stream of another thread");
+    if held.is_some() {
+        assert!(!behind.is_complete().unwrap(), "it is behind what is held");
+    }
+    drop(held);
+    behind.wait().unwrap();
+    assert!(before.is_complete().unwrap());
+    slow.synchronize().unwrap();
 }

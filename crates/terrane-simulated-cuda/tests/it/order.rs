@@ -202,3 +202,36 @@ fn many_threads_share_devices() {
         }
     });
 }
+
+/// What one thread submits by the handle of the per-thread default stream, another one neither waits
+/// for nor marks by the same handle.
+#[test]
+fn the_per_thread_default_stream_is_another_one_on_each_thread() {
+    const PER_THREAD: u64 = 2;
+    for config in configs() {
+        let cuda = Cuda::new(config);
+        let (slow, memory, before) = (stream(NON_BLOCKING), allocate(BYTES), event());
+        hold(slow);
+        ok(fill(memory, 1, BYTES, slow));
+        record(before, slow);
+        wait_for(PER_THREAD, before);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _attached = cuda.session.attach();
+                // SAFETY: no pointers.
+                ok(unsafe { cuCtxPushCurrent_v2(cuda.context) });
+                ok(synchronize(PER_THREAD));
+                let mark = event();
+                record(mark, PER_THREAD);
+                // SAFETY: no pointers.
+                ok(unsafe { cuEventSynchronize(mark) });
+            });
+        });
+        let mark = event();
+        record(mark, PER_THREAD);
+        assert!(!is_done(mark), "this thread's stream is behind what is held");
+        let_go(slow);
+        ok(synchronize(PER_THREAD));
+        assert!(is_done(mark));
+    }
+}

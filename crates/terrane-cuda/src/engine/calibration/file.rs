@@ -1,7 +1,8 @@
 //! The file of a calibration.
 
+use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,10 +13,11 @@ use super::{Calibration, CopyPath, Direction, PathCost};
 use crate::error::CudaError;
 
 /// The version of the format. A file of another version is refused, never guessed at.
-const FORMAT: u32 = 1;
+/// Version 1 had one direction for both ways between devices.
+const FORMAT: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
-struct File {
+struct Form {
     format: u32,
     device: String,
     driver: String,
@@ -50,21 +52,43 @@ pub(super) fn read(path: &Path) -> Result<Calibration, CudaError> {
 }
 
 pub(super) fn write(calibration: &Calibration, path: &Path) -> Result<(), CudaError> {
-    let text = serde_json::to_string_pretty(&File::of(calibration));
+    let text = serde_json::to_string_pretty(&Form::of(calibration));
     let text = text.map_err(|error| failed(path, error))?;
-    // Beside the file, so that the rename does not leave the file system; and each writer's own.
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}-{number}.new", std::process::id()));
-    let written = std::fs::File::create(&beside)
-        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+    let (mut file, beside) = create_beside(path).map_err(|error| failed(path, error))?;
+    let written = file
+        .write_all(text.as_bytes())
+        .and_then(|()| file.sync_all())
         .and_then(|()| std::fs::rename(&beside, path));
     written.map_err(|error| {
-        // It may not even be there.
+        // The first error is the one to report.
         let _ = std::fs::remove_file(&beside);
         failed(path, error)
     })
+}
+
+/// Creates a file in the folder of `path`, so that a rename does not leave the file system.
+///
+/// The name can be predicted, so whatever has it already is left alone: the file is created with
+/// `O_EXCL`, which opens no file that exists and follows no symbolic link.
+fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
+    /// More names than dead processes and other writers leave behind.
+    const MOST_NAMES: usize = 1024;
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    let mut taken = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+    for _ in 0..MOST_NAMES {
+        // Relaxed: only uniqueness in this process is asked for.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(format!(".{}-{number}.new", std::process::id()));
+        match options.open(&beside) {
+            Ok(file) => return Ok((file, beside.into())),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => taken = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(taken)
 }
 
 fn failed(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> CudaError {
@@ -88,7 +112,7 @@ fn parse(text: &str) -> Result<Calibration, Cause> {
     if head.format != FORMAT {
         return Err(cause(Flaw::Format { found: head.format }));
     }
-    let file: File = serde_json::from_str(text).map_err(cause)?;
+    let file: Form = serde_json::from_str(text).map_err(cause)?;
     // A path that the file does not speak of is not lost.
     let mut calibration =
         Calibration { device: file.device, driver: file.driver, ..Calibration::built_in() };
@@ -99,7 +123,7 @@ fn parse(text: &str) -> Result<Calibration, Cause> {
     Ok(calibration)
 }
 
-impl File {
+impl Form {
     fn of(calibration: &Calibration) -> Self {
         let entries = Direction::ALL.into_iter().flat_map(|direction| {
             CopyPath::ALL.into_iter().filter_map(move |path| {
@@ -156,7 +180,8 @@ const fn direction_name(direction: Direction) -> &'static str {
         Direction::ToDevice => "to device",
         Direction::ToHost => "to host",
         Direction::WithinDevice => "within device",
-        Direction::BetweenDevices => "between devices",
+        Direction::ToPeer => "to peer",
+        Direction::FromPeer => "from peer",
     }
 }
 
@@ -195,8 +220,35 @@ mod tests {
     }
 
     #[test]
+    fn saving_opens_nothing_that_is_there_already() {
+        /// Beyond the names that other tests of this process take meanwhile.
+        const LINKS: usize = 512;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("calibration.json");
+        let victim = folder.path().join("victim");
+        std::fs::write(&victim, "precious").unwrap();
+        // Whatever number the next file has: links under the next names, to a file and to nowhere.
+        for number in 0..LINKS {
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!(".{}-{number}.new", std::process::id()));
+            let to = if number % 2 == 0 { victim.clone() } else { folder.path().join("nowhere") };
+            std::os::unix::fs::symlink(to, name).unwrap();
+        }
+        write(&Calibration::built_in(), &path).unwrap();
+        assert_eq!(read(&path).unwrap(), Calibration::built_in());
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+        assert!(!folder.path().join("nowhere").exists());
+        assert!(!path.is_symlink());
+        assert_eq!(
+            std::fs::read_dir(folder.path()).unwrap().count(),
+            LINKS + 2,
+            "the links are there"
+        );
+    }
+
+    #[test]
     fn what_a_file_does_not_speak_of_is_as_built_in() {
-        let mut file = File::of(&Calibration::built_in());
+        let mut file = Form::of(&Calibration::built_in());
         file.costs.clear();
         let parsed = parse(&serde_json::to_string(&file).unwrap()).unwrap();
         assert_eq!(parsed, Calibration::built_in());
@@ -204,13 +256,16 @@ mod tests {
 
     #[test]
     fn what_is_no_calibration_is_refused_with_what_is_wrong() {
-        let good = serde_json::to_value(File::of(&Calibration::built_in())).unwrap();
+        let good = serde_json::to_value(Form::of(&Calibration::built_in())).unwrap();
         let refusal = |change: &dyn Fn(&mut serde_json::Value)| {
             let mut changed = good.clone();
             change(&mut changed);
             parse(&changed.to_string()).unwrap_err().to_string()
         };
-        assert!(refusal(&|file| file["format"] = 2.into()).contains("format is 2"));
+        for format in [1, 3] {
+            let error = refusal(&|file| file["format"] = format.into());
+            assert!(error.contains(&format!("format is {format}")), "{error}");
+        }
         assert!(refusal(&|file| file["costs"][0]["path"] = "lift".into()).contains("`lift`"));
         assert!(refusal(&|file| file["costs"][0]["direction"] = "up".into()).contains("`up`"));
         for (field, value) in

@@ -114,8 +114,8 @@ pub(super) fn measure(
     calibration.driver = context.driver().version()?.to_string();
     for direction in Direction::ALL {
         let kernel = match (direction, &bench.peer) {
-            (Direction::BetweenDevices, None) => continue,
-            (Direction::BetweenDevices, Some(_)) => &[CopyPath::Peer][..],
+            (Direction::ToPeer | Direction::FromPeer, None) => continue,
+            (Direction::ToPeer | Direction::FromPeer, Some(_)) => &[CopyPath::Peer][..],
             (Direction::WithinDevice, _) => &[CopyPath::Relayout],
             _ => &[CopyPath::Direct, CopyPath::Staged],
         };
@@ -212,12 +212,14 @@ impl Bench {
         let here = adopt(&self.first, shape, apart)?;
         let whole = match (direction, &self.peer) {
             (Direction::WithinDevice, _) => &self.second,
-            (Direction::BetweenDevices, Some(peer)) => peer,
+            (Direction::ToPeer | Direction::FromPeer, Some(peer)) => peer,
             _ => &self.pinned,
         };
         let there = adopt(whole, shape, LayoutKind::FullyContiguous)?;
-        let (from, to) =
-            if direction == Direction::ToDevice { (&there, &here) } else { (&here, &there) };
+        let (from, to) = match direction {
+            Direction::ToDevice | Direction::FromPeer => (&there, &here),
+            _ => (&here, &there),
+        };
         let forced: Arc<dyn CopyEngine> =
             Arc::new(Forced { engine: Arc::clone(&self.engine), path });
         let manager = TransferManager::new([forced]);

@@ -12,7 +12,7 @@ use super::options::CopyPath;
 use crate::context::Context;
 use crate::error::CudaError;
 
-/// Between what a transfer is, as seen from the engine's device.
+/// What a transfer copies between, as seen from the engine's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Direction {
@@ -22,22 +22,30 @@ pub enum Direction {
     ToHost,
     /// Within the device's memory.
     WithinDevice,
-    /// Between the device and another one, either way.
-    BetweenDevices,
+    /// From the device to another one: this device writes the other's memory.
+    ToPeer,
+    /// From another device to this one, which reads the other's memory.
+    FromPeer,
 }
 
 impl Direction {
     /// Every direction.
-    pub const ALL: [Self; 4] =
-        [Self::ToDevice, Self::ToHost, Self::WithinDevice, Self::BetweenDevices];
+    pub const ALL: [Self; 5] =
+        [Self::ToDevice, Self::ToHost, Self::WithinDevice, Self::ToPeer, Self::FromPeer];
 
     const fn index(self) -> usize {
         match self {
             Self::ToDevice => 0,
             Self::ToHost => 1,
             Self::WithinDevice => 2,
-            Self::BetweenDevices => 3,
+            Self::ToPeer => 3,
+            Self::FromPeer => 4,
         }
+    }
+
+    /// Whether the other end is on another device.
+    pub(super) const fn has_peer(self) -> bool {
+        matches!(self, Self::ToPeer | Self::FromPeer)
     }
 }
 
@@ -87,10 +95,10 @@ impl Calibration {
     #[must_use]
     pub fn built_in() -> Self {
         use CopyPath::{Batched, Contiguous, CopyEach, Direct, Peer, Relayout, Staged};
-        use Direction::{BetweenDevices, ToDevice, ToHost, WithinDevice};
+        use Direction::{FromPeer, ToDevice, ToHost, ToPeer, WithinDevice};
         let mut built_in = Self::empty("NVIDIA H200", "13.0");
         // Nanoseconds: fixed, a piece, a short piece; gigabytes a second.
-        let figures: [(Direction, CopyPath, [f64; 4]); 18] = [
+        let figures: [(Direction, CopyPath, [f64; 4]); 22] = [
             (ToDevice, Contiguous, [6e3, 2.1e3, 2.1e3, 55.0]),
             (ToDevice, CopyEach, [6e3, 2.1e3, 2.4e3, 55.0]),
             (ToDevice, Batched, [9e3, 0.4e3, 2.4e3, 55.0]),
@@ -105,10 +113,14 @@ impl Calibration {
             (WithinDevice, CopyEach, [5e3, 2.0e3, 2.0e3, 2100.0]),
             (WithinDevice, Batched, [9e3, 0.5e3, 0.5e3, 1500.0]),
             (WithinDevice, Relayout, [5e3, 0.05, 0.05, 1950.0]),
-            (BetweenDevices, Contiguous, [10e3, 3.0e3, 3.0e3, 390.0]),
-            (BetweenDevices, CopyEach, [10e3, 3.0e3, 3.0e3, 390.0]),
-            (BetweenDevices, Batched, [12e3, 1.0e3, 1.0e3, 390.0]),
-            (BetweenDevices, Peer, [9e3, 0.2, 0.5, 300.0]),
+            (ToPeer, Contiguous, [10e3, 3.0e3, 3.0e3, 390.0]),
+            (ToPeer, CopyEach, [10e3, 3.0e3, 3.0e3, 390.0]),
+            (ToPeer, Batched, [12e3, 1.0e3, 1.0e3, 390.0]),
+            (ToPeer, Peer, [9e3, 0.05, 0.1, 350.0]),
+            (FromPeer, Contiguous, [10e3, 3.0e3, 3.0e3, 390.0]),
+            (FromPeer, CopyEach, [10e3, 3.0e3, 3.0e3, 390.0]),
+            (FromPeer, Batched, [12e3, 1.0e3, 1.0e3, 390.0]),
+            (FromPeer, Peer, [9e3, 0.05, 0.1, 366.0]),
         ];
         for (direction, path, [fixed, piece, short, rate]) in figures {
             built_in.set(

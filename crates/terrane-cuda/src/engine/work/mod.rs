@@ -38,7 +38,7 @@ pub(super) struct Work {
     lists: Option<BlockLists>,
     /// Where there is room for them, before they are written.
     room: Option<BlockLists>,
-    job: CopyJob,
+    job: Box<CopyJob>,
     /// They outlive the engine, if that goes while they run.
     kernels: Option<Kernels>,
     direction: Direction,
@@ -78,7 +78,7 @@ impl Work {
     /// Prepares a job, of which nothing has been submitted.
     pub(super) fn new(
         shared: &Shared,
-        job: CopyJob,
+        job: Box<CopyJob>,
         direction: Direction,
         path: CopyPath,
         ends: [Arc<Reach>; 2],
@@ -227,8 +227,9 @@ impl Work {
         /// Launches, for which a list of their pairs may be uploaded.
         const MOST_LAUNCHES: usize = 8;
         let plan = self.job.plan();
-        // What stays within the device holds up no wire.
-        let is_large = self.direction != Direction::WithinDevice && plan.bytes().get() > MOST_BYTES;
+        // One launch between devices copies up to a gigabyte whichever thread submits it.
+        let has_host = matches!(self.direction, Direction::ToDevice | Direction::ToHost);
+        let is_large = has_host && plan.bytes().get() > MOST_BYTES;
         if self.job.layers().is_some() || is_large {
             return false;
         }

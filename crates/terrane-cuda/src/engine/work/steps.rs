@@ -291,7 +291,9 @@ impl Steps {
         let options = &shared.options;
         let (ctas, limit) = match direction {
             Direction::WithinDevice => (shared.relayout_ctas(), options.relayout_bytes),
-            Direction::BetweenDevices => (options.direct_ctas.get(), options.relayout_bytes),
+            Direction::ToPeer | Direction::FromPeer => {
+                (options.peer_ctas.get(), options.relayout_bytes)
+            }
             _ => (options.direct_ctas.get(), options.request_bytes),
         };
         let packing = Packing::unpacked(grid, layer_wise);

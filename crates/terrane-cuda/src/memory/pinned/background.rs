@@ -1,5 +1,6 @@
 //! Pinned memory that is used while it comes up.
 
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
@@ -84,6 +85,7 @@ impl PinnedAllocator {
                 host_memory(StorageError::Thread { source })
             })?;
         let rising = Rising {
+            context: self.context.clone(),
             bring_up: bring_up.clone(),
             thread: Some(thread),
             step,
@@ -99,6 +101,7 @@ impl PinnedAllocator {
 /// Memory that is coming up, or has come up, in the background.
 #[derive(Debug)]
 pub(super) struct Rising {
+    context: Context,
     bring_up: PinnedBringUp,
     /// Taken by the drop. What it returns is unregistered when it drops.
     thread: Option<JoinHandle<Registered>>,
@@ -157,6 +160,11 @@ impl Rising {
 
 impl Drop for Rising {
     fn drop(&mut self) {
+        if self.context.driver().is_of_parent() {
+            // The thread is the parent's, which joins it.
+            let _left = ManuallyDrop::new(self.thread.take());
+            return;
+        }
         self.bring_up.cancel();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()

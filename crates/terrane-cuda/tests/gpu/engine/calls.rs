@@ -51,6 +51,8 @@ fn one_failure(
     // What the first transfer brings up is there.
     check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..3);
     for (from, to) in [(&here, &there), (&there, &here)] {
+        // Written whole, whatever the transfer before left of it.
+        Image::scribble(from, fixture.access(), 1);
         let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
         driver.fail(call, spared, CODE);
         match end_of(manager.submit(transfer, ()).unwrap()).result {
@@ -67,10 +69,12 @@ fn one_failure(
             }
             Err(error) => panic!("{error}"),
         }
+        // How often an event is asked, or waited for, is left to the threads: some may be left.
+        driver.forgive();
     }
-    // How often an event is asked, or waited for, is left to the threads: some may be left.
-    driver.forgive();
-    Image::scribble(&here, fixture.access(), 2);
+    for (end, seed) in [(&here, 2), (&there, 3)] {
+        Image::scribble(end, fixture.access(), seed);
+    }
     check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..3);
 }
 
@@ -124,6 +128,8 @@ fn the_staged_path_keeps_its_requests_short() {
     let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
     let ids: Vec<u32> = (0..8).collect();
     for (from, to) in [(&here, &there), (&there, &here)] {
+        // Written whole, whatever the transfer before left of it.
+        Image::scribble(from, fixture.access(), 1);
         // Half a MiB in one stretch: several requests, and so a batch.
         driver.fail("cuMemcpyBatchAsync_v2", 0, 701);
         let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);

@@ -57,6 +57,7 @@ impl Fixture {
             request_bytes: ByteCount::kib(2),
             relayout_bytes: ByteCount::kib(2),
             direct_ctas: NonZeroU32::new(2).unwrap(),
+            peer_ctas: NonZeroU32::new(2).unwrap(),
             ..DeviceEngineOptions::default()
         };
         Self::new(context, options, ends)

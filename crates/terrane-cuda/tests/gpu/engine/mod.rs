@@ -9,6 +9,7 @@ mod held;
 mod orders;
 mod panics;
 mod paths;
+mod peers;
 mod ranks;
 mod relays;
 mod resources;

@@ -1,7 +1,9 @@
 //! What a transfer runs after on the device, and what runs after its layers.
 
+use std::error::Error as _;
+
 use terrane_core::{ByteCount, Memory};
-use terrane_cuda::{Context, CopyPath, DeviceEngineOptions, Event, Stream, Timing};
+use terrane_cuda::{Context, CopyPath, CudaError, DeviceEngineOptions, Event, Stream, Timing};
 use terrane_layout::LayoutKind;
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::conformance::copy_engine::{end_of, ordered};
@@ -12,7 +14,7 @@ use terrane_transfer::{DeviceOrder, Endpoint, StreamHandle, Transfer, TransferEr
 use super::fixture::{
     APART, DEVICE, Fixture, LAYERS_APART, PEER, PINNED, all_are, config, keep_busy, much,
 };
-use crate::needs::{Needs, device_with_kernels as device, two_devices};
+use crate::needs::{LITTLE, Needs, device_with_kernels as device, two_devices};
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
 const ALL: [&str; 3] = [DEVICE, APART, PINNED];
@@ -221,4 +223,21 @@ fn the_context_of_another_device_is_retained_once() {
     let before = retained();
     (0..5).for_each(|_| submit());
     assert_eq!(retained(), before);
+}
+
+#[test]
+fn an_order_after_the_per_thread_default_stream_is_refused() {
+    let name = "an_order_after_the_per_thread_default_stream_is_refused";
+    let Some(context) = device(name, LITTLE) else { return };
+    let fixture = fixture(&context, None);
+    let (manager, shape) = (fixture.manager(), config(2, 4, 16));
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    Image::scribble(&here, fixture.access(), 1);
+    // SAFETY: default streams live as long as the context.
+    let order = DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(context.device().id, 2) });
+    let transfer = Transfer::new(&here, &there).blocks(&[0], &[1]).device_order(order);
+    let error = end_of(manager.submit(transfer, ()).unwrap()).result.unwrap_err();
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<CudaError>());
+    assert!(matches!(cause, Some(CudaError::PerThreadStream)), "{error}: {cause:?}");
 }

@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use cudarc::driver::CudaContext;
 use terrane_core::ByteCount;
 use terrane_cuda::{CopyPath, DeviceEngineOptions};
 use terrane_layout::LayoutKind;
@@ -40,9 +39,6 @@ fn a_feeder_that_panics_waits_for_what_it_has_submitted() {
             return eprintln!("skipped: {name}: no simulated driver, whose calls can fail");
         };
         tracing::subscriber::set_global_default(AtEvents::any(panic_on_feeders)).unwrap();
-        // This thread has the context for good, and so makes none of the calls that fail.
-        let ordinal = usize::try_from(context.device().id.get()).unwrap();
-        CudaContext::new(ordinal).unwrap().bind_to_thread().unwrap();
         let options = DeviceEngineOptions {
             path: Some(CopyPath::Staged),
             scratch_bytes: ByteCount::kib(16),
@@ -51,16 +47,18 @@ fn a_feeder_that_panics_waits_for_what_it_has_submitted() {
         };
         let shape = config(32, 3, 2);
         let ids: Vec<u32> = (0..32).collect();
-        for spared in 0..12 {
+        for spared in 0..4 {
             let fixture = Fixture::new(&context, options.clone(), &[DEVICE, PINNED]);
             let manager = fixture.manager();
             let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
             let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
             Image::scribble(&here, fixture.access(), 1);
             for (from, to) in [(&here, &there), (&there, &here)] {
+                // Written whole, whatever the transfer before left of it.
+                Image::scribble(from, fixture.access(), 1);
                 let before = PANICS.load(Ordering::SeqCst);
-                // The feeder, or a watcher, cannot take the context off its thread again, and says so.
-                driver.fail("cuCtxPopCurrent_v2", spared, 999);
+                // The feeder finds no memory for a buffer, the first one or another, and says so.
+                driver.fail("cuMemAlloc_v2", spared, 2);
                 let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
                 let outcome = end_of(manager.submit(transfer, ()).unwrap());
                 match outcome.result {
@@ -73,7 +71,9 @@ fn a_feeder_that_panics_waits_for_what_it_has_submitted() {
                 }
                 driver.forgive();
             }
-            Image::scribble(&here, fixture.access(), 2);
+            for (end, seed) in [(&here, 2), (&there, 3)] {
+                Image::scribble(end, fixture.access(), seed);
+            }
             check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..3);
         }
         assert!(PANICS.load(Ordering::SeqCst) > 0, "nothing was tried");

@@ -216,15 +216,15 @@ fn peers_are_measured() {
     let mut options = CalibrationOptions::default();
     (options.bytes, options.repetitions) = (ByteCount::mib(1), 1);
     let built_in = Calibration::built_in();
-    let cost = |calibration: &Calibration, path| {
-        *calibration.cost(Direction::BetweenDevices, path).unwrap()
-    };
     let measured = Calibration::measure(&context, &options).unwrap();
-    assert_ne!(cost(&measured, CopyPath::CopyEach), cost(&built_in, CopyPath::CopyEach));
     options.peers = false;
     let without = Calibration::measure(&context, &options).unwrap();
-    for path in [CopyPath::CopyEach, CopyPath::Batched, CopyPath::Peer] {
-        assert_eq!(cost(&without, path), cost(&built_in, path), "{path}");
+    for direction in [Direction::ToPeer, Direction::FromPeer] {
+        let cost = |calibration: &Calibration, path| *calibration.cost(direction, path).unwrap();
+        assert_ne!(cost(&measured, CopyPath::CopyEach), cost(&built_in, CopyPath::CopyEach));
+        for path in [CopyPath::CopyEach, CopyPath::Batched, CopyPath::Peer] {
+            assert_eq!(cost(&without, path), cost(&built_in, path), "{direction:?} {path}");
+        }
     }
     assert_eq!((context.lost(), peer.lost()), (None, None));
 }
@@ -245,10 +245,11 @@ fn a_peer_without_room_is_not_measured() {
     driver.fail("cuMemAlloc_v2", before + 2, 2);
     let measured = Calibration::measure(&context, &options).unwrap();
     assert_eq!(driver.forgive(), 0);
-    let cost = |calibration: &Calibration| {
-        *calibration.cost(Direction::BetweenDevices, CopyPath::CopyEach).unwrap()
-    };
-    assert_eq!(cost(&measured), cost(&Calibration::built_in()));
+    for direction in [Direction::ToPeer, Direction::FromPeer] {
+        let cost =
+            |calibration: &Calibration| *calibration.cost(direction, CopyPath::CopyEach).unwrap();
+        assert_eq!(cost(&measured), cost(&Calibration::built_in()), "{direction:?}");
+    }
     assert_eq!((context.lost(), peer.lost()), (None, None));
 }
 

@@ -123,7 +123,7 @@ fn all_engines_together_serve_every_pair() {
     let before = context.holdings();
     let places = [DEVICE, APART, PINNED, SYSTEM, FILE];
     let fixture = Relayed::new(&context, RelayOptions::default(), &[DEVICE]);
-    let manager = TransferManager::new(engines(&context, &EnginesOptions::default()).unwrap());
+    let manager = TransferManager::new(engines([&context], &EnginesOptions::default()).unwrap());
     let ids: Vec<u32> = (0..24).rev().collect();
     for (seed, (from, to)) in (0..).zip(places.iter().flat_map(|&from| places.map(|to| (from, to))))
     {

@@ -78,6 +78,7 @@ fn a_job_ends_no_sooner_than_its_work() {
         drop(held);
         // It failed, as the driver said so; what it used is free again.
         assert!(matches!(end_of(completion).result, Err(TransferError::Engine { .. })));
+        Image::scribble(&there, fixture.access(), 5);
         check_transfer(&manager, fixture.access(), (&here, &[0]), (&there, &[0]), 0..4);
         assert_eq!((context.lost(), context.failed_drops()), (None, 0));
     });
@@ -146,7 +147,9 @@ fn buffers_are_not_used_again_while_nobody_knows() {
             let failed = end_of(completion).result.is_err();
             assert!(!failed || driver.count(Live::Operations) == 0, "it ended too early");
             driver.forgive();
-            Image::scribble(&here, fixture.access(), spared);
+            for end in [&here, &there] {
+                Image::scribble(end, fixture.access(), spared);
+            }
             check_transfer(&manager, fixture.access(), (&here, &ids), (&there, &ids), 0..4);
         }
         assert_eq!((context.lost(), context.failed_drops()), (None, 0));
