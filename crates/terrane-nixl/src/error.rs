@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use terrane_core::{AgentName, BackendName, OsError, PeerId};
+use terrane_core::{AgentName, BackendName, ForkedProcess, OsError, PeerId};
 
 /// A cause that several errors may share.
 pub(crate) type SharedCause = Arc<dyn std::error::Error + Send + Sync>;
@@ -104,6 +104,9 @@ pub enum NixlError {
     /// NIXL cannot be used at all.
     #[error(transparent)]
     Unavailable(#[from] NixlUnavailable),
+    /// The process was forked from one that had built an agent.
+    #[error("NIXL cannot be used in a forked process; start another program with `exec` for that")]
+    Forked(#[from] ForkedProcess),
     /// An agent without a name.
     #[error("an agent needs a name; give one, or use `AgentBuilder::unnamed`")]
     EmptyName,

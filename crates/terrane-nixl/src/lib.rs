@@ -30,6 +30,8 @@
 //!   [`BackendConfig::required`] and [`Agent::registrar`] say on which of them it depends.
 //! - [`Agent::export`] describes a registered layout as bytes, and [`Agent::import`] makes a
 //!   [`RemoteLayout`] of them at a peer.
+//! - [`Agent::nixl_metadata`] and [`Agent::import_foreign`] do the same with peers that use NIXL
+//!   without Terrane.
 //! - [`NixlEngine`] copies between layouts here and there, and to files.
 //!
 //! # Who deregisters when
@@ -38,6 +40,13 @@
 //! memory back, and ends before the memory is released. It keeps the agent alive, so that agent,
 //! layouts, views and transfers can drop in any order and on any thread. Two registrations of the
 //! same bytes do not end each other.
+//!
+//! # Forked processes
+//!
+//! A process that was forked from one that had built an agent cannot use NIXL: what it asks of an
+//! agent is an error ([`NixlError::Forked`], [`Refusal::Forked`]), and engines decline. Agents, engines,
+//! registrations and layouts of its parent drop there without a call of NIXL; they stay what they are
+//! in the parent. A parent that has only probed can be forked, and its children build agents.
 //!
 //! # Example
 //!
@@ -100,6 +109,8 @@ mod error;
 mod notifications;
 mod peers;
 mod probe;
+mod process;
+mod quiet;
 mod refusal;
 mod register;
 
@@ -109,7 +120,8 @@ pub use engine::{NixlEngine, NixlEngineOptions, NixlStep, RequestFailed};
 pub use error::{NixlError, NixlUnavailable, PluginFailed, Status};
 pub use notifications::Notification;
 pub use peers::{
-    ExportError, ForgetError, Forgotten, ImportError, MalformedMetadata, PeerChange, RemoteLayout,
+    ExportError, ForeignLayout, ForgetError, Forgotten, ImportError, MalformedMetadata,
+    NixlMetadata, PeerChange, RemoteLayout,
 };
 pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe, probe_file};
 pub use refusal::Refusal;

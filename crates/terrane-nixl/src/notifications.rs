@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use terrane_core::{AgentName, PeerId};
 
 use crate::peers::{NoUse, Readiness};
-use crate::{Agent, NixlError, Status};
+use crate::quiet::quietly;
+use crate::{Agent, NixlError, Status, process};
 
 /// A message that a peer has sent: with a transfer
 /// ([`Transfer::notify`](terrane_transfer::Transfer::notify)), or by itself ([`Agent::notify`]).
@@ -40,8 +41,7 @@ impl Agent {
     /// [`NixlError::Call`] if a backend fails, or none of the agent's has messages. Those that have
     /// arrived by other backends are kept for the next call.
     pub fn notifications(&self) -> Result<Vec<Notification>, NixlError> {
-        let mut unread = self.collect()?;
-        let taken = std::mem::take(&mut *unread).into_iter();
+        let taken = self.collect(std::mem::take)?.into_iter();
         let each = taken.flat_map(|(from, messages)| {
             let from = std::iter::repeat_n(from, messages.len());
             from.zip(messages).map(|(from, message)| Notification { from, message })
@@ -55,7 +55,8 @@ impl Agent {
     ///
     /// As [`notifications`](Self::notifications).
     pub fn notifications_from(&self, sender: &AgentName) -> Result<Vec<Vec<u8>>, NixlError> {
-        Ok(self.collect()?.remove(sender).unwrap_or_default().into())
+        let of_sender = self.collect(|unread| unread.remove(sender))?;
+        Ok(of_sender.unwrap_or_default().into())
     }
 
     /// Blocks the thread until there are messages, or `deadline` has passed, and takes them all.
@@ -93,6 +94,7 @@ impl Agent {
     /// [`NixlError::UnknownPeer`] if the agent does not know the peer, or no more,
     /// [`NixlError::PeerLost`] if the connection to it has broken, now or before.
     pub fn notify(&self, peer: PeerId, message: &[u8]) -> Result<(), NixlError> {
+        process::check()?;
         let agent = || self.name().clone();
         let lost = |name| NixlError::PeerLost { agent: agent(), peer: name };
         let known = self.use_peer(peer).map_err(|reason| match reason {
@@ -102,28 +104,31 @@ impl Agent {
         if known.wait_until_ready() == Readiness::Lost {
             return Err(lost(known.name().clone()));
         }
-        self.raw().send_notification(known.name().as_str(), message, None).map_err(|error| {
+        let name = known.nixl_name().as_str();
+        self.raw().send_notification(name, message, None).map_err(|error| {
             tracing::debug!(peer = %known.name(), ?error, "a notification could not be sent");
             known.suspect();
             lost(known.name().clone())
         })
     }
 
-    /// Puts what NIXL has into the mailbox.
-    fn collect(&self) -> Result<std::sync::MutexGuard<'_, Unread>, NixlError> {
+    /// Puts what NIXL has into the mailbox, and takes some of what is there.
+    fn collect<T>(&self, take: impl FnOnce(&mut Unread) -> T) -> Result<T, NixlError> {
         const TAKING: &str = "taking notifications";
+        process::check()?;
         let failed = Status::during(TAKING);
         let mut map = nixl_sys::NotificationMap::new().map_err(failed)?;
         // Locked before NIXL is asked, so that two threads keep the order of what arrives.
         let mut unread = self.mailbox().0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut outcome = self.raw().get_notifications(&mut map, None);
+        let mut outcome = quietly(|| self.raw().get_notifications(&mut map, None));
+        let mut nameless = Vec::new();
         // If a backend failed, what the others had is here nevertheless, and nowhere else.
         for sender in map.agents() {
             let messages = sender.and_then(|sender| Ok((sender, map.get_notifications(sender)?)));
             let (sender, messages) = match messages {
                 Ok(found) => found,
                 Err(error) => {
-                    tracing::error!(agent = %self.name(), ?error, "a sender whose name is none");
+                    nameless.push(error);
                     continue;
                 }
             };
@@ -135,7 +140,12 @@ impl Agent {
                 }
             }
         }
-        outcome.map_err(failed)?;
-        Ok(unread)
+        let taken = outcome.map(|()| take(&mut unread));
+        drop(unread);
+        // Not under the lock: what listens may ask for messages.
+        for error in nameless {
+            tracing::error!(agent = %self.name(), ?error, "a sender whose name is none");
+        }
+        taken.map_err(failed)
     }
 }

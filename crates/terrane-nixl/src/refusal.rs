@@ -1,6 +1,6 @@
 //! Why one backend does not register a span, as the record of a registration says it.
 
-use terrane_core::StorageKind;
+use terrane_core::{ForkedProcess, StorageKind};
 
 use crate::{MemoryType, Status};
 
@@ -36,6 +36,9 @@ pub enum Refusal {
     /// The file's descriptor is none.
     #[error("{0} is no descriptor of a file")]
     Descriptor(i32),
+    /// The process was forked from one that had built an agent. The backend was not asked.
+    #[error("NIXL cannot be used in a forked process; start another program with `exec` for that")]
+    Forked(#[from] ForkedProcess),
     /// The backend was asked, and refused.
     #[error("{0}; NIXL's log on standard error may say why")]
     Status(Status),

@@ -25,6 +25,9 @@ pub struct WireLimits {
     pub metadata: ByteCount,
     /// The name of an agent or of a backend.
     pub name: ByteCount,
+    /// The blocks of a layout. A receiver may keep a few bytes of state for each block, so this number
+    /// bounds what one description costs it.
+    pub blocks: u32,
     /// Regions.
     pub regions: u32,
     /// Backends that took a region, and different sets of such backends.
@@ -32,14 +35,17 @@ pub struct WireLimits {
 }
 
 impl WireLimits {
-    /// 4 MiB in all, 2 MiB of metadata, names of 255 bytes, 4,096 regions, 32 backends.
+    /// 4 MiB in all, 2 MiB of metadata, names of 255 bytes, 4,194,304 blocks, 4,096 regions, 32
+    /// backends.
     ///
+    /// Blocks of 64 KiB, which are small ones, make 256 GiB at this limit, and blocks of 1 MiB 4 TiB.
     /// A layout has a region a layer, so some dozens; the metadata of an agent over UCX is some
     /// hundred bytes, and as many more for each registration.
     pub const DEFAULT: Self = Self {
         bytes: ByteCount::mib(4),
         metadata: ByteCount::mib(2),
         name: ByteCount::new(255),
+        blocks: 1 << 22,
         regions: 4096,
         backends: 32,
     };
@@ -65,6 +71,8 @@ pub enum Limited {
     Metadata,
     /// The bytes of a name.
     Name,
+    /// The number of blocks.
+    Blocks,
     /// The number of regions.
     Regions,
     /// The number of backends in a set, or of sets.
@@ -77,6 +85,7 @@ impl fmt::Display for Limited {
             Self::Bytes => "the encoding in bytes",
             Self::Metadata => "the agent's metadata in bytes",
             Self::Name => "a name in bytes",
+            Self::Blocks => "the number of blocks",
             Self::Regions => "the number of regions",
             Self::Backends => "the number of backends",
         })

@@ -148,6 +148,7 @@ pub(crate) fn read_layout(
 ) -> Result<LayoutDescriptor, WireError> {
     let mut input = Input::new(opened);
     let dimensions: DimensionsV1 = input.take(Part::Dimensions)?;
+    limits.check(Limited::Blocks, dimensions.num_blocks.into(), limits.blocks.into())?;
     let (config, kind) = geometry(&dimensions)?;
     let header: HeaderV1 = input.take(Part::Header)?;
     let storage = storage(header.storage, header.device)?;

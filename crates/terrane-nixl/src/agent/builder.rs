@@ -1,15 +1,16 @@
 //! How an agent is asked for.
 
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use terrane_core::{AgentName, OsError};
 
-use super::{Agent, Inner, create, name};
+use super::{Agent, Inner, Parts, create, name};
 use crate::notifications::Mailbox;
 use crate::peers::Peers;
 use crate::register::Table;
-use crate::{BackendConfig, NixlError, Status, probe};
+use crate::{BackendConfig, NixlError, Status, probe, process};
 
 /// Which locks NIXL takes within an agent.
 ///
@@ -137,6 +138,8 @@ impl AgentBuilder {
     pub fn build(self) -> Result<Agent, NixlError> {
         create::check_combination(self.threads, &self.backends)?;
         let config = self.config()?;
+        // Before any lock that the parent of a forked process may have held.
+        process::check()?;
         let found = probe()?;
         let name = name::ClaimedName::claim(self.name)?;
         let raw = nixl_sys::Agent::new_configured(name.get().as_str(), &config);
@@ -151,7 +154,7 @@ impl AgentBuilder {
         let (table, threads) = (Mutex::new(Table::default()), self.threads);
         let listens = self.listen.is_some();
         let (telemetry, peers, mailbox) = (self.telemetry, Peers::default(), Mailbox::default());
-        Ok(Agent(Arc::new(Inner {
+        Ok(Agent(Arc::new(Inner(ManuallyDrop::new(Parts {
             peers,
             mailbox,
             table,
@@ -161,7 +164,7 @@ impl AgentBuilder {
             threads,
             listens,
             telemetry,
-        })))
+        })))))
     }
 
     /// What NIXL is told of the agent itself.

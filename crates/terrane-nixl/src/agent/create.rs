@@ -7,6 +7,7 @@ use terrane_core::BackendName;
 
 use super::{Backend, Ios, Options, ThreadMode};
 use crate::backend::Parameter;
+use crate::quiet::quietly;
 use crate::{BackendConfig, Found, MemoryType, NixlError, Status};
 
 /// The backends of which an agent can have one only.
@@ -55,7 +56,7 @@ pub(super) fn backends(
     configs: Vec<BackendConfig>,
 ) -> Result<Vec<Backend>, NixlError> {
     let _held = PLUGINS.lock().unwrap_or_else(PoisonError::into_inner);
-    configs.into_iter().map(|config| create(agent, found, config)).collect()
+    quietly(|| configs.into_iter().map(|config| create(agent, found, config)).collect())
 }
 
 fn create(
@@ -79,8 +80,32 @@ fn create(
     memory.sort_unstable();
     let options = Options::of(&raw).map_err(Status::during("naming a backend"))?;
     let ios = Ios::of(&config);
+    let fails_at_the_end = found.package_version().as_deref() == Some(KNOWN_RELEASE)
+        && fails_at_the_end(&config, || known_parameters(agent, &config.name).unwrap_or_default());
     let BackendConfig { name, demand, file_access, .. } = config;
-    Ok(Backend { name, raw, options, memory, demand, file_access, ios })
+    Ok(Backend { name, raw, options, memory, demand, file_access, ios, fails_at_the_end })
+}
+
+/// The release of NIXL of which it is known when its storage backends say that a request failed.
+const KNOWN_RELEASE: &str = "1.5.1";
+
+/// Whether a backend says that a request failed once all I/Os of the request have ended, and not
+/// before.
+///
+/// GDS_MT waits for its threads first. POSIX counts the I/Os with the kernel's asynchronous I/O, which
+/// is its choice where it has it; with other queues it may fail earlier. Others let I/Os go on.
+fn fails_at_the_end(config: &BackendConfig, known: impl FnOnce() -> Vec<String>) -> bool {
+    const QUEUE: &str = "use_aio";
+    let is_another = |stated: &Parameter| {
+        matches!(stated.key.as_str(), "use_uring" | "use_posix_aio") && stated.value != "false"
+    };
+    match config.name.as_str() {
+        "GDS_MT" => true,
+        "POSIX" => {
+            !config.parameters.iter().any(is_another) && known().iter().any(|key| key == QUEUE)
+        }
+        _ => false,
+    }
 }
 
 /// What the backend is told: what is stated, and what is usual besides.
@@ -205,6 +230,21 @@ mod tests {
         assert!(check_combination(ThreadMode::Strict, &configs).is_ok());
         let error = check_combination(ThreadMode::ReadWrite, &configs).unwrap_err();
         assert!(error.to_string().contains("GDS"), "{error}");
+    }
+
+    #[test]
+    fn queues_that_fail_before_the_end_are_told_from_others() {
+        let known = |with: &[&str]| with.iter().map(|key| (*key).to_owned()).collect();
+        let posix = |key: &str, value: &str| BackendConfig::new("POSIX").parameter(key, value);
+        let is_final =
+            |config: &BackendConfig, with: &[&str]| fails_at_the_end(config, || known(with));
+        let usual = posix("ios_pool_size", "64");
+        assert!(is_final(&usual, &["ios_pool_size", "use_aio"]));
+        assert!(!is_final(&usual, &["ios_pool_size", "use_uring"]), "it takes another queue");
+        assert!(!is_final(&posix("use_uring", "true"), &["use_aio", "use_uring"]));
+        assert!(is_final(&posix("use_uring", "false"), &["use_aio", "use_uring"]));
+        let other = ["GDS_MT", "GDS", "UCX"].map(BackendConfig::new);
+        assert_eq!(other.each_ref().map(|config| is_final(config, &[])), [true, false, false]);
     }
 
     #[test]

@@ -8,6 +8,8 @@ mod name;
 mod options;
 
 use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
 use terrane_core::{AgentName, BackendName};
@@ -20,7 +22,7 @@ use crate::backend::{Demand, FileAccess};
 use crate::notifications::Mailbox;
 use crate::peers::Peers;
 use crate::register::{Registrar, Table};
-use crate::{MemoryType, NixlError};
+use crate::{MemoryType, NixlError, process};
 use name::ClaimedName;
 use options::Options;
 
@@ -37,7 +39,9 @@ pub struct Agent(Arc<Inner>);
 // `Agent` is `Send` and `Sync` because `nixl_sys::Agent` says so of itself. It says so for every
 // agent, while NIXL takes no lock in its default mode, and the bindings let some calls run side by
 // side. An agent is built here with one of the modes in which NIXL locks, and in no other.
-struct Inner {
+struct Inner(ManuallyDrop<Parts>);
+
+struct Parts {
     // Fields drop in this order: the agent ends, and its name is free.
     peers: Peers,
     mailbox: Mailbox,
@@ -48,6 +52,24 @@ struct Inner {
     telemetry: bool,
     listens: bool,
     threads: ThreadMode,
+}
+
+impl Deref for Inner {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // NIXL would wait for threads that a forked process does not have.
+        if !process::is_forked() {
+            // SAFETY: it is dropped here alone, once, and not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
 }
 
 /// A backend of an agent.
@@ -62,6 +84,8 @@ pub(crate) struct Backend {
     pub(crate) file_access: FileAccess,
     /// How much it can have in flight, where that has an end.
     pub(crate) ios: Option<Arc<Ios>>,
+    /// Whether a request in flight that fails has ended as a whole.
+    pub(crate) fails_at_the_end: bool,
 }
 
 impl Backend {

@@ -12,7 +12,7 @@ use super::prepared::Prepared;
 use super::remains::Abandoned;
 use super::route::{Begun, Rates};
 use super::worker::Queue;
-use crate::{Agent, NixlEngineOptions};
+use crate::{Agent, NixlEngineOptions, process};
 
 /// How long the engine's thread leaves a new flight to the thread that has submitted it, which mostly
 /// waits next. It would copy where it wakes, and whoever waits would have to be woken in turn; where it
@@ -123,6 +123,9 @@ impl Attended {
 
     /// Advances the flight and says whether anything has changed; `None` if somebody else is at it.
     fn advance(&self) -> Option<(MutexGuard<'_, State>, bool)> {
+        if process::is_forked() {
+            return None;
+        }
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             // What a panic left behind can be advanced, or is over.
@@ -144,6 +147,9 @@ impl Attended {
 impl Attended {
     /// Has the engine's thread see to the flight.
     fn ask(&self) {
+        if process::is_forked() {
+            return;
+        }
         self.is_asked_for.store(true, Ordering::Relaxed);
         if let Some(queue) = self.queue.upgrade() {
             queue.nudge();

@@ -51,6 +51,17 @@ pub enum RequestFailed {
         /// Where the last byte to read ends.
         wanted: u64,
     },
+    /// The file ends before the bytes that were written, though the backend reported success.
+    #[error(
+        "the file has {length} bytes and was written to {wanted}; make room on its file system or raise \
+         RLIMIT_FSIZE, and write its blocks again"
+    )]
+    WrittenShort {
+        /// The length of the file.
+        length: u64,
+        /// Where the last byte to write ends.
+        wanted: u64,
+    },
     /// The length of a file could not be asked for.
     #[error(
         "the length of the file could not be found out; see whether its file system is still there"

@@ -1,5 +1,5 @@
-//! Whether files reach as far as they are read: of one that ends early, a backend says that it failed,
-//! at best.
+//! Whether files reach as far as they are read or written: of one that ends early, a backend says that
+//! it failed, at best.
 
 use std::fs::File;
 use std::mem::ManuallyDrop;
@@ -12,15 +12,21 @@ use terrane_transfer::TransferPlan;
 use super::error::RequestFailed;
 use super::route::{Operation, Route, Target};
 
-/// Checks that what the plan reads of files is there.
-pub(super) fn check(route: &Route, plan: &TransferPlan) -> Result<(), RequestFailed> {
-    if !matches!((&route.target, route.operation), (Target::File, Operation::Read)) {
+/// Checks that what the plan reads of files is there, before it is read.
+pub(super) fn check_before(route: &Route, plan: &TransferPlan) -> Result<(), RequestFailed> {
+    if route.operation == Operation::Write { Ok(()) } else { check_after(route, plan) }
+}
+
+/// Checks that files reach as far as the plan has read or written them.
+pub(super) fn check_after(route: &Route, plan: &TransferPlan) -> Result<(), RequestFailed> {
+    if !matches!(route.target, Target::File) {
         return Ok(());
     }
+    let side = route.target_side();
     let mut ends: SmallVec<[(RawFd, u64); 1]> = SmallVec::new();
     for run in plan.runs() {
-        let at = run.source();
-        let Some(position) = plan.source().base(at.region).and_then(Location::as_file) else {
+        let at = run.at(side);
+        let Some(position) = plan.end(side).base(at.region).and_then(Location::as_file) else {
             continue;
         };
         let file = position.file.descriptor;
@@ -34,7 +40,10 @@ pub(super) fn check(route: &Route, plan: &TransferPlan) -> Result<(), RequestFai
         // SAFETY: the plan holds the endpoint, and with it the memory whose descriptor this is.
         let length = unsafe { length_of(file) }?;
         if length < wanted {
-            return Err(RequestFailed::FileEnds { length, wanted });
+            return Err(match route.operation {
+                Operation::Read => RequestFailed::FileEnds { length, wanted },
+                Operation::Write => RequestFailed::WrittenShort { length, wanted },
+            });
         }
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! One transfer: its requests, from the first to the last.
 
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +16,7 @@ use super::prepared::Prepared;
 use super::remains::Abandoned;
 use super::route::{Begun, Rates, Route};
 use crate::peers::{PeerUse, Readiness};
-use crate::{Agent, NixlEngineOptions, Status};
+use crate::{Agent, NixlEngineOptions, Status, process};
 
 /// A transfer, from when it is submitted until it has ended.
 pub(super) struct Flight {
@@ -164,7 +165,7 @@ impl Flight {
             }
             news = true;
             let status = match state {
-                State::Adrift(status) => status,
+                State::Adrift(status) | State::Failed(status) => status,
                 State::Unknown => Status::NotFound,
                 State::InFlight | State::Done | State::Closed => continue,
             };
@@ -242,7 +243,7 @@ impl Flight {
             None => None,
         };
         if is_first {
-            file_ends::check(&self.route, job.plan()).map_err(engine)?;
+            file_ends::check_before(&self.route, job.plan()).map_err(engine)?;
         }
         let message = terms.notification.as_deref().filter(|_| is_last);
         let run = Some(stretch.places.start);
@@ -268,7 +269,8 @@ impl Flight {
         };
         self.next = stretch.places.end;
         self.to_tell &= !is_last;
-        self.requests.push_back(Posted::new(request, ios, stretch, state));
+        let is_final = self.route.backend(agent).is_some_and(|backend| backend.fails_at_the_end);
+        self.requests.push_back(Posted::new(request, ios, stretch, is_final, state));
         failure.map_or(Ok(Next::Posted), Err)
     }
 
@@ -290,7 +292,7 @@ impl Flight {
             return Ok(request);
         }
         let [here, there] = stretch.lists(job.plan(), &self.route)?;
-        let (operation, peer) = (self.route.operation.raw(), self.route.peer_name(agent));
+        let (operation, peer) = (self.route.operation.raw(), self.route.nixl_name(agent));
         let raw = agent.raw();
         raw.create_xfer_req(operation, &here, &there, peer.as_str(), Some(options)).map_err(status)
     }
@@ -333,7 +335,7 @@ impl Flight {
         let message = self.job.as_ref().and_then(|job| job.terms().notification.clone());
         let (Some(message), Some(peer)) = (message, &self.peer) else { return Ok(Next::Nothing) };
         let backend = self.route.backend(agent).map(|backend| &backend.raw);
-        match agent.raw().send_notification(peer.name().as_str(), &message, backend) {
+        match agent.raw().send_notification(peer.nixl_name().as_str(), &message, backend) {
             Ok(()) => Ok(Next::Posted),
             Err(error) => Err(self.failed(agent, NixlStep::Notify, Status::of(&error), None)),
         }
@@ -373,7 +375,8 @@ impl Flight {
 
     /// Whether NIXL does not know the peer.
     fn is_unknown(&self, agent: &Agent) -> bool {
-        let known = |peer: &PeerUse| agent.raw().check_remote_metadata(peer.name().as_str(), None);
+        let known =
+            |peer: &PeerUse| agent.raw().check_remote_metadata(peer.nixl_name().as_str(), None);
         !self.peer.as_ref().is_none_or(known)
     }
 
@@ -402,8 +405,8 @@ impl Flight {
         let Some(mut job) = self.job.take() else { return };
         // Whoever has the outcome finds the peer free.
         self.peer = None;
-        // It may have been truncated while it was read.
-        if let Err(cause) = file_ends::check(&self.route, job.plan()) {
+        // It may have been truncated while it was read, or written short.
+        if let Err(cause) = file_ends::check_after(&self.route, job.plan()) {
             return job.finish(Err(engine(cause)));
         }
         if let Some(times) = self.times {
@@ -417,6 +420,12 @@ impl Flight {
 impl Drop for Flight {
     /// Nothing that is in flight loses its memory, not even if the thread unwinds.
     fn drop(&mut self) {
+        if process::is_forked() {
+            // The parent's NIXL goes on with the requests, and the parent with the rest.
+            let requests = std::mem::take(&mut self.requests);
+            let _parents = ManuallyDrop::new((requests, self.job.take(), self.peer.take()));
+            return;
+        }
         let Some(job) = self.job.take() else { return };
         if self.requests.is_empty() {
             return;

@@ -16,17 +16,20 @@ mod route;
 mod worker;
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use terrane_core::{ByteCount, Durability, Location};
 use terrane_transfer::engines::threads;
-use terrane_transfer::{CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan};
+use terrane_transfer::{
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan,
+};
 
 pub use error::{NixlStep, RequestFailed};
 pub use options::NixlEngineOptions;
 
-use crate::{Agent, NixlError};
+use crate::{Agent, NixlError, process};
 use attended::{Attended, Means};
 use prepared::Prepared;
 use route::{Operation, Rates, Route, Target};
@@ -91,8 +94,13 @@ pub(crate) const NAME: &str = "nixl";
 /// NIXL says that it failed, and not which of its parts may go on. So the transfer ends with its error,
 /// and the memory at both ends stays as it is until the connection to the peer is closed, which is done
 /// as soon as nothing else is in flight with the peer, and no transfer begins meanwhile
-/// ([`RequestFailed::PeerLost`]). The next [import](crate::Agent::import) connects again. A file has no
-/// connection: memory that a storage backend failed with is never used again.
+/// ([`RequestFailed::PeerLost`]). The next [import](crate::Agent::import) connects again.
+///
+/// With a file, POSIX (over the kernel's asynchronous I/O, its default) and GDS_MT of NIXL 1.5.1 report a
+/// failure once all I/Os of the request have ended, so the memory is free with the error. Other backends
+/// and releases may go on, and a file has no connection to close: that memory is never used again. GDS of
+/// NIXL 1.5.1 reports no failure of an I/O. The engine fails a write after which the file ends too early
+/// ([`RequestFailed::WrittenShort`]); use GDS_MT where other errors must show.
 ///
 /// Dropping the engine ends its thread once it has served what was submitted, and joins it, unless it
 /// drops on a thread of an engine.
@@ -151,6 +159,7 @@ impl NixlEngine {
     ///
     /// [`NixlError::Thread`] if its thread cannot be started.
     pub fn new(agent: &Agent, options: NixlEngineOptions) -> Result<Self, NixlError> {
+        process::check()?;
         let rates = Rates::new(agent);
         let prepared = Arc::new(Prepared::new(&options));
         let (agent, options) = (agent.clone(), Arc::new(options));
@@ -169,6 +178,9 @@ impl NixlEngine {
     }
 
     fn route(&self, plan: &TransferPlan, terms: &Terms) -> Result<Route, Declined> {
+        if process::is_forked() {
+            return Err(Declined::Forked);
+        }
         let route = Route::of(self.agent(), &self.known, plan)?;
         if !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised)) {
             return Err(Declined::DeviceOrder);
@@ -205,6 +217,10 @@ unsafe impl CopyEngine for NixlEngine {
 
     fn submit(&self, job: CopyJob) {
         let route = self.route(job.plan(), job.terms()).map_err(RequestFailed::Declined);
+        if let (Err(cause), true) = (&route, process::is_forked()) {
+            // Its thread is not there, and its queue may stay locked.
+            return job.finish(Err(CopyFailure::Engine { source: cause.clone().into() }));
+        }
         self.queue.push(match route.and_then(|route| route.begin(self.agent())) {
             Ok(begun) => Submitted::Flight(Attended::new(job, begun, &self.means, &self.queue)),
             Err(cause) => Submitted::Refused(Box::new(job), cause),
@@ -214,6 +230,12 @@ unsafe impl CopyEngine for NixlEngine {
 
 impl Drop for NixlEngine {
     fn drop(&mut self) {
+        if process::is_forked() {
+            // The thread is the parent's, and so is its part of the engine.
+            let parents = (self.thread.take(), Arc::clone(&self.means), Arc::clone(&self.queue));
+            let _parents = ManuallyDrop::new(parents);
+            return;
+        }
         self.queue.close();
         threads::join(self.thread.take());
     }

@@ -13,6 +13,8 @@ pub(super) struct Posted {
     request: nixl_sys::XferRequest,
     _ios: Option<TakenIos>,
     pub(super) stretch: Stretch,
+    /// Whether the backend says that it failed only once nothing of it is in flight.
+    fails_at_the_end: bool,
     state: State,
 }
 
@@ -22,9 +24,11 @@ pub(super) enum State {
     InFlight,
     Done,
     /// It has failed, by NIXL's word, and NIXL says nothing else of it from then on. UCX answers so
-    /// for the first descriptor that failed, and stops looking after those that were posted before;
-    /// POSIX answers so for an I/O of any request. So parts of it may go on.
+    /// for the first descriptor that failed, and stops looking after those that were posted before. So
+    /// parts of it may go on.
     Adrift(Status),
+    /// It has failed, and nothing of it is in flight any more.
+    Failed(Status),
     /// NIXL does not know the peer any more, and says no more than that, whatever the request does.
     Unknown,
     /// It failed, and has ended with its connection.
@@ -47,9 +51,10 @@ impl Posted {
         request: nixl_sys::XferRequest,
         ios: Option<TakenIos>,
         stretch: Stretch,
+        fails_at_the_end: bool,
         state: State,
     ) -> Self {
-        Self { request, _ios: ios, stretch, state }
+        Self { request, _ios: ios, stretch, fails_at_the_end, state }
     }
 
     pub(super) fn state(&self) -> State {
@@ -57,7 +62,7 @@ impl Posted {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        matches!(self.state, State::Done | State::Closed)
+        matches!(self.state, State::Done | State::Failed(_) | State::Closed)
     }
 
     /// Asks NIXL, unless there is nothing more to be learnt from it.
@@ -67,6 +72,7 @@ impl Posted {
                 Ok(nixl_sys::XferStatus::InProgress) => State::InFlight,
                 Ok(nixl_sys::XferStatus::Success) => State::Done,
                 Err(nixl_sys::NixlError::NotFound) => State::Unknown,
+                Err(error) if self.fails_at_the_end => State::Failed(Status::of(&error)),
                 Err(error) => State::Adrift(Status::of(&error)),
             };
         }
@@ -85,7 +91,8 @@ impl Posted {
 }
 
 /// Looks after requests of a transfer that has failed. Once none is in flight, those that are adrift
-/// are waited for by having the connection to the peer closed; a file has none.
+/// are waited for by having the connection to the peer closed; a file has none, so that what is
+/// adrift with one is never known to have ended.
 pub(super) fn settle<'a>(
     requests: impl Iterator<Item = &'a mut Posted>,
     peer: Option<&mut PeerUse>,
@@ -94,7 +101,7 @@ pub(super) fn settle<'a>(
     let (mut adrift, mut left) = (Vec::new(), Left::Nothing);
     for request in requests {
         match request.look(agent) {
-            State::Done | State::Closed => {}
+            State::Done | State::Failed(_) | State::Closed => {}
             State::InFlight => return Left::Some,
             State::Unknown => left = Left::Lost,
             State::Adrift(_) => adrift.push(request),

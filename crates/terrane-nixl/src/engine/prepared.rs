@@ -25,8 +25,9 @@ use super::end::End;
 use super::numbering::Numbering;
 use super::route::{Route, Target};
 use crate::peers::PeerUse;
+use crate::quiet::quietly;
 use crate::register::Descriptor;
-use crate::{Agent, NixlEngineOptions, Status};
+use crate::{Agent, NixlEngineOptions};
 
 /// What has been prepared of the ends of an engine's transfers.
 #[derive(Debug)]
@@ -190,12 +191,7 @@ impl List {
         let begun = std::time::Instant::now();
         let list = all_pieces(end, route.backend, &due.numbering)?;
         let options = route.backend(agent)?.options();
-        let prepare = |name: &str| {
-            agent.raw().prepare_xfer_dlist(name, &list, Some(options)).map_err(|error| {
-                let status = Status::of(&error);
-                tracing::debug!(agent = %agent.name(), %status, "no descriptors were prepared");
-            })
-        };
+        let prepare = |name: &str| agent.raw().prepare_xfer_dlist(name, &list, Some(options));
         let raw = if is_local {
             let (own, regions) = registered(agent, route, end, plan.end(due.side))?;
             // Nothing is registered or deregistered between the look and NIXL's.
@@ -204,9 +200,9 @@ impl List {
                 return None;
             }
             // An empty name means the agent itself.
-            prepare("").ok()?
+            quietly(|| prepare("")).ok()?
         } else {
-            prepare(route.peer_name(agent).as_str()).ok()?
+            prepare(route.nixl_name(agent).as_str()).ok()?
         };
         let (numbering, generation) = (Arc::clone(&due.numbering), due.generation);
         tracing::debug!(

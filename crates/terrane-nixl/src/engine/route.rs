@@ -57,6 +57,8 @@ pub(super) enum Target {
     Peer {
         id: PeerId,
         name: AgentName,
+        /// The name under which NIXL knows the peer.
+        nixl_name: AgentName,
     },
     /// A file of this process, which for NIXL is the agent itself as its own peer.
     File,
@@ -125,11 +127,11 @@ impl Route {
             .ok_or(Declined::NotRegistered(local))?;
         let (target, there) = match other {
             Sort::Peer(peer) => {
-                let name = agent.peer_name(peer).ok_or(Declined::UnknownPeer)?;
+                let (name, nixl_name) = agent.peer_names(peer).ok_or(Declined::UnknownPeer)?;
                 let there = known
                     .end(plan.end(target_side), |end| End::remote(agent, end))
                     .ok_or(Declined::Kinds)?;
-                (Target::Peer { id: peer, name }, there)
+                (Target::Peer { id: peer, name, nixl_name }, there)
             }
             _ => {
                 let there = known
@@ -185,10 +187,10 @@ impl Route {
         self.backend(agent).map_or_else(|| "no backend".into(), |backend| backend.name.clone())
     }
 
-    /// The peer that NIXL is told.
-    pub(super) fn peer_name<'a>(&'a self, agent: &'a Agent) -> &'a AgentName {
+    /// The name of the agent that NIXL is told to reach.
+    pub(super) fn nixl_name<'a>(&'a self, agent: &'a Agent) -> &'a AgentName {
         match &self.target {
-            Target::Peer { name, .. } => name,
+            Target::Peer { nixl_name, .. } => nixl_name,
             Target::File => agent.name(),
         }
     }

@@ -1,8 +1,9 @@
 //! The bytes of peers that layouts of this process are in, whichever of its agents has imported them.
 //!
 //! Each agent tracks the transfers with its own layouts, so that two agents with the same bytes would
-//! not see what the other one has in flight. What is the same bytes is told by how to connect to the
-//! agent that has them, which no two agents have in common.
+//! not see what the other one has in flight. Bytes are the same if their agent is: the connection
+//! information of each of its backends tells it from all others. It may get more backends, so one in
+//! common is enough.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,8 @@ use terrane_core::{AgentName, PeerId};
 use terrane_wire::LayoutDescriptor;
 
 use super::loaded::first_shared;
+use super::metadata::Metadata;
+use crate::process;
 
 /// Those who have layouts of one agent.
 type Holders = Vec<Holder>;
@@ -28,7 +31,7 @@ struct Holder {
 /// The bytes of a layout, which no other agent of this process has as long as this lives or its peer
 /// is known.
 pub(super) struct Claim {
-    connection: Arc<[u8]>,
+    connections: Vec<Arc<[u8]>>,
     peer: PeerId,
     layout: Arc<LayoutDescriptor>,
 }
@@ -45,53 +48,71 @@ impl Claim {
         agent: &AgentName,
         layout: &Arc<LayoutDescriptor>,
     ) -> Result<Self, (u32, AgentName)> {
+        let connections: Vec<Arc<[u8]>> = each(connection).map(Arc::from).collect();
         let mut claimed = claimed();
-        let connection = match claimed.get_key_value(connection) {
-            Some((known, _)) => Arc::clone(known),
-            None => Arc::from(connection),
-        };
-        let holders = claimed.entry(Arc::clone(&connection)).or_default();
-        for other in holders.iter().filter(|holder| holder.peer != peer) {
+        let holders = connections.iter().filter_map(|connection| claimed.get(connection)).flatten();
+        for other in holders.filter(|holder| holder.peer != peer) {
             if let Some(region) = first_shared(other.layouts.iter().map(|layout| &**layout), layout)
             {
                 return Err((region, other.agent.clone()));
             }
         }
-        match holders.iter_mut().find(|holder| holder.peer == peer) {
-            Some(own) => own.layouts.push(Arc::clone(layout)),
-            None => {
-                let (agent, layouts) = (agent.clone(), vec![Arc::clone(layout)]);
-                holders.push(Holder { peer, agent, layouts });
+        for connection in &connections {
+            let holders = claimed.entry(Arc::clone(connection)).or_default();
+            match holders.iter_mut().find(|holder| holder.peer == peer) {
+                Some(own) => own.layouts.push(Arc::clone(layout)),
+                None => {
+                    let (agent, layouts) = (agent.clone(), vec![Arc::clone(layout)]);
+                    holders.push(Holder { peer, agent, layouts });
+                }
             }
         }
-        Ok(Self { connection, peer, layout: Arc::clone(layout) })
+        Ok(Self { connections, peer, layout: Arc::clone(layout) })
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut claimed = claimed();
-        let Some(holders) = claimed.get_mut(&self.connection) else { return };
-        if let Some(own) = holders.iter_mut().find(|holder| holder.peer == self.peer)
-            && let Some(index) = own.layouts.iter().position(|l| Arc::ptr_eq(l, &self.layout))
-        {
-            own.layouts.swap_remove(index);
+        if process::is_forked() {
+            return;
         }
-        holders.retain(|holder| !holder.layouts.is_empty());
-        if holders.is_empty() {
-            claimed.remove(&self.connection);
+        let mut claimed = claimed();
+        for connection in &self.connections {
+            let Some(holders) = claimed.get_mut(connection) else { continue };
+            if let Some(own) = holders.iter_mut().find(|holder| holder.peer == self.peer)
+                && let Some(index) = own.layouts.iter().position(|l| Arc::ptr_eq(l, &self.layout))
+            {
+                own.layouts.swap_remove(index);
+            }
+            holders.retain(|holder| !holder.layouts.is_empty());
+            if holders.is_empty() {
+                claimed.remove(connection);
+            }
         }
     }
 }
 
-/// Lets go of all bytes of a peer that has ended: no transfer with it is in flight, or begins.
+/// Releases all bytes of a peer that has ended: no transfer with it is in flight, or begins.
 pub(super) fn release(connection: &[u8], peer: PeerId) {
     let mut claimed = claimed();
-    let Some(holders) = claimed.get_mut(connection) else { return };
-    holders.retain(|holder| holder.peer != peer);
-    if holders.is_empty() {
-        claimed.remove(connection);
+    for connection in each(connection) {
+        let Some(holders) = claimed.get_mut(connection) else { continue };
+        holders.retain(|holder| holder.peer != peer);
+        if holders.is_empty() {
+            claimed.remove(connection);
+        }
     }
+}
+
+/// Whether two pieces of metadata connect to one agent.
+pub(super) fn is_same_process(a: &[u8], b: &[u8]) -> bool {
+    each(a).any(|data| each(b).any(|other| data == other))
+}
+
+/// The connection information of each backend.
+fn each(connection: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let metadata = Metadata::parse(connection).ok();
+    metadata.into_iter().flat_map(|metadata| metadata.connections).map(|c| c.data)
 }
 
 fn claimed() -> MutexGuard<'static, HashMap<Arc<[u8]>, Holders>> {

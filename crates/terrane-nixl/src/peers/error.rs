@@ -1,6 +1,6 @@
 //! Why layouts could not be exported, imported or forgotten.
 
-use terrane_core::{AgentName, BackendName, PeerId, StorageKind};
+use terrane_core::{AgentName, BackendName, ForkedProcess, PeerId, StorageKind};
 use terrane_layout::LayoutError;
 use terrane_wire::WireError;
 
@@ -11,6 +11,9 @@ use crate::Status;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
+    /// The process was forked from one that had built an agent.
+    #[error("NIXL cannot be used in a forked process; start another program with `exec` for that")]
+    Forked(#[from] ForkedProcess),
     /// A region is not registered with the agent.
     #[error(
         "region {region} is not registered with agent {agent}, but with {}; \
@@ -71,6 +74,9 @@ pub enum ExportError {
         /// What NIXL said.
         status: Status,
     },
+    /// This agent's own metadata is not in the form of NIXL 1.5, so that it cannot be taken apart.
+    #[error("NIXL writes its metadata in another form than NIXL 1.5; install NIXL 1.5.1")]
+    UnknownForm,
     /// The description could not be written.
     #[error(transparent)]
     Wire(#[from] WireError),
@@ -81,6 +87,9 @@ pub enum ExportError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
+    /// The process was forked from one that had built an agent.
+    #[error("NIXL cannot be used in a forked process; start another program with `exec` for that")]
+    Forked(#[from] ForkedProcess),
     /// The bytes describe no layout.
     #[error(transparent)]
     Wire(#[from] WireError),
@@ -112,7 +121,7 @@ pub enum ImportError {
     /// The metadata is another agent's than the description.
     #[error(
         "the layout is of agent {described}, and the metadata of agent \"{}\"; take both from one \
-         export, as it is",
+         agent, as it gives them",
         .found.escape_debug()
     )]
     OtherAgent {
@@ -120,6 +129,26 @@ pub enum ImportError {
         described: AgentName,
         /// Whose metadata came with it.
         found: String,
+    },
+    /// No piece of the metadata says how to connect to the agent.
+    #[error(
+        "the metadata of agent {peer} does not say how to connect to it; pass all of it, or a part \
+         with connection information"
+    )]
+    NoConnection {
+        /// Whose layout it is.
+        peer: AgentName,
+    },
+    /// Two pieces of the metadata connect to one backend in different ways.
+    #[error(
+        "two pieces of the metadata of agent {peer} connect to backend {backend} in different ways; \
+         take all pieces from one process"
+    )]
+    TwoConnections {
+        /// Whose layout it is.
+        peer: AgentName,
+        /// The backend.
+        backend: BackendName,
     },
     /// The metadata does not speak of a region.
     #[error(
@@ -167,14 +196,14 @@ pub enum ImportError {
         /// What is new.
         change: PeerChange,
     },
-    /// Transfers with the peer are in flight, and NIXL would have to be told something of it: the peer
-    /// is being forgotten, or its connection has broken, or the layout comes with keys that NIXL does
-    /// not have. NIXL drops a peer whose keys it refuses, with those transfers; so import the layouts
-    /// of a peer before you transfer.
+    /// Transfers with the peer's process are in flight, and NIXL would have to be told something of it:
+    /// the peer is being forgotten, or its connection has broken, or the layout comes with keys that
+    /// NIXL does not have. NIXL drops a peer whose keys it refuses, with those transfers; so import the
+    /// layouts of a peer before you transfer.
     ///
-    /// A peer stays busy for good, in this agent, if transfers with it were given up of which nobody
-    /// knows whether they have ended: those in flight when the engine dropped, and those in flight when
-    /// NIXL was made to forget the peer by others ([`listen`](crate::AgentBuilder::listen)).
+    /// A process that hangs stays busy, and so does one with transfers that an engine gave up when it
+    /// dropped. The process that replaces it under its name is not busy:
+    /// [`Agent::refresh`](crate::Agent::refresh) imports its layouts at once.
     #[error("{transfers} transfers with agent {peer} are in flight; wait for them, and try again")]
     PeerBusy {
         /// The peer.
@@ -206,8 +235,7 @@ pub enum ImportError {
         /// The agent that has imported the other layout.
         by: AgentName,
     },
-    /// NIXL refused the metadata. If it refused the keys of a peer that was not known before, the
-    /// peer's name cannot be connected to over UCX any more, as with [`PeerLost`](Self::PeerLost).
+    /// NIXL refused the metadata.
     #[error("NIXL took no metadata of agent {peer}: {status}; its log on standard error says more")]
     Load {
         /// The peer.
@@ -216,10 +244,10 @@ pub enum ImportError {
         status: Status,
     },
     /// NIXL refused the metadata, and has lost the peer over it: the layouts of it that were imported
-    /// before can no longer be used, and, over UCX, the name cannot be connected to any more.
+    /// before can no longer be used. Its connection stays open until the agent is dropped.
     #[error(
-        "NIXL took no metadata of agent {peer} ({status}) and has lost the agent; import it under \
-         another name, or with another agent"
+        "NIXL took no metadata of agent {peer} ({status}) and has lost the agent; import its other \
+         layouts again"
     )]
     PeerLost {
         /// The peer.
@@ -263,6 +291,9 @@ impl std::fmt::Display for PeerChange {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForgetError {
+    /// The process was forked from one that had built an agent.
+    #[error("NIXL cannot be used in a forked process; start another program with `exec` for that")]
+    Forked(#[from] ForkedProcess),
     /// There is no such peer; not any more, perhaps.
     #[error("agent {agent} knows no peer {peer}; it was forgotten, or is another agent's")]
     UnknownPeer {

@@ -10,7 +10,7 @@ use super::metadata::Metadata;
 use super::{ExportError, remote};
 use crate::agent::{Backend, naming};
 use crate::register::Descriptor;
-use crate::{Agent, Status};
+use crate::{Agent, Status, process};
 
 /// The metadata of an agent that travels with a layout: how to connect to the agent, and the keys of
 /// the layout's registrations. NIXL gives and takes each by itself.
@@ -42,6 +42,7 @@ impl Agent {
     ///
     /// As [`export`](Self::export).
     pub fn describe(&self, layout: &PhysicalLayout) -> Result<LayoutDescriptor, ExportError> {
+        process::check()?;
         let storage = layout.storage_kind();
         let length = layout.geometry().region_bytes();
         let mut registered: Vec<RegistrationRecord> = Vec::new();
@@ -70,7 +71,7 @@ impl Agent {
         let connection = self.connection_metadata().map_err(failed)?;
         let reached = Metadata::parse(&connection).ok().map(|metadata| metadata.connections);
         let is_reached =
-            |name: &str| reached.as_ref().is_none_or(|reached| reached.contains(&name));
+            |name: &str| reached.as_ref().is_none_or(|all| all.iter().any(|c| c.backend == name));
         let mut backends = self.created().iter().filter(|backend| {
             is_reached(backend.name.as_str())
                 && registered.iter().all(|record| record.accepted_by(&backend.name))

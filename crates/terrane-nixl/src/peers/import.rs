@@ -4,17 +4,18 @@ use std::sync::Arc;
 
 use nixl_sys::XferDescList;
 use rustc_hash::FxHashSet;
-use terrane_core::{AgentName, BackendName};
+use terrane_core::BackendName;
 use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
 
-use super::claims::Claim;
+use super::claims::{self, Claim};
 use super::export::Parts;
 use super::loaded::{Loaded, LoadedPeer};
-use super::metadata::{Key, Metadata};
+use super::metadata::{ConnectionInfo, Key, Metadata, Place};
 use super::remote::{RemoteLayout, device_of};
 use super::table::{Lease, Peer};
 use super::{ImportError, MalformedMetadata, PeerChange};
-use crate::{Agent, Status};
+use crate::quiet::quietly;
+use crate::{Agent, Status, process};
 
 /// What to do about a peer that is known.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,14 +42,23 @@ impl Agent {
         limits: &WireLimits,
         known: Known,
     ) -> Result<RemoteLayout, ImportError> {
-        let described = Arc::new(LayoutDescriptor::decode(bytes, limits)?);
+        self.import_described(LayoutDescriptor::decode(bytes, limits)?, known)
+    }
+
+    pub(super) fn import_described(
+        &self,
+        described: LayoutDescriptor,
+        known: Known,
+    ) -> Result<RemoteLayout, ImportError> {
+        process::check()?;
+        let described = Arc::new(described);
         if described.agent() == self.name() {
             return Err(self.own_name(&described));
         }
         let checked = self.check(&described)?;
         let mut loaded = self.peer_table().loaded();
         self.end_peers_among(&mut loaded);
-        let imported = self.import_checked(&mut loaded, &checked, known);
+        let imported = quietly(|| self.import_checked(&mut loaded, &checked, known));
         self.end_peers_among(&mut loaded);
         drop(loaded);
         // Somebody may have found the table locked meanwhile.
@@ -63,8 +73,15 @@ impl Agent {
         known: Known,
     ) -> Result<RemoteLayout, ImportError> {
         let name = checked.described.agent();
-        if known == Known::Replaced {
-            self.end(loaded, name)?;
+        if let Some(before) = loaded.peers.get(name) {
+            let peer = Arc::clone(&before.peer);
+            let is_same_process =
+                claims::is_same_process(&before.connection, checked.parts.connection);
+            if known == Known::Replaced {
+                self.end(loaded, &peer, is_same_process)?;
+            } else if !is_same_process && before.ended.is_none() && peer.state().forgotten {
+                loaded.set_aside(name);
+            }
         }
         self.revive(loaded, checked);
         match loaded.peers.get_mut(name) {
@@ -112,7 +129,7 @@ impl Agent {
         &self,
         described: &LayoutDescriptor,
         reachable: &[Box<str>],
-        connections: &[&str],
+        connections: &[ConnectionInfo<'_>],
         keys: &[Key<'_>],
     ) -> Result<Vec<BackendName>, ImportError> {
         let is_reachable = |name: &str| reachable.iter().any(|reachable| **reachable == *name);
@@ -128,7 +145,7 @@ impl Agent {
         theirs.sort_unstable();
         theirs.dedup();
         // Both are as long as the sender likes.
-        let connections: FxHashSet<&str> = connections.iter().copied().collect();
+        let connections: FxHashSet<&str> = connections.iter().map(|c| c.backend).collect();
         theirs.retain(|backend| connections.contains(backend));
         let ours = || self.backends().any(|ours| theirs.contains(&ours.as_str()));
         let (mut usable, mut furthest) = (Vec::new(), 0);
@@ -149,19 +166,27 @@ impl Agent {
         Err(ImportError::NoCommonBackend { peer, theirs, ours: self.backends().cloned().collect() })
     }
 
-    /// Ends a peer that may have become another.
-    fn end(&self, loaded: &mut Loaded, name: &AgentName) -> Result<(), ImportError> {
-        let Some(known) = loaded.peers.get(name) else { return Ok(()) };
-        let peer = Arc::clone(&known.peer);
+    /// Ends a peer that may have become another. One with transfers in flight gives its name to another
+    /// process at once, and ends with the last of them.
+    fn end(
+        &self,
+        loaded: &mut Loaded,
+        peer: &Arc<Peer>,
+        is_same_process: bool,
+    ) -> Result<(), ImportError> {
         let mut state = peer.state();
-        if state.transfers > 0 {
-            let (peer, transfers) = (name.clone(), state.transfers);
-            return Err(ImportError::PeerBusy { peer, transfers });
+        let transfers = state.transfers;
+        if transfers > 0 && is_same_process {
+            return Err(ImportError::PeerBusy { peer: peer.name.clone(), transfers });
         }
         state.forgotten = true;
         drop(state);
-        self.peer_table().remove(peer.id);
-        loaded.end(&peer);
+        if transfers > 0 {
+            loaded.set_aside(&peer.name);
+        } else {
+            self.peer_table().remove(peer.id);
+            loaded.end(peer);
+        }
         Ok(())
     }
 
@@ -172,19 +197,20 @@ impl Agent {
         let Some(known) = loaded.peers.get_mut(name).filter(|known| known.ended.is_some()) else {
             return;
         };
-        let is_same = self.is_known(name)
+        let is_same = self.is_known(&known.peer)
             && !known.peer.state().suspect
             && *known.connection == *checked.parts.connection
             && !known.is_stale(&checked.keys, std::iter::empty());
         if is_same {
-            let peer = Arc::new(Peer::new(name.clone()));
+            let peer = Arc::new(known.peer.again());
             self.peer_table().insert(&peer);
             known.revive(Arc::clone(&peer));
             // It ends again, unless it gets a layout now.
             self.peer_table().change(&peer, |_| ());
         } else {
+            let peer = Arc::clone(&known.peer);
             loaded.peers.remove(name);
-            self.invalidate(name);
+            self.invalidate(&peer);
         }
     }
 
@@ -198,15 +224,15 @@ impl Agent {
         let peer = Arc::new(Peer::new(name.clone()));
         let claim = self.claim(&peer, checked)?;
         let load = || {
-            self.load(name, checked.parts.connection)?;
-            self.load(name, checked.parts.keys)
+            self.load(&peer, checked.parts.connection)?;
+            self.load(&peer, checked.parts.keys)
         };
         if let Err(status) = load() {
-            self.invalidate(name);
+            self.invalidate(&peer);
             return Err(ImportError::Load { peer: name.clone(), status });
         }
-        if !self.finds(&checked.described) {
-            self.invalidate(name);
+        if !self.finds(&peer, &checked.described) {
+            self.invalidate(&peer);
             return Err(ImportError::NotFound { peer: name.clone() });
         }
         let lease = Lease::new(self, &peer, claim);
@@ -230,16 +256,16 @@ impl Agent {
         let name = || described.agent().clone();
         let peer = Arc::clone(&known.peer);
         let busy = |transfers| ImportError::PeerBusy { peer: peer.name.clone(), transfers };
+        if *known.connection != *checked.parts.connection {
+            return Err(ImportError::PeerChanged { peer: name(), change: PeerChange::Connection });
+        }
         let state = peer.state();
         if state.forgotten || state.suspect {
             // Or it would have ended, or its connection would have been closed.
             return Err(busy(state.transfers));
         }
         drop(state);
-        if *known.connection != *checked.parts.connection {
-            return Err(ImportError::PeerChanged { peer: name(), change: PeerChange::Connection });
-        }
-        if !self.is_known(described.agent()) {
+        if !self.is_known(&peer) {
             // A connection that broke has been closed.
             let _reloading = peer.reload().map_err(busy)?;
             self.reload(known).map_err(|status| self.lose(known, status))?;
@@ -275,13 +301,13 @@ impl Agent {
             // NIXL drops all that it knows of a peer with keys that it does not take, and does not say
             // any more what becomes of the requests that are in flight with it.
             let _reloading = peer.reload().map_err(busy)?;
-            if let Err(refusal) = self.load(described.agent(), checked.parts.keys) {
+            if let Err(refusal) = self.load(&peer, checked.parts.keys) {
                 self.reload(known).map_err(|status| self.lose(known, status))?;
                 return Err(ImportError::Load { peer: name(), status: refusal });
             }
             known.add_keys(keys);
         }
-        if !self.finds(described) {
+        if !self.finds(&peer, described) {
             return Err(ImportError::NotFound { peer: name() });
         }
         let lease = Lease::new(self, &known.peer, claim);
@@ -299,8 +325,8 @@ impl Agent {
     }
 
     /// Whether NIXL knows a peer that it has been told of.
-    fn is_known(&self, name: &AgentName) -> bool {
-        self.raw().check_remote_metadata(name.as_str(), None)
+    fn is_known(&self, peer: &Peer) -> bool {
+        self.raw().check_remote_metadata(peer.nixl_name.as_str(), None)
     }
 
     fn lose(&self, known: &mut LoadedPeer, status: Status) -> ImportError {
@@ -309,15 +335,16 @@ impl Agent {
         ImportError::PeerLost { peer: known.peer.name.clone(), status }
     }
 
-    /// Tells NIXL of a peer anew: how to connect to it, and of its layouts that live.
+    /// Tells NIXL of a peer again: how to connect to it, and of its layouts that live.
     fn reload(&self, known: &mut LoadedPeer) -> Result<(), Status> {
-        self.invalidate(&known.peer.name);
+        let peer = Arc::clone(&known.peer);
+        self.invalidate(&peer);
         known.reset();
-        self.load(&known.peer.name, &known.connection)?;
+        self.load(&peer, &known.connection)?;
         let live: Vec<Arc<LayoutDescriptor>> = known.live().cloned().collect();
         for described in live {
             let Some(parts) = Parts::split(described.metadata()) else { continue };
-            self.load(&known.peer.name, parts.keys)?;
+            self.load(&peer, parts.keys)?;
             if let Ok(metadata) = Metadata::parse(parts.keys) {
                 known.add_keys(&metadata.memory);
             }
@@ -325,20 +352,20 @@ impl Agent {
         Ok(())
     }
 
-    fn load(&self, name: &AgentName, metadata: &[u8]) -> Result<(), Status> {
-        match self.raw().load_remote_md(metadata) {
-            Ok(loaded) if loaded == name.as_str() => Ok(()),
-            // Of metadata in a form that was not read before.
-            Ok(other) => {
-                self.invalidate(&other.into());
-                Err(Status::InvalidParameter)
-            }
+    /// Tells NIXL a piece of a peer's metadata, under the name that NIXL knows the peer by.
+    fn load(&self, peer: &Peer, metadata: &[u8]) -> Result<(), Status> {
+        let name = peer.nixl_name.as_str();
+        let metadata = Metadata::parse(metadata).map_err(|_| Status::InvalidParameter)?;
+        let metadata = Metadata { agent: name, ..metadata }.write();
+        match self.raw().load_remote_md(&metadata) {
+            Ok(loaded) if loaded == name => Ok(()),
+            Ok(_) => Err(Status::InvalidParameter),
             Err(error) => Err(Status::of(&error)),
         }
     }
 
     /// Whether NIXL finds every region in what it has loaded.
-    fn finds(&self, described: &LayoutDescriptor) -> bool {
+    fn finds(&self, peer: &Peer, described: &LayoutDescriptor) -> bool {
         let mut list: Option<XferDescList<'_>> = None;
         for region in described.regions() {
             let Some((memory, device)) = device_of(region.space()) else { return false };
@@ -352,7 +379,7 @@ impl Agent {
             let address = terrane_core::ByteCount::new(region.address()).to_usize();
             list.add_desc(address, region.length().to_usize(), device);
         }
-        self.raw().check_remote_metadata(described.agent().as_str(), list.as_ref())
+        self.raw().check_remote_metadata(peer.nixl_name.as_str(), list.as_ref())
     }
 }
 
@@ -362,25 +389,39 @@ pub(super) fn uncovered(
     backend: &BackendName,
     keys: &[Key<'_>],
 ) -> Option<u32> {
-    let mut places: Vec<_> =
-        keys.iter().map(|key| key.place).filter(|p| p.backend == backend.as_str()).collect();
-    places.sort_unstable_by_key(|place| (place.memory, place.device, place.address));
-    // The place that reaches furthest, of all that begin no later.
-    for index in 1..places.len() {
-        let [before, place] = places.get_mut(index - 1..=index)? else { return Some(0) };
-        let same = (before.memory, before.device) == (place.memory, place.device);
-        let end = |place: &super::metadata::Place<'_>| place.address.saturating_add(place.length);
-        if same && end(before) >= end(place) {
-            *place = *before;
+    covering(regions, backend, keys).err()
+}
+
+/// For each region the key of this backend that gives access to it: the one that reaches furthest, of
+/// all that begin no later.
+///
+/// # Errors
+///
+/// The first region to which no key gives access.
+pub(super) fn covering<'a>(
+    regions: &[RegionDescriptor],
+    backend: &BackendName,
+    keys: &[Key<'a>],
+) -> Result<Vec<Key<'a>>, u32> {
+    let mut keys: Vec<_> =
+        keys.iter().filter(|key| key.place.backend == backend.as_str()).copied().collect();
+    keys.sort_by_key(|key| (key.place.memory, key.place.device, key.place.address));
+    for index in 1..keys.len() {
+        let Some([before, key]) = keys.get_mut(index - 1..=index) else { break };
+        let (a, b) = (before.place, key.place);
+        let end = |place: &Place<'_>| place.address.saturating_add(place.length);
+        if (a.memory, a.device) == (b.memory, b.device) && end(&a) >= end(&b) {
+            *key = *before;
         }
     }
-    (0_u32..).zip(regions).find_map(|(number, region)| {
-        let Some((memory, device)) = device_of(region.space()) else { return Some(number) };
+    let key_of = |region: &RegionDescriptor| {
+        let (memory, device) = device_of(region.space())?;
         let at = (memory, device, region.address());
-        let after = places.partition_point(|p| (p.memory, p.device, p.address) <= at);
-        let before = after.checked_sub(1).and_then(|index| places.get(index));
-        let covered =
-            before.is_some_and(|p| p.covers(memory, device, region.address(), region.length()));
-        (!covered).then_some(number)
-    })
+        let after = keys
+            .partition_point(|key| (key.place.memory, key.place.device, key.place.address) <= at);
+        let key = keys.get(after.checked_sub(1)?)?;
+        let covers = key.place.covers(memory, device, region.address(), region.length());
+        covers.then_some(*key)
+    };
+    (0_u32..).zip(regions).map(|(number, region)| key_of(region).ok_or(number)).collect()
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use terrane_core::{AgentName, PeerId};
 
 use super::table::Peer;
-use crate::Agent;
+use crate::{Agent, process};
 
 /// How long after a connection was closed what went over it is left alone. NIXL does not wait for
 /// UCX to have taken the connection down, which takes one round of UCX's progress.
@@ -153,9 +153,14 @@ pub(crate) enum Connection {
 }
 
 impl PeerUse {
-    /// The peer's name, by which NIXL knows it.
+    /// The name of the peer's agent.
     pub(crate) fn name(&self) -> &AgentName {
         &self.peer.name
+    }
+
+    /// The name under which NIXL knows the peer.
+    pub(crate) fn nixl_name(&self) -> &AgentName {
+        &self.peer.nixl_name
     }
 
     pub(crate) fn readiness(&self) -> Readiness {
@@ -220,6 +225,9 @@ impl PeerUse {
 
 impl Drop for PeerUse {
     fn drop(&mut self) {
+        if process::is_forked() {
+            return;
+        }
         let since = self.adrift_since;
         self.agent.peer_table().change(&self.peer, |state| match since {
             // It was counted out when the connection was closed.

@@ -24,7 +24,10 @@ const TOLERATED_PEERS: usize = 32;
 /// The peers that NIXL knows.
 #[derive(Default)]
 pub(super) struct Loaded {
+    /// The latest peer of each name.
     pub(super) peers: HashMap<AgentName, LoadedPeer>,
+    /// Peers whose name another process has now, and whose transfers have not ended.
+    replaced: Vec<LoadedPeer>,
     /// How many peers have ended so far.
     ended: u64,
 }
@@ -41,12 +44,21 @@ impl Loaded {
 
     /// What NIXL has been told of this very peer.
     pub(super) fn of(&mut self, peer: &Peer) -> Option<&mut LoadedPeer> {
-        self.peers.get_mut(&peer.name).filter(|known| known.peer.id == peer.id)
+        let latest = self.peers.get_mut(&peer.name).into_iter();
+        latest.chain(&mut self.replaced).find(|known| known.peer.id == peer.id)
     }
 
-    /// Takes out a peer that NIXL need not know any more: one that it has lost, or the one that
-    /// ended first, if there are too many.
-    pub(super) fn superfluous(&mut self) -> Option<AgentName> {
+    /// Frees the name of a peer for another process. The peer is kept until its transfers have ended.
+    pub(super) fn set_aside(&mut self, name: &AgentName) {
+        self.replaced.extend(self.peers.remove(name));
+    }
+
+    /// Takes out a peer that NIXL need not know any more: one whose name another has, one that NIXL has
+    /// lost, or the one that ended first, if there are too many.
+    pub(super) fn superfluous(&mut self) -> Option<Arc<Peer>> {
+        if let Some(index) = self.replaced.iter().position(|known| known.ended.is_some()) {
+            return Some(self.replaced.swap_remove(index).peer);
+        }
         let mut ended: Vec<_> = self
             .peers
             .values()
@@ -58,16 +70,14 @@ impl Loaded {
             return None;
         }
         let name = name.clone();
-        self.peers.remove(&name);
-        Some(name)
+        Some(self.peers.remove(&name)?.peer)
     }
 
     /// Takes out a peer that has ended, any of them.
-    pub(super) fn take_ended(&mut self) -> Option<AgentName> {
+    pub(super) fn take_ended(&mut self) -> Option<Arc<Peer>> {
         let ended = self.peers.values().filter(|known| known.ended.is_some());
         let name = ended.map(|known| known.peer.name.clone()).next()?;
-        self.peers.remove(&name);
-        Some(name)
+        Some(self.peers.remove(&name)?.peer)
     }
 }
 

@@ -11,6 +11,8 @@
 //! The form is that of NIXL 1.5: `nixlSerDes|`, then items of a tag, a length of 8 bytes, that many
 //! bytes, and `|`, in the order in which `Metadata::parse` takes them.
 
+mod write;
+
 use terrane_core::ByteCount;
 
 use crate::MemoryType;
@@ -19,19 +21,36 @@ const MAGIC: &[u8] = b"nixlSerDes|";
 /// Address, length and device.
 const PLACE_BYTES: usize = 24;
 
+/// The types of memory, as `nixl_mem_t` numbers them.
+const MEMORY_TYPES: [(u32, MemoryType); 5] = [
+    (0, MemoryType::Host),
+    (1, MemoryType::Device),
+    (2, MemoryType::Block),
+    (3, MemoryType::Object),
+    (4, MemoryType::File),
+];
+
 /// What the metadata of an agent says.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Metadata<'a> {
     /// Whose it is.
     pub(crate) agent: &'a str,
     /// The backends that it says how to connect to.
-    pub(crate) connections: Vec<&'a str>,
+    pub(crate) connections: Vec<ConnectionInfo<'a>>,
     /// The memory that it has keys for.
     pub(crate) memory: Vec<Key<'a>>,
 }
 
+/// How to connect to one backend of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionInfo<'a> {
+    pub(crate) backend: &'a str,
+    /// The bytes that the backend needs for it.
+    pub(crate) data: &'a [u8],
+}
+
 /// Memory that one backend of an agent can be asked for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key<'a> {
     pub(crate) place: Place<'a>,
     /// What the backend needs for it.
@@ -66,8 +85,9 @@ impl<'a> Metadata<'a> {
         let count = input.count(b"Conns", "number of connections")?;
         let mut connections = Vec::new();
         for _ in 0..count {
-            connections.push(input.text(b"t", "backend of a connection")?);
-            input.some(b"c", "data of a connection")?;
+            let backend = input.text(b"t", "backend of a connection")?;
+            let data = input.some(b"c", "data of a connection")?;
+            connections.push(ConnectionInfo { backend, data });
         }
         input.exactly(b"", b"MemSection", "`MemSection`")?;
         let sections = input.count(b"nixlSecElms", "number of sections")?;
@@ -195,15 +215,8 @@ impl<'a> Input<'a> {
         const EXPECTED: &str = "type of memory";
         let at = self.malformed(EXPECTED);
         let value = self.item(b"t", EXPECTED)?;
-        // As `nixl_mem_t` counts.
-        match <[u8; 4]>::try_from(value).map(u32::from_ne_bytes) {
-            Ok(0) => Ok(MemoryType::Host),
-            Ok(1) => Ok(MemoryType::Device),
-            Ok(2) => Ok(MemoryType::Block),
-            Ok(3) => Ok(MemoryType::Object),
-            Ok(4) => Ok(MemoryType::File),
-            _ => Err(at),
-        }
+        let tag = <[u8; 4]>::try_from(value).map(u32::from_ne_bytes).map_err(|_| at)?;
+        MEMORY_TYPES.iter().find(|(known, _)| *known == tag).map(|(_, memory)| *memory).ok_or(at)
     }
 
     /// Device, address, length, and the rest.

@@ -7,6 +7,7 @@
 mod claims;
 mod error;
 mod export;
+mod foreign;
 mod import;
 mod in_use;
 mod loaded;
@@ -21,12 +22,13 @@ use terrane_layout::PhysicalLayout;
 use terrane_wire::WireLimits;
 
 pub use error::{ExportError, ForgetError, ImportError, PeerChange};
+pub use foreign::{ForeignLayout, NixlMetadata};
 pub(crate) use in_use::{Connection, NoUse, PeerUse, Readiness};
 pub use metadata::MalformedMetadata;
 pub use remote::RemoteLayout;
 pub(crate) use table::Peers;
 
-use crate::Agent;
+use crate::{Agent, process};
 use import::Known;
 use metadata::Metadata;
 
@@ -97,16 +99,19 @@ impl Agent {
     /// Takes a layout of a peer that may not be what it was: that was started again under the same
     /// name, or has registered its memory anew.
     ///
-    /// What was imported of the peer before can no longer be used, all of it: transfers with it
-    /// fail, and the peer has another [`PeerId`] from now on. Of a peer that is not known this is
-    /// an import.
+    /// The layouts that were imported before can no longer be used: transfers with them fail, and the peer
+    /// has another [`PeerId`] from now on. A peer that is not known is imported.
+    ///
+    /// A process that hangs does not keep its name: the process that replaces it is imported while
+    /// transfers with the old one are in flight. These end at their deadline. Their blocks of this
+    /// process stay in use until NIXL says that nothing writes or reads them any more, which may be
+    /// never.
     ///
     /// # Errors
     ///
     /// [`ImportError`], as from [`import`](Self::import). [`ImportError::PeerBusy`] if transfers
-    /// with the peer are in flight; those with a peer that has died end at their deadline. If NIXL
-    /// refuses the metadata ([`ImportError::Load`], [`ImportError::NotFound`]), the peer is not
-    /// known any more.
+    /// with this very process are in flight. If NIXL refuses the metadata ([`ImportError::Load`],
+    /// [`ImportError::NotFound`]), the peer is not known any more.
     pub fn refresh(&self, bytes: &[u8]) -> Result<RemoteLayout, ImportError> {
         self.refresh_within(bytes, &WireLimits::DEFAULT)
     }
@@ -136,6 +141,7 @@ impl Agent {
     ///
     /// [`ForgetError::UnknownPeer`] if there is no such peer, or no more.
     pub fn forget(&self, peer: PeerId) -> Result<Forgotten, ForgetError> {
+        process::check()?;
         let unknown = || ForgetError::UnknownPeer { agent: self.name().clone(), peer };
         let known = self.peer_table().get(peer).ok_or_else(unknown)?;
         let mut loaded = self.peer_table().loaded();
@@ -156,11 +162,14 @@ impl Agent {
     /// With NIXL 1.5.1, a connection over UCX that is closed leaves a file descriptor open, in both
     /// processes.
     pub fn disconnect(&self) -> usize {
+        if process::is_forked() {
+            return 0;
+        }
         let mut loaded = self.peer_table().loaded();
         self.end_peers_among(&mut loaded);
         let mut closed = 0;
-        while let Some(name) = loaded.take_ended() {
-            self.invalidate(&name);
+        while let Some(peer) = loaded.take_ended() {
+            self.invalidate(&peer);
             closed += 1;
         }
         drop(loaded);
@@ -171,6 +180,9 @@ impl Agent {
     /// The peers that are known and not forgotten, in the order in which they became known.
     #[must_use]
     pub fn peers(&self) -> Vec<(PeerId, AgentName)> {
+        if process::is_forked() {
+            return Vec::new();
+        }
         let known = self.peer_table().all().into_iter();
         let mut peers: Vec<_> = known
             .filter(|peer| !peer.state().forgotten)
@@ -183,9 +195,15 @@ impl Agent {
     /// The name of a peer's agent; `None` if this agent knows no such peer, or no more.
     #[must_use]
     pub fn peer_name(&self, peer: PeerId) -> Option<AgentName> {
+        self.peer_names(peer).map(|(name, _)| name)
+    }
+
+    /// The name of a peer's agent, and the name under which NIXL knows the peer.
+    pub(crate) fn peer_names(&self, peer: PeerId) -> Option<(AgentName, AgentName)> {
+        process::check().ok()?;
         let known = self.peer_table().get(peer)?;
         let forgotten = known.state().forgotten;
-        (!forgotten).then(|| known.name.clone())
+        (!forgotten).then(|| (known.name.clone(), known.nixl_name.clone()))
     }
 
     /// Whether imports can look into NIXL's metadata before NIXL does. They can if the library writes
@@ -198,9 +216,10 @@ impl Agent {
     /// The backends through which peers can reach this agent, as its own metadata says.
     fn reachable(&self) -> Option<&[Box<str>]> {
         let find_out = || {
+            process::check().ok()?;
             let own = self.connection_metadata().ok()?;
             let connections = Metadata::parse(&own).ok().map(|own| own.connections);
-            Some(connections.map(|all| all.into_iter().map(Box::from).collect()))
+            Some(connections.map(|all| all.iter().map(|c| c.backend.into()).collect()))
         };
         // An agent that cannot say how to reach it is asked again, and reached by nobody until then.
         self.peer_table().reachable(find_out).unwrap_or(Some(&[]))

@@ -1,7 +1,10 @@
 //! The peers that an agent knows.
 //!
-//! NIXL knows a peer by its name, and here it has a number besides, that is never given again. A
-//! peer is known while a layout of it lives, and ends when it is forgotten or its last layout has
+//! A peer has a number that is never given again, and NIXL is told a name of which this number is a
+//! part. So a process that was started again under its name is another peer to NIXL as well: its
+//! requests and those to the process before it do not meet.
+//!
+//! A peer is known while a layout of it lives, and ends when it is forgotten or its last layout has
 //! gone; in either case not before the transfers with it have ended.
 //!
 //! Of the peers that have ended, NIXL goes on knowing the latest: they mostly come back, connecting
@@ -22,7 +25,8 @@ use terrane_core::{AgentName, PeerId};
 use super::claims::Claim;
 use super::in_use::State;
 use super::loaded::Loaded;
-use crate::Agent;
+use crate::quiet::quietly;
+use crate::{Agent, process};
 
 /// What an agent knows of its peers.
 #[derive(Default)]
@@ -44,13 +48,25 @@ struct Known {
 /// A peer, as it is known from one import until it ends.
 pub(crate) struct Peer {
     pub(super) id: PeerId,
+    /// The name of the peer's agent.
     pub(super) name: AgentName,
+    /// The name under which NIXL is told of the peer.
+    pub(super) nixl_name: AgentName,
     state: Mutex<State>,
 }
 
 impl Peer {
+    /// A peer that NIXL has not been told of.
     pub(super) fn new(name: AgentName) -> Self {
-        Self { id: PeerId::next(), name, state: Mutex::default() }
+        let id = PeerId::next();
+        let nixl_name = AgentName::from(format!("{name} (peer {id})"));
+        Self { id, name, nixl_name, state: Mutex::default() }
+    }
+
+    /// A peer that has ended, and that NIXL still knows, under its next number.
+    pub(super) fn again(&self) -> Self {
+        let (name, nixl_name) = (self.name.clone(), self.nixl_name.clone());
+        Self { id: PeerId::next(), name, nixl_name, state: Mutex::default() }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -131,8 +147,8 @@ impl Agent {
             table.remove(peer.id);
             loaded.end(&peer);
         }
-        while let Some(name) = loaded.superfluous() {
-            self.invalidate(&name);
+        while let Some(peer) = loaded.superfluous() {
+            self.invalidate(&peer);
         }
     }
 
@@ -146,7 +162,7 @@ impl Agent {
         // Nothing is posted meanwhile.
         state.begin_reload();
         drop(state);
-        let was_known = self.invalidate(&peer.name);
+        let was_known = self.invalidate(peer);
         if let Some(known) = loaded.of(peer) {
             known.reset();
         }
@@ -157,12 +173,8 @@ impl Agent {
 
     /// Has NIXL let go of a peer and close its connection to it. Says whether NIXL knew the peer: one
     /// that it did not know it may have lost together with the means to close its connection.
-    pub(super) fn invalidate(&self, name: &AgentName) -> bool {
-        let outcome = self.raw().invalidate_remote_md(name.as_str());
-        if let Err(error) = &outcome {
-            tracing::debug!(agent = %self.name(), peer = %name, ?error, "NIXL knew no such peer");
-        }
-        outcome.is_ok()
+    pub(super) fn invalidate(&self, peer: &Peer) -> bool {
+        quietly(|| self.raw().invalidate_remote_md(peer.nixl_name.as_str())).is_ok()
     }
 }
 
@@ -182,6 +194,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        if process::is_forked() {
+            return;
+        }
         self.agent.peer_table().change(&self.peer, |state| state.layouts -= 1);
         self.agent.end_peers();
     }

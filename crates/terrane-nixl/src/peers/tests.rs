@@ -10,6 +10,7 @@ use terrane_testkit::pattern::Pattern;
 use terrane_testkit::{peer, process};
 use terrane_transfer::Endpoint;
 
+mod foreign;
 mod hostile;
 mod keys;
 
@@ -41,6 +42,14 @@ fn layout(agent: &Agent) -> PhysicalLayout {
         .unwrap()
 }
 
+impl Agent {
+    /// The name under which NIXL knows the latest peer of this name.
+    pub(crate) fn nixl_name_of(&self, peer: &Agent) -> String {
+        let loaded = self.peer_table().loaded();
+        loaded.peers.get(peer.name()).unwrap().peer.nixl_name.as_str().to_owned()
+    }
+}
+
 /// A request of NIXL's for all of a peer's layout, which is read into one of the same kind.
 fn read_request(
     agent: &Agent,
@@ -57,7 +66,8 @@ fn read_request(
     };
     let here = list(region.location().as_host().unwrap().get());
     let there = list(there.address());
-    let name = remote.agent().as_str();
+    let (_, name) = agent.peer_names(remote.peer()).unwrap();
+    let name = name.as_str();
     agent.raw().create_xfer_req(XferOp::Read, &here, &there, name, None)
 }
 
@@ -119,6 +129,7 @@ fn a_peer_with_transfers_in_flight_is_forgotten_after_them() {
     let layout = layout(&owner);
     let bytes = owner.export(&layout).unwrap();
     let remote = reader.import(&bytes).unwrap();
+    let name = reader.nixl_name_of(&owner);
     let (first, second) =
         (reader.use_peer(remote.peer()).unwrap(), reader.use_peer(remote.peer()).unwrap());
     assert_eq!(reader.forget(remote.peer()).unwrap(), Forgotten::AfterTransfers(2));
@@ -135,7 +146,7 @@ fn a_peer_with_transfers_in_flight_is_forgotten_after_them() {
     busy(reader.refresh(&bytes), 1);
     // Nor does anything take the peer from NIXL before that.
     assert_eq!(reader.disconnect(), 0);
-    assert!(reader.raw().check_remote_metadata(remote.agent().as_str(), None));
+    assert!(reader.raw().check_remote_metadata(&name, None));
     drop(second);
 
     let again = reader.import(&bytes).unwrap();
@@ -152,15 +163,16 @@ fn a_transfer_keeps_the_peer_of_a_layout_that_has_gone() {
     let layout = layout(&owner);
     let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
     let name = remote.agent().clone();
+    let nixl_name = reader.nixl_name_of(&owner);
     let transfer = reader.use_peer(remote.peer()).unwrap();
     let peer = remote.peer();
     drop(remote);
     assert_eq!((reader.disconnect(), reader.peers()), (0, vec![(peer, name.clone())]));
     drop(transfer);
     assert_eq!(reader.peers(), []);
-    assert!(reader.raw().check_remote_metadata(name.as_str(), None));
+    assert!(reader.raw().check_remote_metadata(&nixl_name, None));
     assert_eq!(reader.disconnect(), 1);
-    assert!(!reader.raw().check_remote_metadata(name.as_str(), None));
+    assert!(!reader.raw().check_remote_metadata(&nixl_name, None));
 }
 
 /// NIXL forgets a peer by itself when a connection breaks, and says so to nobody.
@@ -170,7 +182,7 @@ fn a_peer_that_nixl_has_lost_is_told_to_it_anew() {
     let source = Endpoint::new(layout(&owner)).unwrap();
     Pattern::new(SEED).fill(&source).unwrap();
     let bytes = owner.export(source.layout()).unwrap();
-    let lose = || reader.raw().invalidate_remote_md(owner.name().as_str()).unwrap();
+    let lose = || reader.raw().invalidate_remote_md(&reader.nixl_name_of(&owner)).unwrap();
     let check = |remote: &RemoteLayout| {
         let read = read_all(&reader, remote);
         Pattern::new(SEED).verify(&read).unwrap().assert_clean("read after a loss");
@@ -194,6 +206,62 @@ fn a_peer_that_nixl_has_lost_is_told_to_it_anew() {
     check(&reader.refresh(&bytes).unwrap());
     lose();
     check(&reader.import(&bytes).unwrap());
+}
+
+/// A process that hangs keeps its transfers, and not its name.
+#[test]
+fn a_process_gets_the_name_of_one_with_transfers_in_flight() {
+    let (owner, reader) = (agent(), agent());
+    let (name, old) = (owner.name().clone(), layout(&owner));
+    let before = reader.import(&owner.export(&old).unwrap()).unwrap();
+    let hangs = reader.use_peer(before.peer()).unwrap();
+    let old_name = reader.nixl_name_of(&owner);
+    drop((old, owner));
+
+    let owner = AgentBuilder::new(name.clone()).backend(BackendConfig::new("UCX")).build().unwrap();
+    let new = Endpoint::new(layout(&owner)).unwrap();
+    Pattern::new(SEED).fill(&new).unwrap();
+    let bytes = owner.export(new.layout()).unwrap();
+    let error = reader.import(&bytes).unwrap_err();
+    assert!(matches!(error, ImportError::PeerChanged { .. }), "{error}");
+    let after = reader.refresh(&bytes).unwrap();
+    let verify = |read: &Endpoint| {
+        Pattern::new(SEED).verify(read).unwrap().assert_clean("read from the new process");
+    };
+    verify(&read_all(&reader, &after));
+    assert_eq!(reader.peers(), [(after.peer(), name.clone())]);
+    assert_eq!(reader.use_peer(before.peer()).unwrap_err(), NoUse::Unknown);
+    // NIXL knows both, until nothing of the old one is in flight.
+    assert_eq!(reader.disconnect(), 0);
+    assert!(reader.raw().check_remote_metadata(&old_name, None));
+
+    // Transfers with the new process count.
+    let in_flight = reader.use_peer(after.peer()).unwrap();
+    let error = reader.refresh(&bytes).unwrap_err();
+    assert!(matches!(error, ImportError::PeerBusy { transfers: 1, .. }), "{error}");
+    drop(hangs);
+    assert!(!reader.raw().check_remote_metadata(&old_name, None));
+    drop((before, in_flight));
+    assert_eq!(reader.peers(), [(after.peer(), name)]);
+    verify(&read_all(&reader, &after));
+}
+
+/// A peer that was forgotten needs no refresh.
+#[test]
+fn a_process_gets_the_name_of_a_forgotten_one_with_transfers_in_flight() {
+    let (owner, reader) = (agent(), agent());
+    let (name, old) = (owner.name().clone(), layout(&owner));
+    let before = reader.import(&owner.export(&old).unwrap()).unwrap();
+    let hangs = reader.use_peer(before.peer()).unwrap();
+    assert_eq!(reader.forget(before.peer()).unwrap(), Forgotten::AfterTransfers(1));
+    drop((old, owner));
+    let owner = AgentBuilder::new(name.clone()).backend(BackendConfig::new("UCX")).build().unwrap();
+    let new = layout(&owner);
+    let after = reader.import(&owner.export(&new).unwrap()).unwrap();
+    read_all(&reader, &after);
+    drop(hangs);
+    read_all(&reader, &after);
+    assert_eq!(reader.peers(), [(after.peer(), name)]);
 }
 
 /// Telling NIXL of a peer anew takes as long as connecting does, and no submit waits for that.
@@ -288,11 +356,13 @@ fn peers_that_ended_long_ago_are_disconnected() {
             (owner, layout)
         })
         .collect();
-    for (owner, layout) in &owners {
+    let imported = owners.iter().map(|(owner, layout)| {
         drop(reader.import(&owner.export(layout).unwrap()).unwrap());
-    }
-    let is_known = |owner: &Agent| reader.raw().check_remote_metadata(owner.name().as_str(), None);
-    let known: Vec<bool> = owners.iter().map(|(owner, _)| is_known(owner)).collect();
+        reader.nixl_name_of(owner)
+    });
+    let names: Vec<String> = imported.collect();
+    let is_known = |name: &String| reader.raw().check_remote_metadata(name, None);
+    let known: Vec<bool> = names.iter().map(is_known).collect();
     assert_eq!(known.iter().position(|known| *known), Some(2), "{known:?}");
     assert_eq!(reader.disconnect(), 32);
 }

@@ -1,5 +1,6 @@
 //! Libraries that are loaded and stay.
 
+use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,25 @@ pub(super) fn for_good(library: &Path) -> Result<ManuallyDrop<Library>, SharedCa
     // of the libraries that these need; they are made to be loaded into any process.
     let loaded = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) };
     loaded.map(ManuallyDrop::new).map_err(|error| Arc::new(error) as SharedCause)
+}
+
+/// Where the program has a function of this name: itself, or in a library that it was started with.
+pub(super) fn address_in_program(function: &str) -> Option<usize> {
+    let program = Library::this();
+    // SAFETY: the symbol is only looked for; what is at its address is neither read nor called.
+    let found = unsafe { program.get::<*const c_void>(function.as_bytes()) };
+    found.ok().map(|symbol| symbol.as_raw_ptr().addr())
+}
+
+/// Whether a library is loaded whose file's name begins so.
+pub(super) fn is_loaded(prefix: &str) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    is_in(&maps, prefix)
+}
+
+fn is_in(maps: &str, prefix: &str) -> bool {
+    let name = |line: &str| line.rsplit_once('/').is_some_and(|(_, name)| name.starts_with(prefix));
+    maps.lines().any(name)
 }
 
 /// The file that is mapped at an address.
@@ -51,5 +71,7 @@ mod tests {
         assert_eq!(file(0x2fff), Some("/opt/my libs/libnixl_capi.so".into()));
         assert_eq!(file(0x3000), Some("/opt/libold.so".into()));
         assert_eq!([0x1800, 0x7ffc, 0x9000].map(file), [None, None, None]);
+        assert!(is_in(maps, "libnixl_") && is_in(maps, "libold.so"));
+        assert!(!is_in(maps, "my libs") && !is_in(maps, "libucs"));
     }
 }

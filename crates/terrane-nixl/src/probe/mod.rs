@@ -1,8 +1,10 @@
 //! Whether NIXL can be used, answered without aborting the process.
 
 mod loader;
+mod netlink;
 mod plugins;
 mod symbols;
+mod ucx_log;
 mod version;
 
 use std::ffi::c_void;
@@ -11,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libloading::os::unix::Library;
+use terrane_core::CapabilityReport;
 
 pub use plugins::Plugin;
 pub use symbols::REQUIRED_SYMBOLS;
@@ -25,6 +28,7 @@ const LIBRARY: &str = "libnixl_capi.so";
 pub struct Found {
     library: PathBuf,
     plugin_directory: PathBuf,
+    capabilities: CapabilityReport,
 }
 
 impl Found {
@@ -45,6 +49,17 @@ impl Found {
     #[must_use]
     pub fn plugin_directory(&self) -> &Path {
         &self.plugin_directory
+    }
+
+    /// What could be arranged before UCX is loaded.
+    ///
+    /// [`SeparateRdmaLibraries`](terrane_core::Capability::SeparateRdmaLibraries) is refused where the
+    /// program is linked with libnl and NIXL brings another one: then a process that has had a backend
+    /// `UCX` crashes as it exits, after all else. `UCX_MODULES=^ib` in its environment avoids that, and
+    /// RDMA as well.
+    #[must_use]
+    pub fn capabilities(&self) -> &CapabilityReport {
+        &self.capabilities
     }
 
     /// Whether the names of all files in the plugin directory are text.
@@ -139,8 +154,9 @@ fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
     }
     // Plugins lie beside the library that looks for them, which is one that this one needs.
     let core = address_of(library, CORE_SYMBOL).and_then(loader::file_at);
-    let plugin_directory = plugins::directory(core.as_ref().unwrap_or(&path));
-    Ok(Found { library: path, plugin_directory })
+    let core = core.as_ref().unwrap_or(&path);
+    let (plugin_directory, capabilities) = (plugins::directory(core), netlink::keep_apart(core));
+    Ok(Found { library: path, plugin_directory, capabilities })
 }
 
 /// A symbol of NIXL's core: the destructor of an agent.

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 
 use terrane_core::BackendName;
 
-use super::loader;
+use super::{loader, ucx_log};
 use crate::PluginFailed;
+
+/// The plugin that brings UCX.
+const UCX: &str = "UCX";
 
 const PREFIX: &str = "libplugin_";
 const SUFFIX: &str = ".so";
@@ -34,12 +37,16 @@ impl Plugin {
     /// Loads the plugin, as NIXL would. It stays loaded, with all the libraries that it needs,
     /// whether or not a backend is made of it.
     ///
+    /// UCX then logs to standard error. `UCX_LOG_FILE` names another place, and UCX that was loaded
+    /// before by something else logs as that has arranged.
+    ///
     /// # Errors
     ///
     /// [`PluginFailed`], with what the loader said.
     pub fn check(&self) -> Result<(), PluginFailed> {
         let not_loaded = |source| PluginFailed::NotLoaded { plugin: self.path.clone(), source };
-        let library = loader::for_good(&self.path).map_err(not_loaded)?;
+        let load = || loader::for_good(&self.path).map_err(not_loaded);
+        let library = if self.name.as_str() == UCX { ucx_log::loading(load) } else { load() }?;
         // SAFETY: the symbol is only looked for; what is at its address is neither read nor called.
         let entry = unsafe { library.get::<*const c_void>(b"nixl_plugin_init") };
         match entry {

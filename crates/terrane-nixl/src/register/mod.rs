@@ -21,7 +21,7 @@ pub(crate) use table::Table;
 
 use crate::agent::Backend;
 use crate::error::SharedCause;
-use crate::{Agent, Demand, FileAccess, Refusal};
+use crate::{Agent, Demand, FileAccess, Refusal, process};
 use table::{Asked, Held};
 
 /// Some of an agent's backends, and how much a registration depends on each: what
@@ -138,6 +138,7 @@ fn register(
 
 /// What a backend is to be told of a span, unless it takes no such memory.
 fn descriptor(backend: &Backend, span: &Span) -> Result<Descriptor, Refusal> {
+    process::check()?;
     let memory = Descriptor::memory_of(span)?;
     if !backend.memory.contains(&memory) {
         return Err(Refusal::MemoryType { memory });

@@ -16,7 +16,8 @@ use smallvec::SmallVec;
 
 use super::Descriptor;
 use crate::agent::{Backend, naming};
-use crate::{Agent, Demand, Refusal, Status};
+use crate::quiet::quietly;
+use crate::{Agent, Demand, Refusal, Status, process};
 
 /// What is registered with an agent.
 ///
@@ -61,13 +62,20 @@ impl Held {
     /// Registers what is asked for, and notes who refuses.
     pub(super) fn new(agent: &Agent, asked: &mut [Asked<'_>]) -> Self {
         let mut held = Self { agent: agent.clone(), descriptors: SmallVec::new() };
-        let mut table = agent.table().lock().unwrap_or_else(PoisonError::into_inner);
-        for index in 0..asked.len() {
-            let Some(Ok(descriptor)) = asked.get(index).map(|asked| asked.answer) else { continue };
-            if !held.descriptors.contains(&descriptor) && table.hold(agent, &descriptor, asked) {
-                held.descriptors.push(descriptor);
-            }
+        if process::is_forked() {
+            return held;
         }
+        let mut table = agent.table().lock().unwrap_or_else(PoisonError::into_inner);
+        quietly(|| {
+            for index in 0..asked.len() {
+                let asked_for = asked.get(index).map(|asked| asked.answer);
+                let Some(Ok(descriptor)) = asked_for else { continue };
+                if !held.descriptors.contains(&descriptor) && table.hold(agent, &descriptor, asked)
+                {
+                    held.descriptors.push(descriptor);
+                }
+            }
+        });
         drop(table);
         held
     }
@@ -75,9 +83,21 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        // The parent of a forked process goes on with what it has registered.
+        if process::is_forked() {
+            return;
+        }
+        let mut failed: SmallVec<[_; 1]> = SmallVec::new();
         let mut table = self.agent.table().lock().unwrap_or_else(PoisonError::into_inner);
-        for descriptor in &self.descriptors {
-            table.let_go(descriptor);
+        quietly(|| {
+            for descriptor in &self.descriptors {
+                failed.extend(table.let_go(descriptor).map(|error| (descriptor, error)));
+            }
+        });
+        drop(table);
+        // Not under the lock: what listens may register memory.
+        for (descriptor, error) in failed {
+            tracing::error!(%error, ?descriptor, "memory could not be deregistered");
         }
     }
 }
@@ -104,21 +124,17 @@ impl Table {
     }
 
     /// One user less. The last of them deregisters, under the table's lock: a handle that finds
-    /// nothing left to do must not find what somebody registers meanwhile.
-    fn let_go(&mut self, descriptor: &Descriptor) {
-        let Some(entry) = self.0.get_mut(descriptor) else { return };
+    /// nothing left to do must not find what somebody registers meanwhile. Returns why that failed.
+    fn let_go(&mut self, descriptor: &Descriptor) -> Option<nixl_sys::NixlError> {
+        let entry = self.0.get_mut(descriptor)?;
         entry.users = entry.users.saturating_sub(1);
         if entry.users > 0 {
-            return;
+            return None;
         }
         let handles = self.0.remove(descriptor).map(|entry| entry.handles).unwrap_or_default();
-        for mut handle in handles {
-            // NIXL's own answer is lost in the bindings. What they tell of is that they could not
-            // ask it, for want of memory.
-            if let Err(error) = handle.deregister() {
-                tracing::error!(%error, ?descriptor, "memory could not be deregistered");
-            }
-        }
+        // NIXL's own answer is lost in the bindings. They fail only where they could not ask it, for
+        // want of memory.
+        handles.into_iter().filter_map(|mut handle| handle.deregister().err()).last()
     }
 
     /// Whether what a backend has of a span, of any byte of it, is among these descriptors. Then what

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use terrane_core::{AgentName, ByteCount, Register};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig, NixlError, Registrar, Status, ThreadMode};
+use terrane_testkit::events::AtEvents;
 use terrane_testkit::port;
 use terrane_testkit::process::{in_child, in_child_with};
 
@@ -215,4 +216,27 @@ fn an_agent_of_the_environment_is_built() {
     let names: Vec<_> = agent.backends().map(|name| name.as_str()).collect();
     assert_eq!(names, ["POSIX"]);
     assert!(format!("{agent:?}").contains("POSIX"));
+}
+
+/// The bindings trace their calls, and a subscriber may use the agent.
+#[test]
+fn traces_under_a_lock_reach_no_subscriber() {
+    const TEST: &str = "agents::traces_under_a_lock_reach_no_subscriber";
+    const HUNG_AFTER_SECONDS: libc::c_uint = 120;
+    in_child(TEST, || {
+        // SAFETY: the call takes a number. Its signal ends a process that hangs.
+        unsafe { libc::alarm(HUNG_AFTER_SECONDS) };
+        let agent = agent([posix(), BackendConfig::new("UCX")]);
+        let (used, config) = (agent.clone(), posix());
+        let uses = AtEvents::any(move |_| {
+            drop(used.register(memory(ByteCount::kib(4))).unwrap());
+            used.notifications().unwrap();
+            drop(AgentBuilder::unnamed().backend(config.clone()).build().unwrap());
+        });
+        tracing::subscriber::with_default(uses, || {
+            drop(agent.register(memory(ByteCount::kib(64))).unwrap());
+            agent.notifications().unwrap();
+            drop(AgentBuilder::unnamed().backend(posix()).build().unwrap());
+        });
+    });
 }

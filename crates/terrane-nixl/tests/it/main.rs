@@ -13,6 +13,7 @@ mod agents;
 mod backends;
 mod cufile;
 mod engine;
+mod exits;
 mod leaks;
 mod peers;
 mod probing;

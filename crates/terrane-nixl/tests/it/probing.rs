@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use terrane_nixl::{
     AgentBuilder, NixlError, NixlUnavailable, PluginFailed, REQUIRED_SYMBOLS, probe, probe_file,
 };
 use terrane_testkit::process::{in_child, in_child_with};
 
-use crate::support::{chain, posix};
+use crate::support::{chain, compile, posix};
 
 const LIBRARY: &str = "libnixl_capi.so";
 
@@ -231,13 +230,4 @@ fn load(library: &str) {
     let library = unsafe { libloading::Library::new(library) }.unwrap();
     // It has to stay.
     let _ = std::mem::ManuallyDrop::new(library);
-}
-
-/// A library with functions of these names, which answer "yes".
-fn compile<'s>(to: &Path, functions: impl IntoIterator<Item = &'s &'s str>) {
-    let source = to.with_extension("c");
-    let function = |name: &&str| format!("int {name}(void) {{ return 1; }}\n");
-    fs::write(&source, functions.into_iter().map(function).collect::<String>()).unwrap();
-    let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(to).arg(&source).status();
-    assert!(status.unwrap().success(), "the C compiler that Rust links with");
 }

@@ -1,6 +1,9 @@
 //! What several tests need.
 
 use std::error::Error;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use terrane_core::{Allocate, ByteCount, RegionRequest};
 use terrane_nixl::{Agent, AgentBuilder, BackendConfig};
@@ -29,4 +32,13 @@ pub fn chain(error: &dyn Error) -> String {
         source = error.source();
     }
     text
+}
+
+/// A library with functions of these names, which answer "yes".
+pub fn compile<'s>(to: &Path, functions: impl IntoIterator<Item = &'s &'s str>) {
+    let source = to.with_extension("c");
+    let function = |name: &&str| format!("int {name}(void) {{ return 1; }}\n");
+    fs::write(&source, functions.into_iter().map(function).collect::<String>()).unwrap();
+    let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(to).arg(&source).status();
+    assert!(status.unwrap().success(), "the C compiler that Rust links with");
 }

@@ -18,7 +18,7 @@ const FOR_EACH_BYTE: u64 = 64;
 const BESIDES: u64 = 8 << 10;
 
 /// Reads `bytes`, and holds what that allocates against what they justify.
-fn read(bytes: &[u8]) -> Result<LayoutDescriptor, WireError> {
+pub fn read(bytes: &[u8]) -> Result<LayoutDescriptor, WireError> {
     let (spent, read) = allocated(|| LayoutDescriptor::decode(bytes, &WireLimits::default()));
     let justified = FOR_EACH_BYTE * u64::try_from(bytes.len()).unwrap() + BESIDES;
     assert!(spent <= justified, "{spent} B for {} B of input", bytes.len());
@@ -26,7 +26,7 @@ fn read(bytes: &[u8]) -> Result<LayoutDescriptor, WireError> {
 }
 
 /// Either refused, or the one encoding of what was read.
-fn read_or_refused(bytes: &[u8]) -> Result<(), TestCaseError> {
+pub fn read_or_refused(bytes: &[u8]) -> Result<(), TestCaseError> {
     match read(bytes) {
         Ok(layout) => prop_assert_eq!(layout.encode().unwrap(), bytes),
         Err(error) => prop_assert!(!error.to_string().is_empty()),
@@ -145,7 +145,7 @@ fn handmade() -> Vec<Handmade> {
         (
             "most-blocks",
             with(|p| splice(p, BLOCKS, 1, &MOST)),
-            "fingerprint|bytes, and the geometry",
+            "the number of blocks is 4294967295, and the limit is 4194304",
         ),
         ("3-outers", with(|p| p[OUTERS] = 3), "outer_dim is 3"),
         ("element-9", with(|p| p[ELEMENT] = 9), "element is 9; there are 0, 1, 2"),
@@ -216,6 +216,7 @@ fn limits_are_the_receivers() {
         bytes: length,
         metadata: ByteCount::new(3),
         name: ByteCount::new(9),
+        blocks: 64,
         regions: 2,
         backends: 2,
     };
@@ -224,6 +225,7 @@ fn limits_are_the_receivers() {
         (WireLimits { bytes: ByteCount::new(length.get() - 1), ..generous }, Limited::Bytes),
         (WireLimits { metadata: ByteCount::new(2), ..generous }, Limited::Metadata),
         (WireLimits { name: ByteCount::new(8), ..generous }, Limited::Name),
+        (WireLimits { blocks: 63, ..generous }, Limited::Blocks),
         (WireLimits { regions: 1, ..generous }, Limited::Regions),
         (WireLimits { backends: 1, ..generous }, Limited::Backends),
     ];

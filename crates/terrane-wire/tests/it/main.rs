@@ -14,5 +14,6 @@ mod frames;
 mod golden;
 mod hostile;
 mod hostile_regions;
+mod hostile_sizes;
 mod layouts;
 mod round_trips;

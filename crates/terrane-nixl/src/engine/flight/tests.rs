@@ -196,7 +196,8 @@ fn nothing_is_known_of_requests_whose_peer_nixl_has_forgotten() {
         let ends = Ends::silent();
         let (mut flight, completion) = ends.reading(1);
         // As a message to NIXL's listener does it.
-        ends.agent.raw().invalidate_remote_md(ends.owner.name().as_str()).unwrap();
+        let name = ends.agent.nixl_name_of(&ends.owner);
+        ends.agent.raw().invalidate_remote_md(&name).unwrap();
         let mut rest = ends.finish(&mut flight, || ()).unwrap();
         assert_eq!(lost_at(completion), NixlStep::Transfer);
         assert_eq!(rest.look(&ends.agent), Left::Lost);
@@ -350,6 +351,37 @@ fn of_a_post_that_failed_nobody_knows_what_was_posted() {
     within_patience(|| {
         matches!(raw.get_xfer_status(&other), Ok(nixl_sys::XferStatus::Success)).then_some(())
     });
+}
+
+#[test]
+fn a_file_that_ends_before_what_was_written_is_not_taken_for_written() {
+    let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "64");
+    let agent = AgentBuilder::unnamed().backend(posix).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+    let config = LayoutConfig::builder().num_blocks(4).num_layers(1).outer_dim(1).page_size(16);
+    let config = config.inner_dim(64).element(ElementFormat::Width(2)).build().unwrap();
+    let builder = || LayoutBuilder::new(config).kind(LayoutKind::FullyContiguous);
+    let file = builder().allocate(&files).register(&agent).build().unwrap();
+    let local = builder().allocate(&HeapAllocator::system()).register(&agent).build().unwrap();
+    let (file, local) = (Endpoint::new(file).unwrap(), Endpoint::new(local).unwrap());
+    let write = Transfer::new(&local, &file).blocks(&[1, 2], &[1, 2]);
+    let (mut flight, completion) = taken(&agent, write);
+    let rates = Rates::new(&agent);
+    // It has been written by the time that the backend is asked.
+    assert!(matches!(flight.advance(&agent, &rates), Step::News));
+    let descriptor = file.base(0).unwrap().as_file().unwrap().file.descriptor;
+    let path = format!("/proc/self/fd/{descriptor}");
+    let opened = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    within_patience(|| {
+        opened.set_len(5000).unwrap();
+        matches!(flight.advance(&agent, &rates), Step::Over).then_some(())
+    });
+    let error = completion.wait().result.unwrap_err();
+    match error.source().and_then(|cause| cause.downcast_ref()) {
+        Some(RequestFailed::WrittenShort { length: 5000, wanted: 6144 }) => {}
+        cause => panic!("{cause:?} of {error:?}"),
+    }
 }
 
 /// Both agents live, and what is between them breaks.

@@ -197,7 +197,7 @@ fn no_request_is_made_of_what_nixl_has_dropped() {
     let rig = Rig::new(at_once());
     rig.moves(true);
     let first = rig.lists();
-    rig.here.raw().invalidate_remote_md(rig.there.name().as_str()).unwrap();
+    rig.here.raw().invalidate_remote_md(&rig.here.nixl_name_of(&rig.there)).unwrap();
     rig.submit(true).wait().result.unwrap_err();
     assert_eq!(rig.has_lists(), [false; 2]);
     let again = rig.here.import(&rig.there.export(rig.blocks.layout()).unwrap()).unwrap();
@@ -215,7 +215,7 @@ fn lists_from_before_a_peer_was_loaded_again_are_not_used() {
     let rig = Rig::new(at_once());
     rig.moves(true);
     let first = rig.lists();
-    rig.here.raw().invalidate_remote_md(rig.there.name().as_str()).unwrap();
+    rig.here.raw().invalidate_remote_md(&rig.here.nixl_name_of(&rig.there)).unwrap();
     rig.here.import(&rig.there.export(rig.blocks.layout()).unwrap()).unwrap();
     rig.moves(true);
     rig.moves(false);

@@ -122,12 +122,14 @@ fn what_nixl_wrote_is_read() {
     for (name, bytes) in corpus("written") {
         let metadata = Metadata::parse(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(metadata.agent, "alpha", "{name}");
-        let backends: Vec<&str> = metadata.memory.iter().map(|key| key.place.backend).collect();
+        let of_keys: Vec<&str> = metadata.memory.iter().map(|key| key.place.backend).collect();
+        let of_connections: Vec<&str> = metadata.connections.iter().map(|c| c.backend).collect();
         match name.as_str() {
-            "connection" => assert_eq!((metadata.connections, backends), (vec!["UCX"], vec![])),
-            "keys" => assert_eq!((metadata.connections, backends), (vec![], vec!["UCX"])),
+            "connection" => assert_eq!((of_connections, of_keys), (vec!["UCX"], vec![])),
+            "keys" => assert_eq!((of_connections, of_keys), (vec![], vec!["UCX"])),
             other => panic!("what is {other}?"),
         }
+        assert_eq!(metadata.write(), bytes, "{name} is written as NIXL wrote it");
     }
     assert_eq!(corpus("written").len(), 2);
 }
@@ -136,7 +138,9 @@ fn what_nixl_wrote_is_read() {
 fn what_nixl_writes_is_read() {
     let bytes = parts().concat();
     let metadata = Metadata::parse(&bytes).unwrap();
-    assert_eq!((metadata.agent, metadata.connections.as_slice()), ("alpha", &["UCX"][..]));
+    assert_eq!(metadata.agent, "alpha");
+    assert_eq!(metadata.connections, [ConnectionInfo { backend: "UCX", data: &[7; 9] }]);
+    assert_eq!(metadata.write(), bytes);
     let [first, second] = metadata.memory.as_slice() else { panic!("{metadata:?}") };
     assert_eq!((first.place.address, second.place.address), (4096, 8192));
     assert_eq!((first.place.memory, first.key), (MemoryType::Host, &[1, 2, 3][..]));
@@ -173,7 +177,9 @@ fn coverage_does_not_wrap() {
 /// What the rest of the crate relies on, of whatever was read.
 fn assert_sound(metadata: &Metadata<'_>) {
     let is_name = |name: &str| !name.is_empty() && !name.chars().any(char::is_control);
-    assert!(is_name(metadata.agent) && metadata.connections.iter().all(|name| is_name(name)));
+    assert!(is_name(metadata.agent) && metadata.connections.iter().all(|c| is_name(c.backend)));
+    // Written and read again, it is the same.
+    assert_eq!(Metadata::parse(&metadata.write()).as_ref(), Ok(metadata));
     for Key { place, .. } in &metadata.memory {
         assert!(is_name(place.backend), "{place:?}");
         assert!(place.address.checked_add(place.length).is_some(), "{place:?}");

@@ -92,6 +92,11 @@ fn keys_that_ucx_refuses_cost_the_peer_and_nobody_else() {
     }
     assert_eq!(reader.peers(), [(unharmed.peer(), other.name().clone())]);
     assert_eq!(reader.use_peer(known.peer()).unwrap_err(), NoUse::Unknown);
+    // Its other layouts can be imported again.
+    let again = reader.import(&owner.export(&first).unwrap()).unwrap();
+    assert_ne!(again.peer(), known.peer());
+    read_all(&reader, &again);
+    drop(again);
 
     // Of one that is not, to somebody else.
     let stranger = agent();

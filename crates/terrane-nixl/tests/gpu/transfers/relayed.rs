@@ -98,7 +98,7 @@ fn exchange(
 ) {
     let nixl = NixlEngine::new(agent, NixlEngineOptions::default()).unwrap();
     let mut all = vec![Arc::new(nixl) as Arc<dyn CopyEngine>];
-    all.extend(engines(context, &EnginesOptions::default()).unwrap());
+    all.extend(engines([context], &EnginesOptions::default()).unwrap());
     let manager = TransferManager::new(all);
     let access = OnDevice::new(context);
     let (data, other) = (Pattern::new(7), Pattern::new(8));

@@ -8,13 +8,15 @@ use std::sync::Arc;
 use terrane_core::{ByteCount, Capability, Grant};
 use terrane_layout::{ElementFormat, LayoutConfig};
 use terrane_nixl::{
-    AgentBuilder, BackendConfig, FileAccess, NixlEngine, NixlEngineOptions, RequestFailed,
+    AgentBuilder, BackendConfig, FileAccess, NixlEngine, NixlEngineOptions, NixlStep,
+    RequestFailed, probe,
 };
 use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
-use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager};
+use terrane_testkit::process::in_child;
+use terrane_transfer::{Endpoint, Transfer, TransferError, TransferManager, WeakEndpoint};
 
 use super::support::*;
 use crate::support::posix;
@@ -48,7 +50,58 @@ fn a_file_that_somebody_truncated_is_not_taken_for_read() {
     );
     // What is before the end is there.
     end_of(manager.submit(read(6), ()).unwrap()).result.unwrap();
+    // A hold for writing says that the block is whole again. None of it was read.
+    drop(local.hold_for_write(&[7]).unwrap());
     Image::of(&local, &InProcess).assert_equals(&image, "after the reads");
+}
+
+#[test]
+fn an_error_of_the_disk_costs_the_transfer_and_not_its_memory() {
+    const TEST: &str = "engine::files::an_error_of_the_disk_costs_the_transfer_and_not_its_memory";
+    in_child(TEST, || {
+        if probe().unwrap().package_version().as_deref() != Some("1.5.1") {
+            eprintln!(
+                "skipped: {TEST}: when another release of NIXL says that I/O failed is not known"
+            );
+            return;
+        }
+        let pair = Pair::new();
+        let manager = pair.manager();
+        let directory = tempfile::tempdir().unwrap();
+        let files = DiskAllocator::new(directory.path(), DiskOptions::default()).unwrap();
+        let file = Endpoint::new(registered(&files, &pair.here, config(8), CONTIGUOUS)).unwrap();
+        let local = pair.local(config(8), CONTIGUOUS);
+        limit_file_size(5 * 4096 + 100);
+        // The first is written short, and the others not at all.
+        for block in 5..8 {
+            let write = Transfer::new(&local, &file).blocks(&[block], &[block]);
+            let error = end_of(manager.submit(write, ()).unwrap()).result.unwrap_err();
+            let cause = error.source().and_then(|cause| cause.downcast_ref());
+            let step = NixlStep::Transfer;
+            assert!(
+                matches!(cause, Some(RequestFailed::Status { step: s, peer: None, .. }) if *s == step),
+                "{cause:?} of {error:?}"
+            );
+            assert!(
+                local.hold_for_write(&[block]).is_ok() && file.hold_for_write(&[block]).is_ok()
+            );
+        }
+        // The others go on.
+        let write = Transfer::new(&local, &file).blocks(&[0, 1, 2, 3, 4], &[0, 1, 2, 3, 4]);
+        end_of(manager.submit(write, ()).unwrap()).result.unwrap();
+        let ends = [local.downgrade(), file.downgrade()];
+        drop((local, file));
+        assert!(ends.iter().all(WeakEndpoint::has_gone), "the memory is kept");
+    });
+}
+
+/// Limits the size of the files that this process writes, and ignores the signal of that limit.
+fn limit_file_size(bytes: u64) {
+    // SAFETY: ignoring a signal touches no memory.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the structure outlives the call.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_layout::LayoutKind;
-use terrane_nixl::Forgotten;
+use terrane_nixl::{Forgotten, ImportError};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
@@ -56,6 +56,38 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
 
         ends.process.resume();
         free(&ends.local, 1);
+    });
+}
+
+#[test]
+fn a_peer_that_hangs_leaves_its_name_to_the_process_that_replaces_it() {
+    const TEST: &str =
+        "engine::processes::a_peer_that_hangs_leaves_its_name_to_the_process_that_replaces_it";
+    over_tcp(TEST, || {
+        let mut ends = Ends::new(TEST);
+        let image = Image::scribble(&ends.local, &InProcess, 4);
+        ends.process.stop();
+        give_up(&ends.manager, &ends.local, || ends.write(1), end_of);
+
+        let mut next = PeerProcess::start_as(TEST, ends.remote.agent().as_str());
+        let export = next.hear();
+        let error = ends.agent.import(&export).unwrap_err();
+        assert!(matches!(error, ImportError::PeerChanged { .. }), "{error}");
+        let hung = std::mem::replace(&mut ends.remote, ends.agent.refresh(&export).unwrap());
+        end_of(ends.manager.submit(ends.write(2), ()).unwrap()).result.unwrap();
+        let mut expected = Image::of(&ends.local, &InProcess);
+        let read = Transfer::new(ends.remote.endpoint(), &ends.local).blocks(&[2], &[5]);
+        end_of(ends.manager.submit(read, ()).unwrap()).result.unwrap();
+        expected.transfer(&image, &[2], &[5], 0..2);
+        Image::of(&ends.local, &InProcess).assert_equals(&expected, "written, and read back");
+
+        // The transfer with the old process stays in flight, and no more is posted to that process.
+        assert!(ends.local.hold_for_write(&[1]).unwrap_err().is_conflict());
+        let write = Transfer::new(&ends.local, hung.endpoint()).blocks(&[3], &[3]);
+        assert!(ends.manager.submit(write, ()).is_err());
+        ends.process.resume();
+        free(&ends.local, 1);
+        end_of(ends.manager.submit(ends.write(6), ()).unwrap()).result.unwrap();
     });
 }
 

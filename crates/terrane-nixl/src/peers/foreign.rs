@@ -1,0 +1,224 @@
+//! Peers that use NIXL without Terrane: serving engines in Python, for example.
+//!
+//! Such a peer has NIXL's metadata, and a list of where its memory is. It does not know Terrane's
+//! [exports](Agent::export).
+
+use rustc_hash::FxHashSet;
+use terrane_core::{AgentName, BackendName, ByteCount, StorageKind};
+use terrane_layout::{Geometry, LayoutConfig, LayoutKind, PhysicalLayout};
+use terrane_wire::{LayoutDescriptor, RegionDescriptor};
+
+use super::export::Parts;
+use super::import::{Known, covering};
+use super::metadata::{ConnectionInfo, Key, Metadata};
+use super::{ExportError, ImportError, MalformedMetadata, RemoteLayout};
+use crate::Agent;
+
+/// The metadata that a NIXL agent without Terrane needs to reach a layout of this process.
+///
+/// The bytes are NIXL's own: `nixl_agent.add_remote_agent` in Python takes them, and so does
+/// `nixlAgent::loadRemoteMD` in C++. They hold the keys of the layout's registrations and no others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NixlMetadata {
+    /// How to connect to the agent. A peer loads this first.
+    pub connection: Vec<u8>,
+    /// The keys of the registrations that the layout lies in.
+    pub keys: Vec<u8>,
+    /// Where the regions are: what the peer names in its descriptors.
+    pub regions: Vec<RegionDescriptor>,
+}
+
+impl NixlMetadata {
+    /// The pieces in the order in which a peer loads them.
+    #[must_use]
+    pub fn pieces(&self) -> [&[u8]; 2] {
+        [&self.connection, &self.keys]
+    }
+
+    /// Both pieces as one, for protocols that send one: what `get_partial_agent_metadata` with
+    /// `inc_conn_info=True` gives in Python.
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError::UnknownForm`] if this NIXL writes its metadata in another form than NIXL 1.5.
+    pub fn whole(&self) -> Result<Vec<u8>, ExportError> {
+        let parse = |piece| Metadata::parse(piece).map_err(|_| ExportError::UnknownForm);
+        let [connection, keys] = self.pieces().map(parse);
+        let (connection, keys) = (connection?, keys?);
+        Ok(Metadata { memory: keys.memory, ..connection }.write())
+    }
+}
+
+/// A layout in the memory of a NIXL agent without Terrane, for [`Agent::import_foreign`].
+///
+/// The peer sends its metadata and where its memory is. How the memory is laid out, both sides know:
+/// the configuration of a model and of its cache says so.
+#[derive(Clone, Debug)]
+pub struct ForeignLayout<'a> {
+    /// The dimensions of the layout.
+    pub config: LayoutConfig,
+    /// How they are laid out.
+    pub kind: LayoutKind,
+    /// The kind of the peer's memory. [`StorageKind::Device`] has the peer's number of the device.
+    pub storage: StorageKind,
+    /// The name of the peer's agent.
+    pub agent: AgentName,
+    /// The peer's metadata in NIXL's form: all of it (`get_agent_metadata` in Python), a part with
+    /// connection information (`get_partial_agent_metadata` with `inc_conn_info=True`), or several
+    /// parts of which one has it.
+    pub metadata: &'a [&'a [u8]],
+    /// Where the regions of the layout are, in its order: one region, or one for each layer. A region
+    /// may be longer than the layout needs. Which backends reach it, the metadata says; the backends
+    /// of these descriptors are not read.
+    pub regions: Vec<RegionDescriptor>,
+}
+
+impl Agent {
+    /// Gives the metadata that a NIXL agent without Terrane needs to reach a layout that is registered
+    /// with this agent.
+    ///
+    /// A peer that uses Terrane takes an [`export`](Self::export) instead, which also says how the
+    /// layout is laid out. As for an export, nothing in this process tracks what the peer reads and
+    /// writes.
+    ///
+    /// # Errors
+    ///
+    /// As [`export`](Self::export).
+    pub fn nixl_metadata(&self, layout: &PhysicalLayout) -> Result<NixlMetadata, ExportError> {
+        let described = self.describe(layout)?;
+        let parts = Parts::split(described.metadata()).ok_or(ExportError::UnknownForm)?;
+        let (connection, keys) = (parts.connection.to_vec(), parts.keys.to_vec());
+        Ok(NixlMetadata { connection, keys, regions: described.regions().to_vec() })
+    }
+
+    /// Takes a layout in the memory of a NIXL agent that does not use Terrane.
+    ///
+    /// The layout is an end of transfers like one that was [imported](Self::import), with the same
+    /// checks. NIXL is told only the keys that the regions need. So metadata that has grown, because
+    /// the peer has registered more, gives the same layout again.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`]; then everything is as it was, but for [`ImportError::PeerLost`]. The
+    /// metadata may be refused:
+    /// - [`ImportError::Metadata`] if a piece is truncated or damaged.
+    /// - [`ImportError::OtherAgent`] if a piece is of another agent.
+    /// - [`ImportError::NoConnection`] and [`ImportError::TwoConnections`] if the pieces do not say how
+    ///   to connect to the agent, or do so twice with different answers.
+    /// - [`ImportError::NotCovered`] if no key gives access to a region.
+    /// - [`ImportError::NoCommonBackend`] if the agents have no backend in common.
+    ///
+    /// [`ImportError::Wire`] says which region does not fit the geometry. A peer that was started again
+    /// under its name is [`ImportError::PeerChanged`]; see [`refresh_foreign`](Self::refresh_foreign).
+    pub fn import_foreign(&self, layout: &ForeignLayout<'_>) -> Result<RemoteLayout, ImportError> {
+        self.import_described(self.describe_foreign(layout)?, Known::Same)
+    }
+
+    /// Takes a layout of a NIXL agent without Terrane that was started again under its name, or has
+    /// registered its memory again: what [`refresh`](Self::refresh) is for
+    /// [`import`](Self::import).
+    ///
+    /// # Errors
+    ///
+    /// As [`import_foreign`](Self::import_foreign) and [`refresh`](Self::refresh).
+    pub fn refresh_foreign(&self, layout: &ForeignLayout<'_>) -> Result<RemoteLayout, ImportError> {
+        self.import_described(self.describe_foreign(layout)?, Known::Replaced)
+    }
+
+    /// The description of a foreign layout as an agent of Terrane would export it.
+    pub(super) fn describe_foreign(
+        &self,
+        layout: &ForeignLayout<'_>,
+    ) -> Result<LayoutDescriptor, ImportError> {
+        let ForeignLayout { config, kind, storage, agent, .. } = layout;
+        let reachable = self.reachable().ok_or(ImportError::UnknownForm)?;
+        let metadata = joined(agent, layout.metadata)?;
+        let length = Geometry::new(config, *kind)?.region_bytes();
+        let regions: Vec<RegionDescriptor> =
+            layout.regions.iter().map(|region| cut(region, length)).collect();
+
+        let is_common = |backend: &&BackendName| {
+            reachable.iter().any(|name| **name == *backend.as_str())
+                && metadata.connections.iter().any(|c| c.backend == backend.as_str())
+        };
+        let (mut usable, mut keys, mut furthest) = (Vec::new(), Vec::new(), None);
+        for backend in self.backends().filter(is_common) {
+            match covering(&regions, backend, &metadata.memory) {
+                Ok(covering) => {
+                    usable.push(backend.clone());
+                    keys.extend(each_once(covering));
+                }
+                Err(region) => furthest = furthest.max(Some(region)),
+            }
+        }
+        if usable.is_empty() {
+            let peer = agent.clone();
+            return Err(match furthest {
+                Some(region) => ImportError::NotCovered { region, peer },
+                None => ImportError::NoCommonBackend {
+                    peer,
+                    theirs: metadata.connections.iter().map(|c| c.backend.into()).collect(),
+                    ours: self.backends().cloned().collect(),
+                },
+            });
+        }
+        let reached = |region: &RegionDescriptor| {
+            let (space, address) = (region.space(), region.address());
+            RegionDescriptor::new(space, address, region.length(), usable.iter().cloned())
+        };
+        let regions = regions.iter().map(reached).collect();
+        let name = metadata.agent;
+        let connection =
+            Metadata { agent: name, connections: metadata.connections, memory: Vec::new() };
+        let keys = Metadata { agent: name, connections: Vec::new(), memory: keys };
+        let parts = Parts { connection: &connection.write(), keys: &keys.write() };
+        let too_long =
+            MalformedMetadata { offset: 0, expected: "connection information below 4 GiB" };
+        let metadata = parts.join().ok_or(too_long)?;
+        Ok(LayoutDescriptor::new(*config, *kind, *storage, agent.clone(), metadata, regions)?)
+    }
+}
+
+/// The pieces of an agent's metadata as one.
+fn joined<'a>(agent: &'a AgentName, pieces: &[&'a [u8]]) -> Result<Metadata<'a>, ImportError> {
+    let mut connections: Vec<ConnectionInfo<'a>> = Vec::new();
+    let mut memory: Vec<Key<'a>> = Vec::new();
+    for piece in pieces {
+        let piece = Metadata::parse(piece)?;
+        if piece.agent != agent.as_str() {
+            let (described, found) = (agent.clone(), piece.agent.to_owned());
+            return Err(ImportError::OtherAgent { described, found });
+        }
+        for connection in piece.connections {
+            match connections.iter().find(|known| known.backend == connection.backend) {
+                None => connections.push(connection),
+                Some(known) if *known == connection => {}
+                Some(_) => {
+                    let (peer, backend) = (agent.clone(), connection.backend.into());
+                    return Err(ImportError::TwoConnections { peer, backend });
+                }
+            }
+        }
+        memory.extend(piece.memory);
+    }
+    if connections.is_empty() {
+        return Err(ImportError::NoConnection { peer: agent.clone() });
+    }
+    Ok(Metadata { agent: agent.as_str(), connections, memory })
+}
+
+/// The part of a region that the layout uses. One that is too short stays so, and is refused later.
+fn cut(region: &RegionDescriptor, length: ByteCount) -> RegionDescriptor {
+    let length = region.length().min(length);
+    RegionDescriptor::new(region.space(), region.address(), length, [])
+}
+
+/// The keys of one backend, each once and in the order in which NIXL keeps them: several regions may
+/// lie in one registration.
+fn each_once(mut keys: Vec<Key<'_>>) -> Vec<Key<'_>> {
+    let mut seen = FxHashSet::default();
+    keys.retain(|key| seen.insert(key.place));
+    keys.sort_by_key(|key| (key.place.memory, key.place.device, key.place.address));
+    keys
+}

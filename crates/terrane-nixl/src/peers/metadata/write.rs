@@ -1,0 +1,62 @@
+//! Metadata in NIXL's form, written: under another name, in one piece, or with fewer keys.
+
+use terrane_core::ByteCount;
+
+use super::{Key, MAGIC, MEMORY_TYPES, Metadata};
+
+impl Metadata<'_> {
+    /// The bytes that NIXL takes. Metadata that was read and not changed gives the bytes that it was
+    /// read from.
+    pub(crate) fn write(&self) -> Vec<u8> {
+        let mut output = MAGIC.to_vec();
+        put(&mut output, b"Agent", &[self.agent.as_bytes()]);
+        put_count(&mut output, b"Conns", self.connections.len());
+        for connection in &self.connections {
+            put(&mut output, b"t", &[connection.backend.as_bytes()]);
+            put(&mut output, b"c", &[connection.data]);
+        }
+        put(&mut output, b"", &[b"MemSection"]);
+        let same_section = |a: &Key<'_>, b: &Key<'_>| {
+            (a.place.backend, a.place.memory) == (b.place.backend, b.place.memory)
+        };
+        let sections = || self.memory.chunk_by(same_section);
+        put_count(&mut output, b"nixlSecElms", sections().count());
+        for section in sections() {
+            put_section(&mut output, section);
+        }
+        output
+    }
+}
+
+/// The keys of one backend for one type of memory.
+fn put_section(output: &mut Vec<u8>, keys: &[Key<'_>]) {
+    let Some(first) = keys.first() else { return };
+    let memory = MEMORY_TYPES.iter().find(|(_, memory)| *memory == first.place.memory);
+    let tag = memory.map_or(u32::MAX, |(tag, _)| *tag);
+    put(output, b"bknd", &[first.place.backend.as_bytes()]);
+    put(output, b"nixlDList", &[b"nixlSDList"]);
+    put(output, b"t", &[&tag.to_ne_bytes()]);
+    put_count(output, b"n", keys.len());
+    for Key { place, key } in keys {
+        let [address, length, device] =
+            [place.address, place.length, place.device].map(u64::to_ne_bytes);
+        put(output, b"", &[&address, &length, &device, key]);
+    }
+}
+
+/// A tag, the length of the value in 8 bytes, the value, and `|`.
+fn put(output: &mut Vec<u8>, tag: &[u8], value: &[&[u8]]) {
+    let length = value.iter().map(|part| part.len()).sum();
+    output.extend_from_slice(tag);
+    output.extend_from_slice(&number(length));
+    value.iter().for_each(|part| output.extend_from_slice(part));
+    output.push(b'|');
+}
+
+fn put_count(output: &mut Vec<u8>, tag: &[u8], count: usize) {
+    put(output, tag, &[&number(count)]);
+}
+
+fn number(value: usize) -> [u8; 8] {
+    ByteCount::from_usize(value).get().to_ne_bytes()
+}

@@ -1,0 +1,122 @@
+//! Processes that have used NIXL exit well, and write on standard output only what is theirs.
+
+use std::fs;
+use std::mem::ManuallyDrop;
+use std::process::Command;
+use std::thread;
+
+use terrane_core::{ByteCount, Capability, Grant, Register};
+use terrane_nixl::{BackendConfig, probe};
+use terrane_testkit::process::{in_child, in_child_with, is_child};
+
+use crate::support::{agent, compile, memory};
+
+/// How many processes a test starts, and how many of them at a time.
+const PROCESSES: usize = 100;
+const AT_A_TIME: usize = 4;
+
+/// What UCX's module for EFA needs of the machine, which brings the machine's libnl with it.
+const VERBS: &str = "libefa.so.1";
+
+#[test]
+fn processes_exit_well_where_the_machine_has_verbs() {
+    const TEST: &str = "exits::processes_exit_well_where_the_machine_has_verbs";
+    if !is_child(TEST) && !has_verbs() {
+        let how = "`cargo xtask nixl --with-verbs DIR` runs this with unpacked packages";
+        eprintln!("skipped: {TEST}: the machine has no {VERBS}; {how}");
+        return;
+    }
+    hundred_processes(TEST, |modules| {
+        // RDMA is not bought off: UCX has loaded what it has for it.
+        assert!(modules.contains("/libuct_ib.so"), "{modules}");
+        assert!(modules.contains("/libibverbs.so.1"), "{modules}");
+    });
+}
+
+#[test]
+fn processes_exit_well_where_the_machine_has_no_verbs() {
+    const TEST: &str = "exits::processes_exit_well_where_the_machine_has_no_verbs";
+    if !is_child(TEST) && has_verbs() {
+        eprintln!("skipped: {TEST}: the machine has {VERBS}, so every process loads it");
+        return;
+    }
+    hundred_processes(TEST, |modules| assert!(modules.contains("/libuct_"), "{modules}"));
+}
+
+/// Starts processes that use UCX, each of which shows what it has loaded, and exits well.
+fn hundred_processes(test: &str, look: impl Fn(&str) + Sync) {
+    let body = || {
+        let agent = agent([BackendConfig::new("UCX")]);
+        drop(agent.register(memory(ByteCount::kib(64))).unwrap());
+        look(&fs::read_to_string("/proc/self/maps").unwrap());
+    };
+    if is_child(test) {
+        return in_child(test, body);
+    }
+    thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| (0..PROCESSES / AT_A_TIME).for_each(|_| in_child(test, body)));
+        }
+    });
+}
+
+/// Whether the loader finds the machine's verbs.
+fn has_verbs() -> bool {
+    // SAFETY: a library of the machine, whose initialisers may run in any process.
+    let library = unsafe { libloading::Library::new(VERBS) };
+    // It stays, as what its initialisers enter elsewhere is not removed.
+    library.map(ManuallyDrop::new).is_ok()
+}
+
+#[test]
+fn the_probe_keeps_the_machines_libnl_apart() {
+    in_child("exits::the_probe_keeps_the_machines_libnl_apart", || {
+        let found = probe().unwrap();
+        let grant = found.capabilities().grant(&Capability::SeparateRdmaLibraries);
+        assert_eq!(grant, Some(&Grant::Granted));
+    });
+}
+
+#[test]
+fn a_program_that_is_linked_with_another_libnl_is_told() {
+    const TEST: &str = "exits::a_program_that_is_linked_with_another_libnl_is_told";
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("libnl-route-3.so.200");
+    if !is_child(TEST) {
+        compile(&library, &["rtnl_tc_register"]);
+    }
+    in_child_with(TEST, &[("LD_PRELOAD", &library.display().to_string())], || {
+        let found = probe().unwrap();
+        let installation = found.library().parent().unwrap().parent().unwrap();
+        let is_wheel = fs::read_dir(installation).unwrap().any(|entry| {
+            entry.unwrap().path().extension().is_some_and(|extension| extension == "libs")
+        });
+        if !is_wheel {
+            eprintln!("skipped: {TEST}: this NIXL is of no wheel, so it uses the machine's libnl");
+            return;
+        }
+        let grant = found.capabilities().grant(&Capability::SeparateRdmaLibraries);
+        assert!(matches!(grant, Some(Grant::Refused(_))), "{grant:?}");
+        let told = found.capabilities().to_string();
+        assert!(told.contains("does not link or preload libnl-route-3"), "{told}");
+    });
+}
+
+#[test]
+fn ucx_does_not_log_to_standard_output() {
+    const TEST: &str = "exits::ucx_does_not_log_to_standard_output";
+    const SAID: &str = "UCX  INFO";
+    if is_child(TEST) {
+        return in_child(TEST, || drop(agent([BackendConfig::new("UCX")])));
+    }
+    // The child is started here, as its standard output is what is looked at.
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([TEST, "--exact", "--nocapture", "--test-threads=1"])
+        .envs([("TERRANE_TEST_IN_CHILD", TEST), ("UCX_LOG_LEVEL", "info")])
+        .env_remove("UCX_LOG_FILE")
+        .output()
+        .unwrap();
+    let [said, log] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{log}");
+    assert!(log.contains(SAID) && !said.contains(SAID), "{said}{log}");
+}
