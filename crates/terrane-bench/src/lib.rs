@@ -16,7 +16,8 @@
 //!
 //! reporter.report(
 //!     &Measurement::new("sum of 64 KiB", sum.scaled(1e6), "us", Direction::LowerIsBetter)
-//!         .beside("fold", fold.scaled(1e6).median),
+//!         .beside("fold", fold.scaled(1e6).median)
+//!         .without_target("an example"),
 //! )?;
 //! let outcome = reporter.finish()?;
 //! assert_eq!(outcome.reported, 1);

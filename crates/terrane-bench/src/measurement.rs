@@ -20,6 +20,7 @@ pub struct Measurement {
     pub(crate) direction: Direction,
     pub(crate) baseline: Option<(String, f64)>,
     pub(crate) target: Option<f64>,
+    pub(crate) reason: Option<&'static str>,
 }
 
 impl Measurement {
@@ -32,7 +33,7 @@ impl Measurement {
         direction: Direction,
     ) -> Self {
         let (case, unit) = (case.into(), unit.into());
-        Self { case, value, unit, direction, baseline: None, target: None }
+        Self { case, value, unit, direction, baseline: None, target: None, reason: None }
     }
 
     /// Compares with the baseline `name`, measured in the same run and the same unit.
@@ -58,6 +59,19 @@ impl Measurement {
     #[must_use]
     pub fn within(self, limit: f64) -> Self {
         self.beside("limit", limit).at_least(1.0)
+    }
+
+    /// States why this row has no target: a baseline, for example, or a figure that only explains
+    /// another row. Every reported row has a target or such a reason.
+    #[must_use]
+    pub fn without_target(mut self, reason: &'static str) -> Self {
+        self.reason = Some(reason);
+        self
+    }
+
+    /// Whether the row has a target, or states why it has none.
+    pub(crate) fn is_accounted_for(&self) -> bool {
+        self.target.is_some() || self.reason.is_some()
     }
 
     /// How good the value is beside the baseline's; more is better, whatever the direction.

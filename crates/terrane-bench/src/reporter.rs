@@ -26,6 +26,9 @@ pub struct Record {
     pub ratio: Option<f64>,
     /// The least ratio that was promised.
     pub target: Option<f64>,
+    /// Why the row has no target; `null` where it has one.
+    #[serde(default)]
+    pub no_target_because: Option<String>,
     /// Whether no target was missed.
     pub ok: bool,
 }
@@ -76,10 +79,17 @@ impl<W: Write> Reporter<W> {
     ///
     /// # Errors
     ///
-    /// What the output refuses, and numbers that JSON cannot hold.
+    /// Errors of the output; numbers that JSON cannot hold; a row that has neither a target nor a
+    /// reason for having none ([`Measurement::without_target`]).
     pub fn report(&mut self, measurement: &Measurement) -> io::Result<()> {
         if !self.wants(&measurement.case) {
             return Ok(());
+        }
+        if !measurement.is_accounted_for() {
+            let case = format!("{}/{}", self.suite, measurement.case);
+            return Err(io::Error::other(format!(
+                "{case} has no target: set one, or state the reason with `without_target`"
+            )));
         }
         self.outcome.reported += 1;
         self.outcome.missed += usize::from(!measurement.is_ok());
@@ -128,6 +138,7 @@ fn record(suite: &str, measurement: &Measurement) -> Record {
         baseline_name,
         ratio: measurement.ratio(),
         target: measurement.target,
+        no_target_because: measurement.reason.map(str::to_owned),
         ok: measurement.is_ok(),
     }
 }
@@ -208,15 +219,23 @@ mod tests {
 
     #[test]
     fn json_has_one_object_a_line_with_every_field() {
-        let (lines, outcome) = lines(&[address().within(2.0), address()]);
+        let explained = address().without_target("a baseline");
+        let (lines, outcome) = lines(&[address().within(2.0), explained]);
         assert_eq!(
             lines,
             [
-                r#"{"suite":"layout","case":"address","value":1.6,"unit":"ns","baseline":2.0,"baseline_name":"limit","ratio":1.25,"target":1.0,"ok":true}"#,
-                r#"{"suite":"layout","case":"address","value":1.6,"unit":"ns","baseline":null,"baseline_name":null,"ratio":null,"target":null,"ok":true}"#,
+                r#"{"suite":"layout","case":"address","value":1.6,"unit":"ns","baseline":2.0,"baseline_name":"limit","ratio":1.25,"target":1.0,"no_target_because":null,"ok":true}"#,
+                r#"{"suite":"layout","case":"address","value":1.6,"unit":"ns","baseline":null,"baseline_name":null,"ratio":null,"target":null,"no_target_because":"a baseline","ok":true}"#,
             ]
         );
         assert_eq!(outcome, Outcome { reported: 2, missed: 0, skipped: 0 });
+    }
+
+    #[test]
+    fn a_row_without_target_and_reason_is_an_error_that_names_it() {
+        let mut reporter = Reporter::new("layout", &settings(true), Vec::new());
+        let error = reporter.report(&address()).unwrap_err().to_string();
+        assert!(error.contains("layout/address has no target"), "{error}");
     }
 
     #[test]
@@ -263,7 +282,7 @@ mod tests {
         let settings = Settings { filter: Some("plan".into()), ..settings(true) };
         let mut output = Vec::new();
         let mut reporter = Reporter::new("layout", &settings, &mut output);
-        reporter.report(&address()).unwrap();
+        reporter.report(&address().within(2.0)).unwrap();
         reporter.skip("address of a view", "not asked for");
         assert!(reporter.wants("plan of 16 blocks"));
         assert_eq!(reporter.finish().unwrap(), Outcome::default());

@@ -14,6 +14,7 @@
 //! - [`mounted`]: small file systems, to fill them.
 //! - [`process`]: tests that need a process to themselves; [`peer`]: tests of two that talk; [`port`]:
 //!   ports to listen on.
+//! - [`priced`]: an upstream without memory whose calls take a stated time.
 //! - [`simulated_cuda`]: faults of the simulated CUDA driver, streams that are held, leaks.
 //!
 //! # What it does not do
@@ -42,6 +43,7 @@ pub mod needs;
 pub mod pattern;
 pub mod peer;
 pub mod port;
+pub mod priced;
 pub mod process;
 pub mod random;
 pub mod recorder;

@@ -93,10 +93,12 @@ impl Image {
     /// Overwrites all bytes of an endpoint, padding included, with random ones, and gives out
     /// what is there now.
     pub fn scribble(end: &Endpoint, access: &dyn PieceAccess, seed: u64) -> Self {
+        let all: Vec<u32> = (0..end.layout().config().num_blocks()).collect();
+        // What a failed transfer left in part may be read, as all of it is overwritten below.
+        drop(end.hold_for_write(&all).expect("no transfer uses the blocks"));
         let mut image = Self::of(end, access);
         let mut random = Seeded::new(seed);
-        let blocks: Vec<u32> = (0..image.config.num_blocks()).collect();
-        let _hold = end.hold_for_write(&blocks).expect("nothing in flight uses the blocks");
+        let _hold = end.hold_for_write(&all).expect("nothing in flight uses the blocks");
         for (bytes, region) in image.regions.iter_mut().zip(end.layout().regions()) {
             for chunk in bytes.chunks_mut(8) {
                 chunk.copy_from_slice(&random.next_u64().to_le_bytes()[..chunk.len()]);

@@ -4,11 +4,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, ChildStderr, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crate::process::{again, is_child};
+use crate::process::{again, failure, is_child};
 
 /// How long one process waits for a word of the other before the test fails.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -53,7 +53,8 @@ pub fn with_peer(test: &str, here: impl FnOnce(&mut Peer), there: impl FnOnce(&m
 pub struct Peer {
     link: Link,
     child: Child,
-    said: Option<JoinHandle<String>>,
+    /// Standard output and standard error.
+    said: [Option<JoinHandle<String>>; 2],
     killed: bool,
 }
 
@@ -71,7 +72,7 @@ impl Peer {
     #[track_caller]
     pub fn kill(&mut self) {
         let ended = self.child.try_wait().expect("a child can be waited for");
-        assert!(ended.is_none(), "the peer has ended by itself: {ended:?}\n{}", self.said());
+        assert!(ended.is_none(), "the peer has ended by itself: {ended:?}\n{}", self.said()[1]);
         self.child.kill().expect("a child can be ended");
         self.child.wait().expect("a child can be waited for");
         self.killed = true;
@@ -83,11 +84,11 @@ impl Peer {
         let mut child = again(test)
             // The child's way to talk to this process; it reads nothing else.
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the test binary can be started again");
-        let said = child.stderr.take().map(collect);
+        let said = [child.stdout.take().map(collect), child.stderr.take().map(collect)];
         Self { link: Link::over(mine), child, said, killed: false }
     }
 
@@ -99,15 +100,19 @@ impl Peer {
         // It need not wait for a word that will not come; that it has ended is fine as well.
         let _: std::io::Result<()> = self.link.stream.shutdown(Shutdown::Write);
         let status = self.child.wait().expect("a child can be waited for");
-        assert!(status.success(), "{test} in the peer: {status}\n{}", self.said());
+        let [result, text] = self.said();
+        let how = failure(&status, &result);
+        assert!(status.success(), "{test} {how} in the peer: {status}\n{text}");
         // libtest is content if there is no test of this name.
         assert!(self.link.was_taken(), "{test} is not the path of a test");
     }
 
-    /// What it wrote on standard error, once it has ended.
-    fn said(&mut self) -> String {
-        let said = self.said.take().map(JoinHandle::join);
-        said.and_then(Result::ok).unwrap_or_default()
+    /// What it wrote on standard output and standard error, once it has ended.
+    fn said(&mut self) -> [String; 2] {
+        self.said.each_mut().map(|said| {
+            let said = said.take().map(JoinHandle::join);
+            said.and_then(Result::ok).unwrap_or_default()
+        })
     }
 }
 
@@ -116,7 +121,7 @@ impl Drop for Peer {
         // It may have ended already, and a test that fails is not to wait for what is left.
         let _: std::io::Result<()> = self.child.kill();
         let _: std::io::Result<ExitStatus> = self.child.wait();
-        let _: String = self.said();
+        let _: [String; 2] = self.said();
     }
 }
 
@@ -211,7 +216,7 @@ fn is_end(error: &std::io::Error) -> bool {
 
 /// Reads all that the child says, so that it never waits for a reader.
 #[track_caller]
-fn collect(mut from: ChildStderr) -> JoinHandle<String> {
+fn collect(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
     let read = move || {
         let mut bytes = Vec::new();
         // What was read until then is all there is.

@@ -1,6 +1,7 @@
 //! Tests that need a process to themselves, in which they may forbid system calls.
 
-use std::process::Command;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
 
 /// Names the test that a child process was started for.
 const VARIABLE: &str = "TERRANE_TEST_IN_CHILD";
@@ -33,8 +34,9 @@ pub fn in_child_with(test: &str, variables: &[(&str, &str)], body: impl FnOnce()
         .output()
         .expect("the test binary can be started again");
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{test} in a child: {}\n{text}", output.status);
     let stdout = String::from_utf8_lossy(&output.stdout);
+    let how = failure(&output.status, &stdout);
+    assert!(output.status.success(), "{test} {how} in a child: {}\n{text}", output.status);
     assert!(stdout.contains("1 passed"), "{test} is not the path of a test: {stdout}");
     // What the child skipped is said here too.
     text.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
@@ -49,11 +51,59 @@ pub(crate) fn again(test: &str) -> Command {
     command
 }
 
+/// How a child failed that wrote this on standard output: before libtest gave its result, or after.
+pub(crate) fn failure(status: &ExitStatus, stdout: &str) -> &'static str {
+    match (status.signal(), stdout.contains("test result: ok.")) {
+        (Some(_), true) => "passed, and then the process crashed as it exited,",
+        (None, true) => "passed, and then the process failed as it exited,",
+        (Some(_), false) => "crashed",
+        (None, false) => "failed",
+    }
+}
+
 /// Whether this process was started for `test`.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "tests find out in which process they run")]
 pub fn is_child(test: &str) -> bool {
     std::env::var_os(VARIABLE).is_some_and(|value| value == *test)
+}
+
+/// How many seconds a forked process may take before it counts as hung.
+const FORK_SECONDS: libc::c_uint = 60;
+
+/// Runs `body` in a process that is forked from this one, and waits for that process.
+///
+/// The forked process has the memory of this one, and none of its other threads. To be called within
+/// [`in_child`], so that no other test runs during the fork.
+///
+/// # Panics
+///
+/// If the process cannot be forked; if `body` panics, aborts or hangs there.
+#[track_caller]
+#[expect(clippy::print_stderr, reason = "the forked process has no other way to say why it failed")]
+pub fn in_fork(body: impl FnOnce()) {
+    // SAFETY: the forked process runs `body` only, and leaves by `_exit`. The C library keeps its
+    // allocator usable in it.
+    let process = unsafe { libc::fork() };
+    assert!(process >= 0, "fork: {}", std::io::Error::last_os_error());
+    if process == 0 {
+        // SAFETY: the call takes a number. Its signal ends a process that hangs.
+        unsafe { libc::alarm(FORK_SECONDS) };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        if outcome.is_err() {
+            eprintln!("the forked process panicked");
+        }
+        // SAFETY: it ends the process at once, without the handlers of the parent.
+        unsafe { libc::_exit(i32::from(outcome.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: the call writes the status, which outlives it.
+    let waited = unsafe { libc::waitpid(process, &raw mut status, 0) };
+    assert_eq!(waited, process, "waitpid: {}", std::io::Error::last_os_error());
+    let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
+    assert_ne!(signal, Some(libc::SIGALRM), "the forked process hung");
+    assert_eq!(signal, None, "the forked process ended by a signal");
+    assert_eq!(libc::WEXITSTATUS(status), 0, "the forked process failed");
 }
 
 /// Lets these system calls fail with `error` on this thread and those that it starts, for good, as
@@ -67,6 +117,23 @@ pub fn is_child(test: &str) -> bool {
 ///
 /// If there are more than 200 calls.
 pub fn forbid(calls: &[libc::c_long], error: libc::c_int) -> std::io::Result<()> {
+    filter(calls, error, 0)
+}
+
+/// As [`forbid`], on every thread of the process, as a sandbox does that starts late.
+///
+/// # Errors
+///
+/// As [`forbid`].
+///
+/// # Panics
+///
+/// As [`forbid`].
+pub fn forbid_to_all_threads(calls: &[libc::c_long], error: libc::c_int) -> std::io::Result<()> {
+    filter(calls, error, libc::SECCOMP_FILTER_FLAG_TSYNC)
+}
+
+fn filter(calls: &[libc::c_long], error: libc::c_int, flags: libc::c_ulong) -> std::io::Result<()> {
     let code = |code: u32| u16::try_from(code).expect("a code of 16 bits");
     let statement = |operation, k, jt| libc::sock_filter { code: code(operation), jt, jf: 0, k };
     let refuse = libc::SECCOMP_RET_ERRNO | u32::try_from(error).expect("a positive number");
@@ -83,15 +150,16 @@ pub fn forbid(calls: &[libc::c_long], error: libc::c_int) -> std::io::Result<()>
     let program = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
     let check = |result| if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
     // SAFETY: the call takes plain numbers.
-    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    check(i64::from(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }))?;
+    let mode = libc::SECCOMP_SET_MODE_FILTER;
     // SAFETY: program and filter outlive the call, which copies them.
-    check(unsafe {
-        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-    })
+    check(unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) })
 }
 
 #[cfg(test)]
 mod tests {
+    use terrane_core::OwnerProcess;
+
     use super::*;
 
     #[test]
@@ -99,6 +167,46 @@ mod tests {
         let mut ran = false;
         in_child("process::tests::the_body_runs_elsewhere", || ran = true);
         assert_eq!(ran, is_child("process::tests::the_body_runs_elsewhere"));
+    }
+
+    #[test]
+    fn a_forked_process_is_not_the_owner_of_what_was_made_before() {
+        in_child(
+            "process::tests::a_forked_process_is_not_the_owner_of_what_was_made_before",
+            || {
+                let owner = OwnerProcess::current();
+                in_fork(|| {
+                    assert!(!owner.is_current());
+                    let forked = OwnerProcess::current();
+                    assert!(forked.is_current());
+                    in_fork(|| assert!(!owner.is_current() && !forked.is_current()));
+                });
+                assert!(owner.is_current());
+                let failed = std::panic::catch_unwind(|| in_fork(|| panic!("as it should")));
+                assert!(failed.is_err(), "a failure there is a failure here");
+            },
+        );
+    }
+
+    #[test]
+    fn a_crash_at_the_exit_is_told_from_a_failed_test() {
+        const TEST: &str = "process::tests::a_crash_at_the_exit_is_told_from_a_failed_test";
+        extern "C" fn crash() {
+            std::process::abort();
+        }
+        let body = || {
+            // SAFETY: the function takes nothing, and stays for as long as the process.
+            assert_eq!(unsafe { libc::atexit(crash) }, 0);
+        };
+        if is_child(TEST) {
+            return in_child(TEST, body);
+        }
+        let cause = std::panic::catch_unwind(|| in_child(TEST, body)).unwrap_err();
+        let text = cause.downcast_ref::<String>().unwrap();
+        assert!(text.contains("passed, and then the process crashed as it exited"), "{text}");
+        let crashed = ExitStatus::from_raw(libc::SIGSEGV);
+        assert_eq!(failure(&crashed, "running 1 test"), "crashed");
+        assert_eq!(failure(&ExitStatus::from_raw(101 << 8), "test result: FAILED."), "failed");
     }
 
     #[test]

@@ -4,6 +4,9 @@
 //!
 //! # Features
 //!
+//! - `cuda` (on by default): CUDA devices and pinned memory (module `cuda`). Building needs no CUDA.
+//! - `interop` (on by default): DLPack tensors and the KV tensors of engines (module `interop`).
+//! - `arrow` (off by default): Arrow arrays and columns (module `arrow`).
 //! - `model-config` (off by default): a model hub's `config.json` to layout configurations
 #![cfg_attr(feature = "model-config", doc = "  ([`layout::model`]).")]
 #![cfg_attr(not(feature = "model-config"), doc = "  (module `layout::model`).")]
@@ -13,10 +16,15 @@
 //!   Building it needs libclang and g++; the library itself is looked for at run time.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "arrow")]
+#[doc(inline)]
+pub use terrane_arrow as arrow;
 #[doc(inline)]
 pub use terrane_core as core;
+#[cfg(feature = "cuda")]
 #[doc(inline)]
 pub use terrane_cuda as cuda;
+#[cfg(feature = "interop")]
 #[doc(inline)]
 pub use terrane_interop as interop;
 #[doc(inline)]

@@ -4,6 +4,7 @@
 //! Errors, reports and what only a backend needs stay in their modules.
 
 pub use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, StorageKind, Wish};
+#[cfg(feature = "cuda")]
 pub use terrane_cuda::{
     Context, CudaError, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
     PinnedOptions,
@@ -13,10 +14,12 @@ pub use terrane_layout::{
 };
 #[cfg(feature = "nixl")]
 pub use terrane_nixl::{
-    Agent, AgentBuilder, BackendConfig, NixlEngine, NixlEngineOptions, RemoteLayout,
+    Agent, AgentBuilder, BackendConfig, ForeignLayout, NixlEngine, NixlEngineOptions, RemoteLayout,
 };
 pub use terrane_pool::{Pool, PoolOptions};
-pub use terrane_storage::{DiskAllocator, DiskOptions, HugePages, SystemAllocator, SystemOptions};
+pub use terrane_storage::{
+    DiskAllocator, DiskOptions, HugePages, NamedFileAllocator, SystemAllocator, SystemOptions,
+};
 pub use terrane_transfer::{
     Completion, Durability, Endpoint, Outcome, Ticket, Transfer, TransferManager,
 };

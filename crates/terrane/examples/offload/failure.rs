@@ -43,7 +43,7 @@ pub enum Failure {
     Disk {
         directory: PathBuf,
         #[source]
-        source: StorageError,
+        source: Box<StorageError>,
     },
     #[error("the {tier} tier could not be brought up")]
     Tier {

@@ -112,8 +112,11 @@ impl<'a> Job<'a> {
     ) -> Result<Self, Failure> {
         let counts = count_blocks(options, model)?;
         let disk = machine::choose_disk(options.disk_path.as_deref());
-        let allocator = DiskAllocator::new(&disk.directory, DiskOptions::default())
-            .map_err(|source| Failure::Disk { directory: disk.directory.clone(), source })?;
+        let allocator =
+            DiskAllocator::new(&disk.directory, DiskOptions::default()).map_err(|source| {
+                let (directory, source) = (disk.directory.clone(), Box::new(source));
+                Failure::Disk { directory, source }
+            })?;
 
         let host_options = HostEngineOptions {
             threads: options.threads.unwrap_or(HostEngineOptions::default().threads),

@@ -74,6 +74,18 @@ fn wire() {
     assert!(terrane::wire::LayoutDescriptor::decode(bytes, limits).is_err());
 }
 
+#[cfg(feature = "arrow")]
+#[test]
+fn arrow() {
+    use terrane::arrow::arrays::abi::{ArrowSchema, Released};
+    let mut released = ArrowSchema::EMPTY;
+    // SAFETY: a released schema may be passed.
+    let refused = unsafe { terrane::arrow::arrays::import_field(&raw mut released) };
+    assert!(matches!(refused, Err(terrane::arrow::arrays::ImportError::Released { .. })));
+    let error = terrane::arrow::columns::ColumnError::TooMany { what: "rows", limit: 1 };
+    assert!(matches!(error.into(), terrane::arrow::ExchangeError::Column(_)));
+}
+
 #[test]
 fn interop() {
     use terrane::interop::dlpack::{ElementType, ImportError, Importer, TensorShape};

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod bring_up;
+mod by_hand;
 mod incumbent;
 mod latency;
 mod methods;
@@ -72,7 +73,7 @@ fn main() -> ExitCode {
         neighbours::report(&rig, arguments.cublas.as_deref(), settings, reporter)?;
         bring_up::report(&rig, settings, reporter)?;
         pools::report(&rig, settings, reporter)?;
-        peer::report(&rig, settings, reporter)?;
+        peer::report(&rig, arguments.cublas.as_deref(), settings, reporter)?;
         relays::report(&rig, &arguments.directory, settings, reporter)?;
         rig.predictions.conclude(reporter)
     })

@@ -10,13 +10,13 @@ use crate::raw::Pieces;
 use crate::rig::{Rig, address, device_address};
 
 /// How many thread blocks the kernel has, as the engine's own: enough to fill the wire.
-const THREAD_BLOCKS: u32 = 32;
+pub const THREAD_BLOCKS: u32 = 32;
 
 /// The raw methods for one transfer.
 pub struct Methods {
     pieces: Pieces,
     batch: Pieces,
-    grid: GridCopy,
+    pub grid: GridCopy,
     /// What the grid's tables and lists lie in.
     _tables: Vec<DeviceMemory>,
 }
@@ -30,20 +30,8 @@ impl Methods {
         (source, from): (&Endpoint, &[u32]),
         (destination, to): (&Endpoint, &[u32]),
     ) -> Result<Self> {
-        let (mut pieces, mut batch) = (Pieces::default(), Pieces::default());
-        let config = *source.layout().config();
-        for (&from, &to) in from.iter().zip(to) {
-            for layer in 0..config.num_layers() {
-                for outer in 0..config.outer_dim() {
-                    let at = |end: &Endpoint, block| -> Result<u64> {
-                        address(end.layout().location(block, layer, outer)?)
-                    };
-                    let (to, from) = (at(destination, to)?, at(source, from)?);
-                    pieces.push(to, from, config.piece_bytes());
-                    batch.push(to, from, config.piece_bytes());
-                }
-            }
-        }
+        let pieces = pieces((source, from), (destination, to))?;
+        let batch = pieces.clone();
         let mut tables = Vec::new();
         let grid = grid(rig, (source, from), (destination, to), &mut tables)?;
         Ok(Self { pieces, batch, grid, _tables: tables })
@@ -79,6 +67,26 @@ impl Methods {
     }
 }
 
+/// The pieces of a transfer, one for each layer and outer of a block.
+pub fn pieces(
+    (source, from): (&Endpoint, &[u32]),
+    (destination, to): (&Endpoint, &[u32]),
+) -> Result<Pieces> {
+    let mut pieces = Pieces::default();
+    let config = *source.layout().config();
+    for (&from, &to) in from.iter().zip(to) {
+        for layer in 0..config.num_layers() {
+            for outer in 0..config.outer_dim() {
+                let at = |end: &Endpoint, block| -> Result<u64> {
+                    address(end.layout().location(block, layer, outer)?)
+                };
+                pieces.push(at(destination, to)?, at(source, from)?, config.piece_bytes());
+            }
+        }
+    }
+    Ok(pieces)
+}
+
 /// The transfer as the kernel's argument, with tables and lists in device memory.
 fn grid(
     rig: &Rig,
@@ -91,6 +99,11 @@ fn grid(
         .device_order(DeviceOrder::AlreadySynchronised);
     let plan = Planner::new().plan(&transfer)?;
     let grid = plan.grid();
+    let mut keep = |table: DeviceMemory| {
+        let at = table.address().get();
+        tables.push(table);
+        at
+    };
     let mut end = |end: &GridEnd, at: &Endpoint, blocks: &[u32]| -> Result<CopyEnd> {
         let layers = if end.regions_per_layer == 0 { 1 } else { grid.layers };
         let mut bases = Vec::new();
@@ -105,14 +118,14 @@ fn grid(
             [only] => (end.offset + only, 0),
             many => {
                 let bytes: Vec<u8> = many.iter().flat_map(|base| base.to_ne_bytes()).collect();
-                (end.offset, put(rig, &bytes, tables)?)
+                (end.offset, keep(put(rig, &bytes)?))
             }
         };
         Ok(CopyEnd {
             base,
             bases: bases_at,
             bases_bits: bases.iter().fold(0, |bits, base| bits | base),
-            blocks: put(rig, &ids, tables)?,
+            blocks: keep(put(rig, &ids)?),
             block_ids: BlockIds::Listed,
             first_inline: 0,
             block_stride: end.block_stride,
@@ -136,15 +149,13 @@ fn grid(
     })
 }
 
-/// Puts bytes into device memory, and answers where they are.
-fn put(rig: &Rig, bytes: &[u8], tables: &mut Vec<DeviceMemory>) -> Result<u64> {
+/// Puts bytes into device memory.
+pub fn put(rig: &Rig, bytes: &[u8]) -> Result<DeviceMemory> {
     let length = ByteCount::from_usize(bytes.len());
     let memory = rig.device.allocate(&RegionRequest::new(length).labelled("table"))?;
     let from = HostAddress::new(std::ptr::NonNull::from(bytes).cast::<u8>());
     // SAFETY: both live until the stream has been waited for, and nobody else uses them.
     unsafe { rig.stream.copy(Location::Host(from), memory.location(), length) }?;
     rig.stream.synchronize()?;
-    let at = memory.address().get();
-    tables.push(memory);
-    Ok(at)
+    Ok(memory)
 }

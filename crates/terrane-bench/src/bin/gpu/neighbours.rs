@@ -21,7 +21,7 @@ use crate::shapes::{ON_DEVICE, ON_HOST, USUAL};
 const LEAST_TIMES: f64 = 3.0;
 
 /// Slower by less than this share is not told from noise.
-const LEAST_SEEN: f64 = 0.001;
+pub const LEAST_SEEN: f64 = 0.001;
 
 pub fn report<W: Write>(
     rig: &Rig,
@@ -34,7 +34,7 @@ pub fn report<W: Write>(
         return Ok(());
     }
     let size = if rig.smoke { 32 } else { 8192 };
-    let product = match Product::new(rig, cublas, size) {
+    let product = match Product::new(&rig.raw, &rig.device, &rig.stream, cublas, size) {
         Ok(product) => product,
         Err(error) => {
             reporter.skip("slowdown of a matrix product", &format!("{error:#}"));

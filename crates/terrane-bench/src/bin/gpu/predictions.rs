@@ -26,7 +26,8 @@ impl Predictions {
         let case = format!("{case}, predicted");
         let lower = Direction::LowerIsBetter;
         let measured = Measurement::new(case, Spread::single(predicted), "us", lower);
-        Ok(reporter.report(&measured.beside("took", took))?)
+        let measured = measured.beside("took", took);
+        Ok(reporter.report(&measured.without_target("it explains which path is taken"))?)
     }
 
     /// Reports by what factor predictions were wrong, too long or too short: half of them, and the
@@ -41,7 +42,8 @@ impl Predictions {
             let Some((case, factor)) = found else { continue };
             let case = format!("predictions, {name}{case}");
             let lower = Direction::LowerIsBetter;
-            reporter.report(&Measurement::new(case, Spread::single(factor), "times", lower))?;
+            let measured = Measurement::new(case, Spread::single(factor), "times", lower);
+            reporter.report(&measured.without_target("it explains which path is taken"))?;
         }
         Ok(())
     }

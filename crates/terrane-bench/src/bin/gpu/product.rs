@@ -8,10 +8,9 @@ use std::ptr;
 use anyhow::{Context as _, Result, bail};
 use libloading::Library;
 use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
-use terrane_cuda::{DeviceMemory, Stream};
+use terrane_cuda::{DeviceAllocator, DeviceMemory, Stream};
 
-use crate::raw::Kernel;
-use crate::rig::Rig;
+use crate::raw::{Kernel, Raw};
 
 /// C = A · B in whole numbers, a thread for each element: the loads of a warp are of one row of B.
 /// Two loads an element keep the multiprocessors as busy as they would with other numbers, and the
@@ -75,24 +74,31 @@ enum By<'rig> {
 }
 
 impl<'rig> Product<'rig> {
-    /// Matrices of `size` rows and columns, a multiple of 32. `library` is cuBLAS's, if the user
-    /// named one.
-    pub fn new(rig: &'rig Rig, library: Option<&Path>, size: u32) -> Result<Self> {
+    /// Matrices of `size` rows and columns, a multiple of 32, on the device of `raw`, which becomes
+    /// the thread's current one. `library` is cuBLAS's, if the user named one.
+    pub fn new(
+        raw: &'rig Raw,
+        device: &DeviceAllocator,
+        stream: &Stream,
+        library: Option<&Path>,
+        size: u32,
+    ) -> Result<Self> {
+        raw.make_current()?;
         let by = match (Cublas::open(library), library) {
             (Ok(cublas), _) => By::Cublas(cublas),
             (Err(error), Some(_)) => return Err(error),
-            (Err(_), None) => By::Kernel(rig.raw.kernel(PTX, c"product")?),
+            (Err(_), None) => By::Kernel(raw.kernel(PTX, c"product")?),
         };
         let elements = u64::from(size) * u64::from(size);
         let request = RegionRequest::new(ByteCount::new(elements * 4)).labelled("matrix");
-        let matrix = || rig.device.allocate(&request);
+        let matrix = || device.allocate(&request);
         let matrices = [matrix()?, matrix()?, matrix()?];
         for matrix in &matrices {
             // 0x3C3C is a small number in bf16.
             // SAFETY: the memory lives until the stream has been waited for, and is nobody else's.
-            unsafe { rig.stream.fill(matrix.location(), 0x3C, matrix.length()) }?;
+            unsafe { stream.fill(matrix.location(), 0x3C, matrix.length()) }?;
         }
-        rig.stream.synchronize()?;
+        stream.synchronize()?;
         Ok(Self { matrices, size, by })
     }
 

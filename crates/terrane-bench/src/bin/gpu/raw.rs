@@ -38,6 +38,12 @@ calls! {
     fn cuDevicePrimaryCtxRelease_v2(c_int);
     fn cuCtxSetCurrent(*mut c_void);
     fn cuCtxEnablePeerAccess(*mut c_void, c_uint);
+    fn cuEventCreate(*mut *mut c_void, c_uint);
+    fn cuEventRecord(*mut c_void, *mut c_void);
+    fn cuEventQuery(*mut c_void);
+    fn cuEventDestroy_v2(*mut c_void);
+    fn cuStreamQuery(*mut c_void);
+    fn cuStreamWaitEvent(*mut c_void, *mut c_void, c_uint);
     fn cuMemcpyAsync(u64, u64, usize, *mut c_void);
     fn cuMemcpyBatchAsync(
         *mut u64, *mut u64, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, *mut usize,
@@ -77,6 +83,9 @@ pub struct Raw {
     device: c_int,
     context: *mut c_void,
 }
+
+// SAFETY: the context is a handle, which the driver takes on any thread; nothing in it changes.
+unsafe impl Sync for Raw {}
 
 fn need<T>(call: Option<T>, name: &str) -> Result<T> {
     call.with_context(|| format!("the driver has no {name}"))
@@ -218,6 +227,24 @@ impl Raw {
         Ok(took)
     }
 
+    /// An event that is asked, and for which no thread sleeps.
+    pub fn event(&self) -> Result<Mark<'_>> {
+        /// `CU_EVENT_DISABLE_TIMING`.
+        const DISABLE_TIMING: c_uint = 2;
+        let create = need(self.calls.cuEventCreate, "cuEventCreate")?;
+        let mut event = ptr::null_mut();
+        // SAFETY: one handle is written.
+        check("cuEventCreate", unsafe { create(&raw mut event, DISABLE_TIMING) })?;
+        Ok(Mark { raw: self, event })
+    }
+
+    /// Asks whether a stream has anything left to do.
+    pub fn is_idle(&self, stream: &Stream) -> Result<bool> {
+        let query = need(self.calls.cuStreamQuery, "cuStreamQuery")?;
+        // SAFETY: the stream is alive.
+        is_ready("cuStreamQuery", unsafe { query(stream.handle()) })
+    }
+
     /// Compiles a module and finds its one kernel.
     pub fn kernel(&self, ptx: &CStr, name: &CStr) -> Result<Kernel<'_>> {
         let load = need(self.calls.cuModuleLoadData, "cuModuleLoadData")?;
@@ -229,6 +256,51 @@ impl Raw {
         let code = unsafe { find(&raw mut function, module, name.as_ptr()) };
         check("cuModuleGetFunction", code)?;
         Ok(Kernel { raw: self, module, function })
+    }
+}
+
+fn is_ready(name: &str, code: u32) -> Result<bool> {
+    /// `CUDA_ERROR_NOT_READY`.
+    const NOT_READY: u32 = 600;
+    if code == NOT_READY {
+        return Ok(false);
+    }
+    check(name, code).map(|()| true)
+}
+
+/// An event of the driver's.
+pub struct Mark<'raw> {
+    raw: &'raw Raw,
+    event: *mut c_void,
+}
+
+impl Mark<'_> {
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        let record = need(self.raw.calls.cuEventRecord, "cuEventRecord")?;
+        // SAFETY: event and stream are alive, and of the context that is current.
+        check("cuEventRecord", unsafe { record(self.event, stream.handle()) })
+    }
+
+    /// Makes what a stream is given from now on run after the event.
+    pub fn delay(&self, stream: &Stream) -> Result<()> {
+        let wait = need(self.raw.calls.cuStreamWaitEvent, "cuStreamWaitEvent")?;
+        // SAFETY: as above.
+        check("cuStreamWaitEvent", unsafe { wait(stream.handle(), self.event, 0) })
+    }
+
+    pub fn is_passed(&self) -> Result<bool> {
+        let query = need(self.raw.calls.cuEventQuery, "cuEventQuery")?;
+        // SAFETY: the event is alive.
+        is_ready("cuEventQuery", unsafe { query(self.event) })
+    }
+}
+
+impl Drop for Mark<'_> {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.raw.calls.cuEventDestroy_v2 {
+            // SAFETY: it was created by this value, and nothing uses it any more.
+            unsafe { destroy(self.event) };
+        }
     }
 }
 
@@ -251,6 +323,10 @@ pub struct Kernel<'raw> {
     module: *mut c_void,
     function: *mut c_void,
 }
+
+// SAFETY: the module and the function are handles, which the driver takes on any thread; nothing in
+// it changes.
+unsafe impl Sync for Kernel<'_> {}
 
 impl Kernel<'_> {
     /// Submits a launch.
@@ -287,7 +363,7 @@ impl Drop for Kernel<'_> {
 }
 
 /// Copies of equal length, as lists of addresses.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Pieces {
     pub to: Vec<u64>,
     pub from: Vec<u64>,

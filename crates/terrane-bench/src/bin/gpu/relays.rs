@@ -149,7 +149,8 @@ impl<'rig> Relay<'rig> {
             false => ("the other hop alone", far.median),
         };
         let measured = Measurement::new(format!("{case}, both hops at once"), both, "GB/s", higher);
-        Ok(reporter.report(&measured.beside(name, slower))?)
+        let measured = measured.beside(name, slower);
+        Ok(reporter.report(&measured.without_target("the baseline of the relay"))?)
     }
 
     /// Submits a transfer of all blocks from the nearer end to the farther one, or back.

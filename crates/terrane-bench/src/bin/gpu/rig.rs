@@ -28,6 +28,7 @@ pub struct Rig {
     pub kernels: Kernels,
     pub stream: Stream,
     pub second_stream: Stream,
+    pub third_stream: Stream,
     pub device: DeviceAllocator,
     pub pinned: PinnedAllocator,
     calibration: Calibration,
@@ -52,6 +53,7 @@ impl Rig {
             kernels: Kernels::load(&context)?,
             stream: Stream::new(&context)?,
             second_stream: Stream::new(&context)?,
+            third_stream: Stream::new(&context)?,
             device: DeviceAllocator::new(&context),
             pinned: PinnedAllocator::new(&context, PinnedOptions::default())?,
             calibration,
@@ -69,6 +71,12 @@ impl Rig {
     /// An engine as users get it, of its own.
     pub fn engine(&self) -> Result<Arc<dyn CopyEngine>> {
         engine(&self.context, &self.calibration, None)
+    }
+
+    /// A manager over the engines of this device and of another one of its model.
+    pub fn beside(&self, other: &Context) -> Result<TransferManager> {
+        let other = engine(other, &self.calibration, None)?;
+        Ok(TransferManager::new([self.engine()?, other]))
     }
 
     /// A manager over an engine that takes one path for everything.

@@ -44,6 +44,10 @@ const SHAPES: [Shape; 6] = [
     },
 ];
 
+/// Blocks that are one long piece at both ends.
+pub const BLOCK_IS_PIECE: Shape =
+    Shape { name: "one layer", layers: 1, outer: 1, tokens: 64, row_bytes: 32 << 10, heads: 1 };
+
 /// All shapes; where only little is to be moved, one with K and V and one without.
 pub fn shapes(is_smoke: bool) -> impl Iterator<Item = &'static Shape> {
     let all = if is_smoke { 0 } else { SHAPES.len() };

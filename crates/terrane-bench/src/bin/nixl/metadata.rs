@@ -82,7 +82,8 @@ pub fn measure<W: Write>(
     for (case, value, raw) in
         [(CONNECTING, connecting, raw_connecting), (NEW_KEYS, new_keys, raw_new_keys)]
     {
-        reporter.report(&row(&beside(case), value).beside("nixl-sys", raw * 1e3))?;
+        let row = row(&beside(case), value).beside("nixl-sys", raw * 1e3);
+        reporter.report(&row.without_target("the same case has a limit in the row before"))?;
     }
     Ok(())
 }

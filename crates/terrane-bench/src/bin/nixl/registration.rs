@@ -8,11 +8,14 @@ use terrane_core::{Allocate, ByteCount, DeviceId, Memory, RegionRequest, Registe
 use terrane_cuda::{Context, DeviceAllocator, PinnedAllocator, PinnedOptions};
 use terrane_storage::{SystemAllocator, SystemOptions};
 
-use crate::MOST_TIME;
 use crate::agents::{Agents, First, Times, over_sets};
 use crate::ours;
 use crate::raw::{Bare, Span, UCX};
 use crate::turns::{in_turns, timed};
+
+/// How many microseconds longer than the bindings alone a registration may take. Terrane's part does not
+/// depend on how much is registered, and a registration takes the bindings a few microseconds.
+const MOST_MORE: f64 = 1.0;
 
 /// What is registered, and with which backend.
 #[derive(Debug, Clone, Copy)]
@@ -83,8 +86,8 @@ pub fn measure<W: Write>(
         };
         reporter.report(
             &Measurement::new(case, terrane.scaled(1e6), "us", Direction::LowerIsBetter)
-                .beside("nixl-sys", raw * 1e6)
-                .at_least(1.0 / MOST_TIME),
+                .beside("nixl-sys and 1 us", raw * 1e6 + MOST_MORE)
+                .at_least(1.0),
         )?;
     }
     Ok(())

@@ -1,14 +1,20 @@
 //! The designs that pools are measured beside, behind one trait.
+//!
+//! All of them but malloc take their memory from an [`Upstream`] and give it back there, keep the
+//! same account of it as a pool does, and cache no more than the same [`Limit`].
 
 use std::hint::black_box;
+use std::mem::MaybeUninit;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::CachePadded;
 use dashmap::DashMap;
-use terrane_core::{Allocate, ByteCount, RegionRequest};
-use terrane_pool::adaptors::{Simulated, SimulatedOptions};
+use terrane_core::{Allocate, ByteCount};
 use terrane_pool::{Pool, PoolBlock, PoolOptions};
+
+use terrane_testkit::priced::{PricedDevice as Upstream, PricedRegion as Region};
 
 /// Something that blocks come from and go back to.
 pub trait Source: Sync {
@@ -19,11 +25,8 @@ pub trait Source: Sync {
     fn release(&self, block: Self::Block);
 }
 
-/// The memory of a simulated device.
-pub type Simulation = <Simulated as Allocate>::Memory;
-
-impl Source for Pool<Simulated> {
-    type Block = PoolBlock<Simulation>;
+impl<A: Allocate + Sync> Source for Pool<A> {
+    type Block = PoolBlock<A::Memory>;
 
     fn acquire(&self, bytes: u64) -> Self::Block {
         match Pool::acquire(self, ByteCount::new(bytes)) {
@@ -37,135 +40,219 @@ impl Source for Pool<Simulated> {
     }
 }
 
-impl Source for Simulated {
-    type Block = Simulation;
+/// The upstream by itself.
+impl Source for Upstream {
+    type Block = Region;
 
-    fn acquire(&self, bytes: u64) -> Self::Block {
-        match self.allocate(&RegionRequest::new(ByteCount::new(bytes))) {
-            Ok(memory) => memory,
-            Err(error) => unreachable!("the device is larger than the benchmark: {error}"),
+    fn acquire(&self, bytes: u64) -> Region {
+        match self.region(bytes) {
+            Some(region) => region,
+            None => unreachable!("the device is larger than the benchmark"),
         }
     }
 
-    fn release(&self, memory: Self::Block) {
-        drop(memory);
+    fn release(&self, block: Region) {
+        drop(block);
     }
 }
 
-pub fn simulated() -> Simulated {
-    Simulated::new(SimulatedOptions::default())
+/// What may be cached: as [`PoolOptions`] says it.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    pub cached_bytes: u64,
+    pub blocks_per_class: usize,
 }
 
-pub fn pool(options: PoolOptions) -> anyhow::Result<Pool<Simulated>> {
-    Ok(Pool::new(simulated(), options)?)
+impl Limit {
+    pub fn of(options: &PoolOptions) -> Self {
+        let cached_bytes = options.cached_bytes.get();
+        Self { cached_bytes, blocks_per_class: options.blocks_per_class }
+    }
 }
 
-/// A block of a baseline: where it is and how long, as a handle with a class would carry it.
+/// A pool over the upstream.
+pub fn pool(upstream: &Upstream, options: PoolOptions) -> anyhow::Result<Pool<&Upstream>> {
+    Ok(Pool::new(upstream, options)?)
+}
+
+/// What a pool counts: bytes held and the most of them, bytes cached, hits and misses.
+#[derive(Debug)]
+struct Account {
+    held: AtomicU64,
+    peak: AtomicU64,
+    cached: AtomicU64,
+    most: u64,
+    hits: [CachePadded<AtomicU64>; CLASSES],
+    misses: AtomicU64,
+}
+
+const CLASSES: usize = 64;
+
+impl Account {
+    fn new(limit: Limit) -> Self {
+        Self {
+            held: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            cached: AtomicU64::new(0),
+            most: limit.cached_bytes,
+            hits: [const { CachePadded::new(AtomicU64::new(0)) }; CLASSES],
+            misses: AtomicU64::new(0),
+        }
+    }
+
+    fn hit(&self, class: u32) {
+        self.hits[index(class)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a block that came from the upstream.
+    fn obtain(&self, bytes: u64) {
+        self.misses.fetch_add(1, Ordering::Relaxed);
+        let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(held, Ordering::Relaxed);
+    }
+
+    /// Counts a block that is about to go back there.
+    fn give_back(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts bytes as cached, if they may be.
+    fn cache(&self, bytes: u64) -> bool {
+        let add = |cached: u64| cached.checked_add(bytes).filter(|&sum| sum <= self.most);
+        self.cached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    }
+
+    fn uncache(&self, bytes: u64) {
+        self.cached.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// A block of a baseline: its memory, with its class.
 pub struct Block {
-    address: u64,
+    region: Region,
     class: u32,
 }
 
-fn class_of(bytes: u64) -> u32 {
-    bytes.next_power_of_two().trailing_zeros()
+impl Block {
+    fn size(&self) -> u64 {
+        1 << self.class
+    }
 }
 
-/// Addresses that were never handed out.
-#[derive(Default)]
-struct Fresh(AtomicU64);
+/// No class is below 512 bytes, as by default.
+fn class_of(bytes: u64) -> u32 {
+    bytes.max(512).next_power_of_two().trailing_zeros()
+}
 
-impl Fresh {
-    fn block(&self, class: u32) -> Block {
-        let address = self.0.fetch_add(1 << class, Ordering::Relaxed);
-        Block { address, class }
-    }
+fn index(class: u32) -> usize {
+    usize::try_from(class).unwrap_or(0) % CLASSES
 }
 
 /// Powers of two in a DashMap of ArrayQueues, the cached bytes in one counter that is moved by
 /// compare and swap: the pool of the system that is replaced.
-pub struct DashMapOfQueues {
-    buckets: DashMap<u64, ArrayQueue<u64>>,
-    cached: AtomicU64,
-    fresh: Fresh,
+pub struct DashMapOfQueues<'u> {
+    upstream: &'u Upstream,
+    account: Account,
+    slots: usize,
+    buckets: DashMap<u64, ArrayQueue<Region>>,
 }
 
-const SLOTS: usize = 1024;
-const CACHED: u64 = 4 << 30;
-
-impl DashMapOfQueues {
-    pub fn new() -> Self {
-        Self { buckets: DashMap::new(), cached: AtomicU64::new(0), fresh: Fresh::default() }
+impl<'u> DashMapOfQueues<'u> {
+    pub fn new(upstream: &'u Upstream, limit: Limit) -> Self {
+        let (account, slots) = (Account::new(limit), limit.blocks_per_class);
+        Self { upstream, account, slots, buckets: DashMap::new() }
     }
 }
 
-impl Source for DashMapOfQueues {
+impl Source for DashMapOfQueues<'_> {
     type Block = Block;
 
     fn acquire(&self, bytes: u64) -> Block {
         let class = class_of(bytes);
         let size = 1_u64 << class;
         if let Some(queue) = self.buckets.get(&size)
-            && let Some(address) = queue.pop()
+            && let Some(region) = queue.pop()
         {
-            let subtract = |cached: u64| cached.checked_sub(size);
-            let _ = self.cached.fetch_update(Ordering::AcqRel, Ordering::Acquire, subtract);
-            return Block { address, class };
+            self.account.uncache(size);
+            self.account.hit(class);
+            return Block { region, class };
         }
-        self.fresh.block(class)
+        let region = Source::acquire(self.upstream, size);
+        self.account.obtain(size);
+        Block { region, class }
     }
 
     fn release(&self, block: Block) {
-        let size = 1_u64 << block.class;
-        let add = |cached: u64| cached.checked_add(size).filter(|&sum| sum <= CACHED);
-        if self.cached.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).is_err() {
+        let size = block.size();
+        if !self.account.cache(size) {
+            self.account.give_back(size);
             return;
         }
         let pushed = match self.buckets.get(&size) {
-            Some(queue) => queue.push(block.address),
+            Some(queue) => queue.push(block.region),
             None => {
-                let bucket = self.buckets.entry(size).or_insert_with(|| ArrayQueue::new(SLOTS));
-                bucket.push(block.address)
+                let slots = self.slots;
+                let queue = self.buckets.entry(size).or_insert_with(|| ArrayQueue::new(slots));
+                queue.push(block.region)
             }
         };
         if pushed.is_err() {
-            self.cached.fetch_sub(size, Ordering::AcqRel);
+            self.account.uncache(size);
+            self.account.give_back(size);
         }
     }
 }
 
 /// A vector behind a mutex for every class.
-pub struct MutexedTable {
-    buckets: [Mutex<Vec<u64>>; 64],
-    fresh: Fresh,
+pub struct MutexedTable<'u> {
+    upstream: &'u Upstream,
+    account: Account,
+    slots: usize,
+    buckets: [Mutex<Vec<Region>>; CLASSES],
 }
 
-impl MutexedTable {
-    pub fn new() -> Self {
-        Self { buckets: std::array::from_fn(|_| Mutex::default()), fresh: Fresh::default() }
+impl<'u> MutexedTable<'u> {
+    pub fn new(upstream: &'u Upstream, limit: Limit) -> Self {
+        let (account, slots) = (Account::new(limit), limit.blocks_per_class);
+        Self { upstream, account, slots, buckets: std::array::from_fn(|_| Mutex::default()) }
     }
 
-    fn bucket(&self, class: u32) -> std::sync::MutexGuard<'_, Vec<u64>> {
-        let index = usize::try_from(class).unwrap_or(0) % self.buckets.len();
-        match self.buckets.get(index).map(Mutex::lock) {
-            Some(Ok(guard)) => guard,
-            _ => unreachable!("the index is in range, and no holder panics"),
+    fn bucket(&self, class: u32) -> std::sync::MutexGuard<'_, Vec<Region>> {
+        match self.buckets[index(class)].lock() {
+            Ok(guard) => guard,
+            Err(_) => unreachable!("no holder panics"),
         }
     }
 }
 
-impl Source for MutexedTable {
+impl Source for MutexedTable<'_> {
     type Block = Block;
 
     fn acquire(&self, bytes: u64) -> Block {
         let class = class_of(bytes);
-        match self.bucket(class).pop() {
-            Some(address) => Block { address, class },
-            None => self.fresh.block(class),
+        let cached = self.bucket(class).pop();
+        if let Some(region) = cached {
+            self.account.uncache(1 << class);
+            self.account.hit(class);
+            return Block { region, class };
         }
+        let region = Source::acquire(self.upstream, 1 << class);
+        self.account.obtain(1 << class);
+        Block { region, class }
     }
 
     fn release(&self, block: Block) {
-        self.bucket(block.class).push(block.address);
+        let size = block.size();
+        if self.account.cache(size) {
+            let mut bucket = self.bucket(block.class);
+            if bucket.len() < self.slots {
+                bucket.push(block.region);
+                return;
+            }
+            drop(bucket);
+            self.account.uncache(size);
+        }
+        self.account.give_back(size);
     }
 }
 
@@ -173,48 +260,123 @@ impl Source for MutexedTable {
 pub struct Malloc;
 
 impl Source for Malloc {
-    type Block = Vec<u8>;
+    type Block = Box<[MaybeUninit<u8>]>;
 
-    fn acquire(&self, bytes: u64) -> Vec<u8> {
+    fn acquire(&self, bytes: u64) -> Self::Block {
         // As malloc, it leaves the bytes alone.
-        black_box(Vec::with_capacity(ByteCount::new(bytes).to_usize()))
+        black_box(Box::new_uninit_slice(ByteCount::new(bytes).to_usize()))
     }
 
-    fn release(&self, block: Vec<u8>) {
+    fn release(&self, block: Self::Block) {
         drop(black_box(block));
     }
 }
 
-/// The crate `offset-allocator`, in units of 256 bytes, behind a mutex: it is for one thread.
-pub struct Offsets(Mutex<offset_allocator::Allocator<u32>>);
+/// The crate `offset-allocator`, in units of 256 bytes, behind a mutex: it is for one thread. It
+/// cuts blocks out of [arenas](ARENA), and gives an arena back that is empty if the free bytes of
+/// all are more than may be cached.
+pub struct Offsets<'u> {
+    upstream: &'u Upstream,
+    account: Account,
+    arenas: Mutex<Vec<Option<Arena>>>,
+}
 
+struct Arena {
+    allocator: offset_allocator::Allocator<u32>,
+    free: u64,
+    #[expect(dead_code, reason = "it goes back when it drops")]
+    region: Region,
+}
+
+/// What `offset-allocator` cuts: the offset in an arena, or a region of the upstream that is larger
+/// than an arena.
+pub enum Cut {
+    Piece { arena: usize, allocation: offset_allocator::Allocation<u32>, bytes: u64 },
+    Whole(Region, u64),
+}
+
+/// The bytes of an arena.
+const ARENA: u64 = 1 << 30;
 const UNIT: u64 = 256;
 
-impl Offsets {
-    pub fn new() -> Self {
-        Self(Mutex::new(offset_allocator::Allocator::with_max_allocs(1 << 30, 1 << 18)))
+impl<'u> Offsets<'u> {
+    pub fn new(upstream: &'u Upstream, limit: Limit) -> Self {
+        Self { upstream, account: Account::new(limit), arenas: Mutex::default() }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, offset_allocator::Allocator<u32>> {
-        match self.0.lock() {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Option<Arena>>> {
+        match self.arenas.lock() {
             Ok(guard) => guard,
             Err(_) => unreachable!("no holder panics"),
         }
     }
+
+    fn arena(&self) -> Arena {
+        let region = Source::acquire(self.upstream, ARENA);
+        self.account.obtain(ARENA);
+        let units = u32::try_from(ARENA / UNIT).unwrap_or(u32::MAX);
+        let allocator = offset_allocator::Allocator::with_max_allocs(units, 1 << 18);
+        Arena { allocator, free: ARENA, region }
+    }
 }
 
-impl Source for Offsets {
-    type Block = offset_allocator::Allocation;
+impl Source for Offsets<'_> {
+    type Block = Cut;
 
-    fn acquire(&self, bytes: u64) -> Self::Block {
-        let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
-        match self.lock().allocate(units) {
-            Some(allocation) => allocation,
-            None => unreachable!("the space is larger than the benchmark"),
+    fn acquire(&self, bytes: u64) -> Cut {
+        let units = bytes.div_ceil(UNIT);
+        let bytes = units * UNIT;
+        let Some(units) = u32::try_from(units).ok().filter(|_| bytes <= ARENA) else {
+            self.account.obtain(bytes);
+            return Cut::Whole(Source::acquire(self.upstream, bytes), bytes);
+        };
+        let mut arenas = self.lock();
+        for (number, arena) in arenas.iter_mut().enumerate() {
+            if let Some(arena) = arena
+                && arena.free >= bytes
+                && let Some(allocation) = arena.allocator.allocate(units)
+            {
+                arena.free -= bytes;
+                self.account.uncache(bytes);
+                self.account.hit(class_of(bytes));
+                return Cut::Piece { arena: number, allocation, bytes };
+            }
         }
+        let mut arena = self.arena();
+        let Some(allocation) = arena.allocator.allocate(units) else {
+            unreachable!("an empty arena has room for what is no larger");
+        };
+        arena.free -= bytes;
+        self.account.cached.fetch_add(ARENA - bytes, Ordering::Relaxed);
+        let vacant = arenas.iter().position(Option::is_none);
+        let number = vacant.unwrap_or(arenas.len());
+        match vacant.and_then(|vacant| arenas.get_mut(vacant)) {
+            Some(place) => *place = Some(arena),
+            None => arenas.push(Some(arena)),
+        }
+        Cut::Piece { arena: number, allocation, bytes }
     }
 
-    fn release(&self, block: Self::Block) {
-        self.lock().free(block);
+    fn release(&self, block: Cut) {
+        let (number, allocation, bytes) = match block {
+            Cut::Piece { arena, allocation, bytes } => (arena, allocation, bytes),
+            Cut::Whole(region, bytes) => {
+                drop(region);
+                return self.account.give_back(bytes);
+            }
+        };
+        let mut arenas = self.lock();
+        let Some(place) = arenas.get_mut(number) else { return };
+        let Some(arena) = place.as_mut() else { return };
+        arena.allocator.free(allocation);
+        arena.free += bytes;
+        let cached = self.account.cached.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if arena.free == ARENA && cached > self.account.most {
+            self.account.uncache(ARENA);
+            let empty = place.take();
+            drop(arenas);
+            drop(empty);
+            self.account.give_back(ARENA);
+        }
     }
 }

@@ -3,14 +3,15 @@
 use std::hint::black_box;
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
 use terrane_core::{ByteCount, RegionRequest};
 use terrane_pool::{Pool, PoolOptions, SimulatedStreams, StreamId};
 
-use crate::baselines::{DashMapOfQueues, Malloc, MutexedTable, Offsets, Source, pool, simulated};
+use crate::baselines::{DashMapOfQueues, Limit, Malloc, MutexedTable, Offsets, Source, pool};
 use crate::pairing::{LOAD, LOADS, Ring, side_by_side};
+use terrane_testkit::priced::PricedDevice as Upstream;
 
 /// Pairs in one measured round.
 const PAIRS: u32 = 10_000;
@@ -25,8 +26,12 @@ const SIZES: [u64; 8] =
 const DASHMAP: &str = "DashMap of ArrayQueues";
 
 pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
-    let ours = pool(PoolOptions::default())?;
-    let (dashmap, table, offsets) = (DashMapOfQueues::new(), MutexedTable::new(), Offsets::new());
+    let (upstream, options) = (Upstream::new(Duration::ZERO), PoolOptions::default());
+    let limit = Limit::of(&options);
+    let ours = pool(&upstream, options)?;
+    let dashmap = DashMapOfQueues::new(&upstream, limit);
+    let table = MutexedTable::new(&upstream, limit);
+    let offsets = Offsets::new(&upstream, limit);
 
     // In turns, so that a neighbour on the machine meets all alike.
     let mut alone = Rounds::default();
@@ -56,7 +61,8 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
     reporter.report(&Measurement::new("hit/1 thread", one, "ns", lower).within(10.0))?;
     for (name, other) in names.iter().zip(&others) {
         let case = format!("hit/1 thread beside {name}");
-        reporter.report(&Measurement::new(case, one, "ns", lower).beside(*name, other.median))?;
+        let row = Measurement::new(case, one, "ns", lower).beside(*name, other.median);
+        reporter.report(&row.without_target("`hit/1 thread` has the target"))?;
     }
     let scaling = Measurement::new("hit/2 threads, each", two, "ns", lower)
         .beside("1 thread", one.median)
@@ -65,12 +71,14 @@ pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow:
     for (name, other) in names.iter().zip(&others_of_two) {
         let case = format!("hit/2 threads beside {name}");
         let beside = Measurement::new(case, two, "ns", lower).beside(*name, other.median);
-        let beside = if *name == DASHMAP { beside.at_least(15.0) } else { beside };
+        let beside = if *name == DASHMAP {
+            beside.at_least(15.0)
+        } else {
+            beside.without_target("the design that is replaced has the target")
+        };
         reporter.report(&beside)?;
     }
-    labelled(settings, reporter, &ours)?;
-    handover(settings, reporter)?;
-    stream(settings, reporter)
+    labelled(settings, reporter, &ours)
 }
 
 /// Nanoseconds a pair, by the source, for each round.
@@ -117,7 +125,7 @@ fn by_two<S: Source>(source: &S) -> Vec<f64> {
 fn labelled<W: Write>(
     settings: &Settings,
     reporter: &mut Reporter<W>,
-    pool: &Pool<terrane_pool::adaptors::Simulated>,
+    pool: &Pool<&Upstream>,
 ) -> anyhow::Result<()> {
     let request = RegionRequest::new(ByteCount::kib(64)).labelled("scratch");
     let time = settings.time_batch(PAIRS, || {
@@ -127,7 +135,7 @@ fn labelled<W: Write>(
     });
     let case = "hit/1 thread, labelled request";
     let measured = Measurement::new(case, time.scaled(1e9), "ns", Direction::LowerIsBetter);
-    reporter.report(&measured)?;
+    reporter.report(&measured.without_target("the look-up of a label, beside `hit/1 thread`"))?;
     Ok(())
 }
 
@@ -173,9 +181,13 @@ fn handed_over<S: Source>(source: &S) -> Vec<f64> {
     side_by_side(ROUNDS, send, receive)
 }
 
-fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
-    let (ours, dashmap) = (pool(PoolOptions::default())?, DashMapOfQueues::new());
-    let (malloc, table) = (Malloc, MutexedTable::new());
+/// Blocks acquired by one thread and released by another.
+pub fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
+    let (upstream, options) = (Upstream::new(Duration::ZERO), PoolOptions::default());
+    let limit = Limit::of(&options);
+    let (ours, malloc) = (pool(&upstream, options)?, Malloc);
+    let dashmap = DashMapOfQueues::new(&upstream, limit);
+    let table = MutexedTable::new(&upstream, limit);
     let mut rounds = Rounds::default();
     for round in 0..settings.warm_up + settings.repeats.max(1) {
         let values = [
@@ -191,14 +203,17 @@ fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow
     }
     let [time, dashmap, table, malloc, channel] = rounds.spreads();
     let lower = Direction::LowerIsBetter;
-    reporter.report(&Measurement::new("handover/the channel alone", channel, "ns", lower))?;
+    let channel = Measurement::new("handover/the channel alone", channel, "ns", lower);
+    reporter.report(&channel.without_target("part of every other row of this group"))?;
     let case = |name: &str| {
         let case = format!("handover/beside {name}");
         Measurement::new(case, time, "ns", Direction::LowerIsBetter)
     };
     reporter.report(&case(DASHMAP).beside(DASHMAP, dashmap.median).at_least(2.0))?;
-    reporter.report(&case("mutexed table").beside("mutexed table", table.median))?;
-    reporter.report(&case("glibc malloc").beside("glibc malloc", malloc.median))?;
+    let row = case("mutexed table").beside("mutexed table", table.median);
+    reporter.report(&row.without_target("the design that is replaced has the target"))?;
+    let row = case("glibc malloc").beside("glibc malloc", malloc.median);
+    reporter.report(&row.without_target("the design that is replaced has the target"))?;
     // The least that must be there: what is on its way. Beside it, two magazines and what is in
     // the shared queue between them.
     let way = LOAD * (LOADS + 2);
@@ -212,12 +227,13 @@ fn handover<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow
 }
 
 /// A block acquired on a stream and released there, while the stream is busy.
-fn stream<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
+pub fn stream<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
     let streams = SimulatedStreams::new(1);
     let stream = StreamId::new(1);
     streams.submit(stream, || {});
     let fences = Arc::new(streams.clone());
-    let pool = Pool::with_fences(simulated(), PoolOptions::default(), fences)?;
+    let upstream = Upstream::new(Duration::ZERO);
+    let pool = Pool::with_fences(&upstream, PoolOptions::default(), fences)?;
     let request = RegionRequest::new(ByteCount::kib(64));
     let time = settings.time_batch(PAIRS, || {
         for _ in 0..PAIRS {

@@ -3,15 +3,19 @@
 //! - `hit/…`: acquire and release of cached blocks of 4 to 512 KiB, by one thread and by two;
 //! - `handover/…`: blocks acquired by one thread and released by another;
 //! - `stream/…`: a block acquired on a stream and released there;
-//! - `replay/…`: random and serving-like sequences over a simulated device: time of a step, and
-//!   the most that was held beside the most that was asked for;
+//! - `replay/…`: random and serving-like sequences, by one thread and by two, over an upstream that
+//!   all designs share, once at the price of a driver and once free: time of a step, and the most
+//!   bytes held beside the most asked for;
+//! - `full/…`: mixed sizes in a full pool: what is held beside what is asked for, and a refusal;
 //! - `budget/…`: reservations in a tree of budgets.
 #![forbid(unsafe_code)]
 
 mod baselines;
 mod budgets;
+mod full;
 mod hits;
 mod pairing;
+mod programs;
 mod replays;
 
 use std::process::ExitCode;
@@ -29,8 +33,28 @@ struct Arguments {
 fn main() -> ExitCode {
     let Arguments { settings } = Arguments::parse();
     terrane_bench::run("pool", &settings, |settings, reporter| {
-        hits::run(settings, reporter)?;
-        budgets::run(settings, reporter)?;
-        replays::run(reporter)
+        for group in GROUPS.into_iter().filter(|group| may_want(settings, group)) {
+            match group {
+                "full/" => full::run(settings, reporter)?,
+                "hit/" => hits::run(settings, reporter)?,
+                "handover/" => hits::handover(settings, reporter)?,
+                "stream/" => hits::stream(settings, reporter)?,
+                "budget/" => budgets::run(settings, reporter)?,
+                _ => replays::run(settings, reporter)?,
+            }
+        }
+        Ok(())
     })
+}
+
+/// How the names of all cases begin.
+const GROUPS: [&str; 6] = ["full/", "hit/", "handover/", "stream/", "budget/", "replay/"];
+
+/// Whether a case of `group` may be asked for: a filter that names another group leaves it out.
+fn may_want(settings: &Settings, group: &str) -> bool {
+    let named = settings
+        .filter
+        .as_deref()
+        .and_then(|filter| GROUPS.into_iter().find(|known| filter.starts_with(known)));
+    named.is_none_or(|named| named == group)
 }

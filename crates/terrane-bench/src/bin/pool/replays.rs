@@ -1,140 +1,212 @@
-//! Sequences of allocations over a simulated device, for every policy.
+//! Sequences of allocations for every policy, beside the other designs.
 //!
-//! The mean is that of a whole run, the first or one that finds blocks cached, whichever is
-//! faster, as for the baselines. The percentiles are of steps that were timed one by one in a
-//! first run: each includes two readings of the clock, which are reported as a case of their own.
+//! All sides get their memory from the same kind of [`Upstream`], once at the price of a driver and
+//! once free, and may cache as much. A mean is that of a whole run; the first run, which finds
+//! nothing cached, counts like the others. The percentiles are of steps that were timed one by one,
+//! and include a reading of the clock, which is reported as a case of its own.
 
 use std::io::Write;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use terrane_bench::{Direction, Measurement, Reporter, Spread, recorded};
-use terrane_core::ByteCount;
-use terrane_pool::adaptors::{TraceAction, TraceError, TraceEvent, TraceTime};
-use terrane_pool::replay::{Program, RandomRules, ServingRules, Step};
-use terrane_pool::{PoolOptions, SizeClasses};
+use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_pool::replay::{Program, Step};
+use terrane_pool::{Pool, PoolOptions, SizeClasses};
 
-use crate::baselines::{DashMapOfQueues, Malloc, MutexedTable, Offsets, Source, pool, simulated};
+use crate::baselines::{DashMapOfQueues, Limit, Malloc, MutexedTable, Offsets, Source, pool};
+use crate::pairing::side_by_side;
+use crate::programs;
+use terrane_testkit::priced::{DRIVER, PricedDevice as Upstream};
 
-/// A KV block of 16 tokens, latent attention of 576 values of two bytes, and 8 layers.
-const KV_BLOCK: ByteCount = ByteCount::kib(144);
+/// What the default classes are beside the best other design: at most 0.8 of its time.
+const TARGET: f64 = 1.25;
 
-/// Blocks to a slab: 9 MiB.
-const SLAB: u32 = 64;
+/// What the timed hits may take, in nanoseconds.
+const HITS: f64 = 2_000.0;
 
-pub fn run<W: Write>(reporter: &mut Reporter<W>) -> anyhow::Result<()> {
-    let lower = Direction::LowerIsBetter;
-    reporter.report(&Measurement::new("replay/the clock", clock(), "ns", lower))?;
-    for mib in [1, 4, 64] {
-        // RMM's rules with N = 10,000.
-        let rules = RandomRules {
-            steps: 20_000,
-            largest: ByteCount::mib(mib),
-            seed: u64::from(mib),
-            ..RandomRules::default()
-        };
-        let program = Program::random(&rules);
-        geometric(reporter, &format!("random to {mib} MiB"), &program)?;
+pub fn run<W: Write>(settings: &Settings, reporter: &mut Reporter<W>) -> anyhow::Result<()> {
+    let clock = Measurement::new("replay/the clock", clock(), "ns", Direction::LowerIsBetter);
+    reporter.report(&clock.without_target("part of every percentile"))?;
+    let by_default = SizeClasses::default();
+    let others =
+        [("powers of two", SizeClasses::powers_of_two()), ("4 steps", SizeClasses::Steps4)];
+    for (name, program) in programs::of_mixed_sizes()? {
+        beside_others(settings, reporter, &name, &program, by_default)?;
+        percentiles(reporter, &name, &program, by_default)?;
+        held(reporter, &format!("{name}/default classes"), &program, by_default, Some(1.25))?;
+        for (policy, classes) in others {
+            held(reporter, &format!("{name}/{policy}"), &program, classes, None)?;
+        }
     }
-    geometric(reporter, "recorded serving", &recorded::serving()?)?;
-    geometric(reporter, "serving", &Program::serving(&ServingRules::default()))?;
-    let classes = SizeClasses::ExactSlab { stride: KV_BLOCK, count: SLAB };
-    let program = kv_blocks()?;
-    let beside = baselines(&program);
-    replay(reporter, "kv blocks", &program, &beside, ("exact slabs", classes, Some(1.001)))
+    let (name, program) = ("kv blocks", programs::kv_blocks()?);
+    beside_others(settings, reporter, name, &program, programs::KV_SLABS)?;
+    percentiles(reporter, name, &program, programs::KV_SLABS)?;
+    held(reporter, "kv blocks/exact slabs", &program, programs::KV_SLABS, Some(1.001))
 }
 
-fn geometric<W: Write>(
+/// Nanoseconds a step, for each round, of the pool and of everything beside it.
+type Means = [Vec<f64>; 5];
+
+const DESIGNS: [&str; 4] =
+    ["DashMap of ArrayQueues", "offset-allocator", "glibc malloc", "mutexed table"];
+
+fn beside_others<W: Write>(
+    settings: &Settings,
     reporter: &mut Reporter<W>,
     name: &str,
     program: &Program,
+    classes: SizeClasses,
 ) -> anyhow::Result<()> {
-    let beside = baselines(program);
-    replay(reporter, name, program, &beside, ("powers of two", SizeClasses::PowerOfTwo, None))?;
-    replay(reporter, name, program, &beside, ("4 steps", SizeClasses::Steps4, None))?;
-    replay(reporter, name, program, &beside, ("8 steps", SizeClasses::Steps8, Some(1.25)))
+    for (price, pair) in [("660 ns", DRIVER), ("free", Duration::ZERO)] {
+        for threads in [1, 2] {
+            let case = format!("replay/{name}/upstream {price}/{threads} threads");
+            if !reporter.wants(&case) {
+                continue;
+            }
+            let means = means(settings, program, classes, pair, threads)?;
+            let [ours, others @ ..] =
+                means.map(|all| Spread::of(&all).unwrap_or(Spread::single(f64::NAN)));
+            let row = |what: &str| {
+                Measurement::new(format!("{case}/{what}"), ours, "ns", Direction::LowerIsBetter)
+            };
+            let [dashmap, offsets, malloc, _] = others;
+            let best = dashmap.median.min(offsets.median).min(malloc.median);
+            reporter.report(&row("beside the best").beside("the best", best).at_least(TARGET))?;
+            for (design, other) in DESIGNS.iter().zip(others) {
+                let row = row(&format!("beside {design}")).beside(*design, other.median);
+                reporter.report(&row.without_target("the best of them has the target"))?;
+            }
+        }
+    }
+    Ok(())
 }
 
-/// Nanoseconds a step of everything that pools are measured beside.
-fn baselines(program: &Program) -> Vec<(&'static str, f64)> {
-    vec![
-        ("the simulated device", mean(program, &simulated())),
-        ("DashMap of ArrayQueues", mean(program, &DashMapOfQueues::new())),
-        ("mutexed table", mean(program, &MutexedTable::new())),
-        ("glibc malloc", mean(program, &Malloc)),
-        ("offset-allocator", mean(program, &Offsets::new())),
-    ]
+fn means(
+    settings: &Settings,
+    program: &Program,
+    classes: SizeClasses,
+    pair: Duration,
+    threads: u32,
+) -> anyhow::Result<Means> {
+    let options = PoolOptions { classes, ..PoolOptions::default() };
+    let limit = Limit::of(&options);
+    let upstream = Upstream::new(pair);
+    let ours = pool(&upstream, options)?;
+    let dashmap = DashMapOfQueues::new(&upstream, limit);
+    let offsets = Offsets::new(&upstream, limit);
+    let table = MutexedTable::new(&upstream, limit);
+    let mut means = Means::default();
+    // In turns, so that a neighbour on the machine meets all alike.
+    for _ in 0..settings.repeats.max(1) {
+        let round = [
+            mean(program, &ours, threads),
+            mean(program, &dashmap, threads),
+            mean(program, &offsets, threads),
+            mean(program, &Malloc, threads),
+            mean(program, &table, threads),
+        ];
+        means.iter_mut().zip(round).for_each(|(all, round)| all.extend(round));
+    }
+    Ok(means)
 }
 
-/// Nanoseconds a step, of the whole program, the best of some runs.
-fn mean<S: Source>(program: &Program, source: &S) -> f64 {
-    let run = |_| {
-        let mut slots: Vec<Option<S::Block>> = Vec::new();
-        slots.resize_with(program.slots(), || None);
-        let started = Instant::now();
-        for step in program.steps() {
-            match *step {
-                Step::Allocate { slot, bytes } => {
-                    if let Some(place) = slots.get_mut(slot) {
-                        *place = Some(source.acquire(bytes.get()));
-                    }
+/// Nanoseconds a step of the whole program, run by each of one or two threads.
+fn mean<S: Source>(program: &Program, source: &S, threads: u32) -> Vec<f64> {
+    let once = || time(program, source);
+    if threads == 1 {
+        return vec![once()];
+    }
+    let other = || {
+        once();
+    };
+    side_by_side(1, once, other)
+}
+
+fn time<S: Source>(program: &Program, source: &S) -> f64 {
+    let mut slots: Vec<Option<S::Block>> = Vec::new();
+    slots.resize_with(program.slots(), || None);
+    let started = Instant::now();
+    for step in program.steps() {
+        match *step {
+            Step::Allocate { slot, bytes } => {
+                if let Some(place) = slots.get_mut(slot) {
+                    *place = Some(source.acquire(bytes.get()));
                 }
-                Step::Free { slot } => {
-                    if let Some(block) = slots.get_mut(slot).and_then(Option::take) {
-                        source.release(block);
-                    }
+            }
+            Step::Free { slot } => {
+                if let Some(block) = slots.get_mut(slot).and_then(Option::take) {
+                    source.release(block);
                 }
             }
         }
-        let time = started.elapsed().as_secs_f64() * 1e9 / program.steps().len() as f64;
-        slots.into_iter().flatten().for_each(|block| source.release(block));
-        time
-    };
-    // The first run of each finds nothing cached, and its successors do.
-    (0..RUNS).map(run).fold(f64::INFINITY, f64::min)
+    }
+    let time = started.elapsed().as_secs_f64() * 1e9 / program.steps().len() as f64;
+    slots.into_iter().flatten().for_each(|block| source.release(block));
+    time
 }
 
-const RUNS: u32 = 3;
-
-/// Reports the times of the steps, and the most held over the most asked for.
-fn replay<W: Write>(
+/// Percentiles of the steps that did not go to the upstream, and of all.
+fn percentiles<W: Write>(
     reporter: &mut Reporter<W>,
     name: &str,
     program: &Program,
-    baselines: &[(&'static str, f64)],
-    (policy, classes, most): (&str, SizeClasses, Option<f64>),
+    classes: SizeClasses,
 ) -> anyhow::Result<()> {
-    let case = |what: &str| format!("replay/{name}/{policy}/{what}");
+    let upstream = Upstream::new(DRIVER);
+    let ours = pool(&upstream, PoolOptions { classes, ..PoolOptions::default() })?;
+    // The second run finds blocks cached.
+    time(program, &ours);
+    let (mut hits, mut all) = timed(program, &ours, &upstream);
     let lower = Direction::LowerIsBetter;
-    let options = PoolOptions { classes, ..PoolOptions::default() };
-    let ours = pool(options.clone())?;
-    let mut running = program.replay(&ours);
-    let mut times = Vec::with_capacity(program.steps().len());
+    for (kind, times) in [("hits", &mut hits), ("steps", &mut all)] {
+        times.sort_by(f64::total_cmp);
+        for (what, part) in [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)] {
+            let time = Spread::single(percentile(times, part));
+            let row = Measurement::new(format!("replay/{name}/{kind}/{what}"), time, "ns", lower);
+            reporter.report(&if kind == "hits" && what == "p99.9" {
+                row.within(HITS)
+            } else {
+                row.without_target("the 99.9th percentile of hits has the target")
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Nanoseconds of each step that left the upstream alone, and of each step.
+fn timed(program: &Program, ours: &Pool<&Upstream>, upstream: &Upstream) -> (Vec<f64>, Vec<f64>) {
+    let (mut hits, mut all) = (Vec::new(), Vec::with_capacity(program.steps().len()));
+    let mut running = program.replay(ours);
+    let mut calls = upstream.calls();
     let mut before = Instant::now();
     while running.step().is_some() {
-        let now = Instant::now();
-        times.push((now - before).as_secs_f64() * 1e9);
+        let time = before.elapsed().as_secs_f64() * 1e9;
+        all.push(time);
+        if upstream.calls() == calls {
+            hits.push(time);
+        }
+        calls = upstream.calls();
         before = Instant::now();
     }
-    let asked = running.outcome().peak_asked;
-    let held = ours.snapshot().peak_held;
-    drop(running);
+    (hits, all)
+}
 
-    times.sort_by(f64::total_cmp);
-    let value = |value: f64| Spread::single(value);
-    let mean = value(mean(program, &pool(options)?));
-    for (baseline, time) in baselines {
-        let case = case(&format!("mean beside {baseline}"));
-        reporter.report(&Measurement::new(case, mean, "ns", lower).beside(*baseline, *time))?;
-    }
-    for (what, part) in [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)] {
-        let time = value(percentile(&times, part));
-        reporter.report(&Measurement::new(case(what), time, "ns", lower))?;
-    }
-    let ratio = value(held.get() as f64 / asked.get() as f64);
-    let peak = Measurement::new(case("peak held over peak asked"), ratio, "×", lower);
+/// Reports the most held over the most asked for.
+fn held<W: Write>(
+    reporter: &mut Reporter<W>,
+    name: &str,
+    program: &Program,
+    classes: SizeClasses,
+    most: Option<f64>,
+) -> anyhow::Result<()> {
+    let upstream = Upstream::new(Duration::ZERO);
+    let ours = pool(&upstream, PoolOptions { classes, ..PoolOptions::default() })?;
+    let asked = program.replay(&ours).run().peak_asked;
+    let ratio = Spread::single(ours.snapshot().peak_held.get() as f64 / asked.get() as f64);
+    let case = format!("replay/{name}/peak held over peak asked");
+    let row = Measurement::new(case, ratio, "×", Direction::LowerIsBetter);
     reporter.report(&match most {
-        Some(most) => peak.within(most),
-        None => peak,
+        Some(most) => row.within(most),
+        None => row.without_target("not the default"),
     })?;
     Ok(())
 }
@@ -157,63 +229,4 @@ fn clock() -> Spread {
         })
         .collect();
     Spread::of(&times).unwrap_or(Spread::single(f64::NAN))
-}
-
-/// Requests that take KV blocks as they grow, and give all of them back at their end; at most
-/// 16 GiB of them at once.
-fn kv_blocks() -> Result<Program, TraceError> {
-    let most = (16 << 30) / KV_BLOCK.get();
-    let mut random = Random(11);
-    let mut trace = Trace::default();
-    let mut live = 0;
-    let mut running: Vec<Vec<u64>> = Vec::new();
-    for _ in 0..4_000 {
-        let wanted = 1 + random.below(512);
-        while live + wanted > most {
-            let count = ByteCount::from_usize(running.len()).get();
-            let ended = running.swap_remove(ByteCount::new(random.below(count)).to_usize());
-            live -= ByteCount::from_usize(ended.len()).get();
-            ended.into_iter().for_each(|block| trace.free(block));
-        }
-        live += wanted;
-        running.push((0..wanted).map(|_| trace.allocate(KV_BLOCK.get())).collect());
-    }
-    Program::from_events(trace.0.into_iter().map(Ok))
-}
-
-/// Events as a tracing adaptor would have recorded them.
-#[derive(Default)]
-struct Trace(Vec<TraceEvent>);
-
-impl Trace {
-    fn allocate(&mut self, bytes: u64) -> u64 {
-        let pointer = ByteCount::from_usize(self.0.len()).get() + 1;
-        self.push(TraceAction::Allocate, pointer, bytes);
-        pointer
-    }
-
-    fn free(&mut self, pointer: u64) {
-        let allocated = ByteCount::new(pointer - 1).to_usize();
-        let bytes = self.0.get(allocated).map_or(0, |event| event.size.get());
-        self.push(TraceAction::Free, pointer, bytes);
-    }
-
-    fn push(&mut self, action: TraceAction, pointer: u64, bytes: u64) {
-        let size = ByteCount::new(bytes);
-        let time = TraceTime::default();
-        self.0.push(TraceEvent { thread: 0, time, action, pointer, size, stream: 0 });
-    }
-}
-
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
 }

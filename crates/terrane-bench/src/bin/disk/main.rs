@@ -1,0 +1,162 @@
+//! Copies between host memory and files, beside the best that fio does with the same requests.
+//!
+//! Both sides use the same file, the same depth and buffers on the same pages: a request of 1 MiB
+//! has one segment in huge pages and 256 in small ones, and a disk pays for segments. fio runs in
+//! three ways, and the one that leaves the engine the lowest ratio is the baseline.
+
+#![forbid(unsafe_code)]
+
+mod fio;
+mod rig;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread, run};
+use terrane_layout::LayoutKind;
+
+use fio::Method;
+use rig::{Pages, Rig};
+
+/// Measures copies between host memory and files.
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    settings: Settings,
+    /// The directory of the file; the disk that it is on is measured
+    #[arg(long, default_value = "target")]
+    directory: PathBuf,
+    /// How much is moved in each case, in MiB
+    #[arg(long, default_value_t = 1024)]
+    size_mib: u32,
+    /// How many requests are in flight
+    #[arg(long, default_value_t = 32)]
+    depth: u32,
+}
+
+/// One shape of blocks and requests.
+struct Case {
+    name: &'static str,
+    layers: u32,
+    piece: u64,
+    kind: LayoutKind,
+}
+
+impl Case {
+    fn block(&self) -> u64 {
+        self.piece * u64::from(self.layers)
+    }
+}
+
+/// A block is one request: of 1 MiB and 4 MiB in one piece, and of the 61 pieces of a block of a
+/// model with latent attention, which lie apart in memory and together in the file.
+const CASES: [Case; 3] = [
+    Case { name: "blocks of 1 MiB", layers: 1, piece: 1 << 20, kind: LayoutKind::FullyContiguous },
+    Case { name: "blocks of 4 MiB", layers: 1, piece: 4 << 20, kind: LayoutKind::FullyContiguous },
+    Case {
+        name: "blocks of 61 pieces of 18,432 bytes",
+        layers: 61,
+        piece: 18_432,
+        kind: LayoutKind::ALL[1],
+    },
+];
+
+/// The least share of fio's rate.
+const TARGET: f64 = 0.95;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    run("disk", &arguments.settings, |settings, reporter| {
+        for case in &CASES {
+            for pages in [Pages::Small, Pages::Huge] {
+                measure(case, pages, &arguments, settings, reporter)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+fn measure<W: Write>(
+    case: &Case,
+    pages: Pages,
+    arguments: &Arguments,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    let name = |is_write| {
+        let direction = if is_write { "write" } else { "read" };
+        format!("{direction} {}, {pages}, depth {}", case.name, arguments.depth)
+    };
+    let directions = [true, false].into_iter().filter(|&write| reporter.wants(&name(write)));
+    let directions: Vec<bool> = directions.collect();
+    if directions.is_empty() {
+        return Ok(());
+    }
+    let reason = fio::reason_against().or_else(|| pages.reason_against());
+    if let Some(reason) = reason {
+        directions.iter().for_each(|&write| reporter.skip(&name(write), &reason));
+        return Ok(());
+    }
+    let rig = Rig::new(case, pages, arguments)?;
+    if !rig.is_direct() {
+        let reason = "the file system has no direct I/O for these blocks";
+        directions.iter().for_each(|&write| reporter.skip(&name(write), reason));
+        return Ok(());
+    }
+    // The first pass writes what was only reserved, and does not count; nor do those in which the
+    // engine measures which way is faster.
+    for is_write in [true, false, true, false, true, false, true, false] {
+        rig.pass(is_write)?;
+    }
+    for is_write in directions {
+        let compared = Compared::measure(&rig, is_write, settings.repeats.max(1))?;
+        let report = |suffix, spread, unit| {
+            let name = format!("{}{suffix}", name(is_write));
+            Measurement::new(name, spread, unit, Direction::HigherIsBetter)
+        };
+        let share = report("", compared.ratio, "of fio");
+        let best = format!("fio, {}", compared.method);
+        reporter.report(&share.beside(best.as_str(), 1.0).at_least(TARGET))?;
+        let rate = report(": rate", compared.ours, "GB/s").beside(best, compared.theirs.median);
+        reporter.report(&rate.without_target("the rates behind the share of fio"))?;
+    }
+    Ok(())
+}
+
+/// The engine beside the fio that leaves it the lowest ratio.
+struct Compared {
+    method: Method,
+    ratio: Spread,
+    ours: Spread,
+    theirs: Spread,
+}
+
+impl Compared {
+    /// Pairs of passes, one of the engine and one of fio, whose order alternates: disks remember.
+    fn measure(rig: &Rig, is_write: bool, pairs: u32) -> Result<Self> {
+        let mut passes = Method::ALL.map(|method| (method, Vec::new(), Vec::new()));
+        for round in 0..pairs {
+            for (method, ours, theirs) in &mut passes {
+                if round % 2 == 0 {
+                    ours.push(rig.pass(is_write)?);
+                    theirs.push(rig.fio(*method, is_write)?);
+                } else {
+                    theirs.push(rig.fio(*method, is_write)?);
+                    ours.push(rig.pass(is_write)?);
+                }
+            }
+        }
+        let spread = |values: &[f64]| Spread::of(values).unwrap_or(Spread::single(f64::NAN));
+        let compared = passes.map(|(method, ours, theirs)| {
+            let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(a, b)| a / b).collect();
+            let [ratio, ours, theirs] = [&ratios, &ours, &theirs].map(|values| spread(values));
+            Self { method, ratio, ours, theirs }
+        });
+        let [first, rest @ ..] = compared;
+        let lower = |a: Self, b: Self| if b.ratio.median < a.ratio.median { b } else { a };
+        Ok(rest.into_iter().fold(first, lower))
+    }
+}

@@ -1,0 +1,181 @@
+//! The calls of the driver that submit some blocks, as a program makes them that has prepared all of
+//! their arguments: what a submit is measured against.
+
+use anyhow::{Result, anyhow};
+use terrane_core::ByteCount;
+use terrane_cuda::{BlockIds, DeviceMemory, GridCopy, Stream};
+use terrane_transfer::Endpoint;
+
+use crate::blocks::Way;
+use crate::methods::{Methods, THREAD_BLOCKS};
+use crate::raw::{Mark, Pieces};
+use crate::rig::{Rig, address};
+
+/// A buffer of the staged path, and the parts of a transfer that does not fit into one.
+const BUFFER: u64 = 32 << 20;
+const FIRST_TO_HOST: u64 = 8 << 20;
+/// Thread blocks that pack a part with nothing beside it, and one beside copies.
+const PACK_ALONE: u32 = 72;
+const PACK_BESIDE: u32 = 24;
+
+/// The calls for one transfer.
+pub struct ByHand<'rig> {
+    way: Way,
+    grid: GridCopy,
+    thread_blocks: u32,
+    /// What is copied between the buffer and the host; none where the kernel does it all.
+    copies: Option<Pieces>,
+    /// Whether copies and kernel are on a stream each, with an event between them.
+    hand_over: Option<Mark<'rig>>,
+    end: Mark<'rig>,
+    /// A stream that is asked first whether it is idle.
+    asked: bool,
+    _methods: Methods,
+    _buffer: DeviceMemory,
+}
+
+impl<'rig> ByHand<'rig> {
+    /// The calls of the path that a transfer takes. Of one that is staged in several parts, those for
+    /// the first part, as the submitting thread makes no others.
+    pub fn new(
+        rig: &'rig Rig,
+        way: Way,
+        path: &str,
+        (device, on_device): (&Endpoint, &[u32]),
+        (host, on_host): (&Endpoint, &[u32]),
+        asked: bool,
+    ) -> Result<Self> {
+        let block = host.layout().config().block_bytes().get();
+        let buffer = rig.flat(ByteCount::new(BUFFER))?;
+        let mut pairs: Vec<(u32, u32)> =
+            on_host.iter().copied().zip(on_device.iter().copied()).collect();
+        let is_staged = path == "staged";
+        let mut in_parts = false;
+        if is_staged {
+            // In the order of the host, and as many as the first part has.
+            pairs.sort_unstable();
+            let bytes = block * ByteCount::from_usize(pairs.len()).get();
+            in_parts = bytes > BUFFER;
+            let most = if way == Way::ToHost { FIRST_TO_HOST } else { BUFFER };
+            if in_parts {
+                pairs.truncate(ByteCount::new((most / block).max(1)).to_usize());
+            }
+        }
+        let (on_host, on_device): (Vec<u32>, Vec<u32>) = pairs.into_iter().unzip();
+        let (source, destination) = match way {
+            Way::ToHost => ((device, &*on_device), (host, &*on_host)),
+            Way::ToDevice => ((host, &*on_host), (device, &*on_device)),
+        };
+        let methods = Methods::new(rig, source, destination)?;
+        let mut grid = methods.grid;
+        let thread_blocks = match (is_staged, in_parts && way == Way::ToDevice) {
+            (false, _) => THREAD_BLOCKS,
+            (true, false) => PACK_ALONE,
+            (true, true) => PACK_BESIDE,
+        };
+        let copies = if is_staged {
+            let (near, far) = match way {
+                Way::ToHost => (&mut grid.source, &mut grid.destination),
+                Way::ToDevice => (&mut grid.destination, &mut grid.source),
+            };
+            (near.block_ids, near.first_inline) = (BlockIds::Inline, 0);
+            (far.block_ids, far.base) = (BlockIds::Identity, buffer.address().get());
+            for (place, id) in grid.inline_blocks.iter_mut().zip(&on_device) {
+                *place = *id;
+            }
+            Some(stretches(way, host, &on_host, block, buffer.address().get())?)
+        } else {
+            for (number, (end, ids)) in
+                [(&mut grid.source, source.1), (&mut grid.destination, destination.1)]
+                    .into_iter()
+                    .enumerate()
+            {
+                let first = number * ids.len();
+                (end.block_ids, end.first_inline) = (BlockIds::Inline, u32::try_from(first)?);
+                let places = grid.inline_blocks.get_mut(first..first + ids.len());
+                places
+                    .ok_or_else(|| anyhow!("more blocks than a launch carries"))?
+                    .copy_from_slice(ids);
+            }
+            None
+        };
+        let hand_over =
+            if in_parts && way == Way::ToDevice { Some(rig.raw.event()?) } else { None };
+        let end = rig.raw.event()?;
+        Ok(Self {
+            way,
+            grid,
+            thread_blocks,
+            copies,
+            hand_over,
+            end,
+            asked,
+            _methods: methods,
+            _buffer: buffer,
+        })
+    }
+
+    /// Makes the calls.
+    pub fn submit(&mut self, rig: &Rig) -> Result<()> {
+        let (first, second) = (&rig.second_stream, &rig.third_stream);
+        if self.asked {
+            rig.raw.is_idle(&rig.stream)?;
+        }
+        // SAFETY: the addresses are those of live layouts and of the buffer, which nobody else touches
+        // before the end has been passed.
+        let launch =
+            |stream: &Stream| unsafe { rig.kernels.copy(stream, &self.grid, self.thread_blocks) };
+        let Some(copies) = &mut self.copies else {
+            launch(first)?;
+            return self.end.record(first);
+        };
+        let copy = |copies: &mut Pieces| match copies.sizes.len() {
+            // SAFETY: as above.
+            1 => unsafe { copies.copy_each(&rig.raw, first) },
+            // SAFETY: as above.
+            _ => unsafe { rig.raw.copy_batch(first, copies) },
+        };
+        match (self.way, &self.hand_over) {
+            (Way::ToHost, _) => {
+                launch(first)?;
+                copy(copies)?;
+            }
+            (Way::ToDevice, None) => {
+                copy(copies)?;
+                launch(first)?;
+            }
+            (Way::ToDevice, Some(between)) => {
+                copy(copies)?;
+                between.record(first)?;
+                between.delay(second)?;
+                launch(second)?;
+                return self.end.record(second);
+            }
+        }
+        self.end.record(first)
+    }
+
+    pub fn has_ended(&self) -> Result<bool> {
+        self.end.is_passed()
+    }
+}
+
+/// The copies of blocks that lie whole in the host's memory, neighbours as one.
+fn stretches(way: Way, host: &Endpoint, ids: &[u32], block: u64, buffer: u64) -> Result<Pieces> {
+    let mut stretches: Vec<(u64, u64, u64)> = Vec::new();
+    let mut at = buffer;
+    for &id in ids {
+        let place = address(host.layout().location(id, 0, 0)?)?;
+        match stretches.last_mut() {
+            Some((_, begin, bytes)) if *begin + *bytes == place => *bytes += block,
+            _ => stretches.push((at, place, block)),
+        }
+        at += block;
+    }
+    let mut pieces = Pieces::default();
+    for (near, far, bytes) in stretches {
+        let (to, from) = if way == Way::ToHost { (far, near) } else { (near, far) };
+        pieces.push(to, from, ByteCount::new(bytes));
+    }
+    Ok(pieces)
+}

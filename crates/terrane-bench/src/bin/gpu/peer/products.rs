@@ -1,0 +1,316 @@
+//! What blocks on their way to another device cost the work beside them: a matrix product on each
+//! of the two devices.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, anyhow};
+use terrane_bench::{Direction, Measurement, Reporter, Settings, Spread};
+use terrane_cuda::{Context, Event, Stream, Timing};
+use terrane_transfer::TransferManager;
+
+use super::plain::{Plain, PlainCopy, THREAD_BLOCKS};
+use super::{CASE, Ends, Peer};
+use crate::neighbours::LEAST_SEEN;
+use crate::product::Product;
+use crate::raw::Raw;
+use crate::rig::{Rig, submit};
+use crate::shapes::USUAL;
+
+/// How often what is compared takes its turn.
+const ROUNDS: usize = 3;
+
+/// The products between two marks.
+const PRODUCTS: u32 = 8;
+
+/// The devices, as the cases name them.
+const DEVICES: [&str; 2] = ["source", "destination"];
+
+pub fn cases() -> impl Iterator<Item = String> {
+    DEVICES.into_iter().map(slowed).chain([worst(), rate()])
+}
+
+fn slowed(device: &str) -> String {
+    format!("slowdown of a matrix product on the {device}, {CASE}")
+}
+
+fn worst() -> String {
+    format!("slowdown of the slower matrix product, {CASE}")
+}
+
+fn rate() -> String {
+    format!("{}, {CASE}, beside matrix products", USUAL.title())
+}
+
+/// What goes on beside the products.
+#[derive(Clone, Copy)]
+enum Beside {
+    Nothing,
+    /// By the plain kernel, with so many thread blocks.
+    Plain(u32),
+    Ours,
+}
+
+const BESIDE: [Beside; 4] = [
+    Beside::Nothing,
+    Beside::Plain(THREAD_BLOCKS[0]),
+    Beside::Plain(THREAD_BLOCKS[1]),
+    Beside::Ours,
+];
+
+pub fn report<W: Write>(
+    rig: &Rig,
+    peer: &Peer,
+    cublas: Option<&Path>,
+    settings: &Settings,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    if !cases().any(|case| reporter.wants(&case)) {
+        return Ok(());
+    }
+    let size = if rig.smoke { 32 } else { 8192 };
+    let here = Place { raw: &rig.raw, context: &rig.context, stream: &rig.stream };
+    let there = Place { raw: &peer.raw, context: &peer.context, stream: &peer.stream };
+    let products = Product::new(&rig.raw, &rig.device, &rig.stream, cublas, size).and_then(|own| {
+        Ok([own, Product::new(&peer.raw, &peer.device, &peer.stream, cublas, size)?])
+    });
+    rig.raw.make_current()?;
+    let products = match products {
+        Ok(products) => products,
+        Err(error) => {
+            reporter.skip("matrix products on two devices", &format!("{error:#}"));
+            return Ok(());
+        }
+    };
+    let mover = Mover::new(rig, peer)?;
+    let mut found = BESIDE.map(|_| Found::default());
+    for _ in 0..ROUNDS {
+        for (beside, found) in BESIDE.into_iter().zip(&mut found) {
+            mover.beside(beside, found, || time(&[here, there], &products, settings))?;
+        }
+    }
+    let name = products.first().map_or("", |product| product.name());
+    let reported = report_found(&found, name, reporter);
+    let [own, others] = products;
+    drop(own);
+    peer.raw.make_current()?;
+    drop(others);
+    reported
+}
+
+fn report_found<W: Write>(
+    [alone, few, many, ours]: &[Found; 4],
+    name: &str,
+    reporter: &mut Reporter<W>,
+) -> Result<()> {
+    let row = |case: String, slowdown, least| {
+        let case = format!("{case} ({name})");
+        Measurement::new(case, slowdown, "%", Direction::LowerIsBetter)
+            .beside("plain kernel", least)
+    };
+    let slowdowns = [few, many, ours].map(|found| found.slowdowns(alone));
+    let [few_slowed, many_slowed, ours_slowed] = slowdowns;
+    let (few_slowed, many_slowed, ours_slowed) = (few_slowed?, many_slowed?, ours_slowed?);
+    let plain =
+        few_slowed.into_iter().zip(many_slowed).map(|(few, many)| few.median.min(many.median));
+    for (device, (slowdown, least)) in DEVICES.into_iter().zip(ours_slowed.into_iter().zip(plain)) {
+        let row = row(slowed(device), slowdown, least);
+        reporter.report(&row.without_target("each kernel slows down the device that runs it"))?;
+    }
+    let least = slower(few_slowed).median.min(slower(many_slowed).median);
+    reporter.report(&row(worst(), slower(ours_slowed), least).at_least(1.0))?;
+    let rate_of = |found: &Found| Spread::of(&found.rates).context("nothing was moved");
+    let best = rate_of(few)?.median.max(rate_of(many)?.median);
+    let measured = Measurement::new(rate(), rate_of(ours)?, "GB/s", Direction::HigherIsBetter);
+    let measured = measured.beside("plain kernel", best);
+    Ok(reporter.report(&measured.without_target("it explains the slowdown"))?)
+}
+
+/// Where a product runs.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    raw: &'a Raw,
+    context: &'a Context,
+    stream: &'a Stream,
+}
+
+/// What was measured beside one thing.
+#[derive(Default)]
+struct Found {
+    /// That a product took, on each device.
+    seconds: [Vec<f64>; 2],
+    /// At which blocks moved meanwhile, in GB/s.
+    rates: Vec<f64>,
+}
+
+impl Found {
+    /// By how many per cent a product took longer than alone, on each device.
+    fn slowdowns(&self, alone: &Self) -> Result<[Spread; 2]> {
+        let [own, others] = &self.seconds;
+        let [own_alone, others_alone] = &alone.seconds;
+        Ok([slowdown(own, own_alone)?, slowdown(others, others_alone)?])
+    }
+}
+
+fn slowdown(seconds: &[f64], alone: &[f64]) -> Result<Spread> {
+    let of = |seconds| Spread::of(seconds).context("nothing was timed");
+    let (Spread { median, min, max }, alone) = (of(seconds)?, of(alone)?.median);
+    let share = |seconds: f64| (seconds / alone - 1.0).max(LEAST_SEEN) * 100.0;
+    Ok(Spread { median: share(median), min: share(min), max: share(max) })
+}
+
+/// The slowdown of the device that is slowed down more.
+fn slower([own, others]: [Spread; 2]) -> Spread {
+    if own.median > others.median { own } else { others }
+}
+
+/// The seconds of a product on both devices at once.
+fn time(
+    places: &[Place<'_>; 2],
+    products: &[Product<'_>; 2],
+    settings: &Settings,
+) -> Result<[Vec<f64>; 2]> {
+    let mut marks = Vec::new();
+    for place in places {
+        let mark = || Event::new(place.context, Timing::On);
+        marks.push((mark()?, mark()?));
+    }
+    let mut seconds = [Vec::new(), Vec::new()];
+    for round in 0..settings.warm_up + settings.repeats.max(1) {
+        for ((place, product), (begin, end)) in places.iter().zip(products).zip(&marks) {
+            place.raw.make_current()?;
+            begin.record(place.stream)?;
+            for _ in 0..PRODUCTS {
+                product.submit(place.stream)?;
+            }
+            end.record(place.stream)?;
+        }
+        for ((begin, end), seconds) in marks.iter().zip(&mut seconds) {
+            end.wait()?;
+            if round >= settings.warm_up {
+                seconds.push(end.elapsed_since(begin)?.as_secs_f64() / f64::from(PRODUCTS));
+            }
+        }
+    }
+    Ok(seconds)
+}
+
+/// Moves blocks to the other device without a pause, two transfers at a time.
+struct Mover<'rig> {
+    manager: &'rig TransferManager,
+    raw: &'rig Raw,
+    context: &'rig Context,
+    plain: Plain<'rig>,
+    /// What each of the two transfers copies.
+    copies: [PlainCopy; 2],
+    ends: Ends,
+}
+
+impl<'rig> Mover<'rig> {
+    fn new(rig: &'rig Rig, peer: &'rig Peer) -> Result<Self> {
+        let ends = Ends::new(rig, peer, &USUAL, 2)?;
+        let [first, second] = ends.halves().map(|(read, written)| {
+            PlainCopy::new(rig, (&ends.source, read), (&ends.destination, written))
+        });
+        Ok(Self {
+            manager: &peer.manager,
+            raw: &rig.raw,
+            context: &rig.context,
+            plain: Plain::new(rig)?,
+            copies: [first?, second?],
+            ends,
+        })
+    }
+
+    /// Measures something while blocks move.
+    fn beside(
+        &self,
+        beside: Beside,
+        found: &mut Found,
+        measure: impl FnOnce() -> Result<[Vec<f64>; 2]>,
+    ) -> Result<()> {
+        let stop = AtomicBool::new(false);
+        let (began, begun) = mpsc::channel();
+        let (measured, rate) = thread::scope(|scope| {
+            let mover = scope.spawn(|| {
+                let (begin, mut ended) = (Instant::now(), 0_u32);
+                let until = || {
+                    ended += 1;
+                    // Nobody listens any more once one has.
+                    let _ = began.send(());
+                    stop.load(Ordering::Relaxed)
+                };
+                match beside {
+                    Beside::Nothing => drop(began.send(())),
+                    Beside::Plain(thread_blocks) => self.by_plain_kernel(thread_blocks, until)?,
+                    Beside::Ours => self.by_transfers(until)?,
+                }
+                let bytes = self.ends.bytes.get() as f64 * f64::from(ended);
+                anyhow::Ok(bytes * 1e-9 / begin.elapsed().as_secs_f64())
+            });
+            // Nothing is measured before blocks move; an error of the mover is told below.
+            let measured = begun.recv().context("nothing moved").and_then(|()| measure());
+            stop.store(true, Ordering::Relaxed);
+            (measured, mover.join())
+        });
+        let rate = rate.map_err(|_| anyhow!("the thread that moves blocks panicked"))??;
+        for (all, new) in found.seconds.iter_mut().zip(measured?) {
+            all.extend(new);
+        }
+        found.rates.push(rate);
+        Ok(())
+    }
+
+    /// Asks after each transfer whether to stop.
+    fn by_transfers(&self, mut until: impl FnMut() -> bool) -> Result<()> {
+        let Ends { source, destination, .. } = &self.ends;
+        let start = |(read, written)| submit(self.manager, (source, read), (destination, written));
+        let mut halves = self.ends.halves();
+        let mut in_flight = start(halves[0])?;
+        loop {
+            let following = start(halves[1])?;
+            in_flight.wait().result?;
+            in_flight = following;
+            halves.swap(0, 1);
+            if until() {
+                in_flight.wait().result?;
+                return Ok(());
+            }
+        }
+    }
+
+    /// Asks after each launch whether to stop.
+    fn by_plain_kernel(&self, thread_blocks: u32, mut until: impl FnMut() -> bool) -> Result<()> {
+        self.raw.make_current()?;
+        let streams = [Stream::new(self.context)?, Stream::new(self.context)?];
+        let start = |lane: usize| {
+            let (stream, copy) =
+                streams.get(lane).zip(self.copies.get(lane)).context("two lanes")?;
+            self.plain.submit(stream, copy, thread_blocks)?;
+            anyhow::Ok(stream)
+        };
+        let mut in_flight = start(0)?;
+        for lane in [1, 0].into_iter().cycle() {
+            let following = start(lane)?;
+            in_flight.synchronize()?;
+            in_flight = following;
+            if until() {
+                break;
+            }
+        }
+        Ok(in_flight.synchronize()?)
+    }
+}
+
+impl Ends {
+    /// The blocks that each of two transfers reads, and those that it writes.
+    fn halves(&self) -> [(&[u32], &[u32]); 2] {
+        let (first, second) = self.read.split_at(self.read.len() / 2);
+        let (third, fourth) = self.written.split_at(self.written.len() / 2);
+        [(first, third), (second, fourth)]
+    }
+}

@@ -1,0 +1,121 @@
+//! The sequences that are replayed.
+
+use terrane_bench::recorded;
+use terrane_core::ByteCount;
+use terrane_pool::SizeClasses;
+use terrane_pool::adaptors::{TraceAction, TraceError, TraceEvent, TraceTime};
+use terrane_pool::replay::{Program, RandomRules, ServingRules};
+
+/// A KV block of 16 tokens, latent attention of 576 values of two bytes, and 8 layers.
+const KV_BLOCK: ByteCount = ByteCount::kib(144);
+
+/// 64 blocks of that to a slab: 9 MiB.
+pub const KV_SLABS: SizeClasses = SizeClasses::ExactSlab { stride: KV_BLOCK, count: 64 };
+
+/// All programs but [`kv_blocks`], with their names.
+pub fn of_mixed_sizes() -> Result<Vec<(String, Program)>, TraceError> {
+    let random = [1, 4, 64].map(|mib| {
+        // RMM's rules with N = 10,000.
+        let rules = RandomRules {
+            steps: 20_000,
+            allocations: 10_000,
+            largest: ByteCount::mib(mib),
+            seed: u64::from(mib),
+            ..RandomRules::default()
+        };
+        (format!("random to {mib} MiB"), Program::random(&rules))
+    });
+    let mut programs = Vec::from(random);
+    programs.push(("mooncake".to_owned(), mooncake()?));
+    programs.push(("recorded serving".to_owned(), recorded::serving()?));
+    programs.push(("serving".to_owned(), Program::serving(&ServingRules::default())));
+    Ok(programs)
+}
+
+/// A size of Mooncake's allocator benchmark: 70 % of 4 KiB, 20 % of 256 KiB, 10 % of 3.12 MiB.
+pub fn mooncake_size(random: &mut Random) -> u64 {
+    match random.below(10) {
+        0..7 => 4 << 10,
+        7..9 => 256 << 10,
+        _ => (312 << 20) / 100,
+    }
+}
+
+/// Mooncake's mixed sizes: allocations until 1 GiB is live, and then a free of random blocks before
+/// each allocation that would exceed it.
+fn mooncake() -> Result<Program, TraceError> {
+    let mut random = Random(7);
+    let mut trace = Trace::default();
+    let (mut live, mut live_bytes) = (Vec::new(), 0);
+    for _ in 0..20_000 {
+        let bytes = mooncake_size(&mut random);
+        while live_bytes + bytes > 1 << 30 {
+            let count = ByteCount::from_usize(live.len()).get();
+            let (block, bytes) = live.swap_remove(ByteCount::new(random.below(count)).to_usize());
+            live_bytes -= bytes;
+            trace.free(block);
+        }
+        live_bytes += bytes;
+        live.push((trace.allocate(bytes), bytes));
+    }
+    Program::from_events(trace.0.into_iter().map(Ok))
+}
+
+/// Requests that take KV blocks as they grow, and give all of them back at their end; at most
+/// 16 GiB of them at once.
+pub fn kv_blocks() -> Result<Program, TraceError> {
+    let most = (16 << 30) / KV_BLOCK.get();
+    let mut random = Random(11);
+    let mut trace = Trace::default();
+    let mut live = 0;
+    let mut running: Vec<Vec<u64>> = Vec::new();
+    for _ in 0..4_000 {
+        let wanted = 1 + random.below(512);
+        while live + wanted > most {
+            let count = ByteCount::from_usize(running.len()).get();
+            let ended = running.swap_remove(ByteCount::new(random.below(count)).to_usize());
+            live -= ByteCount::from_usize(ended.len()).get();
+            ended.into_iter().for_each(|block| trace.free(block));
+        }
+        live += wanted;
+        running.push((0..wanted).map(|_| trace.allocate(KV_BLOCK.get())).collect());
+    }
+    Program::from_events(trace.0.into_iter().map(Ok))
+}
+
+/// Events as a tracing adaptor would have recorded them.
+#[derive(Default)]
+struct Trace(Vec<TraceEvent>);
+
+impl Trace {
+    fn allocate(&mut self, bytes: u64) -> u64 {
+        let pointer = ByteCount::from_usize(self.0.len()).get() + 1;
+        self.push(TraceAction::Allocate, pointer, bytes);
+        pointer
+    }
+
+    fn free(&mut self, pointer: u64) {
+        let allocated = ByteCount::new(pointer - 1).to_usize();
+        let bytes = self.0.get(allocated).map_or(0, |event| event.size.get());
+        self.push(TraceAction::Free, pointer, bytes);
+    }
+
+    fn push(&mut self, action: TraceAction, pointer: u64, bytes: u64) {
+        let size = ByteCount::new(bytes);
+        let time = TraceTime::default();
+        self.0.push(TraceEvent { thread: 0, time, action, pointer, size, stream: 0 });
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}

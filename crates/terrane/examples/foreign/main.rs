@@ -1,0 +1,120 @@
+//! Blocks that travel between Terrane and a process that uses NIXL without it, here in Python: what a
+//! serving engine's own connector does. `peer.py` is the other process.
+//!
+//! ```text
+//! pip install nixl-cu12==1.5.1 numpy
+//! cargo run --features nixl --example foreign
+//! ```
+
+use std::error::Error;
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use terrane::core::{RemoteSpace, StorageKind};
+use terrane::nixl::{probe, probe_file};
+use terrane::prelude::*;
+use terrane::wire::RegionDescriptor;
+use terrane_testkit::pattern::Pattern;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    find_nixl()?;
+    let config = LayoutConfig::builder()
+        .num_blocks(8)
+        .num_layers(2)
+        .outer_dim(2)
+        .page_size(16)
+        .inner_dim(64)
+        .element(ElementFormat::Width(2))
+        .build()?;
+
+    // An agent, blocks that are registered with it, and an engine for transfers.
+    let agent = AgentBuilder::unnamed().backend(BackendConfig::new("UCX").required()).build()?;
+    let layout = LayoutBuilder::new(config)
+        .kind(LayoutKind::FullyContiguous)
+        .allocate(&SystemAllocator::new(SystemOptions::default()))
+        .register(&agent)
+        .build()?;
+    let length = layout.geometry().region_bytes();
+    let ours = agent.nixl_metadata(&layout)?;
+    let blocks = Endpoint::new(layout)?;
+    let computed = Pattern::new(1);
+    computed.fill(&blocks)?;
+    let engine = NixlEngine::new(&agent, NixlEngineOptions::default())?;
+    let manager = TransferManager::new([Arc::new(engine) as _]);
+
+    // The other process says how to reach its memory; how that is laid out, both know.
+    let block_bytes = length.get() / u64::from(config.num_blocks());
+    let mut python = start(block_bytes, config.num_blocks())?;
+    let mut output = BufReader::new(python.stdout.take().ok_or("no output")?);
+    let theirs = receive(&mut output)?;
+    let metadata = bytes_of(theirs["metadata"].as_str().ok_or("no metadata")?)?;
+    let address = theirs["address"].as_u64().ok_or("no address")?;
+    let remote = agent.import_foreign(&ForeignLayout {
+        config,
+        kind: LayoutKind::FullyContiguous,
+        storage: StorageKind::System,
+        agent: "python-engine".into(),
+        metadata: &[&metadata],
+        regions: vec![RegionDescriptor::new(RemoteSpace::Host, address, length, [])],
+    })?;
+
+    // And it learns how to reach ours: NIXL's metadata, and the address of the blocks.
+    let pieces = ours.pieces().map(hexadecimal);
+    let told = json!({"metadata": pieces, "address": ours.regions[0].address(), "block": 3});
+    let mut input = python.stdin.take().ok_or("no input")?;
+    writeln!(input, "{told}")?;
+
+    // Block 0 goes to its block 5, which it is told of, and comes back to block 2.
+    let write = Transfer::new(&blocks, remote.endpoint()).blocks(&[0], &[5]).notify(*b"5");
+    manager.submit(write, ())?.wait().result?;
+    let read = Transfer::new(remote.endpoint(), &blocks).blocks(&[5], &[2]);
+    manager.submit(read, ())?.wait().result?;
+
+    // The other process writes the block to block 3, and says so.
+    let told = agent.wait_for_notifications(Instant::now() + Duration::from_secs(60))?;
+    let told = told.first().ok_or("the other process has written nothing")?;
+    let seen = computed.verify_blocks(&blocks, &[2, 3], &[0, 0], 0..config.num_layers())?;
+    drop(input);
+    python.wait()?;
+    if seen.mismatches > 0 {
+        return Err(format!("{} B of {} are wrong", seen.mismatches, seen.bytes).into());
+    }
+    Ok(writeln!(io::stdout(), "{} verified, and told by {}", seen.bytes, told.from)?)
+}
+
+fn start(block_bytes: u64, blocks: u32) -> io::Result<Child> {
+    Command::new("python3")
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/foreign/peer.py"))
+        .args([block_bytes.to_string(), blocks.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+}
+
+/// The next message: NIXL and UCX write other lines.
+fn receive(from: &mut impl BufRead) -> Result<Value, Box<dyn Error>> {
+    let is_message = |line: &io::Result<String>| line.as_ref().is_ok_and(|l| l.starts_with('{'));
+    let line = from.lines().find(is_message).ok_or("the other process has ended")??;
+    Ok(serde_json::from_str(&line)?)
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes_of(text: &str) -> Result<Vec<u8>, Box<dyn Error>> {
+    let byte = |at| Ok(u8::from_str_radix(text.get(at..at + 2).ok_or("half a byte")?, 16)?);
+    (0..text.len()).step_by(2).map(byte).collect()
+}
+
+/// NIXL where the dynamic linker finds it, or else in the file that the environment names.
+#[expect(clippy::disallowed_methods, reason = "the ban is for libraries; this is a program")]
+fn find_nixl() -> Result<(), Box<dyn Error>> {
+    match std::env::var_os("NIXL_CAPI_LIBRARY") {
+        Some(file) if probe().is_err() => Ok(probe_file(file.as_ref()).map(drop)?),
+        _ => Ok(()),
+    }
+}
