@@ -11,6 +11,7 @@ mod command;
 mod commands;
 mod kernels;
 mod pypi;
+mod site;
 mod tally;
 mod test_log;
 mod tidy;
@@ -55,7 +56,8 @@ enum Task {
     /// than the limit and has a proof at every `unsafe`; no `todo!`, `dbg!`, unexplained
     /// `#[ignore]`, `cfg(test)` outside test modules or `ignore`d example; every crate has its
     /// README, CHANGELOG and licences and inherits the workspace's lints; the project's pages speak
-    /// of the project alone; every kernel's PTX was made of its source as it is.
+    /// of the project alone; every kernel's PTX was made of its source as it is; published crates have
+    /// the metadata of a package; files import each other in no larger cycles than are known.
     Tidy,
     /// Formats the workspace, or with --check only says what is not formatted
     Fmt(commands::lint::FmtArguments),
@@ -69,7 +71,15 @@ enum Task {
     /// generated under `target/compose`, and checked with the facade beside them. Needs no CUDA.
     Compose,
     /// Builds the documentation of the workspace, warnings denied
+    ///
+    /// With all features; and each crate whose `[package.metadata.docs.rs]` names fewer also as docs.rs
+    /// will build it.
     Doc(commands::doc::Arguments),
+    /// Packages each published crate, and builds it from the package alone
+    ///
+    /// Finds files that `include` leaves out, and dependencies without a version. Publishes nothing,
+    /// and uses what cargo has downloaded already.
+    Package,
     /// Runs the benchmark suites in release mode, each beside its baseline from the same run
     ///
     /// Without a suite it runs them all. With --json, standard output holds one JSON object a
@@ -93,6 +103,8 @@ enum Task {
     /// with pip is needed, whatever its version; the bindings also need g++. What is there already
     /// is not fetched again. All other commands do it by themselves where they need it, and none
     /// does if TERRANE_NIXL is `system`. See docs/nixl.md.
+    ///
+    /// With `--with-verbs` it runs the tests of NIXL beside RDMA libraries that are not installed.
     Nixl(commands::nixl::Arguments),
     /// Checks licences, bans and sources of all dependencies with cargo-deny
     ///
@@ -111,11 +123,17 @@ enum Task {
     Interop(commands::interop::Arguments),
     /// Model-checks the crates that have a `tests/loom.rs`, with a bounded number of preemptions
     Loom,
+    /// Runs tests of core, layout, pool and the host path of transfers under Miri
+    ///
+    /// Miri detects undefined behaviour. Where it is not installed, the step is skipped by name:
+    /// `rustup component add miri rust-src --toolchain nightly` installs it.
+    Miri,
     /// Runs the offload example in release mode and checks that every hop is verified
     Offload,
-    /// Runs the remote example, both ways, and checks that all arrives and is verified
+    /// Runs the examples of two processes, and checks that all arrives and is verified
     ///
-    /// Two processes each time, over real NIXL, which is fetched if it is not there.
+    /// `remote` both ways, and `foreign` with an agent of NIXL in Python, over real NIXL; both are
+    /// fetched if they are not there.
     Remote,
     /// Runs pools and stacks of adaptors under random load, and checks that every byte came back
     ///
@@ -150,14 +168,21 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
         }
         Task::Asan => return summed(|tally| commands::asan::run(&workspace, tally)),
         Task::Loom => return summed(|tally| commands::loom::run(&workspace, tally)),
+        Task::Miri => return summed(|tally| commands::miri::run(&workspace, tally)),
         Task::Tidy => tidy::run(&workspace)?,
         Task::Fmt(arguments) => commands::lint::fmt(&workspace, arguments)?,
         Task::Lint => commands::lint::clippy(&workspace)?,
         Task::Features => commands::features::run(&workspace)?,
         Task::Compose => commands::compose::run(&workspace)?,
         Task::Doc(arguments) => commands::doc::run(&workspace, arguments)?,
+        Task::Package => commands::package::run(&workspace)?,
         Task::Kernels(action) => commands::kernels::run(&workspace, action)?,
-        Task::Nixl(arguments) => commands::nixl::run(&workspace, arguments)?,
+        Task::Nixl(arguments) => match &arguments.with_verbs {
+            Some(packages) => {
+                return summed(|tally| commands::nixl::verbs::test(&workspace, packages, tally));
+            }
+            None => commands::nixl::run(&workspace, arguments)?,
+        },
         Task::Deny => commands::deny::run(&workspace)?,
         Task::Offload => commands::offload::run(&workspace)?,
         Task::Remote => commands::remote::run(&workspace)?,

@@ -15,6 +15,8 @@ pub struct TestLog {
     runner: Option<Runner>,
     /// Cargo's last `Running …` or `Doc-tests …` line.
     heading: String,
+    /// Whether the last runner said that all its tests passed.
+    has_passed: bool,
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +49,7 @@ impl TestLog {
         }
         if trimmed.starts_with("Running ") || trimmed.starts_with("Doc-tests ") {
             let shown = self.abandon_runner();
+            self.has_passed = false;
             trimmed.clone_into(&mut self.heading);
             self.runner = Some(Runner::default());
             return shown;
@@ -57,6 +60,11 @@ impl TestLog {
         }
         if trimmed.starts_with("error: ") && trimmed.contains("to rerun pass") {
             let mut shown = self.abandon_runner();
+            if std::mem::take(&mut self.has_passed) {
+                // libtest gave its result before; what failed is the end of the process.
+                self.tally.failed += 1;
+                shown.push(format!("---- {} passed, and then failed as it exited", self.heading));
+            }
             shown.push(line.to_owned());
             return shown;
         }
@@ -98,7 +106,8 @@ impl TestLog {
         }
 
         let mut shown = Vec::new();
-        if failed > 0 || !counts.starts_with("ok") {
+        self.has_passed = failed == 0 && counts.starts_with("ok");
+        if !self.has_passed {
             shown.push(format!("---- {}", self.heading));
             shown.extend(runner.lines);
             shown.push(line.to_owned());
@@ -327,6 +336,29 @@ error: test failed, to rerun pass `-p it --test it`
         assert_eq!((tally.passed, tally.failed), (0, 1));
         assert!(shown.contains("ended without a result"), "{shown}");
         assert!(shown.contains("double free"), "{shown}");
+    }
+
+    #[test]
+    fn a_crash_as_a_runner_exits_is_told_from_a_failed_test() {
+        let text = "\
+     Running tests/it/main.rs (target/debug/deps/it-0123)
+
+running 1 test
+test good ... ok
+
+test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+
+error: test failed, to rerun pass `-p it --test it`
+
+Caused by:
+  process didn't exit successfully: `it-0123` (signal: 11, SIGSEGV: invalid memory reference)
+";
+        let (shown, tally) = read(text, false);
+        assert_eq!((tally.passed, tally.failed), (1, 1));
+        assert!(shown.contains("passed, and then failed as it exited"), "{shown}");
+        assert!(shown.contains("SIGSEGV"), "{shown}");
+        let (shown, _) = read(FAILING, false);
+        assert!(!shown.contains("as it exited"), "{shown}");
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::commands::{
-    asan, compose, deny, doc, features, interop, lint, loom, nixl, offload, remote, soak, test,
+    asan, compose, deny, doc, features, interop, lint, loom, miri, nixl, offload, package, remote,
+    soak, test,
 };
 use crate::tally::Tally;
 use crate::tidy;
@@ -29,7 +30,7 @@ struct Step {
 }
 
 /// The gate. Cheap steps come first, so that most mistakes show within a minute.
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 17] = [
     Step { name: "fmt", rerun: "fmt --check", run: |workspace, _| lint::check_format(workspace) },
     Step { name: "tidy", rerun: "tidy", run: |workspace, _| tidy::run(workspace) },
     Step { name: "nixl", rerun: "nixl", run: |workspace, _| nixl::provide(workspace).map(drop) },
@@ -51,7 +52,9 @@ const STEPS: [Step; 15] = [
         rerun: "doc",
         run: |workspace, _| doc::run(workspace, &doc::Arguments::default()),
     },
+    Step { name: "package", rerun: "package", run: |workspace, _| package::run(workspace) },
     Step { name: "loom", rerun: "loom", run: loom::run },
+    Step { name: "miri", rerun: "miri", run: miri::run },
     Step { name: "deny", rerun: "deny", run: |workspace, _| deny::run(workspace) },
     Step { name: "asan", rerun: "asan", run: asan::run },
     Step { name: "offload", rerun: "offload", run: |workspace, _| offload::run(workspace) },

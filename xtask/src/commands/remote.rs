@@ -1,13 +1,17 @@
-//! `remote`: the example of two processes in release mode, its output checked line by line.
+//! `remote`: the examples of two processes in release mode, their output checked line by line.
 
 use anyhow::{Result, bail};
 
 use crate::command::Tool;
 use crate::commands::nixl::with_nixl;
 use crate::commands::offload::{facade_example, verified};
+use crate::commands::peers;
 use crate::workspace::Workspace;
 
 const EXAMPLE: &str = "remote";
+
+/// The example whose other process is Python's.
+const FOREIGN: &str = "foreign";
 
 /// What each way moves, small: it is for the gate, and not for figures.
 const SMALL: [&str; 7] = ["--json", "--blocks", "24", "--layers", "5", "--rounds", "3"];
@@ -25,6 +29,25 @@ pub fn run(workspace: &Workspace) -> Result<()> {
         check(&output, mode)?;
     }
     println!("blocks went to another process and were fetched from one, verified");
+    foreign(workspace)
+}
+
+/// Runs the example with an agent of NIXL in Python.
+fn foreign(workspace: &Workspace) -> Result<()> {
+    let example = facade_example(workspace, FOREIGN)?;
+    let Some(site) = peers::python(workspace)? else {
+        println!("skipped: {FOREIGN}: no wheels are pinned for this version of Python");
+        return Ok(());
+    };
+    let output = with_nixl(workspace, Tool::cargo(workspace))?
+        .env("PYTHONPATH", &site)
+        .args(["run", "--quiet", "--release", "--package", example, "--features", "nixl"])
+        .args(["--example", FOREIGN])
+        .stdout()?;
+    print!("{output}");
+    if !output.contains(" verified, and told by ") {
+        bail!("the example `{FOREIGN}` did not say that blocks were verified: {output}");
+    }
     Ok(())
 }
 

@@ -17,11 +17,19 @@ use crate::workspace::Workspace;
 /// The crate that is the driver.
 pub const DRIVER: &str = "terrane-simulated-cuda";
 
+/// The crate that loads it.
+const USER: &str = "terrane-cuda";
+
 /// What tests that need a GPU are called: `[[test]] name = "gpu"`.
 pub const GPU_TESTS: &str = "gpu";
 
 /// What each device has: enough for every test that does not ask for a real one.
 const DEVICES: &str = "devices=2,memory=8GiB";
+
+/// Whether tests of the crate can use the driver.
+pub fn can_use(workspace: &Workspace, package: &Package) -> bool {
+    package.name == USER || package.name == DRIVER || workspace.reaches(package, USER)
+}
 
 /// Runs every test binary called `gpu` twice over the simulated driver: in an order drawn by a
 /// seed, and as late as can be. `packages` and `filter` choose as they do for `test`.
@@ -117,5 +125,19 @@ fn seed() -> Result<u64> {
     match std::env::var("TERRANE_SIMULATED_SEED") {
         Ok(seed) => seed.parse().context("TERRANE_SIMULATED_SEED is no number"),
         Err(_) => Ok(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crates_above_the_driver_can_use_it() {
+        let workspace = Workspace::load().unwrap();
+        let answers = |name| can_use(&workspace, workspace.member(name).unwrap());
+        assert!(["terrane-cuda", "terrane-arrow", "terrane", DRIVER].into_iter().all(answers));
+        assert!(!["terrane-core", "terrane-layout", "terrane-wire"].into_iter().any(answers));
+        assert!(with_gpu_tests(&workspace).iter().all(|package| can_use(&workspace, package)));
     }
 }

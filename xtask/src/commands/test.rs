@@ -8,6 +8,7 @@ use cargo_metadata::Package;
 
 use crate::command::Tool;
 use crate::commands::nixl::with_nixl_for;
+use crate::commands::peers::with_python;
 use crate::commands::simulated;
 use crate::tally::Tally;
 use crate::test_log::TestLog;
@@ -16,7 +17,7 @@ use crate::workspace::Workspace;
 /// The options of `cargo xtask test`.
 #[derive(Debug, Default, clap::Args)]
 pub struct Arguments {
-    /// Tests only this crate (may be given several times)
+    /// Runs only this crate's tests and doctests (may be given several times)
     #[arg(short, long, value_name = "CRATE")]
     package: Vec<String>,
     /// Runs only tests whose name contains this text
@@ -30,9 +31,12 @@ pub const PROPTEST_SEED: &str = "1";
 /// Runs the tests with all features, and those that need a device a second time, over a simulated
 /// one.
 pub fn run(workspace: &Workspace, arguments: &Arguments, tally: &mut Tally) -> Result<()> {
-    simulated::build(workspace)?;
     let chosen = chosen(workspace, &arguments.package)?;
-    let mut cargo = with_nixl_for(workspace, Tool::cargo(workspace), &chosen)?
+    if chosen.iter().any(|package| simulated::can_use(workspace, package)) {
+        simulated::build(workspace)?;
+    }
+    let cargo = with_nixl_for(workspace, Tool::cargo(workspace), &chosen)?;
+    let mut cargo = with_python(workspace, cargo, &chosen)?
         .env("RUSTDOCFLAGS", "-D warnings")
         .default_env("PROPTEST_RNG_SEED", PROPTEST_SEED)
         .args(["test", "--all-features", "--no-fail-fast"]);
@@ -70,6 +74,22 @@ const MOST_SECONDS: &str = "900";
 ///
 /// The full log goes to `target/xtask/LOG.log`.
 pub fn run_counted(workspace: &Workspace, cargo: Tool, log: &str, tally: &mut Tally) -> Result<()> {
+    // `--foreground`: an interrupt from the terminal still reaches the tests.
+    let cargo = cargo.env(
+        &runner_variable(&host_triple(workspace)?),
+        format!("timeout --foreground --kill-after=10 {MOST_SECONDS}"),
+    );
+    run_under_own_runner(workspace, cargo, log, tally)
+}
+
+/// As [`run_counted`], for a `cargo` that brings its own runner, as Miri does: without a limit of
+/// time for each binary.
+pub fn run_under_own_runner(
+    workspace: &Workspace,
+    cargo: Tool,
+    log: &str,
+    tally: &mut Tally,
+) -> Result<()> {
     let folder = workspace.target().join("xtask");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let path = folder.join(log).with_extension("log");
@@ -77,11 +97,6 @@ pub fn run_counted(workspace: &Workspace, cargo: Tool, log: &str, tally: &mut Ta
     let mut file = BufWriter::new(file);
 
     let line = cargo.to_string();
-    // `--foreground`: an interrupt from the terminal still reaches the tests.
-    let cargo = cargo.env(
-        &runner_variable(&host_triple(workspace)?),
-        format!("timeout --foreground --kill-after=10 {MOST_SECONDS}"),
-    );
     let mut state = TestLog::default();
     let succeeded = cargo.each_line(|text| {
         writeln!(file, "{text}").with_context(|| format!("cannot write {}", path.display()))?;

@@ -6,8 +6,10 @@ mod crate_files;
 mod doc_examples;
 mod file_head;
 mod file_length;
+mod import_cycles;
 mod leftovers;
 mod ownership;
+mod package_metadata;
 mod self_contained;
 mod source;
 mod test_code;
@@ -83,6 +85,8 @@ fn check(workspace: &Workspace) -> Result<Vec<Problem>> {
     for package in workspace.members() {
         problems.extend(crate_arrows::check(package, workspace));
         problems.extend(ownership::check(package));
+        problems.extend(import_cycles::check(package)?);
+        problems.extend(package_metadata::check(package)?);
         problems.extend(crate_files::check(workspace, package)?);
         problems.extend(unsafe_code::check_forbidden(package)?);
     }

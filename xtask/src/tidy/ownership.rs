@@ -7,10 +7,11 @@ use crate::workspace::is_published;
 
 /// External crates, and the library crate that may name each; only the C library has two, as it is
 /// also asked where a library was loaded from.
-const OWNERS: [(&str, &str); 11] = [
-    ("arrow-buffer", "terrane-interop"),
-    ("arrow-data", "terrane-interop"),
-    ("arrow-schema", "terrane-interop"),
+const OWNERS: [(&str, &str); 12] = [
+    ("arrow-array", "terrane-arrow"),
+    ("arrow-buffer", "terrane-arrow"),
+    ("arrow-data", "terrane-arrow"),
+    ("arrow-schema", "terrane-arrow"),
     ("cudarc", "terrane-cuda"),
     ("dlpack-rs", "terrane-interop"),
     ("nixl-sys", "terrane-nixl"),
@@ -31,6 +32,9 @@ const NEVER: [(&str, &str); 3] = [
 /// The most features of a library crate, `default` not counted.
 const MOST_FEATURES: usize = 3;
 
+/// The crate that may have a feature for each library crate that it depends on.
+const FACADE: &str = "terrane";
+
 /// Checks one crate; dev-dependencies, and crates that are not published, are free.
 pub fn check(package: &Package) -> Vec<Problem> {
     if !is_published(package) {
@@ -46,7 +50,7 @@ pub fn check(package: &Package) -> Vec<Problem> {
     let owners = judge_owners(&package.name, &dependencies);
     owners
         .into_iter()
-        .chain(judge_features(&features))
+        .chain(judge_features(&features, most_features(&package.name, &dependencies)))
         .map(|message| Problem::of(package.manifest_path.as_std_path(), message))
         .collect()
 }
@@ -67,12 +71,19 @@ fn judge_owners(name: &str, dependencies: &[&str]) -> Vec<String> {
     foreign.chain(never).collect()
 }
 
-fn judge_features(features: &[&str]) -> Option<String> {
+/// The most features of a crate with these dependencies.
+fn most_features(name: &str, dependencies: &[&str]) -> usize {
+    let lower = dependencies.iter().filter(|name| name.starts_with("terrane-"));
+    if name == FACADE { lower.count() } else { MOST_FEATURES }
+}
+
+/// Finds a crate with more than `most` features.
+fn judge_features(features: &[&str], most: usize) -> Option<String> {
     let mut own: Vec<&str> = features.to_vec();
     own.retain(|feature| *feature != "default");
-    (own.len() > MOST_FEATURES).then(|| {
+    (own.len() > most).then(|| {
         format!(
-            "has {} features ({}), the limit is {MOST_FEATURES}; name optional dependencies as \
+            "has {} features ({}), the limit is {most}; name optional dependencies as \
              `dep:…`, and merge or drop features",
             own.len(),
             own.join(", ")
@@ -107,7 +118,16 @@ mod tests {
 
     #[test]
     fn three_features_pass_and_four_do_not() {
-        assert_eq!(judge_features(&["default", "a", "b", "c"]), None);
-        assert!(judge_features(&["a", "b", "c", "d"]).unwrap().contains("a, b, c, d"));
+        assert_eq!(judge_features(&["default", "a", "b", "c"], MOST_FEATURES), None);
+        let found = judge_features(&["a", "b", "c", "d"], MOST_FEATURES);
+        assert!(found.unwrap().contains("a, b, c, d"));
+    }
+
+    #[test]
+    fn the_facade_has_a_feature_for_each_lower_crate() {
+        let dependencies =
+            ["terrane-core", "terrane-cuda", "terrane-wire", "terrane-arrow", "libc"];
+        assert_eq!(most_features(FACADE, &dependencies), 4);
+        assert_eq!(most_features("terrane-arrow", &dependencies), MOST_FEATURES);
     }
 }

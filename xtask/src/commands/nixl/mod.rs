@@ -4,6 +4,7 @@
 //! runs what uses NIXL has its environment from here, and fetches them if they are not there yet.
 
 mod closure;
+pub mod verbs;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,6 +25,9 @@ pub struct Arguments {
     /// Prints only the lines that set the variables, for `eval "$(cargo xtask nixl --print-env)"`
     #[arg(long)]
     print_env: bool,
+    /// Runs the tests of NIXL with the RDMA libraries of the packages that are unpacked in DIR
+    #[arg(long, value_name = "DIR", conflicts_with = "print_env")]
+    pub with_verbs: Option<PathBuf>,
 }
 
 /// The release of the library; a test holds it to that of nixl-sys in the root manifest.
@@ -53,7 +57,7 @@ const WHEELS: Wheels = Wheels {
         CLANG_IN_WHEEL,
         RELEASE,
     ],
-    revision: 4,
+    revision: 5,
 };
 
 /// Where the wheel has the libraries and, below them, the plugins.
@@ -73,6 +77,11 @@ const BINDINGS: &str = "nixl-sys";
 
 /// The library that the bindings look for.
 const LIBRARY: &str = "libnixl_capi.so";
+
+/// The libraries of libnl: how the wheel's files begin, and the names that programs of the machine
+/// load them by.
+const NETLINK: [(&str, &str); 2] =
+    [("libnl-3-", "libnl-3.so.200"), ("libnl-route-3-", "libnl-route-3.so.200")];
 
 /// The plugins that Terrane has a use for; the others want object stores and special networks.
 const PLUGINS: [&str; 4] = ["UCX", "POSIX", "GDS", "GDS_MT"];
@@ -120,9 +129,14 @@ pub fn with_nixl_for(workspace: &Workspace, tool: Tool, packages: &[&Package]) -
     Ok(tool)
 }
 
+/// Where both lie. Cargo's configuration cannot follow `CARGO_TARGET_DIR`, so this does not either.
+fn folder(workspace: &Workspace) -> PathBuf {
+    workspace.root().join("target/nixl")
+}
+
 /// Fetches both unless they are there.
 pub fn provide(workspace: &Workspace) -> Result<Nixl> {
-    let folder = workspace.target().join("nixl");
+    let folder = folder(workspace);
     pypi::provide(workspace, &WHEELS, &folder, |folder| arrange(workspace, folder))?;
     let nixl = Nixl { folder };
     nixl.link_compiler()?;
@@ -220,9 +234,29 @@ fn arrange(workspace: &Workspace, folder: &Path) -> Result<()> {
     let link = folder.join("nixl_cu12.libs").join(runtime);
     symlink(Path::new("../lib").join(runtime), &link)
         .with_context(|| format!("cannot link {}", link.display()))?;
+    link_netlink(folder)?;
     for emptied in ["libclang-18.1.1.data", "nvidia"].map(|name| folder.join(name)) {
         fs::remove_dir_all(&emptied)
             .with_context(|| format!("cannot remove {}", emptied.display()))?;
+    }
+    Ok(())
+}
+
+/// Gives the wheel's libnl the names that the machine's own has, where the loader looks first.
+///
+/// UCX's module for EFA loads the machine's verbs, which load libnl by these names. A second libnl
+/// in the process takes functions of the first one, and crashes as the process exits. So the loader
+/// finds the one that is loaded already.
+fn link_netlink(folder: &Path) -> Result<()> {
+    let libraries = files(&folder.join("nixl_cu12.libs"))?;
+    for (prefix, name) in NETLINK {
+        let mut names = libraries.iter().filter_map(|library| library.file_name());
+        let own = names
+            .find(|own| own.to_string_lossy().starts_with(prefix))
+            .with_context(|| format!("the wheel of NIXL {VERSION} holds no {prefix}*"))?;
+        let link = folder.join("lib").join(name);
+        symlink(Path::new("../nixl_cu12.libs").join(own), &link)
+            .with_context(|| format!("cannot link {}", link.display()))?;
     }
     Ok(())
 }
@@ -265,10 +299,41 @@ mod tests {
     fn cargo_is_configured_as_the_commands_are() {
         let workspace = Workspace::load().unwrap();
         let config = fs::read_to_string(workspace.root().join(".cargo/config.toml")).unwrap();
-        let nixl = Nixl { folder: PathBuf::from("target/nixl") };
-        for (name, value) in nixl.variables() {
+        let folder = folder(&workspace).strip_prefix(workspace.root()).unwrap().to_owned();
+        let nixl = Nixl { folder };
+        let library = ("NIXL_CAPI_LIBRARY", nixl.libraries().join(LIBRARY));
+        for (name, value) in nixl.variables().into_iter().chain([library]) {
             let line = format!("{name} = {{ value = {value:?}, relative = true }}\n");
             assert!(config.contains(&line), "{line} is not in\n{config}");
+        }
+    }
+
+    #[test]
+    fn cargo_finds_what_the_commands_fetch_wherever_it_builds() {
+        let target = tempfile::tempdir().unwrap();
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["commands::nixl::tests::cargo_is_configured_as_the_commands_are", "--exact"])
+            .env("CARGO_TARGET_DIR", target.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[test]
+    fn the_wheels_libnl_has_the_names_of_the_machines() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, others) = (folder.path().join("lib"), folder.path().join("nixl_cu12.libs"));
+        fs::create_dir(&own).unwrap();
+        fs::create_dir(&others).unwrap();
+        let missing = link_netlink(folder.path()).unwrap_err();
+        assert!(missing.to_string().contains("libnl-3-"), "{missing}");
+        for (prefix, _) in NETLINK {
+            fs::write(others.join(format!("{prefix}0123.so.200.26.0")), prefix).unwrap();
+        }
+        link_netlink(folder.path()).unwrap();
+        for (prefix, name) in NETLINK {
+            assert_eq!(fs::read_to_string(own.join(name)).unwrap(), prefix);
         }
     }
 

@@ -1,0 +1,77 @@
+//! Python modules from PyPI that tests run with, each set in a folder of its own under the target
+//! folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::Tool;
+use crate::pypi;
+use crate::workspace::Workspace;
+
+/// The versions of Python whose wheels are pinned.
+const PYTHONS: [&str; 4] = ["3.11", "3.12", "3.13", "3.14"];
+
+/// The folder to be in `PYTHONPATH`, with what the file `requirements` names; installed below `folder`
+/// unless it is there as named.
+pub fn provide(workspace: &Workspace, folder: &Path, requirements: &Path) -> Result<PathBuf> {
+    let wanted = fs::read_to_string(requirements)
+        .with_context(|| format!("cannot read {}", requirements.display()))?;
+    let version = version(workspace)?;
+    if !is_pinned(&version) {
+        bail!(
+            "python3 is version {version}; the wheels for these tests are pinned for {}",
+            PYTHONS.join(", ")
+        );
+    }
+    // The installed modules belong to one version of Python.
+    let wanted = format!("# Python {version}\n{wanted}");
+    pypi::whole(folder, &wanted, |fresh| {
+        eprintln!("installing {} to {}", requirements.display(), folder.display());
+        let site = fresh.join("site");
+        let target = [Path::new("--target"), &site, Path::new("--requirement"), requirements];
+        pypi::pip(workspace, "install", |pip| pip.arg("--require-hashes").args(target))?;
+        if fs::read_dir(&site).is_ok_and(|mut entries| entries.next().is_none()) {
+            bail!("pip installed nothing to {}", site.display());
+        }
+        Ok(())
+    })
+    .with_context(|| format!("cannot install {}", requirements.display()))?;
+    Ok(folder.join("site"))
+}
+
+/// The version of `python3`, as in `PYTHONS`.
+pub fn version(workspace: &Workspace) -> Result<String> {
+    let version = Tool::new(workspace, "python3")
+        .args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
+        .stdout()
+        .context("these tests need python3 with pip; install both")?;
+    Ok(version.trim().to_owned())
+}
+
+/// Whether wheels are pinned for this version of Python.
+pub fn is_pinned(version: &str) -> bool {
+    PYTHONS.contains(&version)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// How many packages a file of requirements pins, each with the hash of every wheel that it may be.
+    ///
+    /// # Panics
+    ///
+    /// If one has fewer hashes.
+    pub fn pinned(requirements: &Path) -> usize {
+        let text = fs::read_to_string(requirements).unwrap().replace("\\\n", "");
+        let packages: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        for package in &packages {
+            let hashes = package.matches("--hash=sha256:").count();
+            // One for all, or one for each version of Python on each of two architectures.
+            assert!(hashes == 1 || hashes == 2 * PYTHONS.len(), "{package}");
+        }
+        packages.len()
+    }
+}

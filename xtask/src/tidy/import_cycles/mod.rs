@@ -1,0 +1,187 @@
+//! Files of a crate that import each other in a circle cannot be read one after the other.
+//!
+//! An import is followed to the file that defines the name. A cycle is a group of files that all reach
+//! each other.
+
+mod graph;
+mod modules;
+mod resolve;
+
+use std::cmp::Ordering;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use cargo_metadata::{Package, Target};
+
+use super::Problem;
+use crate::workspace::crate_folder;
+use modules::Modules;
+
+/// The most files of a cycle that is no finding: a type, its parts and their error.
+const MOST_FILES: usize = 3;
+
+/// The cycles of more files that there are, by crate, the largest first. They may only shrink.
+const KNOWN: [(&str, &[usize]); 9] = [
+    ("terrane-bench", &[4]),
+    ("terrane-core", &[5]),
+    ("terrane-cuda", &[15, 4]),
+    ("terrane-layout", &[5]),
+    ("terrane-nixl", &[11, 11]),
+    ("terrane-pool", &[12, 5]),
+    ("terrane-simulated-cuda", &[12, 6]),
+    ("terrane-storage", &[5]),
+    ("terrane-transfer", &[16, 7]),
+];
+
+/// Compares the cycles of a crate with those that are known.
+pub fn check(package: &Package) -> Result<Vec<Problem>> {
+    let found = find(package)?;
+    let sizes: Vec<usize> = found.iter().map(Vec::len).collect();
+    let known = KNOWN.iter().find(|(name, _)| package.name == *name);
+    let known = known.map_or(&[][..], |(_, sizes)| *sizes);
+    let message = match judge(&sizes, known) {
+        Ordering::Equal => return Ok(Vec::new()),
+        Ordering::Less => format!(
+            "its import cycles have shrunk: write {sizes:?} for {known:?} in \
+             xtask/src/tidy/import_cycles/mod.rs"
+        ),
+        Ordering::Greater => {
+            let cycles: Vec<String> = found.iter().map(|cycle| cycle.join(", ")).collect();
+            format!(
+                "files import each other in cycles of {sizes:?} files, where {known:?} are known; \
+                 move what they share to a file below them: {}",
+                cycles.join("; ")
+            )
+        }
+    };
+    Ok(vec![Problem::of(package.manifest_path.as_std_path(), message)])
+}
+
+/// The files of each cycle of the library that is too large, by their paths within the sources.
+/// Programs are left out: their files share what the main one reads from the command line.
+fn find(package: &Package) -> Result<Vec<Vec<String>>> {
+    let mut found = Vec::new();
+    let is_library = |target: &&Target| target.is_lib() || target.is_cdylib();
+    for target in package.targets.iter().filter(is_library) {
+        found.extend(cycles(&Modules::read(target.src_path.as_std_path())?)?);
+    }
+    let folder = crate_folder(package).join("src");
+    let relative =
+        |file: &PathBuf| file.strip_prefix(&folder).unwrap_or(file).display().to_string();
+    Ok(found.iter().map(|cycle| cycle.iter().map(relative).collect()).collect())
+}
+
+fn cycles(modules: &Modules) -> Result<Vec<Vec<PathBuf>>> {
+    let cycles = graph::cycles(modules.files.len(), &modules.edges());
+    let large = cycles.into_iter().filter(|cycle| cycle.len() > MOST_FILES);
+    let named = large.map(|cycle| {
+        let files = cycle.into_iter().map(|file| modules.files.get(file).cloned());
+        files.collect::<Option<_>>().context("a cycle has a file that was not read")
+    });
+    named.collect()
+}
+
+/// Whether cycles have grown or shrunk, both lists with the largest first.
+fn judge(found: &[usize], known: &[usize]) -> Ordering {
+    let has_grown =
+        found.iter().enumerate().any(|(at, size)| known.get(at).is_none_or(|most| size > most));
+    if has_grown {
+        return Ordering::Greater;
+    }
+    if found == known { Ordering::Equal } else { Ordering::Less }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// The edges of a crate of these files, by their names.
+    fn crate_of(files: &[(&str, &str)]) -> Vec<(String, String)> {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let modules = Modules::read(&folder.path().join("lib.rs")).unwrap();
+        let name = |file: usize| {
+            modules.files[file].strip_prefix(folder.path()).unwrap().display().to_string()
+        };
+        modules.edges().into_iter().map(|(from, to)| (name(from), name(to))).collect()
+    }
+
+    fn has(edges: &[(String, String)], from: &str, to: &str) -> bool {
+        edges.contains(&(from.into(), to.into()))
+    }
+
+    #[test]
+    fn re_exports_lead_to_the_definition() {
+        let edges = crate_of(&[
+            ("lib.rs", "mod a; pub mod b; pub use a::A;"),
+            ("a.rs", "use crate::{b::c::C as D, b::B}; pub struct A(D, B);"),
+            ("b/mod.rs", "pub(crate) mod c; mod d; pub use c::*; pub use d::{B, make};"),
+            ("b/c.rs", "pub struct C; pub fn c() { use std::mem; super::make::<u8>(); }"),
+            (
+                "b/d.rs",
+                "pub use crate::A as B; #[cfg(test)] mod tests { use super::super::c::C; }
+                        pub fn make<T>() { assert!(matches!(crate::b::C, super::C)) }",
+            ),
+        ]);
+        // `B` is defined in `a.rs` itself, so that it is no edge.
+        assert!(has(&edges, "a.rs", "b/c.rs"), "{edges:?}");
+        assert!(has(&edges, "b/c.rs", "b/d.rs") && has(&edges, "b/d.rs", "b/c.rs"), "{edges:?}");
+        assert_eq!(edges.len(), 3, "{edges:?}");
+    }
+
+    #[test]
+    fn a_module_is_needed_for_what_is_named_of_it() {
+        let edges = crate_of(&[
+            ("lib.rs", "mod a; mod b; mod c; pub use b::b; fn f() { a::a() }"),
+            ("a.rs", "use super::{b, c}; pub fn a() { b::b(c::inner::C) }"),
+            ("b.rs", "use super::*; pub fn b<T>(_: T) {}"),
+            ("c.rs", "pub mod inner { pub struct C; impl C { fn up() { super::super::f() } } }"),
+        ]);
+        let expected = [
+            ("a.rs", "b.rs"),
+            ("a.rs", "c.rs"),
+            ("b.rs", "lib.rs"),
+            ("c.rs", "lib.rs"),
+            ("lib.rs", "a.rs"),
+        ];
+        assert!(expected.iter().all(|(from, to)| has(&edges, from, to)), "{edges:?}");
+        assert_eq!(edges.len(), expected.len(), "{edges:?}");
+    }
+
+    #[test]
+    fn names_that_import_themselves_end() {
+        let edges = crate_of(&[
+            ("lib.rs", "mod a; use serde::serde; pub use a::a as b; pub use b as a2;"),
+            ("a.rs", "pub use crate::b as a; use super::gone::Gone; fn f() { serde::x() }"),
+        ]);
+        assert!(edges.is_empty(), "{edges:?}");
+    }
+
+    #[test]
+    fn known_cycles_are_too_large_and_in_order() {
+        for (name, sizes) in KNOWN {
+            assert!(sizes.iter().all(|size| *size > MOST_FILES) && !sizes.is_empty(), "{name}");
+            assert!(sizes.is_sorted_by(|left, right| left >= right), "{name}");
+        }
+        assert!(KNOWN.is_sorted_by(|left, right| left.0 < right.0));
+    }
+
+    #[test]
+    fn cycles_may_only_shrink() {
+        for (found, known, expected) in [
+            (&[][..], &[][..], Ordering::Equal),
+            (&[5, 4], &[5, 4], Ordering::Equal),
+            (&[5], &[5, 4], Ordering::Less),
+            (&[4, 4], &[5, 4], Ordering::Less),
+            (&[6], &[5, 4], Ordering::Greater),
+            (&[5, 4, 4], &[5, 4], Ordering::Greater),
+        ] {
+            assert_eq!(judge(found, known), expected, "{found:?} {known:?}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Which file a path leads to. An import that others may use is followed to the definition.
+
+use super::modules::{Import, Modules};
+
+/// The most imports that are followed for one name: some import themselves.
+const MOST_STEPS: usize = 32;
+
+/// Where a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A module itself.
+    Module(usize),
+    /// Something that this module defines.
+    Item(usize),
+}
+
+impl Modules {
+    /// The files that each file names something of, except itself.
+    pub fn edges(&self) -> Vec<(usize, usize)> {
+        let mut edges = Vec::new();
+        for (index, module) in self.all.iter().enumerate() {
+            // A re-export alone needs nothing of the file that it names.
+            let imports = module.imports.iter().filter(|import| !import.is_reexport);
+            let imported = imports.filter_map(|import| {
+                match (self.resolve(index, &import.path, MOST_STEPS)?, &import.name) {
+                    (Target::Item(found), _) | (Target::Module(found), None) => Some(found),
+                    // The paths that begin with it say what is needed of it.
+                    (Target::Module(_), Some(_)) => None,
+                }
+            });
+            let named = module.paths.iter().filter_map(|path| {
+                match self.resolve(index, path, MOST_STEPS)? {
+                    Target::Item(found) => Some(found),
+                    Target::Module(_) => None,
+                }
+            });
+            let files = imported.chain(named).map(|found| self.all[found].file);
+            edges.extend(files.filter(|file| *file != module.file).map(|file| (module.file, file)));
+        }
+        edges.sort_unstable();
+        edges.dedup();
+        edges
+    }
+
+    /// Where a path in the code of a module leads to; `None` if that is another crate.
+    fn resolve(&self, from: usize, path: &[String], steps: usize) -> Option<Target> {
+        let steps = steps.checked_sub(1)?;
+        let (first, mut rest) = path.split_first()?;
+        let mut here = match first.as_str() {
+            "crate" => Target::Module(0),
+            "self" => Target::Module(from),
+            "super" => Target::Module(self.all[from].parent?),
+            name => self.look_up(from, name, rest.is_empty(), steps)?,
+        };
+        while let (Target::Module(module), Some((next, after))) = (here, rest.split_first()) {
+            rest = after;
+            here = match next.as_str() {
+                "super" => Target::Module(self.all[module].parent?),
+                // What a macro defines, or another crate, is in that module all the same.
+                name => {
+                    let unseen = rest.is_empty().then_some(Target::Item(module));
+                    self.look_up(module, name, rest.is_empty(), steps).or(unseen)?
+                }
+            };
+        }
+        Some(here)
+    }
+
+    /// What a name is in a module. A module and something else may have the same name: at the end of
+    /// a path it is the latter.
+    fn look_up(&self, module: usize, name: &str, is_last: bool, steps: usize) -> Option<Target> {
+        let here = &self.all[module];
+        let child = || here.children.get(name).map(|child| Target::Module(*child));
+        let item = || here.items.contains(name).then_some(Target::Item(module));
+        let follow = |import: &Import| self.resolve(module, &import.path, steps);
+        let import = || {
+            let mut imports = here.imports.iter();
+            imports.find(|import| import.name.as_deref() == Some(name)).and_then(follow)
+        };
+        let found = if is_last {
+            item().or_else(import).or_else(child)
+        } else {
+            child().or_else(import).or_else(item)
+        };
+        let all = || {
+            let mut globs = here.imports.iter().filter(|import| import.name.is_none());
+            globs.find_map(|glob| match follow(glob)? {
+                Target::Module(other) if other != module => {
+                    self.look_up(other, name, is_last, steps.checked_sub(1)?)
+                }
+                _ => None,
+            })
+        };
+        found.or_else(all)
+    }
+}
