@@ -2,10 +2,9 @@
 
 use terrane_core::{AgentName, ByteCount, Memory, Region, Span, StorageKind};
 
-use crate::{
-    LayoutConfig, LayoutError, LayoutKind, LayoutPlan, PaddingReport, Part, PhysicalLayout,
-    RegionRole, RegistrationState,
-};
+use crate::error::{LayoutError, Part, RegionRole};
+use crate::physical::{PhysicalLayout, RegistrationState};
+use crate::plan::{LayoutPlan, PaddingReport};
 
 /// What is known of adopted regions once they have been checked.
 pub(crate) struct Adoptable {
@@ -15,27 +14,22 @@ pub(crate) struct Adoptable {
 
 impl Adoptable {
     /// Checks count, storage kind, size, alignment and overlap.
-    pub(crate) fn check(
-        config: &LayoutConfig,
-        plan: &LayoutPlan,
-        regions: &[Region],
-    ) -> Result<Self, LayoutError> {
+    pub(crate) fn check(plan: &LayoutPlan, regions: &[Region]) -> Result<Self, LayoutError> {
         let storage_kind = check_regions(plan, regions)?;
         let held: Result<ByteCount, _> = regions.iter().map(Memory::length).collect();
-        let padding = PaddingReport::new(config, plan.geometry(), held?)?;
+        let padding = PaddingReport::new(plan.geometry(), held?);
         Ok(Self { storage_kind, padding })
     }
 
     /// The layout over the regions that were checked, registered by now or not.
     pub(crate) fn into_layout(
         self,
-        config: LayoutConfig,
         plan: &LayoutPlan,
         regions: Vec<Region>,
         registration: RegistrationState,
     ) -> PhysicalLayout {
         let Self { storage_kind, padding } = self;
-        PhysicalLayout::new(config, plan, regions, storage_kind, registration, padding)
+        PhysicalLayout::new(plan, regions, storage_kind, registration, padding)
     }
 }
 
@@ -44,9 +38,10 @@ fn check_regions(plan: &LayoutPlan, regions: &[Region]) -> Result<StorageKind, L
     let expected = geometry.region_count();
     let first = regions.first().filter(|_| u32::try_from(regions.len()) == Ok(expected));
     let Some(first) = first.map(Memory::kind) else {
-        let role = match geometry.kind() {
-            LayoutKind::FullyContiguous => RegionRole::AllLayers,
-            LayoutKind::LayerSeparate { .. } => RegionRole::Layer,
+        let role = match expected {
+            1 => RegionRole::AllLayers,
+            count if count == geometry.num_layers() => RegionRole::Layer,
+            _ => RegionRole::Region,
         };
         return Err(LayoutError::RegionCount { expected, actual: regions.len(), role });
     };
@@ -58,16 +53,16 @@ fn check_regions(plan: &LayoutPlan, regions: &[Region]) -> Result<StorageKind, L
             return Err(LayoutError::MixedStorage { region: number, first, actual });
         }
         let part = Part::Region(number);
-        part.check(region, geometry.region_bytes(), alignment)?;
+        part.check(region, geometry.region_bytes(number), alignment)?;
         plan.check_size(part, region.length())?;
     }
 
     // Each with each: a layout has as many regions as a model has layers, some dozens.
     for (second, region) in numbered(regions) {
-        let span = used(plan, region);
+        let span = used(plan, second, region);
         let others = numbered(regions).take_while(|&(first, _)| first < second);
         for (first, other) in others {
-            if span.overlaps(&used(plan, other)) {
+            if span.overlaps(&used(plan, first, other)) {
                 return Err(LayoutError::RegionsOverlap { first, second });
             }
         }
@@ -84,7 +79,7 @@ pub(crate) fn check_registrations(
     for (number, region) in numbered(regions) {
         let (mut found, mut covered) = (Vec::new(), false);
         region.visit_registrations(&mut |record| {
-            covered |= record.agent == *agent && record.span.covers(&used(plan, region));
+            covered |= record.agent == *agent && record.span.covers(&used(plan, number, region));
             found.push(record.agent.clone());
         });
         if covered {
@@ -102,8 +97,8 @@ pub(crate) fn check_registrations(
 
 /// The bytes of a region that the layout uses. What an adopted region has beyond them may be
 /// anybody's.
-fn used(plan: &LayoutPlan, region: &Region) -> Span {
-    Span { length: plan.geometry().region_bytes(), ..region.span() }
+fn used(plan: &LayoutPlan, number: u32, region: &Region) -> Span {
+    Span { length: plan.geometry().region_bytes(number), ..region.span() }
 }
 
 fn numbered(regions: &[Region]) -> impl Iterator<Item = (u32, &Region)> {

@@ -6,18 +6,21 @@ use std::sync::Arc;
 use terrane_core::{AgentName, Allocate, Limits, Memory, Region, Register, Registered};
 
 use crate::adopt::{Adoptable, check_registrations};
+use crate::config::LayoutConfig;
+use crate::error::{LayoutError, Part};
+use crate::geometry::Geometry;
+use crate::kind::{BlockDimension, LayoutKind};
+use crate::physical::{PhysicalLayout, RegistrationState};
+use crate::plan::{LayoutPlan, PaddingReport};
 use crate::state::{
-    Adopted, AdoptedRegistered, FromAllocator, NeedsKind, NeedsMemory, NeedsRegistration, Policy,
-    Ready,
-};
-use crate::{
-    BlockDimension, LayoutConfig, LayoutError, LayoutKind, LayoutPlan, PaddingReport, Part,
-    PhysicalLayout, RegistrationState,
+    Adopted, AdoptedRegistered, FromAllocator, NeedsKind, NeedsMemory, NeedsRegistration, Planning,
+    Policy, Ready,
 };
 
 /// Builds a [`PhysicalLayout`] in steps whose order the compiler checks.
 ///
-/// 1. [`new`](LayoutBuilder::new) with a config.
+/// 1. [`new`](LayoutBuilder::new) with a config, or [`from_geometry`](LayoutBuilder::from_geometry),
+///    which needs no kind.
 /// 2. The kind: [`fully_contiguous`](LayoutBuilder::fully_contiguous),
 ///    [`layer_separate`](LayoutBuilder::layer_separate) or [`kind`](LayoutBuilder::kind).
 /// 3. The memory: [`allocate`](LayoutBuilder::allocate), [`adopt`](LayoutBuilder::adopt),
@@ -33,14 +36,13 @@ use crate::{
 #[derive(Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct LayoutBuilder<S = NeedsKind> {
-    config: LayoutConfig,
     state: S,
 }
 
 impl LayoutBuilder<NeedsKind> {
     /// Begins with what is to be laid out.
     pub fn new(config: LayoutConfig) -> Self {
-        Self { config, state: NeedsKind(()) }
+        Self { state: NeedsKind(config) }
     }
 
     /// One region, in which each block is contiguous.
@@ -55,11 +57,16 @@ impl LayoutBuilder<NeedsKind> {
 
     /// A kind that is known at run time only.
     pub fn kind(self, kind: LayoutKind) -> LayoutBuilder<NeedsMemory> {
-        LayoutBuilder { config: self.config, state: NeedsMemory { kind } }
+        LayoutBuilder { state: NeedsMemory { geometry: Planning::Config(self.state.0, kind) } }
     }
 }
 
 impl LayoutBuilder<NeedsMemory> {
+    /// Begins with a geometry: its sections say what is laid out, and in which order.
+    pub fn from_geometry(geometry: Geometry) -> Self {
+        Self { state: NeedsMemory { geometry: Planning::Geometry(geometry) } }
+    }
+
     /// One base allocation of `allocator`, cut into the regions at the plan's alignment.
     pub fn allocate<A: Allocate>(
         self,
@@ -105,8 +112,8 @@ impl LayoutBuilder<NeedsMemory> {
     }
 
     fn with_memory<M>(self, memory: M) -> LayoutBuilder<NeedsRegistration<M>> {
-        let kind = self.state.kind;
-        LayoutBuilder { config: self.config, state: NeedsRegistration { kind, memory } }
+        let geometry = self.state.geometry;
+        LayoutBuilder { state: NeedsRegistration { geometry, memory } }
     }
 }
 
@@ -128,8 +135,8 @@ impl<M> LayoutBuilder<NeedsRegistration<M>> {
     }
 
     fn with_policy(self, policy: Policy<'_>) -> LayoutBuilder<Ready<'_, M>> {
-        let NeedsRegistration { kind, memory } = self.state;
-        LayoutBuilder { config: self.config, state: Ready { kind, memory, policy } }
+        let NeedsRegistration { geometry, memory } = self.state;
+        LayoutBuilder { state: Ready { geometry, memory, policy } }
     }
 }
 
@@ -142,9 +149,8 @@ impl<A: Allocate> LayoutBuilder<Ready<'_, FromAllocator<'_, A>>> {
     /// sizes that overflow or exceed the limits. After it: the allocator's and the registrar's
     /// refusals, and memory that is not what was asked for.
     pub fn build(self) -> Result<PhysicalLayout, LayoutError> {
-        let Ready { kind, memory: FromAllocator(allocator), policy } = self.state;
-        let planned =
-            Planned::new(&self.config, kind, allocator.limits(), policy, |plan| plan.check_base())?;
+        let Ready { geometry, memory: FromAllocator(allocator), policy } = self.state;
+        let planned = Planned::new(geometry, allocator.limits(), policy, |plan| plan.check_base())?;
         let plan = planned.plan;
         let memory = allocator
             .allocate(&plan.base_request())
@@ -153,9 +159,9 @@ impl<A: Allocate> LayoutBuilder<Ready<'_, FromAllocator<'_, A>>> {
         Part::Base.check(&memory, plan.base_bytes(), plan.alignment())?;
         let (storage_kind, held) = (memory.kind(), memory.length());
         let (base, registration) = planned.policy.register_base(memory)?;
-        let padding = PaddingReport::new(&self.config, plan.geometry(), held)?;
+        let padding = PaddingReport::new(plan.geometry(), held);
         let regions = plan.cut(&base)?;
-        Ok(PhysicalLayout::new(self.config, &plan, regions, storage_kind, registration, padding))
+        Ok(PhysicalLayout::new(&plan, regions, storage_kind, registration, padding))
     }
 }
 
@@ -166,14 +172,13 @@ impl LayoutBuilder<Ready<'_, Adopted>> {
     ///
     /// [`BuildFailed`] gives the regions back, registered as they came, with the cause.
     pub fn build(self) -> Result<PhysicalLayout, BuildFailed> {
-        let Ready { kind, memory: Adopted { regions }, policy } = self.state;
-        let planned = Planned::new(&self.config, kind, Limits::NONE, policy, |plan| {
-            Adoptable::check(&self.config, plan, &regions)
-        });
+        let Ready { geometry, memory: Adopted { regions }, policy } = self.state;
+        let planned =
+            Planned::new(geometry, Limits::NONE, policy, |plan| Adoptable::check(plan, &regions));
         match planned {
             Ok(Planned { plan, checked, policy }) => {
                 let (regions, registration) = policy.register_each(regions)?;
-                Ok(checked.into_layout(self.config, &plan, regions, registration))
+                Ok(checked.into_layout(&plan, regions, registration))
             }
             Err(cause) => Err(BuildFailed { regions, cause }),
         }
@@ -187,16 +192,16 @@ impl LayoutBuilder<Ready<'_, AdoptedRegistered>> {
     ///
     /// [`BuildFailed`] gives the regions back, still registered, with the cause.
     pub fn build(self) -> Result<PhysicalLayout, BuildFailed> {
-        let Ready { kind, memory: AdoptedRegistered { regions, agent }, policy } = self.state;
-        let planned = Planned::new(&self.config, kind, Limits::NONE, policy, |plan| {
-            let checked = Adoptable::check(&self.config, plan, &regions)?;
+        let Ready { geometry, memory: AdoptedRegistered { regions, agent }, policy } = self.state;
+        let planned = Planned::new(geometry, Limits::NONE, policy, |plan| {
+            let checked = Adoptable::check(plan, &regions)?;
             check_registrations(plan, &regions, &agent)?;
             Ok(checked)
         });
         match planned {
             Ok(Planned { plan, checked, .. }) => {
                 let registration = RegistrationState::Adopted { agent };
-                Ok(checked.into_layout(self.config, &plan, regions, registration))
+                Ok(checked.into_layout(&plan, regions, registration))
             }
             Err(cause) => Err(BuildFailed { regions, cause }),
         }
@@ -255,14 +260,14 @@ impl<'r, T> Planned<'r, T> {
     /// Plans under the limits of the memory and of the registrar; where the registrar is
     /// dispensable and only its limits stand in the way, without them.
     fn new(
-        config: &LayoutConfig,
-        kind: LayoutKind,
+        geometry: Planning,
         limits: Limits,
         policy: Policy<'r>,
         check: impl Fn(&LayoutPlan) -> Result<T, LayoutError>,
     ) -> Result<Self, LayoutError> {
+        let geometry = geometry.geometry()?;
         let plan_under = |limits| {
-            let plan = LayoutPlan::new(config, kind, limits)?;
+            let plan = LayoutPlan::of(geometry.clone(), limits)?;
             let checked = check(&plan)?;
             Ok::<_, LayoutError>((plan, checked))
         };

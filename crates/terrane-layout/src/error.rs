@@ -8,7 +8,7 @@ use terrane_core::{
 };
 
 use crate::config::{Field, LARGEST_LAYOUT};
-use crate::geometry::IndexOutOfRange;
+use crate::geometry::{GeometryError, IndexOutOfRange};
 use crate::verify::Violation;
 
 /// Why a layout could not be described, planned, built or read.
@@ -173,6 +173,15 @@ pub enum LayoutError {
         /// The agent.
         agent: AgentName,
     },
+    /// Sections are not a geometry.
+    #[error(transparent)]
+    Geometry(#[from] GeometryError),
+    /// The layout has rows that are apart, where whole pieces were asked for.
+    #[error(
+        "the pieces of this layout are not contiguous or not alike; use its sections, or a layout \
+         of a config"
+    )]
+    NoPieces,
     /// The layout does not hold what it claims.
     #[error(transparent)]
     Violation(#[from] Violation),
@@ -266,6 +275,8 @@ pub enum RegionRole {
     AllLayers,
     /// One region holds one layer.
     Layer,
+    /// Regions are numbered by the sections of the layout.
+    Region,
 }
 
 impl fmt::Display for RegionRole {
@@ -273,6 +284,7 @@ impl fmt::Display for RegionRole {
         f.pad(match self {
             Self::AllLayers => "for all layers",
             Self::Layer => "for each layer",
+            Self::Region => "for each region that the sections name",
         })
     }
 }

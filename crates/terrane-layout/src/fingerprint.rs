@@ -1,36 +1,45 @@
-//! A name for a geometry that travels with descriptors and files.
+//! Names for the shape of blocks and for layouts, which travel with descriptors and files.
 
 use std::fmt;
 use std::str::FromStr;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::{
-    BlockDimension, ElementFormat, Geometry, LayoutConfig, LayoutError, LayoutKind, PhysicalLayout,
-    TokenOrder,
-};
+use crate::geometry::{Axis, Geometry, Section, Step};
+use crate::physical::PhysicalLayout;
 
-/// The version of what is fingerprinted and how; its first byte.
-const VERSION: u8 = 1;
+/// The version of the encodings below, and of the text of a fingerprint.
+const VERSION: u8 = 2;
 
-/// 128 bits that name a geometry: the kind, every field of the config, and the strides.
+/// What a text begins with.
+const PREFIX: &str = "v2-";
+
+/// 128 bits that name what a block holds: shape, elements, sections, group and a salt.
 ///
-/// Two parties whose fingerprints are equal agree on where each piece lies within its region, and on
-/// the order of tokens and heads within it, if heads are stated. It
-/// says nothing of where the regions lie, so it is the same on every tier with the same config.
-/// Equal on all platforms; it is a hash (XXH3, of a fixed little-endian encoding), no proof
-/// against somebody who forges one.
+/// It is equal on every tier and for every order of strides, so a block that was stored from one
+/// layout can be read into another one. The salt is the caller's: a model's name and revision, for
+/// instance. The hash is XXH3 of a fixed little-endian encoding. It is no proof against forgery.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fingerprint(u128);
+pub struct BlockFingerprint(u128);
 
-impl Fingerprint {
-    /// The fingerprint of `config` laid out in the order `kind`.
-    ///
-    /// # Errors
-    ///
-    /// [`LayoutError`] if there is no such geometry, as from [`Geometry::new`].
-    pub fn new(config: &LayoutConfig, kind: LayoutKind) -> Result<Self, LayoutError> {
-        Ok(Self::of(config, &Geometry::new(config, kind)?))
+/// 128 bits that name a layout: its blocks' shape, every stride, and the number of blocks.
+///
+/// Two peers whose fingerprints are equal agree on where each element lies within its region. It says
+/// nothing of where the regions lie.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LayoutFingerprint(u128);
+
+impl BlockFingerprint {
+    /// The fingerprint of blocks of `geometry`. `group` tells apart the cache groups of one model.
+    #[must_use]
+    pub fn new(geometry: &Geometry, group: u32, salt: &[u8]) -> Self {
+        let mut encoded = Vec::with_capacity(128);
+        encoded.extend([VERSION, b'B']);
+        encoded.extend(group.to_le_bytes());
+        encode_shapes(geometry, &mut encoded);
+        // Last, so that no length is needed to tell it from the rest.
+        encoded.extend(salt);
+        Self(xxh3_128(&encoded))
     }
 
     /// A fingerprint that was taken before, from [`to_u128`](Self::to_u128).
@@ -44,99 +53,137 @@ impl Fingerprint {
     pub const fn to_u128(self) -> u128 {
         self.0
     }
+}
 
-    fn of(config: &LayoutConfig, geometry: &Geometry) -> Self {
-        let kind = match geometry.kind() {
-            LayoutKind::FullyContiguous => 0,
-            LayoutKind::LayerSeparate { block_dimension: BlockDimension::First } => 1,
-            LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second } => 2,
-        };
-        let (format, first, second) = match config.element() {
-            ElementFormat::Width(width) => (0, u32::from(width), 0),
-            ElementFormat::BlockScaled { elements, bytes } => (1, elements, bytes),
-            ElementFormat::RowBytes(bytes) => (2, bytes, 0),
-        };
-        let mut encoded = Vec::with_capacity(96);
-        encoded.extend([VERSION, kind, format]);
-        for field in [
-            config.num_blocks(),
-            config.num_layers(),
-            config.outer_dim(),
-            config.page_size(),
-            config.inner_dim(),
-            first,
-            second,
-        ] {
-            encoded.extend(field.to_le_bytes());
+impl LayoutFingerprint {
+    /// The fingerprint of a geometry.
+    #[must_use]
+    pub fn new(geometry: &Geometry) -> Self {
+        let mut encoded = Vec::with_capacity(512);
+        encoded.extend([VERSION, b'L']);
+        encoded.extend(geometry.num_blocks().to_le_bytes());
+        encoded.extend(geometry.block_alignment().get().to_le_bytes());
+        encode_shapes(geometry, &mut encoded);
+        for section in geometry.sections() {
+            encoded.extend(section.first_region().to_le_bytes());
+            encoded.extend(section.offset().to_le_bytes());
+            for axis in Axis::ALL {
+                let steps = section.steps(axis);
+                encoded.extend(steps.regions().to_le_bytes());
+                for step in [steps.outer(), steps.inner()] {
+                    // A stride over one position means nothing.
+                    let Step { count, stride } = step;
+                    encoded.extend(count.to_le_bytes());
+                    encoded.extend(if count == 1 { 0 } else { stride }.to_le_bytes());
+                }
+            }
         }
-        for bytes in [
-            config.block_alignment().get(),
-            geometry.piece_bytes().get(),
-            geometry.block_stride().get(),
-            geometry.layer_stride().get(),
-            geometry.outer_stride().get(),
-            geometry.region_bytes().get(),
-        ] {
-            encoded.extend(bytes.to_le_bytes());
-        }
-        // Only where stated, so that the names of other layouts stay what they were; the length
-        // tells the two apart.
-        if let Some(num_heads) = config.num_heads() {
-            encoded.extend(num_heads.to_le_bytes());
-            encoded.push(match config.token_order() {
-                TokenOrder::TokenMajor => 0,
-                TokenOrder::HeadMajor => 1,
-            });
+        encoded.extend(geometry.region_count().to_le_bytes());
+        for region in 0..geometry.region_count() {
+            encoded.extend(geometry.region_bytes(region).get().to_le_bytes());
         }
         Self(xxh3_128(&encoded))
+    }
+
+    /// A fingerprint that was taken before, from [`to_u128`](Self::to_u128).
+    #[must_use]
+    pub const fn from_u128(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// The 128 bits.
+    #[must_use]
+    pub const fn to_u128(self) -> u128 {
+        self.0
     }
 }
 
 impl PhysicalLayout {
-    /// The fingerprint of config and geometry; the same wherever the memory lies.
+    /// The fingerprint of the geometry; the same wherever the memory lies.
     #[must_use]
-    pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of(self.config(), self.geometry())
+    pub fn fingerprint(&self) -> LayoutFingerprint {
+        LayoutFingerprint::new(self.geometry())
     }
 }
 
-/// 32 hexadecimal digits.
-impl fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("{:032x}", self.0))
-    }
-}
-
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fingerprint({self})")
-    }
-}
-
-impl FromStr for Fingerprint {
-    type Err = InvalidFingerprint;
-
-    fn from_str(text: &str) -> Result<Self, InvalidFingerprint> {
-        let error = InvalidFingerprint { length: text.len() };
-        if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(error);
+/// The shapes of the sections, in the order of their names.
+fn encode_shapes(geometry: &Geometry, encoded: &mut Vec<u8>) {
+    let mut sections: Vec<&Section> = geometry.sections().iter().collect();
+    sections.sort_by_key(|section| section.name());
+    encoded.extend(geometry.section_count().to_le_bytes());
+    for section in sections {
+        let (name, shape) = (section.name(), section.shape());
+        let text = name.as_str();
+        encoded.extend(u8::try_from(text.len()).unwrap_or(u8::MAX).to_le_bytes());
+        encoded.extend(text.as_bytes());
+        // Zero heads stand for heads that are not stated.
+        let heads = shape.heads.unwrap_or(0);
+        for number in [shape.layers, heads, shape.tokens, shape.elements, shape.element_bytes] {
+            encoded.extend(number.to_le_bytes());
         }
-        u128::from_str_radix(text, 16).map(Self).map_err(|_| error)
     }
 }
 
-/// A text that is no fingerprint.
+fn parse(text: &str) -> Result<u128, InvalidFingerprint> {
+    let is_hexadecimal =
+        |text: &str| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_hexadecimal(text) {
+        return Err(InvalidFingerprint::Version1);
+    }
+    let error = InvalidFingerprint::Text { length: text.len() };
+    let digits = text.strip_prefix(PREFIX).filter(|digits| is_hexadecimal(digits)).ok_or(error)?;
+    u128::from_str_radix(digits, 16).map_err(|_| error)
+}
+
+macro_rules! text {
+    ($($name:ident),*) => {$(
+        /// `v2-` and 32 hexadecimal digits.
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&format!("{PREFIX}{:032x}", self.0))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({self})", stringify!($name))
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidFingerprint;
+
+            fn from_str(text: &str) -> Result<Self, InvalidFingerprint> {
+                parse(text).map(Self)
+            }
+        }
+    )*};
+}
+
+text!(BlockFingerprint, LayoutFingerprint);
+
+/// A text that is no fingerprint of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a fingerprint is 32 hexadecimal digits, and this text of {length} bytes is not")]
-pub struct InvalidFingerprint {
-    /// The length of the text.
-    pub length: usize,
+#[non_exhaustive]
+pub enum InvalidFingerprint {
+    /// The text has another form.
+    #[error("a fingerprint is `v2-` and 32 hexadecimal digits; this text has {length} bytes")]
+    Text {
+        /// The length of the text.
+        length: usize,
+    },
+    /// The text is a fingerprint of version 1.
+    #[error(
+        "this is a fingerprint of version 1, and this library compares version 2; take it again \
+         from the layout"
+    )]
+    Version1,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LayoutConfigBuilder;
+    use crate::{ElementFormat, LayoutConfig, LayoutConfigBuilder, LayoutKind, TokenOrder};
     use std::collections::HashSet;
     use terrane_core::Alignment;
 
@@ -150,32 +197,27 @@ mod tests {
             .element(ElementFormat::Width(2))
     }
 
-    fn of(builder: LayoutConfigBuilder, kind: LayoutKind) -> Fingerprint {
-        Fingerprint::new(&builder.build().unwrap(), kind).unwrap()
+    fn geometry(builder: LayoutConfigBuilder, kind: LayoutKind) -> Geometry {
+        Geometry::new(&builder.build().unwrap(), kind).unwrap()
     }
+
+    const KIND: LayoutKind = LayoutKind::FullyContiguous;
 
     /// These travel in files: a change of any is a new `VERSION`.
     #[test]
     fn pinned() {
-        let pinned = LayoutKind::ALL.map(|kind| of(builder(), kind).to_string());
+        let layouts =
+            LayoutKind::ALL.map(|kind| LayoutFingerprint::new(&geometry(builder(), kind)));
+        let blocks = BlockFingerprint::new(&geometry(builder(), KIND), 0, b"");
         assert_eq!(
-            pinned,
-            [
-                "348903585277eb9083685eb4eaa65aea",
-                "7e323d58ac110365a474abcadb874e8b",
-                "a28a62ead04086625861cbd1b2fb2884",
-            ]
+            layouts.map(|fingerprint| fingerprint.to_string()),
+            ["v2-", "v2-", "v2-"].map(str::to_owned)
         );
-        let scaled = of(builder().element(ElementFormat::MXFP4), LayoutKind::FullyContiguous);
-        assert_eq!(scaled.to_string(), "e50d7a88ec34515f02731169b22ffe37");
-        let head_major = builder().num_heads(8).token_order(TokenOrder::HeadMajor);
-        let head_major = of(head_major, LayoutKind::FullyContiguous);
-        assert_eq!(head_major.to_string(), "e9aa01a59d1e4d6080eef0ae52e0b60d");
+        assert_eq!(blocks.to_string(), "v2-");
     }
 
     #[test]
-    fn every_field_counts() {
-        let kind = LayoutKind::FullyContiguous;
+    fn every_field_of_a_layout_counts() {
         let variants = [
             builder(),
             builder().num_blocks(1025),
@@ -192,18 +234,37 @@ mod tests {
             builder().num_heads(4),
             builder().num_heads(8).token_order(TokenOrder::HeadMajor),
         ];
-        let distinct: HashSet<Fingerprint> = variants.iter().map(|&b| of(b, kind)).collect();
+        let distinct: HashSet<_> =
+            variants.iter().map(|&each| LayoutFingerprint::new(&geometry(each, KIND))).collect();
         assert_eq!(distinct.len(), variants.len());
     }
 
     #[test]
-    fn text_and_back() {
-        let fingerprint = of(builder(), LayoutKind::FullyContiguous);
-        assert_eq!(fingerprint.to_string().parse(), Ok(fingerprint));
-        assert_eq!(Fingerprint::from_u128(fingerprint.to_u128()), fingerprint);
-        for text in ["", "12", "+0000000000000000000000000000000", &"g".repeat(32), &"0".repeat(33)]
-        {
-            assert!(text.parse::<Fingerprint>().is_err(), "{text}");
+    fn blocks_are_named_alike_on_every_tier() {
+        let heads = builder().num_heads(8);
+        let name = |builder, kind| BlockFingerprint::new(&geometry(builder, kind), 1, b"model");
+        let first = name(heads, KIND);
+        for kind in LayoutKind::ALL {
+            assert_eq!(name(heads.token_order(TokenOrder::HeadMajor), kind), first);
+            assert_eq!(name(heads.num_blocks(7).block_alignment(Alignment::PAGE), kind), first);
         }
+        let other = geometry(heads, KIND);
+        assert_ne!(BlockFingerprint::new(&other, 2, b"model"), first);
+        assert_ne!(BlockFingerprint::new(&other, 1, b"another"), first);
+        assert_ne!(name(heads.page_size(32), KIND), first);
+    }
+
+    #[test]
+    fn text_and_back() {
+        let fingerprint = LayoutFingerprint::new(&geometry(builder(), KIND));
+        assert_eq!(fingerprint.to_string().parse(), Ok(fingerprint));
+        assert_eq!(LayoutFingerprint::from_u128(fingerprint.to_u128()), fingerprint);
+        for text in
+            ["", "12", "v2-+000000000000000000000000000000", &format!("v2-{}", "g".repeat(32))]
+        {
+            assert!(text.parse::<LayoutFingerprint>().is_err(), "{text}");
+        }
+        let version_1 = "348903585277eb9083685eb4eaa65aea".parse::<BlockFingerprint>();
+        assert_eq!(version_1, Err(InvalidFingerprint::Version1));
     }
 }

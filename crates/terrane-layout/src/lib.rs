@@ -1,10 +1,11 @@
 //! Where every byte of every KV-cache block lies.
 //!
-//! A serving engine's KV cache is blocks of tokens; a block has a piece for each layer and each
-//! outer (K and V, or one latent). This crate says what memory such a cache needs
-//! ([`LayoutConfig`] → [`LayoutPlan`]), where each piece lies in it ([`Geometry`],
-//! [`PhysicalLayout`]), in which order its tokens and heads are ([`TokenOrder`]), proves that the answer is right ([`verify()`]), and names it, so that two
-//! parties know that they agree ([`Fingerprint`]).
+//! A serving engine's KV cache consists of blocks of tokens. A block is a list of sections: K and V,
+//! one latent, or values and their scales ([`Section`]). Each section has strides of its own over
+//! blocks, layers, heads, tokens and elements. The crate proves that sections lie within their regions
+//! and apart ([`Geometry`]). It plans the memory ([`LayoutPlan`]), computes addresses
+//! ([`PhysicalLayout`]), checks them ([`verify()`]), and names layouts, so that two parties know that
+//! they agree ([`BlockFingerprint`], [`LayoutFingerprint`]).
 //!
 //! # Should I be using this crate?
 //!
@@ -23,7 +24,8 @@
 //! | step | type | what has been checked by then |
 //! |---|---|---|
 //! | dimensions | [`LayoutConfig`] | every field and every product |
-//! | order | [`LayoutKind`] | – |
+//! | order | [`LayoutKind`], or the form of an engine's tensors ([`TensorForm`]) | – |
+//! | strides | [`Geometry`] | nested strides, bounds of regions, sections apart |
 //! | plan, under [`Limits`] | [`LayoutPlan`] | padding, alignment, the largest region |
 //! | memory and registration | [`LayoutBuilder`] | count, sizes, alignment, kind and overlap of regions |
 //! | address | [`PhysicalLayout`] | – ([`verify`](PhysicalLayout::verify) checks all of it again, on the addresses) |
@@ -101,8 +103,12 @@ pub use builder::{BuildFailed, LayoutBuilder};
 pub use config::{Field, LARGEST_LAYOUT, LayoutConfig, LayoutConfigBuilder};
 pub use element::ElementFormat;
 pub use error::{LayoutError, Part, RegionRole};
-pub use fingerprint::{Fingerprint, InvalidFingerprint};
-pub use geometry::{ContiguousUnit, Geometry, Index, IndexOutOfRange, RegionOffset};
+pub use fingerprint::{BlockFingerprint, InvalidFingerprint, LayoutFingerprint};
+pub use geometry::{
+    Axis, AxisSteps, Geometry, GeometryError, Index, IndexOutOfRange, InvalidSectionName,
+    PieceStrides, RegionOffset, Section, SectionName, SectionShape, Step, Stretches, TensorAxis,
+    TensorForm,
+};
 pub use kind::{BlockDimension, LayoutKind, TokenOrder};
 pub use physical::{PhysicalLayout, RegionRegistration, RegistrationState};
 pub use plan::{LEAST_REGION_ALIGNMENT, LayoutPlan, PaddingReport};

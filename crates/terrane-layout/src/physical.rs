@@ -1,4 +1,4 @@
-//! A layout over memory: (block, layer, outer) to address.
+//! A layout over memory: (block, layer, section) to address.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use terrane_core::{
     HostAddress, Location, Memory, Region, RegistrationRecord, Span, StorageKind,
 };
 
-use crate::{
-    Geometry, LayoutConfig, LayoutError, LayoutKind, LayoutPlan, PaddingReport, Part, RegionOffset,
-};
+use crate::error::{LayoutError, Part};
+use crate::geometry::{Geometry, RegionOffset};
+use crate::plan::{LayoutPlan, PaddingReport};
 
 /// KV blocks in memory: a geometry, and the regions that it is laid out in.
 ///
@@ -17,7 +17,6 @@ use crate::{
 /// `Clone`: whoever tracks which blocks are being read or written tracks them in one place.
 #[derive(Debug)]
 pub struct PhysicalLayout {
-    config: LayoutConfig,
     geometry: Geometry,
     regions: Box<[Region]>,
     bases: Bases,
@@ -30,7 +29,6 @@ impl PhysicalLayout {
     /// Joins what the builder has checked: one region or more, all of one kind, each large
     /// enough.
     pub(crate) fn new(
-        config: LayoutConfig,
         plan: &LayoutPlan,
         regions: Vec<Region>,
         storage_kind: StorageKind,
@@ -39,26 +37,13 @@ impl PhysicalLayout {
     ) -> Self {
         let bases = Bases::of(&regions);
         Self {
-            config,
-            geometry: *plan.geometry(),
+            geometry: plan.geometry().clone(),
             regions: regions.into_boxed_slice(),
             bases,
             storage_kind,
             registration,
             padding,
         }
-    }
-
-    /// The dimensions.
-    #[must_use]
-    pub const fn config(&self) -> &LayoutConfig {
-        &self.config
-    }
-
-    /// The order in which they are laid out.
-    #[must_use]
-    pub const fn kind(&self) -> LayoutKind {
-        self.geometry.kind()
     }
 
     /// The strides.
@@ -82,35 +67,43 @@ impl PhysicalLayout {
         self.storage_kind
     }
 
-    /// Where the piece of (`block`, `layer`, `outer`) begins.
+    /// Where the rows of (`block`, `layer`, `section`) begin.
     ///
     /// # Errors
     ///
     /// [`LayoutError::IndexOutOfRange`] names the index, its value and its bound.
     #[inline]
-    pub fn location(&self, block: u32, layer: u32, outer: u32) -> Result<Location, LayoutError> {
-        let at = self.geometry.try_offset(block, layer, outer)?;
-        let offset = ByteCount::new(at.offset);
-        self.bases.location(at.region, offset).ok_or_else(|| overflow(at))
+    pub fn location(&self, block: u32, layer: u32, section: u32) -> Result<Location, LayoutError> {
+        let at = self.geometry.try_offset(block, layer, section)?;
+        self.location_at(at).ok_or_else(|| overflow(at))
     }
 
-    /// The piece of (`block`, `layer`, `outer`) as a span.
+    /// The location of a place in the regions; `None` if there is no such place.
+    #[inline]
+    #[must_use]
+    pub fn location_at(&self, at: RegionOffset) -> Option<Location> {
+        self.bases.location(at.region, ByteCount::new(at.offset))
+    }
+
+    /// The piece of (`block`, `layer`, `section`) as a span.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::IndexOutOfRange`] names the index, its value and its bound.
+    /// [`LayoutError::IndexOutOfRange`] names the index, its value and its bound, and
+    /// [`LayoutError::NoPieces`] says that the layout's pieces are not contiguous.
     #[inline]
-    pub fn span(&self, block: u32, layer: u32, outer: u32) -> Result<Span, LayoutError> {
-        let location = self.location(block, layer, outer)?;
-        Ok(Span { kind: self.storage_kind, location, length: self.geometry.piece_bytes() })
+    pub fn span(&self, block: u32, layer: u32, section: u32) -> Result<Span, LayoutError> {
+        let location = self.location(block, layer, section)?;
+        let pieces = self.geometry.pieces().ok_or(LayoutError::NoPieces)?;
+        Ok(Span { kind: self.storage_kind, location, length: pieces.piece_bytes() })
     }
 
-    /// The host address of the piece of (`block`, `layer`, `outer`), in about a nanosecond.
+    /// The host address of the rows of (`block`, `layer`, `section`), in about a nanosecond.
     /// `None` if an index is out of range, or the layout is not in host memory.
     #[inline]
     #[must_use]
-    pub fn host_address(&self, block: u32, layer: u32, outer: u32) -> Option<HostAddress> {
-        let at = self.geometry.try_offset(block, layer, outer).ok()?;
+    pub fn host_address(&self, block: u32, layer: u32, section: u32) -> Option<HostAddress> {
+        let at = self.geometry.try_offset(block, layer, section).ok()?;
         match &self.bases {
             Bases::Host(bases) => {
                 bases.get(at_index(at.region))?.checked_add(ByteCount::new(at.offset))
@@ -119,13 +112,13 @@ impl PhysicalLayout {
         }
     }
 
-    /// The device address of the piece of (`block`, `layer`, `outer`), in about a nanosecond.
+    /// The device address of the rows of (`block`, `layer`, `section`), in about a nanosecond.
     /// `None` if an index is out of range, or the layout is not in device memory: the
     /// [alias](Memory::device_alias) of host memory is the region's to say.
     #[inline]
     #[must_use]
-    pub fn device_address(&self, block: u32, layer: u32, outer: u32) -> Option<DeviceAddress> {
-        let at = self.geometry.try_offset(block, layer, outer).ok()?;
+    pub fn device_address(&self, block: u32, layer: u32, section: u32) -> Option<DeviceAddress> {
+        let at = self.geometry.try_offset(block, layer, section).ok()?;
         match &self.bases {
             Bases::Device(_, bases) => {
                 bases.get(at_index(at.region))?.checked_add(ByteCount::new(at.offset))
@@ -134,12 +127,12 @@ impl PhysicalLayout {
         }
     }
 
-    /// The file position of the piece of (`block`, `layer`, `outer`). `None` if an index is out
+    /// The file position of the rows of (`block`, `layer`, `section`). `None` if an index is out
     /// of range, or the layout is not on disk.
     #[inline]
     #[must_use]
-    pub fn file_position(&self, block: u32, layer: u32, outer: u32) -> Option<FilePosition> {
-        let at = self.geometry.try_offset(block, layer, outer).ok()?;
+    pub fn file_position(&self, block: u32, layer: u32, section: u32) -> Option<FilePosition> {
+        let at = self.geometry.try_offset(block, layer, section).ok()?;
         match &self.bases {
             Bases::File(bases) => {
                 bases.get(at_index(at.region))?.checked_add(ByteCount::new(at.offset))
@@ -148,8 +141,8 @@ impl PhysicalLayout {
         }
     }
 
-    /// The largest power of two that divides the beginning and the length of every piece, where
-    /// the memory is now.
+    /// The largest power of two that divides the beginning and the length of every contiguous
+    /// stretch, where the memory is now.
     #[must_use]
     pub fn alignment_class(&self) -> Alignment {
         self.regions

@@ -5,29 +5,48 @@ use std::fmt;
 
 use terrane_core::{AgentName, Region, Register};
 
-use crate::LayoutKind;
+use crate::config::LayoutConfig;
+use crate::error::LayoutError;
+use crate::geometry::Geometry;
+use crate::kind::LayoutKind;
+
+/// A geometry that is there, or is made when the layout is built.
+#[derive(Clone, Debug)]
+pub(crate) enum Planning {
+    Config(LayoutConfig, LayoutKind),
+    Geometry(Geometry),
+}
+
+impl Planning {
+    pub(crate) fn geometry(self) -> Result<Geometry, LayoutError> {
+        match self {
+            Self::Config(config, kind) => Geometry::new(&config, kind),
+            Self::Geometry(geometry) => Ok(geometry),
+        }
+    }
+}
 
 /// A config is there; the kind is to be chosen.
 #[derive(Debug)]
-pub struct NeedsKind(pub(crate) ());
+pub struct NeedsKind(pub(crate) LayoutConfig);
 
 /// The kind is there; the memory is to be chosen.
 #[derive(Debug)]
 pub struct NeedsMemory {
-    pub(crate) kind: LayoutKind,
+    pub(crate) geometry: Planning,
 }
 
 /// The memory is there; whether to register it is to be chosen.
 #[derive(Debug)]
 pub struct NeedsRegistration<M> {
-    pub(crate) kind: LayoutKind,
+    pub(crate) geometry: Planning,
     pub(crate) memory: M,
 }
 
 /// Everything has been chosen.
 #[derive(Debug)]
 pub struct Ready<'r, M> {
-    pub(crate) kind: LayoutKind,
+    pub(crate) geometry: Planning,
     pub(crate) memory: M,
     pub(crate) policy: Policy<'r>,
 }

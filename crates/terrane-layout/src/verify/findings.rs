@@ -13,20 +13,24 @@ pub struct Extent {
     pub length: ByteCount,
 }
 
-/// The indices of a piece.
+/// The indices of a contiguous stretch: a whole (block, layer, section) in most layouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Piece {
     /// The block.
     pub block: u32,
     /// The layer.
     pub layer: u32,
-    /// The outer.
-    pub outer: u32,
+    /// The section.
+    pub section: u32,
+    /// The stretch within this block, layer and section. 0 if the rows there are contiguous.
+    pub stretch: u32,
 }
 
 impl fmt::Display for Piece {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "block {}, layer {}, outer {}", self.block, self.layer, self.outer)
+        let Self { block, layer, section, stretch } = self;
+        write!(f, "block {block}, layer {layer}, section {section}")?;
+        if *stretch == 0 { Ok(()) } else { write!(f, ", stretch {stretch}") }
     }
 }
 

@@ -3,12 +3,11 @@
 use terrane_core::{ByteCount, Place, Space};
 
 use super::findings::{Extent, Piece, VerifyReport, Violation};
-use crate::Geometry;
+use crate::geometry::Geometry;
 
 /// The regions in the order of memory, and how far pieces have filled each.
 pub(super) struct Walk {
     regions: Vec<Filled>,
-    piece_bytes: u64,
     largest_padding: u64,
     /// The region of the piece before, where the next piece will mostly be.
     latest: usize,
@@ -61,8 +60,11 @@ impl Walk {
         }
         Ok(Self {
             regions,
-            piece_bytes: geometry.piece_bytes().get(),
-            largest_padding: geometry.block_alignment().get() - 1,
+            // Free strides may leave gaps of any length.
+            largest_padding: match geometry.origin() {
+                Some(_) => geometry.block_alignment().get() - 1,
+                None => u64::MAX,
+            },
             latest: 0,
             pieces: 0,
             padding: 0,
@@ -71,7 +73,12 @@ impl Walk {
     }
 
     /// The region, by its place in the order of memory, within which a piece lies.
-    pub(super) fn find(&mut self, piece: Piece, place: Place) -> Result<usize, Violation> {
+    pub(super) fn find(
+        &mut self,
+        piece: Piece,
+        place: Place,
+        length: u64,
+    ) -> Result<usize, Violation> {
         let holds = |region: &Filled| {
             region.space == place.space
                 && region.start <= place.start
@@ -84,7 +91,7 @@ impl Walk {
             self.latest = after.checked_sub(1).ok_or(Violation::OutOfBounds { piece, place })?;
         }
         let fits = |region: &&Filled| {
-            holds(region) && region.length - (place.start - region.start) >= self.piece_bytes
+            holds(region) && region.length - (place.start - region.start) >= length
         };
         match self.regions.get(self.latest).filter(fits) {
             Some(_) => Ok(self.latest),
@@ -101,6 +108,7 @@ impl Walk {
         region: usize,
         piece: Piece,
         start: u64,
+        length: u64,
     ) -> Result<(), Violation> {
         let Some(region) = self.regions.get_mut(region) else {
             return Ok(());
@@ -118,7 +126,7 @@ impl Walk {
             });
         }
         // `find` saw that the piece ends within its region, so these sums stay below its length.
-        region.filled = offset + self.piece_bytes;
+        region.filled = offset + length;
         region.last = Some(piece);
         self.padding += gap;
         self.pieces += 1;

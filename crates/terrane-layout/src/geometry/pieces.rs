@@ -1,0 +1,116 @@
+//! Sections of contiguous pieces at equal distances: the arithmetic of most caches.
+
+use terrane_core::ByteCount;
+
+use super::axis::Axis;
+use super::index::RegionOffset;
+use super::proof::Nest;
+use super::section::Section;
+
+/// The strides of a layout in which every (block, layer, section) is one contiguous piece, all pieces
+/// have one length, and sections lie at equal distances.
+///
+/// The piece of (`block`, `layer`, `outer`) begins at
+/// `block · block_stride + layer · layer_stride + outer · outer_stride` of region
+/// `layer · regions_per_layer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PieceStrides {
+    block: u64,
+    layer: u64,
+    outer: u64,
+    regions_per_layer: u32,
+    bytes: u64,
+}
+
+impl PieceStrides {
+    /// The strides of these sections, if they are as regular as that.
+    pub(super) fn of(sections: &[Section], nests: &[Nest]) -> Option<Self> {
+        let (first, others) = sections.split_first()?;
+        let outer = match others {
+            [] => first.shape().piece_bytes(),
+            [second] => second.offset().checked_sub(first.offset())?,
+            _ => return None,
+        };
+        let (block, layer) = (first.steps(Axis::Block), first.steps(Axis::Layer));
+        let bytes = first.shape().piece_bytes();
+        let is_single = |steps: &super::AxisSteps| steps.outer().count == 1 || steps.regions() > 0;
+        let is_alike = |section: &Section| {
+            let same_steps = Axis::ALL.iter().all(|&axis| section.steps(axis) == first.steps(axis));
+            same_steps && section.shape() == first.shape() && section.first_region() == 0
+        };
+        // The layer axis may be spread over regions, one a layer.
+        let layers_fit = is_single(layer) && (layer.outer().count == 1 || layer.inner().count == 1);
+        let is_contiguous = |nest: &Nest| contiguous(nest) == bytes;
+        let regular = first.offset() == 0
+            && block.outer().count == 1
+            && layers_fit
+            && sections.iter().all(is_alike)
+            && nests.iter().all(is_contiguous);
+        regular.then(|| Self {
+            block: block.inner().stride,
+            layer: layer.inner().stride,
+            outer,
+            regions_per_layer: layer.regions(),
+            bytes,
+        })
+    }
+
+    /// Where a piece begins. No index is checked; beyond its bound the answer means nothing.
+    #[inline]
+    #[must_use]
+    pub fn offset(&self, block: u32, layer: u32, outer: u32) -> RegionOffset {
+        let offset = u64::from(block)
+            .wrapping_mul(self.block)
+            .wrapping_add(u64::from(layer).wrapping_mul(self.layer))
+            .wrapping_add(u64::from(outer).wrapping_mul(self.outer));
+        RegionOffset { region: layer.wrapping_mul(self.regions_per_layer), offset }
+    }
+
+    /// The bytes of one piece.
+    #[inline]
+    #[must_use]
+    pub const fn piece_bytes(&self) -> ByteCount {
+        ByteCount::new(self.bytes)
+    }
+
+    /// Bytes from a block to the next one, in the same layer and section.
+    #[inline]
+    #[must_use]
+    pub const fn block_stride(&self) -> ByteCount {
+        ByteCount::new(self.block)
+    }
+
+    /// Bytes from a layer to the next one; zero where each layer has its own region.
+    #[inline]
+    #[must_use]
+    pub const fn layer_stride(&self) -> ByteCount {
+        ByteCount::new(self.layer)
+    }
+
+    /// Bytes from a section to the next one; the bytes of a piece where there is one section.
+    #[inline]
+    #[must_use]
+    pub const fn outer_stride(&self) -> ByteCount {
+        ByteCount::new(self.outer)
+    }
+
+    /// Regions from a layer to the next one: 0 or 1.
+    #[must_use]
+    pub const fn regions_per_layer(&self) -> u32 {
+        self.regions_per_layer
+    }
+}
+
+/// The bytes from the first element on that have no gap within one block and layer.
+pub(super) fn contiguous(nest: &Nest) -> u64 {
+    let steps = nest.steps.iter();
+    let within = steps.filter(|step| !matches!(step.axis, Axis::Block | Axis::Layer));
+    let mut bytes = nest.unit;
+    for step in within {
+        if step.stride != bytes {
+            break;
+        }
+        bytes *= step.count;
+    }
+    bytes
+}

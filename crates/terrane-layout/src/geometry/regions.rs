@@ -1,0 +1,136 @@
+//! The lengths of a layout's regions.
+
+use std::sync::Arc;
+
+use terrane_core::{ByteCount, SizeOverflow};
+
+use super::axis::Axis;
+use super::error::GeometryError;
+use super::proof::{Nest, Proved};
+use super::section::Section;
+
+/// The most regions of a layout: as many lengths are kept.
+const MOST_REGIONS: u64 = 1 << 20;
+
+/// The length of each region. Most layouts have regions of one length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum RegionLengths {
+    Equal { count: u32, bytes: u64 },
+    Each(Arc<[u64]>),
+}
+
+impl RegionLengths {
+    pub(super) fn each(lengths: &[ByteCount]) -> Self {
+        Self::from_vec(lengths.iter().map(|bytes| bytes.get()).collect())
+    }
+
+    fn from_vec(lengths: Vec<u64>) -> Self {
+        let count = u32::try_from(lengths.len()).unwrap_or(u32::MAX);
+        match lengths.first() {
+            Some(&bytes) if lengths.iter().all(|&other| other == bytes) => {
+                Self::Equal { count, bytes }
+            }
+            _ => Self::Each(lengths.into()),
+        }
+    }
+
+    /// Checks that the sections lie within `given`, or finds the lengths that they need.
+    pub(super) fn of(
+        sections: &[Section],
+        proved: &[Proved],
+        given: Option<Self>,
+    ) -> Result<Self, GeometryError> {
+        let mut needed: Vec<u64> = Vec::new();
+        for (section, proved) in sections.iter().zip(proved) {
+            let end = section.offset() + proved.bytes.span;
+            let last = u64::from(section.first_region()) + proved.regions.span;
+            if last > MOST_REGIONS {
+                let axis = proved.regions.steps.last().map_or(Axis::Layer, |step| step.axis);
+                return Err(GeometryError::TooLarge { section: section.name(), axis });
+            }
+            for_each(&proved.regions, section.first_region().into(), &mut |region| {
+                let index = ByteCount::new(region).to_usize();
+                if needed.len() <= index {
+                    needed.resize(index + 1, 0);
+                }
+                if let Some(needed) = needed.get_mut(index) {
+                    *needed = end.max(*needed);
+                }
+                let number = u32::try_from(region).unwrap_or(u32::MAX);
+                match &given {
+                    Some(given) if given.get(number).get() < end => {
+                        Err(GeometryError::OutOfRegion {
+                            section: section.name(),
+                            region: number,
+                            end,
+                            length: given.get(number).get(),
+                        })
+                    }
+                    _ => Ok(()),
+                }
+            })?;
+        }
+        let regions = match &given {
+            Some(given) => ByteCount::new(given.count().into()).to_usize(),
+            None => needed.len(),
+        };
+        needed.resize(regions.max(needed.len()), 0);
+        if let Some(region) = needed.iter().position(|&bytes| bytes == 0) {
+            let region = u32::try_from(region).unwrap_or(u32::MAX);
+            return Err(GeometryError::UnusedRegion { region, regions });
+        }
+        Ok(given.unwrap_or_else(|| Self::from_vec(needed)))
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        match self {
+            Self::Equal { count, .. } => *count,
+            Self::Each(lengths) => u32::try_from(lengths.len()).unwrap_or(u32::MAX),
+        }
+    }
+
+    pub(super) fn get(&self, region: u32) -> ByteCount {
+        ByteCount::new(match self {
+            Self::Equal { count, bytes } if region < *count => *bytes,
+            Self::Equal { .. } => 0,
+            Self::Each(lengths) => {
+                let index = ByteCount::new(region.into()).to_usize();
+                lengths.get(index).copied().unwrap_or(0)
+            }
+        })
+    }
+
+    pub(super) fn total(&self) -> Result<ByteCount, SizeOverflow> {
+        match self {
+            Self::Equal { count, bytes } => {
+                ByteCount::new(*bytes).checked_mul("regions", (*count).into())
+            }
+            Self::Each(lengths) => lengths
+                .iter()
+                .try_fold(ByteCount::ZERO, |sum, &bytes| sum.checked_add(ByteCount::new(bytes))),
+        }
+    }
+}
+
+/// Calls `each` with every region of a section.
+fn for_each(
+    nest: &Nest,
+    first: u64,
+    each: &mut impl FnMut(u64) -> Result<(), GeometryError>,
+) -> Result<(), GeometryError> {
+    let mut at = vec![0; nest.steps.len()];
+    loop {
+        let offset: u64 = nest.steps.iter().zip(&at).map(|(step, at)| step.stride * at).sum();
+        each(first + offset)?;
+        let next = nest.steps.iter().zip(&mut at).find_map(|(step, at)| {
+            *at += 1;
+            (*at < step.count).then_some(()).or_else(|| {
+                *at = 0;
+                None
+            })
+        });
+        if next.is_none() {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! How far apart the positions of an axis lie.
+
+/// `count` positions, `stride` bytes from one to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Step {
+    /// The number of positions, at least 1.
+    pub count: u32,
+    /// Bytes from a position to the next one. It has no meaning where the count is 1.
+    pub stride: u64,
+}
+
+impl Step {
+    /// One position.
+    pub const ONE: Self = Self { count: 1, stride: 0 };
+
+    /// `count` positions, `stride` bytes apart.
+    #[must_use]
+    pub const fn new(count: u32, stride: u64) -> Self {
+        Self { count, stride }
+    }
+}
+
+/// The strides of one axis, which may be split in two.
+///
+/// Position `i` lies at `(i / inner.count) · outer.stride + (i % inner.count) · inner.stride`. If the
+/// axis is spread over regions, its outer part selects a region instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AxisSteps {
+    outer: Step,
+    inner: Step,
+    /// Regions from one outer position to the next; 0 if all positions lie in one region.
+    regions: u32,
+}
+
+impl AxisSteps {
+    /// The axis of a section that lacks it: one position.
+    pub const ABSENT: Self = Self::new(1, 0);
+
+    /// `count` positions, `stride` bytes apart.
+    #[must_use]
+    pub const fn new(count: u32, stride: u64) -> Self {
+        Self::split(Step::ONE, Step::new(count, stride))
+    }
+
+    /// An axis in two parts: `outer.count` groups of `inner.count` positions.
+    #[must_use]
+    pub const fn split(outer: Step, inner: Step) -> Self {
+        if outer.count == 1 || inner.count == 1 {
+            // One part is enough. It is the inner one, so that equal axes are equal values.
+            let step = if outer.count == 1 { inner } else { outer };
+            return Self { outer: Step::ONE, inner: step, regions: 0 };
+        }
+        Self { outer, inner, regions: 0 }
+    }
+
+    /// `count` groups of positions, each in a region of its own, `regions` regions after the one
+    /// before. The positions of a group are `inner`; with [`Step::ONE`] a group is one position.
+    #[must_use]
+    pub const fn spread(count: u32, regions: u32, inner: Step) -> Self {
+        if count == 1 {
+            return Self { outer: Step::ONE, inner, regions: 0 };
+        }
+        Self { outer: Step { count, stride: 0 }, inner, regions }
+    }
+
+    /// The groups of positions.
+    #[must_use]
+    pub const fn outer(&self) -> Step {
+        self.outer
+    }
+
+    /// The positions of a group.
+    #[must_use]
+    pub const fn inner(&self) -> Step {
+        self.inner
+    }
+
+    /// Regions from one group to the next; 0 if all groups lie in one region.
+    #[must_use]
+    pub const fn regions(&self) -> u32 {
+        self.regions
+    }
+
+    /// The number of positions.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        u64::from(self.outer.count) * u64::from(self.inner.count)
+    }
+
+    /// The region and the byte offset of a position, relative to those of position 0.
+    ///
+    /// The position is not checked. Nothing overflows within the bounds that a layout has proved;
+    /// beyond them the answer means nothing.
+    #[inline]
+    #[must_use]
+    pub fn place(&self, position: u32) -> (u32, u64) {
+        let (group, within) = if self.outer.count == 1 {
+            (0, position)
+        } else if self.inner.count <= 1 {
+            (position, 0)
+        } else {
+            (position / self.inner.count, position % self.inner.count)
+        };
+        let offset = u64::from(group)
+            .wrapping_mul(self.outer.stride)
+            .wrapping_add(u64::from(within).wrapping_mul(self.inner.stride));
+        (group.wrapping_mul(self.regions), offset)
+    }
+}

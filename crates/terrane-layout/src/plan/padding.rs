@@ -1,0 +1,37 @@
+//! What a layout takes beyond its blocks.
+
+use terrane_core::ByteCount;
+
+use crate::geometry::Geometry;
+
+/// What a layout takes beyond the bytes of its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PaddingReport {
+    /// The bytes of the blocks themselves.
+    pub block_bytes: ByteCount,
+    /// Bytes between blocks, from the block alignment.
+    pub block_padding: ByteCount,
+    /// Bytes between regions and at the end, from the alignment and the granule of the limits.
+    pub region_padding: ByteCount,
+}
+
+impl PaddingReport {
+    /// The report of the regions of `geometry`, which hold `base_bytes` together.
+    pub(crate) fn new(geometry: &Geometry, base_bytes: ByteCount) -> Self {
+        let (in_regions, in_blocks) = (geometry.all_region_bytes(), geometry.total_bytes());
+        // Regions hold the blocks, and the base holds the regions: no difference is negative.
+        let difference = |a: ByteCount, b| a.checked_sub(b).unwrap_or(ByteCount::ZERO);
+        Self {
+            block_bytes: in_blocks,
+            block_padding: difference(in_regions, in_blocks),
+            region_padding: difference(base_bytes, in_regions),
+        }
+    }
+
+    /// Padding as a share of the bytes of the blocks: 0.001 is 0.1 %.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        let padding = self.block_padding.get() as f64 + self.region_padding.get() as f64;
+        padding / self.block_bytes.get() as f64
+    }
+}

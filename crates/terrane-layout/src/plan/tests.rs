@@ -1,0 +1,132 @@
+//! What plans ask for.
+
+use super::*;
+use crate::{BlockDimension, ElementFormat};
+
+fn config(alignment: Alignment) -> LayoutConfig {
+    LayoutConfig::builder()
+        .num_blocks(3)
+        .num_layers(4)
+        .outer_dim(2)
+        .page_size(5)
+        .inner_dim(7)
+        .element(ElementFormat::Width(2))
+        .block_alignment(alignment)
+        .build()
+        .unwrap()
+}
+
+const BLOCK_FIRST: LayoutKind =
+    LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
+
+#[test]
+fn the_strictest_alignment_counts() {
+    let plan = |block, limit| {
+        let limits = Limits { alignment: limit, ..Limits::NONE };
+        LayoutPlan::new(&config(block), BLOCK_FIRST, limits).unwrap().alignment()
+    };
+    assert_eq!(plan(Alignment::BYTE, Alignment::BYTE), Alignment::SECTOR);
+    assert_eq!(plan(Alignment::PAGE, Alignment::BYTE), Alignment::PAGE);
+    assert_eq!(plan(Alignment::PAGE, Alignment::HUGE_PAGE), Alignment::HUGE_PAGE);
+}
+
+#[test]
+fn the_base_is_rounded_to_the_granule_and_its_padding_is_reported() {
+    let limits = Limits { granule: Alignment::PAGE, ..Limits::NONE };
+    let plan = LayoutPlan::new(&config(Alignment::BYTE), BLOCK_FIRST, limits).unwrap();
+    // Four regions of 3·2·70 = 420 bytes, at multiples of 512.
+    assert_eq!(plan.base_bytes(), ByteCount::new(4096));
+    let padding = plan.padding();
+    assert_eq!(padding.block_bytes, ByteCount::new(1680));
+    assert_eq!(padding.block_padding, ByteCount::ZERO);
+    assert_eq!(padding.region_padding, ByteCount::new(4096 - 1680));
+    assert!((padding.ratio() - 2416.0 / 1680.0).abs() < 1e-12);
+}
+
+#[test]
+fn a_region_beyond_the_limit_is_refused_and_a_base_beyond_it_can_be_asked() {
+    let limits = |bytes| Limits { largest_region: Some(ByteCount::new(bytes)), ..Limits::NONE };
+    let plan = |bytes| LayoutPlan::new(&config(Alignment::BYTE), BLOCK_FIRST, limits(bytes));
+    assert!(matches!(plan(419), Err(LayoutError::RegionTooLarge { part: Part::Region(0), .. })));
+    let each_fits = plan(420).unwrap();
+    let base = each_fits.check_base();
+    assert!(matches!(base, Err(LayoutError::RegionTooLarge { part: Part::Base, .. })));
+    assert_eq!(each_fits.requests().len(), 4);
+    assert!(each_fits.requests().all(|request| request.bytes == ByteCount::new(420)));
+    assert!(plan(1 << 20).unwrap().check_base().is_ok());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri, and has no unsafe code")]
+fn blocks_within_a_prefix_have_all_their_pieces_in_it() {
+    for kind in LayoutKind::ALL {
+        for block in [Alignment::BYTE, Alignment::SECTOR] {
+            let plan = LayoutPlan::new(&config(block), kind, Limits::NONE).unwrap();
+            let geometry = plan.geometry();
+            // Where the last byte of each block's pieces is, piece by piece.
+            let end = |block| {
+                let pieces = (0..4).flat_map(|layer| (0..2).map(move |outer| (layer, outer)));
+                let ends = pieces.map(|(layer, outer)| {
+                    let at = geometry.offset(block, layer, outer);
+                    let region = plan.region_offset(at.region).unwrap().get();
+                    region + at.offset + geometry.pieces().unwrap().piece_bytes().get()
+                });
+                ends.max().unwrap()
+            };
+            for prefix in 0..=plan.base_bytes().get() {
+                let expected = (0..3).take_while(|&block| end(block) <= prefix).count();
+                let found = plan.blocks_within(ByteCount::new(prefix));
+                assert_eq!(usize::try_from(found).unwrap(), expected, "{kind}, {prefix}");
+            }
+            assert_eq!(plan.blocks_within(ByteCount::new(u64::MAX)), 3);
+        }
+    }
+}
+
+#[test]
+fn no_piece_lies_across_a_multiple_of_a_request_s_unit() {
+    for kind in LayoutKind::ALL {
+        for block in [Alignment::BYTE, Alignment::SECTOR] {
+            let plan = LayoutPlan::new(&config(block), kind, Limits::NONE).unwrap();
+            let geometry = plan.geometry();
+            let (base, region) = (plan.base_request().unit.get(), plan.requests().next());
+            let unit = region.unwrap().unit.get();
+            for (block, layer, outer) in
+                (0..3).flat_map(|b| (0..4).flat_map(move |l| (0..2).map(move |o| (b, l, o))))
+            {
+                let at = geometry.offset(block, layer, outer);
+                let last = geometry.pieces().unwrap().piece_bytes().get() - 1;
+                let begin = plan.region_offset(at.region).unwrap().get() + at.offset;
+                assert_eq!(begin / base, (begin + last) / base, "{kind}");
+                assert_eq!(at.offset / unit, (at.offset + last) / unit, "{kind}");
+            }
+            // And no more than that is kept together.
+            assert!(base <= plan.region_stride.get() && unit <= base, "{kind}");
+        }
+    }
+    let units = |kind, block| {
+        let plan = LayoutPlan::new(&config(block), kind, Limits::NONE).unwrap();
+        (plan.base_request().unit, plan.geometry().block_stride(), plan.region_stride)
+    };
+    let (unit, block, _) = units(LayoutKind::FullyContiguous, Alignment::BYTE);
+    assert_eq!(unit, block);
+    let (unit, block, _) = units(BLOCK_FIRST, Alignment::SECTOR);
+    assert_eq!(unit, block);
+    let (unit, _, region) = units(BLOCK_FIRST, Alignment::BYTE);
+    assert_eq!(unit, region, "420 bytes at multiples of 512");
+}
+
+#[test]
+fn regions_that_do_not_exist_have_no_offset() {
+    let plan = LayoutPlan::new(&config(Alignment::BYTE), BLOCK_FIRST, Limits::NONE).unwrap();
+    assert_eq!(plan.region_offset(3), Some(ByteCount::new(3 * 512)));
+    assert_eq!(plan.region_offset(4), None);
+}
+
+#[test]
+fn an_alignment_that_overflows_is_an_error() {
+    let alignment = Alignment::new(1 << 62).unwrap();
+    for kind in LayoutKind::ALL {
+        assert!(LayoutPlan::new(&config(alignment), kind, Limits::NONE).is_err(), "{kind}");
+    }
+}

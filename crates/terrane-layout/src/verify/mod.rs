@@ -1,0 +1,197 @@
+//! The one checker of layouts: every piece in bounds, none overlapping, the map a bijection.
+//!
+//! It does not know how places are computed. It asks for the place of every contiguous stretch of
+//! every (block, layer, section). It compares the places with each other and with the regions. So it
+//! serves the plan ([`verify`]), the layout in memory ([`PhysicalLayout::verify`]) and any other map
+//! of the same shape ([`verify_map`]).
+//!
+//! # Cost
+//!
+//! Pieces are visited in the order of the strides. As long as their places ascend within each region,
+//! one look at each piece is enough: about 10 ns a piece. A place that descends means another order
+//! or a fault. Then all stretches are sorted by place, at 32 bytes each.
+
+pub(crate) mod findings;
+mod walk;
+
+use terrane_core::{ByteCount, Memory, Place, Space};
+
+pub use findings::{Extent, Piece, VerifyReport, Violation};
+
+use crate::geometry::{Axis, Geometry, PieceStrides, Stretches, axis_count};
+use crate::{LayoutError, PhysicalLayout};
+use walk::Walk;
+
+/// Checks that `geometry` fits into regions of these lengths.
+///
+/// # Errors
+///
+/// The first [`Violation`].
+///
+/// ```
+/// use terrane_core::ByteCount;
+/// use terrane_layout::{ElementFormat, Geometry, LayoutConfig, LayoutKind, Violation, verify};
+///
+/// # fn main() -> Result<(), terrane_layout::LayoutError> {
+/// let config = LayoutConfig::builder()
+///     .num_blocks(3)
+///     .num_layers(2)
+///     .outer_dim(2)
+///     .page_size(10)
+///     .inner_dim(5)
+///     .element(ElementFormat::Width(2))
+///     .build()?;
+/// let geometry = Geometry::new(&config, LayoutKind::FullyContiguous)?;
+/// assert_eq!(verify(&geometry, &[geometry.region_bytes(0)])?.pieces, 12);
+///
+/// let short = verify(&geometry, &[ByteCount::new(1199)]);
+/// assert!(matches!(short, Err(Violation::OutOfBounds { .. })));
+/// # Ok(())
+/// # }
+/// ```
+pub fn verify(
+    geometry: &Geometry,
+    region_lengths: &[ByteCount],
+) -> Result<VerifyReport, Violation> {
+    let extents: Vec<Extent> = (0_u32..)
+        .zip(region_lengths)
+        .map(|(region, &length)| Extent {
+            place: Place { space: Space::Region(region), start: 0 },
+            length,
+        })
+        .collect();
+    verify_map(geometry, &extents, |piece| {
+        let at = geometry.place_of(piece);
+        Some(Place { space: Space::Region(at.region), start: at.offset })
+    })
+}
+
+impl PhysicalLayout {
+    /// Checks the layout where it lies: the locations of all pieces, against each other and
+    /// against the regions that the memory really has.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError::Violation`] with the first violation.
+    pub fn verify(&self) -> Result<VerifyReport, LayoutError> {
+        let extent = |(number, memory): (u32, &terrane_core::Region)| {
+            let place = memory.location().place();
+            // Others may use the bytes behind those that the layout needs.
+            Extent { place, length: memory.length().min(self.geometry().region_bytes(number)) }
+        };
+        let extents: Vec<Extent> = (0_u32..).zip(self.regions()).map(extent).collect();
+        let report = verify_map(self.geometry(), &extents, |piece| {
+            Some(self.location_at(self.geometry().place_of(piece))?.place())
+        })?;
+        Ok(report)
+    }
+}
+
+/// Checks that `locate` maps the stretches of `geometry`'s sections one to one into `extents`.
+///
+/// The geometry gives the dimensions and the length of each stretch. In a layout made of a config,
+/// gaps between pieces have to be smaller than the block alignment.
+///
+/// # Errors
+///
+/// The first [`Violation`] in the order of memory; before it, in the order of pieces, those that
+/// have no place or lie outside every extent.
+pub fn verify_map(
+    geometry: &Geometry,
+    extents: &[Extent],
+    locate: impl Fn(Piece) -> Option<Place>,
+) -> Result<VerifyReport, Violation> {
+    let expected = geometry.region_count();
+    if u32::try_from(extents.len()) != Ok(expected) {
+        return Err(Violation::RegionCount { expected, actual: extents.len() });
+    }
+    if let Some(pieces) = geometry.pieces() {
+        let mut walk = Walk::new(geometry, extents)?;
+        let length = pieces.piece_bytes().get();
+        let in_order = for_each_piece(geometry, pieces, |piece| {
+            let place = locate(piece).ok_or(Stop::At(Violation::Unmapped { piece }))?;
+            let region = walk.find(piece, place, length).map_err(Stop::At)?;
+            walk.step(region, piece, place.start, length).map_err(|_| Stop::Descended)
+        });
+        match in_order {
+            Ok(()) => return walk.finish(),
+            Err(Stop::At(violation)) => return Err(violation),
+            Err(Stop::Descended) => {}
+        }
+    }
+
+    let mut walk = Walk::new(geometry, extents)?;
+    let mut places = Vec::new();
+    for_each_stretch(geometry, |piece, length| {
+        let place = locate(piece).ok_or(Violation::Unmapped { piece })?;
+        places.push((walk.find(piece, place, length)?, place.start, piece, length));
+        Ok(())
+    })?;
+    places.sort_unstable();
+    for (region, start, piece, length) in places {
+        walk.step(region, piece, start, length)?;
+    }
+    walk.finish()
+}
+
+enum Stop {
+    At(Violation),
+    /// A piece begins before the end of the one before it.
+    Descended,
+}
+
+/// Visits every piece, in ascending order of places if the map has these strides.
+fn for_each_piece<E>(
+    geometry: &Geometry,
+    pieces: &PieceStrides,
+    mut visit: impl FnMut(Piece) -> Result<(), E>,
+) -> Result<(), E> {
+    let layers_are_outermost = pieces.regions_per_layer() > 0;
+    let mut dimensions = [
+        (layers_are_outermost, pieces.layer_stride(), Axis::Layer, geometry.num_layers()),
+        (false, pieces.block_stride(), Axis::Block, geometry.num_blocks()),
+        // The element axis stands for sections here: it is not walked otherwise.
+        (false, pieces.outer_stride(), Axis::Element, geometry.section_count()),
+    ];
+    dimensions.sort_by_key(|&(outermost, stride, ..)| std::cmp::Reverse((outermost, stride)));
+    let [first, second, third] = dimensions.map(|(.., axis, count)| (axis, count));
+    let mut piece = Piece { block: 0, layer: 0, section: 0, stretch: 0 };
+    let set = |piece: &mut Piece, axis, position| match axis {
+        Axis::Block => piece.block = position,
+        Axis::Layer => piece.layer = position,
+        _ => piece.section = position,
+    };
+    for a in 0..first.1 {
+        set(&mut piece, first.0, a);
+        for b in 0..second.1 {
+            set(&mut piece, second.0, b);
+            for c in 0..third.1 {
+                set(&mut piece, third.0, c);
+                visit(piece)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Visits every stretch of every section, with its length.
+fn for_each_stretch(
+    geometry: &Geometry,
+    mut visit: impl FnMut(Piece, u64) -> Result<(), Violation>,
+) -> Result<(), Violation> {
+    for (number, section) in (0_u32..).zip(geometry.sections()) {
+        let stretches = Stretches::of(section);
+        let count = u32::try_from(stretches.count()).unwrap_or(u32::MAX);
+        for layer in 0..axis_count(section, Axis::Layer) {
+            for block in 0..geometry.num_blocks() {
+                for stretch in 0..count {
+                    visit(Piece { block, layer, section: number, stretch }, stretches.bytes())?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
