@@ -105,7 +105,7 @@ pub use element::ElementFormat;
 pub use error::{LayoutError, Part, RegionRole};
 pub use fingerprint::{BlockFingerprint, InvalidFingerprint, LayoutFingerprint};
 pub use geometry::{
-    Axis, AxisSteps, Geometry, GeometryError, Index, IndexOutOfRange, InvalidSectionName,
+    Axis, AxisSteps, Claim, DecodeError, Geometry, GeometryError, GeometryLimits, Index, IndexOutOfRange, InvalidSectionName,
     PieceStrides, RegionOffset, Section, SectionName, SectionShape, Step, Stretches, TensorAxis,
     TensorForm,
 };
