@@ -188,9 +188,14 @@ mod tests {
         let blocks = BlockFingerprint::new(&geometry(builder(), KIND), 0, b"");
         assert_eq!(
             layouts.map(|fingerprint| fingerprint.to_string()),
-            ["v2-", "v2-", "v2-"].map(str::to_owned)
+            [
+                "v2-72f65413a1f06f7bc0c2a34fcd91db09",
+                "v2-81ae5e0ee88fde2c34d9d6eef3820e5e",
+                "v2-b30c5c8f5c94e47701f84d62f6736e50",
+            ]
+            .map(str::to_owned)
         );
-        assert_eq!(blocks.to_string(), "v2-");
+        assert_eq!(blocks.to_string(), "v2-f9449c776469f8dac9a2f3f1c82a152e");
     }
 
     #[test]

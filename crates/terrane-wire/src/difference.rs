@@ -198,9 +198,8 @@ fn pairs<'a>(
 fn of_names(local: &Geometry, remote: &Geometry) -> Option<Difference> {
     let mut sections = local.sections().iter().chain(remote.sections());
     sections.find_map(|section| {
-        let has = |geometry: &Geometry| {
-            FieldValue::Present(geometry.section(section.name()).is_some())
-        };
+        let has =
+            |geometry: &Geometry| FieldValue::Present(geometry.section(section.name()).is_some());
         Difference::of_section(section, GeometryField::Section, has(local), has(remote))
     })
 }

@@ -49,7 +49,7 @@
 //!     .inner_dim(1024)
 //!     .element(ElementFormat::Width(2))
 //!     .build()?;
-//! let geometry = |config| Geometry::new(config, LayoutKind::FullyContiguous);
+//! let geometry = |config: &LayoutConfig| Geometry::new(config, LayoutKind::FullyContiguous);
 //! let ucx = [BackendName::from("UCX")];
 //! let region = RegionDescriptor::new(RemoteSpace::Host, 0x7f00_0000_0000, ByteCount::gib(2), ucx);
 //! let (agent, metadata) = ("prefill-0".into(), b"what the agent says".to_vec());

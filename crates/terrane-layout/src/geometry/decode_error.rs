@@ -20,7 +20,9 @@ pub enum DecodeError {
         version: u8,
     },
     /// The bytes end too early.
-    #[error("the layout needs {needed} bytes from byte {offset} on, and {actual} are there; send all of it")]
+    #[error(
+        "the layout needs {needed} bytes from byte {offset} on, and {actual} are there; send all of it"
+    )]
     Truncated {
         /// Where the missing part begins.
         offset: usize,
@@ -38,7 +40,9 @@ pub enum DecodeError {
         extra: usize,
     },
     /// A count exceeds the reader's limit.
-    #[error("the number of {claim} is {count}, and the limit is {limit}; raise the limit if you expect that many")]
+    #[error(
+        "the number of {claim} is {count}, and the limit is {limit}; raise the limit if you expect that many"
+    )]
     OverLimit {
         /// What there is too much of.
         claim: Claim,
