@@ -106,7 +106,7 @@ pub use error::{LayoutError, Part, RegionRole};
 pub use fingerprint::{BlockFingerprint, InvalidFingerprint, LayoutFingerprint};
 pub use geometry::{
     Axis, AxisSteps, Claim, DecodeError, Geometry, GeometryError, GeometryLimits, Index,
-    IndexOutOfRange, InvalidSectionName, PieceStrides, RegionOffset, Section, SectionName,
+    IndexOutOfRange, InvalidSectionName, Page, PieceStrides, RegionOffset, Section, SectionName,
     SectionShape, Step, Stretches, TensorAxis, TensorForm,
 };
 pub use kind::{BlockDimension, LayoutKind, TokenOrder};

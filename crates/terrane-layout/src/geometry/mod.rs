@@ -7,6 +7,7 @@ mod error;
 mod form;
 mod index;
 mod kinds;
+mod page;
 mod pieces;
 mod proof;
 mod regions;
@@ -24,6 +25,7 @@ pub use encoding::GeometryLimits;
 pub use error::GeometryError;
 pub use form::{TensorAxis, TensorForm};
 pub use index::{Index, IndexOutOfRange, RegionOffset};
+pub use page::Page;
 pub use pieces::PieceStrides;
 pub use section::{Section, SectionShape};
 pub use steps::{AxisSteps, Step};
@@ -56,6 +58,7 @@ pub struct Geometry {
     num_layers: u32,
     /// The strides of all pieces, if they are as regular as that.
     pieces: Option<PieceStrides>,
+    page: Option<Page>,
     sections: Arc<[Section]>,
     regions: RegionLengths,
     block_alignment: Alignment,
@@ -167,6 +170,7 @@ impl Geometry {
             num_blocks,
             num_layers,
             pieces: PieceStrides::of(sections, &nests),
+            page: Page::of(sections, &nests),
             sections: sections.into(),
             regions,
             block_alignment: Alignment::BYTE,
@@ -195,6 +199,13 @@ impl Geometry {
     #[must_use]
     pub const fn pieces(&self) -> Option<&PieceStrides> {
         self.pieces.as_ref()
+    }
+
+    /// The pages of the blocks, if each block is apart from all others.
+    #[inline]
+    #[must_use]
+    pub const fn page(&self) -> Option<&Page> {
+        self.page.as_ref()
     }
 
     /// Where the rows of (`block`, `layer`, `section`) begin.

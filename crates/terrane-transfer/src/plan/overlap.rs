@@ -1,9 +1,10 @@
 //! Finds bytes that one transfer would both read and write.
 
-use terrane_core::{Place, Space};
+use terrane_core::{ByteCount, Place, Space};
 
+use super::TransferPlan;
 use crate::hazard::meet;
-use crate::{CopyRun, Side, TransferError, TransferPlan};
+use crate::{Side, TransferError};
 
 /// Within one layout: different blocks never overlap, nor do different heads of a block, so it is
 /// enough that no block is named on both sides with heads in common.
@@ -20,18 +21,18 @@ pub(crate) fn check_within_layout(plan: &TransferPlan) -> Result<(), TransferErr
 
 /// Between two layouts that share memory: a sweep over all runs of both sides by address.
 pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferError> {
-    let mut stretches: Vec<Stretch<'_>> = Vec::with_capacity(2 * plan.runs().len());
-    for run in plan.runs() {
+    let mut stretches: Vec<Stretch> = Vec::with_capacity(2 * plan.runs().len());
+    for (index, run) in plan.runs().iter().enumerate() {
         for side in [Side::Source, Side::Destination] {
             if let Some(location) = plan.location(run, side) {
                 let Place { space, start } = location.place();
-                stretches.push(Stretch { space, start, end: start + run.bytes, side, run });
+                stretches.push(Stretch { space, start, end: start + run.bytes, side, run: index });
             }
         }
     }
     stretches.sort_unstable_by_key(|stretch| (stretch.space, stretch.start));
     // Sources may overlap each other, so the furthest end seen so far is kept for each side.
-    let mut furthest: [Option<Stretch<'_>>; 2] = [None, None];
+    let mut furthest: [Option<Stretch>; 2] = [None, None];
     for stretch in stretches {
         let (own, other) = match stretch.side {
             Side::Source => (0, 1),
@@ -42,9 +43,13 @@ pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferE
                 Side::Source => (stretch.run, met.run),
                 Side::Destination => (met.run, stretch.run),
             };
+            let block = |run, end: usize| {
+                let blocks = plan.blocks_of(run, ByteCount::ZERO);
+                blocks.and_then(|blocks| blocks.get(end).copied()).unwrap_or(u32::MAX)
+            };
             return Err(TransferError::Overlap {
-                source_block: plan.source_block(read),
-                destination: plan.destination_block(written),
+                source_block: block(read, 0),
+                destination: block(written, 1),
             });
         }
         let further =
@@ -57,15 +62,15 @@ pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferE
 }
 
 #[derive(Clone, Copy)]
-struct Stretch<'a> {
+struct Stretch {
     space: Space,
     start: u64,
     end: u64,
     side: Side,
-    run: &'a CopyRun,
+    run: usize,
 }
 
-impl Stretch<'_> {
+impl Stretch {
     fn reaches_into(&self, later: &Self) -> bool {
         self.space == later.space && self.end > later.start
     }
