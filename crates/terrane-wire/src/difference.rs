@@ -54,7 +54,7 @@ pub fn first_difference(local: &Geometry, remote: &Geometry) -> Option<Differenc
 /// one of them lacks, or a section of another shape.
 ///
 /// The number of blocks, their alignment and all strides may differ. Where one layout states heads and
-/// the other does not, rows are compared as a whole, and heads have to lie one behind the other.
+/// the other does not, rows are compared as a whole, and have to be contiguous in both.
 #[must_use]
 pub fn first_shape_difference(local: &Geometry, remote: &Geometry) -> Option<Difference> {
     of_names(local, remote)
@@ -134,10 +134,16 @@ pub enum GeometryField {
     Elements,
     /// Bytes of an element.
     ElementBytes,
+    /// Bytes of one head of one token.
+    HeadBytes,
     /// Elements of a whole row.
     RowElements,
-    /// Whether the heads of a row lie one behind the other.
-    HeadOrder,
+    /// Bytes of a whole row.
+    RowBytes,
+    /// Bytes of all tokens of one block and layer.
+    PieceBytes,
+    /// Whether the bytes of a head, or of a row without stated heads, are contiguous.
+    Rows,
     /// Strides of an axis.
     Strides(Axis),
     /// The region of the first element.
@@ -174,8 +180,11 @@ impl GeometryField {
             Self::NumHeads => "num_heads",
             Self::Elements => "the number of elements of a head",
             Self::ElementBytes => "the size of an element",
+            Self::HeadBytes => "the size of a head",
             Self::RowElements => "the number of elements of a row",
-            Self::HeadOrder => "the order of heads",
+            Self::RowBytes => "the size of a row",
+            Self::PieceBytes => "the size of a piece",
+            Self::Rows => "a row",
             Self::Strides(_) => "the strides",
             Self::FirstRegion => "the first region",
             Self::Offset => "the offset",
@@ -235,30 +244,63 @@ fn of_counts(local: &Section, remote: &Section) -> Option<Difference> {
     )
 }
 
+/// As `terrane-transfer` compares the sections of two ends of which whole blocks are moved.
 fn of_shapes(local: &Section, remote: &Section) -> Option<Difference> {
     let (ours, theirs) = (local.shape(), remote.shape());
-    if ours.heads.is_some() == theirs.heads.is_some() {
-        return of_counts(local, remote);
-    }
-    let row = |shape: &SectionShape| {
-        FieldValue::Number(u64::from(shape.elements) * u64::from(shape.heads.unwrap_or(1)))
+    let counts = [
+        (GeometryField::NumLayers, number(ours.layers), number(theirs.layers)),
+        (GeometryField::Tokens, number(ours.tokens), number(theirs.tokens)),
+    ];
+    first_of(local, counts).or_else(|| {
+        let each = |of: fn(&SectionShape) -> u64| [of(&ours), of(&theirs)];
+        let elements = |of: fn(&SectionShape) -> u64| {
+            // One element is the whole head or row, whatever the other layout divides it into.
+            let is_known = ours.elements > 1 && theirs.elements > 1;
+            if is_known { each(of).map(FieldValue::Number) } else { [FieldValue::NotStated; 2] }
+        };
+        let bytes = |of| each(of).map(|bytes| FieldValue::Bytes(ByteCount::new(bytes)));
+        let (fields, is_alike) = if let (Some(here), Some(there)) = (ours.heads, theirs.heads) {
+            let fields = [
+                (GeometryField::NumHeads, [number(here), number(there)]),
+                (GeometryField::Elements, elements(|shape| shape.elements.into())),
+                (GeometryField::HeadBytes, bytes(SectionShape::head_bytes)),
+            ];
+            (fields, ours.elements == theirs.elements)
+        } else {
+            let row = |shape: &SectionShape| {
+                u64::from(shape.elements) * u64::from(shape.heads.unwrap_or(1))
+            };
+            let fields = [
+                (GeometryField::RowElements, elements(row)),
+                (GeometryField::RowBytes, bytes(SectionShape::row_bytes)),
+                (GeometryField::PieceBytes, bytes(SectionShape::piece_bytes)),
+            ];
+            (fields, ours.heads == theirs.heads && ours.elements == theirs.elements)
+        };
+        let fields = fields.map(|(field, [here, there])| (field, here, there));
+        first_of(local, fields).or_else(|| if is_alike { None } else { of_rows(local, remote) })
+    })
+}
+
+/// Heads, or rows, are copied as a whole: they have to be contiguous in both.
+fn of_rows(local: &Section, remote: &Section) -> Option<Difference> {
+    let whole_rows = !(local.states_heads() && remote.states_heads());
+    let is_contiguous = |section: &Section| {
+        let shape = section.shape();
+        let follows = |axis, bytes: u64| {
+            let steps = section.steps(axis);
+            steps.count() == 1 || (steps.outer().count == 1 && steps.inner().stride == bytes)
+        };
+        follows(Axis::Element, shape.element_bytes.into())
+            && (!whole_rows || follows(Axis::Head, shape.head_bytes()))
     };
-    let order = |section: &Section| {
-        let (head, shape) = (section.steps(Axis::Head), section.shape());
-        let apart = head.count() > 1
-            && (head.outer().count > 1 || head.inner().stride != shape.head_bytes());
-        if apart { FieldValue::HeadsApart } else { FieldValue::HeadsInRow }
-    };
-    first_of(
-        local,
-        [
-            (GeometryField::NumLayers, number(ours.layers), number(theirs.layers)),
-            (GeometryField::Tokens, number(ours.tokens), number(theirs.tokens)),
-            (GeometryField::ElementBytes, bytes(ours.element_bytes), bytes(theirs.element_bytes)),
-            (GeometryField::RowElements, row(&ours), row(&theirs)),
-            (GeometryField::HeadOrder, order(local), order(remote)),
-        ],
-    )
+    let (ours, theirs) = (is_contiguous(local), is_contiguous(remote));
+    (!ours || !theirs).then(|| Difference {
+        section: Some(local.name()),
+        field: GeometryField::Rows,
+        local: FieldValue::Contiguous(ours),
+        remote: FieldValue::Contiguous(theirs),
+    })
 }
 
 fn of_strides(local: &Section, remote: &Section) -> Option<Difference> {

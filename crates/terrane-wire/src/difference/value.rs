@@ -19,10 +19,8 @@ pub enum FieldValue {
     Bytes(ByteCount),
     /// An alignment.
     Alignment(Alignment),
-    /// Heads lie one behind the other in the row of a token.
-    HeadsInRow,
-    /// Heads lie apart: all tokens of one head together, for example.
-    HeadsApart,
+    /// Whether its bytes are contiguous.
+    Contiguous(bool),
     /// The strides of an axis: groups, regions from one group to the next, and the positions of a
     /// group.
     Steps {
@@ -56,8 +54,8 @@ impl fmt::Display for FieldValue {
             Self::Number(number) => write!(f, "{number}"),
             Self::Bytes(bytes) => write!(f, "{} B", bytes.get()),
             Self::Alignment(alignment) => write!(f, "{alignment}"),
-            Self::HeadsInRow => f.pad("one behind the other"),
-            Self::HeadsApart => f.pad("apart"),
+            Self::Contiguous(true) => f.pad("contiguous"),
+            Self::Contiguous(false) => f.pad("in parts"),
             Self::Steps { outer, regions, inner } => {
                 let one = |f: &mut fmt::Formatter<'_>, step: &Step| match step.count {
                     1 => f.write_str("1 position"),
