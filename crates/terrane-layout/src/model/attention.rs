@@ -47,7 +47,9 @@ pub(super) fn full_heads(
     let name = "num_global_key_value_heads";
     let stated = fields.optional_integer(name, 1, LARGEST_DIMENSION)?;
     let count = match stated {
-        Some(all) if fields.flag("attention_k_eq_v")? => heads_of_rank(fields, name, all, ranks)?,
+        Some(all) if fields.optional_flag("attention_k_eq_v")?.unwrap_or(true) => {
+            heads_of_rank(fields, name, all, ranks)?
+        }
         _ => others.count,
     };
     Ok(Heads { count, dim })
@@ -162,11 +164,14 @@ pub(super) fn kinds(
     if types.is_none() && matches!(windows, Windows::Never) {
         return Ok((0..num_layers).map(|_| GroupKind::Attention).collect());
     }
-    let window = fields.optional_integer("sliding_window", 1, u32::MAX)?;
-    let sliding = |is_sliding: bool| match (is_sliding, window) {
-        (false, _) => Ok(GroupKind::Attention),
-        (true, Some(window)) => Ok(GroupKind::SlidingAttention { window }),
-        (true, None) => Err(fields.missing("sliding_window")),
+    let window = || fields.optional_integer("sliding_window", 1, u32::MAX);
+    // A window that no layer has may be anything.
+    let sliding = |is_sliding: bool| match is_sliding {
+        false => Ok(GroupKind::Attention),
+        true => match window()? {
+            Some(window) => Ok(GroupKind::SlidingAttention { window }),
+            None => Err(fields.missing("sliding_window")),
+        },
     };
     let switched = matches!(windows, Windows::FromLayer | Windows::LayerTypesOnly);
     let switched_on = !switched || fields.flag("use_sliding_window")?;
@@ -192,7 +197,10 @@ pub(super) fn kinds(
             each(&|layer| layer >= first)
         }
         Windows::LayerTypesOnly | Windows::Listed => Err(fields.missing("layer_types")),
-        Windows::All => each(&|_| window.is_some()),
+        Windows::All => {
+            let has_window = window()?.is_some();
+            each(&|_| has_window)
+        }
         Windows::AllButLast { field, of } => {
             let stated = fields.optional_integer(field, 1, u32::MAX)?;
             let hidden = fields.optional_integer("_sliding_window_pattern", 1, u32::MAX)?;

@@ -163,12 +163,13 @@ impl<'a> Fields<'a> {
         of: &'static [&'static str],
     ) -> Result<Option<Vec<&'static str>>, ModelError> {
         let unexpected = |value| self.unexpected(name, value, Expected::Layers { layers, of });
-        let Some(entries) = self.list(name)? else {
+        let Some(value) = self.own(name) else {
             return Ok(None);
         };
-        if u32::try_from(entries.len()) != Ok(layers) {
-            return Err(self.own(name).map_or_else(|| self.missing(name), unexpected));
-        }
+        let entries = value
+            .as_array()
+            .filter(|entries| u32::try_from(entries.len()) == Ok(layers))
+            .ok_or_else(|| unexpected(value))?;
         entries
             .iter()
             .map(|entry| {
@@ -186,16 +187,15 @@ impl<'a> Fields<'a> {
         most: u32,
         largest: u32,
     ) -> Result<Option<Vec<u32>>, ModelError> {
-        let Some(entries) = self.list(name)? else {
+        let Some(value) = self.own(name) else {
             return Ok(None);
         };
         let expected = Expected::Integers { most, largest };
-        if entries.len() > usize::try_from(most).unwrap_or(usize::MAX) {
-            return Err(self.own(name).map_or_else(
-                || self.missing(name),
-                |value| self.unexpected(name, value, expected),
-            ));
-        }
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let entries = value
+            .as_array()
+            .filter(|entries| entries.len() <= most)
+            .ok_or_else(|| self.unexpected(name, value, expected))?;
         entries
             .iter()
             .map(|entry| {

@@ -1,7 +1,5 @@
 //! From the fields of a configuration to the groups of its caches.
 
-use serde_json::{Map, Value};
-
 use super::attention::{self, Heads};
 use super::error::ModelError;
 use super::families::{Attention, Caches, Tokens};
@@ -10,7 +8,7 @@ use super::group::{CacheGroup, GroupKind};
 use super::limits::LARGEST_LAYER_COUNT;
 use super::options::ModelOptions;
 use super::spec::{GroupSpec, check_groups};
-use super::{dtype, guard, latent, state};
+use super::{dtype, guard, json, latent, state};
 use crate::{ElementFormat, LayoutError};
 
 /// The model type, and its groups.
@@ -21,12 +19,16 @@ pub(super) fn read(
     if options.tensor_parallel == 0 {
         return Err(ModelError::NoRanks.into());
     }
-    let root: Map<String, Value> =
-        serde_json::from_slice(json).map_err(|source| ModelError::Json { source })?;
+    let root = json::object(json)?;
     let fields = Fields::new(&root)?;
     guard::check(&fields)?;
     let family = fields.family;
-    let layers = fields.one_integer(family.names.layers, 1, LARGEST_LAYER_COUNT)?;
+    let stated = fields.any_integer(family.names.layers, 1, LARGEST_LAYER_COUNT)?;
+    let layers = match (stated, &family.caches) {
+        (Some(layers), _) => layers,
+        (None, Caches::Hybrid { layers, .. }) => state::listed_layers(&fields, *layers)?,
+        (None, _) => fields.one_integer(family.names.layers, 1, LARGEST_LAYER_COUNT)?,
+    };
     let reader = Reader { fields, options: *options };
     let specs = match &family.caches {
         Caches::Attention(attention) => {

@@ -6,10 +6,12 @@ use super::dtype;
 use super::error::{Expected, ModelError};
 use super::families::{Mamba2, Recurrent, State, StateLayers, StateShape};
 use super::fields::Fields;
-use super::limits::LARGEST_DIMENSION;
+use super::limits::{LARGEST_DIMENSION, LARGEST_LAYER_COUNT};
 
 /// The widest row of a recurrence that is read.
 const LARGEST_INNER: u32 = 1 << 24;
+
+const LINEAR: &[&str] = &["full_attention", "linear_attention"];
 
 /// What a layer of a hybrid keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,10 +148,12 @@ fn delta_net(fields: &Fields<'_>, ranks: u32) -> Result<Elements, ModelError> {
 }
 
 fn kda(fields: &Fields<'_>, ranks: u32) -> Result<Elements, ModelError> {
-    let integer = |name| fields.integer(name, 1, LARGEST_DIMENSION);
-    let heads = integer("linear_attn_config.num_heads")?;
-    let head_dim = integer("linear_attn_config.head_dim")?;
-    let taps = integer("linear_attn_config.short_conv_kernel_size")? - 1;
+    // Published configurations have an inner object, those of `transformers` 5 have not.
+    let integer = |names: [&'static str; 2]| fields.one_integer(&names, 1, LARGEST_DIMENSION);
+    let heads = integer(["linear_attn_config.num_heads", "linear_num_heads"])?;
+    let head_dim = integer(["linear_attn_config.head_dim", "linear_head_dim"])?;
+    let taps =
+        integer(["linear_attn_config.short_conv_kernel_size", "linear_conv_kernel_dim"])? - 1;
     let heads_here = share(fields, "linear_attn_config.num_heads", heads.into(), ranks)?;
     let channels = 3 * heads_here * u64::from(head_dim);
     Ok(Elements {
@@ -169,6 +173,23 @@ fn share(fields: &Fields<'_>, name: &str, all: u64, ranks: u32) -> Result<u64, M
     is_whole.then_some(all / u64::from(ranks)).ok_or_else(|| fields.indivisible(name, all, ranks))
 }
 
+/// The number of layers where only the list of them states it.
+pub(super) fn listed_layers(fields: &Fields<'_>, layers: StateLayers) -> Result<u32, ModelError> {
+    let names = fields.family.names.layers;
+    let name = "layers_block_type";
+    let list = if let StateLayers::Letters = layers { fields.list(name)? } else { None };
+    let count = list.and_then(|list| u32::try_from(list.len()).ok());
+    match (count, list) {
+        (Some(count), _) if (1..=LARGEST_LAYER_COUNT).contains(&count) => Ok(count),
+        (_, Some(_)) => {
+            let expected = Expected::Integer { least: 1, largest: LARGEST_LAYER_COUNT };
+            let count = Value::from(count.unwrap_or(u32::MAX));
+            Err(fields.unexpected("the length of layers_block_type", &count, expected))
+        }
+        _ => Err(fields.missing(names.first().copied().unwrap_or_default())),
+    }
+}
+
 /// What each layer keeps.
 pub(super) fn layers(
     fields: &Fields<'_>,
@@ -186,8 +207,7 @@ pub(super) fn layers(
             types.ok_or_else(|| fields.missing(field)).map(of_types)
         }
         StateLayers::Interval(unstated) => {
-            let of = &["full_attention", "linear_attention"];
-            if let Some(types) = fields.layers("layer_types", num_layers, of)? {
+            if let Some(types) = fields.layers("layer_types", num_layers, LINEAR)? {
                 return Ok(of_types(types));
             }
             let stated = fields.optional_integer("full_attention_interval", 1, u32::MAX)?;
@@ -247,6 +267,9 @@ fn letters(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelErro
 
 /// Kimi Linear: the layers of both kinds, counted from 1. Each layer is of one kind.
 fn lists(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<Keeps>, ModelError> {
+    if let Some(types) = fields.layers("layer_types", num_layers, LINEAR)? {
+        return Ok(of_types(types));
+    }
     let (full_name, state_name) =
         ("linear_attn_config.full_attn_layers", "linear_attn_config.kda_layers");
     let list = |name| {

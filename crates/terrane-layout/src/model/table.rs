@@ -7,103 +7,20 @@ use super::families::{
     Attention, Caches, Family, HeadDim, KvHeads, Mamba2, Names, Recurrent, State, StateLayers,
     StateShape, Tokens, Variant, Windows,
 };
+use super::names::{
+    self, BLOCKS, CHATGLM, DBRX, FALCON, FALCON_H1, GPT, GRANITE, HUNYUAN, INDEXED, LATENT, LINEAR,
+    LONGCAT, MAMBA, MAMBA2, NEMOTRON_H, STEP, TYPED, ZAMBA, ZAMBA2,
+};
 use HeadDim::{OrHiddenPerHead, Stated as StatedDim};
 use KvHeads::{All, OrAllHeads, Stated};
 use Windows::{AllButFirst, FromLayer, LayerTypesOnly, Listed, Never};
-
-const STANDARD: Names = Names {
-    layers: &["num_hidden_layers"],
-    heads: &["num_attention_heads"],
-    kv_heads: &["num_key_value_heads"],
-    hidden: &["hidden_size"],
-    head_dim: &["head_dim"],
-};
-
-/// The models before names were agreed upon.
-const GPT: Names = Names {
-    layers: &["n_layer", "num_hidden_layers"],
-    heads: &["n_head", "num_attention_heads"],
-    hidden: &["n_embd", "n_embed", "hidden_size"],
-    ..STANDARD
-};
-
-const FALCON: Names = Names {
-    layers: &["num_hidden_layers", "n_layer"],
-    heads: &["num_attention_heads", "n_head"],
-    kv_heads: &["num_kv_heads", "n_head_kv"],
-    hidden: &["hidden_size"],
-    ..STANDARD
-};
-
-const CHATGLM: Names = Names {
-    layers: &["num_layers"],
-    kv_heads: &["multi_query_group_num"],
-    head_dim: &["kv_channels"],
-    ..STANDARD
-};
-
-const DBRX: Names = Names {
-    layers: &["n_layers"],
-    heads: &["n_heads"],
-    kv_heads: &["attn_config.kv_n_heads"],
-    hidden: &["d_model"],
-    ..STANDARD
-};
-
-const LONGCAT: Names = Names { layers: &["num_layers"], ..STANDARD };
-const HUNYUAN: Names = Names { head_dim: &["head_dim", "attention_head_dim"], ..STANDARD };
-const ZAMBA: Names = Names { head_dim: &["attention_head_dim"], ..STANDARD };
-const STEP: Names = Names { kv_heads: &["num_attention_groups"], ..STANDARD };
-
-const MAMBA2: Mamba2 = Mamba2 {
-    heads: "num_heads",
-    head_dim: "head_dim",
-    inner: "",
-    expand: "expand",
-    groups: &["n_groups"],
-    size: "state_size",
-    conv: &["conv_kernel"],
-};
-const FALCON_H1: Mamba2 = Mamba2 {
-    heads: "mamba_n_heads",
-    head_dim: "mamba_d_head",
-    inner: "mamba_d_ssm",
-    expand: "mamba_expand",
-    groups: &["mamba_n_groups"],
-    size: "mamba_d_state",
-    conv: &["mamba_d_conv"],
-};
-const GRANITE: Mamba2 = Mamba2 { inner: "", ..FALCON_H1 };
-const ZAMBA2: Mamba2 = Mamba2 {
-    heads: "n_mamba_heads",
-    head_dim: "mamba_headdim",
-    groups: &["mamba_ngroups"],
-    ..GRANITE
-};
-const NEMOTRON_H: Mamba2 = Mamba2 {
-    heads: "mamba_num_heads",
-    head_dim: "mamba_head_dim",
-    // These state an `expand` that decides nothing.
-    expand: "",
-    groups: &["n_groups", "mamba_n_groups"],
-    size: "ssm_state_size",
-    conv: &["conv_kernel", "mamba_d_conv"],
-    ..GRANITE
-};
-
-const MAMBA: &[&str] = &["mamba_", "ssm_", "conv_", "state_size", "layers_block_type"];
-const LATENT: &[&str] = &["kv_lora_rank", "v_head_dim"];
-const INDEXED: &[&str] = &["kv_lora_rank", "v_head_dim", "index_", "indexer_"];
-const LINEAR: &[&str] = &["linear_", "full_attention_interval", "mamba_"];
-const TYPED: &[&str] = &["attention", "full_attention", "mamba", "linear_attention"];
-const BLOCKS: &[&str] = &["mamba", "linear_attention", "hybrid"];
 
 const fn family(
     model_type: &'static str,
     caches: Caches,
     counts: &'static [&'static str],
 ) -> Family {
-    Family { model_type, caches, names: &STANDARD, default_dtype: None, counts }
+    Family { model_type, caches, names: &names::STANDARD, default_dtype: None, counts }
 }
 
 const fn plain(kv_heads: KvHeads, head_dim: HeadDim, windows: Windows) -> Attention {
@@ -179,6 +96,11 @@ const fn lfm2(model_type: &'static str, channels: &'static str) -> Family {
     hybrid(model_type, attention, StateLayers::Indices, state, &["conv_", "full_attn_"])
 }
 
+const fn gemma4(model_type: &'static str) -> Family {
+    let counts = &["num_kv_shared_layers", "global_head_dim", "num_global_"];
+    heads(model_type, Stated, StatedDim, Listed).variant(Variant::SharedAndGlobal, counts)
+}
+
 impl Family {
     const fn names(self, names: &'static Names) -> Self {
         Self { names, ..self }
@@ -219,8 +141,11 @@ const FAMILIES: &[Family] = &[
     heads("cohere", OrAllHeads, OrHiddenPerHead, Never),
     heads("cohere2", OrAllHeads, OrHiddenPerHead, last_full(4)),
     heads("cohere2_moe", OrAllHeads, StatedDim, Listed),
+    heads("cohere_compass_text", OrAllHeads, OrHiddenPerHead, Listed),
+    heads("cosmos3_edge_text", Stated, StatedDim, Never),
     heads("cwm", Stated, StatedDim, AllButFirst { of: 4 }),
     heads("dbrx", Stated, OrHiddenPerHead, Never).names(&DBRX),
+    heads("deepseek_ocr2_text", OrAllHeads, OrHiddenPerHead, Never),
     latent("deepseek_v2"),
     latent("deepseek_v3"),
     indexed("deepseek_v32", 1),
@@ -256,10 +181,8 @@ const FAMILIES: &[Family] = &[
     heads("gemma3_text", KvHeads::Or(4), HeadDim::Or(256), last_full(6)),
     heads("gemma3n_text", Stated, StatedDim, last_full(5))
         .variant(Variant::Shared, &["num_kv_shared_layers"]),
-    heads("gemma4_text", Stated, StatedDim, Listed).variant(
-        Variant::SharedAndGlobal,
-        &["num_kv_shared_layers", "global_head_dim", "num_global_"],
-    ),
+    gemma4("gemma4_text"),
+    gemma4("gemma4_unified_text"),
     heads("glm", Stated, StatedDim, Never),
     heads("glm4", Stated, StatedDim, Never),
     heads("glm4_moe", Stated, StatedDim, Never),
@@ -268,6 +191,7 @@ const FAMILIES: &[Family] = &[
     heads("glm4v_text", Stated, OrHiddenPerHead, Never),
     indexed("glm_moe_dsa", 1),
     heads("glm_ocr_text", Stated, StatedDim, Never),
+    heads("gpt-sw3", All, OrHiddenPerHead, Never).names(&GPT),
     heads("gpt2", All, OrHiddenPerHead, Never).names(&GPT),
     heads(
         "gpt_bigcode",
@@ -281,6 +205,7 @@ const FAMILIES: &[Family] = &[
     Family { default_dtype: Some("bfloat16"), ..heads("gpt_oss", Stated, StatedDim, last_full(2)) },
     heads("gptj", All, OrHiddenPerHead, Never).names(&GPT),
     heads("granite", OrAllHeads, OrHiddenPerHead, Never),
+    heads("granite4_vision_text", OrAllHeads, OrHiddenPerHead, Never),
     heads("granite_swa", Stated, OrHiddenPerHead, AllButFirst { of: 4 }),
     heads("granitemoe", OrAllHeads, OrHiddenPerHead, Never),
     heads("granitemoe_swa", OrAllHeads, OrHiddenPerHead, AllButFirst { of: 4 }),
@@ -358,6 +283,8 @@ const FAMILIES: &[Family] = &[
     heads("mistral", Stated, OrHiddenPerHead, Windows::All),
     heads("mixtral", Stated, OrHiddenPerHead, Windows::All),
     heads("molmo2_text", Stated, StatedDim, Never),
+    heads("muse_glimmer_text", Stated, StatedDim, Listed),
+    heads("muse_spark_text", Stated, StatedDim, Listed),
     heads("nemotron", OrAllHeads, OrHiddenPerHead, Never),
     Family {
         names: &HUNYUAN,
@@ -366,7 +293,7 @@ const FAMILIES: &[Family] = &[
             plain(Stated, StatedDim, Never),
             StateLayers::Letters,
             mamba2(&NEMOTRON_H, Recurrent::FieldOrFloat32("mamba_ssm_cache_dtype")),
-            &["mamba_", "ssm_", "conv_", "layers_block_type", "hybrid_"],
+            &["mamba_", "ssm_", "conv_", "layers_block_type", "hybrid_override_pattern"],
         )
     },
     heads("olmo", OrAllHeads, OrHiddenPerHead, Never),

@@ -145,16 +145,19 @@ def main(vllm_path, transformers_path):
         for tree in assigned(registry, section):
             for architecture, (module, _) in pairs(tree):
                 entry = {"module": module, "caches": caches_of(vllm, module)}
+                if section == "_MULTIMODAL_MODELS":
+                    entry["multimodal"] = True
                 known = types.get(architecture) or stems.get(stem(architecture))
                 if not known:
                     nameless[architecture] = entry
                 for model_type in known or ():
                     served.setdefault(model_type, {})[architecture] = entry
-    print(json.dumps({
-        "sources": [re.sub(r".*/", "", path) for path in (vllm_path, transformers_path)],
-        "model_types": dict(sorted(served.items())),
-        "architectures_without_a_known_type": dict(sorted(nameless.items())),
-    }, indent=1))
+    def lines(entries):
+        return ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(entries.items()))
+
+    sources = json.dumps([re.sub(r".*/", "", path) for path in (vllm_path, transformers_path)])
+    print(f'{{\n "sources": {sources},\n "model_types": {{\n{lines(served)}\n }},')
+    print(f' "architectures_without_a_known_type": {{\n{lines(nameless)}\n }}\n}}')
 
 
 if __name__ == "__main__":
