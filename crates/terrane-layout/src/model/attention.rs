@@ -11,48 +11,51 @@ use super::limits::LARGEST_DIMENSION;
 const LAYER_TYPES: &[&str] = &["full_attention", "sliding_attention"];
 const CHUNKED_TYPES: &[&str] = &["full_attention", "chunked_attention"];
 
-/// KV heads on one rank, and elements of each.
+/// KV heads on one rank, and elements of each in K and in V.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
     pub count: u32,
     pub dim: u32,
+    pub value_dim: u32,
 }
 
-/// The heads of all layers but those that [`full_heads`] knows better.
+/// The heads of layers with full attention, and those of others.
 pub(super) fn heads(
     fields: &Fields<'_>,
     attention: &Attention,
     ranks: u32,
-) -> Result<Heads, ModelError> {
+) -> Result<(Heads, Heads), ModelError> {
     let names = fields.family.names;
     let field = names.kv_heads.first().copied().unwrap_or_default();
     let all = kv_head_count(fields, attention.kv_heads)?;
-    Ok(Heads {
-        count: heads_of_rank(fields, field, all, ranks)?,
-        dim: head_dimension(fields, attention.head_dim)?,
-    })
-}
-
-/// The heads of layers with full attention.
-pub(super) fn full_heads(
-    fields: &Fields<'_>,
-    attention: &Attention,
-    others: Heads,
-    ranks: u32,
-) -> Result<Heads, ModelError> {
-    if attention.variant != Variant::SharedAndGlobal {
-        return Ok(others);
-    }
-    let dim = fields.integer("global_head_dim", 1, LARGEST_DIMENSION)?;
-    let name = "num_global_key_value_heads";
-    let stated = fields.optional_integer(name, 1, LARGEST_DIMENSION)?;
-    let count = match stated {
-        Some(all) if fields.optional_flag("attention_k_eq_v")?.unwrap_or(true) => {
-            heads_of_rank(fields, name, all, ranks)?
+    let dim = head_dimension(fields, attention.head_dim)?;
+    let count = heads_of_rank(fields, field, all, ranks)?;
+    let plain = Heads { count, dim, value_dim: dim };
+    match attention.variant {
+        Variant::None | Variant::Shared => Ok((plain, plain)),
+        Variant::SharedAndGlobal => {
+            let dim = fields.integer("global_head_dim", 1, LARGEST_DIMENSION)?;
+            let name = "num_global_key_value_heads";
+            let stated = fields.optional_integer(name, 1, LARGEST_DIMENSION)?;
+            let count = match stated {
+                Some(all) if fields.optional_flag("attention_k_eq_v")?.unwrap_or(true) => {
+                    heads_of_rank(fields, name, all, ranks)?
+                }
+                _ => count,
+            };
+            Ok((Heads { count, dim, value_dim: dim }, plain))
         }
-        _ => others.count,
-    };
-    Ok(Heads { count, dim })
+        Variant::Unequal => {
+            let integer = |name| fields.integer(name, 1, LARGEST_DIMENSION);
+            let name = "swa_num_key_value_heads";
+            let sliding = Heads {
+                count: heads_of_rank(fields, name, integer(name)?, ranks)?,
+                dim: integer("swa_head_dim")?,
+                value_dim: integer("swa_v_head_dim")?,
+            };
+            Ok((Heads { value_dim: integer("v_head_dim")?, ..plain }, sliding))
+        }
+    }
 }
 
 /// How many of the layers, from the first on, have caches of their own.
@@ -61,7 +64,7 @@ pub(super) fn cached_layers(
     attention: &Attention,
     num_layers: u32,
 ) -> Result<u32, ModelError> {
-    if attention.variant == Variant::None {
+    if matches!(attention.variant, Variant::None | Variant::Unequal) {
         return Ok(num_layers);
     }
     // One layer at least is there to be shared.
@@ -157,8 +160,10 @@ pub(super) fn kinds(
     windows: Windows,
     num_layers: u32,
 ) -> Result<Vec<GroupKind>, ModelError> {
-    if let Windows::Chunks = windows {
-        return chunks(fields, num_layers);
+    match windows {
+        Windows::Chunks => return chunks(fields, num_layers),
+        Windows::Numbered { field, window } => return numbered(fields, field, window, num_layers),
+        _ => {}
     }
     let types = fields.layers("layer_types", num_layers, LAYER_TYPES)?;
     if types.is_none() && matches!(windows, Windows::Never) {
@@ -208,7 +213,7 @@ pub(super) fn kinds(
             each(&|layer| !(layer + 1).is_multiple_of(of))
         }
         Windows::AllButFirst { of } => each(&|layer| !layer.is_multiple_of(of)),
-        Windows::Never | Windows::Chunks => each(&|_| false),
+        Windows::Never | Windows::Chunks | Windows::Numbered { .. } => each(&|_| false),
     }
 }
 
@@ -222,17 +227,45 @@ fn chunks(fields: &Fields<'_>, num_layers: u32) -> Result<Vec<GroupKind>, ModelE
     if let Some(types) = fields.layers("layer_types", num_layers, CHUNKED_TYPES)? {
         return Ok(types.into_iter().map(|each| kind(each == "chunked_attention")).collect());
     }
-    if let Some(rotary) = fields.integers("no_rope_layers", num_layers, 1)?
-        && !rotary.is_empty()
-    {
-        if u32::try_from(rotary.len()) != Ok(num_layers) {
-            let expected = Expected::Layers { layers: num_layers, of: &["0", "1"] };
-            let value = fields.own("no_rope_layers").unwrap_or(&Value::Null);
-            return Err(fields.unexpected("no_rope_layers", value, expected));
-        }
-        // The field's name says the opposite of its values: 1 is a layer with rotary embedding.
-        return Ok(rotary.into_iter().map(|rotary| kind(rotary == 1)).collect());
+    // The field's name says the opposite of its values: 1 is a layer with rotary embedding.
+    let rotary = flags(fields, "no_rope_layers", num_layers)?;
+    if !rotary.is_empty() {
+        return Ok(rotary.into_iter().map(kind).collect());
     }
     let of = fields.optional_integer("no_rope_layer_interval", 1, u32::MAX)?.unwrap_or(4);
     Ok((0..num_layers).map(|layer| kind(!(layer + 1).is_multiple_of(of))).collect())
+}
+
+/// `MiMo` V2: a list of 0 and 1, a number a layer.
+fn numbered(
+    fields: &Fields<'_>,
+    field: &'static str,
+    window: &'static str,
+    num_layers: u32,
+) -> Result<Vec<GroupKind>, ModelError> {
+    let window = fields.integer(window, 1, u32::MAX)?;
+    let sliding = flags(fields, field, num_layers)?;
+    if sliding.is_empty() {
+        return Err(fields.missing(field));
+    }
+    let kind = |is_sliding| match is_sliding {
+        true => GroupKind::SlidingAttention { window },
+        false => GroupKind::Attention,
+    };
+    Ok(sliding.into_iter().map(kind).collect())
+}
+
+/// A list of 0 and 1, a number a layer; empty if it is absent or empty.
+fn flags(
+    fields: &Fields<'_>,
+    name: &'static str,
+    num_layers: u32,
+) -> Result<Vec<bool>, ModelError> {
+    let stated = fields.integers(name, num_layers, 1)?.unwrap_or_default();
+    if !stated.is_empty() && u32::try_from(stated.len()) != Ok(num_layers) {
+        let expected = Expected::Layers { layers: num_layers, of: &["0", "1"] };
+        let value = fields.own(name).unwrap_or(&Value::Null);
+        return Err(fields.unexpected(name, value, expected));
+    }
+    Ok(stated.into_iter().map(|flag| flag == 1).collect())
 }

@@ -56,6 +56,9 @@ pub(super) enum Variant {
     /// As `Shared`, and layers with full attention have heads of `global_head_dim`, and
     /// `num_global_key_value_heads` of them where K serves as V (`attention_k_eq_v`).
     SharedAndGlobal,
+    /// Heads of V have `v_head_dim` elements, and share a row with those of K. Layers with a window
+    /// have `swa_num_key_value_heads` of `swa_head_dim` and `swa_v_head_dim`.
+    Unequal,
 }
 
 /// The number of KV heads where no field states it.
@@ -102,6 +105,8 @@ pub(super) enum Windows {
     LayerTypesOnly,
     /// Only `layer_types` can tell.
     Listed,
+    /// Those that have a 1 in the list of this field. Another one states the window.
+    Numbered { field: &'static str, window: &'static str },
     /// All but the last of each so many layers. The field states another number.
     AllButLast { field: &'static str, of: u32 },
     /// All but the first of each so many layers.

@@ -166,12 +166,16 @@ impl<'a> Fields<'a> {
         let Some(value) = self.own(name) else {
             return Ok(None);
         };
+        // Some lists go on with the layers of speculative decoding.
+        let drafts = self.optional_integer("num_nextn_predict_layers", 0, u32::MAX)?.unwrap_or(0);
+        let lengths = [Some(layers), layers.checked_add(drafts)];
         let entries = value
             .as_array()
-            .filter(|entries| u32::try_from(entries.len()) == Ok(layers))
+            .filter(|entries| lengths.contains(&u32::try_from(entries.len()).ok()))
             .ok_or_else(|| unexpected(value))?;
         entries
             .iter()
+            .take(usize::try_from(layers).unwrap_or(usize::MAX))
             .map(|entry| {
                 let known = of.iter().find(|known| entry.as_str() == Some(known));
                 known.copied().ok_or_else(|| unexpected(entry))

@@ -41,7 +41,7 @@ impl CacheGroup {
     }
 
     /// Elements a head: of K and V each, or of both where they share a row, or of the latent with
-    /// its rotary part. For a state, its bytes.
+    /// its rotary part. For an indexer and a state of a configuration, bytes.
     #[must_use]
     pub const fn head_dim(&self) -> u32 {
         self.head_dim
@@ -59,7 +59,7 @@ impl CacheGroup {
         self.outer_dim
     }
 
-    /// How elements are stored. A state's elements are bytes.
+    /// How elements are stored.
     #[must_use]
     pub const fn element(&self) -> ElementFormat {
         self.element
@@ -176,12 +176,12 @@ pub enum GroupKind {
 impl fmt::Display for GroupKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Attention => f.pad("full"),
-            Self::SlidingAttention { window } => write!(f, "sliding window of {window}"),
-            Self::ChunkedAttention { chunk } => write!(f, "chunks of {chunk}"),
-            Self::Latent => f.pad("latent"),
-            Self::Indexer => f.pad("indexer"),
-            Self::State => f.pad("state"),
+            Self::Attention => f.pad("full attention"),
+            Self::SlidingAttention { window } => write!(f, "attention in a window of {window}"),
+            Self::ChunkedAttention { chunk } => write!(f, "attention in chunks of {chunk}"),
+            Self::Latent => f.pad("latents"),
+            Self::Indexer => f.pad("keys of the indexer"),
+            Self::State => f.pad("states"),
         }
     }
 }

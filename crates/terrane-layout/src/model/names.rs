@@ -45,7 +45,8 @@ pub(super) const LONGCAT: Names = Names { layers: &["num_layers"], ..STANDARD };
 pub(super) const HUNYUAN: Names =
     Names { head_dim: &["head_dim", "attention_head_dim"], ..STANDARD };
 pub(super) const ZAMBA: Names = Names { head_dim: &["attention_head_dim"], ..STANDARD };
-pub(super) const STEP: Names = Names { kv_heads: &["num_attention_groups"], ..STANDARD };
+pub(super) const STEP: Names =
+    Names { kv_heads: &["num_attention_groups", "num_key_value_heads"], ..STANDARD };
 
 pub(super) const MAMBA2: Mamba2 = Mamba2 {
     heads: "num_heads",

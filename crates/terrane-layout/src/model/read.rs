@@ -94,8 +94,7 @@ impl Reader<'_> {
     ) -> Result<Vec<GroupSpec>, ModelError> {
         let (fields, ranks) = (&self.fields, self.options.tensor_parallel);
         let element = self.element()?;
-        let heads = attention::heads(fields, attention, ranks)?;
-        let full = attention::full_heads(fields, attention, heads, ranks)?;
+        let (full, others) = attention::heads(fields, attention, ranks)?;
         let cached = attention::cached_layers(fields, attention, num_layers)?;
         let kinds = match fields.family.caches {
             // Their layer types name states, and have been read.
@@ -107,9 +106,14 @@ impl Reader<'_> {
         distinct.sort_unstable();
         distinct.dedup();
         let group = |kind: GroupKind| {
-            let Heads { count, dim } = if kind == GroupKind::Attention { full } else { heads };
+            let Heads { count, dim, value_dim } =
+                if kind == GroupKind::Attention { full } else { others };
             let layers = own().filter(|(_, each)| **each == kind).map(|(layer, _)| layer);
-            GroupSpec::attention(layers, count, dim, element).kind(kind)
+            if dim == value_dim {
+                GroupSpec::attention(layers, count, dim, element).kind(kind)
+            } else {
+                GroupSpec::new(kind, layers, count, dim + value_dim, element)
+            }
         };
         Ok(distinct.into_iter().map(group).collect())
     }

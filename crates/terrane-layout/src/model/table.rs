@@ -275,6 +275,13 @@ const FAMILIES: &[Family] = &[
         MAMBA,
     ),
     heads("mellum", Stated, StatedDim, Never),
+    heads(
+        "mimo_v2_flash",
+        Stated,
+        StatedDim,
+        Windows::Numbered { field: "hybrid_layer_pattern", window: "sliding_window_size" },
+    )
+    .variant(Variant::Unequal, &["v_head_dim", "swa_", "hybrid_layer_pattern"]),
     heads("minicpm", OrAllHeads, OrHiddenPerHead, Never),
     // Its latents become K and V of all heads before they are cached.
     Family { counts: LATENT, ..heads("minicpm3", All, HeadDim::NopeAndRope, Never) },
@@ -340,6 +347,7 @@ const FAMILIES: &[Family] = &[
     heads("stablelm", Stated, OrHiddenPerHead, Never),
     heads("starcoder2", Stated, OrHiddenPerHead, Windows::All),
     heads("step3_text", KvHeads::Or(1), StatedDim, Never).names(&STEP),
+    heads("step3p5", Stated, StatedDim, Listed).names(&STEP),
     heads("vaultgemma", Stated, StatedDim, last_full(2)),
     hybrid(
         "zamba2",

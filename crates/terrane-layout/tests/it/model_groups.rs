@@ -183,6 +183,43 @@ fn layers_of_hybrids_as_each_family_states_them() {
 }
 
 #[test]
+fn keys_and_values_of_unequal_size_share_a_row() {
+    let mimo = with(
+        full(),
+        &json!({
+            "model_type": "mimo_v2_flash", "head_dim": 192, "v_head_dim": 128,
+            "swa_num_key_value_heads": 8, "swa_head_dim": 96, "swa_v_head_dim": 64,
+            "hybrid_layer_pattern": [0, 1, 1, 0], "sliding_window_size": 128
+        }),
+    );
+    let model = read(&mimo).unwrap();
+    let [attention, sliding] = model.groups() else { panic!("{model:?}") };
+    assert_eq!((attention.outer_dim(), attention.heads(), attention.head_dim()), (1, 4, 320));
+    assert_eq!((sliding.outer_dim(), sliding.heads(), sliding.head_dim()), (1, 8, 160));
+    assert_eq!(sliding.kind(), GroupKind::SlidingAttention { window: 128 });
+    assert_eq!((attention.layers(), sliding.layers()), ([0, 3].as_slice(), [1, 2].as_slice()));
+    let error = refused(&with(mimo.clone(), &json!({"hybrid_layer_pattern": null})));
+    assert!(matches!(error, ModelError::Missing { .. }), "{error}");
+    let error = refused(&with(mimo, &json!({"hybrid_layer_pattern": [0, 1, 2, 0]})));
+    assert!(matches!(error, ModelError::Value { .. }), "{error}");
+}
+
+#[test]
+fn layers_of_drafts_are_not_counted() {
+    let types = ["full_attention", "sliding_attention", "full_attention"];
+    let step = json!({
+        "model_type": "step3p5", "num_attention_groups": 4, "num_key_value_heads": null,
+        "head_dim": 8, "num_hidden_layers": 2, "sliding_window": 32, "layer_types": types
+    });
+    let error = refused(&with(full(), &step));
+    assert!(matches!(error, ModelError::Value { .. }), "{error}");
+    let step = with(step, &json!({"num_nextn_predict_layers": 1}));
+    let model = read(&with(full(), &step)).unwrap();
+    let layers: Vec<&[u32]> = model.groups().iter().map(|group| group.layers()).collect();
+    assert_eq!(layers, [&[0], &[1]]);
+}
+
+#[test]
 fn described_groups_are_as_read_ones() {
     let read = read(&fixture("falcon_h1-defaults.json")).unwrap();
     let groups = [
