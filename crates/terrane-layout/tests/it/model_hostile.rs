@@ -264,4 +264,21 @@ proptest! {
             }
         }
     }
+
+    #[test]
+    fn no_change_of_a_file_panics(
+        file in prop::sample::select(FILES.to_vec()),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), values()), 1..4),
+        ranks in 1..130_u32,
+    ) {
+        let mut config = fixture(file);
+        let names: Vec<String> = config.as_object().unwrap().keys().cloned().collect();
+        for (index, value) in changes {
+            config[index.get(&names)] = value;
+        }
+        let options = ModelOptions::new().tensor_parallel(ranks);
+        if let Ok(model) = ModelGeometry::from_json(config.to_string(), &options) {
+            prop_assert!(model.bytes_per_token().is_ok() && model.bytes_per_sequence().is_ok());
+        }
+    }
 }
