@@ -20,6 +20,7 @@ pub use axis::{Axis, InvalidSectionName, SectionName};
 pub use error::GeometryError;
 pub use form::{TensorAxis, TensorForm};
 pub use index::{Index, IndexOutOfRange, RegionOffset};
+pub(crate) use kinds::element;
 pub use pieces::PieceStrides;
 pub use section::{Section, SectionShape};
 pub use steps::{AxisSteps, Step};
