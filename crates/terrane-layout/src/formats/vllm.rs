@@ -155,7 +155,8 @@ pub fn packed_unequal(
 /// # Errors
 ///
 /// As from [`packed`], [`GeometryError::Dimension`] if the order has heads outside blocks or layers,
-/// and [`GeometryError::NotNested`] if a page does not fit in `page_bytes`.
+/// and [`GeometryError::NotNested`] or [`GeometryError::SectionsOverlap`] if a page does not fit in
+/// `page_bytes`.
 pub fn page_padded(
     config: &LayoutConfig,
     order: PackedOrder,

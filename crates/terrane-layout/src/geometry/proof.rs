@@ -86,10 +86,12 @@ fn nest(
     steps.retain(|step| step.count > 1);
     steps.sort_by_key(|step| step.stride);
     let (mut span, mut inner) = (unit, Axis::Element);
-    for step in &steps {
+    for (number, step) in steps.iter().enumerate() {
         if step.stride < span {
-            let first =
+            let start =
                 if named == "byte" { section.offset() } else { section.first_region().into() };
+            let inside = steps.get(..number).unwrap_or_default();
+            let address = first_shared(Placed { start: start.into(), span, steps: inside }, *step);
             return Err(GeometryError::NotNested {
                 section: section.name(),
                 outer: step.axis,
@@ -97,7 +99,7 @@ fn nest(
                 stride: step.stride,
                 span,
                 unit: named,
-                address: first.saturating_add(step.stride),
+                address: address.unwrap_or_else(|| start.saturating_add(step.stride)),
             });
         }
         let most = if named == "byte" { LARGEST_LAYOUT.get() } else { u64::from(u32::MAX) };
@@ -108,6 +110,17 @@ fn nest(
         inner = step.axis;
     }
     Ok(Nest { steps, unit, span })
+}
+
+/// The first address that two positions of `step` share around what lies inside it. `None` if they
+/// interleave, or if only positions far apart share one.
+fn first_shared(inside: Placed<'_>, step: NestedStep) -> Option<u64> {
+    let (mut left, mut found) = (MOST_COMPARISONS, None);
+    for ahead in 1..step.count.min(MOST_MEETINGS + 1) {
+        let start = inside.start + i128::from(ahead) * i128::from(step.stride);
+        found = least(found, meeting(inside, Placed { start, ..inside }, &mut left));
+    }
+    found.and_then(|address| u64::try_from(address).ok())
 }
 
 /// Checks that two sections share no byte.
