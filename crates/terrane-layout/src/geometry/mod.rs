@@ -403,3 +403,6 @@ fn same_count(section: &Section, axis: Axis, expected: u32) -> Result<(), Geomet
     }
     Err(GeometryError::AxisCount { section: section.name(), axis, count, expected })
 }
+
+#[cfg(test)]
+mod tests;
