@@ -1,6 +1,8 @@
 //! Where every piece lies, relative to its region: pure arithmetic.
 
 mod axis;
+mod decode_error;
+pub(crate) mod encoding;
 mod error;
 mod form;
 mod index;
@@ -18,6 +20,8 @@ use std::sync::Arc;
 use terrane_core::{Alignment, ByteCount};
 
 pub use axis::{Axis, InvalidSectionName, SectionName};
+pub use decode_error::{Claim, DecodeError};
+pub use encoding::GeometryLimits;
 pub use error::GeometryError;
 pub use form::{TensorAxis, TensorForm};
 pub use index::{Index, IndexOutOfRange, RegionOffset};
@@ -48,7 +52,8 @@ const MOST_SECTIONS: usize = 16;
 /// Sections must lie apart in the same way. Interleaved strides are refused even where no bytes
 /// overlap, so that the proof takes a few operations for any number of blocks. All sums are checked
 /// here once, so that addresses of indices within bounds never overflow.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Two geometries are equal if each element lies in the same place in both.
+#[derive(Clone, Debug)]
 pub struct Geometry {
     num_blocks: u32,
     num_layers: u32,
@@ -396,6 +401,19 @@ impl Geometry {
         }
     }
 }
+
+impl PartialEq for Geometry {
+    fn eq(&self, other: &Self) -> bool {
+        let sections = |geometry: &Self| -> Vec<Section> {
+            geometry.sections.iter().map(|section| section.normal()).collect()
+        };
+        self.block_alignment == other.block_alignment
+            && self.regions == other.regions
+            && sections(self) == sections(other)
+    }
+}
+
+impl Eq for Geometry {}
 
 fn collect(sections: impl IntoIterator<Item = Section>) -> Vec<Section> {
     // One more than a block may have shows that there are too many.
