@@ -89,16 +89,21 @@ fn encode_shapes(geometry: &Geometry, encoded: &mut Vec<u8>) {
     sections.sort_by_key(|section| section.name());
     encoded.extend(geometry.section_count().to_le_bytes());
     for section in sections {
-        let (name, shape) = (section.name(), section.shape());
-        let text = name.as_str();
-        encoded.extend(u8::try_from(text.len()).unwrap_or(u8::MAX).to_le_bytes());
-        encoded.extend(text.as_bytes());
+        let shape = section.shape();
+        encode_name(section, encoded);
         // Zero heads stand for heads that are not stated.
         let heads = shape.heads.unwrap_or(0);
         for number in [shape.layers, heads, shape.tokens, shape.elements, shape.element_bytes] {
             encoded.extend(number.to_le_bytes());
         }
     }
+}
+
+fn encode_name(section: &Section, encoded: &mut Vec<u8>) {
+    let name = section.name();
+    let text = name.as_str();
+    encoded.extend(u8::try_from(text.len()).unwrap_or(u8::MAX).to_le_bytes());
+    encoded.extend(text.as_bytes());
 }
 
 fn parse(text: &str) -> Result<u128, InvalidFingerprint> {
@@ -160,7 +165,9 @@ pub enum InvalidFingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ElementFormat, LayoutConfig, LayoutConfigBuilder, LayoutKind, TokenOrder};
+    use crate::{
+        ElementFormat, LayoutConfig, LayoutConfigBuilder, LayoutKind, SectionName, TokenOrder,
+    };
     use std::collections::HashSet;
     use terrane_core::Alignment;
 
@@ -234,6 +241,22 @@ mod tests {
         assert_ne!(BlockFingerprint::new(&other, 2, b"model"), first);
         assert_ne!(BlockFingerprint::new(&other, 1, b"another"), first);
         assert_ne!(name(heads.page_size(32), KIND), first);
+    }
+
+    #[test]
+    fn the_names_and_the_order_of_sections_count() {
+        let section = |name, offset| {
+            Section::new(name, 1).at(0, offset).axis(Axis::Element, crate::AxisSteps::new(100, 1))
+        };
+        let fingerprint = |names: [SectionName; 2], offsets: [u64; 2]| {
+            let sections = [section(names[0], offsets[0]), section(names[1], offsets[1])];
+            LayoutFingerprint::new(&Geometry::from_sections(sections).unwrap())
+        };
+        let (kv, vk) = ([SectionName::K, SectionName::V], [SectionName::V, SectionName::K]);
+        let all = [(kv, [0, 100]), (vk, [0, 100]), (kv, [100, 0]), (vk, [100, 0])];
+        let distinct: HashSet<_> =
+            all.iter().map(|&(names, offsets)| fingerprint(names, offsets)).collect();
+        assert_eq!(distinct.len(), 4);
     }
 
     #[test]

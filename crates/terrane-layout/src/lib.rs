@@ -90,6 +90,7 @@ mod config;
 mod element;
 mod error;
 mod fingerprint;
+pub mod formats;
 mod geometry;
 mod kind;
 #[cfg(feature = "model-config")]

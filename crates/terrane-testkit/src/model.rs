@@ -21,6 +21,17 @@ pub struct Image {
     regions: Vec<Vec<u8>>,
 }
 
+/// The config and the kind that a layout was made of.
+///
+/// # Panics
+///
+/// If the layout was made of sections.
+#[must_use]
+#[track_caller]
+pub fn origin(end: &Endpoint) -> (LayoutConfig, LayoutKind) {
+    *end.layout().geometry().origin().expect("the layout is made of a config")
+}
+
 /// Where a piece lies: the region, and the bytes in it.
 #[must_use]
 pub fn place(
@@ -77,7 +88,7 @@ impl Image {
     /// The bytes of an endpoint as they are. No transfer may be writing there.
     #[must_use]
     pub fn of(end: &Endpoint, access: &dyn PieceAccess) -> Self {
-        let blocks: Vec<u32> = (0..end.layout().config().num_blocks()).collect();
+        let blocks: Vec<u32> = (0..end.layout().geometry().num_blocks()).collect();
         let _hold = end.hold_for_read(&blocks).expect("nothing in flight writes the blocks");
         let read = |region: &dyn Memory| {
             let mut bytes = vec![0; region.length().to_usize()];
@@ -87,13 +98,14 @@ impl Image {
         };
         let layout = end.layout();
         let regions = layout.regions().iter().map(|region| read(region)).collect();
-        Self { config: *layout.config(), kind: layout.kind(), regions }
+        let (config, kind) = origin(end);
+        Self { config, kind, regions }
     }
 
     /// Overwrites all bytes of an endpoint, padding included, with random ones, and gives out
     /// what is there now.
     pub fn scribble(end: &Endpoint, access: &dyn PieceAccess, seed: u64) -> Self {
-        let all: Vec<u32> = (0..end.layout().config().num_blocks()).collect();
+        let all: Vec<u32> = (0..end.layout().geometry().num_blocks()).collect();
         // What a failed transfer left in part may be read, as all of it is overwritten below.
         drop(end.hold_for_write(&all).expect("no transfer uses the blocks"));
         let mut image = Self::of(end, access);

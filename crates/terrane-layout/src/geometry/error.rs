@@ -73,7 +73,8 @@ pub enum GeometryError {
         span: u64,
         /// `byte` of its region, or `region` if the axes are spread over regions.
         unit: &'static str,
-        /// The first address, or region, that both reach.
+        /// The first address, or region, that both reach. If no two elements share bytes, the first
+        /// one of the outer axis that lies within the span.
         address: u64,
     },
     /// Two sections share bytes, or their strides are not nested.

@@ -84,7 +84,7 @@ fn rows(config: &LayoutConfig, name: SectionName) -> Section {
 }
 
 /// The bytes of an element that is never split, and how many of them a row has.
-pub(super) fn element(config: &LayoutConfig) -> (u32, u32) {
+pub(crate) fn element(config: &LayoutConfig) -> (u32, u32) {
     match config.element() {
         ElementFormat::Width(width) => (width.into(), config.inner_dim()),
         ElementFormat::BlockScaled { elements, bytes } => (bytes, config.inner_dim() / elements),

@@ -25,6 +25,7 @@ pub use encoding::GeometryLimits;
 pub use error::GeometryError;
 pub use form::{TensorAxis, TensorForm};
 pub use index::{Index, IndexOutOfRange, RegionOffset};
+pub(crate) use kinds::element;
 pub use page::Page;
 pub use pieces::PieceStrides;
 pub use section::{Section, SectionShape};
@@ -431,3 +432,6 @@ fn same_count(section: &Section, axis: Axis, expected: u32) -> Result<(), Geomet
     }
     Err(GeometryError::AxisCount { section: section.name(), axis, count, expected })
 }
+
+#[cfg(test)]
+mod tests;

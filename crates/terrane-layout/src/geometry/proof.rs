@@ -14,6 +14,10 @@ use crate::config::LARGEST_LAYOUT;
 /// two.
 const MOST_MEETINGS: u64 = 4;
 
+/// The most comparisons for two sections. Nested sections need a few dozen; hostile strides of ten
+/// steps each would need millions.
+const MOST_COMPARISONS: u32 = 4096;
+
 /// One step of a section, and the axis that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NestedStep {
@@ -82,10 +86,12 @@ fn nest(
     steps.retain(|step| step.count > 1);
     steps.sort_by_key(|step| step.stride);
     let (mut span, mut inner) = (unit, Axis::Element);
-    for step in &steps {
+    for (number, step) in steps.iter().enumerate() {
         if step.stride < span {
-            let first =
+            let start =
                 if named == "byte" { section.offset() } else { section.first_region().into() };
+            let inside = steps.get(..number).unwrap_or_default();
+            let address = first_shared(Placed { start: start.into(), span, steps: inside }, *step);
             return Err(GeometryError::NotNested {
                 section: section.name(),
                 outer: step.axis,
@@ -93,7 +99,7 @@ fn nest(
                 stride: step.stride,
                 span,
                 unit: named,
-                address: first.saturating_add(step.stride),
+                address: address.unwrap_or_else(|| start.saturating_add(step.stride)),
             });
         }
         let most = if named == "byte" { LARGEST_LAYOUT.get() } else { u64::from(u32::MAX) };
@@ -106,6 +112,17 @@ fn nest(
     Ok(Nest { steps, unit, span })
 }
 
+/// The first address that two positions of `step` share around what lies inside it. `None` if they
+/// interleave, or if only positions far apart share one.
+fn first_shared(inside: Placed<'_>, step: NestedStep) -> Option<u64> {
+    let (mut left, mut found) = (MOST_COMPARISONS, None);
+    for ahead in 1..step.count.min(MOST_MEETINGS + 1) {
+        let start = inside.start + i128::from(ahead) * i128::from(step.stride);
+        found = least(found, meeting(inside, Placed { start, ..inside }, &mut left));
+    }
+    found.and_then(|address| u64::try_from(address).ok())
+}
+
 /// Checks that two sections share no byte.
 pub(crate) fn prove_apart(
     (first, a): (&Section, &Proved),
@@ -116,9 +133,11 @@ pub(crate) fn prove_apart(
         Placed { steps: &a.regions.steps, ..start(first.first_region()) }.spanning(a.regions.span),
         Placed { steps: &b.regions.steps, ..start(second.first_region()) }.spanning(b.regions.span),
     ];
-    let Some(region) = meeting(regions[0], regions[1]) else { return Ok(()) };
+    let mut left = MOST_COMPARISONS;
+    let Some(region) = meeting(regions[0], regions[1], &mut left) else { return Ok(()) };
     let placed = |section: &Section, nest| Placed::new(section.offset(), nest);
-    match meeting(placed(first, &a.bytes), placed(second, &b.bytes)) {
+    let mut left = MOST_COMPARISONS;
+    match meeting(placed(first, &a.bytes), placed(second, &b.bytes), &mut left) {
         None => Ok(()),
         Some(address) => Err(GeometryError::SectionsOverlap {
             first: first.name(),
@@ -158,12 +177,15 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// The first byte that both may reach, or `None` if they are proved to be apart.
-fn meeting(a: Placed<'_>, b: Placed<'_>) -> Option<i128> {
+/// The first byte that both may reach, or `None` if they are proved to be apart. `left` counts
+/// comparisons down; at zero, two are taken to meet.
+fn meeting(a: Placed<'_>, b: Placed<'_>, left: &mut u32) -> Option<i128> {
     if a.start >= b.end() || b.start >= a.end() {
         return None;
     }
     let first = a.start.max(b.start);
+    let Some(remaining) = left.checked_sub(1) else { return Some(first) };
+    *left = remaining;
     match (a.at(0), b.at(0)) {
         (None, None) => Some(first),
         (Some((_, top)), Some((_, other))) if top.stride == other.stride => {
@@ -177,30 +199,30 @@ fn meeting(a: Placed<'_>, b: Placed<'_>) -> Option<i128> {
                 if i < counts.0 && i - shift < counts.1 {
                     let (a, _) = a.at(i)?;
                     let (b, _) = b.at(i - shift)?;
-                    found = least(found, meeting(a, b));
+                    found = least(found, meeting(a, b, left));
                 }
             }
             found
         }
-        (Some((_, top)), Some((_, other))) if top.stride < other.stride => within(b, a, first),
-        (None, Some(_)) => within(b, a, first),
-        (Some(_), _) => within(a, b, first),
+        (Some((_, top)), Some((_, other))) if top.stride < other.stride => within(b, a, left),
+        (None, Some(_)) => within(b, a, left),
+        (Some(_), _) => within(a, b, left),
     }
 }
 
 /// `coarse` has the larger stride: which of its positions meet all of `fine`.
-fn within(coarse: Placed<'_>, fine: Placed<'_>, first: i128) -> Option<i128> {
+fn within(coarse: Placed<'_>, fine: Placed<'_>, left: &mut u32) -> Option<i128> {
     let (zero, top) = coarse.at(0)?;
     let stride = i128::from(top.stride);
     let lowest = ((fine.start - zero.end()).div_euclid(stride) + 1).max(0);
     let highest = (fine.end() - 1 - zero.start).div_euclid(stride).min(i128::from(top.count) - 1);
     if highest - lowest >= i128::from(MOST_MEETINGS) {
-        return Some(first);
+        return Some(coarse.start.max(fine.start));
     }
     let mut found = None;
     for index in lowest..=highest {
         let (position, _) = coarse.at(index)?;
-        found = least(found, meeting(position, fine));
+        found = least(found, meeting(position, fine, left));
     }
     found
 }

@@ -39,18 +39,24 @@ impl AxisSteps {
     /// `count` positions, `stride` bytes apart.
     #[must_use]
     pub const fn new(count: u32, stride: u64) -> Self {
-        Self::split(Step::ONE, Step::new(count, stride))
+        Self { outer: Step::ONE, inner: Step::new(count, stride), regions: 0 }
     }
 
     /// An axis in two parts: `outer.count` groups of `inner.count` positions.
+    ///
+    /// Where one stride is enough for both parts, this is [`new`](Self::new): equal axes are equal
+    /// values.
     #[must_use]
-    pub const fn split(outer: Step, inner: Step) -> Self {
+    pub fn split(outer: Step, inner: Step) -> Self {
         if outer.count == 1 || inner.count == 1 {
-            // One part is enough. It is the inner one, so that equal axes are equal values.
             let step = if outer.count == 1 { inner } else { outer };
-            return Self { outer: Step::ONE, inner: step, regions: 0 };
+            return Self::new(step.count, step.stride);
         }
-        Self { outer, inner, regions: 0 }
+        let is_one_step = inner.stride.checked_mul(inner.count.into()) == Some(outer.stride);
+        match outer.count.checked_mul(inner.count).filter(|_| is_one_step) {
+            Some(count) => Self::new(count, inner.stride),
+            None => Self { outer, inner, regions: 0 },
+        }
     }
 
     /// `count` groups of positions, each in a region of its own, `regions` regions after the one

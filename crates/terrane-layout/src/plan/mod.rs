@@ -10,7 +10,7 @@ pub use padding::PaddingReport;
 
 use crate::config::{LARGEST_LAYOUT, LayoutConfig};
 use crate::error::{LayoutError, Part};
-use crate::geometry::Geometry;
+use crate::geometry::{Axis, Geometry};
 use crate::kind::LayoutKind;
 
 /// The least alignment of a planned region, 512 bytes: the sector that most disks address, and
@@ -134,7 +134,7 @@ impl LayoutPlan {
     #[must_use]
     pub fn blocks_within(&self, prefix: ByteCount) -> u32 {
         let fits = |block| self.end_of(block) <= prefix.get();
-        // Blocks end in ascending order, as no stride is negative.
+        // The ends ascend, as they are those of all blocks up to one.
         let (mut fitting, mut others) = (0, self.geometry.num_blocks());
         while fitting < others {
             let middle = fitting + (others - fitting) / 2;
@@ -147,12 +147,18 @@ impl LayoutPlan {
         fitting
     }
 
-    /// The end of the last byte of a block in the base allocation.
+    /// The end of the last byte of all blocks up to `block` in the base allocation.
     fn end_of(&self, block: u32) -> u64 {
-        let ends = self.geometry.sections().iter().map(|section| {
-            let (at, span) = self.geometry.last_rows(section, block);
-            // Below `base_bytes`, as the geometry proved that sections lie within regions.
-            self.region_offset(at.region).unwrap_or(self.base_bytes).get() + at.offset + span
+        let ends = self.geometry.sections().iter().flat_map(|section| {
+            // Blocks of a split axis may lie in another order than they are numbered in. Of those
+            // before, the last one of the group before reaches furthest.
+            let group = section.steps(Axis::Block).inner().count.max(1);
+            let before = block.checked_sub(block % group + 1);
+            before.into_iter().chain([block]).map(|block| {
+                let (at, span) = self.geometry.last_rows(section, block);
+                // Below `base_bytes`, as the geometry proved that sections lie within regions.
+                self.region_offset(at.region).unwrap_or(self.base_bytes).get() + at.offset + span
+            })
         });
         ends.max().unwrap_or(0)
     }

@@ -83,6 +83,11 @@ fn blocks_within_a_prefix_have_all_their_pieces_in_it() {
     }
 }
 
+/// Bytes from a region to the next one; those of the base allocation if there is one region.
+fn region_stride(plan: &LayoutPlan) -> ByteCount {
+    plan.region_offset(1).unwrap_or(plan.base_bytes())
+}
+
 #[test]
 fn no_piece_lies_across_a_multiple_of_a_request_s_unit() {
     for kind in LayoutKind::ALL {
@@ -101,12 +106,13 @@ fn no_piece_lies_across_a_multiple_of_a_request_s_unit() {
                 assert_eq!(at.offset / unit, (at.offset + last) / unit, "{kind}");
             }
             // And no more than that is kept together.
-            assert!(base <= plan.region_stride.get() && unit <= base, "{kind}");
+            assert!(base <= region_stride(&plan).get() && unit <= base, "{kind}");
         }
     }
     let units = |kind, block| {
         let plan = LayoutPlan::new(&config(block), kind, Limits::NONE).unwrap();
-        (plan.base_request().unit, plan.geometry().block_stride(), plan.region_stride)
+        let block = plan.geometry().pieces().unwrap().block_stride();
+        (plan.base_request().unit, block, region_stride(&plan))
     };
     let (unit, block, _) = units(LayoutKind::FullyContiguous, Alignment::BYTE);
     assert_eq!(unit, block);
@@ -114,6 +120,40 @@ fn no_piece_lies_across_a_multiple_of_a_request_s_unit() {
     assert_eq!(unit, block);
     let (unit, _, region) = units(BLOCK_FIRST, Alignment::BYTE);
     assert_eq!(unit, region, "420 bytes at multiples of 512");
+}
+
+/// Chunks of blocks, blocks in another order than their numbers, and rows that are apart.
+#[test]
+fn blocks_within_a_prefix_of_free_strides_are_whole() {
+    use crate::{AxisSteps, Section, SectionName, Step};
+    let blocks = [
+        AxisSteps::split(Step::new(3, 1000), Step::new(2, 100)),
+        AxisSteps::split(Step::new(3, 100), Step::new(2, 1000)),
+        AxisSteps::spread(3, 1, Step::new(2, 100)),
+        AxisSteps::new(6, 10),
+    ];
+    for (steps, tokens) in blocks.into_iter().zip([10, 10, 10, 100]) {
+        let section = |name, offset| {
+            Section::new(name, 5)
+                .at(0, offset)
+                .axis(Axis::Block, steps)
+                .axis(Axis::Token, AxisSteps::new(4, tokens))
+        };
+        let sections = [section(SectionName::K, 0), section(SectionName::V, 5)];
+        let plan = LayoutPlan::of(Geometry::from_sections(sections).unwrap(), Limits::NONE).unwrap();
+        let end = |block: u32| {
+            let places = plan.geometry().sections().iter().flat_map(|section| {
+                (0..4).map(move |token| section.place([block, 0], [0, token, 0]))
+            });
+            let ends = places.map(|at| plan.region_offset(at.region).unwrap().get() + at.offset + 5);
+            ends.max().unwrap()
+        };
+        for prefix in 0..=plan.base_bytes().get() {
+            let expected = (0..6).take_while(|&block| end(block) <= prefix).count();
+            let found = plan.blocks_within(ByteCount::new(prefix));
+            assert_eq!(usize::try_from(found).unwrap(), expected, "{steps:?}, {prefix}");
+        }
+    }
 }
 
 #[test]

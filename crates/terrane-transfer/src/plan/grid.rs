@@ -128,20 +128,15 @@ impl TransferPlan {
 /// One grid of a nest, whose first cell is moved by `at`.
 fn grid(nest: &Nest, at: &Distance, loops: &[Level]) -> Option<CopyGrid> {
     let layers = nest.outer_over(Over::Layers);
-    let mut padded = [None; LOOPS];
-    let skipped = LOOPS.checked_sub(loops.len())?;
-    padded.iter_mut().skip(skipped).zip(loops).for_each(|(to, level)| *to = Some(level));
-    // A single loop within the sections is the outer one, as that is what it is in most plans.
-    if let ([None, None, found @ Some(level)], true) = (padded, loops.len() == 1)
-        && level.over == Over::Sections
-    {
-        padded = [found, None, None];
-    }
-    if let [None, Some(first), second] = padded
-        && first.over == Over::Sections
-    {
-        padded = [Some(first), second, None];
-    }
+    let padded = match loops {
+        [] => [None, None, None],
+        [outer] if outer.over == Over::Sections => [Some(outer), None, None],
+        [row] => [None, Some(row), None],
+        [outer, row] if outer.over == Over::Sections => [Some(outer), Some(row), None],
+        [row, column] => [None, Some(row), Some(column)],
+        [outer, row, column] => [Some(outer), Some(row), Some(column)],
+        _ => return None,
+    };
     let count =
         |level: Option<&Level>| level.map_or(Some(1), |level| u32::try_from(level.count).ok());
     let stride = |level: Option<&Level>, end: usize| {

@@ -1,0 +1,122 @@
+//! Caches that a kind of model needs, whatever engine serves it.
+
+use terrane_core::ByteCount;
+
+use super::shape::{Sizes, divide, in_regions};
+use crate::config::LayoutConfig;
+use crate::error::LayoutError;
+use crate::geometry::{Axis, AxisSteps, Geometry, Section, SectionName, Step};
+
+/// DeepSeek-V3.2's indexer (`index_k_with_scale_buffer`, `DeepseekV32IndexerCache`): `L × [B, N·132]`
+/// bytes. A block has N rows of 128 bytes, then N scales of 4 bytes.
+///
+/// `value_bytes` is 128 and `scale_bytes` 4 there.
+///
+/// # Errors
+///
+/// [`LayoutError`] as from [`Geometry::from_sections`].
+pub fn indexer(
+    [num_blocks, num_layers, page_size]: [u32; 3],
+    value_bytes: u32,
+    scale_bytes: u32,
+) -> Result<Geometry, LayoutError> {
+    let values = u64::from(page_size) * u64::from(value_bytes);
+    let scales = u64::from(page_size) * u64::from(scale_bytes);
+    let block = ByteCount::new(values).checked_add(ByteCount::new(scales))?;
+    let section = |name, element_bytes, offset| {
+        Section::new(name, element_bytes)
+            .at(0, offset)
+            .axis(Axis::Block, AxisSteps::new(num_blocks, block.get()))
+            .axis(Axis::Layer, AxisSteps::spread(num_layers, 1, Step::ONE))
+    };
+    Geometry::from_sections([
+        section(SectionName::VALUES, 1, 0)
+            .axis(Axis::Token, AxisSteps::new(page_size, value_bytes.into()))
+            .axis(Axis::Element, AxisSteps::new(value_bytes, 1)),
+        section(SectionName::SCALES, scale_bytes, values)
+            .axis(Axis::Token, AxisSteps::new(page_size, scale_bytes.into())),
+    ])
+}
+
+/// Quantised K and V with their scales beside them: `L × [2, B, N, H, D]`, and `L × [2, B, N, H, D/g]`
+/// of scales, with `group` = g elements a scale. The regions are K and V of all layers, then their
+/// scales.
+///
+/// An int8 or fp8 cache with a scale a head has g = D. NVFP4 has g = 16: an element of the config is
+/// then a byte of two values, and `group` is 8.
+///
+/// # Errors
+///
+/// [`GeometryError::NotDivided`](crate::GeometryError::NotDivided) if `group` does not divide D,
+/// [`LayoutError::HeadsNotStated`], and [`LayoutError`] as from [`Geometry::from_form`].
+pub fn scales_beside(
+    config: &LayoutConfig,
+    group: u32,
+    scale_bytes: u32,
+) -> Result<Geometry, LayoutError> {
+    let sizes = Sizes::of(config).of_outers(2)?;
+    sizes.stated_heads()?;
+    let groups = divide("head_dim", sizes.elements, group)?;
+    let scales = Sizes { elements: groups, element_bytes: scale_bytes, ..sizes };
+    let mut sections = sizes.form("L|2BNHD")?.sections()?;
+    for (name, section) in ["k-scales", "v-scales"].into_iter().zip(scales.form("L|2BNHD")?.sections()?)
+    {
+        // Names of this form are always valid.
+        let name = SectionName::new(name).unwrap_or(SectionName::SCALES);
+        sections.push(renamed(&section, name, scale_bytes).at(sizes.layers, section.offset()));
+    }
+    Geometry::from_sections(sections)
+}
+
+fn renamed(section: &Section, name: SectionName, element_bytes: u32) -> Section {
+    let absent = |axis: &Axis| *axis == Axis::Head && !section.states_heads();
+    Axis::ALL.into_iter().filter(|axis| !absent(axis)).fold(
+        Section::new(name, element_bytes).at(section.first_region(), section.offset()),
+        |all, axis| all.axis(axis, *section.steps(axis)),
+    )
+}
+
+/// A state that a page holds once for all tokens of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageState {
+    /// The name of its section.
+    pub name: SectionName,
+    /// Elements.
+    pub elements: u32,
+    /// Bytes of an element.
+    pub element_bytes: u32,
+}
+
+/// Pages of recurrent models (vLLM's `MambaSpec`): the states of a block and layer lie one behind the
+/// other, and pages have `page_bytes` bytes each. One tensor `[L, B, page]`.
+///
+/// The order of states and the page are vLLM's: convolution first, then recurrent state. In a hybrid
+/// model the page is that of the attention groups that share the tensor
+/// ([`vllm::page_padded`](super::vllm::page_padded)).
+///
+/// # Errors
+///
+/// [`LayoutError`] as from [`Geometry::from_sections`]; [`GeometryError`](crate::GeometryError) if the
+/// states do not fit in `page_bytes`.
+pub fn state_pages(
+    num_blocks: u32,
+    num_layers: u32,
+    page_bytes: u64,
+    states: &[PageState],
+) -> Result<Geometry, LayoutError> {
+    let page = ByteCount::new(page_bytes);
+    let layer = page.checked_mul("num_blocks", num_blocks.into())?;
+    let mut offset = ByteCount::ZERO;
+    let mut sections = Vec::with_capacity(states.len());
+    for state in states {
+        let bytes = u64::from(state.elements) * u64::from(state.element_bytes);
+        let section = Section::new(state.name, state.element_bytes)
+            .at(0, offset.get())
+            .axis(Axis::Block, AxisSteps::new(num_blocks, page_bytes))
+            .axis(Axis::Layer, AxisSteps::new(num_layers, layer.get()))
+            .axis(Axis::Element, AxisSteps::new(state.elements, state.element_bytes.into()));
+        sections.push(section);
+        offset = offset.checked_add(ByteCount::new(bytes))?;
+    }
+    in_regions(sections, 1, layer.checked_mul("num_layers", num_layers.into())?)
+}

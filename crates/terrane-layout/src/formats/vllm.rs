@@ -1,0 +1,245 @@
+//! vLLM: K and V apart (until 0.32), K and V packed in a row (`KVCacheLayout`), latents, padded pages
+//! and the host rows of the offloading worker.
+
+use terrane_core::ByteCount;
+
+use super::shape::{Sizes, in_regions};
+use crate::config::LayoutConfig;
+use crate::element::ElementFormat;
+use crate::error::LayoutError;
+use crate::geometry::{Axis, AxisSteps, Geometry, GeometryError, Section, SectionName, Step};
+
+/// K and V apart, tokens first (`FlashAttentionBackend`, NHD): `L × [2, B, N, H, D]`.
+///
+/// # Errors
+///
+/// [`LayoutError`] as from [`Geometry::from_form`].
+pub fn nhd(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
+    Sizes::of(config).geometry("L|2BNHD")
+}
+
+/// K and V apart, heads first (`FlashAttentionBackend`, HND): `L × [2, B, H, N, D]`.
+///
+/// # Errors
+///
+/// [`LayoutError::HeadsNotStated`], and [`LayoutError`] as from [`Geometry::from_form`].
+pub fn hnd(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
+    Sizes::of(config).geometry("L|2BHND")
+}
+
+/// All layers in one tensor, tokens first: `[B, L, 2, N, H, D]`.
+///
+/// # Errors
+///
+/// [`LayoutError`] as from [`Geometry::from_form`].
+pub fn cross_layer(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
+    Sizes::of(config).geometry("BL2NHD")
+}
+
+/// All layers in one tensor, heads first (`FlashAttentionBackend`): `[B, H, L, 2, N, D]`.
+///
+/// # Errors
+///
+/// [`LayoutError::HeadsNotStated`], and [`LayoutError`] as from [`Geometry::from_form`].
+pub fn cross_layer_hnd(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
+    Sizes::of(config).geometry("BHL2ND")
+}
+
+/// A latent (`MLACommonBackend`): `L × [B, N, D]`.
+///
+/// # Errors
+///
+/// [`GeometryError::Dimension`] if the config has K and V, and [`LayoutError`] as from
+/// [`Geometry::from_form`].
+pub fn mla(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
+    Sizes::of(config).of_outers(1)?.geometry("L|BNHD")
+}
+
+/// A latent of all layers in one tensor: `[B, L, N, D]`.
+///
+/// # Errors
+///
+/// As from [`mla`].
+pub fn mla_cross_layer(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
+    Sizes::of(config).of_outers(1)?.geometry("BLNHD")
+}
+
+/// `kv_cache_dtype="fp8_ds_mla"`: `L × [B, N, 656]` bytes. A row has 512 values of 8 bits, 4 scales of
+/// 32 bits and 64 values of 16 bits; it is never split.
+///
+/// # Errors
+///
+/// [`LayoutError`] as from [`LayoutConfigBuilder::build`](crate::LayoutConfigBuilder::build).
+pub fn fp8_ds_mla(
+    num_blocks: u32,
+    num_layers: u32,
+    page_size: u32,
+) -> Result<Geometry, LayoutError> {
+    let config = LayoutConfig::builder()
+        .num_blocks(num_blocks)
+        .num_layers(num_layers)
+        .outer_dim(1)
+        .page_size(page_size)
+        .inner_dim(576)
+        .element(ElementFormat::RowBytes(656))
+        .build()?;
+    mla(&config)
+}
+
+/// `KVCacheLayout`: the order of dimensions in a tensor whose rows hold K and V, `C = 2·D`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PackedOrder {
+    /// `[L, B, N, H, C]`.
+    Lbnhc,
+    /// `[L, B, H, N, C]`.
+    Lbhnc,
+    /// `[L, H, B, N, C]`.
+    Lhbnc,
+    /// `[B, L, N, H, C]`.
+    Blnhc,
+    /// `[B, L, H, N, C]`.
+    Blhnc,
+    /// `[B, H, L, N, C]`.
+    Bhlnc,
+}
+
+impl PackedOrder {
+    /// Every order.
+    pub const ALL: [Self; 6] =
+        [Self::Lbnhc, Self::Lbhnc, Self::Lhbnc, Self::Blnhc, Self::Blhnc, Self::Bhlnc];
+
+    /// The dimensions outside the rows, outermost first.
+    const fn axes(self) -> [Axis; 4] {
+        use Axis::{Block, Head, Layer, Token};
+        match self {
+            Self::Lbnhc => [Layer, Block, Token, Head],
+            Self::Lbhnc => [Layer, Block, Head, Token],
+            Self::Lhbnc => [Layer, Head, Block, Token],
+            Self::Blnhc => [Block, Layer, Token, Head],
+            Self::Blhnc => [Block, Layer, Head, Token],
+            Self::Bhlnc => [Block, Head, Layer, Token],
+        }
+    }
+}
+
+/// K and V packed in a row: one tensor `[…, C]` with `C = 2·D`, in the given order.
+///
+/// # Errors
+///
+/// [`LayoutError::HeadsNotStated`], [`GeometryError::Dimension`] for a latent, and [`LayoutError`] as
+/// from [`Geometry::from_sections`].
+pub fn packed(config: &LayoutConfig, order: PackedOrder) -> Result<Geometry, LayoutError> {
+    packed_rows(config, order, Sizes::of(config).elements, None)
+}
+
+/// As [`packed`], with V rows of another length (`head_size_v`): `C = D + D′`, with
+/// `value_elements` = D′.
+///
+/// # Errors
+///
+/// As from [`packed`].
+pub fn packed_unequal(
+    config: &LayoutConfig,
+    order: PackedOrder,
+    value_elements: u32,
+) -> Result<Geometry, LayoutError> {
+    packed_rows(config, order, value_elements, None)
+}
+
+/// As [`packed`], with pages of `page_bytes` bytes (`page_size_padded`). A page is one block of one
+/// layer: `[L, B, …]` has its blocks at that stride, and `[B, L, …]` its layers.
+///
+/// Hybrid models share a tensor between groups whose pages have the same `page_bytes`; see
+/// [`model::state_pages`](super::model::state_pages).
+///
+/// # Errors
+///
+/// As from [`packed`], [`GeometryError::Dimension`] if the order has heads outside blocks or layers,
+/// and [`GeometryError::NotNested`] or [`GeometryError::SectionsOverlap`] if a page does not fit in
+/// `page_bytes`.
+pub fn page_padded(
+    config: &LayoutConfig,
+    order: PackedOrder,
+    page_bytes: u64,
+) -> Result<Geometry, LayoutError> {
+    if matches!(order, PackedOrder::Lhbnc | PackedOrder::Bhlnc) {
+        let expected = "it lies inside blocks and layers, where pages are padded";
+        return Err(GeometryError::Dimension { dimension: "head", times: 1, expected }.into());
+    }
+    packed_rows(config, order, Sizes::of(config).elements, Some(page_bytes))
+}
+
+fn packed_rows(
+    config: &LayoutConfig,
+    order: PackedOrder,
+    value_elements: u32,
+    page_bytes: Option<u64>,
+) -> Result<Geometry, LayoutError> {
+    let sizes = Sizes::of(config).of_outers(2)?;
+    let heads = sizes.stated_heads()?;
+    let key = u64::from(sizes.elements) * u64::from(sizes.element_bytes);
+    let value = u64::from(value_elements) * u64::from(sizes.element_bytes);
+    let mut stride = ByteCount::new(key).checked_add(ByteCount::new(value))?;
+    let axes = order.axes();
+    let mut strides = [(Axis::Element, 1, 0); 4];
+    for (position, (axis, slot)) in axes.iter().zip(&mut strides).enumerate().rev() {
+        if let Some(page) = page_bytes.filter(|_| position == 1) {
+            stride = ByteCount::new(page);
+        }
+        let count = match axis {
+            Axis::Block => sizes.blocks,
+            Axis::Layer => sizes.layers,
+            Axis::Head => heads,
+            _ => sizes.tokens,
+        };
+        *slot = (*axis, count, stride.get());
+        stride = stride.checked_mul("dimension", count.into())?;
+    }
+    let section = |name, offset, elements| {
+        let row = AxisSteps::new(elements, sizes.element_bytes.into());
+        let section = Section::new(name, sizes.element_bytes).at(0, offset);
+        strides.iter().fold(section.axis(Axis::Element, row), |section, &(axis, count, stride)| {
+            section.axis(axis, AxisSteps::new(count, stride))
+        })
+    };
+    let sections =
+        vec![section(SectionName::K, 0, sizes.elements), section(SectionName::V, key, value_elements)];
+    in_regions(sections, 1, stride)
+}
+
+/// The host rows of the offloading worker (`SharedOffloadRegion`): a row holds `blocks_per_chunk`
+/// blocks of every layer, layer by layer: `[B / b, L, b, N, H, C]` or, heads first,
+/// `[B / b, L, b, H, N, C]`, with `C = 2·D`.
+///
+/// `order` is that of the device tensors, and only its order of tokens and heads counts. `row_bytes`
+/// is the stride of rows, if it is more than they need.
+///
+/// # Errors
+///
+/// [`GeometryError::NotDivided`] if the number of blocks is no multiple of `blocks_per_chunk`, and
+/// [`LayoutError`] as from [`page_padded`].
+pub fn offload_rows(
+    config: &LayoutConfig,
+    order: PackedOrder,
+    blocks_per_chunk: u32,
+    row_bytes: Option<u64>,
+) -> Result<Geometry, LayoutError> {
+    let sizes = Sizes::of(config).of_outers(2)?;
+    let chunks = super::shape::divide("num_blocks", sizes.blocks, blocks_per_chunk)?;
+    let heads = sizes.stated_heads()?;
+    // A page as the device has it: one block of one layer.
+    let one_page = config.with_num_blocks(1)?.with_num_layers(1)?;
+    let page = packed(&one_page, order)?;
+    let bytes = page.block_bytes();
+    let layer = bytes.checked_mul("blocks_per_chunk", blocks_per_chunk.into())?;
+    let row = layer.checked_mul("num_layers", sizes.layers.into())?;
+    let row = row_bytes.map_or(row, ByteCount::new);
+    let block =
+        AxisSteps::split(Step::new(chunks, row.get()), Step::new(blocks_per_chunk, bytes.get()));
+    let sections = page.sections().iter().map(|section| {
+        // With one head, the axis is stated all the same.
+        debug_assert_eq!(section.shape().heads, Some(heads));
+        section.axis(Axis::Block, block).axis(Axis::Layer, AxisSteps::new(sizes.layers, layer.get()))
+    });
+    in_regions(sections.collect(), 1, row.checked_mul("chunks", chunks.into())?)
+}

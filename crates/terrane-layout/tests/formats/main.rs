@@ -1,0 +1,16 @@
+//! The engines' formats against an independent oracle, and the proof against brute force.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    missing_docs,
+    clippy::missing_panics_doc,
+    reason = "a test says what it expects by unwrapping it, and what it skips"
+)]
+
+mod cases;
+mod nested;
+mod oracle;
+mod pairs;
+mod refused;
