@@ -123,8 +123,7 @@ fn make(request: &CacheRequest, tensors: &[ImportedTensor]) -> Result<Cache, Box
         adopt_kv(&config, &form, KvTensors::Together(tensors))?
     };
     let engine = builder.unregistered().build()?;
-    // With K and V apart, the layout is another one than was asked for.
-    let tier = engine.config().with_num_blocks(request.tier_blocks)?;
+    let tier = config.with_num_blocks(request.tier_blocks)?;
     let tier = tier.with_block_alignment(Alignment::SECTOR)?;
     let context = match u32::try_from(request.device) {
         Ok(device) => Some(Context::primary(DeviceId::new(device))?),

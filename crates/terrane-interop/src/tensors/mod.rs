@@ -54,6 +54,6 @@ pub use adopt::{KvTensors, adopt_kv, adopt_kv_with_gaps};
 pub use error::{KvError, TensorName};
 pub use form::{InvalidForm, KvAxis, KvForm};
 pub use strided::{StridedForm, StridedTensor};
-pub use strided_adopt::adopt_strided;
+pub use strided_adopt::{adopt_strided, adopt_strided_parts};
 pub use strided_error::StridedError;
 pub use views::{KvView, kv_tensors, kv_views};

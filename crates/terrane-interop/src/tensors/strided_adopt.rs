@@ -49,24 +49,65 @@ pub fn adopt_strided(
     form: &StridedForm,
     tensors: &[StridedTensor],
 ) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, StridedError> {
-    form.check(tensors)?;
-    let groups = groups(tensors);
-    let places = places(tensors, &groups);
-    let geometry = Geometry::from_sections(form.sections_of(tensors, &places)?)?;
-    let regions = groups.iter().map(|group| group.region(tensors));
+    adopt_strided_parts(&[(form, tensors)])
+}
+
+/// As [`adopt_strided`], for a cache whose sections have tensors of different forms.
+///
+/// Paged attention has keys `[B, H, D/x, N, x]` and values `[B, H, D, N]`, for example: a form with the
+/// section K and its tensors, and one with V. Tensors are counted over all parts.
+///
+/// # Errors
+///
+/// As for [`adopt_strided`].
+pub fn adopt_strided_parts(
+    parts: &[(&StridedForm, &[StridedTensor])],
+) -> Result<LayoutBuilder<NeedsRegistration<Adopted>>, StridedError> {
+    let tensors: Vec<StridedTensor> =
+        parts.iter().flat_map(|(_, tensors)| tensors.iter().cloned()).collect();
+    let mut begin = 0;
+    for (form, of_part) in parts {
+        form.check(of_part, begin, tensors.first())?;
+        begin += of_part.len();
+    }
+    let groups = groups(&tensors);
+    let places = places(&tensors, &groups);
+    let (mut sections, mut begin) = (Vec::new(), 0);
+    for (form, of_part) in parts {
+        let end = begin + of_part.len();
+        let part = Part { tensors: of_part, places: places.get(begin..end).unwrap_or(&[]), begin };
+        sections.extend(form.sections_of(part)?);
+        begin = end;
+    }
+    let geometry = Geometry::from_sections(sections)?;
+    let regions = groups.iter().map(|group| group.region(&tensors));
     let regions = regions.collect::<Result<Vec<Region>, _>>()?;
     Ok(LayoutBuilder::from_geometry(geometry).adopt(regions))
+}
+
+/// The tensors of one form.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    tensors: &'a [StridedTensor],
+    places: &'a [Place],
+    /// The number of tensors of the forms before it.
+    begin: usize,
 }
 
 /// A part of an axis, the outermost first.
 type Parts = SmallVec<[ListPart; 4]>;
 
 impl StridedForm {
-    fn check(&self, tensors: &[StridedTensor]) -> Result<(), StridedError> {
+    fn check(
+        &self,
+        tensors: &[StridedTensor],
+        begin: usize,
+        first: Option<&StridedTensor>,
+    ) -> Result<(), StridedError> {
         let counts = self.lists.iter().map(|&(_, count)| u64::from(count));
         let expected = counts.fold(1, u64::saturating_mul);
         let found = tensors.len();
-        let first = tensors.first().filter(|_| ByteCount::from_usize(found).get() == expected);
+        let first = first.filter(|_| ByteCount::from_usize(found).get() == expected && found > 0);
         let first = first.ok_or(StridedError::TensorCount { expected, found })?;
         let axes = self.lists.iter().map(|&(axis, _)| axis);
         let axes = axes.chain(self.dimensions.iter().filter_map(|dimension| match dimension {
@@ -83,7 +124,7 @@ impl StridedForm {
                 expected,
             });
         }
-        for (tensor, each) in tensors.iter().enumerate() {
+        for (tensor, each) in (begin..).zip(tensors) {
             let (rank, found) = (self.dimensions.len(), each.sizes.len());
             if rank != found {
                 return Err(StridedError::Rank { expected: rank, found });
@@ -103,11 +144,8 @@ impl StridedForm {
         inner.map(|&(_, count)| ByteCount::new(count.into()).to_usize()).product()
     }
 
-    fn sections_of(
-        &self,
-        tensors: &[StridedTensor],
-        places: &[Place],
-    ) -> Result<Vec<Section>, StridedError> {
+    fn sections_of(&self, part: Part<'_>) -> Result<Vec<Section>, StridedError> {
+        let Part { tensors, places, .. } = part;
         let outer_list = self.lists.iter().position(|&(axis, _)| axis == TensorAxis::Outer);
         if let Some(&(axis, count)) = outer_list.and_then(|list| self.lists.get(list))
             && ByteCount::new(count.into()).to_usize() != self.sections.len()
@@ -124,7 +162,7 @@ impl StridedForm {
             let place = places.get(skipped).ok_or_else(missing)?;
             let (mut axes, lists) =
                 (self.dimension_parts(tensor)?, self.list_parts(skipped, places)?);
-            self.check_alike(tensors, places, skipped, &lists)?;
+            self.check_alike(part, skipped, &lists)?;
             let mut offset = place.offset;
             if outer_list.is_none()
                 && let Some(part) = axes.outer
@@ -178,11 +216,11 @@ impl StridedForm {
     /// Checks every tensor of the section whose first tensor is `first`: its shape, and its place.
     fn check_alike(
         &self,
-        tensors: &[StridedTensor],
-        places: &[Place],
+        part: Part<'_>,
         first: usize,
         lists: &[(TensorAxis, Parts)],
     ) -> Result<(), StridedError> {
+        let Part { tensors, places, begin: before } = part;
         let (Some(model), Some(&begin)) = (tensors.get(first), places.get(first)) else {
             return Ok(());
         };
@@ -210,7 +248,7 @@ impl StridedForm {
                 steps.map(|(&size, &stride)| if size == 1 { 0 } else { stride }).collect()
             };
             if of(each) != of(model) || far(each) != far(model) {
-                return Err(StridedError::Differs { tensor });
+                return Err(StridedError::Differs { tensor: before + tensor });
             }
             if expected != Some(place) {
                 return Err(StridedError::Uneven { axis });
