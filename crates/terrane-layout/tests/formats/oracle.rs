@@ -82,7 +82,8 @@ pub fn indices(blocks: u32, section: &Section) -> impl Iterator<Item = ([u32; 2]
         (0..shape.layers).flat_map(move |layer| {
             (0..heads).flat_map(move |head| {
                 (0..shape.tokens).flat_map(move |token| {
-                    (0..shape.elements).map(move |element| ([block, layer], [head, token, element]))
+                    (0..shape.elements)
+                        .map(move |element| ([block, layer], [head, token, element]))
                 })
             })
         })

@@ -1,3 +1,5 @@
+//! What comes back from bytes, and what is refused.
+
 use proptest::prelude::*;
 
 use super::super::steps::AxisSteps;
