@@ -9,7 +9,7 @@ use std::process::Command;
 
 use terrane_layout::{Geometry, RegionOffset, Section, verify};
 
-use crate::cases::{self, SMALL, Sizes};
+use terrane_testkit::formats::{self as cases, SMALL, Sizes};
 
 /// What the script prints for [`SMALL`].
 pub const EXPECTED: &str = include_str!("expected.txt");
@@ -82,8 +82,7 @@ pub fn indices(blocks: u32, section: &Section) -> impl Iterator<Item = ([u32; 2]
         (0..shape.layers).flat_map(move |layer| {
             (0..heads).flat_map(move |head| {
                 (0..shape.tokens).flat_map(move |token| {
-                    (0..shape.elements)
-                        .map(move |element| ([block, layer], [head, token, element]))
+                    (0..shape.elements).map(move |element| ([block, layer], [head, token, element]))
                 })
             })
         })
