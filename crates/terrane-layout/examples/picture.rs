@@ -2,6 +2,8 @@
 //!
 //! The text goes to standard output, and the SVG to the file.
 
+#![allow(clippy::print_stdout, reason = "an example writes what it finds")]
+
 use std::error::Error;
 
 use terrane_layout::formats::vllm::PackedOrder;

@@ -59,7 +59,8 @@ pub fn scales_beside(
     let groups = divide("head_dim", sizes.elements, group)?;
     let scales = Sizes { elements: groups, element_bytes: scale_bytes, ..sizes };
     let mut sections = sizes.form("L|2BNHD")?.sections()?;
-    for (name, section) in ["k-scales", "v-scales"].into_iter().zip(scales.form("L|2BNHD")?.sections()?)
+    for (name, section) in
+        ["k-scales", "v-scales"].into_iter().zip(scales.form("L|2BNHD")?.sections()?)
     {
         // Names of this form are always valid.
         let name = SectionName::new(name).unwrap_or(SectionName::SCALES);

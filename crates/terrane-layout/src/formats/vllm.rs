@@ -202,8 +202,10 @@ fn packed_rows(
             section.axis(axis, AxisSteps::new(count, stride))
         })
     };
-    let sections =
-        vec![section(SectionName::K, 0, sizes.elements), section(SectionName::V, key, value_elements)];
+    let sections = vec![
+        section(SectionName::K, 0, sizes.elements),
+        section(SectionName::V, key, value_elements),
+    ];
     in_regions(sections, 1, stride)
 }
 
@@ -239,7 +241,9 @@ pub fn offload_rows(
     let sections = page.sections().iter().map(|section| {
         // With one head, the axis is stated all the same.
         debug_assert_eq!(section.shape().heads, Some(heads));
-        section.axis(Axis::Block, block).axis(Axis::Layer, AxisSteps::new(sizes.layers, layer.get()))
+        section
+            .axis(Axis::Block, block)
+            .axis(Axis::Layer, AxisSteps::new(sizes.layers, layer.get()))
     });
     in_regions(sections.collect(), 1, row.checked_mul("chunks", chunks.into())?)
 }

@@ -2,9 +2,9 @@
 
 mod pieces;
 mod svg;
-mod text;
 #[cfg(test)]
 mod tests;
+mod text;
 
 use crate::geometry::{Geometry, Section};
 use pieces::Drawn;
@@ -88,7 +88,7 @@ fn counted(count: impl std::fmt::Display + PartialEq<u64>, what: &str) -> String
     if count == 1 { format!("{count} {what}") } else { format!("{count} {what}s") }
 }
 
-/// What a section holds.
+/// The counts of a section's axes.
 fn holds(section: &Section) -> String {
     let shape = section.shape();
     let heads = shape.heads.map(|heads| counted(u64::from(heads), "head"));

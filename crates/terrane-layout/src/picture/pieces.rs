@@ -128,7 +128,8 @@ impl DrawnPiece {
         let Some(section) = geometry.sections().get(self.section) else { return lines };
         let [upper, lower] = &mut lines;
         upper.push_str(section.name().as_str());
-        for ((axis, letter), (first, last)) in AXES.into_iter().zip("LHND".chars()).zip(self.ranges) {
+        for ((axis, letter), (first, last)) in AXES.into_iter().zip("LHND".chars()).zip(self.ranges)
+        {
             if first == 0 && u64::from(last) + 1 == section.steps(axis).count() {
                 continue;
             }

@@ -143,7 +143,10 @@ fn rectangle(
         let letters = u64::try_from(text.len()).unwrap_or(u64::MAX);
         if letters.saturating_mul(LETTER) <= width {
             let below = y + below;
-            writeln!(svg, "<text x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{text}</text>")?;
+            writeln!(
+                svg,
+                "<text x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{text}</text>"
+            )?;
         }
     }
     Ok(())

@@ -92,14 +92,13 @@ fn a_split_of_blocks_into_chunks_and_padding() {
     let svg = vllm::page_padded(&config(2, 1), PackedOrder::Lbnhc, 100).unwrap().picture().to_svg();
     assert!(svg.contains("<title>268 bytes of other blocks or padding</title>"), "{svg}");
     assert!(svg.contains("<title>v, layer 1, token 1: 8 bytes from 324 on</title>"), "{svg}");
-    let chunks = vllm::offload_rows(
-        &config(2, 1).with_num_blocks(4).unwrap(),
-        PackedOrder::Lbnhc,
-        2,
-        None,
-    );
+    let chunks =
+        vllm::offload_rows(&config(2, 1).with_num_blocks(4).unwrap(), PackedOrder::Lbnhc, 2, None);
     let text = chunks.unwrap().picture().to_string();
-    assert!(text.contains("strides: block/2 128, layer 64, block 32, token 16, element 2"), "{text}");
+    assert!(
+        text.contains("strides: block/2 128, layer 64, block 32, token 16, element 2"),
+        "{text}"
+    );
 }
 
 /// However large a layout is, its picture is small and soon made.

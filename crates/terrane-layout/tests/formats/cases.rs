@@ -111,14 +111,8 @@ pub fn all(sizes: Sizes) -> Vec<Case> {
         ("flexkv.layer_first", flexkv::layer_first(kv)),
         ("flexkv.block_first", flexkv::block_first(kv)),
         ("dynamo.fully_contiguous", dynamo::fully_contiguous(kv)),
-        (
-            "dynamo.layer_separate_block_first",
-            dynamo::layer_separate(kv, BlockDimension::First),
-        ),
-        (
-            "dynamo.layer_separate_outer_first",
-            dynamo::layer_separate(kv, BlockDimension::Second),
-        ),
+        ("dynamo.layer_separate_block_first", dynamo::layer_separate(kv, BlockDimension::First)),
+        ("dynamo.layer_separate_outer_first", dynamo::layer_separate(kv, BlockDimension::Second)),
         ("paged.vllm_v0", paged::vllm_v0(kv, GROUP)),
         ("paged.pairs_of_tensors", paged::pairs_of_tensors(kv, GROUP)),
         ("paged.aiter_shuffled", paged::aiter_shuffled(kv, GROUP)),

@@ -13,4 +13,5 @@ mod cases;
 mod nested;
 mod oracle;
 mod pairs;
+mod picture;
 mod refused;
