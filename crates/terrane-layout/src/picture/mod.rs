@@ -5,15 +5,10 @@ mod svg;
 #[cfg(test)]
 mod tests;
 mod text;
+mod words;
 
-use crate::geometry::{Geometry, Section};
+use crate::geometry::Geometry;
 use pieces::Drawn;
-
-/// The most regions that are drawn.
-const MOST_REGIONS: usize = 4;
-
-/// The most pieces of a region that are drawn.
-const MOST_PIECES: usize = 16;
 
 /// Where the bytes of block 0 lie, as text ([`Display`](std::fmt::Display)) and as SVG.
 ///
@@ -81,23 +76,4 @@ impl std::fmt::Display for Picture {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         text::render(&self.geometry, &self.drawn, f)
     }
-}
-
-/// `1 layer`, `2 layers`.
-fn counted(count: impl std::fmt::Display + PartialEq<u64>, what: &str) -> String {
-    if count == 1 { format!("{count} {what}") } else { format!("{count} {what}s") }
-}
-
-/// The counts of a section's axes.
-fn holds(section: &Section) -> String {
-    let shape = section.shape();
-    let heads = shape.heads.map(|heads| counted(u64::from(heads), "head"));
-    let parts = [
-        Some(counted(u64::from(shape.layers), "layer")),
-        heads,
-        Some(counted(u64::from(shape.tokens), "token")),
-        Some(counted(u64::from(shape.elements), "element")),
-    ];
-    let parts: Vec<String> = parts.into_iter().flatten().collect();
-    format!("{} of {}", parts.join(", "), counted(u64::from(shape.element_bytes), "byte"))
 }

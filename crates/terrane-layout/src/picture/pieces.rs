@@ -6,7 +6,7 @@ use terrane_core::ByteCount;
 
 use crate::geometry::{Axis, Geometry, Section};
 
-use super::MOST_REGIONS;
+use super::words::MOST_REGIONS;
 
 /// The most rows of a section that are looked at.
 const MOST_ROWS: u64 = 1 << 14;

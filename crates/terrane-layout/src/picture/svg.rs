@@ -5,8 +5,7 @@ use std::fmt::{self, Write as _};
 use crate::geometry::Geometry;
 
 use super::pieces::{Drawn, DrawnPiece, DrawnRegion};
-use super::text::strides;
-use super::{MOST_PIECES, counted, holds};
+use super::words::{MOST_PIECES, counted, holds, strides};
 
 /// Pixels.
 const WIDTH: u64 = 960;

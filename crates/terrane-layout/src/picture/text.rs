@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use crate::geometry::{Axis, Geometry, Section};
+use crate::geometry::Geometry;
 
 use super::pieces::{Drawn, DrawnRegion};
-use super::{MOST_PIECES, counted, holds};
+use super::words::{MOST_PIECES, counted, holds, strides};
 
 pub(super) fn render(
     geometry: &Geometry,
@@ -54,26 +54,4 @@ fn render_region(
             writeln!(f, "{:>25}  and {}", "", counted(more, "more piece"))
         }
     }
-}
-
-/// The strides of all axes that have more than one position, the largest first.
-pub(super) fn strides(section: &Section) -> String {
-    let mut parts: Vec<(bool, u64, String)> = Vec::new();
-    for axis in Axis::ALL {
-        let steps = section.steps(axis);
-        let (outer, inner) = (steps.outer(), steps.inner());
-        if steps.regions() > 0 {
-            let regions = u64::from(steps.regions());
-            parts.push((true, regions, format!("{axis} {}", counted(regions, "region"))));
-        } else if outer.count > 1 {
-            let text = format!("{axis}/{} {}", inner.count, outer.stride);
-            parts.push((false, outer.stride, text));
-        }
-        if inner.count > 1 {
-            parts.push((false, inner.stride, format!("{axis} {}", inner.stride)));
-        }
-    }
-    parts.sort_by_key(|&(in_regions, stride, _)| std::cmp::Reverse((in_regions, stride)));
-    let parts: Vec<String> = parts.into_iter().map(|(.., text)| text).collect();
-    if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
 }
