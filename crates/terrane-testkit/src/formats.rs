@@ -104,6 +104,7 @@ pub fn all(sizes: Sizes) -> Vec<Case> {
         ("vllm.bhlnc", vllm::packed(kv, Bhlnc)),
         ("vllm.packed_unequal_nhd", vllm::packed_unequal(kv, Lbnhc, unequal)),
         ("vllm.packed_unequal_hnd", vllm::packed_unequal(kv, Blhnc, unequal)),
+        ("vllm.packed_with_scales", vllm::packed_with_scales(kv, Lbnhc, 4)),
         ("vllm.page_padded_lb", vllm::page_padded(kv, Lbnhc, page)),
         ("vllm.page_padded_bl", vllm::page_padded(kv, Blhnc, page)),
         ("vllm.offload_rows", vllm::offload_rows(kv, Lbnhc, CHUNK, None)),

@@ -12,4 +12,5 @@
 mod nested;
 mod oracle;
 mod pairs;
+mod picture;
 mod refused;

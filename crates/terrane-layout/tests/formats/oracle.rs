@@ -11,7 +11,7 @@ use terrane_layout::{Geometry, RegionOffset, Section, verify};
 
 use terrane_testkit::formats::{self as cases, SMALL, Sizes};
 
-/// What the script prints for [`SMALL`].
+/// The script's output for [`SMALL`].
 pub const EXPECTED: &str = include_str!("expected.txt");
 
 const SCRIPT: &str = "tests/formats/oracle.py";
@@ -125,10 +125,11 @@ fn compare_one(geometry: &Geometry, format: &Format) {
     verify(geometry, &regions).unwrap_or_else(|error| panic!("{name}: {error}"));
 }
 
-/// What the script prints, or why it cannot run.
+/// The script's output, or why it cannot run.
 fn ask(sizes: Sizes) -> Result<String, String> {
     // `cargo xtask interop` installs NumPy there.
     let installed = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("interop").join("site");
+    #[expect(clippy::disallowed_methods, reason = "the script's modules may lie there")]
     let given = std::env::var_os("PYTHONPATH").unwrap_or_default();
     let paths = std::env::split_paths(&given).chain([installed]).filter(|path| path.is_dir());
     let output = Command::new("python3")

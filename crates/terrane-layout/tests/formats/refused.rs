@@ -1,4 +1,4 @@
-//! What is no geometry, by name: strides, counts and sizes that nobody can have meant.
+//! Strides, counts and sizes that are refused, by name.
 
 use terrane_core::ByteCount;
 use terrane_layout::formats::vllm::PackedOrder;
