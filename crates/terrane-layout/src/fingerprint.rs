@@ -246,7 +246,9 @@ mod tests {
     #[test]
     fn the_names_and_the_order_of_sections_count() {
         let section = |name, offset| {
-            Section::new(name, 1).at(0, offset).axis(Axis::Element, crate::AxisSteps::new(100, 1))
+            Section::new(name, 1)
+                .at(0, offset)
+                .axis(crate::Axis::Element, crate::AxisSteps::new(100, 1))
         };
         let fingerprint = |names: [SectionName; 2], offsets: [u64; 2]| {
             let sections = [section(names[0], offsets[0]), section(names[1], offsets[1])];

@@ -96,6 +96,7 @@ mod kind;
 #[cfg(feature = "model-config")]
 pub mod model;
 mod physical;
+mod picture;
 mod plan;
 pub mod state;
 mod verify;
@@ -112,6 +113,7 @@ pub use geometry::{
 };
 pub use kind::{BlockDimension, LayoutKind, TokenOrder};
 pub use physical::{PhysicalLayout, RegionRegistration, RegistrationState};
+pub use picture::Picture;
 pub use plan::{LEAST_REGION_ALIGNMENT, LayoutPlan, PaddingReport};
 pub use verify::{Extent, Piece, VerifyReport, Violation, verify, verify_map};
 

@@ -59,21 +59,17 @@ pub fn scales_beside(
     let groups = divide("head_dim", sizes.elements, group)?;
     let scales = Sizes { elements: groups, element_bytes: scale_bytes, ..sizes };
     let mut sections = sizes.form("L|2BNHD")?.sections()?;
-    for (name, section) in ["k-scales", "v-scales"].into_iter().zip(scales.form("L|2BNHD")?.sections()?)
-    {
-        // Names of this form are always valid.
-        let name = SectionName::new(name).unwrap_or(SectionName::SCALES);
+    let names = [SectionName::K_SCALES, SectionName::V_SCALES];
+    for (name, section) in names.into_iter().zip(scales.form("L|2BNHD")?.sections()?) {
         sections.push(renamed(&section, name, scale_bytes).at(sizes.layers, section.offset()));
     }
     Geometry::from_sections(sections)
 }
 
+/// The same strides under another name. Heads are stated.
 fn renamed(section: &Section, name: SectionName, element_bytes: u32) -> Section {
-    let absent = |axis: &Axis| *axis == Axis::Head && !section.states_heads();
-    Axis::ALL.into_iter().filter(|axis| !absent(axis)).fold(
-        Section::new(name, element_bytes).at(section.first_region(), section.offset()),
-        |all, axis| all.axis(axis, *section.steps(axis)),
-    )
+    let plain = Section::new(name, element_bytes).at(section.first_region(), section.offset());
+    Axis::ALL.into_iter().fold(plain, |all, axis| all.axis(axis, *section.steps(axis)))
 }
 
 /// A state that a page holds once for all tokens of a block.

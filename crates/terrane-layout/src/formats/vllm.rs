@@ -3,7 +3,7 @@
 
 use terrane_core::ByteCount;
 
-use super::shape::{Sizes, in_regions};
+use super::shape::{Sizes, divide, in_regions};
 use crate::config::LayoutConfig;
 use crate::element::ElementFormat;
 use crate::error::LayoutError;
@@ -129,7 +129,8 @@ impl PackedOrder {
 /// [`LayoutError::HeadsNotStated`], [`GeometryError::Dimension`] for a latent, and [`LayoutError`] as
 /// from [`Geometry::from_sections`].
 pub fn packed(config: &LayoutConfig, order: PackedOrder) -> Result<Geometry, LayoutError> {
-    packed_rows(config, order, Sizes::of(config).elements, None)
+    let sizes = Sizes::of(config);
+    rows(&sizes, order, &cells(&sizes, sizes.elements), None)
 }
 
 /// As [`packed`], with V rows of another length (`head_size_v`): `C = D + D′`, with
@@ -143,7 +144,28 @@ pub fn packed_unequal(
     order: PackedOrder,
     value_elements: u32,
 ) -> Result<Geometry, LayoutError> {
-    packed_rows(config, order, value_elements, None)
+    let sizes = Sizes::of(config);
+    rows(&sizes, order, &cells(&sizes, value_elements), None)
+}
+
+/// As [`packed`], with a scale for each head of each token (`int8_per_token_head` and its like):
+/// a row is D values of K, the scale of K, D values of V and the scale of V.
+///
+/// `scale_bytes` is 4 there, and an element of the config has 8 bits.
+///
+/// # Errors
+///
+/// As from [`packed`].
+pub fn packed_with_scales(
+    config: &LayoutConfig,
+    order: PackedOrder,
+    scale_bytes: u32,
+) -> Result<Geometry, LayoutError> {
+    let sizes = Sizes::of(config);
+    let [keys, values] = cells(&sizes, sizes.elements);
+    let scale = |name| Cell { name, elements: 1, element_bytes: scale_bytes };
+    let row = [keys, scale(SectionName::K_SCALES), values, scale(SectionName::V_SCALES)];
+    rows(&sizes, order, &row, None)
 }
 
 /// As [`packed`], with pages of `page_bytes` bytes (`page_size_padded`). A page is one block of one
@@ -166,23 +188,42 @@ pub fn page_padded(
         let expected = "it lies inside blocks and layers, where pages are padded";
         return Err(GeometryError::Dimension { dimension: "head", times: 1, expected }.into());
     }
-    packed_rows(config, order, Sizes::of(config).elements, Some(page_bytes))
+    let sizes = Sizes::of(config);
+    rows(&sizes, order, &cells(&sizes, sizes.elements), Some(page_bytes))
 }
 
-fn packed_rows(
-    config: &LayoutConfig,
+/// Elements of one section within a row.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    name: SectionName,
+    elements: u32,
+    element_bytes: u32,
+}
+
+/// A row of K and V.
+fn cells(sizes: &Sizes, value_elements: u32) -> [Cell; 2] {
+    let cell = |name, elements| Cell { name, elements, element_bytes: sizes.element_bytes };
+    [cell(SectionName::K, sizes.elements), cell(SectionName::V, value_elements)]
+}
+
+/// One tensor of rows, each of which holds one cell behind the other.
+fn rows(
+    sizes: &Sizes,
     order: PackedOrder,
-    value_elements: u32,
+    cells: &[Cell],
     page_bytes: Option<u64>,
 ) -> Result<Geometry, LayoutError> {
-    let sizes = Sizes::of(config).of_outers(2)?;
-    let heads = sizes.stated_heads()?;
-    let key = u64::from(sizes.elements) * u64::from(sizes.element_bytes);
-    let value = u64::from(value_elements) * u64::from(sizes.element_bytes);
-    let mut stride = ByteCount::new(key).checked_add(ByteCount::new(value))?;
-    let axes = order.axes();
-    let mut strides = [(Axis::Element, 1, 0); 4];
-    for (position, (axis, slot)) in axes.iter().zip(&mut strides).enumerate().rev() {
+    let heads = sizes.of_outers(2)?.stated_heads()?;
+    let mut sections = Vec::with_capacity(cells.len());
+    let mut stride = ByteCount::ZERO;
+    for cell in cells {
+        let row = AxisSteps::new(cell.elements, cell.element_bytes.into());
+        let section = Section::new(cell.name, cell.element_bytes).at(0, stride.get());
+        sections.push(section.axis(Axis::Element, row));
+        let bytes = u64::from(cell.elements) * u64::from(cell.element_bytes);
+        stride = stride.checked_add(ByteCount::new(bytes))?;
+    }
+    for (position, axis) in order.axes().into_iter().enumerate().rev() {
         if let Some(page) = page_bytes.filter(|_| position == 1) {
             stride = ByteCount::new(page);
         }
@@ -192,18 +233,11 @@ fn packed_rows(
             Axis::Head => heads,
             _ => sizes.tokens,
         };
-        *slot = (*axis, count, stride.get());
+        for section in &mut sections {
+            *section = section.axis(axis, AxisSteps::new(count, stride.get()));
+        }
         stride = stride.checked_mul("dimension", count.into())?;
     }
-    let section = |name, offset, elements| {
-        let row = AxisSteps::new(elements, sizes.element_bytes.into());
-        let section = Section::new(name, sizes.element_bytes).at(0, offset);
-        strides.iter().fold(section.axis(Axis::Element, row), |section, &(axis, count, stride)| {
-            section.axis(axis, AxisSteps::new(count, stride))
-        })
-    };
-    let sections =
-        vec![section(SectionName::K, 0, sizes.elements), section(SectionName::V, key, value_elements)];
     in_regions(sections, 1, stride)
 }
 
@@ -211,35 +245,34 @@ fn packed_rows(
 /// blocks of every layer, layer by layer: `[B / b, L, b, N, H, C]` or, heads first,
 /// `[B / b, L, b, H, N, C]`, with `C = 2·D`.
 ///
-/// `order` is that of the device tensors, and only its order of tokens and heads counts. `row_bytes`
-/// is the stride of rows, if it is more than they need.
+/// `order` is that of the device tensors, and only its order of tokens and heads counts. Several
+/// workers may share rows: `row_bytes` is then the stride of rows, and the region begins with the
+/// first cell of this worker.
 ///
 /// # Errors
 ///
 /// [`GeometryError::NotDivided`] if the number of blocks is no multiple of `blocks_per_chunk`, and
-/// [`LayoutError`] as from [`page_padded`].
+/// [`LayoutError`] as from [`packed`].
 pub fn offload_rows(
     config: &LayoutConfig,
     order: PackedOrder,
     blocks_per_chunk: u32,
     row_bytes: Option<u64>,
 ) -> Result<Geometry, LayoutError> {
-    let sizes = Sizes::of(config).of_outers(2)?;
-    let chunks = super::shape::divide("num_blocks", sizes.blocks, blocks_per_chunk)?;
-    let heads = sizes.stated_heads()?;
+    let sizes = Sizes::of(config);
+    let chunks = divide("num_blocks", sizes.blocks, blocks_per_chunk)?;
     // A page as the device has it: one block of one layer.
-    let one_page = config.with_num_blocks(1)?.with_num_layers(1)?;
-    let page = packed(&one_page, order)?;
+    let one_page = Sizes { blocks: 1, layers: 1, ..sizes };
+    let page = rows(&one_page, order, &cells(&sizes, sizes.elements), None)?;
     let bytes = page.block_bytes();
     let layer = bytes.checked_mul("blocks_per_chunk", blocks_per_chunk.into())?;
     let row = layer.checked_mul("num_layers", sizes.layers.into())?;
     let row = row_bytes.map_or(row, ByteCount::new);
     let block =
         AxisSteps::split(Step::new(chunks, row.get()), Step::new(blocks_per_chunk, bytes.get()));
-    let sections = page.sections().iter().map(|section| {
-        // With one head, the axis is stated all the same.
-        debug_assert_eq!(section.shape().heads, Some(heads));
-        section.axis(Axis::Block, block).axis(Axis::Layer, AxisSteps::new(sizes.layers, layer.get()))
-    });
-    in_regions(sections.collect(), 1, row.checked_mul("chunks", chunks.into())?)
+    let layer = AxisSteps::new(sizes.layers, layer.get());
+    let sections = page.sections().iter();
+    Geometry::from_sections(
+        sections.map(|section| section.axis(Axis::Block, block).axis(Axis::Layer, layer)),
+    )
 }

@@ -55,6 +55,10 @@ impl SectionName {
     pub const VALUES: Self = Self::known(b"values");
     /// Scales of quantised elements.
     pub const SCALES: Self = Self::known(b"scales");
+    /// Scales of quantised keys.
+    pub const K_SCALES: Self = Self::known(b"k-scales");
+    /// Scales of quantised values of attention.
+    pub const V_SCALES: Self = Self::known(b"v-scales");
     /// State of a convolution.
     pub const CONVOLUTION: Self = Self::known(b"conv");
     /// Recurrent state.

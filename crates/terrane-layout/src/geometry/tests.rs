@@ -143,9 +143,8 @@ fn rows_that_are_apart_are_stretches() {
 #[test]
 fn the_unit_of_blocks_is_none_where_blocks_mix() {
     let unit = |steps: [AxisSteps; 2]| {
-        let section = Section::new(SectionName::K, 1)
-            .axis(Axis::Block, steps[0])
-            .axis(Axis::Token, steps[1]);
+        let section =
+            Section::new(SectionName::K, 1).axis(Axis::Block, steps[0]).axis(Axis::Token, steps[1]);
         Geometry::from_sections([section]).unwrap().block_unit().map(ByteCount::get)
     };
     let plain = AxisSteps::new;

@@ -140,12 +140,14 @@ fn blocks_within_a_prefix_of_free_strides_are_whole() {
                 .axis(Axis::Token, AxisSteps::new(4, tokens))
         };
         let sections = [section(SectionName::K, 0), section(SectionName::V, 5)];
-        let plan = LayoutPlan::of(Geometry::from_sections(sections).unwrap(), Limits::NONE).unwrap();
+        let plan =
+            LayoutPlan::of(Geometry::from_sections(sections).unwrap(), Limits::NONE).unwrap();
         let end = |block: u32| {
             let places = plan.geometry().sections().iter().flat_map(|section| {
                 (0..4).map(move |token| section.place([block, 0], [0, token, 0]))
             });
-            let ends = places.map(|at| plan.region_offset(at.region).unwrap().get() + at.offset + 5);
+            let ends =
+                places.map(|at| plan.region_offset(at.region).unwrap().get() + at.offset + 5);
             ends.max().unwrap()
         };
         for prefix in 0..=plan.base_bytes().get() {

@@ -9,8 +9,8 @@
     reason = "a test says what it expects by unwrapping it, and what it skips"
 )]
 
-mod cases;
 mod nested;
 mod oracle;
 mod pairs;
+mod picture;
 mod refused;

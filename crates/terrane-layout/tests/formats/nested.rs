@@ -62,9 +62,10 @@ impl Drawn {
             let parts: Vec<&Part> =
                 self.parts.iter().filter(|p| p.in_regions == in_regions && p.count > 1).collect();
             parts.iter().enumerate().all(|(number, part)| {
-                let inside = parts.iter().enumerate().filter(|&(other, inside)| {
-                    (inside.stride, other) < (part.stride, number)
-                });
+                let inside = parts
+                    .iter()
+                    .enumerate()
+                    .filter(|&(other, inside)| (inside.stride, other) < (part.stride, number));
                 let reach: u64 = inside.map(|(_, p)| p.stride * u64::from(p.count - 1)).sum();
                 part.stride >= reach + unit
             })
@@ -102,13 +103,8 @@ fn parts(blocks: u32, layers: u32) -> impl Strategy<Value = Vec<Part>> {
             let counts = [blocks, layers, heads, tokens, elements];
             let mut parts = Vec::new();
             for ((axis, count), how) in Axis::ALL.into_iter().zip(counts).zip(how) {
-                let part = |outer, count, in_regions| Part {
-                    axis,
-                    outer,
-                    count,
-                    stride: 0,
-                    in_regions,
-                };
+                let part =
+                    |outer, count, in_regions| Part { axis, outer, count, stride: 0, in_regions };
                 match how {
                     0 if count == 4 => {
                         parts.extend([part(true, 2, false), part(false, 2, false)]);
@@ -125,7 +121,8 @@ fn parts(blocks: u32, layers: u32) -> impl Strategy<Value = Vec<Part>> {
 
 /// One to three sections that are nested and lie one behind the other, or within the rows of another.
 fn layouts() -> impl Strategy<Value = Vec<Drawn>> {
-    let sizes = (prop::sample::select(vec![1_u32, 2, 3, 4]), prop::sample::select(vec![1_u32, 2, 4]));
+    let sizes =
+        (prop::sample::select(vec![1_u32, 2, 3, 4]), prop::sample::select(vec![1_u32, 2, 4]));
     sizes.prop_flat_map(|(blocks, layers)| {
         let section = (
             parts(blocks, layers),
@@ -193,7 +190,8 @@ fn check_accepted(geometry: &Geometry, drawn: &[Drawn]) -> Result<(), TestCaseEr
     prop_assert_eq!(geometry.total_bytes().to_usize(), marks.len());
     let regions: Vec<ByteCount> =
         (0..geometry.region_count()).map(|region| geometry.region_bytes(region)).collect();
-    let report = verify(geometry, &regions).map_err(|found| TestCaseError::fail(found.to_string()))?;
+    let report =
+        verify(geometry, &regions).map_err(|found| TestCaseError::fail(found.to_string()))?;
     let stretches: u64 = geometry
         .sections()
         .iter()

@@ -170,6 +170,22 @@ def vllm__packed_unequal_hnd(c):
     packed(c, "BLHNC", UNEQUAL)
 
 
+@case
+def vllm__packed_with_scales(c):
+    # A row: D values of K, a scale of 4 bytes, D values of V, a scale of 4 bytes.
+    half = D * W + 4
+    c.regions.append(L * B * N * H * 2 * half)
+    outside = contiguous((L, B, N, H), 2 * half)
+    for offset, count, item, name in [
+        (0, D, W, "k"),
+        (D * W, 1, 4, "k-scales"),
+        (half, D, W, "v"),
+        (half + D * W, 1, 4, "v-scales"),
+    ]:
+        shape, strides = (L, B, N, H, count), [*outside, item]
+        c.section(name, c.strided(shape, strides, item, offset=offset, region=0), "LBNHD", item=item)
+
+
 def padded():
     return N * H * 2 * D * W + 12
 
@@ -185,10 +201,12 @@ def vllm__page_padded_bl(c):
 
 
 def rows(c, page, letters, row):
-    size = row or L * CHUNK * math.prod(page) * W
+    # A worker's cell of a row. Behind it lie those of other workers, but for the last row.
+    cell = L * CHUNK * math.prod(page) * W
+    row = row or cell
     shape = (B // CHUNK, L, CHUNK, *page)
-    strides = [size, *contiguous(shape[1:], W)]
-    places = c.strided(shape, strides, W, size=size * (B // CHUNK))
+    strides = [row, *contiguous(shape[1:], W)]
+    places = c.strided(shape, strides, W, size=row * (B // CHUNK - 1) + cell)
     # Blocks of a chunk and chunks are one axis.
     places = np.moveaxis(places, 2, 1).reshape((B, L, *page))
     c.section("k", places[..., :D], "BL" + letters)

@@ -9,9 +9,9 @@ use std::process::Command;
 
 use terrane_layout::{Geometry, RegionOffset, Section, verify};
 
-use crate::cases::{self, SMALL, Sizes};
+use terrane_testkit::formats::{self as cases, SMALL, Sizes};
 
-/// What the script prints for [`SMALL`].
+/// The script's output for [`SMALL`].
 pub const EXPECTED: &str = include_str!("expected.txt");
 
 const SCRIPT: &str = "tests/formats/oracle.py";
@@ -82,8 +82,7 @@ pub fn indices(blocks: u32, section: &Section) -> impl Iterator<Item = ([u32; 2]
         (0..shape.layers).flat_map(move |layer| {
             (0..heads).flat_map(move |head| {
                 (0..shape.tokens).flat_map(move |token| {
-                    (0..shape.elements)
-                        .map(move |element| ([block, layer], [head, token, element]))
+                    (0..shape.elements).map(move |element| ([block, layer], [head, token, element]))
                 })
             })
         })
@@ -126,10 +125,11 @@ fn compare_one(geometry: &Geometry, format: &Format) {
     verify(geometry, &regions).unwrap_or_else(|error| panic!("{name}: {error}"));
 }
 
-/// What the script prints, or why it cannot run.
+/// The script's output, or why it cannot run.
 fn ask(sizes: Sizes) -> Result<String, String> {
     // `cargo xtask interop` installs NumPy there.
     let installed = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("interop").join("site");
+    #[expect(clippy::disallowed_methods, reason = "the script's modules may lie there")]
     let given = std::env::var_os("PYTHONPATH").unwrap_or_default();
     let paths = std::env::split_paths(&given).chain([installed]).filter(|path| path.is_dir());
     let output = Command::new("python3")

@@ -1,4 +1,4 @@
-//! What is no geometry, by name: strides, counts and sizes that nobody can have meant.
+//! Strides, counts and sizes that are refused, by name.
 
 use terrane_core::ByteCount;
 use terrane_layout::formats::vllm::PackedOrder;
@@ -8,7 +8,7 @@ use terrane_layout::{
     LayoutError, Section, SectionName, Step, TensorAxis, TensorForm,
 };
 
-use crate::cases::{SMALL, keys_and_values, latent};
+use terrane_testkit::formats::{SMALL, keys_and_values, latent};
 
 const K: SectionName = SectionName::K;
 const V: SectionName = SectionName::V;
@@ -50,9 +50,7 @@ fn an_overlap_of_one_byte_names_axes_and_address() {
 #[test]
 fn the_address_is_the_first_that_two_elements_share() {
     // Tokens at 0, 50 and 100; the second block begins at 95, and shares bytes from 100 on.
-    let section = |stride| {
-        blocks(K, 2, stride, 1000).axis(Axis::Token, AxisSteps::new(3, 50))
-    };
+    let section = |stride| blocks(K, 2, stride, 1000).axis(Axis::Token, AxisSteps::new(3, 50));
     let address = |stride| match refused([section(stride)]) {
         GeometryError::NotNested { address, .. } => address,
         other => panic!("{other}"),
@@ -191,7 +189,8 @@ fn counts_of_zero_and_counts_that_differ_are_named() {
     let error = refused([Section::new(K, 0)]);
     assert!(matches!(error, GeometryError::Zero { axis: Axis::Element, .. }), "{error}");
     let error = refused([blocks(K, 3, 10, 0), blocks(V, 4, 10, 100)]);
-    let expected = GeometryError::AxisCount { section: V, axis: Axis::Block, count: 4, expected: 3 };
+    let expected =
+        GeometryError::AxisCount { section: V, axis: Axis::Block, count: 4, expected: 3 };
     assert_eq!(error, expected);
     let layers = |name, count, offset| {
         blocks(name, 1, 0, offset).axis(Axis::Layer, AxisSteps::new(count, 10))

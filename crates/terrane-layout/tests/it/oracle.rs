@@ -3,8 +3,7 @@
 use proptest::prelude::*;
 use terrane_core::{Alignment, ByteCount, Limits};
 use terrane_layout::{
-    BlockDimension, ContiguousUnit, ElementFormat, Geometry, LayoutConfig, LayoutKind, LayoutPlan,
-    verify,
+    BlockDimension, ElementFormat, Geometry, LayoutConfig, LayoutKind, LayoutPlan, verify,
 };
 
 /// Which (block, layer, outer, byte of the piece) a byte of memory belongs to; `None` is padding.
@@ -118,7 +117,7 @@ proptest! {
         let regions = regions_by_hand(&config, kind, row_bytes);
         prop_assert_eq!(regions.len(), usize::try_from(geometry.region_count()).unwrap());
         for cells in &regions {
-            prop_assert_eq!(cells.len(), geometry.region_bytes().to_usize());
+            prop_assert_eq!(cells.len(), geometry.region_bytes(0).to_usize());
         }
         let mut pieces = 0;
         for ((block, layer, outer), (region, offset)) in beginnings(&regions) {
@@ -126,9 +125,9 @@ proptest! {
             prop_assert_eq!((at.region, at.offset), (region, offset));
             pieces += 1;
         }
-        prop_assert_eq!(pieces, geometry.piece_count());
-        let lengths = vec![geometry.region_bytes(); regions.len()];
+        let lengths = vec![geometry.region_bytes(0); regions.len()];
         let report = verify(&geometry, &lengths).unwrap();
+        prop_assert_eq!(pieces, report.pieces);
         let padding = regions.iter().flatten().filter(|cell| cell.is_none()).count();
         let counted = report.padding.checked_add(report.tail).unwrap();
         prop_assert_eq!(counted, ByteCount::from_usize(padding));
@@ -138,26 +137,20 @@ proptest! {
     fn what_planners_are_told_is_so((config, row_bytes) in configs(), kind in kinds()) {
         let geometry = Geometry::new(&config, kind).unwrap();
         let regions = regions_by_hand(&config, kind, row_bytes);
-        let piece = geometry.piece_bytes().get();
+        let pieces = geometry.pieces().unwrap();
+        let piece = pieces.piece_bytes().get();
         let at = |block, layer, outer| geometry.offset(block, layer, outer);
 
-        // The pieces of a set are adjacent if they fill a range in the oracle's memory.
-        let adjacent = |wanted: &dyn Fn(u32, u32) -> bool| {
-            let mut starts: Vec<(u32, u64)> = beginnings(&regions)
-                .filter(|&((block, layer, _), _)| wanted(block, layer))
-                .map(|(_, start)| start)
-                .collect();
-            starts.sort_unstable();
-            starts.windows(2).all(|w| w[0].0 == w[1].0 && w[1].1 - w[0].1 == piece)
-        };
-        let unit = if adjacent(&|block, _| block == 0) {
-            ContiguousUnit::Block
-        } else if adjacent(&|block, layer| block == 0 && layer == 0) {
-            ContiguousUnit::Layer
-        } else {
-            ContiguousUnit::Piece
-        };
-        prop_assert_eq!(geometry.contiguous_unit(), unit);
+        // No block's part of a region lies across a multiple of the unit.
+        if let Some(unit) = geometry.block_unit() {
+            for (region, cells) in regions.iter().enumerate() {
+                for part in cells.chunks(unit.to_usize()) {
+                    let mut blocks = part.iter().flatten().map(|&(block, ..)| block);
+                    let first = blocks.next();
+                    prop_assert!(blocks.all(|block| Some(block) == first), "region {}", region);
+                }
+            }
+        }
 
         let class = beginnings(&regions)
             .map(|(_, (_, offset))| Alignment::of(offset))
@@ -165,10 +158,8 @@ proptest! {
         prop_assert_eq!(geometry.alignment_class(), class);
 
         if config.num_blocks() > 1 {
-            let stride = geometry.block_stride().get();
+            let stride = pieces.block_stride().get();
             prop_assert_eq!(at(1, 0, 0).offset - at(0, 0, 0).offset, stride);
-            let unit_bytes = geometry.contiguous_unit_bytes().get();
-            prop_assert_eq!(geometry.blocks_adjacent(), stride == unit_bytes);
         }
     }
 
@@ -185,7 +176,7 @@ proptest! {
             largest_region: None,
         };
         let plan = LayoutPlan::new(&config, kind, limits).unwrap();
-        let bytes = plan.geometry().region_bytes().get();
+        let bytes = plan.geometry().region_bytes(0).get();
         let mut end = 0;
         for region in 0..plan.geometry().region_count() {
             let offset = plan.region_offset(region).unwrap();
@@ -231,10 +222,10 @@ fn extremes_do_not_wrap() {
                         };
                         let geometry = plan.geometry();
                         let last = geometry.offset(num_blocks - 1, num_layers - 1, 1);
-                        let end =
-                            u128::from(last.offset) + u128::from(geometry.piece_bytes().get());
-                        assert!(end <= u128::from(geometry.region_bytes().get()));
-                        assert!(geometry.region_bytes() <= plan.base_bytes());
+                        let end = u128::from(last.offset)
+                            + u128::from(geometry.pieces().unwrap().piece_bytes().get());
+                        assert!(end <= u128::from(geometry.region_bytes(0).get()));
+                        assert!(geometry.region_bytes(0) <= plan.base_bytes());
                         built += 1;
                     }
                 }

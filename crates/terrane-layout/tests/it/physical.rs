@@ -69,7 +69,7 @@ fn an_index_out_of_range_is_named() {
         ((5, 0, 0), Index::Block, 5, 5),
         ((u32::MAX, 9, 9), Index::Block, u32::MAX, 5),
         ((0, 3, 2), Index::Layer, 3, 3),
-        ((0, 0, 2), Index::Outer, 2, 2),
+        ((0, 0, 2), Index::Section, 2, 2),
     ] {
         let Err(LayoutError::IndexOutOfRange(error)) = layout.location(at.0, at.1, at.2) else {
             panic!("{at:?} has a location")
@@ -97,6 +97,6 @@ fn layouts_are_shared_between_threads() {
     let journal = Journal::default();
     let layout = layout(LayoutKind::FullyContiguous, &Allocator::new(&journal));
     shared(&layout);
-    assert_eq!(layout.kind(), LayoutKind::FullyContiguous);
-    assert_eq!(layout.config(), &config());
+    let origin = layout.geometry().origin();
+    assert_eq!(origin, Some(&(config(), LayoutKind::FullyContiguous)));
 }

@@ -25,7 +25,7 @@ const KNOWN: [(&str, &[usize]); 9] = [
     ("terrane-bench", &[4]),
     ("terrane-core", &[5]),
     ("terrane-cuda", &[15, 4]),
-    ("terrane-layout", &[5]),
+    ("terrane-layout", &[4]),
     ("terrane-nixl", &[11, 11]),
     ("terrane-pool", &[12, 5]),
     ("terrane-simulated-cuda", &[12, 6]),

@@ -11,11 +11,17 @@ use terrane_layout::{
 /// The sizes of a cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
+    /// Blocks of the cache.
     pub blocks: u32,
+    /// Layers.
     pub layers: u32,
+    /// Heads of a token.
     pub heads: u32,
+    /// Tokens of a block.
     pub tokens: u32,
+    /// Elements of a head.
     pub elements: u32,
+    /// Bytes of an element.
     pub width: u8,
 }
 
@@ -29,6 +35,11 @@ const GROUP: u32 = 2;
 const CHUNK: u32 = 2;
 
 /// K and V.
+///
+/// # Panics
+///
+/// If no cache has these sizes.
+#[must_use]
 pub fn keys_and_values(sizes: Sizes) -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(sizes.blocks)
@@ -43,6 +54,11 @@ pub fn keys_and_values(sizes: Sizes) -> LayoutConfig {
 }
 
 /// A latent of 3 elements more than a head.
+///
+/// # Panics
+///
+/// If no cache has these sizes.
+#[must_use]
 pub fn latent(sizes: Sizes) -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(sizes.blocks)
@@ -59,6 +75,7 @@ pub fn latent(sizes: Sizes) -> LayoutConfig {
 pub type Case = (&'static str, Result<Geometry, LayoutError>);
 
 /// Every format.
+#[must_use]
 pub fn all(sizes: Sizes) -> Vec<Case> {
     let (kv, one) = (&keys_and_values(sizes), &latent(sizes));
     let unequal = sizes.elements / 2;
@@ -87,6 +104,7 @@ pub fn all(sizes: Sizes) -> Vec<Case> {
         ("vllm.bhlnc", vllm::packed(kv, Bhlnc)),
         ("vllm.packed_unequal_nhd", vllm::packed_unequal(kv, Lbnhc, unequal)),
         ("vllm.packed_unequal_hnd", vllm::packed_unequal(kv, Blhnc, unequal)),
+        ("vllm.packed_with_scales", vllm::packed_with_scales(kv, Lbnhc, 4)),
         ("vllm.page_padded_lb", vllm::page_padded(kv, Lbnhc, page)),
         ("vllm.page_padded_bl", vllm::page_padded(kv, Blhnc, page)),
         ("vllm.offload_rows", vllm::offload_rows(kv, Lbnhc, CHUNK, None)),
@@ -111,14 +129,8 @@ pub fn all(sizes: Sizes) -> Vec<Case> {
         ("flexkv.layer_first", flexkv::layer_first(kv)),
         ("flexkv.block_first", flexkv::block_first(kv)),
         ("dynamo.fully_contiguous", dynamo::fully_contiguous(kv)),
-        (
-            "dynamo.layer_separate_block_first",
-            dynamo::layer_separate(kv, BlockDimension::First),
-        ),
-        (
-            "dynamo.layer_separate_outer_first",
-            dynamo::layer_separate(kv, BlockDimension::Second),
-        ),
+        ("dynamo.layer_separate_block_first", dynamo::layer_separate(kv, BlockDimension::First)),
+        ("dynamo.layer_separate_outer_first", dynamo::layer_separate(kv, BlockDimension::Second)),
         ("paged.vllm_v0", paged::vllm_v0(kv, GROUP)),
         ("paged.pairs_of_tensors", paged::pairs_of_tensors(kv, GROUP)),
         ("paged.aiter_shuffled", paged::aiter_shuffled(kv, GROUP)),

@@ -1,0 +1,191 @@
+//! The pieces of a block, in the order of memory.
+
+use std::fmt::Write as _;
+
+use terrane_core::ByteCount;
+
+use crate::geometry::{Axis, Geometry, Section};
+
+use super::words::MOST_REGIONS;
+
+/// The most rows of a section that are looked at.
+const MOST_ROWS: u64 = 1 << 14;
+
+/// The axes within a block.
+const AXES: [Axis; 4] = [Axis::Layer, Axis::Head, Axis::Token, Axis::Element];
+
+/// Bytes of one section and layer without a gap, and the positions that they hold on each axis.
+#[derive(Clone, Debug)]
+pub(super) struct DrawnPiece {
+    pub(super) start: u64,
+    pub(super) bytes: u64,
+    /// The number of the section.
+    pub(super) section: usize,
+    /// First and last position on each of [`AXES`].
+    ranges: [(u32, u32); 4],
+}
+
+/// The pieces of a block in one region.
+#[derive(Clone, Debug)]
+pub(super) struct DrawnRegion {
+    pub(super) number: u32,
+    pub(super) pieces: Vec<DrawnPiece>,
+}
+
+/// The pieces of a block.
+#[derive(Clone, Debug)]
+pub(super) struct Drawn {
+    /// The first regions in which the block has bytes.
+    pub(super) regions: Vec<DrawnRegion>,
+    /// Whether some rows were not looked at.
+    pub(super) is_cut: bool,
+}
+
+impl Drawn {
+    pub(super) fn of(geometry: &Geometry) -> Self {
+        let mut drawn = Self { regions: Vec::new(), is_cut: false };
+        for (number, section) in geometry.sections().iter().enumerate() {
+            drawn.is_cut |= for_each_row(section, |region, piece| {
+                let regions = &mut drawn.regions;
+                let at = regions.partition_point(|other| other.number < region);
+                if regions.get(at).is_none_or(|other| other.number != region) {
+                    regions.insert(at, DrawnRegion { number: region, pieces: Vec::new() });
+                    // Later sections may begin in earlier regions; those behind are not drawn.
+                    regions.truncate(MOST_REGIONS);
+                }
+                if let Some(found) = regions.get_mut(at) {
+                    found.pieces.push(DrawnPiece { section: number, ..piece });
+                }
+            });
+        }
+        for region in &mut drawn.regions {
+            region.pieces.sort_by_key(|piece| piece.start);
+            let pieces = std::mem::take(&mut region.pieces);
+            for piece in pieces {
+                push_merged(&mut region.pieces, piece);
+            }
+        }
+        drawn
+    }
+}
+
+/// Adds a piece, and merges it with those before as long as they are one box of positions.
+fn push_merged(pieces: &mut Vec<DrawnPiece>, piece: DrawnPiece) {
+    let mut piece = piece;
+    while let Some(before) = pieces.pop() {
+        match before.with(&piece) {
+            Some(both) => piece = both,
+            None => {
+                pieces.push(before);
+                break;
+            }
+        }
+    }
+    pieces.push(piece);
+}
+
+impl DrawnPiece {
+    pub(super) fn end(&self) -> u64 {
+        self.start.saturating_add(self.bytes)
+    }
+
+    /// Both as one piece: they touch, are of one layer, and follow each other on one other axis.
+    fn with(&self, next: &Self) -> Option<Self> {
+        let [layer, ..] = self.ranges;
+        let [other_layer, ..] = next.ranges;
+        if self.section != next.section || layer != other_layer || self.end() != next.start {
+            return None;
+        }
+        let mut ranges = self.ranges;
+        let mut differing = ranges.iter_mut().zip(next.ranges).filter(|(a, b)| **a != *b);
+        let (range, other) = differing.next()?;
+        if differing.next().is_some() || range.1.checked_add(1) != Some(other.0) {
+            return None;
+        }
+        range.1 = other.1;
+        Some(Self { bytes: self.bytes.saturating_add(next.bytes), ranges, ..self.clone() })
+    }
+
+    /// The section, and the axes that the piece does not hold in full.
+    pub(super) fn name(&self, geometry: &Geometry) -> String {
+        let Some(section) = geometry.sections().get(self.section) else { return String::new() };
+        let mut name = section.name().to_string();
+        for (axis, (first, last)) in AXES.into_iter().zip(self.ranges) {
+            let is_whole = first == 0 && u64::from(last) + 1 == section.steps(axis).count();
+            let written = match (is_whole, first == last) {
+                (true, _) => Ok(()),
+                (false, true) => write!(name, ", {axis} {first}"),
+                (false, false) => write!(name, ", {axis}s {first}-{last}"),
+            };
+            debug_assert!(written.is_ok(), "text grows");
+        }
+        name
+    }
+
+    /// The name in two short lines, with the letters of [`formats`](crate::formats).
+    pub(super) fn short_name(&self, geometry: &Geometry) -> [String; 2] {
+        let mut lines = [String::new(), String::new()];
+        let Some(section) = geometry.sections().get(self.section) else { return lines };
+        let [upper, lower] = &mut lines;
+        upper.push_str(section.name().as_str());
+        for ((axis, letter), (first, last)) in AXES.into_iter().zip("LHND".chars()).zip(self.ranges)
+        {
+            if first == 0 && u64::from(last) + 1 == section.steps(axis).count() {
+                continue;
+            }
+            let line = if axis == Axis::Layer { &mut *upper } else { &mut *lower };
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            let written = match first == last {
+                true => write!(line, "{letter}{first}"),
+                false => write!(line, "{letter}{first}-{last}"),
+            };
+            debug_assert!(written.is_ok(), "text grows");
+        }
+        lines
+    }
+
+    pub(super) fn layer(&self) -> u32 {
+        let [(layer, _), ..] = self.ranges;
+        layer
+    }
+}
+
+/// Visits the rows of block 0 that are contiguous elements of one head and token. Returns whether
+/// there are more than are visited.
+fn for_each_row(section: &Section, mut visit: impl FnMut(u32, DrawnPiece)) -> bool {
+    let shape = section.shape();
+    let elements = section.steps(Axis::Element);
+    let element_bytes = section.element_bytes().get();
+    // Elements that lie one behind the other are one row.
+    let inner = elements.inner();
+    let together = if inner.stride == element_bytes { inner.count } else { 1 };
+    let rows = u64::from(shape.elements / together.max(1));
+    let counts = [shape.layers.into(), shape.heads.unwrap_or(1).into(), shape.tokens.into(), rows];
+    let all = counts.iter().try_fold(1_u64, |product, count| product.checked_mul(*count));
+    let visited = all.map_or(MOST_ROWS, |all| all.min(MOST_ROWS));
+    for row in 0..visited {
+        let mut rest = row;
+        let mut at = [0_u32; 4];
+        for (position, count) in at.iter_mut().zip(counts).rev() {
+            *position = u32::try_from(rest % count).unwrap_or(0);
+            rest /= count;
+        }
+        let [layer, head, token, part] = at;
+        let element = part.saturating_mul(together);
+        let place = section.place([0, layer], [head, token, element]);
+        let single = |position| (position, position);
+        let last = element.saturating_add(together.saturating_sub(1));
+        visit(
+            place.region,
+            DrawnPiece {
+                start: place.offset,
+                bytes: ByteCount::new(element_bytes.saturating_mul(together.into())).get(),
+                section: 0,
+                ranges: [single(layer), single(head), single(token), (element, last)],
+            },
+        );
+    }
+    all != Some(visited)
+}
