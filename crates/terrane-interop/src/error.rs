@@ -1,7 +1,7 @@
 //! One error for all parts of this crate.
 
 use crate::dlpack::{ElementTypeError, ExportError, ImportError, ShapeError, StreamError};
-use crate::tensors::{InvalidForm, KvError};
+use crate::tensors::{InvalidForm, KvError, StridedError};
 
 /// The error of this crate. Each function returns the narrower error of its part; all of those convert
 /// into this one, so that `?` works where several parts are used.
@@ -26,6 +26,9 @@ pub enum InteropError {
     /// A layout and the tensors of an engine do not fit together.
     #[error(transparent)]
     Kv(#[from] KvError),
+    /// Tensors were not adopted with their strides.
+    #[error(transparent)]
+    Strided(#[from] StridedError),
     /// Axes that no KV tensor has.
     #[error(transparent)]
     Form(#[from] InvalidForm),

@@ -5,11 +5,9 @@ use std::str::FromStr;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::geometry::{Axis, Geometry, Section, Step};
+use crate::geometry::encoding::VERSION;
+use crate::geometry::{Geometry, Section};
 use crate::physical::PhysicalLayout;
-
-/// The version of the encodings below, and of the text of a fingerprint.
-const VERSION: u8 = 2;
 
 /// What a text begins with.
 const PREFIX: &str = "v2-";
@@ -56,34 +54,11 @@ impl BlockFingerprint {
 }
 
 impl LayoutFingerprint {
-    /// The fingerprint of a geometry.
+    /// The fingerprint of a geometry: XXH3 of its one [encoding](Geometry::encode).
     #[must_use]
     pub fn new(geometry: &Geometry) -> Self {
-        let mut encoded = Vec::with_capacity(512);
-        encoded.extend([VERSION, b'L']);
-        encoded.extend(geometry.num_blocks().to_le_bytes());
-        encoded.extend(geometry.block_alignment().get().to_le_bytes());
-        encode_shapes(geometry, &mut encoded);
-        // The order of sections counts: their numbers are indices of pieces.
-        for section in geometry.sections() {
-            encode_name(section, &mut encoded);
-            encoded.extend(section.first_region().to_le_bytes());
-            encoded.extend(section.offset().to_le_bytes());
-            for axis in Axis::ALL {
-                let steps = section.steps(axis);
-                encoded.extend(steps.regions().to_le_bytes());
-                for step in [steps.outer(), steps.inner()] {
-                    // A stride over one position means nothing.
-                    let Step { count, stride } = step;
-                    encoded.extend(count.to_le_bytes());
-                    encoded.extend(if count == 1 { 0 } else { stride }.to_le_bytes());
-                }
-            }
-        }
-        encoded.extend(geometry.region_count().to_le_bytes());
-        for region in 0..geometry.region_count() {
-            encoded.extend(geometry.region_bytes(region).get().to_le_bytes());
-        }
+        let mut encoded = geometry.encode();
+        encoded.push(b'L');
         Self(xxh3_128(&encoded))
     }
 
@@ -221,9 +196,9 @@ mod tests {
         assert_eq!(
             layouts.map(|fingerprint| fingerprint.to_string()),
             [
-                "v2-3541e3a0689ecd056180d7320c368341",
-                "v2-6c2dc45b2c844b13b257e1503cacaac5",
-                "v2-2a7520f06f0f90b434a26585453dae61"
+                "v2-72f65413a1f06f7bc0c2a34fcd91db09",
+                "v2-81ae5e0ee88fde2c34d9d6eef3820e5e",
+                "v2-b30c5c8f5c94e47701f84d62f6736e50",
             ]
             .map(str::to_owned)
         );
@@ -271,7 +246,9 @@ mod tests {
     #[test]
     fn the_names_and_the_order_of_sections_count() {
         let section = |name, offset| {
-            Section::new(name, 1).at(0, offset).axis(Axis::Element, crate::AxisSteps::new(100, 1))
+            Section::new(name, 1)
+                .at(0, offset)
+                .axis(crate::Axis::Element, crate::AxisSteps::new(100, 1))
         };
         let fingerprint = |names: [SectionName; 2], offsets: [u64; 2]| {
             let sections = [section(names[0], offsets[0]), section(names[1], offsets[1])];

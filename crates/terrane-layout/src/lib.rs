@@ -107,9 +107,9 @@ pub use element::ElementFormat;
 pub use error::{LayoutError, Part, RegionRole};
 pub use fingerprint::{BlockFingerprint, InvalidFingerprint, LayoutFingerprint};
 pub use geometry::{
-    Axis, AxisSteps, Geometry, GeometryError, Index, IndexOutOfRange, InvalidSectionName,
-    PieceStrides, RegionOffset, Section, SectionName, SectionShape, Step, Stretches, TensorAxis,
-    TensorForm,
+    Axis, AxisSteps, Claim, DecodeError, Geometry, GeometryError, GeometryLimits, Index,
+    IndexOutOfRange, InvalidSectionName, Page, PieceStrides, RegionOffset, Section, SectionName,
+    SectionShape, Step, Stretches, TensorAxis, TensorForm,
 };
 pub use kind::{BlockDimension, LayoutKind, TokenOrder};
 pub use physical::{PhysicalLayout, RegionRegistration, RegistrationState};

@@ -6,7 +6,8 @@
 //! - [`recorder`]: a journal that proves in which order things were acquired and let go.
 //! - [`fault`]: an allocator that fails when it is told to.
 //! - [`engine`]: a copy engine whose order, delays, failures and very steps a test decides.
-//! - [`model`]: what a transfer should do, computed byte by byte.
+//! - [`model`]: what a transfer should do, computed byte by byte; [`regions`]: the same for layouts of
+//!   any strides; [`formats`]: every named format in small sizes.
 //! - [`conformance`]: the rules that every `Memory`, `Allocate` and `CopyEngine` has to keep.
 //! - [`damage`]: what may happen to bytes on their way.
 //! - [`strided`]: copies of cells with strides, and what they should do.
@@ -35,6 +36,7 @@ pub mod device;
 pub mod engine;
 pub mod events;
 pub mod fault;
+pub mod formats;
 pub mod leaks;
 pub mod memory;
 pub mod model;
@@ -47,6 +49,7 @@ pub mod priced;
 pub mod process;
 pub mod random;
 pub mod recorder;
+pub mod regions;
 pub mod simulated_cuda;
 pub mod strided;
 

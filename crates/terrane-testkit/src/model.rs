@@ -6,12 +6,11 @@
 
 use std::ops::Range;
 
-use terrane_core::{Location, Memory};
 use terrane_layout::{BlockDimension, LayoutConfig, LayoutKind, TokenOrder};
 use terrane_transfer::Endpoint;
 
 use crate::pattern::PieceAccess;
-use crate::random::Seeded;
+use crate::regions::RegionBytes;
 
 /// All bytes of a layout's regions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +18,17 @@ pub struct Image {
     config: LayoutConfig,
     kind: LayoutKind,
     regions: Vec<Vec<u8>>,
+}
+
+/// The config and the kind that a layout was made of.
+///
+/// # Panics
+///
+/// If the layout was made of sections.
+#[must_use]
+#[track_caller]
+pub fn origin(end: &Endpoint) -> (LayoutConfig, LayoutKind) {
+    *end.layout().geometry().origin().expect("the layout is made of a config")
 }
 
 /// Where a piece lies: the region, and the bytes in it.
@@ -77,35 +87,17 @@ impl Image {
     /// The bytes of an endpoint as they are. No transfer may be writing there.
     #[must_use]
     pub fn of(end: &Endpoint, access: &dyn PieceAccess) -> Self {
-        let blocks: Vec<u32> = (0..end.layout().config().num_blocks()).collect();
-        let _hold = end.hold_for_read(&blocks).expect("nothing in flight writes the blocks");
-        let read = |region: &dyn Memory| {
-            let mut bytes = vec![0; region.length().to_usize()];
-            // SAFETY: the layout keeps the region alive, and no transfer writes its blocks.
-            unsafe { access.read(region.location(), &mut bytes) }.expect("the region is readable");
-            bytes
-        };
-        let layout = end.layout();
-        let regions = layout.regions().iter().map(|region| read(region)).collect();
-        Self { config: *layout.config(), kind: layout.kind(), regions }
+        Self::made_of(end, RegionBytes::of(end, access))
     }
 
-    /// Overwrites all bytes of an endpoint, padding included, with random ones, and gives out
-    /// what is there now.
+    /// Overwrites all bytes of an endpoint, padding included, with random ones, and returns them.
     pub fn scribble(end: &Endpoint, access: &dyn PieceAccess, seed: u64) -> Self {
-        let all: Vec<u32> = (0..end.layout().config().num_blocks()).collect();
-        // What a failed transfer left in part may be read, as all of it is overwritten below.
-        drop(end.hold_for_write(&all).expect("no transfer uses the blocks"));
-        let mut image = Self::of(end, access);
-        let mut random = Seeded::new(seed);
-        let _hold = end.hold_for_write(&all).expect("nothing in flight uses the blocks");
-        for (bytes, region) in image.regions.iter_mut().zip(end.layout().regions()) {
-            for chunk in bytes.chunks_mut(8) {
-                chunk.copy_from_slice(&random.next_u64().to_le_bytes()[..chunk.len()]);
-            }
-            write_all(access, region.location(), bytes);
-        }
-        image
+        Self::made_of(end, RegionBytes::scribble(end, access, seed))
+    }
+
+    fn made_of(end: &Endpoint, bytes: RegionBytes) -> Self {
+        let (config, kind) = origin(end);
+        Self { config, kind, regions: bytes.regions().to_vec() }
     }
 
     /// Does to this image what a transfer from `source` should do to the layout: head by head, if
@@ -220,9 +212,4 @@ impl Image {
         }
         "padding".to_owned()
     }
-}
-
-fn write_all(access: &dyn PieceAccess, at: Location, bytes: &[u8]) {
-    // SAFETY: the caller holds the layout, and keeps transfers off its blocks.
-    unsafe { access.write(at, bytes) }.expect("the region is writable");
 }

@@ -68,7 +68,7 @@ impl Endpoint {
 
     fn build(bytes: ExclusiveBytes, extents: SmallVec<[Span; 1]>, layout: PhysicalLayout) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let hazards = HazardTable::new(layout.config().num_blocks());
+        let hazards = HazardTable::new(layout.geometry().num_blocks());
         let bases = layout.regions().iter().map(Memory::location).collect();
         let alignment = layout.alignment_class();
         // Relaxed: only uniqueness is asked for.
@@ -149,8 +149,7 @@ impl Endpoint {
         };
         self.check_owner()?;
         self.check_blocks(blocks, side)?;
-        let config = self.0.layout.config();
-        let (layers, heads) = (0..config.num_layers(), 0..config.num_heads().unwrap_or(1));
+        let (layers, heads) = (0..self.0.layout.geometry().num_layers(), 0..self.num_heads());
         let wanted = Use { access, blocks, layers, heads };
         let mut hazards = self.0.hazards.lock();
         let conflicts = hazards.conflicts(&wanted, &|_| false);
@@ -167,13 +166,19 @@ impl Endpoint {
         Ok(Hold { claim, _endpoint: self.clone(), end })
     }
 
+    /// The heads of a token, as hazards count them; 1 if they are not stated.
+    pub(crate) fn num_heads(&self) -> u32 {
+        let sections = self.0.layout.geometry().sections().iter();
+        sections.filter_map(|section| section.shape().heads).max().unwrap_or(1)
+    }
+
     /// Fails in a process that was forked from the endpoint's.
     pub(crate) fn check_owner(&self) -> Result<(), ForkedProcess> {
         self.0.hazards.check_owner()
     }
 
     pub(crate) fn check_blocks(&self, blocks: &[u32], side: Side) -> Result<(), TransferError> {
-        let num_blocks = self.0.layout.config().num_blocks();
+        let num_blocks = self.0.layout.geometry().num_blocks();
         // The largest of many is found several at a time.
         if blocks.iter().fold(0, |largest, &block| block.max(largest)) < num_blocks {
             return Ok(());
@@ -321,8 +326,13 @@ impl fmt::Debug for Hold {
 /// What the blocks of a layout have of its regions. What an adopted region has beyond that may be
 /// anybody's.
 fn extents(layout: &PhysicalLayout) -> SmallVec<[Span; 1]> {
-    let length = layout.geometry().region_bytes();
-    join(layout.regions().iter().map(|region| Span { length, ..Span::of(region) }))
+    let geometry = layout.geometry();
+    join(
+        (0_u32..).zip(layout.regions()).map(|(number, region)| Span {
+            length: geometry.region_bytes(number),
+            ..Span::of(region)
+        }),
+    )
 }
 
 /// Joins spans that follow one another, as the regions of one allocation do.

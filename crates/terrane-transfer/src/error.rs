@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use terrane_core::{BoxedCause, ByteCount, ForkedProcess, SizeOverflow, StorageKind};
-use terrane_layout::LayoutError;
+use terrane_layout::{LayoutError, SectionName};
 
 use crate::{BlockConflict, Declined, TransferId};
 
@@ -45,6 +45,52 @@ pub enum TransferError {
         from: u64,
         /// Its value in the destination.
         to: u64,
+    },
+    /// A section of the source has no counterpart.
+    #[error("the {side} has no section {section}; sections convert by name")]
+    NoSuchSection {
+        /// The section.
+        section: SectionName,
+        /// The side that lacks it.
+        side: Side,
+    },
+    /// Some layers were asked for, and a section has none.
+    #[error(
+        "section {section} of the {side} has no layers, so some layers of it, or layers one after \
+         the other, cannot be copied; copy all layers"
+    )]
+    SectionHasNoLayers {
+        /// The section.
+        section: SectionName,
+        /// The side.
+        side: Side,
+    },
+    /// Some heads were asked for, and the sections have different numbers of them.
+    #[error("the sections of the {side} have different numbers of heads; copy all heads")]
+    HeadsDiffer {
+        /// The side.
+        side: Side,
+    },
+    /// The tokens do not exist, or are none.
+    #[error(
+        "tokens {}..{} are not a range within the {num_tokens} tokens of a section of the {side}",
+        .tokens.start, .tokens.end
+    )]
+    NoSuchTokens {
+        /// The side.
+        side: Side,
+        /// The tokens that were asked for.
+        tokens: Range<u32>,
+        /// The tokens of the section.
+        num_tokens: u32,
+    },
+    /// As many tokens have to be named in the source as in the destination.
+    #[error("{from} source tokens for {to} destination tokens; name as many of each")]
+    UnequalTokenCounts {
+        /// Tokens named in the source.
+        from: u32,
+        /// Tokens named in the destination.
+        to: u32,
     },
     /// As many blocks have to be named in the source as in the destination.
     #[error("{from} source blocks for {to} destination blocks; name as many of each")]

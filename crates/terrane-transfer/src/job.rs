@@ -244,18 +244,19 @@ impl CopyJob {
 
     fn describe(&self, failure: CopyFailure) -> TransferError {
         match failure {
-            CopyFailure::Run { index, offset, source } => match self.plan.run(index) {
-                Some(run) => {
-                    let rest = run.rest(offset);
-                    TransferError::Copy {
-                        source_block: self.plan.source_block(&rest),
-                        destination_block: self.plan.destination_block(&rest),
+            CopyFailure::Run { index, offset, source } => {
+                match self.plan.run(index).zip(self.plan.blocks_of(index, offset)) {
+                    Some((run, [source_block, destination_block])) => TransferError::Copy {
+                        source_block,
+                        destination_block,
                         bytes: run.bytes(),
                         source,
+                    },
+                    None => {
+                        TransferError::Engine { engine: self.ending.explanation.engine, source }
                     }
                 }
-                None => TransferError::Engine { engine: self.ending.explanation.engine, source },
-            },
+            }
             CopyFailure::Engine { source } => {
                 TransferError::Engine { engine: self.ending.explanation.engine, source }
             }

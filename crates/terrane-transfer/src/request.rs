@@ -9,10 +9,9 @@ use crate::{DeviceOrder, Durability, Endpoint, Ticket};
 
 /// A transfer of blocks from one layout to another of equal shape.
 ///
-/// Shapes are equal if layers, outers, tokens a block and the bytes of a token's row are. Where both
-/// layouts state their heads, these need to be of equal length only: the orders of tokens and heads
-/// may differ, and pieces are re-laid on the way; of layouts with different numbers of heads,
-/// [some](Self::heads) are copied.
+/// Shapes are equal if sections have equal names, layers, tokens and rows. All strides may differ:
+/// rows are copied to where the destination has them. If both layouts state their heads, these only
+/// need equal lengths: [some heads](Self::heads) of one layout can go to another one that has more.
 ///
 /// Nothing is checked, and nothing happens, before it is submitted.
 ///
@@ -34,6 +33,8 @@ pub struct Transfer {
     pub(crate) layers: Option<Range<u32>>,
     /// `None` for all heads of both ends.
     pub(crate) heads: Option<[Range<u32>; 2]>,
+    /// `None` for all tokens.
+    pub(crate) tokens: Option<[Range<u32>; 2]>,
     /// The first layer at the destination; `None` for that of the source. With one, the ends may
     /// differ in their number of layers.
     pub(crate) landing: Option<u32>,
@@ -60,6 +61,7 @@ impl Transfer {
             destination_blocks: Vec::new(),
             layers: None,
             heads: None,
+            tokens: None,
             landing: None,
             after: Vec::new(),
             allow_incomplete: false,
@@ -86,6 +88,13 @@ impl Transfer {
     /// of a page that holds all, beside the other ranks.
     pub fn heads(self, source: Range<u32>, destination: Range<u32>) -> Self {
         Self { heads: Some([source, destination]), ..self }
+    }
+
+    /// Only these tokens of the source's blocks, to those of the destination's, as many.
+    ///
+    /// For hazards the whole blocks count as read and as written.
+    pub fn tokens(self, source: Range<u32>, destination: Range<u32>) -> Self {
+        Self { tokens: Some([source, destination]), ..self }
     }
 
     /// Starts only when the ticket's transfer has ended well. If that one fails, this one fails

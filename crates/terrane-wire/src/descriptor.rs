@@ -1,28 +1,28 @@
 //! The description of a layout: what it is, where its regions are, and whose.
 
 use terrane_core::{AgentName, ByteCount, RemoteSpace, StorageKind};
-use terrane_layout::{Fingerprint, Geometry, LayoutConfig, LayoutKind};
+use terrane_layout::{Geometry, LayoutFingerprint};
 
 use crate::frame::{self, Content};
+use crate::input::{check_canonical, check_name, check_set};
+use crate::layout_form::{read_layout, write_layout};
 use crate::{
     GeometryMismatch, Part, RegionDescriptor, WireError, WireLimits, first_difference,
-    first_shape_difference, v1,
+    first_shape_difference,
 };
 
 /// A layout in an agent's memory, as the agent's process describes it to others.
 ///
-/// Every value of this type has been checked, whether it was made here or came over the wire: the
-/// geometry exists, its fingerprint is right, and there are as many regions as it has, each as long
-/// as it says, aligned to blocks, within its address space, of one storage kind, and disjoint. What
-/// cannot be checked here is whether the memory is there, and whether the metadata speaks of it:
-/// that is for the agent that takes it.
+/// Every value of this type has been checked, whether it was made here or decoded. The strides are
+/// proved, and the fingerprint is theirs. There are as many regions as the geometry has, each of its
+/// length, aligned to blocks, within its address space, of one storage kind, and disjoint. Whether the
+/// memory is there, and whether the metadata fits it, the agent that takes the description has to check.
 ///
 /// Two descriptions of one layout are equal, and so are their [encodings](Self::encode).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayoutDescriptor {
-    config: LayoutConfig,
-    kind: LayoutKind,
-    fingerprint: Fingerprint,
+    geometry: Geometry,
+    fingerprint: LayoutFingerprint,
     storage: StorageKind,
     agent: AgentName,
     metadata: Vec<u8>,
@@ -30,43 +30,35 @@ pub struct LayoutDescriptor {
 }
 
 impl LayoutDescriptor {
-    /// Describes a layout of `config` in the order `kind`, in memory of kind `storage`, at `regions`
-    /// of `agent`. The `metadata` is what the agent tells other agents so that they can reach the
-    /// regions; nothing here looks into it.
+    /// Describes a layout of `geometry` in memory of kind `storage`, at `regions` of `agent`. The
+    /// `metadata` is what the agent tells other agents so that they can reach the regions; it is not
+    /// read here.
     ///
     /// # Errors
     ///
-    /// [`WireError`] says which of the parts does not fit.
+    /// [`WireError`] names the part that does not fit.
     pub fn new(
-        config: LayoutConfig,
-        kind: LayoutKind,
+        geometry: Geometry,
         storage: StorageKind,
         agent: AgentName,
         metadata: Vec<u8>,
         regions: Vec<RegionDescriptor>,
     ) -> Result<Self, WireError> {
-        let geometry = Geometry::new(&config, kind)?;
-        v1::check_name(Part::Agent, agent.as_str())?;
+        check_name(Part::Agent, agent.as_str())?;
         check_regions(&geometry, storage, &regions)?;
-        let fingerprint = Fingerprint::new(&config, kind)?;
-        Ok(Self { config, kind, fingerprint, storage, agent, metadata, regions })
+        let fingerprint = LayoutFingerprint::new(&geometry);
+        Ok(Self { geometry, fingerprint, storage, agent, metadata, regions })
     }
 
-    /// The dimensions.
+    /// The sections and their strides.
     #[must_use]
-    pub const fn config(&self) -> &LayoutConfig {
-        &self.config
+    pub const fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
-    /// The order in which they are laid out.
+    /// The fingerprint of the geometry.
     #[must_use]
-    pub const fn kind(&self) -> LayoutKind {
-        self.kind
-    }
-
-    /// The name of config and kind.
-    #[must_use]
-    pub const fn fingerprint(&self) -> Fingerprint {
+    pub const fn fingerprint(&self) -> LayoutFingerprint {
         self.fingerprint
     }
 
@@ -89,54 +81,56 @@ impl LayoutDescriptor {
         &self.metadata
     }
 
-    /// The regions, one or one a layer.
+    /// The regions, in the order of the geometry.
     #[must_use]
     pub fn regions(&self) -> &[RegionDescriptor] {
         &self.regions
     }
 
-    /// The bytes that travel: framed, of version 1, with a checksum.
+    /// The bytes that travel: framed, of version 2, with a checksum.
     ///
     /// # Errors
     ///
     /// [`WireError::OverLimit`] past 4 GiB.
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
-        frame::seal(Content::Layout, |frame| v1::write_layout(self, frame))
+        frame::seal(Content::Layout, |frame| write_layout(self, frame))
     }
 
     /// Reads what [`encode`](Self::encode) wrote, and nothing else.
     ///
-    /// No byte is believed: memory is spent on nothing that exceeds `limits` or that the input is
-    /// too short for, and whatever can be computed is computed and compared.
+    /// No byte is trusted. Nothing that exceeds `limits`, or that the input is too short for, takes
+    /// memory. Strides pass the proof of
+    /// [`Geometry::from_sections_in`](terrane_layout::Geometry::from_sections_in).
     ///
     /// # Errors
     ///
-    /// [`WireError`] says what of the bytes is wrong.
+    /// [`WireError`] names what is wrong with the bytes; [`WireError::Version1`] if they are of
+    /// version 1.
     pub fn decode(bytes: &[u8], limits: &WireLimits) -> Result<Self, WireError> {
         let opened = frame::open(Content::Layout, bytes, limits)?;
-        let layout = v1::read_layout(&opened, limits)?;
-        v1::check_canonical(bytes, &layout.encode()?)?;
+        let layout = read_layout(&opened, limits)?;
+        check_canonical(bytes, &layout.encode()?)?;
         Ok(layout)
     }
 
-    /// Whether the layout is laid out exactly as one of `config` in the order `kind`: every field,
-    /// and so every offset and the [fingerprint](Self::fingerprint).
+    /// Checks that each element lies where one of `geometry` lies: same sections, strides and regions,
+    /// and so the same [fingerprint](Self::fingerprint).
     ///
     /// # Errors
     ///
-    /// [`GeometryMismatch`] names the first field that differs, and both values.
-    pub fn expect(&self, config: &LayoutConfig, kind: LayoutKind) -> Result<(), GeometryMismatch> {
-        GeometryMismatch::unless_none(first_difference((config, kind), (&self.config, self.kind)))
+    /// [`GeometryMismatch`] names the first difference, and both values.
+    pub fn expect(&self, geometry: &Geometry) -> Result<(), GeometryMismatch> {
+        GeometryMismatch::unless_none(first_difference(geometry, &self.geometry))
     }
 
-    /// Whether whole blocks can be moved between the layout and one of `config`, in whatever order
-    /// either is laid out: what a transfer asks of its two ends, asked before there is one.
+    /// Checks that whole blocks can be moved between the layout and one of `geometry`, whatever their
+    /// strides are. A transfer checks the same of its two ends.
     ///
     /// # Errors
     ///
-    /// [`GeometryMismatch`] names the first field that differs, and both values.
-    pub fn expect_shape(&self, config: &LayoutConfig) -> Result<(), GeometryMismatch> {
-        GeometryMismatch::unless_none(first_shape_difference(config, &self.config))
+    /// [`GeometryMismatch`] names the first difference, and both values.
+    pub fn expect_shape(&self, geometry: &Geometry) -> Result<(), GeometryMismatch> {
+        GeometryMismatch::unless_none(first_shape_difference(geometry, &self.geometry))
     }
 }
 
@@ -148,10 +142,11 @@ fn check_regions(
     let expected = geometry.region_count();
     if u32::try_from(regions.len()) != Ok(expected) {
         let actual = ByteCount::from_usize(regions.len()).get();
-        return Err(WireError::RegionCount { expected, actual });
+        return Err(WireError::RegionCount { expected: expected.into(), actual });
     }
-    let (length, alignment) = (geometry.region_bytes(), geometry.block_alignment().get());
+    let alignment = geometry.block_alignment().get();
     for (number, region) in (0_u32..).zip(regions) {
+        let length = geometry.region_bytes(number);
         let (space, address) = (region.space(), region.address());
         let fits = match (storage, space) {
             (StorageKind::System | StorageKind::Pinned, RemoteSpace::Host)
@@ -179,7 +174,7 @@ fn check_regions(
         if !address.is_multiple_of(alignment) {
             return Err(WireError::RegionMisaligned { region: number, address, alignment });
         }
-        v1::check_set(number, region.backends())?;
+        check_set(number, region.backends())?;
     }
     check_disjoint(regions)
 }

@@ -1,21 +1,25 @@
-//! In what two geometries differ.
+//! How two geometries differ.
+
+mod value;
 
 use std::fmt;
 
-use terrane_core::{Alignment, ByteCount};
-use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind, TokenOrder};
+use terrane_core::ByteCount;
+use terrane_layout::{Axis, Geometry, Section, SectionName, SectionShape};
 
-/// The first field in which two geometries differ, in the order in which a config states them; the
-/// kind is last, as the same blocks can be laid out in any.
+pub use value::FieldValue;
+
+/// The first difference of two geometries: in their sections and shapes, then in their strides, then
+/// in their regions.
 ///
-/// `None` means that the two have one fingerprint.
+/// `None` means that each element lies in the same place in both, and that both have one fingerprint.
 ///
 /// ```
-/// use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind};
+/// use terrane_layout::{ElementFormat, Geometry, LayoutConfig, LayoutKind};
 /// use terrane_wire::first_difference;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let ours = LayoutConfig::builder()
+/// let config = LayoutConfig::builder()
 ///     .num_blocks(1024)
 ///     .num_layers(32)
 ///     .outer_dim(2)
@@ -23,41 +27,45 @@ use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind, TokenOrder};
 ///     .inner_dim(1024)
 ///     .element(ElementFormat::Width(2))
 ///     .build()?;
-/// let theirs = ours.with_num_layers(16)?;
-/// let kind = LayoutKind::FullyContiguous;
-/// let difference = first_difference((&ours, kind), (&theirs, kind)).ok_or("the same")?;
-/// assert_eq!(difference.to_string(), "num_layers is 32 here and 16 there");
+/// let ours = Geometry::new(&config, LayoutKind::FullyContiguous)?;
+/// let theirs = Geometry::new(&config.with_num_layers(16)?, LayoutKind::FullyContiguous)?;
+/// let difference = first_difference(&ours, &theirs).ok_or("the same")?;
+/// assert_eq!(difference.to_string(), "section k: num_layers is 32 here and 16 there");
 /// # Ok(())
 /// # }
 /// ```
 #[must_use]
-pub fn first_difference(
-    local: (&LayoutConfig, LayoutKind),
-    remote: (&LayoutConfig, LayoutKind),
-) -> Option<Difference> {
-    fields(local)
-        .into_iter()
-        .zip(fields(remote))
-        .find_map(|((field, local), (_, remote))| Difference::of(field, local, remote))
+pub fn first_difference(local: &Geometry, remote: &Geometry) -> Option<Difference> {
+    let number = |geometry: &Geometry| FieldValue::Number(geometry.num_blocks().into());
+    let alignment = |geometry: &Geometry| FieldValue::Alignment(geometry.block_alignment());
+    let shapes = of_names(local, remote)
+        .or_else(|| Difference::of(GeometryField::NumBlocks, number(local), number(remote)))
+        .or_else(|| pairs(local, remote).find_map(|(ours, theirs)| of_counts(ours, theirs)));
+    shapes
+        .or_else(|| pairs(local, remote).find_map(|(ours, theirs)| of_strides(ours, theirs)))
+        .or_else(|| of_positions(local, remote))
+        .or_else(|| {
+            Difference::of(GeometryField::BlockAlignment, alignment(local), alignment(remote))
+        })
+        .or_else(|| of_regions(local, remote))
 }
 
-/// The first field that keeps whole blocks from being moved between two layouts, as
-/// `terrane-transfer` sees it: the number of blocks, their alignment, the kind, and the order of
-/// tokens and stated heads may differ.
+/// The first difference that keeps whole blocks from being moved between two layouts: a section that
+/// one of them lacks, or a section of another shape.
 ///
-/// Heads that a transfer names, and layers that it lands elsewhere, let it move parts of blocks
-/// between layouts that differ here.
+/// The number of blocks, their alignment and all strides may differ. Where one layout states heads and
+/// the other does not, rows are compared as a whole, and have to be contiguous in both.
 #[must_use]
-pub fn first_shape_difference(local: &LayoutConfig, remote: &LayoutConfig) -> Option<Difference> {
-    shape(local, remote)
-        .into_iter()
-        .zip(shape(remote, local))
-        .find_map(|((field, local), (_, remote))| Difference::of(field, local, remote))
+pub fn first_shape_difference(local: &Geometry, remote: &Geometry) -> Option<Difference> {
+    of_names(local, remote)
+        .or_else(|| pairs(local, remote).find_map(|(ours, theirs)| of_shapes(ours, theirs)))
 }
 
 /// A field in which two geometries differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
+    /// The section; `None` for a field of the whole layout.
+    pub section: Option<SectionName>,
     /// The field.
     pub field: GeometryField,
     /// Its value here.
@@ -68,12 +76,25 @@ pub struct Difference {
 
 impl Difference {
     fn of(field: GeometryField, local: FieldValue, remote: FieldValue) -> Option<Self> {
-        (local != remote).then_some(Self { field, local, remote })
+        (local != remote).then_some(Self { section: None, field, local, remote })
+    }
+
+    fn of_section(
+        section: &Section,
+        field: GeometryField,
+        local: FieldValue,
+        remote: FieldValue,
+    ) -> Option<Self> {
+        let difference = Self::of(field, local, remote)?;
+        Some(Self { section: Some(section.name()), ..difference })
     }
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(section) = self.section {
+            write!(f, "section {section}: ")?;
+        }
         write!(f, "{} is {} here and {} there", self.field, self.local, self.remote)
     }
 }
@@ -99,133 +120,225 @@ impl GeometryMismatch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GeometryField {
-    /// Blocks.
+    /// Whether there is such a section.
+    Section,
+    /// Blocks of the layout.
     NumBlocks,
-    /// Layers.
+    /// Layers of a section.
     NumLayers,
-    /// 2 for K and V, 1 for a latent.
-    OuterDim,
-    /// Tokens a block.
-    PageSize,
-    /// Elements for each token, layer and outer.
-    InnerDim,
-    /// How elements are stored.
-    Element,
-    /// The heads of a token's row.
+    /// Tokens of a block.
+    Tokens,
+    /// Heads of a token.
     NumHeads,
-    /// The elements of a head.
-    HeadDim,
-    /// The bytes of a head of one token.
+    /// Elements of a head, or of a row without stated heads.
+    Elements,
+    /// Bytes of an element.
+    ElementBytes,
+    /// Bytes of one head of one token.
     HeadBytes,
-    /// The bytes of one block, layer and outer.
+    /// Elements of a whole row.
+    RowElements,
+    /// Bytes of a whole row.
+    RowBytes,
+    /// Bytes of all tokens of one block and layer.
     PieceBytes,
-    /// Whether tokens or heads are outermost within a piece.
-    TokenOrder,
-    /// What block strides are rounded up to a multiple of.
+    /// Whether the bytes of a head, or of a row without stated heads, are contiguous.
+    Rows,
+    /// Strides of an axis.
+    Strides(Axis),
+    /// The region of the first element.
+    FirstRegion,
+    /// Bytes from the beginning of that region to the first element.
+    Offset,
+    /// The place of the section among the others.
+    Position,
+    /// What regions begin at a multiple of.
     BlockAlignment,
-    /// Which dimensions are outermost.
-    Kind,
+    /// The number of regions.
+    Regions,
+    /// The bytes of a region.
+    RegionBytes(u32),
 }
 
 impl fmt::Display for GeometryField {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::NumBlocks => "num_blocks",
-            Self::NumLayers => "num_layers",
-            Self::OuterDim => "outer_dim",
-            Self::PageSize => "page_size",
-            Self::InnerDim => "inner_dim",
-            Self::Element => "element",
-            Self::NumHeads => "num_heads",
-            Self::HeadDim => "head_dim",
-            Self::HeadBytes => "bytes a head",
-            Self::PieceBytes => "bytes a piece",
-            Self::TokenOrder => "token_order",
-            Self::BlockAlignment => "block_alignment",
-            Self::Kind => "kind",
-        })
-    }
-}
-
-/// What a field of a geometry is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FieldValue {
-    /// It is not stated.
-    NotStated,
-    /// A number.
-    Number(u32),
-    /// A number of bytes.
-    Bytes(ByteCount),
-    /// How elements are stored.
-    Element(ElementFormat),
-    /// An order of tokens and heads.
-    TokenOrder(TokenOrder),
-    /// An alignment.
-    Alignment(Alignment),
-    /// A kind.
-    Kind(LayoutKind),
-}
-
-impl FieldValue {
-    fn if_stated(number: Option<u32>) -> Self {
-        number.map_or(Self::NotStated, Self::Number)
-    }
-}
-
-impl fmt::Display for FieldValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotStated => f.pad("not stated"),
-            Self::Number(number) => write!(f, "{number}"),
-            Self::Bytes(bytes) => write!(f, "{}", bytes.get()),
-            Self::Element(element) => write!(f, "{element}"),
-            Self::TokenOrder(order) => write!(f, "{order}"),
-            Self::Alignment(alignment) => write!(f, "{alignment}"),
-            Self::Kind(kind) => write!(f, "{kind}"),
+            Self::Strides(axis) => write!(f, "the {axis} axis"),
+            Self::RegionBytes(region) => write!(f, "the length of region {region}"),
+            _ => f.pad(self.name()),
         }
     }
 }
 
-type Fields<const N: usize> = [(GeometryField, FieldValue); N];
-
-/// Every field of a geometry.
-fn fields((config, kind): (&LayoutConfig, LayoutKind)) -> Fields<10> {
-    [
-        (GeometryField::NumBlocks, FieldValue::Number(config.num_blocks())),
-        (GeometryField::NumLayers, FieldValue::Number(config.num_layers())),
-        (GeometryField::OuterDim, FieldValue::Number(config.outer_dim())),
-        (GeometryField::PageSize, FieldValue::Number(config.page_size())),
-        (GeometryField::InnerDim, FieldValue::Number(config.inner_dim())),
-        (GeometryField::Element, FieldValue::Element(config.element())),
-        (GeometryField::NumHeads, FieldValue::if_stated(config.num_heads())),
-        (GeometryField::TokenOrder, FieldValue::TokenOrder(config.token_order())),
-        (GeometryField::BlockAlignment, FieldValue::Alignment(config.block_alignment())),
-        (GeometryField::Kind, FieldValue::Kind(kind)),
-    ]
+impl GeometryField {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Section => "the section",
+            Self::NumBlocks => "num_blocks",
+            Self::NumLayers => "num_layers",
+            Self::Tokens => "the number of tokens a block",
+            Self::NumHeads => "num_heads",
+            Self::Elements => "the number of elements of a head",
+            Self::ElementBytes => "the size of an element",
+            Self::HeadBytes => "the size of a head",
+            Self::RowElements => "the number of elements of a row",
+            Self::RowBytes => "the size of a row",
+            Self::PieceBytes => "the size of a piece",
+            Self::Rows => "a row",
+            Self::Strides(_) => "the strides",
+            Self::FirstRegion => "the first region",
+            Self::Offset => "the offset",
+            Self::Position => "the position among the sections",
+            Self::BlockAlignment => "block_alignment",
+            Self::Regions => "the number of regions",
+            Self::RegionBytes(_) => "the length of a region",
+        }
+    }
 }
 
-/// The fields of `config` that decide whether its blocks are those of `other`.
-fn shape(config: &LayoutConfig, other: &LayoutConfig) -> Vec<(GeometryField, FieldValue)> {
-    let mut shape = vec![
-        (GeometryField::NumLayers, FieldValue::Number(config.num_layers())),
-        (GeometryField::OuterDim, FieldValue::Number(config.outer_dim())),
-        (GeometryField::PageSize, FieldValue::Number(config.page_size())),
+/// The sections of equal names.
+fn pairs<'a>(
+    local: &'a Geometry,
+    remote: &'a Geometry,
+) -> impl Iterator<Item = (&'a Section, &'a Section)> {
+    local.sections().iter().filter_map(|ours| Some((ours, remote.section(ours.name())?)))
+}
+
+fn of_names(local: &Geometry, remote: &Geometry) -> Option<Difference> {
+    let mut sections = local.sections().iter().chain(remote.sections());
+    sections.find_map(|section| {
+        let has =
+            |geometry: &Geometry| FieldValue::Present(geometry.section(section.name()).is_some());
+        Difference::of_section(section, GeometryField::Section, has(local), has(remote))
+    })
+}
+
+fn first_of<const N: usize>(
+    section: &Section,
+    fields: [(GeometryField, FieldValue, FieldValue); N],
+) -> Option<Difference> {
+    let mut fields = fields.into_iter();
+    fields.find_map(|(field, ours, theirs)| Difference::of_section(section, field, ours, theirs))
+}
+
+fn number(number: u32) -> FieldValue {
+    FieldValue::Number(number.into())
+}
+
+fn bytes(bytes: u32) -> FieldValue {
+    FieldValue::Bytes(ByteCount::new(bytes.into()))
+}
+
+fn of_counts(local: &Section, remote: &Section) -> Option<Difference> {
+    let (ours, theirs) = (local.shape(), remote.shape());
+    let heads = |shape: &SectionShape| shape.heads.map_or(FieldValue::NotStated, number);
+    first_of(
+        local,
+        [
+            (GeometryField::NumLayers, number(ours.layers), number(theirs.layers)),
+            (GeometryField::Tokens, number(ours.tokens), number(theirs.tokens)),
+            (GeometryField::NumHeads, heads(&ours), heads(&theirs)),
+            (GeometryField::Elements, number(ours.elements), number(theirs.elements)),
+            (GeometryField::ElementBytes, bytes(ours.element_bytes), bytes(theirs.element_bytes)),
+        ],
+    )
+}
+
+/// As `terrane-transfer` compares the sections of two ends of which whole blocks are moved.
+fn of_shapes(local: &Section, remote: &Section) -> Option<Difference> {
+    let (ours, theirs) = (local.shape(), remote.shape());
+    let counts = [
+        (GeometryField::NumLayers, number(ours.layers), number(theirs.layers)),
+        (GeometryField::Tokens, number(ours.tokens), number(theirs.tokens)),
     ];
-    if config.num_heads().is_some() && other.num_heads().is_some() {
-        let head_bytes = config.head_bytes().unwrap_or_default();
-        shape.extend([
-            (GeometryField::HeadDim, FieldValue::if_stated(config.head_dim())),
-            (GeometryField::HeadBytes, FieldValue::Bytes(head_bytes)),
-            (GeometryField::NumHeads, FieldValue::if_stated(config.num_heads())),
-        ]);
-    } else {
-        shape.extend([
-            (GeometryField::InnerDim, FieldValue::Number(config.inner_dim())),
-            (GeometryField::PieceBytes, FieldValue::Bytes(config.piece_bytes())),
-            // Where one side has them head-major, the other has to say how many heads there are.
-            (GeometryField::TokenOrder, FieldValue::TokenOrder(config.token_order())),
-        ]);
-    }
-    shape
+    first_of(local, counts).or_else(|| {
+        let each = |of: fn(&SectionShape) -> u64| [of(&ours), of(&theirs)];
+        let elements = |of: fn(&SectionShape) -> u64| {
+            // One element is the whole head or row, whatever the other layout divides it into.
+            let is_known = ours.elements > 1 && theirs.elements > 1;
+            if is_known { each(of).map(FieldValue::Number) } else { [FieldValue::NotStated; 2] }
+        };
+        let bytes = |of| each(of).map(|bytes| FieldValue::Bytes(ByteCount::new(bytes)));
+        let (fields, is_alike) = if let (Some(here), Some(there)) = (ours.heads, theirs.heads) {
+            let fields = [
+                (GeometryField::NumHeads, [number(here), number(there)]),
+                (GeometryField::Elements, elements(|shape| shape.elements.into())),
+                (GeometryField::HeadBytes, bytes(SectionShape::head_bytes)),
+            ];
+            (fields, ours.elements == theirs.elements)
+        } else {
+            let row = |shape: &SectionShape| {
+                u64::from(shape.elements) * u64::from(shape.heads.unwrap_or(1))
+            };
+            let fields = [
+                (GeometryField::RowElements, elements(row)),
+                (GeometryField::RowBytes, bytes(SectionShape::row_bytes)),
+                (GeometryField::PieceBytes, bytes(SectionShape::piece_bytes)),
+            ];
+            (fields, ours.heads == theirs.heads && ours.elements == theirs.elements)
+        };
+        let fields = fields.map(|(field, [here, there])| (field, here, there));
+        first_of(local, fields).or_else(|| if is_alike { None } else { of_rows(local, remote) })
+    })
+}
+
+/// Heads, or rows, are copied as a whole: they have to be contiguous in both.
+fn of_rows(local: &Section, remote: &Section) -> Option<Difference> {
+    let whole_rows = !(local.states_heads() && remote.states_heads());
+    let is_contiguous = |section: &Section| {
+        let shape = section.shape();
+        let follows = |axis, bytes: u64| {
+            let steps = section.steps(axis);
+            steps.count() == 1 || (steps.outer().count == 1 && steps.inner().stride == bytes)
+        };
+        follows(Axis::Element, shape.element_bytes.into())
+            && (!whole_rows || follows(Axis::Head, shape.head_bytes()))
+    };
+    let (ours, theirs) = (is_contiguous(local), is_contiguous(remote));
+    (!ours || !theirs).then(|| Difference {
+        section: Some(local.name()),
+        field: GeometryField::Rows,
+        local: FieldValue::Contiguous(ours),
+        remote: FieldValue::Contiguous(theirs),
+    })
+}
+
+fn of_strides(local: &Section, remote: &Section) -> Option<Difference> {
+    let offset = |section: &Section| FieldValue::Bytes(ByteCount::new(section.offset()));
+    let strides = |axis: Axis| {
+        let steps = |section: &Section| FieldValue::steps(section.steps(axis));
+        Difference::of_section(local, GeometryField::Strides(axis), steps(local), steps(remote))
+    };
+    let (ours, theirs) = (number(local.first_region()), number(remote.first_region()));
+    Axis::ALL.into_iter().find_map(strides).or_else(|| {
+        first_of(
+            local,
+            [
+                (GeometryField::FirstRegion, ours, theirs),
+                (GeometryField::Offset, offset(local), offset(remote)),
+            ],
+        )
+    })
+}
+
+fn of_positions(local: &Geometry, remote: &Geometry) -> Option<Difference> {
+    let place = |geometry: &Geometry, name: SectionName| {
+        let position = geometry.sections().iter().position(|section| section.name() == name);
+        FieldValue::Number(ByteCount::from_usize(position.unwrap_or_default()).get())
+    };
+    local.sections().iter().find_map(|section| {
+        let (ours, theirs) = (place(local, section.name()), place(remote, section.name()));
+        Difference::of_section(section, GeometryField::Position, ours, theirs)
+    })
+}
+
+fn of_regions(local: &Geometry, remote: &Geometry) -> Option<Difference> {
+    let count = |geometry: &Geometry| number(geometry.region_count());
+    let length = |geometry: &Geometry, region| FieldValue::Bytes(geometry.region_bytes(region));
+    Difference::of(GeometryField::Regions, count(local), count(remote)).or_else(|| {
+        (0..local.region_count()).find_map(|region| {
+            let (ours, theirs) = (length(local, region), length(remote, region));
+            Difference::of(GeometryField::RegionBytes(region), ours, theirs)
+        })
+    })
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use terrane_core::{BoxedCause, ByteCount, RemoteSpace, StorageKind};
-use terrane_layout::{Fingerprint, LayoutError};
+use terrane_layout::{DecodeError, LayoutFingerprint};
 
 use crate::frame::Content;
 use crate::{GeometryMismatch, Limited};
@@ -72,17 +72,23 @@ pub enum WireError {
     },
     /// The sender is of another time.
     #[error(
-        "the description of a {content} is of version {version}, and known here: {}; \
-         have both sides run the same release", list(.known)
+        "the description of a {content} is of version {version}, and this library reads version \
+         {known}; run the same release on both sides"
     )]
     UnknownVersion {
         /// What was expected.
         content: Content,
         /// Its version.
         version: u32,
-        /// The versions that can be read.
-        known: &'static [u32],
+        /// The version that can be read.
+        known: u32,
     },
+    /// A layout is described in version 1, which has a config and a kind in place of strides.
+    #[error(
+        "the description of a layout is of version 1, which states no strides, and this library reads \
+         version 2; update the sender and export the layout again"
+    )]
+    Version1,
     /// Some part cannot be read at all.
     #[error("{part}, from byte {offset} on, cannot be read")]
     Malformed {
@@ -111,12 +117,6 @@ pub enum WireError {
         field: &'static str,
         /// The number.
         value: u64,
-    },
-    /// An alignment is no power of two that there is.
-    #[error("block_alignment is 2^{exponent}; it must be 2^63 at most")]
-    NoSuchAlignment {
-        /// The exponent.
-        exponent: u32,
     },
     /// A device's number is larger than any.
     #[error("the device is {device}; devices are numbers of 32 bits")]
@@ -157,25 +157,25 @@ pub enum WireError {
         /// The name.
         name: String,
     },
-    /// There is no such geometry.
+    /// The bytes of the geometry are no layout.
     #[error(transparent)]
-    Layout(#[from] LayoutError),
+    Geometry(#[from] DecodeError),
     /// The fingerprint is another geometry's.
     #[error(
-        "the fingerprint is {stated}, and that of the dimensions is {computed}; \
-         the sender's geometry is another, or somebody changed one of the two"
+        "the fingerprint is {stated}, and that of the strides is {computed}; one of the two was \
+         changed on the way, so send the layout again"
     )]
     Fingerprint {
         /// The one that was sent.
-        stated: Fingerprint,
-        /// The one of the dimensions that were sent.
-        computed: Fingerprint,
+        stated: LayoutFingerprint,
+        /// The one of the strides that were sent.
+        computed: LayoutFingerprint,
     },
     /// There are fewer or more regions than the geometry has.
     #[error("the layout has {expected} regions, and {actual} are described")]
     RegionCount {
         /// The regions of the geometry.
-        expected: u32,
+        expected: u64,
         /// The regions that are described.
         actual: u64,
     },
@@ -246,8 +246,8 @@ pub enum WireError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Part {
-    /// Kind and config.
-    Dimensions,
+    /// The sections, their strides, and the lengths of the regions.
+    Geometry,
     /// Fingerprint, storage kind, and the counts of what follows.
     Header,
     /// The agent's name.
@@ -263,7 +263,7 @@ pub enum Part {
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Dimensions => f.pad("the dimensions"),
+            Self::Geometry => f.pad("the geometry"),
             Self::Header => f.pad("the header"),
             Self::Agent => f.pad("the agent's name"),
             Self::Metadata => f.pad("the agent's metadata"),

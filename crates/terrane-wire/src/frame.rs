@@ -21,12 +21,6 @@ const MAGIC_BYTES: usize = 8;
 pub(crate) const HEADER_BYTES: usize = MAGIC_BYTES + 4 + 4;
 const CHECKSUM_BYTES: usize = 8;
 
-/// The first version, and so far the only one, of everything.
-pub(crate) const VERSION_1: u32 = 1;
-
-/// The versions that [`open`] gives out.
-pub(crate) const KNOWN_VERSIONS: &[u32] = &[VERSION_1];
-
 /// What a frame holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -38,6 +32,14 @@ pub enum Content {
 }
 
 impl Content {
+    /// The version that is written. It is the only one that [`open`] takes.
+    const fn version(self) -> u32 {
+        match self {
+            Self::Layout => 2,
+            Self::Region => 1,
+        }
+    }
+
     const fn magic(self) -> [u8; MAGIC_BYTES] {
         match self {
             Self::Layout => *b"TerraneL",
@@ -62,14 +64,14 @@ pub(crate) struct Opened<'a> {
     pub(crate) offset: usize,
 }
 
-/// Puts a frame of version 1 around what `write` appends.
+/// Puts a frame of the content's version around what `write` appends.
 pub(crate) fn seal(
     content: Content,
     write: impl FnOnce(Vec<u8>) -> Result<Vec<u8>, WireError>,
 ) -> Result<Vec<u8>, WireError> {
     let mut frame = Vec::with_capacity(512);
     frame.extend(content.magic());
-    frame.extend(VERSION_1.to_le_bytes());
+    frame.extend(content.version().to_le_bytes());
     frame.extend([0; 4]);
     let mut frame = write(frame)?;
     let payload = frame.get(HEADER_BYTES..).map_or(0, <[u8]>::len);
@@ -127,8 +129,13 @@ pub(crate) fn open<'a>(
     if stated != computed {
         return Err(WireError::Checksum { content, stated, computed });
     }
-    if !KNOWN_VERSIONS.contains(&version) {
-        return Err(WireError::UnknownVersion { content, version, known: KNOWN_VERSIONS });
+    match (content, version) {
+        (_, version) if version == content.version() => {}
+        (Content::Layout, 1) => return Err(WireError::Version1),
+        _ => {
+            let known = content.version();
+            return Err(WireError::UnknownVersion { content, version, known });
+        }
     }
     Ok(Opened { payload, offset: HEADER_BYTES })
 }

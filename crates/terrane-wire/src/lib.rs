@@ -1,11 +1,11 @@
 //! What peers and files are told of KV-cache layouts: bytes that are framed, versioned and bounded,
 //! and that nobody believes before they are checked.
 //!
-//! A [`LayoutDescriptor`] says what a layout is (every field of its config, its kind, its
-//! fingerprint), where its regions are in the memory of the agent that owns it, and what that agent
-//! tells others so that they can reach them. [`encode`](LayoutDescriptor::encode) makes bytes of it,
-//! [`decode`](LayoutDescriptor::decode) takes them back, and [`first_difference`] says in what two
-//! geometries differ.
+//! A [`LayoutDescriptor`] has the sections of a layout with all strides, its fingerprint, where its
+//! regions are in the memory of the agent that owns it, and what that agent tells others so that they
+//! can reach them. [`encode`](LayoutDescriptor::encode) makes bytes of it,
+//! [`decode`](LayoutDescriptor::decode) takes them back, and [`first_difference`] names what differs between
+//! two geometries.
 //!
 //! # Should I be using this crate?
 //!
@@ -25,7 +25,7 @@
 //! |---|---|
 //! | the frame | magic, length, CRC-64/NVME, version; nothing before it and nothing behind |
 //! | every list and text | its length, against [`WireLimits`] and against what is left of the input, before memory is spent on it |
-//! | the geometry | every product, computed anew, and the fingerprint |
+//! | the geometry | nested strides, apart and within the regions, by the proof of `terrane-layout`; the fingerprint |
 //! | regions | their number, their lengths, alignment to blocks, ends within the address space, one kind of storage, no overlap |
 //! | names | text, of a character at least, and none that controls a terminal |
 //! | the whole | that it is written as this crate writes it: one layout, one encoding |
@@ -37,7 +37,7 @@
 //!
 //! ```
 //! use terrane_core::{BackendName, ByteCount, RemoteSpace, StorageKind};
-//! use terrane_layout::{ElementFormat, LayoutConfig, LayoutKind};
+//! use terrane_layout::{ElementFormat, Geometry, LayoutConfig, LayoutKind};
 //! use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,21 +49,21 @@
 //!     .inner_dim(1024)
 //!     .element(ElementFormat::Width(2))
 //!     .build()?;
-//! let kind = LayoutKind::FullyContiguous;
+//! let geometry = |config: &LayoutConfig| Geometry::new(config, LayoutKind::FullyContiguous);
 //! let ucx = [BackendName::from("UCX")];
 //! let region = RegionDescriptor::new(RemoteSpace::Host, 0x7f00_0000_0000, ByteCount::gib(2), ucx);
 //! let (agent, metadata) = ("prefill-0".into(), b"what the agent says".to_vec());
-//! let sent =
-//!     LayoutDescriptor::new(config, kind, StorageKind::Pinned, agent, metadata, vec![region])?;
+//! let storage = StorageKind::Pinned;
+//! let sent = LayoutDescriptor::new(geometry(&config)?, storage, agent, metadata, vec![region])?;
 //! let bytes = sent.encode()?;
 //!
 //! // On the other side.
 //! let received = LayoutDescriptor::decode(&bytes, &WireLimits::default())?;
 //! assert_eq!(received, sent);
 //! // Fewer blocks on this side do not matter to a transfer, and fewer layers do.
-//! assert!(received.expect_shape(&config.with_num_blocks(16)?).is_ok());
-//! let mismatch = received.expect_shape(&config.with_num_layers(16)?).unwrap_err();
-//! assert_eq!(mismatch.difference.to_string(), "num_layers is 16 here and 32 there");
+//! assert!(received.expect_shape(&geometry(&config.with_num_blocks(16)?)?).is_ok());
+//! let mismatch = received.expect_shape(&geometry(&config.with_num_layers(16)?)?).unwrap_err();
+//! assert_eq!(mismatch.difference.to_string(), "section k: num_layers is 16 here and 32 there");
 //!
 //! // Damage does not get through.
 //! let mut damaged = bytes;
@@ -80,9 +80,11 @@ mod descriptor;
 mod difference;
 mod error;
 mod frame;
+mod input;
+mod layout_form;
 mod limits;
 mod region;
-mod v1;
+mod region_form;
 
 pub use descriptor::LayoutDescriptor;
 pub use difference::{

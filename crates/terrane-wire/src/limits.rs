@@ -28,6 +28,8 @@ pub struct WireLimits {
     /// The blocks of a layout. A receiver may keep a few bytes of state for each block, so this number
     /// bounds what one description costs it.
     pub blocks: u32,
+    /// Sections of a block.
+    pub sections: u32,
     /// Regions.
     pub regions: u32,
     /// Backends that took a region, and different sets of such backends.
@@ -35,8 +37,8 @@ pub struct WireLimits {
 }
 
 impl WireLimits {
-    /// 4 MiB in all, 2 MiB of metadata, names of 255 bytes, 4,194,304 blocks, 4,096 regions, 32
-    /// backends.
+    /// 4 MiB in all, 2 MiB of metadata, names of 255 bytes, 4,194,304 blocks, 16 sections,
+    /// 4,096 regions, 32 backends.
     ///
     /// Blocks of 64 KiB, which are small ones, make 256 GiB at this limit, and blocks of 1 MiB 4 TiB.
     /// A layout has a region a layer, so some dozens; the metadata of an agent over UCX is some
@@ -46,6 +48,7 @@ impl WireLimits {
         metadata: ByteCount::mib(2),
         name: ByteCount::new(255),
         blocks: 1 << 22,
+        sections: 16,
         regions: 4096,
         backends: 32,
     };
@@ -73,6 +76,8 @@ pub enum Limited {
     Name,
     /// The number of blocks.
     Blocks,
+    /// The number of sections of a block.
+    Sections,
     /// The number of regions.
     Regions,
     /// The number of backends in a set, or of sets.
@@ -86,6 +91,7 @@ impl fmt::Display for Limited {
             Self::Metadata => "the agent's metadata in bytes",
             Self::Name => "a name in bytes",
             Self::Blocks => "the number of blocks",
+            Self::Sections => "the number of sections",
             Self::Regions => "the number of regions",
             Self::Backends => "the number of backends",
         })

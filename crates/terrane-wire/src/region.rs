@@ -5,7 +5,9 @@ use std::sync::Arc;
 use terrane_core::{BackendName, ByteCount, RemoteSpace};
 
 use crate::frame::{self, Content};
-use crate::{WireError, WireLimits, v1};
+use crate::input::{check_canonical, check_set};
+use crate::region_form::{read_region, write_region};
+use crate::{WireError, WireLimits};
 
 /// A region of registered memory, as its owner describes it to others.
 ///
@@ -98,7 +100,7 @@ impl RegionDescriptor {
     /// space that is newer than the format.
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         self.check()?;
-        frame::seal(Content::Region, |frame| v1::write_region(self, frame))
+        frame::seal(Content::Region, |frame| write_region(self, frame))
     }
 
     /// Reads what [`encode`](Self::encode) wrote, and nothing else.
@@ -108,14 +110,14 @@ impl RegionDescriptor {
     /// [`WireError`] says what of the bytes is wrong.
     pub fn decode(bytes: &[u8], limits: &WireLimits) -> Result<Self, WireError> {
         let opened = frame::open(Content::Region, bytes, limits)?;
-        let region = v1::read_region(&opened, limits)?;
+        let region = read_region(&opened, limits)?;
         region.check()?;
-        v1::check_canonical(bytes, &region.encode()?)?;
+        check_canonical(bytes, &region.encode()?)?;
         Ok(region)
     }
 
     fn check(&self) -> Result<(), WireError> {
-        v1::check_set(0, &self.backends)?;
+        check_set(0, &self.backends)?;
         if self.is_addressable() {
             return Ok(());
         }

@@ -90,7 +90,7 @@ impl Launcher<'_> {
     fn end(&self, part: &Part, end: KernelEnd<'_>) -> Result<CopyEnd, CudaError> {
         match end {
             KernelEnd::Packed { address, strides, end } => Ok(CopyEnd {
-                base: address,
+                base: address + strides.offset,
                 block_stride: strides.pair,
                 layer_stride: strides.layer,
                 outer_stride: strides.outer,

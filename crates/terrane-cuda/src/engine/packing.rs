@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use terrane_layout::Page;
 use terrane_transfer::{CopyGrid, GridEnd};
 
 /// In what order the cells of a transfer follow one another without a gap at one of its ends, the
@@ -18,6 +19,8 @@ pub(super) struct Packing {
     pub(super) outers: u32,
     /// Whether what follows a block's part is the same part of the block with the next number.
     pub(super) joins: bool,
+    /// Where the page of block 0 begins, if whole pages are packed as they are at the end.
+    pub(super) page: Option<u64>,
 }
 
 /// Which index changes slowest.
@@ -37,6 +40,8 @@ pub(super) struct PackedStrides {
     pub(super) pair: u64,
     pub(super) layer: u64,
     pub(super) outer: u64,
+    /// Where the first cell of block 0 lies.
+    pub(super) offset: u64,
 }
 
 /// A part of a transfer: some pairs of blocks, and some of their layers.
@@ -82,7 +87,21 @@ impl Packing {
             (false, _) => (Order::Outers, unit),
         };
         let joins = end.block_stride == part;
-        Some(Self { order, unit, layers: grid.layers, outers: grid.outers, joins })
+        Some(Self { order, unit, layers: grid.layers, outers: grid.outers, joins, page: None })
+    }
+
+    /// Whole pages of an end of which everything is copied. Whichever strides the pages have inside,
+    /// they are packed as they are.
+    pub(super) fn of_pages(page: &Page) -> Self {
+        let (unit, joins) = (page.bytes(), page.stride() == page.bytes());
+        let page = Some(page.offset());
+        Self { order: Order::Blocks, unit, layers: 1, outers: 1, joins, page }
+    }
+
+    /// The part of a grid that is launched for a part of this packing.
+    pub(super) fn of_grid(&self, part: &Part, grid: &CopyGrid) -> Part {
+        let layers = if self.page.is_some() { 0..grid.layers } else { part.layers.clone() };
+        Part { pairs: part.pairs.clone(), layers }
     }
 
     /// The same for layers that are packed one after the other.
@@ -97,10 +116,13 @@ impl Packing {
     }
 
     /// How a kernel that packs nothing is to be cut: blocks one after the other, or layers.
-    pub(super) fn unpacked(grid: &CopyGrid, layer_wise: bool) -> Self {
-        let unit = grid.bytes.get() * u64::from(grid.rows) * u64::from(grid.columns);
+    pub(super) fn unpacked(grids: &[CopyGrid], layer_wise: bool) -> Self {
+        let layers = grids.first().map_or(1, |grid| grid.layers);
+        // At most the bytes of a block.
+        let of_layer = |grid: &CopyGrid| grid.block_bytes() / u64::from(layers.max(1));
+        let unit = grids.iter().map(of_layer).sum();
         let order = if layer_wise { Order::Layers } else { Order::Blocks };
-        Self { order, unit, layers: grid.layers, outers: grid.outers, joins: false }
+        Self { order, unit, layers, outers: 1, joins: false, page: None }
     }
 
     /// The bytes of one layer of one block: the least that is copied at once.
@@ -114,18 +136,19 @@ impl Packing {
     }
 
     /// Where the cells of a part lie in the buffer.
-    pub(super) fn strides(&self, part: &Part) -> PackedStrides {
+    pub(super) fn strides(&self, part: &Part, end: &GridEnd) -> PackedStrides {
         let (pairs, layers) = (count(&part.pairs), count(&part.layers));
         let (unit, of_layer) = (self.unit, self.of_layer());
-        match self.order {
-            Order::Blocks => {
-                PackedStrides { pair: of_layer * layers, layer: of_layer, outer: unit }
-            }
-            Order::Layers => PackedStrides { pair: of_layer, layer: of_layer * pairs, outer: unit },
-            Order::Outers => {
-                PackedStrides { pair: unit, layer: of_layer * pairs, outer: unit * pairs }
-            }
+        if let Some(begin) = self.page {
+            let (layer, outer) = (end.layer_stride, end.outer_stride);
+            return PackedStrides { pair: unit, layer, outer, offset: end.offset - begin };
         }
+        let (pair, layer, outer) = match self.order {
+            Order::Blocks => (of_layer * layers, of_layer, unit),
+            Order::Layers => (of_layer, of_layer * pairs, unit),
+            Order::Outers => (unit, of_layer * pairs, unit * pairs),
+        };
+        PackedStrides { pair, layer, outer, offset: 0 }
     }
 
     /// Shows `each` the stretches of a part, in the order of the buffer. `blocks` are those of the

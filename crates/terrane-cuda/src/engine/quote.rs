@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use terrane_core::{ByteCount, DeviceId, StorageKind};
-use terrane_transfer::{Declined, DeviceOrder, Side, Terms, TransferPlan};
+use terrane_transfer::{CopyGrid, Declined, DeviceOrder, Side, Terms, TransferPlan};
 
 use super::DeviceEngine;
 use super::calibration::Direction;
@@ -92,7 +92,7 @@ impl DeviceEngine {
         ends: &[Arc<Reach>; 2],
         terms: &Terms,
     ) -> Shape {
-        let grid = plan.grid();
+        let grids = plan.grids().unwrap_or_default();
         let host = match direction {
             Direction::ToDevice => Some((Side::Source, plan.source_blocks())),
             Direction::ToHost => Some((Side::Destination, plan.destination_blocks())),
@@ -100,20 +100,23 @@ impl DeviceEngine {
         };
         let has_kernels = self.shared.kernels.is_some();
         let stretches = host.filter(|_| has_kernels).and_then(|(side, blocks)| {
-            let packing = packing_for(&grid, side, terms.layer_wise)?;
+            let packing = packing_for(plan, &grids, side, terms.layer_wise)?;
             let fits = packing.of_layer() <= self.shared.options.scratch_bytes.get();
             fits.then(|| packing.count_stretches(blocks))
         });
         let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
-        let factors = [grid.layers, grid.outers, grid.rows, grid.columns];
-        let cells = factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()));
+        let cells_of = |grid: &CopyGrid| {
+            let factors = [grid.layers, grid.outers, grid.rows, grid.columns];
+            factors.iter().fold(pairs, |cells, &count| cells.saturating_mul(count.into()))
+        };
+        let cells = grids.iter().map(cells_of).fold(0, u64::saturating_add);
         Shape {
             direction,
             bytes: plan.bytes().get(),
             runs: plan.run_count(),
             cells,
             stretches,
-            kernels: has_kernels && ends.iter().all(|end| end.has_kernels()),
+            kernels: has_kernels && !grids.is_empty() && ends.iter().all(|end| end.has_kernels()),
             batches: self.shared.has_batches,
         }
     }

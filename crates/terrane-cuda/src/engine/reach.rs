@@ -1,6 +1,6 @@
 //! How the device reaches the two ends of a transfer: found out once for each endpoint.
 
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use cudarc::driver::sys::CUpointer_attribute;
 use rustc_hash::FxHashMap;
@@ -37,7 +37,7 @@ enum KernelBases {
     /// At regular distances.
     Regular { first: u64, step: u64 },
     /// Anywhere.
-    Listed { bases: Box<[u64]>, table: OnceLock<Table> },
+    Listed { bases: Box<[u64]>, tables: Mutex<Vec<(u32, Arc<Table>)>> },
 }
 
 /// Where a kernel finds the region of a layer, as its parameters say it.
@@ -155,26 +155,50 @@ impl Reach {
                 let base = bases.get(first).copied();
                 base.map(|base| KernelBase { base, layer_step: 0, table: 0, table_bits: 0 })
             }
-            KernelBases::Listed { bases, table } => {
-                let table = match table.get() {
-                    Some(table) => table,
-                    None => {
-                        let made = tables.upload(bases)?;
-                        table.get_or_init(|| made)
-                    }
-                };
+            KernelBases::Listed { bases, tables: made } => {
+                let step = index(end.regions_per_layer);
+                let table = table_of_step(made, end.regions_per_layer, tables, bases)?;
                 table.ready_for(stream)?;
                 let rest = bases.get(first..).unwrap_or_default();
-                let offset = ByteCount::from_usize(first).get() * ENTRY_BYTES;
+                // The list has the regions of each remainder one after the other.
+                let before = (0..first % step).map(|rest| (bases.len() - rest).div_ceil(step));
+                let place = before.sum::<usize>() + first / step;
+                let offset = ByteCount::from_usize(place).get() * ENTRY_BYTES;
                 Some(KernelBase {
                     base: 0,
                     layer_step: 0,
                     table: table.address + offset,
-                    table_bits: rest.iter().fold(0, |bits, base| bits | base),
+                    table_bits: rest.iter().step_by(step).fold(0, |bits, base| bits | base),
                 })
             }
         })
     }
+}
+
+/// The device's list of bases for layers that are `step` regions apart.
+fn table_of_step(
+    made: &Mutex<Vec<(u32, Arc<Table>)>>,
+    step: u32,
+    tables: &Tables,
+    bases: &[u64],
+) -> Result<Arc<Table>, CudaError> {
+    let known = |made: &[(u32, Arc<Table>)]| {
+        let found = made.iter().find(|(known, _)| *known == step);
+        found.map(|(_, table)| Arc::clone(table))
+    };
+    if let Some(table) = known(&made.lock().unwrap_or_else(PoisonError::into_inner)) {
+        return Ok(table);
+    }
+    let every = index(step);
+    let of_remainder = |rest: usize| bases.iter().skip(rest).step_by(every).copied();
+    let ordered: Vec<u64> = (0..every).flat_map(of_remainder).collect();
+    // The driver is not called under the lock.
+    let table = Arc::new(tables.upload(&ordered)?);
+    let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(known(&made).unwrap_or_else(|| {
+        made.push((step, Arc::clone(&table)));
+        table
+    }))
 }
 
 impl KernelBases {
@@ -189,7 +213,7 @@ impl KernelBases {
         if is_regular {
             return Self::Regular { first, step };
         }
-        Self::Listed { bases: bases.into(), table: OnceLock::new() }
+        Self::Listed { bases: bases.into(), tables: Mutex::default() }
     }
 }
 

@@ -258,7 +258,7 @@ fn blocks_of_a_layout_are_usable_one_after_the_other() {
     let block = ByteCount::mib(1);
     let pinned = in_steps(&context, STEP);
     let plan = LayoutPlan::new(&config, LayoutKind::FullyContiguous, pinned.limits()).unwrap();
-    assert_eq!(plan.geometry().block_stride(), block);
+    assert_eq!(plan.geometry().block_unit(), Some(block));
     let (memory, bring_up) = pinned.bring_up_in_background(&plan.base_request()).unwrap();
     let regions = plan.cut(&Region::new(memory)).unwrap();
     let stream = Stream::new(&context).unwrap();

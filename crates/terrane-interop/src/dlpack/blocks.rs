@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use terrane_core::{ByteCount, Region};
-use terrane_layout::LayoutError;
+use terrane_layout::{Geometry, LayoutError, PieceStrides};
 use terrane_transfer::{Access, Endpoint, Hold, Ticket};
 
 use super::{ElementType, ExportError, TensorExport, TensorShape};
@@ -22,7 +22,7 @@ impl TensorExport {
     /// # Errors
     ///
     /// [`ExportError::Held`] if the block could not be held, [`ExportError::Layout`] if there is no
-    /// such piece, [`ExportError::NotWhole`] if elements do not fit evenly into it, and as for
+    /// such piece, [`ExportError::InParts`] if the layout has no contiguous pieces, [`ExportError::NotWhole`] if elements do not fit evenly into it, and as for
     /// [`new`](Self::new).
     pub fn of_piece(
         endpoint: &Endpoint,
@@ -32,9 +32,9 @@ impl TensorExport {
     ) -> Result<Self, ExportError> {
         let geometry = endpoint.layout().geometry();
         let at = geometry.try_offset(block, layer, outer).map_err(LayoutError::from)?;
-        let piece = region_of(endpoint, at.region)?
-            .view(ByteCount::new(at.offset), geometry.piece_bytes())?;
-        let shape = row(element, geometry.piece_bytes())?;
+        let bytes = pieces(geometry)?.piece_bytes();
+        let piece = region_of(endpoint, at.region)?.view(ByteCount::new(at.offset), bytes)?;
+        let shape = row(element, bytes)?;
         let export = Self::build(piece, shape)?;
         Ok(export.held_by(&HeldBlocks::new(endpoint, &[block], access)?).of_access(access))
     }
@@ -86,7 +86,7 @@ impl TensorExport {
         element: ElementType,
         access: Access,
     ) -> Result<Self, ExportError> {
-        let bytes = endpoint.layout().geometry().region_bytes();
+        let bytes = endpoint.layout().geometry().region_bytes(region);
         let region = region_of(endpoint, region)?.view(ByteCount::ZERO, bytes)?;
         let export = Self::build(region, row(element, bytes)?)?;
         Ok(export.held_by(&HeldBlocks::new(endpoint, &all(endpoint), access)?).of_access(access))
@@ -101,15 +101,16 @@ impl TensorExport {
     ) -> Result<Vec<Self>, ExportError> {
         let geometry = endpoint.layout().geometry();
         let first = block.unwrap_or(0);
+        let pieces = pieces(geometry)?;
         let layers = match geometry.region_count() {
             1 => geometry.num_layers(),
             _ => 1,
         };
-        let elements = whole(element, geometry.piece_bytes())?;
+        let elements = whole(element, pieces.piece_bytes())?;
         let axes = [
-            (geometry.num_blocks(), geometry.block_stride()),
-            (layers, geometry.layer_stride()),
-            (geometry.outer_dim(), geometry.outer_stride()),
+            (geometry.num_blocks(), pieces.block_stride()),
+            (layers, pieces.layer_stride()),
+            (geometry.section_count(), pieces.outer_stride()),
         ];
         let mut sizes = Vec::new();
         let mut strides = Vec::new();
@@ -172,7 +173,11 @@ impl HeldBlocks {
 
 /// The numbers of all blocks.
 pub(crate) fn all(endpoint: &Endpoint) -> Vec<u32> {
-    (0..endpoint.layout().config().num_blocks()).collect()
+    (0..endpoint.layout().geometry().num_blocks()).collect()
+}
+
+fn pieces(geometry: &Geometry) -> Result<&PieceStrides, ExportError> {
+    geometry.pieces().ok_or(ExportError::InParts)
 }
 
 /// A row of as many elements as there is room for, which has to be used up.

@@ -211,6 +211,12 @@ pub enum ExportError {
     /// No such piece.
     #[error("the layout has no such piece")]
     Layout(#[from] LayoutError),
+    /// The layout's sections have strides within a block, so it has no contiguous pieces.
+    #[error(
+        "the layout has no contiguous pieces, so no tensor of whole pieces exists; use \
+         `tensors::kv_tensors`, which expresses strides"
+    )]
+    InParts,
     /// The blocks could not be held: a transfer reads or writes them.
     #[error("the blocks could not be held")]
     Held(#[from] TransferError),

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use terrane_core::{ByteCount, StorageKind};
-use terrane_layout::{ElementFormat, LayoutError};
+use terrane_layout::LayoutError;
 
-use super::KvAxis;
+use super::{KvAxis, StridedError};
 use crate::dlpack::{ElementType, ExportError, ImportError, ShapeError};
 
 /// Which of an engine's tensors is meant.
@@ -82,37 +82,11 @@ pub enum KvError {
         /// The size of the tensor.
         found: i64,
     },
-    /// A stride that is that of no order which a layout can have.
-    #[error(
-        "{tensor}, axis {axis} ({what}): a stride of {expected} elements expected, {found} found"
-    )]
-    Stride {
-        /// The tensor.
-        tensor: TensorName,
-        /// The axis, counted from 0.
-        axis: usize,
-        /// What it is.
-        what: KvAxis,
-        /// The stride by the configuration, in elements.
-        expected: u64,
-        /// The stride of the tensor, in elements.
-        found: i64,
-    },
-    /// A tensor that is not where one of its layer would be, of parts of one tensor.
-    #[error("{tensor} begins {found} behind the first one; {expected} expected")]
-    Place {
-        /// The tensor.
-        tensor: TensorName,
-        /// How far behind the first one it would be.
-        expected: ByteCount,
-        /// How far it is.
-        found: ByteCount,
-    },
     /// Elements of another width than the configuration's.
-    #[error("elements of {found} do not fit a layout of {expected}")]
+    #[error("elements of {found} do not fit a layout whose elements have {expected}; use others")]
     Element {
-        /// By the configuration.
-        expected: ElementFormat,
+        /// The bytes of the layout's elements.
+        expected: ByteCount,
         /// Of the tensors.
         found: ElementType,
     },
@@ -163,6 +137,29 @@ pub enum KvError {
         inner: KvAxis,
         /// What would be the outer part.
         outer: KvAxis,
+    },
+    /// An axis is split in two or spread over regions, which no stride of a tensor expresses.
+    #[error(
+        "the layout has the {axis} axis in two parts or regions, and a tensor has one stride for it"
+    )]
+    Split {
+        /// The axis.
+        axis: KvAxis,
+    },
+    /// The sections of the layout differ, or are not at equal distances.
+    #[error(
+        "the {sections} sections of the layout have no common shape and strides, or no equal \
+         distances; no KV tensor holds them"
+    )]
+    Sections {
+        /// The sections of a block.
+        sections: usize,
+    },
+    /// The tensors were not adopted with the strides that they have.
+    #[error("the tensors cannot be adopted: {source}")]
+    Strided {
+        /// Why.
+        source: StridedError,
     },
     /// A distance that is no whole number of elements.
     #[error("{what}: {bytes} lie between one and the next, which is no whole number of {element}")]

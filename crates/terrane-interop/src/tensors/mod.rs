@@ -24,9 +24,11 @@
 //!
 //! # In
 //!
-//! [`adopt_kv`] takes the engine's tensors, compares every size and stride with the configuration,
-//! and gives a [`LayoutBuilder`](terrane_layout::LayoutBuilder) over their memory. An error names
-//! the tensor, the axis, what was expected and what was found.
+//! [`adopt_strided`] takes tensors of any library with any nested strides: DLPack's, or an address
+//! with sizes, strides and an owner ([`StridedTensor`]). A [`StridedForm`] names their dimensions.
+//! [`adopt_kv`] takes the DLPack tensors of an engine and compares every size with a configuration. Both
+//! give a [`LayoutBuilder`](terrane_layout::LayoutBuilder) over the tensors' memory. An error names the
+//! tensor, the axis, what was expected and what was found.
 //!
 //! SGLang's pages: its buffers have `size + page_size` tokens, of which the first page takes what
 //! padding writes. All of them are blocks here; it is the engine that never moves block 0.
@@ -40,10 +42,18 @@
 mod adopt;
 mod error;
 mod form;
+mod places;
+mod row;
 mod steps;
+mod strided;
+mod strided_adopt;
+mod strided_error;
 mod views;
 
 pub use adopt::{KvTensors, adopt_kv, adopt_kv_with_gaps};
 pub use error::{KvError, TensorName};
 pub use form::{InvalidForm, KvAxis, KvForm};
+pub use strided::{StridedForm, StridedTensor};
+pub use strided_adopt::adopt_strided;
+pub use strided_error::StridedError;
 pub use views::{KvView, kv_tensors, kv_views};

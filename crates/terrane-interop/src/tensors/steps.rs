@@ -1,114 +1,160 @@
-//! How many elements each axis of a form has in a layout, and how many bytes apart they are.
+//! The size and the stride of each axis of a form in a layout.
 
-use terrane_layout::{ElementFormat, Geometry, LayoutConfig, TokenOrder};
+use terrane_core::ByteCount;
+use terrane_layout::{Axis, Geometry, Section, Step as Strides};
 
 use super::{KvAxis, KvError, KvForm};
 use crate::dlpack::ElementType;
 
-/// An axis of a form in a layout.
+/// An axis of a form in a layout, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Step {
-    pub(super) axis: KvAxis,
     pub(super) size: u64,
-    /// In elements.
     pub(super) stride: u64,
 }
 
-/// The parts of a token's row, in bytes.
-struct Row {
-    element: u64,
-    row: u64,
-    heads: Option<u64>,
-}
-
-impl Row {
-    /// The elements are those of the configuration; where it has none of its own, they are bytes.
-    fn of(config: &LayoutConfig, element: ElementType) -> Result<Self, KvError> {
-        let refused = || KvError::Element { expected: config.element(), found: element };
-        let width = element.width().map(terrane_core::ByteCount::get).ok_or_else(refused)?;
-        let fits = match config.element() {
-            ElementFormat::Width(own) => width == u64::from(own),
-            _ => width == 1,
-        };
-        if !fits {
-            return Err(refused());
-        }
-        let row = config.element().row_bytes(config.inner_dim())?.get();
-        Ok(Self { element: width, row, heads: config.num_heads().map(u64::from) })
-    }
-}
-
-/// What each axis of `form` is in a layout of this geometry. Indices of the layer are not among
-/// them: it is where the tensor begins.
+/// The axes of `form` in every layer of a geometry. A layer is where a tensor begins.
 pub(super) fn steps(
-    config: &LayoutConfig,
     geometry: &Geometry,
     form: &KvForm,
     element: ElementType,
 ) -> Result<Vec<Step>, KvError> {
-    let row = Row::of(config, element)?;
-    let axes = form.axes().iter();
-    axes.map(|&axis| {
-        let (size, bytes) = place(config, geometry, &row, axis)?;
-        if !bytes.is_multiple_of(row.element) {
-            let bytes = terrane_core::ByteCount::new(bytes);
-            return Err(KvError::NotWhole { what: axis, bytes, element });
-        }
-        Ok(Step { axis, size, stride: bytes / row.element })
-    })
-    .collect()
+    let Some(first) = geometry.sections().first() else {
+        return Err(KvError::Sections { sections: 0 });
+    };
+    let axes = |section: &Section| {
+        let axes = [Axis::Block, Axis::Head, Axis::Token, Axis::Element];
+        axes.map(|axis| *section.steps(axis))
+    };
+    let alike = |other: &Section| other.shape() == first.shape() && axes(other) == axes(first);
+    if !geometry.sections().iter().all(alike) {
+        return Err(KvError::Sections { sections: geometry.sections().len() });
+    }
+    let rows = Rows::of(geometry, first, element)?;
+    form.axes()
+        .iter()
+        .map(|&axis| {
+            let Strides { count, stride: bytes } = rows.step(axis)?;
+            if !bytes.is_multiple_of(rows.width) && count > 1 {
+                let bytes = ByteCount::new(bytes);
+                return Err(KvError::NotWhole { what: axis, bytes, element });
+            }
+            // Along an axis of one position, a stride leads nowhere.
+            let stride = if count == 1 { 1 } else { bytes / rows.width };
+            Ok(Step { size: count.into(), stride })
+        })
+        .collect()
 }
 
-/// The size of an axis, and how many bytes one index is from the next. All products are at most
-/// those of a piece, or the geometry's, which have been checked.
-fn place(
-    config: &LayoutConfig,
-    geometry: &Geometry,
-    row: &Row,
-    axis: KvAxis,
-) -> Result<(u64, u64), KvError> {
-    let (blocks, page) = (u64::from(config.num_blocks()), u64::from(config.page_size()));
-    let heads = || row.heads.ok_or(KvError::HeadsNotStated);
-    // Of one head of one token.
-    let head = || Ok::<_, KvError>(row.row / heads()?.max(1));
-    let token = || match config.token_order() {
-        TokenOrder::TokenMajor => Ok::<_, KvError>(row.row),
-        TokenOrder::HeadMajor => head(),
-    };
-    Ok(match axis {
-        KvAxis::Outer => (u64::from(config.outer_dim()), geometry.outer_stride().get()),
-        KvAxis::Block => (blocks, geometry.block_stride().get()),
-        KvAxis::Token => (page, token()?),
-        KvAxis::Slot => {
-            let (block, token) = (geometry.block_stride().get(), token()?);
-            let stride = match (blocks, page) {
-                (_, 1) => block,
-                (1, _) => token,
-                _ if token.checked_mul(page) == Some(block) => token,
-                _ => {
-                    let (inner, outer) = (KvAxis::Token, KvAxis::Block);
-                    return Err(KvError::NotJoined { axis, inner, outer });
-                }
-            };
-            // At most the bytes of the layout.
-            (blocks * page, stride)
-        }
-        KvAxis::Head => {
-            let stride = match config.token_order() {
-                TokenOrder::TokenMajor => head()?,
-                TokenOrder::HeadMajor => head()? * page,
-            };
-            (heads()?, stride)
-        }
-        KvAxis::Dim => (head()? / row.element, row.element),
-        KvAxis::Row => {
-            let apart = config.token_order() == TokenOrder::HeadMajor && page > 1;
-            if apart && heads()? > 1 {
-                let (inner, outer) = (KvAxis::Dim, KvAxis::Head);
-                return Err(KvError::NotJoined { axis, inner, outer });
+/// The axes of one section, with elements of `width` bytes.
+struct Rows<'a> {
+    geometry: &'a Geometry,
+    section: &'a Section,
+    element: Strides,
+    width: u64,
+}
+
+impl<'a> Rows<'a> {
+    fn of(
+        geometry: &'a Geometry,
+        section: &'a Section,
+        element: ElementType,
+    ) -> Result<Self, KvError> {
+        let expected = section.element_bytes();
+        let refused = || KvError::Element { expected, found: element };
+        let width = element.width().filter(|width| !width.is_zero()).ok_or_else(refused)?.get();
+        let own = single(section, Axis::Element, KvAxis::Dim)?;
+        let bytes = expected.get();
+        let step = if width == bytes {
+            Strides::new(own.count, if own.count == 1 { bytes } else { own.stride })
+        } else if width == 1 && (own.count == 1 || own.stride == bytes) {
+            // Groups of bytes, one after the other.
+            let count = u64::from(own.count).checked_mul(bytes);
+            let count = count.and_then(|count| u32::try_from(count).ok()).ok_or_else(refused)?;
+            Strides::new(count, 1)
+        } else {
+            return Err(refused());
+        };
+        Ok(Self { geometry, section, element: step, width })
+    }
+
+    fn step(&self, axis: KvAxis) -> Result<Strides, KvError> {
+        let head = || {
+            if self.section.states_heads() {
+                single(self.section, Axis::Head, axis)
+            } else {
+                Err(KvError::HeadsNotStated)
             }
-            (row.row / row.element, row.element)
+        };
+        match axis {
+            KvAxis::Outer => self.outer(),
+            KvAxis::Block => single(self.section, Axis::Block, axis),
+            KvAxis::Token => single(self.section, Axis::Token, axis),
+            KvAxis::Slot => {
+                let block = single(self.section, Axis::Block, KvAxis::Block)?;
+                let token = single(self.section, Axis::Token, KvAxis::Token)?;
+                joined(axis, (KvAxis::Block, block), (KvAxis::Token, token))
+            }
+            KvAxis::Head => head(),
+            KvAxis::Dim => head().map(|_| self.element),
+            KvAxis::Row => match head() {
+                Ok(head) => joined(axis, (KvAxis::Head, head), (KvAxis::Dim, self.element)),
+                Err(KvError::HeadsNotStated) => Ok(self.element),
+                Err(other) => Err(other),
+            },
+            KvAxis::One => Ok(Strides::ONE),
         }
-        KvAxis::One => (1, row.element),
-    })
+    }
+
+    /// The distance between sections, which has to be one.
+    fn outer(&self) -> Result<Strides, KvError> {
+        let sections = self.geometry.sections();
+        let count = u32::try_from(sections.len()).unwrap_or(u32::MAX);
+        let refused = || KvError::Sections { sections: sections.len() };
+        let stride = match sections {
+            [first, second, ..] => second.offset().checked_sub(first.offset()),
+            _ => Some(0),
+        };
+        let stride = stride.ok_or_else(refused)?;
+        let layers = |section: &Section| *section.steps(Axis::Layer);
+        let at = (0_u64..).zip(sections);
+        let mut place = at.map(|(outer, section)| {
+            let offset = outer.checked_mul(stride)?.checked_add(self.section.offset())?;
+            let same = section.first_region() == self.section.first_region()
+                && layers(section) == layers(self.section);
+            Some(same && section.offset() == offset)
+        });
+        if place.all(|fits| fits == Some(true)) {
+            Ok(Strides::new(count, stride))
+        } else {
+            Err(refused())
+        }
+    }
+}
+
+/// The steps of an axis that is in one part and in one region.
+fn single(section: &Section, axis: Axis, what: KvAxis) -> Result<Strides, KvError> {
+    let steps = section.steps(axis);
+    if steps.outer().count == 1 { Ok(steps.inner()) } else { Err(KvError::Split { axis: what }) }
+}
+
+/// Two axes as one, if the positions of the inner one fill those of the outer one.
+fn joined(
+    axis: KvAxis,
+    (outer, far): (KvAxis, Strides),
+    (inner, near): (KvAxis, Strides),
+) -> Result<Strides, KvError> {
+    let refused = KvError::NotJoined { axis, inner, outer };
+    let Some(count) = far.count.checked_mul(near.count) else { return Err(refused) };
+    if far.count == 1 {
+        return Ok(near);
+    }
+    if near.count == 1 {
+        return Ok(far);
+    }
+    if near.stride.checked_mul(near.count.into()) == Some(far.stride) {
+        Ok(Strides::new(count, near.stride))
+    } else {
+        Err(refused)
+    }
 }

@@ -25,23 +25,26 @@ pub struct KvView {
 ///
 /// # Errors
 ///
-/// [`KvError::Element`] if the elements are of another width than the layout's (a layout of
-/// block-scaled elements, or of rows, is one of bytes), [`KvError::HeadsNotStated`] if the form has
-/// heads and the layout does not, and [`KvError::NotJoined`] or [`KvError::NotWhole`] where strides
-/// cannot express the form.
+/// [`KvError::Element`] if the elements have another width than the layout's and are no bytes (groups
+/// of elements and rows are bytes), [`KvError::HeadsNotStated`] if the form has heads and the layout
+/// does not. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
+/// [`KvError::NotWhole`] where strides cannot express the form.
 pub fn kv_views(
     layout: &PhysicalLayout,
     form: &KvForm,
     element: ElementType,
 ) -> Result<Vec<KvView>, KvError> {
-    let (config, geometry) = (layout.config(), layout.geometry());
-    let steps = steps(config, geometry, form, element)?;
+    let geometry = layout.geometry();
+    let steps = steps(geometry, form, element)?;
     let sizes: Vec<u64> = steps.iter().map(|step| step.size).collect();
     let strides: Vec<u64> = steps.iter().map(|step| step.stride).collect();
     let shape = TensorShape::strided(element, &sizes, &strides)?;
-    let outers = if form.has_outer() { 1 } else { config.outer_dim() };
+    let outers = if form.has_outer() { 1 } else { geometry.section_count() };
+    if outers > 2 {
+        return Err(KvError::Sections { sections: geometry.sections().len() });
+    }
     let mut views = Vec::new();
-    for layer in 0..config.num_layers() {
+    for layer in 0..geometry.num_layers() {
         for outer in 0..outers {
             let name = match (outers, outer) {
                 (1, _) => TensorName::Layer(layer),

@@ -47,10 +47,15 @@ pub fn import_of(region: Region, shape: TensorShape) -> ImportedTensor {
     unsafe { Importer::new().versioned(tensor.into_raw().as_ptr()) }.unwrap()
 }
 
+/// The config that a layout was made of.
+pub fn config_of(layout: &PhysicalLayout) -> LayoutConfig {
+    layout.geometry().origin().unwrap().0
+}
+
 /// Where an element of the layout is: in piece (block, layer, outer), of a token and a head.
 fn element_at(layout: &PhysicalLayout, at: [u64; 6]) -> u64 {
     let [block, layer, outer, token, head, dim] = at;
-    let config = layout.config();
+    let config = config_of(layout);
     let small = |index: u64| u32::try_from(index).unwrap();
     let piece = layout.host_address(small(block), small(layer), small(outer)).unwrap().get();
     let (page, heads) = (u64::from(config.page_size()), u64::from(config.num_heads().unwrap()));
@@ -70,7 +75,7 @@ fn check_view(layout: &PhysicalLayout, form: &KvForm, view: &KvView) {
         TensorName::Value(layer) => (layer, Some(1)),
         other => panic!("{other}"),
     };
-    let config = layout.config();
+    let config = config_of(layout);
     let (page, dims) = (u64::from(config.page_size()), u64::from(config.head_dim().unwrap()));
     let base = view.region.location().as_host().unwrap().get();
     let sizes: Vec<u64> = view.shape.sizes().iter().map(|&size| size.try_into().unwrap()).collect();
@@ -115,22 +120,29 @@ fn adopted(
     Ok(builder.unregistered().build().unwrap())
 }
 
-/// Both have every piece at the same place; of K and V apart, each is a layer.
+/// Both have every piece at the same place, and the same shape.
 fn assert_same_places(one: &PhysicalLayout, other: &PhysicalLayout) {
-    let config = one.config();
-    let apart = config.outer_dim() == 2 && other.config().outer_dim() == 1;
-    for block in 0..config.num_blocks() {
-        for layer in 0..config.num_layers() {
-            for outer in 0..config.outer_dim() {
-                let at = if apart { (2 * layer + outer, 0) } else { (layer, outer) };
+    let geometry = one.geometry();
+    for block in 0..geometry.num_blocks() {
+        for layer in 0..geometry.num_layers() {
+            for section in 0..geometry.section_count() {
                 assert_eq!(
-                    one.location(block, layer, outer).unwrap(),
-                    other.location(block, at.0, at.1).unwrap()
+                    one.location(block, layer, section).unwrap(),
+                    other.location(block, layer, section).unwrap()
                 );
             }
         }
     }
     other.verify().unwrap();
+    for (one, other) in geometry.sections().iter().zip(other.geometry().sections()) {
+        assert_eq!(
+            (one.name(), one.shape().piece_bytes()),
+            (other.name(), other.shape().piece_bytes())
+        );
+        if one.states_heads() && other.states_heads() {
+            assert_eq!(one.shape(), other.shape());
+        }
+    }
 }
 
 #[test]
@@ -148,15 +160,8 @@ fn every_form_of_every_layout_is_right_or_refused() {
                             for view in &views {
                                 check_view(&layout, &form, view);
                             }
-                            let back = adopted(layout.config(), &form, &views);
-                            match back {
-                                Ok(back) => assert_same_places(&layout, &back),
-                                // Layers of K and V between each other are no layout apart.
-                                Err(KvError::Stride { .. }) => {
-                                    assert!(split && kind == BLOCK_FIRST, "{kind} {form:?}");
-                                }
-                                Err(other) => panic!("{other}"),
-                            }
+                            let back = adopted(&config_of(&layout), &form, &views).unwrap();
+                            assert_same_places(&layout, &back);
                             right += 1;
                         }
                         Err(KvError::NotJoined { axis: KvAxis::Slot, .. }) => {
@@ -205,7 +210,7 @@ fn refused(change: impl FnOnce(&PhysicalLayout, &mut Vec<ImportedTensor>)) -> Kv
     let views = kv_views(&layout, &KvForm::VLLM, ElementType::BF16).unwrap();
     let mut tensors: Vec<_> = views.iter().map(import).collect();
     change(&layout, &mut tensors);
-    adopt_kv(layout.config(), &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap_err()
+    adopt_kv(&config_of(&layout), &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap_err()
 }
 
 fn other_shape(
@@ -231,18 +236,18 @@ fn errors_name_tensor_axis_expected_and_found() {
     });
     assert_eq!(
         strides.to_string(),
-        "the tensor of layer 1, axis 2 (tokens of a block): a stride of 16 elements expected, 8 \
-         found"
+        "the tensors cannot be adopted: tensor 1 has other sizes, strides or elements than the first \
+         one of its section"
     );
     let count = refused(|_, tensors| drop(tensors.pop()));
     assert!(matches!(count, KvError::TensorCount { expected: 3, found: 2, .. }), "{count}");
-    // Two layers that lie in one place are found by the builder.
+    // Two layers that lie in one place.
     let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
     let views = kv_views(&layout, &KvForm::VLLM, bf16).unwrap();
     let tensors = [import(&views[0]), import(&views[0]), import(&views[2])];
-    let builder = adopt_kv(layout.config(), &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap();
-    let failed = builder.unregistered().build().unwrap_err();
-    assert!(failed.to_string().contains("overlap"), "{failed}");
+    let tensors = KvTensors::Together(&tensors);
+    let failed = adopt_kv(&config_of(&layout), &KvForm::VLLM, tensors).unwrap_err();
+    assert!(failed.to_string().contains("at equal distances"), "{failed}");
 }
 
 #[test]
@@ -273,11 +278,8 @@ fn layers_of_one_tensor_have_to_lie_in_their_order() {
     let views = kv_views(&layout, &KvForm::VLLM, ElementType::BF16).unwrap();
     let tensors = [import(&views[0]), import(&views[2]), import(&views[1])];
     let tensors = KvTensors::Together(&tensors);
-    let refused = adopt_kv(layout.config(), &KvForm::VLLM, tensors).unwrap_err();
-    assert_eq!(
-        refused.to_string(),
-        "the tensor of layer 1 begins 512 B behind the first one; 256 B expected"
-    );
+    let refused = adopt_kv(&config_of(&layout), &KvForm::VLLM, tensors).unwrap_err();
+    assert!(refused.to_string().contains("the tensors of the layer list are not in"), "{refused}");
 }
 
 #[test]
@@ -287,7 +289,7 @@ fn what_does_not_fit_the_configuration_is_refused() {
     assert!(matches!(one(KvForm::VLLM, ElementType::F32), KvError::Element { .. }));
     let views = kv_views(&layout, &KvForm::SGLANG, ElementType::BF16).unwrap();
     let tensors: Vec<_> = views.iter().take(3).map(import).collect();
-    let config = layout.config();
+    let config = &config_of(&layout);
     let together = adopt_kv(config, &KvForm::SGLANG, KvTensors::Together(&tensors)).unwrap_err();
     assert!(matches!(together, KvError::Outers { has_outer: false, .. }), "{together}");
     let apart = KvTensors::Apart { keys: &tensors, values: &tensors };
@@ -382,20 +384,13 @@ proptest! {
         };
         let is_token_major = order == TokenOrder::TokenMajor || heads == 1;
         let slots = blocks == 1 || page == 1 || (is_piece && is_token_major);
-        let rows = page == 1 || is_token_major;
+        let rows = page == 1 || is_token_major || dim == 1;
         let has = |axis| form.axes().contains(&axis);
         match kv_views(&layout, &form, element) {
             Ok(views) => {
                 prop_assert!(slots || !has(KvAxis::Slot));
                 prop_assert!(rows || !has(KvAxis::Row));
-                match adopted(&config, &form, &views) {
-                    Ok(back) => assert_same_places(&layout, &back),
-                    // Layers of K and V between each other are no layout apart.
-                    Err(KvError::Stride { .. }) => {
-                        prop_assert!(kind == BLOCK_FIRST && outers == 2 && !form.has_outer());
-                    }
-                    Err(other) => prop_assert!(false, "{other}"),
-                }
+                assert_same_places(&layout, &adopted(&config, &form, &views).unwrap());
             }
             Err(KvError::NotJoined { axis: KvAxis::Slot, .. }) => prop_assert!(!slots),
             Err(KvError::NotJoined { axis: KvAxis::Row, .. }) => prop_assert!(!rows),

@@ -16,3 +16,4 @@ mod kv_changed;
 mod peer;
 mod reentrant;
 mod round_trips;
+mod strided;

@@ -1,10 +1,13 @@
 //! Where every piece lies, relative to its region: pure arithmetic.
 
 mod axis;
+mod decode_error;
+pub(crate) mod encoding;
 mod error;
 mod form;
 mod index;
 mod kinds;
+mod page;
 mod pieces;
 mod proof;
 mod regions;
@@ -17,10 +20,13 @@ use std::sync::Arc;
 use terrane_core::{Alignment, ByteCount};
 
 pub use axis::{Axis, InvalidSectionName, SectionName};
+pub use decode_error::{Claim, DecodeError};
+pub use encoding::GeometryLimits;
 pub use error::GeometryError;
 pub use form::{TensorAxis, TensorForm};
 pub use index::{Index, IndexOutOfRange, RegionOffset};
 pub(crate) use kinds::element;
+pub use page::Page;
 pub use pieces::PieceStrides;
 pub use section::{Section, SectionShape};
 pub use steps::{AxisSteps, Step};
@@ -47,12 +53,15 @@ const MOST_SECTIONS: usize = 16;
 /// lie in the rows or gaps of another, at the same outer strides; among many of its positions at
 /// strides that differ, it is refused. So the proof takes a few operations for any number of blocks.
 /// All sums are checked here once, so that addresses of indices within bounds never overflow.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// Two geometries are equal if each element lies in the same place in both.
+#[derive(Clone, Debug)]
 pub struct Geometry {
     num_blocks: u32,
     num_layers: u32,
     /// The strides of all pieces, if they are as regular as that.
     pieces: Option<PieceStrides>,
+    page: Option<Page>,
     sections: Arc<[Section]>,
     regions: RegionLengths,
     block_alignment: Alignment,
@@ -164,6 +173,7 @@ impl Geometry {
             num_blocks,
             num_layers,
             pieces: PieceStrides::of(sections, &nests),
+            page: Page::of(sections, &nests),
             sections: sections.into(),
             regions,
             block_alignment: Alignment::BYTE,
@@ -192,6 +202,13 @@ impl Geometry {
     #[must_use]
     pub const fn pieces(&self) -> Option<&PieceStrides> {
         self.pieces.as_ref()
+    }
+
+    /// The pages of the blocks, if each block is apart from all others.
+    #[inline]
+    #[must_use]
+    pub const fn page(&self) -> Option<&Page> {
+        self.page.as_ref()
     }
 
     /// Where the rows of (`block`, `layer`, `section`) begin.
@@ -386,6 +403,19 @@ impl Geometry {
         }
     }
 }
+
+impl PartialEq for Geometry {
+    fn eq(&self, other: &Self) -> bool {
+        let sections = |geometry: &Self| -> Vec<Section> {
+            geometry.sections.iter().map(|section| section.normal()).collect()
+        };
+        self.block_alignment == other.block_alignment
+            && self.regions == other.regions
+            && sections(self) == sections(other)
+    }
+}
+
+impl Eq for Geometry {}
 
 fn collect(sections: impl IntoIterator<Item = Section>) -> Vec<Section> {
     // One more than a block may have shows that there are too many.

@@ -49,6 +49,18 @@ impl RegionLengths {
                 return Err(GeometryError::TooLarge { section: section.name(), axis });
             }
             for_each(&proved.regions, section.first_region().into(), &mut |region| {
+                let number = u32::try_from(region).unwrap_or(u32::MAX);
+                // First, so that a region that is not there costs no memory.
+                if let Some(given) = &given
+                    && given.get(number).get() < end
+                {
+                    return Err(GeometryError::OutOfRegion {
+                        section: section.name(),
+                        region: number,
+                        end,
+                        length: given.get(number).get(),
+                    });
+                }
                 let index = ByteCount::new(region).to_usize();
                 if needed.len() <= index {
                     needed.resize(index + 1, 0);
@@ -56,18 +68,7 @@ impl RegionLengths {
                 if let Some(needed) = needed.get_mut(index) {
                     *needed = end.max(*needed);
                 }
-                let number = u32::try_from(region).unwrap_or(u32::MAX);
-                match &given {
-                    Some(given) if given.get(number).get() < end => {
-                        Err(GeometryError::OutOfRegion {
-                            section: section.name(),
-                            region: number,
-                            end,
-                            length: given.get(number).get(),
-                        })
-                    }
-                    _ => Ok(()),
-                }
+                Ok(())
             })?;
         }
         let regions = match &given {

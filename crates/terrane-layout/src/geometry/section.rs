@@ -201,6 +201,19 @@ impl Section {
         at
     }
 
+    /// The same places, without strides that mean nothing.
+    #[must_use]
+    pub(super) const fn normal(self) -> Self {
+        Self {
+            block: self.block.normal(),
+            layer: self.layer.normal(),
+            head: self.head.normal(),
+            token: self.token.normal(),
+            element: self.element.normal(),
+            ..self
+        }
+    }
+
     /// The bytes of an element.
     #[must_use]
     pub fn element_bytes(&self) -> ByteCount {

@@ -69,6 +69,28 @@ impl AxisSteps {
         Self { outer: Step { count, stride: 0 }, inner, regions }
     }
 
+    /// The parts as an encoding has them, whether or not they are [normal](Self::normal).
+    pub(super) const fn of_parts(outer: Step, inner: Step, regions: u32) -> Self {
+        Self { outer, inner, regions }
+    }
+
+    /// The same places, in the one form that has no part without a meaning.
+    #[must_use]
+    pub(super) const fn normal(self) -> Self {
+        let Self { mut outer, mut inner, mut regions } = self;
+        if outer.count == 1 {
+            (outer, regions) = (Step::ONE, 0);
+        } else if regions > 0 {
+            outer.stride = 0;
+        } else if inner.count == 1 {
+            (outer, inner) = (Step::ONE, outer);
+        }
+        if inner.count == 1 {
+            inner = Step::ONE;
+        }
+        Self { outer, inner, regions }
+    }
+
     /// The groups of positions.
     #[must_use]
     pub const fn outer(&self) -> Step {

@@ -16,7 +16,7 @@ pub enum ModelError {
     /// The model type is not one that this version knows.
     #[error(
         "{field} is {model_type:?}, which is not supported; supported are {}. For another model, \
-         state its dimensions with LayoutConfig::builder",
+         describe its groups with ModelGeometry::from_groups",
         .supported.join(", ")
     )]
     UnsupportedModel {
@@ -59,16 +59,95 @@ pub enum ModelError {
         /// What should hold between them.
         rule: &'static str,
     },
-    /// The ranks do not divide the KV heads, nor the KV heads the ranks.
+    /// A field means a cache that the reader of this model type does not count.
     #[error(
-        "num_key_value_heads is {heads}, and cannot be divided among {tensor_parallel} \
-         tensor-parallel ranks; use a number of ranks that divides it, or a multiple of it"
+        "{field} is {value}, and means caches that are not counted for model type {model_type}; \
+         correct model_type, or describe the groups with ModelGeometry::from_groups"
     )]
-    IndivisibleHeads {
-        /// KV heads of the model.
-        heads: u32,
+    Uncounted {
+        /// The field, with its path.
+        field: String,
+        /// Its value as JSON, cut to a length that can be shown.
+        value: String,
+        /// The model type.
+        model_type: &'static str,
+    },
+    /// The ranks do not divide a number. Nor do they hold it alike, as they do with KV heads of
+    /// which they are a multiple.
+    #[error(
+        "{field} is {value}, and cannot be divided among {tensor_parallel} tensor-parallel ranks; \
+         use a number of ranks that divides it, or for KV heads a multiple of it"
+    )]
+    Indivisible {
+        /// The field, with its path.
+        field: String,
+        /// Its value.
+        value: u64,
         /// Ranks.
         tensor_parallel: u32,
+    },
+    /// A layer's state is empty, or too large to be one.
+    #[error(
+        "a layer's state of model type {model_type} takes {bytes} bytes; expected 1 to 4294967295, \
+         so correct the dimensions of its state"
+    )]
+    StateBytes {
+        /// Its bytes.
+        bytes: u64,
+        /// The model type.
+        model_type: &'static str,
+    },
+    /// No element of a recurrent state is that wide.
+    #[error("recurrent_width is {width}; expected 1 to 8 bytes an element")]
+    RecurrentWidth {
+        /// The width.
+        width: u8,
+    },
+    /// A number of a described group is out of range.
+    #[error("{field} of group {group} is {value}; expected an integer from {least} to {largest}")]
+    GroupField {
+        /// The group, counted from 0.
+        group: usize,
+        /// What is out of range.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// The least.
+        least: u32,
+        /// The most.
+        largest: u32,
+    },
+    /// The layers of a described group do not ascend.
+    #[error(
+        "group {group} has layer {after} after layer {before}; state each layer once, ascending"
+    )]
+    LayersUnordered {
+        /// The group, counted from 0.
+        group: usize,
+        /// A layer.
+        before: u32,
+        /// The one after it.
+        after: u32,
+    },
+    /// Two groups of one kind hold the same layer.
+    #[error(
+        "layer {layer} is in group {first} and in group {second} of the same kind; leave it in one"
+    )]
+    LayerTwice {
+        /// The layer.
+        layer: u32,
+        /// A group, counted from 0.
+        first: usize,
+        /// Another group.
+        second: usize,
+    },
+    /// There are no groups, or too many.
+    #[error("the model has {groups} groups; expected 1 to {largest}")]
+    GroupCount {
+        /// How many were counted.
+        groups: usize,
+        /// The most.
+        largest: usize,
     },
     /// No ranks at all.
     #[error("tensor_parallel is 0; at least one rank holds the model")]
@@ -100,6 +179,15 @@ pub enum Expected {
     Text,
     /// An object.
     Object,
+    /// A list.
+    List,
+    /// A list of integers.
+    Integers {
+        /// The most entries.
+        most: u32,
+        /// The largest entry.
+        largest: u32,
+    },
     /// A list with an entry a layer, each of which is one of these.
     Layers {
         /// How many layers there are.
@@ -120,6 +208,10 @@ impl fmt::Display for Expected {
             Self::Boolean => f.write_str("true or false"),
             Self::Text => f.write_str("a text"),
             Self::Object => f.write_str("an object"),
+            Self::List => f.write_str("a list"),
+            Self::Integers { most, largest } => {
+                write!(f, "a list of at most {most} integers from 0 to {largest}")
+            }
             Self::Layers { layers, of } => {
                 write!(f, "a list of {layers} entries, one a layer, of {}", of.join(", "))
             }

@@ -3,57 +3,64 @@
 use serde_json::{Map, Value};
 
 use super::error::{Expected, ModelError};
-use super::families::{self, Family, SUPPORTED_MODEL_TYPES};
+use super::families::Family;
+use super::table;
 
 /// The object that describes the language model, and those around it.
-pub(crate) struct Fields<'a> {
+pub(super) struct Fields<'a> {
     /// Innermost first; each with the path to its fields.
-    objects: Vec<(&'static str, &'a Map<String, Value>)>,
+    objects: Vec<(String, &'a Map<String, Value>)>,
     pub family: &'static Family,
 }
 
 /// The longest value that an error shows, in characters.
 const SHOWN: usize = 60;
 
+/// Where multimodal models keep the language model's fields, each within the one before it.
+const INNER: [&[&str]; 2] =
+    [&["thinker_config"], &["text_config", "llm_config", "language_config"]];
+
 impl<'a> Fields<'a> {
-    /// The language model's fields: those of `text_config`, where there is one.
+    /// The language model's fields: those of `text_config` or the like, where there is one.
     pub fn new(root: &'a Map<String, Value>) -> Result<Self, ModelError> {
-        let mut objects = vec![("", root)];
-        match root.get("text_config") {
-            None | Some(Value::Null) => {}
-            Some(Value::Object(text)) => objects.insert(0, ("text_config.", text)),
-            Some(other) => {
-                return Err(ModelError::Value {
-                    field: "text_config".to_owned(),
-                    value: shown(other),
-                    expected: Expected::Object,
-                });
-            }
+        let mut objects = vec![(String::new(), root)];
+        let (mut prefix, mut innermost) = (String::new(), root);
+        for names in INNER {
+            let Some((name, value)) = names.iter().find_map(|name| {
+                let value = innermost.get(*name).filter(|value| !value.is_null());
+                value.map(|value| (*name, value))
+            }) else {
+                continue;
+            };
+            let Value::Object(inner) = value else {
+                let (field, value) = (format!("{prefix}{name}"), shown(value));
+                return Err(ModelError::Value { field, value, expected: Expected::Object });
+            };
+            prefix = format!("{prefix}{name}.");
+            objects.insert(0, (prefix.clone(), inner));
+            innermost = inner;
         }
         // The type of the language model, or of the whole if that is all that is stated.
         let (path, stated) = objects
             .iter()
-            .find_map(|(path, object)| Some((*path, object.get("model_type")?)))
+            .find_map(|(path, object)| Some((path.as_str(), object.get("model_type")?)))
             .unwrap_or(("", &Value::Null));
         let field = format!("{path}model_type");
+        let supported = table::supported_model_types();
         let Value::String(model_type) = stated else {
-            let (value, expected) = (shown(stated), Expected::OneOf(SUPPORTED_MODEL_TYPES));
+            let (value, expected) = (shown(stated), Expected::OneOf(supported));
             return Err(ModelError::Value { field, value, expected });
         };
-        let Some(family) = families::family(model_type) else {
-            return Err(ModelError::UnsupportedModel {
-                field,
-                model_type: cut(model_type),
-                supported: SUPPORTED_MODEL_TYPES,
-            });
+        let Some(family) = table::find(model_type) else {
+            let model_type = cut(model_type);
+            return Err(ModelError::UnsupportedModel { field, model_type, supported });
         };
         Ok(Self { objects, family })
     }
 
     /// An integer that has to be stated.
     pub fn integer(&self, name: &'static str, least: u32, largest: u32) -> Result<u32, ModelError> {
-        let stated = self.optional_integer(name, least, largest)?;
-        stated.ok_or_else(|| self.missing(name))
+        self.any_integer(&[name], least, largest)?.ok_or_else(|| self.missing(name))
     }
 
     /// An integer that may be absent or null.
@@ -63,23 +70,60 @@ impl<'a> Fields<'a> {
         least: u32,
         largest: u32,
     ) -> Result<Option<u32>, ModelError> {
-        let Some(value) = self.own(name) else {
-            return Ok(None);
-        };
-        let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-        match number.filter(|number| (least..=largest).contains(number)) {
-            Some(number) => Ok(Some(number)),
-            None => Err(self.unexpected(name, value, Expected::Integer { least, largest })),
+        self.any_integer(&[name], least, largest)
+    }
+
+    /// An integer that one of these names has to state.
+    pub fn one_integer(
+        &self,
+        names: &[&'static str],
+        least: u32,
+        largest: u32,
+    ) -> Result<u32, ModelError> {
+        let stated = self.any_integer(names, least, largest)?;
+        stated.ok_or_else(|| self.missing(names.first().copied().unwrap_or_default()))
+    }
+
+    /// An integer that one of these names may state. Several have to agree.
+    pub fn any_integer(
+        &self,
+        names: &[&'static str],
+        least: u32,
+        largest: u32,
+    ) -> Result<Option<u32>, ModelError> {
+        let mut found: Option<(&'static str, u32)> = None;
+        for name in names {
+            let Some(value) = self.own(name) else { continue };
+            let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+            let Some(number) = number.filter(|number| (least..=largest).contains(number)) else {
+                return Err(self.unexpected(name, value, Expected::Integer { least, largest }));
+            };
+            match found {
+                Some((other, before)) if before != number => {
+                    return Err(self.contradiction(
+                        (other, before.to_string()),
+                        (name, number.to_string()),
+                        "they are two names of one field",
+                    ));
+                }
+                _ => found = Some((name, number)),
+            }
+        }
+        Ok(found.map(|(_, number)| number))
+    }
+
+    /// A truth value; `None` if absent or null.
+    pub fn optional_flag(&self, name: &str) -> Result<Option<bool>, ModelError> {
+        match self.own(name) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(other) => Err(self.unexpected(name, other, Expected::Boolean)),
         }
     }
 
     /// A truth value; absent or null is `false`.
-    pub fn flag(&self, name: &'static str) -> Result<bool, ModelError> {
-        match self.own(name) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(self.unexpected(name, other, Expected::Boolean)),
-        }
+    pub fn flag(&self, name: &str) -> Result<bool, ModelError> {
+        Ok(self.optional_flag(name)?.unwrap_or(false))
     }
 
     /// A text that may be absent or null, with its path; from the outer object if the language
@@ -89,7 +133,7 @@ impl<'a> Fields<'a> {
         name: &'static str,
     ) -> Result<Option<(String, &'a str)>, ModelError> {
         let stated = self.objects.iter().find_map(|(path, object)| {
-            object.get(name).filter(|value| !value.is_null()).map(|value| (*path, value))
+            object.get(name).filter(|value| !value.is_null()).map(|value| (path, value))
         });
         match stated {
             None => Ok(None),
@@ -102,33 +146,98 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list with an entry a layer, each the position of its text in `of`; `None` if absent.
+    /// A text of the language model's own object, which may be absent or null.
+    pub fn text(&self, name: &'static str) -> Result<Option<&'a str>, ModelError> {
+        match self.own(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.unexpected(name, other, Expected::Text)),
+        }
+    }
+
+    /// A list with an entry a layer, each one of the texts in `of`; `None` if absent.
     pub fn layers(
         &self,
         name: &'static str,
         layers: u32,
         of: &'static [&'static str],
-    ) -> Result<Option<Vec<usize>>, ModelError> {
+    ) -> Result<Option<Vec<&'static str>>, ModelError> {
+        let unexpected = |value| self.unexpected(name, value, Expected::Layers { layers, of });
         let Some(value) = self.own(name) else {
             return Ok(None);
         };
-        let unexpected = |value| self.unexpected(name, value, Expected::Layers { layers, of });
+        // Some lists go on with the layers of speculative decoding.
+        let drafts = self.optional_integer("num_nextn_predict_layers", 0, u32::MAX)?.unwrap_or(0);
+        let lengths = [Some(layers), layers.checked_add(drafts)];
         let entries = value
             .as_array()
-            .filter(|entries| u32::try_from(entries.len()) == Ok(layers))
+            .filter(|entries| lengths.contains(&u32::try_from(entries.len()).ok()))
             .ok_or_else(|| unexpected(value))?;
         entries
             .iter()
+            .take(usize::try_from(layers).unwrap_or(usize::MAX))
             .map(|entry| {
-                let text = entry.as_str();
-                of.iter().position(|known| Some(*known) == text).ok_or_else(|| unexpected(entry))
+                let known = of.iter().find(|known| entry.as_str() == Some(known));
+                known.copied().ok_or_else(|| unexpected(entry))
             })
             .collect::<Result<_, _>>()
             .map(Some)
     }
 
+    /// A list of integers, of at most `most` entries; `None` if absent.
+    pub fn integers(
+        &self,
+        name: &'static str,
+        most: u32,
+        largest: u32,
+    ) -> Result<Option<Vec<u32>>, ModelError> {
+        let Some(value) = self.own(name) else {
+            return Ok(None);
+        };
+        let expected = Expected::Integers { most, largest };
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let entries = value
+            .as_array()
+            .filter(|entries| entries.len() <= most)
+            .ok_or_else(|| self.unexpected(name, value, expected))?;
+        entries
+            .iter()
+            .map(|entry| {
+                let number = entry.as_u64().and_then(|number| u32::try_from(number).ok());
+                number
+                    .filter(|number| *number <= largest)
+                    .ok_or_else(|| self.unexpected(name, entry, expected))
+            })
+            .collect::<Result<_, _>>()
+            .map(Some)
+    }
+
+    /// A list; `None` if absent.
+    pub fn list(&self, name: &'static str) -> Result<Option<&'a [Value]>, ModelError> {
+        match self.own(name) {
+            None => Ok(None),
+            Some(Value::Array(entries)) => Ok(Some(entries)),
+            Some(other) => Err(self.unexpected(name, other, Expected::List)),
+        }
+    }
+
+    /// The names and values of the language model's own object.
+    pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        let own = self.objects.first().map(|(_, object)| *object);
+        own.into_iter().flatten().map(|(name, value)| (name.as_str(), value))
+    }
+
     pub fn missing(&self, name: &str) -> ModelError {
         ModelError::Missing { field: self.path(name), model_type: self.family.model_type }
+    }
+
+    pub fn uncounted(&self, name: &str, value: &Value) -> ModelError {
+        let (field, value) = (self.path(name), shown(value));
+        ModelError::Uncounted { field, value, model_type: self.family.model_type }
+    }
+
+    pub fn indivisible(&self, name: &str, value: u64, tensor_parallel: u32) -> ModelError {
+        ModelError::Indivisible { field: self.path(name), value, tensor_parallel }
     }
 
     pub fn contradiction(
@@ -141,19 +250,24 @@ impl<'a> Fields<'a> {
         ModelError::Contradiction { first, first_value, second, second_value, rule }
     }
 
-    /// A field of the language model's own object, unless absent or null.
-    fn own(&self, name: &str) -> Option<&'a Value> {
+    pub fn unexpected(&self, name: &str, value: &Value, expected: Expected) -> ModelError {
+        ModelError::Value { field: self.path(name), value: shown(value), expected }
+    }
+
+    /// A field of the language model's own object, or of an object within it, unless absent or
+    /// null.
+    pub fn own(&self, name: &str) -> Option<&'a Value> {
         let (_, object) = self.objects.first()?;
-        object.get(name).filter(|value| !value.is_null())
+        let value = match name.split_once('.') {
+            None => object.get(name)?,
+            Some((outer, inner)) => object.get(outer)?.as_object()?.get(inner)?,
+        };
+        (!value.is_null()).then_some(value)
     }
 
     fn path(&self, name: &str) -> String {
-        let path = self.objects.first().map_or("", |(path, _)| *path);
+        let path = self.objects.first().map_or("", |(path, _)| path.as_str());
         format!("{path}{name}")
-    }
-
-    fn unexpected(&self, name: &str, value: &Value, expected: Expected) -> ModelError {
-        ModelError::Value { field: self.path(name), value: shown(value), expected }
     }
 }
 
@@ -165,7 +279,7 @@ fn shown(value: &Value) -> String {
 }
 
 /// A configuration may come from anywhere, and an error is no place for megabytes.
-pub(crate) fn cut(text: &str) -> String {
+pub(super) fn cut(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),

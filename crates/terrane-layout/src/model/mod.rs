@@ -1,12 +1,27 @@
-//! From a model hub's `config.json` to layout configurations.
+//! From a model hub's `config.json`, or from a description, to layout configurations.
 //!
-//! [`ModelGeometry::from_json`] reads the file that every model on a hub comes with, and answers
-//! with the groups of layers whose caches are alike: one for most models, one more for models in
-//! which some layers attend to a sliding window. Each group becomes a [`LayoutConfig`] of its
-//! own, as its blocks are kept and dropped on their own.
+//! A model is a list of [groups](CacheGroup) of caches that are alike. A group has a
+//! [kind](GroupKind), the layers that have such a cache, and the bytes of one: a row for each token,
+//! or a state for each sequence. Each group becomes a [`LayoutConfig`] of its own, as its blocks
+//! are kept and dropped on their own.
 //!
-//! What is read follows the published configurations and the `transformers` library's reading of
-//! them. What cannot be vouched for is refused by name: a guess here would move the wrong bytes.
+//! | model | groups |
+//! |---|---|
+//! | most | K and V of all layers |
+//! | Gemma, gpt-oss | full attention; sliding attention |
+//! | DeepSeek V2, V3, Kimi K2 | latents |
+//! | DeepSeek V3.2, GLM 5 | latents; the keys of the indexer |
+//! | Qwen3-Next, Jamba, Nemotron H | K and V in some layers; states in others |
+//! | Falcon H1 | K and V, and a state, in each layer |
+//! | Kimi Linear | latents in some layers; states in others |
+//! | Mamba | states |
+//!
+//! [`ModelGeometry::from_json`] reads the file that every model on a hub comes with.
+//! [`supported_model_types`] lists the types that it knows. What is read follows the published
+//! configurations, the defaults of the `transformers` library, and the caches that vLLM makes of
+//! them, without speculative decoding. A configuration is refused by name if it has a field that
+//! means a cache which the reader of its type does not count: a guess would move the wrong bytes.
+//! [`ModelGeometry::from_groups`] describes any other model.
 //!
 //! ```
 //! use terrane_core::ByteCount;
@@ -25,87 +40,83 @@
 //! # }
 //! ```
 
+mod attention;
+mod dtype;
 mod error;
 mod families;
 mod fields;
+mod group;
+mod guard;
+mod json;
+mod latent;
+mod limits;
+mod names;
+mod options;
 mod read;
+mod spec;
+mod state;
+mod table;
 
-use std::fmt;
+use std::borrow::Cow;
 
 use terrane_core::{ByteCount, SizeOverflow};
 
-use crate::{ElementFormat, LayoutConfig, LayoutError};
+use crate::{LayoutConfig, LayoutError};
 
 pub use error::{Expected, ModelError};
-pub use families::SUPPORTED_MODEL_TYPES;
-pub use read::LARGEST_LAYER_COUNT;
-
-/// How a model is served, which its configuration does not say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ModelOptions {
-    tensor_parallel: u32,
-    kv_element: Option<ElementFormat>,
-}
-
-impl ModelOptions {
-    /// One rank, and the cache in the model's own dtype.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { tensor_parallel: 1, kv_element: None }
-    }
-
-    /// The number of tensor-parallel ranks among which KV heads are divided.
-    ///
-    /// With more ranks than heads, each head is held by several ranks, if they divide evenly. A
-    /// latent is not divided: each rank holds all of it.
-    #[must_use]
-    pub const fn tensor_parallel(self, ranks: u32) -> Self {
-        Self { tensor_parallel: ranks, ..self }
-    }
-
-    /// The format of the cache, where it is not the model's dtype: [`ElementFormat::Width`] of 1
-    /// for fp8, or [`ElementFormat::RowBytes`] where an engine packs rows its own way.
-    #[must_use]
-    pub const fn kv_element(self, element: ElementFormat) -> Self {
-        Self { kv_element: Some(element), ..self }
-    }
-}
-
-impl Default for ModelOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+pub use group::{CacheGroup, GroupKind};
+pub use limits::LARGEST_LAYER_COUNT;
+pub use options::ModelOptions;
+pub use spec::GroupSpec;
+pub use table::supported_model_types;
 
 /// What one rank has to cache of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelGeometry {
-    model_type: &'static str,
+    model_type: Cow<'static, str>,
     groups: Vec<CacheGroup>,
 }
 
 impl ModelGeometry {
-    /// Reads a `config.json`. Fields that do not matter to the cache may be there or not. Of a
-    /// multimodal model, the language model's configuration (`text_config`) is read.
+    /// Reads a `config.json`. Fields that do not matter to the cache may be there or not. For a
+    /// multimodal model, the language model's configuration (`text_config` or the like) is read.
     ///
     /// # Errors
     ///
     /// [`LayoutError::Model`], with a [`ModelError`] that names the field and the value: for an
     /// unsupported model type, with those that are supported; for a field that is missing, out of
-    /// range, of the wrong type, or in contradiction to another; for KV heads that the ranks do
-    /// not divide. Also [`LayoutError`] as from [`ElementFormat::row_bytes`], if the format of
-    /// the cache does not fit the model. No input panics.
+    /// range, of the wrong type, or in contradiction to another; for a field that means a cache
+    /// which is not counted; for KV heads or states that the ranks do not divide. Also
+    /// [`LayoutError`] as from [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes), if
+    /// the format of the cache does not fit the model. No input panics.
     pub fn from_json(json: impl AsRef<[u8]>, options: &ModelOptions) -> Result<Self, LayoutError> {
-        read::read(json.as_ref(), options)
+        let (model_type, groups) = read::read(json.as_ref(), options)?;
+        Ok(Self { model_type: Cow::Borrowed(model_type), groups })
     }
 
-    /// The model type, as the configuration names it.
+    /// A model that the caller describes, on one rank. The groups keep their order.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError::Model`], with a [`ModelError`] that names the group: for no groups, or more
+    /// than 64; for a group of no layers, or of layers that do not ascend; for a number that is out
+    /// of range; for a layer in two groups of one kind, other than states. Also [`LayoutError`] as
+    /// from [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes).
+    pub fn from_groups(
+        model_type: impl Into<String>,
+        groups: impl IntoIterator<Item = GroupSpec>,
+    ) -> Result<Self, LayoutError> {
+        let groups = spec::check_groups(groups)?;
+        Ok(Self { model_type: Cow::Owned(model_type.into()), groups })
+    }
+
+    /// The model type, as the configuration or the caller names it.
     #[must_use]
-    pub const fn model_type(&self) -> &'static str {
-        self.model_type
+    pub fn model_type(&self) -> &str {
+        &self.model_type
     }
 
-    /// The groups, one or more; full attention comes first.
+    /// The groups, one or more. Those of a configuration are in the order of [`GroupKind`].
     #[must_use]
     pub fn groups(&self) -> &[CacheGroup] {
         &self.groups
@@ -117,9 +128,25 @@ impl ModelGeometry {
     ///
     /// [`LayoutError::Overflow`] if they do not fit in 64 bits.
     pub fn bytes_per_token(&self) -> Result<ByteCount, LayoutError> {
-        let groups: Result<Vec<ByteCount>, SizeOverflow> =
-            self.groups.iter().map(CacheGroup::token_bytes).collect();
-        let sum: Result<ByteCount, SizeOverflow> = groups?.into_iter().collect();
+        self.sum(CacheGroup::bytes_per_token)
+    }
+
+    /// The bytes that one sequence takes whatever its length, over all layers of all groups, on one
+    /// rank: those of its states.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError::Overflow`] if they do not fit in 64 bits.
+    pub fn bytes_per_sequence(&self) -> Result<ByteCount, LayoutError> {
+        self.sum(CacheGroup::bytes_per_sequence)
+    }
+
+    fn sum(
+        &self,
+        of: fn(&CacheGroup) -> Result<ByteCount, LayoutError>,
+    ) -> Result<ByteCount, LayoutError> {
+        let groups: Vec<ByteCount> = self.groups.iter().map(of).collect::<Result<_, _>>()?;
+        let sum: Result<ByteCount, SizeOverflow> = groups.into_iter().collect();
         Ok(sum?)
     }
 
@@ -151,136 +178,5 @@ impl ModelGeometry {
         page_size: u32,
     ) -> Result<Vec<LayoutConfig>, LayoutError> {
         self.groups.iter().map(|group| group.layout_config(num_blocks, page_size)).collect()
-    }
-}
-
-/// Layers whose caches are alike.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CacheGroup {
-    kind: AttentionKind,
-    layers: Vec<u32>,
-    heads: u32,
-    head_dim: u32,
-    inner_dim: u32,
-    outer_dim: u32,
-    element: ElementFormat,
-    row_bytes: ByteCount,
-}
-
-impl CacheGroup {
-    /// How far back these layers look.
-    #[must_use]
-    pub const fn kind(&self) -> AttentionKind {
-        self.kind
-    }
-
-    /// The numbers of these layers in the model, ascending.
-    #[must_use]
-    pub fn layers(&self) -> &[u32] {
-        &self.layers
-    }
-
-    /// KV heads on this rank; 1 for a latent.
-    #[must_use]
-    pub const fn heads(&self) -> u32 {
-        self.heads
-    }
-
-    /// Elements a head, or of the latent with its rotary part.
-    #[must_use]
-    pub const fn head_dim(&self) -> u32 {
-        self.head_dim
-    }
-
-    /// Elements for each token, layer and outer: heads · head dimension.
-    #[must_use]
-    pub const fn inner_dim(&self) -> u32 {
-        self.inner_dim
-    }
-
-    /// 2 for K and V, 1 for a latent.
-    #[must_use]
-    pub const fn outer_dim(&self) -> u32 {
-        self.outer_dim
-    }
-
-    /// How elements are stored.
-    #[must_use]
-    pub const fn element(&self) -> ElementFormat {
-        self.element
-    }
-
-    /// The bytes that one token takes over all layers of this group, on one rank.
-    ///
-    /// # Errors
-    ///
-    /// [`LayoutError::Overflow`] if they do not fit in 64 bits.
-    pub fn bytes_per_token(&self) -> Result<ByteCount, LayoutError> {
-        Ok(self.token_bytes()?)
-    }
-
-    /// The layout configuration of this group, token-major. It states the heads, unless the format of
-    /// the cache does not keep them apart.
-    ///
-    /// # Errors
-    ///
-    /// [`LayoutError`] as from [`LayoutConfigBuilder::build`](crate::LayoutConfigBuilder::build).
-    pub fn layout_config(
-        &self,
-        num_blocks: u32,
-        page_size: u32,
-    ) -> Result<LayoutConfig, LayoutError> {
-        let config = LayoutConfig::builder()
-            .num_blocks(num_blocks)
-            .num_layers(self.num_layers())
-            .outer_dim(self.outer_dim)
-            .page_size(page_size)
-            .inner_dim(self.inner_dim)
-            .element(self.element);
-        let config = if self.has_whole_heads() { config.num_heads(self.heads) } else { config };
-        config.build()
-    }
-
-    /// Whether each head has bytes of its own. How an engine packs a row is not known here.
-    fn has_whole_heads(&self) -> bool {
-        match self.element {
-            ElementFormat::Width(_) => true,
-            ElementFormat::BlockScaled { elements, .. } => self.head_dim.is_multiple_of(elements),
-            ElementFormat::RowBytes(_) => false,
-        }
-    }
-
-    fn num_layers(&self) -> u32 {
-        // The reader lets at most `LARGEST_LAYER_COUNT` pass.
-        u32::try_from(self.layers.len()).unwrap_or(LARGEST_LAYER_COUNT)
-    }
-
-    fn token_bytes(&self) -> Result<ByteCount, SizeOverflow> {
-        ByteCount::product(&[
-            ("layers", u64::from(self.num_layers())),
-            ("outer_dim", u64::from(self.outer_dim)),
-            ("bytes a token row", self.row_bytes.get()),
-        ])
-    }
-}
-
-/// How far back a layer looks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AttentionKind {
-    /// At all tokens before.
-    Full,
-    /// At the last tokens only, so that older ones need not be kept.
-    Sliding {
-        /// How many.
-        window: u32,
-    },
-}
-
-impl fmt::Display for AttentionKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Full => f.pad("full"),
-            Self::Sliding { window } => write!(f, "sliding window of {window}"),
-        }
     }
 }

@@ -9,7 +9,6 @@
     reason = "a test says what it expects by unwrapping it, and what it skips"
 )]
 
-mod cases;
 mod nested;
 mod oracle;
 mod pairs;

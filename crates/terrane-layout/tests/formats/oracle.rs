@@ -9,7 +9,7 @@ use std::process::Command;
 
 use terrane_layout::{Geometry, RegionOffset, Section, verify};
 
-use crate::cases::{self, SMALL, Sizes};
+use terrane_testkit::formats::{self as cases, SMALL, Sizes};
 
 /// The script's output for [`SMALL`].
 pub const EXPECTED: &str = include_str!("expected.txt");

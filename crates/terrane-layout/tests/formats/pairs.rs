@@ -2,8 +2,8 @@
 
 use terrane_layout::{Geometry, RegionOffset};
 
-use crate::cases::{self, SMALL};
 use crate::oracle::{self, Format, indices};
+use terrane_testkit::formats::{self as cases, SMALL};
 
 /// Memory whose every byte is named by a number; 0 for bytes that nothing was written to.
 type Bytes = Vec<Vec<u32>>;

@@ -8,7 +8,7 @@ use terrane_layout::{
     LayoutError, Section, SectionName, Step, TensorAxis, TensorForm,
 };
 
-use crate::cases::{SMALL, keys_and_values, latent};
+use terrane_testkit::formats::{SMALL, keys_and_values, latent};
 
 const K: SectionName = SectionName::K;
 const V: SectionName = SectionName::V;

@@ -15,6 +15,10 @@ mod compile_fail;
 mod doubles;
 #[cfg(feature = "model-config")]
 mod model;
+#[cfg(feature = "model-config")]
+mod model_groups;
+#[cfg(feature = "model-config")]
+mod model_hostile;
 mod oracle;
 mod physical;
 mod storage;

@@ -44,12 +44,12 @@ impl Agent {
     pub fn describe(&self, layout: &PhysicalLayout) -> Result<LayoutDescriptor, ExportError> {
         process::check()?;
         let storage = layout.storage_kind();
-        let length = layout.geometry().region_bytes();
+        let geometry = layout.geometry();
         let mut registered: Vec<RegistrationRecord> = Vec::new();
         let mut of_regions = Vec::with_capacity(layout.regions().len());
         for (number, region) in (0_u32..).zip(layout.regions()) {
             // What an adopted region has beyond the layout's blocks is not offered.
-            let used = Span { length, ..region.span() };
+            let used = Span { length: geometry.region_bytes(number), ..region.span() };
             let known = registered.iter().position(|record| record.span.covers(&used));
             // A registration that serves the region before, and this one as well, is the same for
             // both: the base allocation's.
@@ -104,16 +104,20 @@ impl Agent {
             let place = Descriptor::of(&used, first.file_access).map_err(|_| no_backend())?;
             let space = remote::space_of(&used, place.device).ok_or_else(no_backend)?;
             let address = ByteCount::from_usize(place.address).get();
-            regions.push(RegionDescriptor::new(space, address, length, record.accepted().cloned()));
+            regions.push(RegionDescriptor::new(
+                space,
+                address,
+                used.length,
+                record.accepted().cloned(),
+            ));
         }
         if reached.is_some() {
             self.check_own_keys(&regions, &backends, &keys)?;
         }
         let parts = Parts { connection: &connection, keys: &keys };
         let metadata = parts.join().ok_or_else(no_backend)?;
-        let (config, kind) = (*layout.config(), layout.kind());
-        let agent = self.name().clone();
-        Ok(LayoutDescriptor::new(config, kind, storage, agent, metadata, regions)?)
+        let (geometry, agent) = (geometry.clone(), self.name().clone());
+        Ok(LayoutDescriptor::new(geometry, storage, agent, metadata, regions)?)
     }
 
     /// Describes any memory that is registered with this agent, a view of a layout's, say: where it

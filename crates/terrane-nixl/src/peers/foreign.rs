@@ -5,7 +5,7 @@
 
 use rustc_hash::FxHashSet;
 use terrane_core::{AgentName, BackendName, ByteCount, StorageKind};
-use terrane_layout::{Geometry, LayoutConfig, LayoutKind, PhysicalLayout};
+use terrane_layout::{Geometry, PhysicalLayout};
 use terrane_wire::{LayoutDescriptor, RegionDescriptor};
 
 use super::export::Parts;
@@ -52,14 +52,13 @@ impl NixlMetadata {
 
 /// A layout in the memory of a NIXL agent without Terrane, for [`Agent::import_foreign`].
 ///
-/// The peer sends its metadata and where its memory is. How the memory is laid out, both sides know:
-/// the configuration of a model and of its cache says so.
+/// The peer sends its metadata and where its memory is. The strides of its memory are known to both
+/// sides: the configuration of a model and of its cache decides them.
 #[derive(Clone, Debug)]
 pub struct ForeignLayout<'a> {
-    /// The dimensions of the layout.
-    pub config: LayoutConfig,
-    /// How they are laid out.
-    pub kind: LayoutKind,
+    /// The sections of the layout and their strides, in regions without gaps between their numbers:
+    /// [`Geometry::from_sections`] or [`Geometry::from_form`] of the peer's tensors.
+    pub geometry: Geometry,
     /// The kind of the peer's memory. [`StorageKind::Device`] has the peer's number of the device.
     pub storage: StorageKind,
     /// The name of the peer's agent.
@@ -68,9 +67,8 @@ pub struct ForeignLayout<'a> {
     /// connection information (`get_partial_agent_metadata` with `inc_conn_info=True`), or several
     /// parts of which one has it.
     pub metadata: &'a [&'a [u8]],
-    /// Where the regions of the layout are, in its order: one region, or one for each layer. A region
-    /// may be longer than the layout needs. Which backends reach it, the metadata says; the backends
-    /// of these descriptors are not read.
+    /// Where the regions of the layout are, in the order of the geometry. A region be longer than the layout needs. The metadata names the backends that reach it; the backends of
+    /// these descriptors are not read.
     pub regions: Vec<RegionDescriptor>,
 }
 
@@ -131,12 +129,12 @@ impl Agent {
         &self,
         layout: &ForeignLayout<'_>,
     ) -> Result<LayoutDescriptor, ImportError> {
-        let ForeignLayout { config, kind, storage, agent, .. } = layout;
+        let ForeignLayout { geometry, storage, agent, .. } = layout;
         let reachable = self.reachable().ok_or(ImportError::UnknownForm)?;
         let metadata = joined(agent, layout.metadata)?;
-        let length = Geometry::new(config, *kind)?.region_bytes();
+        let numbered = (0_u32..).zip(&layout.regions);
         let regions: Vec<RegionDescriptor> =
-            layout.regions.iter().map(|region| cut(region, length)).collect();
+            numbered.map(|(number, region)| cut(region, geometry.region_bytes(number))).collect();
 
         let is_common = |backend: &&BackendName| {
             reachable.iter().any(|name| **name == *backend.as_str())
@@ -176,7 +174,8 @@ impl Agent {
         let too_long =
             MalformedMetadata { offset: 0, expected: "connection information below 4 GiB" };
         let metadata = parts.join().ok_or(too_long)?;
-        Ok(LayoutDescriptor::new(*config, *kind, *storage, agent.clone(), metadata, regions)?)
+        let geometry = geometry.clone();
+        Ok(LayoutDescriptor::new(geometry, *storage, agent.clone(), metadata, regions)?)
     }
 }
 

@@ -7,7 +7,7 @@ use terrane_core::{
     AgentName, BackendName, BackendOutcome, ByteCount, Location, Memory, PeerId,
     RegistrationRecord, RemoteAddress, RemoteSpace, Span, StorageKind,
 };
-use terrane_layout::{Fingerprint, LayoutBuilder, LayoutConfig, LayoutError, LayoutKind};
+use terrane_layout::{Geometry, LayoutBuilder, LayoutError, LayoutFingerprint};
 use terrane_transfer::Endpoint;
 use terrane_wire::{GeometryMismatch, LayoutDescriptor, RegionDescriptor};
 
@@ -22,7 +22,7 @@ use super::table::Lease;
 /// # Whom an import trusts
 ///
 /// An import believes nothing that it can check: the frame, its checksum and its version; every
-/// count and length, against limits; the geometry, computed anew, with its fingerprint; that regions
+/// count and length, against limits; the strides, proved to be nested, with their fingerprint; that regions
 /// are disjoint and end within their address space; the form of NIXL's metadata; that the metadata
 /// is of the agent that the description names, and gives access to every region through a backend
 /// that both agents have. What the backend itself needs, which is UCX's address of the peer and its
@@ -70,8 +70,7 @@ impl RemoteLayout {
             },
             _lease: Arc::clone(&lease),
         });
-        let layout = LayoutBuilder::new(*described.config())
-            .kind(described.kind())
+        let layout = LayoutBuilder::from_geometry(described.geometry().clone())
             .adopt_memory(memory)
             .unregistered()
             .build()?;
@@ -112,21 +111,15 @@ impl RemoteLayout {
         self.described.agent()
     }
 
-    /// The dimensions.
+    /// The sections and their strides.
     #[must_use]
-    pub fn config(&self) -> &LayoutConfig {
-        self.described.config()
+    pub fn geometry(&self) -> &Geometry {
+        self.described.geometry()
     }
 
-    /// The order in which they are laid out.
+    /// The fingerprint of the geometry.
     #[must_use]
-    pub fn kind(&self) -> LayoutKind {
-        self.described.kind()
-    }
-
-    /// The name of the geometry.
-    #[must_use]
-    pub fn fingerprint(&self) -> Fingerprint {
+    pub fn fingerprint(&self) -> LayoutFingerprint {
         self.described.fingerprint()
     }
 
@@ -142,23 +135,23 @@ impl RemoteLayout {
         self.described.regions()
     }
 
-    /// Whether the layout is laid out exactly as one of `config` in the order `kind`.
+    /// Checks that each element lies where one of `geometry` lies.
     ///
     /// # Errors
     ///
-    /// [`GeometryMismatch`] names the first field that differs, and both values.
-    pub fn expect(&self, config: &LayoutConfig, kind: LayoutKind) -> Result<(), GeometryMismatch> {
-        self.described.expect(config, kind)
+    /// [`GeometryMismatch`] names the first difference, and both values.
+    pub fn expect(&self, geometry: &Geometry) -> Result<(), GeometryMismatch> {
+        self.described.expect(geometry)
     }
 
-    /// Whether whole blocks can be moved between the layout and one of `config`, in whatever order
-    /// either is laid out. Each transfer is asked the same; this asks before there is one.
+    /// Checks that whole blocks can be moved between the layout and one of `geometry`, whatever their
+    /// strides are. Each transfer checks the same; this checks before there is one.
     ///
     /// # Errors
     ///
-    /// [`GeometryMismatch`] names the first field that differs, and both values.
-    pub fn expect_shape(&self, config: &LayoutConfig) -> Result<(), GeometryMismatch> {
-        self.described.expect_shape(config)
+    /// [`GeometryMismatch`] names the first difference, and both values.
+    pub fn expect_shape(&self, geometry: &Geometry) -> Result<(), GeometryMismatch> {
+        self.described.expect_shape(geometry)
     }
 
     pub(super) fn described(&self) -> &Arc<LayoutDescriptor> {
@@ -171,7 +164,7 @@ impl fmt::Debug for RemoteLayout {
         f.debug_struct("RemoteLayout")
             .field("peer", &self.peer)
             .field("agent", self.agent())
-            .field("kind", &self.kind())
+            .field("geometry", &self.geometry().label())
             .field("storage", &self.storage())
             .field("fingerprint", &self.fingerprint())
             .finish_non_exhaustive()

@@ -24,8 +24,8 @@ fn agent() -> Agent {
     AgentBuilder::unnamed().backend(BackendConfig::new("UCX")).build().unwrap()
 }
 
-fn layout(agent: &Agent) -> PhysicalLayout {
-    let config = LayoutConfig::builder()
+fn config() -> LayoutConfig {
+    LayoutConfig::builder()
         .num_blocks(8)
         .num_layers(4)
         .outer_dim(2)
@@ -33,8 +33,11 @@ fn layout(agent: &Agent) -> PhysicalLayout {
         .inner_dim(64)
         .element(ElementFormat::Width(2))
         .build()
-        .unwrap();
-    LayoutBuilder::new(config)
+        .unwrap()
+}
+
+fn layout(agent: &Agent) -> PhysicalLayout {
+    LayoutBuilder::new(config())
         .kind(KIND)
         .allocate(&HeapAllocator::system())
         .register(agent)

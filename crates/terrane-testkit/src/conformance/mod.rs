@@ -5,6 +5,7 @@
 
 pub mod allocator;
 pub mod copy_engine;
+pub mod formats;
 pub mod memory;
 pub mod registrar;
 

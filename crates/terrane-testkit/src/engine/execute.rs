@@ -72,7 +72,7 @@ fn order(job: &CopyJob, random: &mut Seeded, reorder: bool) -> Vec<usize> {
             let mut layers: Vec<u32> = plan.layers().collect();
             random.shuffle(&mut layers);
             let place = |layer: u32| layers.iter().position(|&other| other == layer);
-            order.sort_by_key(|&run| place(plan.layer(&plan.runs()[run])));
+            order.sort_by_key(|&run| place(plan.layer(run)));
         }
     }
     order

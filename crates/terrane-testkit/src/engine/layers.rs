@@ -27,9 +27,9 @@ impl LayerNews {
     /// part.
     pub(super) fn before(&mut self, job: &CopyJob, run: usize) {
         let (plan, Some(signals)) = (job.plan(), job.layers()) else { return };
-        let layer = plan.layer(&plan.runs()[run]);
+        let layer = plan.layer(run);
         self.begun.entry(layer).or_insert_with(|| {
-            let runs = plan.runs().iter().filter(|run| plan.layer(run) == layer).count();
+            let runs = (0..plan.runs().len()).filter(|&run| plan.layer(run) == layer).count();
             let ends = [Side::Source, Side::Destination].map(|side| plan.end(side).kind());
             let device = ends.into_iter().find_map(|kind| match kind {
                 StorageKind::Device(device) => Some(device),
@@ -49,7 +49,7 @@ impl LayerNews {
     /// After the last run of a layer, its event happens; and mostly the engine says so.
     pub(super) fn after(&mut self, job: &CopyJob, run: usize, random: &mut Seeded) {
         let (plan, Some(signals)) = (job.plan(), job.layers()) else { return };
-        let layer = plan.layer(&plan.runs()[run]);
+        let layer = plan.layer(run);
         let Some((left, stream)) = self.begun.get_mut(&layer) else { return };
         *left -= 1;
         if *left > 0 {

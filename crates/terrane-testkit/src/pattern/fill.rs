@@ -42,7 +42,7 @@ impl Pattern {
     ///
     /// [`PatternError`], among others if a transfer in flight uses one of the blocks.
     pub fn fill(&self, end: &Endpoint) -> Result<(), PatternError> {
-        let blocks: Vec<u32> = (0..end.layout().config().num_blocks()).collect();
+        let blocks: Vec<u32> = (0..end.layout().geometry().num_blocks()).collect();
         self.fill_blocks(end, &blocks)
     }
 
@@ -87,7 +87,7 @@ impl Pattern {
         blocks: &[u32],
         access: &impl PieceAccess,
     ) -> Result<(), PatternError> {
-        let layers = 0..layout.config().num_layers();
+        let layers = 0..layout.geometry().num_layers();
         self.in_parallel(blocks, |blocks| {
             let mut buffer = vec![0; STEP];
             let each = |piece, at: Location, offset: u64, step: usize| {
@@ -129,10 +129,11 @@ pub(super) fn in_steps(
     layers: Range<u32>,
     mut each: impl FnMut(Piece, Location, u64, usize) -> Result<(), BoxedCause>,
 ) -> Result<(), PatternError> {
-    let piece_bytes = layout.config().piece_bytes().to_usize();
+    let pieces = layout.geometry().pieces().ok_or(LayoutError::NoPieces)?;
+    let piece_bytes = pieces.piece_bytes().to_usize();
     for block in blocks {
         for layer in layers.clone() {
-            for outer in 0..layout.config().outer_dim() {
+            for outer in 0..layout.geometry().section_count() {
                 let piece = Piece { block, layer, outer };
                 let begin = layout.location(block, layer, outer)?;
                 for offset in (0..piece_bytes).step_by(STEP) {

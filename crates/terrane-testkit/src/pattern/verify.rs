@@ -94,8 +94,8 @@ impl Pattern {
     ///
     /// [`PatternError`] if the bytes could not be looked at.
     pub fn verify(&self, end: &Endpoint) -> Result<Verification, PatternError> {
-        let blocks: Vec<u32> = (0..end.layout().config().num_blocks()).collect();
-        self.verify_blocks(end, &blocks, &blocks, 0..end.layout().config().num_layers())
+        let blocks: Vec<u32> = (0..end.layout().geometry().num_blocks()).collect();
+        self.verify_blocks(end, &blocks, &blocks, 0..end.layout().geometry().num_layers())
     }
 
     /// Verifies that the n-th of `blocks` holds, in these layers, what belongs into the n-th of

@@ -73,7 +73,7 @@ unsafe impl CopyEngine for Broken {
             let mut bytes = run.bytes().to_usize();
             let end = run.destination().offset + run.bytes().get();
             let layout = plan.destination().layout();
-            if self.0 == Wrong::CopiesOneByteMore && end < layout.geometry().region_bytes().get() {
+            if self.0 == Wrong::CopiesOneByteMore && end < layout.geometry().region_bytes(0).get() {
                 bytes += 1;
             }
             for byte in 0..bytes {

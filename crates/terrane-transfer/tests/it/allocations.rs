@@ -121,7 +121,7 @@ fn a_relayout_is_planned_without_its_runs() {
         let (counted, plan) = allocations(|| planner.plan(&transfer).unwrap());
         assert_eq!(counted, 0, "{from} to {to}");
         assert_eq!(plan.run_count(), 512 * u64::from(LAYERS) * 2 * 3 * 10);
-        assert_eq!(plan.grid().bytes.get(), 2);
+        assert_eq!(plan.grids().unwrap()[0].bytes.get(), 2);
         assert_eq!(plan.mean_run().get(), 2);
     });
 }

@@ -72,7 +72,7 @@ fn carried_out(manager: &TransferManager, from: &Endpoint, to: &Endpoint) -> Exp
     let explained = manager.explain(&transfer).unwrap();
     assert_eq!((explained.source, explained.destination), (from.kind(), to.kind()));
     assert_eq!(explained.pieces, 8 * 4 * 2);
-    assert_eq!(explained.bytes, from.layout().config().total_bytes());
+    assert_eq!(explained.bytes, from.layout().geometry().total_bytes());
     assert!(explained.predicted > Duration::ZERO);
 
     Image::scribble(from, &InProcess, 1);

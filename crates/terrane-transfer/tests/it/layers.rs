@@ -162,12 +162,13 @@ fn plans_by_layer_never_copy_two_together() {
             let [source, destination] = [from, to].map(|kind| endpoint(config(8), kind));
             let transfer = Transfer::new(&source, &destination).blocks(&[0, 1, 2], &[4, 5, 6]);
             let plan = Planner::new().plan(&transfer.layer_wise()).unwrap();
-            assert_eq!(plan.grid().layers, 4, "{from} to {to}");
-            let layers: Vec<_> = plan.runs().iter().map(|run| plan.layer(run)).collect();
+            assert_eq!(plan.grids().unwrap()[0].layers, 4, "{from} to {to}");
+            let layers: Vec<_> = (0..plan.runs().len()).map(|run| plan.layer(run)).collect();
             assert!(layers.is_sorted(), "{from} to {to}: {layers:?}");
             for layer in 0..4 {
-                let runs = plan.runs().iter().filter(|run| plan.layer(run) == layer);
-                let bytes: u64 = runs.map(|run| run.bytes().get()).sum();
+                let runs =
+                    plan.runs().iter().enumerate().filter(|(run, _)| plan.layer(*run) == layer);
+                let bytes: u64 = runs.map(|(_, run)| run.bytes().get()).sum();
                 assert_eq!(bytes, 3 * 2 * PIECE, "{from} to {to}, layer {layer}");
             }
         }

@@ -19,6 +19,7 @@ mod engines;
 mod failures;
 mod foreign;
 mod forks;
+mod formats;
 mod hazards;
 mod heads;
 mod incomplete;

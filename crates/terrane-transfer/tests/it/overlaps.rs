@@ -16,7 +16,7 @@ use crate::support::*;
 fn shifted(base: &Region, kind: LayoutKind, shift: u64) -> Endpoint {
     let config = config(4);
     let geometry = terrane_layout::Geometry::new(&config, kind).unwrap();
-    let length = geometry.region_bytes();
+    let length = geometry.region_bytes(0);
     let regions = (0..u64::from(geometry.region_count())).map(|region| {
         let offset = ByteCount::new(shift + region * length.get());
         base.view(offset, length).unwrap()
@@ -29,7 +29,7 @@ fn shifted(base: &Region, kind: LayoutKind, shift: u64) -> Endpoint {
 /// Where in the base the pieces of a block lie.
 fn bytes_of(kind: LayoutKind, shift: u64, block: u32) -> Vec<Range<u64>> {
     let config = config(4);
-    let region_bytes = terrane_layout::Geometry::new(&config, kind).unwrap().region_bytes().get();
+    let region_bytes = terrane_layout::Geometry::new(&config, kind).unwrap().region_bytes(0).get();
     let pieces = (0..8).map(|piece| [block, piece / 2, piece % 2]);
     let begins = pieces.map(|piece| {
         let (region, bytes) = place(&config, kind, piece);

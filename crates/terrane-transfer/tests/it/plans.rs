@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use proptest::prelude::*;
-use terrane_core::Alignment;
+use terrane_core::{Alignment, ByteCount};
 use terrane_layout::{LayoutConfig, LayoutKind};
-use terrane_testkit::model::{place, place_in_piece};
+use terrane_testkit::model::{origin, place, place_in_piece};
 use terrane_transfer::{Endpoint, GridEnd, Planner, Side, Transfer, TransferPlan};
 
 use crate::model::{Case, cases};
@@ -32,16 +32,16 @@ fn expected_pieces(
     layers: Range<u32>,
 ) -> Vec<Stretch> {
     let at = |end: &Endpoint, piece| {
-        let (region, bytes) = place(end.layout().config(), end.layout().kind(), piece);
+        let (region, bytes) = place(&origin(end).0, origin(end).1, piece);
         (u32::try_from(region).unwrap(), u64::try_from(bytes.start).unwrap())
     };
-    let configs = [Side::Source, Side::Destination].map(|side| *plan.end(side).layout().config());
+    let configs = [Side::Source, Side::Destination].map(|side| origin(plan.end(side)).0);
     let bytes = configs[0].piece_bytes().get();
     let are_stated = configs.iter().all(|config| config.num_heads().is_some());
     let mut pieces = Vec::new();
     for (&from, &to) in from.iter().zip(to) {
         for layer in layers.clone() {
-            for outer in 0..plan.source().layout().config().outer_dim() {
+            for outer in 0..origin(plan.source()).0.outer_dim() {
                 let to = at(plan.destination(), [to, layer, outer]);
                 let from = at(plan.source(), [from, layer, outer]);
                 if !are_stated {
@@ -120,29 +120,31 @@ fn runs_as_they_are(plan: &TransferPlan) -> Vec<Stretch> {
 
 /// The cells of the plan's grid, by its documented formula, in the order of the destination.
 fn cells(plan: &TransferPlan) -> Vec<Stretch> {
-    let grid = plan.grid();
+    let grids = plan.grids().expect("the strides are even");
     let mut cells = Vec::new();
-    for (&from, &to) in plan.source_blocks().iter().zip(plan.destination_blocks()) {
-        for layer in 0..grid.layers {
-            for outer in 0..grid.outers {
-                for row in 0..grid.rows {
-                    for column in 0..grid.columns {
-                        let at = |end: &GridEnd, block: u32| {
-                            let dimensions = [
-                                (block, end.block_stride),
-                                (layer, end.layer_stride),
-                                (outer, end.outer_stride),
-                                (row, end.row_stride),
-                                (column, end.column_stride),
-                            ];
-                            let offsets =
-                                dimensions.iter().map(|&(n, stride)| u64::from(n) * stride);
-                            let region = end.first_region + layer * end.regions_per_layer;
-                            (region, end.offset + offsets.sum::<u64>())
-                        };
-                        let bytes = grid.bytes.get();
-                        let (to, from) = (at(&grid.destination, to), at(&grid.source, from));
-                        cells.push(Stretch { to, from, bytes });
+    for grid in &grids {
+        for (&from, &to) in plan.source_blocks().iter().zip(plan.destination_blocks()) {
+            for layer in 0..grid.layers {
+                for outer in 0..grid.outers {
+                    for row in 0..grid.rows {
+                        for column in 0..grid.columns {
+                            let at = |end: &GridEnd, block: u32| {
+                                let dimensions = [
+                                    (block, end.block_stride),
+                                    (layer, end.layer_stride),
+                                    (outer, end.outer_stride),
+                                    (row, end.row_stride),
+                                    (column, end.column_stride),
+                                ];
+                                let offsets =
+                                    dimensions.iter().map(|&(n, stride)| u64::from(n) * stride);
+                                let region = end.first_region + layer * end.regions_per_layer;
+                                (region, end.offset + offsets.sum::<u64>())
+                            };
+                            let bytes = grid.bytes.get();
+                            let (to, from) = (at(&grid.destination, to), at(&grid.source, from));
+                            cells.push(Stretch { to, from, bytes });
+                        }
                     }
                 }
             }
@@ -170,7 +172,7 @@ proptest! {
         let bytes: u64 = fewest.iter().map(|run| run.bytes).sum();
         prop_assert_eq!(plan.bytes().get(), bytes);
         let blocks = u64::try_from(from.len()).unwrap();
-        let of_block = layers.len() * source.layout().config().outer_dim() as usize;
+        let of_block = layers.len() * origin(&source).0.outer_dim() as usize;
         prop_assert_eq!(plan.pieces(), blocks * u64::try_from(of_block).unwrap());
         prop_assert_eq!(count, u64::try_from(runs.len()).unwrap());
         check_pairs(&plan, from, to);
@@ -184,20 +186,21 @@ proptest! {
 
         // The blocks that a run is said to begin in, as errors name them.
         let begins = |end: &Endpoint, piece: [u32; 3]| {
-            let (region, bytes) = place(end.layout().config(), end.layout().kind(), piece);
+            let (region, bytes) = place(&origin(end).0, origin(end).1, piece);
             (u32::try_from(region).unwrap(), u64::try_from(bytes.start).unwrap())
         };
         let mut blocks = BTreeMap::new();
         for (&from, &to) in from.iter().zip(to) {
             for layer in layers.clone() {
-                for outer in 0..source.layout().config().outer_dim() {
+                for outer in 0..origin(&source).0.outer_dim() {
                     blocks.insert(begins(&destination, [to, layer, outer]), (from, to));
                 }
             }
         }
-        for run in plan.runs() {
+        for (index, run) in plan.runs().iter().enumerate() {
             let at = run.destination();
-            let named = (plan.source_block(run), plan.destination_block(run));
+            let [read, written] = plan.blocks_of(index, ByteCount::ZERO).unwrap();
+            let named = (read, written);
             // The last piece that begins there or before.
             let (_, block) = blocks.range(..=(at.region, at.offset)).next_back().unwrap();
             prop_assert_eq!(&named, block);
@@ -212,12 +215,12 @@ proptest! {
         let transfer = case.transfer(&source, &destination).layer_wise();
         let plan = Planner::new().plan(&transfer).unwrap();
         check_agreement(&plan);
-        prop_assert_eq!(plan.grid().layers as usize, layers.len());
-        prop_assert!(plan.runs().is_sorted_by_key(|run| plan.layer(run)));
+        prop_assert_eq!(plan.grids().unwrap()[0].layers as usize, layers.len());
+        prop_assert!((0..plan.runs().len()).is_sorted_by_key(|run| plan.layer(run)));
         for layer in layers.clone() {
             let fewest = joined(&expected_pieces(&plan, from, to, layer..layer + 1));
-            let all = plan.runs().iter().zip(runs_as_they_are(&plan));
-            let of_layer = all.filter(|(run, _)| plan.layer(run) == layer);
+            let all = runs_as_they_are(&plan).into_iter().enumerate();
+            let of_layer = all.filter(|(run, _)| plan.layer(*run) == layer);
             let mut of_layer: Vec<_> = of_layer.map(|(_, stretch)| stretch).collect();
             of_layer.sort_by_key(|run| run.to);
             prop_assert_eq!(&joined(&of_layer), &fewest);

@@ -25,7 +25,7 @@ impl Drop for CountsDrops {
 
 /// `length` transfers of one block each, every one after the one before.
 fn chain(rig: &Rig, length: u32, dropped: &Arc<AtomicUsize>) -> Vec<Completion<CountsDrops>> {
-    let blocks = rig.source.layout().config().num_blocks();
+    let blocks = rig.source.layout().geometry().num_blocks();
     let mut all: Vec<Completion<CountsDrops>> = Vec::new();
     for number in 0..length {
         let block = [number % blocks];

@@ -109,7 +109,7 @@ pub fn refused(manager: &TransferManager, transfer: Transfer) -> TransferError {
 
 #[track_caller]
 pub fn assert_unclaimed(end: &Endpoint) {
-    let blocks: Vec<_> = (0..end.layout().config().num_blocks()).collect();
+    let blocks: Vec<_> = (0..end.layout().geometry().num_blocks()).collect();
     drop(end.hold_for_write(&blocks).expect("blocks are still claimed"));
 }
 

@@ -19,7 +19,7 @@ pub fn frame(magic: &[u8; 8], version: u32, payload: &[u8]) -> Vec<u8> {
 
 /// A layout's frame around `payload`.
 pub fn layout_frame(payload: &[u8]) -> Vec<u8> {
-    frame(b"TerraneL", 1, payload)
+    frame(b"TerraneL", 2, payload)
 }
 
 /// What is inside a frame.

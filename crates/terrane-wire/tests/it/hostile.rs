@@ -2,14 +2,14 @@
 
 use proptest::prelude::*;
 use terrane_core::{BackendName, ByteCount, RemoteSpace, StorageKind};
-use terrane_layout::{BlockDimension, Geometry, LayoutKind};
+use terrane_layout::{BlockDimension, LayoutKind};
 use terrane_testkit::damage::Damage;
 use terrane_wire::{LayoutDescriptor, Limited, RegionDescriptor, WireError, WireLimits};
 
 use crate::allocations::allocated;
 use crate::corpus::{Handmade, refuse};
 use crate::frames::{HEADER, frame, layout_frame, payload};
-use crate::layouts::{any_layout, config, describe};
+use crate::layouts::{any_layout, config, describe, geometry, several_sections};
 
 /// What reading may allocate for each byte of input, its own copy of names and metadata, the
 /// regions, and the encoding that it is compared with included.
@@ -80,7 +80,7 @@ proptest! {
 
 fn layout() -> LayoutDescriptor {
     let kind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
-    describe(&config().with_num_layers(2).unwrap(), kind, StorageKind::System)
+    describe(&geometry(&config().with_num_layers(2).unwrap(), kind), StorageKind::System)
 }
 
 /// The payload of [`layout`], with this part of it exchanged.
@@ -90,29 +90,73 @@ fn with(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     layout_frame(&inside)
 }
 
-/// Where things are in the payload of [`layout`]. Its dimensions: kind, 64 blocks, 2 layers, 2
-/// outers, 16 tokens, 1024 elements (2 bytes), element (3), heads (2), order, alignment.
-const KIND: usize = 0;
-const BLOCKS: usize = 1;
-const OUTERS: usize = 3;
-const ELEMENT: usize = 7;
-const HEADS: usize = 10;
-const ORDER: usize = 12;
-const ALIGNMENT: usize = 13;
-/// Then the fingerprint (16), storage, device, one set, two regions.
-const FINGERPRINT: usize = 14;
-const STORAGE: usize = 30;
-const DEVICE: usize = 31;
-const SETS: usize = 32;
-const REGIONS: usize = 33;
+/// The payload of [`layout`] with other bytes for its geometry.
+fn with_geometry(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut encoded = layout().geometry().encode();
+    change(&mut encoded);
+    framed_geometry(&encoded)
+}
+
+/// The payload of [`layout`] up to its geometry, and these bytes in its place.
+pub fn framed_geometry(encoded: &[u8]) -> Vec<u8> {
+    let mut inside = payload(&layout().encode().unwrap())[..GEOMETRY].to_vec();
+    inside.extend(written(u32::try_from(encoded.len()).unwrap()));
+    inside.extend(encoded);
+    layout_frame(&inside)
+}
+
+/// A number as postcard writes it: seven bits a byte, the lowest first.
+fn written(mut number: u32) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    loop {
+        let [low, ..] = (number & 0x7f).to_le_bytes();
+        number >>= 7;
+        if number == 0 {
+            bytes.push(low);
+            return bytes;
+        }
+        bytes.push(low | 0x80);
+    }
+}
+
+/// Where things are in the payload of [`layout`]: the fingerprint (16), storage, device, one set, two
+/// regions.
+const FINGERPRINT: usize = 0;
+const STORAGE: usize = 16;
+const DEVICE: usize = 17;
+const SETS: usize = 18;
+const REGIONS: usize = 19;
 /// `prefill-0`, with its length.
-const AGENT: usize = 34;
-const METADATA: usize = 44;
+const AGENT: usize = 20;
+const METADATA: usize = 30;
 /// Two names, `POSIX` and `UCX`, each with its length.
-const NAMES: usize = 48;
-/// Address (3 bytes: 2^20), length (4: 4 MiB), set.
-const REGION_0: usize = 59;
-const REGION_1: usize = REGION_0 + 8;
+const NAMES: usize = 34;
+/// Address (3 bytes: 2^20) and set, then address (4: 5 · 2^20) and set.
+const REGION_0: usize = 45;
+const REGION_1: usize = 49;
+const GEOMETRY: usize = 54;
+
+/// Where things are in the encoding of its geometry: version, alignment, two sections.
+const ALIGNMENT: usize = 1;
+const SECTIONS: usize = 2;
+const KEYS: usize = 3;
+const VALUES: usize = KEYS + SECTION;
+const RUNS: usize = VALUES + SECTION;
+/// The length of a section: name (2), element (4), heads (1), region (4), offset (8), five axes.
+const SECTION: usize = 19 + 5 * AXIS;
+const ELEMENT: usize = KEYS + 2;
+const HEADS: usize = KEYS + 6;
+const REGION: usize = KEYS + 7;
+const OFFSET: usize = KEYS + 11;
+/// Regions (4), outer count (4) and stride (8), inner count (4) and stride (8).
+const AXIS: usize = 28;
+const BLOCK: usize = KEYS + 19;
+const LAYER: usize = BLOCK + AXIS;
+const HEAD: usize = LAYER + AXIS;
+const OUTER: usize = 4;
+const OUTER_STRIDE: usize = 8;
+const COUNT: usize = 16;
+const STRIDE: usize = 20;
 
 const MOST: [u8; 5] = [0xff, 0xff, 0xff, 0xff, 0x0f];
 
@@ -133,55 +177,45 @@ fn handmade() -> Vec<Handmade> {
         ("trailing", [&sent[..], b"x"].concat(), "1 B follow the end"),
         ("other-magic", flipped(0), "begins with \"UerraneL\" and not with \"TerraneL\""),
         ("a-region", frame(b"TerraneR", 1, inside), "begins with \"TerraneR\""),
-        ("version-2", frame(b"TerraneL", 2, inside), "is of version 2, and known here: 1"),
-        ("version-0", frame(b"TerraneL", 0, inside), "is of version 0, and known here: 1"),
+        ("version-1", frame(b"TerraneL", 1, inside), "is of version 1, which states no strides"),
+        (
+            "version-3",
+            frame(b"TerraneL", 3, inside),
+            "is of version 3, and this library reads version 2",
+        ),
+        (
+            "version-0",
+            frame(b"TerraneL", 0, inside),
+            "is of version 0, and this library reads version 2",
+        ),
         ("damaged-version", flipped(8), "is damaged"),
         ("damaged-payload", flipped(HEADER), "is damaged"),
         ("damaged-checksum", flipped(sent.len() - 1), "is damaged"),
-        ("no-payload", layout_frame(&[]), "the dimensions, from byte 16 on, cannot be read"),
+        ("no-payload", layout_frame(&[]), "the header, from byte 16 on, cannot be read"),
         ("trailing-inside", with(|p| p.push(0)), "1 B follow the end"),
-        ("kind-3", with(|p| p[KIND] = 3), "kind is 3; there are 0, 1, 2"),
-        ("no-blocks", with(|p| p[BLOCKS] = 0), "num_blocks is 0"),
-        (
-            "most-blocks",
-            with(|p| splice(p, BLOCKS, 1, &MOST)),
-            "the number of blocks is 4294967295, and the limit is 4194304",
-        ),
-        ("3-outers", with(|p| p[OUTERS] = 3), "outer_dim is 3"),
-        ("element-9", with(|p| p[ELEMENT] = 9), "element is 9; there are 0, 1, 2"),
-        ("width-0", with(|p| p[ELEMENT + 1] = 0), "is 0; it must be 1 to 8"),
-        ("width-300", with(|p| splice(p, ELEMENT + 1, 1, &[0xac, 2])), "is 300; it must be 1 to 8"),
-        ("second-of-width", with(|p| p[ELEMENT + 2] = 1), "element_second is 1"),
-        ("3-heads", with(|p| p[HEADS + 1] = 3), "no multiple of the 3 heads"),
-        ("option-2", with(|p| p[HEADS] = 2), "the dimensions, from byte 16 on, cannot be read"),
-        ("order-2", with(|p| p[ORDER] = 2), "token_order is 2; there are 0, 1"),
-        ("alignment-64", with(|p| p[ALIGNMENT] = 64), "block_alignment is 2^64"),
-        ("alignment-63", with(|p| p[ALIGNMENT] = 63), "64 bits|layout takes"),
-        ("alignment-21", with(|p| p[ALIGNMENT] = 21), "geometry says|multiple"),
-        ("long-number", with(|p| splice(p, BLOCKS, 1, &[0xc0, 0])), "byte 17 is not as"),
-        ("endless-number", with(|p| splice(p, BLOCKS, 1, &[0xff; 6])), "the dimensions"),
+        ("long-number", with(|p| splice(p, REGIONS, 1, &[0x82, 0])), "byte 35 is not as"),
+        ("endless-number", with(|p| splice(p, REGIONS, 1, &[0xff; 6])), "the header"),
         ("other-fingerprint", with(|p| p[FINGERPRINT] ^= 1), "the fingerprint is"),
         ("storage-4", with(|p| p[STORAGE] = 4), "storage is 4; there are 0, 1, 2, 3"),
         ("device-of-host", with(|p| p[DEVICE] = 1), "device is 1, and nothing uses it"),
         ("most-sets", with(|p| splice(p, SETS, 1, &MOST)), "number of backends is 4294967295"),
         ("no-sets", with(|p| p[SETS] = 0), "follow the end|region 0 names set"),
         ("most-regions", with(|p| splice(p, REGIONS, 1, &MOST)), "number of regions is 4294967295"),
-        ("1-region", with(|p| p[REGIONS] = 1), "has 2 regions, and 1 are described"),
-        ("3-regions", with(|p| p[REGIONS] = 3), "has 2 regions, and 3 are described"),
+        ("1-region", with(|p| p[REGIONS] = 1), "the geometry, from byte|described"),
+        ("3-regions", with(|p| p[REGIONS] = 3), "region 2 names set|described"),
         (
             "longest-agent",
             with(|p| splice(p, AGENT, 1, &MOST)),
-            "the agent's name, from byte 50 on",
+            "the agent's name, from byte 36 on",
         ),
         ("no-agent", with(|p| splice(p, AGENT, 10, &[0])), "the agent's name is \"\""),
         ("agent-with-nul", with(|p| p[AGENT + 1] = 0), "the agent's name is \"\\0refill-0\""),
-        ("agent-no-text", with(|p| p[AGENT + 1] = 0xff), "the agent's name, from byte 50 on"),
+        ("agent-no-text", with(|p| p[AGENT + 1] = 0xff), "the agent's name, from byte 36 on"),
         ("longest-metadata", with(|p| splice(p, METADATA, 1, &MOST)), "the agent's metadata, from"),
         ("most-names", with(|p| splice(p, NAMES, 1, &MOST)), "number of backends is 4294967295"),
         ("names-unsorted", with(|p| p[NAMES + 2] = b'Z'), "is not as"),
         ("name-with-newline", with(|p| p[NAMES + 2] = b'\n'), "is \"\\nOSIX\""),
-        ("unknown-set", with(|p| p[REGION_0 + 7] = 1), "region 0 names set 1 of backends"),
-        ("other-length", with(|p| p[REGION_0 + 4] ^= 1), "region 0 has"),
+        ("unknown-set", with(|p| p[REGION_0 + 3] = 1), "region 0 names set 1 of backends"),
         (
             "address-overflow",
             with(|p| splice(p, REGION_0, 3, &[255, 255, 255, 255, 255, 255, 255, 255, 255, 1])),
@@ -191,11 +225,77 @@ fn handmade() -> Vec<Handmade> {
             "same-region-twice",
             with(|p| {
                 let region: Vec<u8> = p[REGION_0..REGION_1].to_vec();
-                p.truncate(REGION_1);
-                p.extend(region);
+                splice(p, REGION_1, GEOMETRY - REGION_1, &region);
             }),
             "regions 0 and 1 overlap",
         ),
+    ]
+}
+
+/// Geometries that no sections have.
+fn handmade_geometries() -> Vec<Handmade> {
+    let number = |at: usize, number: u32| {
+        with_geometry(|g| g[at..at + 4].copy_from_slice(&number.to_le_bytes()))
+    };
+    let long = |at: usize, number: u64| {
+        with_geometry(|g| g[at..at + 8].copy_from_slice(&number.to_le_bytes()))
+    };
+    let byte = |at: usize, value: u8| with_geometry(|g| g[at] = value);
+    let (nested, past) = ("less than the", "reaches past 2^63");
+    vec![
+        ("geometry-version-1", byte(0, 1), "encoded in version 1"),
+        ("geometry-cut", with_geometry(|g| g.truncate(100)), "needs 4 bytes from byte 98 on|needs"),
+        ("geometry-longer", with_geometry(|g| g.push(0)), "1 bytes follow the end of the layout"),
+        ("no-geometry", with_geometry(Vec::clear), "needs 1 bytes from byte 0 on"),
+        ("alignment-64", byte(ALIGNMENT, 64), "block alignment is 2^64"),
+        ("alignment-255", byte(ALIGNMENT, 255), "block alignment is 2^255"),
+        ("alignment-21", byte(ALIGNMENT, 21), "no multiple of the block alignment, 2097152"),
+        ("no-sections", byte(SECTIONS, 0), "and 2 are described"),
+        ("most-sections", byte(SECTIONS, 255), "number of sections is 255, and the limit is 16"),
+        ("name-of-no-bytes", byte(KEYS, 0), "\"\" is not the name of a section"),
+        ("name-in-capitals", byte(KEYS + 1, b'K'), "\"K\" is not the name of a section"),
+        ("name-no-text", byte(KEYS + 1, 0xff), "is not the name of a section"),
+        ("same-name-twice", byte(VALUES + 1, b'k'), "two sections are named k"),
+        ("element-of-no-bytes", number(ELEMENT, 0), "a count or a size of zero"),
+        ("flag-2", byte(HEADS, 2), "a flag is 0 or 1"),
+        ("heads-of-no-flag", byte(HEADS, 0), "not in its one encoding at byte 78"),
+        (
+            "most-blocks",
+            number(BLOCK + COUNT, u32::MAX),
+            "the number of blocks is 4294967295, and the limit is 4194304",
+        ),
+        ("no-blocks", number(BLOCK + COUNT, 0), "the block axis has a count or a size of zero"),
+        ("no-groups", number(LAYER + OUTER, 0), "the layer axis has a count or a size of zero"),
+        ("other-blocks", number(BLOCK + COUNT, 63), "and the layout has 63"),
+        ("stride-0", long(BLOCK + STRIDE, 0), nested),
+        ("stride-negative", long(BLOCK + STRIDE, (-65_536_i64).cast_unsigned()), past),
+        ("stride-most", long(BLOCK + STRIDE, u64::MAX), past),
+        ("stride-half", long(BLOCK + STRIDE, 1 << 58), past),
+        (
+            "stride-less-by-one",
+            long(HEAD + STRIDE, 255),
+            "the head axis steps by 255, less than the 256",
+        ),
+        ("stride-of-a-byte", long(HEAD + STRIDE, 1), nested),
+        ("sections-apart-by-one-less", long(OFFSET, 1), "overlap or interleave at byte 32768"),
+        ("sections-interleaved", long(BLOCK + STRIDE, 65_535), "overlap or interleave"),
+        ("offset-most", long(OFFSET, u64::MAX), past),
+        ("offset-behind-the-region", long(OFFSET, 4 << 20), "of region 0, which has 4194304 bytes"),
+        ("region-most", number(REGION, u32::MAX), past),
+        ("region-1", number(REGION, 1), "of region 2, which has 0 bytes"),
+        ("regions-apart-most", number(LAYER, u32::MAX), past),
+        ("regions-apart-many", number(LAYER, 1 << 19), "of region 524288, which has 0 bytes"),
+        ("layers-3", number(LAYER + OUTER, 3), "and the layout has 3"),
+        ("stride-of-regions", long(LAYER + OUTER_STRIDE, 8), "one encoding at byte 50"),
+        ("stride-of-one", long(BLOCK + OUTER_STRIDE, 8), "one encoding at byte 22"),
+        ("most-runs", number(RUNS, u32::MAX), "has 4294967295 regions, and 2 are described"),
+        ("no-runs", with_geometry(|g| drop(g.splice(RUNS.., [0; 4]))), "has 0 bytes"),
+        ("run-of-0", number(RUNS + 4, 0), "one encoding"),
+        ("run-of-1", number(RUNS + 4, 1), "of region 1, which has 0 bytes"),
+        ("run-of-3", number(RUNS + 4, 3), "has 3 regions, and 2 are described"),
+        ("run-of-most", number(RUNS + 4, u32::MAX), "has 4294967295 regions, and 2 are described"),
+        ("regions-short-by-one", long(RUNS + 8, (4 << 20) - 1), "which has 4194303 bytes"),
+        ("regions-of-most-bytes", long(RUNS + 8, u64::MAX), "64 bits|layout takes"),
     ]
 }
 
@@ -205,7 +305,26 @@ fn splice(bytes: &mut Vec<u8>, at: usize, count: usize, with: &[u8]) {
 
 #[test]
 fn the_corpus_is_refused() {
-    refuse("layouts", &handmade(), read);
+    refuse("layouts", &[handmade(), handmade_geometries()].concat(), read);
+}
+
+/// A description that ends early is refused at every byte, with a new checksum too.
+#[test]
+fn what_is_cut_off_anywhere_is_refused() {
+    for layout in [layout(), describe(&several_sections(3, 2), StorageKind::Disk)] {
+        let sent = layout.encode().unwrap();
+        for length in 0..sent.len() {
+            assert!(read(&sent[..length]).is_err(), "{length}");
+        }
+        let inside = payload(&sent);
+        for length in 0..inside.len() {
+            assert!(read(&layout_frame(&inside[..length])).is_err(), "{length}");
+        }
+        let encoded = layout.geometry().encode();
+        for length in 0..encoded.len() {
+            assert!(read(&framed_geometry(&encoded[..length])).is_err(), "{length}");
+        }
+    }
 }
 
 #[test]
@@ -217,6 +336,7 @@ fn limits_are_the_receivers() {
         metadata: ByteCount::new(3),
         name: ByteCount::new(9),
         blocks: 64,
+        sections: 2,
         regions: 2,
         backends: 2,
     };
@@ -226,6 +346,7 @@ fn limits_are_the_receivers() {
         (WireLimits { metadata: ByteCount::new(2), ..generous }, Limited::Metadata),
         (WireLimits { name: ByteCount::new(8), ..generous }, Limited::Name),
         (WireLimits { blocks: 63, ..generous }, Limited::Blocks),
+        (WireLimits { sections: 1, ..generous }, Limited::Sections),
         (WireLimits { regions: 1, ..generous }, Limited::Regions),
         (WireLimits { backends: 1, ..generous }, Limited::Backends),
     ];
@@ -244,11 +365,9 @@ fn limits_are_the_receivers() {
 #[test]
 fn descriptions_are_checked_where_they_are_made() {
     let good = layout();
-    let geometry = Geometry::new(good.config(), good.kind()).unwrap();
-    let length = geometry.region_bytes();
+    let length = good.geometry().region_bytes(0);
     let make = |storage, agent: &str, regions: Vec<RegionDescriptor>| {
-        let (config, kind) = (*good.config(), good.kind());
-        LayoutDescriptor::new(config, kind, storage, agent.into(), vec![], regions)
+        LayoutDescriptor::new(good.geometry().clone(), storage, agent.into(), vec![], regions)
             .map(drop)
             .map_err(|error| error.to_string())
     };
@@ -260,6 +379,12 @@ fn descriptions_are_checked_where_they_are_made() {
     assert_eq!(make(system, "a", vec![host(4096), host(next)]), Ok(()));
     for (storage, agent, regions, expected) in [
         (system, "a", vec![host(4096)], "has 2 regions, and 1 are described"),
+        (
+            system,
+            "a",
+            vec![host(4096), RegionDescriptor::new(RemoteSpace::Host, next, ByteCount::new(1), [])],
+            "region 1 has 1 bytes, and the geometry says 4194304",
+        ),
         (system, "", vec![host(4096), host(next)], "the agent's name is \"\""),
         (system, "a\u{7}", vec![host(4096), host(next)], "the agent's name is"),
         (system, "a", vec![host(next - 1), host(4096)], "regions 0 and 1 overlap"),

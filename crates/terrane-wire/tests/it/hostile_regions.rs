@@ -62,7 +62,11 @@ fn handmade() -> Vec<Handmade> {
     let most = [0xff, 0xff, 0xff, 0xff, 0x0f];
     vec![
         ("a-layout", frame(b"TerraneL", 1, &inside), "begins with \"TerraneL\""),
-        ("version-2", frame(b"TerraneR", 2, &inside), "is of version 2"),
+        (
+            "version-2",
+            frame(b"TerraneR", 2, &inside),
+            "is of version 2, and this library reads version 1",
+        ),
         ("cut-in-payload", sent[..20].to_vec(), "send all of it"),
         ("no-payload", framed(&[]), "region 0, from byte 16 on, cannot be read"),
         ("space-3", with(&|p| p[SPACE] = 3), "space is 3; there are 0, 1, 2"),

@@ -1,28 +1,26 @@
 //! Layouts of hostile sizes: a few bytes that claim more than any receiver has memory for.
 
 use proptest::prelude::*;
-use terrane_core::{Alignment, ByteCount, StorageKind};
-use terrane_layout::{BlockDimension, ElementFormat, Geometry, LayoutConfig, LayoutKind};
-use terrane_wire::{LayoutDescriptor, Limited, RegionDescriptor, WireError, WireLimits};
+use proptest::sample::Index;
+use terrane_core::{ByteCount, StorageKind};
+use terrane_layout::{Axis, AxisSteps, Geometry, Section, SectionName, Step};
+use terrane_wire::{LayoutDescriptor, Limited, WireError, WireLimits};
 
-use crate::frames::{layout_frame, payload};
-use crate::hostile::{read, read_or_refused};
-use crate::layouts::{config, describe, space_of};
+use crate::hostile::{framed_geometry, read, read_or_refused};
+use crate::layouts::{any_geometry, describe};
 
 const BLOCKS: u32 = WireLimits::DEFAULT.blocks;
 
 /// A layout of one byte a block, so that its size is its number of blocks.
 fn of_blocks(blocks: u32) -> LayoutDescriptor {
-    let config = LayoutConfig::builder().num_blocks(blocks).num_layers(1).outer_dim(1);
-    let config = config.page_size(1).inner_dim(1).element(ElementFormat::Width(1));
-    describe(&config.build().unwrap(), LayoutKind::FullyContiguous, StorageKind::System)
+    describe(&Geometry::opaque(blocks, 1).unwrap(), StorageKind::System)
 }
 
 #[test]
 fn more_blocks_than_the_limit_are_refused_for_the_price_of_reading_them() {
     for blocks in [BLOCKS + 1, u32::MAX] {
         let bytes = of_blocks(blocks).encode().unwrap();
-        assert!(bytes.len() < 100, "{} B", bytes.len());
+        assert!(bytes.len() < 300, "{} B", bytes.len());
         match read(&bytes) {
             Err(WireError::OverLimit { what: Limited::Blocks, actual, limit }) => {
                 assert_eq!((actual, limit), (blocks.into(), BLOCKS.into()));
@@ -33,7 +31,7 @@ fn more_blocks_than_the_limit_are_refused_for_the_price_of_reading_them() {
         let limits = WireLimits { blocks, ..WireLimits::default() };
         assert!(LayoutDescriptor::decode(&bytes, &limits).is_ok());
     }
-    assert_eq!(read(&of_blocks(BLOCKS).encode().unwrap()).unwrap().config().num_blocks(), BLOCKS);
+    assert_eq!(read(&of_blocks(BLOCKS).encode().unwrap()).unwrap().geometry().num_blocks(), BLOCKS);
 }
 
 /// Numbers about which a reader may be wrong.
@@ -42,7 +40,7 @@ fn size() -> impl Strategy<Value = u32> {
     prop_oneof![
         Just(u32::MAX),
         Just(u32::MAX - 1),
-        1_u32..9,
+        0_u32..9,
         near(BLOCKS),
         near(1 << 16),
         near(1 << 31),
@@ -50,70 +48,76 @@ fn size() -> impl Strategy<Value = u32> {
     ]
 }
 
-fn kind() -> impl Strategy<Value = LayoutKind> {
-    let separate = |block_dimension| LayoutKind::LayerSeparate { block_dimension };
+/// Strides: small, powers of two and their neighbours, and negative ones as a sender casts them.
+fn stride() -> impl Strategy<Value = u64> {
     prop_oneof![
-        3 => Just(LayoutKind::FullyContiguous),
-        1 => Just(separate(BlockDimension::First)),
-        1 => Just(separate(BlockDimension::Second)),
+        0_u64..9,
+        (0_u32..64, 0_u64..3).prop_map(|(power, near)| (1_u64 << power) - 1 + near % 2),
+        (0_i64..100_000).prop_map(|stride| (-stride).cast_unsigned()),
+        Just(u64::MAX),
+        Just(1 << 63),
+        any::<u64>(),
     ]
 }
 
-/// A layout with regions that fit it, if these sizes make one.
-fn built(
-    kind: LayoutKind,
-    [blocks, layers, page, inner, row]: [u32; 5],
-    outers: u32,
-    alignment: u32,
-) -> Option<LayoutDescriptor> {
-    let config = LayoutConfig::builder()
-        .num_blocks(blocks)
-        .num_layers(layers)
-        .outer_dim(outers)
-        .page_size(page)
-        .inner_dim(inner)
-        .element(ElementFormat::RowBytes(row))
-        .block_alignment(Alignment::new(1 << alignment).ok()?)
-        .build()
-        .ok()?;
-    let geometry = Geometry::new(&config, kind).ok()?;
-    let (length, space) = (geometry.region_bytes(), space_of(StorageKind::System));
-    if geometry.region_count() > WireLimits::DEFAULT.regions {
-        return None;
-    }
-    let regions = (0..u64::from(geometry.region_count()))
-        .map(|n| Some(RegionDescriptor::new(space, n.checked_mul(length.get())?, length, [])))
-        .collect::<Option<Vec<_>>>()?;
-    let agent = "prefill-0".into();
-    LayoutDescriptor::new(config, kind, StorageKind::System, agent, vec![1], regions).ok()
+fn steps() -> impl Strategy<Value = AxisSteps> {
+    let step = || (size(), stride()).prop_map(|(count, stride)| Step::new(count, stride));
+    prop_oneof![
+        step().prop_map(|step| AxisSteps::new(step.count, step.stride)),
+        (step(), step()).prop_map(|(outer, inner)| AxisSteps::split(outer, inner)),
+        (size(), size(), step())
+            .prop_map(|(count, regions, inner)| AxisSteps::spread(count, regions, inner)),
+    ]
 }
 
-/// A number as it is written: seven bits a byte, the lowest first.
-fn written(mut number: u32) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    loop {
-        let [low, ..] = (number & 0x7f).to_le_bytes();
-        number >>= 7;
-        if number == 0 {
-            bytes.push(low);
-            return bytes;
+/// The encoding of one section of hostile strides, as `Geometry::encode` would write it.
+fn encoded(
+    element: u32,
+    place: (u32, u64),
+    axes: &[AxisSteps],
+    heads: bool,
+    lengths: &[(u32, u64)],
+) -> Vec<u8> {
+    let mut bytes = vec![2, 0, 1, 1, b'k'];
+    bytes.extend(element.to_le_bytes());
+    bytes.push(heads.into());
+    bytes.extend(place.0.to_le_bytes());
+    bytes.extend(place.1.to_le_bytes());
+    for steps in axes {
+        bytes.extend(steps.regions().to_le_bytes());
+        for step in [steps.outer(), steps.inner()] {
+            bytes.extend(step.count.to_le_bytes());
+            bytes.extend(step.stride.to_le_bytes());
         }
-        bytes.push(low | 0x80);
     }
+    bytes.extend(u32::try_from(lengths.len()).unwrap().to_le_bytes());
+    for (count, length) in lengths {
+        bytes.extend(count.to_le_bytes());
+        bytes.extend(length.to_le_bytes());
+    }
+    bytes
 }
 
 proptest! {
     #[test]
-    fn a_whole_layout_of_hostile_sizes_is_within_the_limits_or_refused(
-        kind in kind(),
-        sizes in prop::array::uniform5(size()),
-        outers in 1_u32..=2,
-        alignment in 0_u32..40,
+    fn a_whole_layout_of_hostile_strides_is_within_the_limits_or_refused(
+        counts in prop::array::uniform5(1_u32..5),
+        paddings in prop::array::uniform5(stride()),
+        blocks in size(),
     ) {
-        if let Some(layout) = built(kind, sizes, outers, alignment) {
+        // Nested by construction, so that many of them are layouts.
+        let (mut span, mut section) = (2_u64, Section::new(SectionName::K, 2));
+        for (axis, (count, padding)) in Axis::ALL.into_iter().rev().zip(counts.into_iter().zip(paddings)) {
+            let count = if axis == Axis::Block { blocks } else { count };
+            let stride = span.saturating_add(padding & 0xffff);
+            section = section.axis(axis, AxisSteps::new(count, stride));
+            span = stride.saturating_mul(count.into());
+        }
+        if let Ok(geometry) = Geometry::from_sections([section]) {
+            let layout = describe(&geometry, StorageKind::System);
             match read(&layout.encode().unwrap()) {
                 Ok(read) => {
-                    prop_assert!(read.config().num_blocks() <= BLOCKS);
+                    prop_assert!(read.geometry().num_blocks() <= BLOCKS);
                     prop_assert_eq!(read, layout);
                 }
                 Err(WireError::OverLimit { what: Limited::Blocks, actual, .. }) => {
@@ -124,41 +128,44 @@ proptest! {
         }
     }
 
-    /// No regions fit these sizes, nor does the fingerprint.
+    /// No fingerprint fits these strides.
     #[test]
-    fn hostile_sizes_in_another_layouts_frame_are_refused(
-        kind in 0_u8..3,
-        sizes in prop::collection::vec(size(), 5),
-        element in (0_u8..3, size(), size()),
-        heads in prop::option::of(size()),
-        order in 0_u8..2,
-        alignment in 0_u32..70,
+    fn hostile_strides_in_another_layouts_frame_are_refused(
+        element in size(),
+        place in (size(), stride()),
+        axes in prop::collection::vec(steps(), 5),
+        heads in any::<bool>(),
+        lengths in prop::collection::vec((size(), stride()), 0..4),
     ) {
-        let (tag, first, second) = element;
-        let mut inside = vec![kind];
-        inside.extend(sizes.into_iter().flat_map(written));
-        inside.push(tag);
-        inside.extend([first, second].into_iter().flat_map(written));
-        match heads {
-            Some(heads) => inside.extend([vec![1], written(heads)].concat()),
-            None => inside.push(0),
+        let bytes = framed_geometry(&encoded(element, place, &axes, heads, &lengths));
+        read_or_refused(&bytes)?;
+        prop_assert!(read(&bytes).is_err());
+    }
+
+    /// As above, where all but two numbers are those of a layout.
+    #[test]
+    fn a_few_hostile_numbers_are_refused(
+        geometry in any_geometry(),
+        changes in prop::collection::vec((any::<Index>(), size(), stride(), any::<bool>()), 1..3),
+    ) {
+        let mut bytes = geometry.encode();
+        for (at, size, stride, is_long) in changes {
+            let number = if is_long { stride.to_le_bytes().to_vec() } else { size.to_le_bytes().to_vec() };
+            let at = at.index(bytes.len());
+            bytes.iter_mut().skip(at).zip(number).for_each(|(byte, new)| *byte = new);
         }
-        inside.push(order);
-        inside.extend(written(alignment));
-        let other = describe(&config(), LayoutKind::FullyContiguous, StorageKind::System);
-        let other = other.encode().unwrap();
-        // Its dimensions take 14 bytes, as those of `hostile::layout`.
-        inside.extend_from_slice(&payload(&other)[14..]);
-        read_or_refused(&layout_frame(&inside))?;
-        prop_assert!(read(&layout_frame(&inside)).is_err());
+        read_or_refused(&framed_geometry(&bytes))?;
     }
 }
 
-/// The limit is on blocks alone: what a layout of few blocks claims besides is only numbers.
+/// The limit is on blocks alone: the other numbers of a layout of few blocks cost nothing.
 #[test]
 fn few_blocks_of_any_size_cost_nothing() {
-    let sizes = [2, u32::MAX, 1, 1 << 16, 1 << 10];
-    let layout = built(LayoutKind::FullyContiguous, sizes, 2, 0).unwrap();
+    let section = Section::new(SectionName::STATE, 1)
+        .axis(Axis::Block, AxisSteps::new(2, 1 << 60))
+        .axis(Axis::Layer, AxisSteps::new(u32::MAX, 1 << 20))
+        .axis(Axis::Element, AxisSteps::new(1 << 20, 1));
+    let layout = describe(&Geometry::from_sections([section]).unwrap(), StorageKind::System);
     let read = read(&layout.encode().unwrap()).unwrap();
-    assert!(Geometry::new(read.config(), read.kind()).unwrap().region_bytes() > ByteCount::gib(1));
+    assert!(read.geometry().region_bytes(0) > ByteCount::gib(1));
 }

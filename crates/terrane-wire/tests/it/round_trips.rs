@@ -2,10 +2,12 @@
 
 use proptest::prelude::*;
 use terrane_core::{BackendName, ByteCount, DeviceId, RemoteSpace};
-use terrane_layout::{BlockDimension, Fingerprint, LayoutKind};
+use terrane_layout::{BlockDimension, LayoutFingerprint, LayoutKind};
 use terrane_wire::{LayoutDescriptor, RegionDescriptor, WireLimits};
 
-use crate::layouts::{STORAGE, any_layout, config, describe};
+use crate::layouts::{
+    STORAGE, any_layout, config, describe, geometry, several_sections, split_elements,
+};
 
 proptest! {
     #[test]
@@ -15,7 +17,7 @@ proptest! {
         prop_assert_eq!(&back, &layout);
         // One layout, one encoding.
         prop_assert_eq!(back.encode().unwrap(), bytes);
-        prop_assert_eq!(layout.fingerprint(), Fingerprint::new(layout.config(), layout.kind()).unwrap());
+        prop_assert_eq!(layout.fingerprint(), LayoutFingerprint::new(layout.geometry()));
     }
 
     #[test]
@@ -40,13 +42,15 @@ proptest! {
 
 #[test]
 fn every_kind_in_every_storage() {
-    for kind in LayoutKind::ALL {
+    let kinds = LayoutKind::ALL.map(|kind| geometry(&config(), kind));
+    let others = [several_sections(10, 3), several_sections(1, 1), split_elements(4)];
+    for geometry in kinds.into_iter().chain(others) {
         for storage in STORAGE {
-            let layout = describe(&config(), kind, storage);
+            let layout = describe(&geometry, storage);
             let bytes = layout.encode().unwrap();
             let back = LayoutDescriptor::decode(&bytes, &WireLimits::default()).unwrap();
             assert_eq!(back, layout);
-            assert_eq!((back.kind(), back.storage()), (kind, storage));
+            assert_eq!((back.geometry(), back.storage()), (&geometry, storage));
             assert_eq!(back.agent().as_str(), "prefill-0");
             assert_eq!(back.metadata(), [1, 2, 3]);
         }
@@ -70,7 +74,7 @@ fn the_order_of_backends_carries_no_meaning() {
 fn eighty_layers_take_little() {
     let config = config().with_num_layers(80).unwrap();
     let kind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
-    let layout = describe(&config, kind, STORAGE[2]);
+    let layout = describe(&geometry(&config, kind), STORAGE[2]);
     let bytes = layout.encode().unwrap();
-    assert!(bytes.len() < 80 * 12 + 128, "{} bytes", bytes.len());
+    assert!(bytes.len() < 80 * 7 + 512, "{} bytes", bytes.len());
 }

@@ -37,7 +37,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .allocate(&SystemAllocator::new(SystemOptions::default()))
         .register(&agent)
         .build()?;
-    let length = layout.geometry().region_bytes();
+    let geometry = layout.geometry().clone();
+    let length = geometry.region_bytes(0);
     let ours = agent.nixl_metadata(&layout)?;
     let blocks = Endpoint::new(layout)?;
     let computed = Pattern::new(1);
@@ -45,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let engine = NixlEngine::new(&agent, NixlEngineOptions::default())?;
     let manager = TransferManager::new([Arc::new(engine) as _]);
 
-    // The other process says how to reach its memory; how that is laid out, both know.
+    // The other process says how to reach its memory; both know its strides.
     let block_bytes = length.get() / u64::from(config.num_blocks());
     let mut python = start(block_bytes, config.num_blocks())?;
     let mut output = BufReader::new(python.stdout.take().ok_or("no output")?);
@@ -53,8 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let metadata = bytes_of(theirs["metadata"].as_str().ok_or("no metadata")?)?;
     let address = theirs["address"].as_u64().ok_or("no address")?;
     let remote = agent.import_foreign(&ForeignLayout {
-        config,
-        kind: LayoutKind::FullyContiguous,
+        geometry,
         storage: StorageKind::System,
         agent: "python-engine".into(),
         metadata: &[&metadata],

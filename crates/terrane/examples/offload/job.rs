@@ -225,13 +225,13 @@ impl<'a> Job<'a> {
             .layout_config(moved, self.options.page_size)
             .map_err(|error| invalid(self.model, error))?;
         console.note(format_args!(
-            "\ngroup: {} attention, {} layers of {} × {} heads of {}; a block of {} tokens is {}",
+            "\ngroup: {}, {} layers of {} × {} heads of {}; a block of {} tokens is {}",
             group.kind(),
             group.layers().len(),
             group.outer_dim(),
             group.heads(),
             group.head_dim(),
-            self.options.page_size,
+            config.page_size(),
             config.block_bytes(),
         ))?;
         let contiguous = LayoutKind::FullyContiguous;

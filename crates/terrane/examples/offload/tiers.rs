@@ -84,7 +84,7 @@ impl Tier {
         blocks: &[u32],
         filled_as: &[u32],
     ) -> Result<Verification, Failure> {
-        let layers = 0..self.endpoint.layout().config().num_layers();
+        let layers = 0..self.endpoint.layout().geometry().num_layers();
         let end = &self.endpoint;
         Ok(match &self.image {
             None => pattern.verify_with(end, blocks, filled_as, layers, &InProcess)?,
@@ -94,7 +94,7 @@ impl Tier {
 
     /// Poisons all blocks, by the processor.
     pub fn poison(&mut self, patterns: &Patterns) -> Result<(), Failure> {
-        let all: Vec<u32> = (0..self.endpoint.layout().config().num_blocks()).collect();
+        let all: Vec<u32> = (0..self.endpoint.layout().geometry().num_blocks()).collect();
         self.fill(&patterns.poison, &all)
     }
 
@@ -197,7 +197,7 @@ impl Tier {
             self.name,
             layout.storage_kind(),
             layout.kind(),
-            layout.config().num_blocks(),
+            layout.geometry().num_blocks(),
             padding.block_bytes,
             padding.ratio() * 100.0,
         );

@@ -95,7 +95,7 @@ impl Move {
         let others = destination.split_off(moved);
         let mut name = model.name.clone();
         if is_one_of_many {
-            name.push_str(&format!(", {} attention", group.kind()));
+            name.push_str(&format!(", {}", group.kind()));
         }
         let model = format!("{name}, rank 1 of {}", model.tensor_parallel);
         Ok(Self {

@@ -127,7 +127,7 @@ impl Image {
 
     /// Copies all blocks; each step of this program waits for the one before.
     fn copy(&self, from: &Endpoint, to: &Endpoint) -> Result<(), Failure> {
-        let all: Vec<u32> = (0..from.layout().config().num_blocks()).collect();
+        let all: Vec<u32> = (0..from.layout().geometry().num_blocks()).collect();
         let copy = Transfer::new(from, to)
             .blocks(&all, &all)
             .device_order(DeviceOrder::AlreadySynchronised);

@@ -63,7 +63,11 @@ fn each_group_of_a_model_is_moved() {
     let hops = hops(&["--model", "gpt-oss-20b", "--blocks", "3"]);
     let names: Vec<_> = hops.iter().map(|hop| hop["hop"].as_str().unwrap()).collect();
     assert_eq!(names.len(), 8);
-    assert_eq!(names.iter().filter(|name| name.ends_with("(full)")).count(), 4, "{names:?}");
+    assert_eq!(
+        names.iter().filter(|name| name.ends_with("(full attention)")).count(),
+        4,
+        "{names:?}"
+    );
     assert_eq!(names.iter().filter(|name| name.contains("window of 128")).count(), 4, "{names:?}");
     // 12 layers each of 2 × 8 heads of 64 elements of 2 bytes for 16 tokens.
     hops.iter().for_each(|hop| check(hop, 3 * 12 * 2 * 8 * 64 * 2 * 16));

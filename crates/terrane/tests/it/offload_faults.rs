@@ -59,8 +59,8 @@ fn models_that_cannot_be_read() {
         fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let mamba = write("mamba.json", r#"{"model_type": "mamba"}"#);
-    fails(&["--model", &mamba], 2, &["model_type is \"mamba\"", "supported are", "llama"]);
+    let rwkv = write("rwkv.json", r#"{"model_type": "rwkv"}"#);
+    fails(&["--model", &rwkv], 2, &["model_type is \"rwkv\"", "supported are", "llama"]);
     let empty = write("empty.json", "");
     fails(&["--model", &empty], 2, &["no JSON object"]);
     let cut = write("cut.json", r#"{"model_type": "llama", "torch_dtype": "bfloat16"}"#);

@@ -120,7 +120,7 @@ impl<'rig> Cell<'rig> {
         pattern.fill_blocks(&self.host, &host)?;
         transfer(&self.rig.manager, (&self.host, &host), (&self.device, &device))?;
         transfer(&self.rig.manager, (&self.device, &device), (&self.host, &back))?;
-        let layers = 0..self.host.layout().config().num_layers();
+        let layers = 0..self.host.layout().geometry().num_layers();
         let found = pattern.verify_blocks(&self.host, &back, &host, layers)?;
         ensure!(found.is_clean(), "blocks came back changed: {found}");
         Ok(())

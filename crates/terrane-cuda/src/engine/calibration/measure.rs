@@ -293,7 +293,7 @@ fn config(blocks: u32, layers: u32, piece: u64) -> Result<LayoutConfig, BoxedCau
 /// Blocks over the beginning of a region.
 fn adopt(region: &Region, shape: LayoutConfig, kind: LayoutKind) -> Result<Endpoint, BoxedCause> {
     let geometry = Geometry::new(&shape, kind)?;
-    let bytes = geometry.region_bytes();
+    let bytes = geometry.region_bytes(0);
     let mut regions = Vec::new();
     for number in 0..geometry.region_count() {
         let first = bytes.checked_mul("region", number.into())?;

@@ -45,7 +45,8 @@ pub(super) struct Work {
     path: CopyPath,
     /// Of source and destination.
     ends: [Arc<Reach>; 2],
-    grid: CopyGrid,
+    /// What is copied, as strides; none if the driver copies run by run.
+    grids: Box<[CopyGrid]>,
     steps: Steps,
     count: Arc<Count>,
     /// Events behind the latest parts, with the bytes submitted up to each.
@@ -83,17 +84,17 @@ impl Work {
         path: CopyPath,
         ends: [Arc<Reach>; 2],
     ) -> Self {
-        let grid = job.plan().grid();
+        let grids = job.plan().grids().unwrap_or_default();
         let layer_wise = job.layers().is_some();
         let steps = match path {
             CopyPath::Staged => {
-                match Staged::of(shared, job.plan(), &grid, direction, layer_wise) {
+                match Staged::of(shared, job.plan(), &grids, direction, layer_wise) {
                     Some(staged) => Steps::Staged(Box::new(staged)),
-                    None => Steps::kernels(shared, job.plan(), &grid, direction, layer_wise),
+                    None => Steps::kernels(shared, job.plan(), &grids, direction, layer_wise),
                 }
             }
             CopyPath::Direct | CopyPath::Relayout | CopyPath::Peer => {
-                Steps::kernels(shared, job.plan(), &grid, direction, layer_wise)
+                Steps::kernels(shared, job.plan(), &grids, direction, layer_wise)
             }
             CopyPath::Contiguous | CopyPath::CopyEach => Steps::runs(false),
             CopyPath::Batched => Steps::runs(true),
@@ -109,7 +110,7 @@ impl Work {
             direction,
             path,
             ends,
-            grid,
+            grids: grids.into(),
             steps,
             marks: VecDeque::new(),
             submitted: 0,
@@ -205,7 +206,7 @@ impl Work {
         let reached = self.kernels.is_some() && self.ends.iter().all(|end| end.has_kernels());
         let layer_wise = self.job.layers().is_some();
         self.steps = if reached {
-            Steps::kernels(shared, self.job.plan(), &self.grid, self.direction, layer_wise)
+            Steps::kernels(shared, self.job.plan(), &self.grids, self.direction, layer_wise)
         } else {
             Steps::runs(super::batch::is_there(&shared.context))
         };

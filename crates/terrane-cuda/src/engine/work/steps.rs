@@ -102,7 +102,8 @@ impl Work {
             let (offset, source) = (ByteCount::new(offset), Box::new(error));
             return Err(CopyFailure::Run { index, offset, source });
         }
-        let next_layer = plan.runs().get(*next).map(|run| plan.layer(run) - plan.layers().start);
+        let is_left = *next < plan.runs().len();
+        let next_layer = is_left.then(|| plan.layer(*next) - plan.layers().start);
         let layers = next_layer.unwrap_or(plan.layers().end - plan.layers().start);
         Ok(Some(Stepped { bytes, stream: 0, layers }))
     }
@@ -116,12 +117,14 @@ impl Work {
         let plan = self.job.plan();
         let launcher =
             Launcher { kernels: kernels(shared)?, tables: &shared.tables, stream, ctas: *ctas };
-        let [source, destination] =
-            layout_ends(plan, &self.grid, &self.ends, None, self.lists.as_ref());
-        // SAFETY: the plan has been validated, the job keeps both ends alive until the stream has
-        // come past, and its claims keep others off them.
-        unsafe { launcher.copy(&self.grid, &part, source, destination) }?;
-        let layers = layers_up_to(&self.grid, plan, &part);
+        for grid in &self.grids {
+            let [source, destination] =
+                layout_ends(plan, grid, &self.ends, None, self.lists.as_ref());
+            // SAFETY: the plan has been validated, the job keeps both ends alive until the stream has
+            // come past, and its claims keep others off them.
+            unsafe { launcher.copy(grid, &part, source, destination) }?;
+        }
+        let layers = layers_up_to(&self.grids, plan, &part);
         Ok(Some(Stepped { bytes: cutter.bytes(&part), stream: 0, layers }))
     }
 
@@ -166,11 +169,12 @@ impl Work {
         let (kernels, tables) = (kernels(shared)?, &shared.tables);
         let launcher = Launcher { kernels, tables, stream: packing, ctas };
         let sorted = staged.sorted.as_ref();
-        let [source, destination] = layout_ends(plan, &self.grid, &self.ends, sorted, None);
-        let strides = staged.packing.strides(&part);
         let host = if to_host { 1 } else { 0 };
-        let host_end = self.grid.end(if to_host { Side::Destination } else { Side::Source });
-        let packed = KernelEnd::Packed { address: scratch.address(), strides, end: host_end };
+        let host_side = if to_host { Side::Destination } else { Side::Source };
+        let Some(host_end) = self.grids.first().map(|grid| grid.end(host_side)) else {
+            return Ok(None);
+        };
+        let begin = staged.packing.page.unwrap_or(host_end.offset);
         let host_blocks = match (sorted, to_host) {
             (Some([sources, _]), false) => sources,
             (Some([_, destinations]), true) => destinations,
@@ -184,7 +188,7 @@ impl Work {
             let layer = u64::from(stretch.layer);
             let region =
                 u64::from(host_end.first_region) + layer * u64::from(host_end.regions_per_layer);
-            let offset = host_end.offset
+            let offset = begin
                 + u64::from(stretch.block) * host_end.block_stride
                 + layer * host_end.layer_stride
                 + u64::from(stretch.outer) * host_end.outer_stride;
@@ -209,10 +213,22 @@ impl Work {
             }
             to.wait_for(&Event::asked_behind(from)?)
         };
+        let launch = || {
+            for grid in &self.grids {
+                let [source, destination] = layout_ends(plan, grid, &self.ends, sorted, None);
+                let (end, mine) = (grid.end(host_side), staged.packing.of_grid(&part, grid));
+                let strides = staged.packing.strides(&part, end);
+                let packed = KernelEnd::Packed { address: scratch.address(), strides, end };
+                let (source, destination) =
+                    if to_host { (source, packed) } else { (packed, destination) };
+                // SAFETY: the part is of a validated plan whose ends the job keeps alive and to
+                // itself until the streams have come past; the buffer holds it and has no other user.
+                unsafe { launcher.copy(grid, &mine, source, destination) }?;
+            }
+            Ok::<_, CudaError>(())
+        };
         if to_host {
-            // SAFETY: the part is of a validated plan whose ends the job keeps alive and to itself
-            // until the streams have come past; the buffer holds it and is nobody else's.
-            unsafe { launcher.copy(&self.grid, &part, source, packed) }?;
+            launch()?;
             hand_over(packing, copies)?;
             // SAFETY: as above; the stretches are those of the part.
             unsafe { staged.batch.submit(copies) }?;
@@ -220,10 +236,10 @@ impl Work {
             // SAFETY: as above.
             unsafe { staged.batch.submit(copies) }?;
             hand_over(copies, packing)?;
-            // SAFETY: as above.
-            unsafe { launcher.copy(&self.grid, &part, packed, destination) }?;
+            launch()?;
         }
-        let layers = layers_up_to(&self.grid, plan, &part);
+        let whole = self.grids.first().map(|grid| staged.packing.of_grid(&part, grid));
+        let layers = whole.map_or(0, |part| layers_up_to(&self.grids, plan, &part));
         let bytes = staged.packing.bytes(&part);
         let stream = if to_host || is_alone { 0 } else { 1 };
         Ok(Some(Stepped { bytes, stream, layers }))
@@ -246,11 +262,13 @@ pub(super) struct Stepped {
 }
 
 /// Of a transfer that is cut layer by layer: how many layers are whole with this part.
-fn layers_up_to(grid: &CopyGrid, plan: &TransferPlan, part: &Part) -> u32 {
+fn layers_up_to(grids: &[CopyGrid], plan: &TransferPlan, part: &Part) -> u32 {
+    // All grids have the layers of the transfer.
+    let layers = grids.first().map_or(1, |grid| grid.layers);
     let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
     let is_last = u64::from(part.pairs.end) >= pairs;
     let whole = if is_last { part.layers.end } else { part.layers.start };
-    if whole >= grid.layers { plan.layers().end - plan.layers().start } else { whole }
+    if whole >= layers { plan.layers().end - plan.layers().start } else { whole }
 }
 
 fn layout_ends<'a>(
@@ -284,10 +302,13 @@ impl Steps {
     pub(super) fn kernels(
         shared: &Shared,
         plan: &TransferPlan,
-        grid: &CopyGrid,
+        grids: &[CopyGrid],
         direction: Direction,
         layer_wise: bool,
     ) -> Self {
+        if grids.is_empty() {
+            return Self::runs(false);
+        }
         let options = &shared.options;
         let (ctas, limit) = match direction {
             Direction::WithinDevice => (shared.relayout_ctas(), options.relayout_bytes),
@@ -296,7 +317,7 @@ impl Steps {
             }
             _ => (options.direct_ctas.get(), options.request_bytes),
         };
-        let packing = Packing::unpacked(grid, layer_wise);
+        let packing = Packing::unpacked(grids, layer_wise);
         let limit = if layer_wise { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
         // A layer of a block is copied whole, however long it is.
         let limit = limit.max(packing.of_layer());
@@ -334,7 +355,7 @@ impl Staged {
     pub(super) fn of(
         shared: &Shared,
         plan: &TransferPlan,
-        grid: &CopyGrid,
+        grids: &[CopyGrid],
         direction: Direction,
         layer_wise: bool,
     ) -> Option<Self> {
@@ -342,7 +363,7 @@ impl Staged {
             Direction::ToHost => (Side::Destination, Ramp::Up),
             _ => (Side::Source, Ramp::Down),
         };
-        let packing = packing_for(grid, side, layer_wise)?;
+        let packing = packing_for(plan, grids, side, layer_wise)?;
         let largest = shared.options.scratch_bytes.get();
         let largest =
             if layer_wise { largest.min(LAYERS_TOGETHER.max(packing.of_layer())) } else { largest };
@@ -366,10 +387,19 @@ impl Staged {
 /// Of a block that is packed whole no layer arrives before the others, so layers that are to
 /// arrive one by one are packed one by one.
 pub(in super::super) fn packing_for(
-    grid: &CopyGrid,
+    plan: &TransferPlan,
+    grids: &[CopyGrid],
     side: Side,
     layer_wise: bool,
 ) -> Option<Packing> {
-    let packing = Packing::of(grid, grid.end(side))?;
-    Some(if layer_wise { packing.by_layers(grid.end(side)) } else { packing })
+    if let [grid] = grids
+        && let Some(packing) = Packing::of(grid, grid.end(side))
+    {
+        return Some(if layer_wise { packing.by_layers(grid.end(side)) } else { packing });
+    }
+    let page = plan.end(side).layout().geometry().page()?;
+    let bytes: u64 = grids.iter().map(CopyGrid::block_bytes).sum();
+    // Then everything in a page is copied, as no byte is copied twice.
+    let is_whole = bytes == page.bytes() && !grids.is_empty() && !layer_wise;
+    is_whole.then(|| Packing::of_pages(page))
 }

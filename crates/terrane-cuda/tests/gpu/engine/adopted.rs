@@ -42,7 +42,7 @@ fn tensors_of_another_library_are_moved_and_kept() {
     let name = "tensors_of_another_library_are_moved_and_kept";
     let Some(context) = device(name, LITTLE) else { return };
     let shape = config(12, 5, 16);
-    let bytes = Geometry::new(&shape, TENSORS).unwrap().region_bytes();
+    let bytes = Geometry::new(&shape, TENSORS).unwrap().region_bytes(0);
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let room = bytes.to_usize() + 1024;
     let tensors: Vec<_> =

@@ -215,11 +215,11 @@ pub fn apart(context: &Context, config: LayoutConfig, kind: LayoutKind) -> Endpo
     let geometry = Geometry::new(&config, kind).unwrap();
     let regions = (0..geometry.region_count()).map(|number| {
         let first = ByteCount::new(4096 * u64::from(number % 3));
-        let bytes = geometry.region_bytes().checked_add(first).unwrap();
+        let bytes = geometry.region_bytes(0).checked_add(first).unwrap();
         let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
         let region = Region::new(allocator.allocate(&request).unwrap());
         assert!(!region.length().is_zero());
-        region.view(first, geometry.region_bytes()).unwrap()
+        region.view(first, geometry.region_bytes(0)).unwrap()
     });
     let layout = LayoutBuilder::new(config).kind(kind).adopt(regions.collect::<Vec<_>>());
     Endpoint::new(layout.unregistered().build().unwrap()).unwrap()

@@ -14,6 +14,7 @@ mod ranks;
 mod relays;
 mod resources;
 mod rising;
+mod sections;
 mod submits;
 mod switching;
 mod unknown;

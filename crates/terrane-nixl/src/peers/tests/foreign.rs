@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use terrane_core::StorageKind;
+use terrane_layout::{Axis, AxisSteps, Geometry, Section, SectionName};
 use terrane_testkit::damage::Damage;
 use terrane_wire::RegionDescriptor;
 
@@ -20,8 +21,7 @@ fn foreign<'a>(
         RegionDescriptor::new(terrane_core::RemoteSpace::Host, address, region.length(), [])
     };
     ForeignLayout {
-        config: *layout.config(),
-        kind: layout.kind(),
+        geometry: layout.geometry().clone(),
         storage: StorageKind::System,
         agent: owner.name().clone(),
         metadata,
@@ -103,17 +103,48 @@ fn whole_metadata_that_has_grown_is_of_the_same_peer() {
     verify(&read_all(&reader, &first));
 }
 
+/// A layout that no config describes: rows of K and V side by side, with padding between blocks.
+#[test]
+fn strides_of_any_kind_are_imported() {
+    let (owner, reader) = (agent(), agent());
+    let row = |name, offset| {
+        Section::new(name, 2)
+            .at(0, offset)
+            .axis(Axis::Block, AxisSteps::new(3, 4608))
+            .axis(Axis::Token, AxisSteps::new(16, 256))
+            .axis(Axis::Element, AxisSteps::new(64, 2))
+    };
+    let sections = [row(SectionName::K, 0), row(SectionName::V, 128)];
+    let geometry = Geometry::from_sections(sections).unwrap();
+    let build = |agent: &Agent| {
+        let builder = terrane_layout::LayoutBuilder::from_geometry(geometry.clone());
+        builder.allocate(&HeapAllocator::system()).register(agent).build().unwrap()
+    };
+    let source = build(&owner);
+    let whole = owner.raw().get_local_md().unwrap();
+    let pieces = [&whole[..]];
+    let remote = reader.import_foreign(&foreign(&owner, &source, &pieces)).unwrap();
+    assert_eq!(remote.geometry(), &geometry);
+    // The same as an export of Terrane's gives.
+    let exported = owner.describe(&source).unwrap();
+    assert_eq!((exported.geometry(), exported.fingerprint()), (&geometry, remote.fingerprint()));
+    assert_eq!(remote.expect(build(&reader).geometry()), Ok(()));
+}
+
 #[test]
 fn a_region_is_cut_to_what_the_layout_uses() {
     let (owner, reader) = (agent(), agent());
     let source = filled(&owner);
     let whole = owner.raw().get_local_md().unwrap();
-    let (pieces, config) = ([&whole[..]], source.layout().config().with_num_blocks(4).unwrap());
-    let half = ForeignLayout { config, ..foreign(&owner, source.layout(), &pieces) };
+    let pieces = [&whole[..]];
+    let of_blocks =
+        |blocks| Geometry::new(&config().with_num_blocks(blocks).unwrap(), KIND).unwrap();
+    let half =
+        ForeignLayout { geometry: of_blocks(4), ..foreign(&owner, source.layout(), &pieces) };
     let remote = reader.import_foreign(&half).unwrap();
-    assert_eq!(remote.regions()[0].length(), remote.endpoint().layout().geometry().region_bytes());
-    let config = config.with_num_blocks(9).unwrap();
-    let error = reader.import_foreign(&ForeignLayout { config, ..half }).unwrap_err();
+    assert_eq!(remote.regions()[0].length(), of_blocks(4).region_bytes(0));
+    let error =
+        reader.import_foreign(&ForeignLayout { geometry: of_blocks(9), ..half }).unwrap_err();
     assert!(error.to_string().contains("the geometry says"), "{error}");
 }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use terrane_layout::Geometry;
 use terrane_testkit::damage::Damage;
 use terrane_wire::{LayoutDescriptor, WireLimits};
 
@@ -15,12 +14,10 @@ use super::{Agent, agent, layout};
 
 /// What an agent exports, with other metadata.
 fn with_metadata(sent: &LayoutDescriptor, metadata: Vec<u8>) -> Option<Arc<LayoutDescriptor>> {
-    let (config, kind) = (*sent.config(), sent.kind());
-    let regions = sent.regions().to_vec();
+    let (geometry, regions) = (sent.geometry().clone(), sent.regions().to_vec());
     let name = sent.agent().clone();
     let described =
-        LayoutDescriptor::new(config, kind, sent.storage(), name, metadata, regions).unwrap();
-    assert!(Geometry::new(described.config(), described.kind()).is_ok());
+        LayoutDescriptor::new(geometry, sent.storage(), name, metadata, regions).unwrap();
     let bytes = described.encode().unwrap();
     LayoutDescriptor::decode(&bytes, &WireLimits::default()).ok().map(Arc::new)
 }

@@ -10,9 +10,9 @@ fn with_keys(described: &LayoutDescriptor, change: impl FnOnce(&mut Vec<u8>)) ->
     let mut keys = parts.keys.to_vec();
     change(&mut keys);
     let metadata = export::Parts { connection: parts.connection, keys: &keys }.join().unwrap();
-    let (config, kind, storage) = (*described.config(), described.kind(), described.storage());
+    let (geometry, storage) = (described.geometry().clone(), described.storage());
     let (agent, regions) = (described.agent().clone(), described.regions().to_vec());
-    let changed = LayoutDescriptor::new(config, kind, storage, agent, metadata, regions);
+    let changed = LayoutDescriptor::new(geometry, storage, agent, metadata, regions);
     changed.unwrap().encode().unwrap()
 }
 

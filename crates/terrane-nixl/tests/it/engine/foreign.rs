@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use terrane_core::{ByteCount, Memory};
-use terrane_layout::PhysicalLayout;
+use terrane_layout::{Geometry, PhysicalLayout};
 use terrane_nixl::{
     Agent, ForeignLayout, ImportError, NixlEngine, NixlEngineOptions, Notification, RequestFailed,
 };
@@ -51,6 +51,10 @@ impl Side {
         assert_eq!(told.len(), 1, "{told:?}");
         told.pop().unwrap()
     }
+}
+
+fn geometry(blocks: u32) -> Geometry {
+    Geometry::new(&config(blocks), CONTIGUOUS).unwrap()
 }
 
 fn memory_of(layout: &PhysicalLayout) -> (terrane_core::Location, usize) {
@@ -145,7 +149,7 @@ fn a_python_agent_and_one_of_terrane_write_read_and_tell_each_other() {
         let mut python = Python::start(&site, &format!("engine-{command}"), pattern(0).len());
         let metadata = python.bytes(command);
         let pieces = [&metadata[..]];
-        let layout = python.layout(config(BLOCKS), CONTIGUOUS, &pieces);
+        let layout = python.layout(geometry(BLOCKS), &pieces);
         exchange(&side, &mut python, &layout);
     }
 }
@@ -158,7 +162,7 @@ fn a_python_agent_that_registers_more_is_the_same_peer() {
     let mut python = Python::start(&site, NAME, pattern(0).len());
     let metadata = python.bytes("metadata");
     let pieces = [&metadata[..]];
-    let layout = python.layout(config(BLOCKS), CONTIGUOUS, &pieces);
+    let layout = python.layout(geometry(BLOCKS), &pieces);
     let first = agent.import_foreign(&layout).unwrap();
     python.ask("register_more 1000000");
     let grown = python.bytes("metadata");
@@ -172,12 +176,12 @@ fn a_python_agent_that_registers_more_is_the_same_peer() {
     assert!(matches!(error, ImportError::Metadata(_)), "{error}");
     let error = refused(ForeignLayout { agent: "engine-1".into(), ..layout.clone() });
     assert!(matches!(error, ImportError::OtherAgent { .. }), "{error}");
-    let config = config(1_000_000);
-    let length = terrane_layout::Geometry::new(&config, CONTIGUOUS).unwrap().region_bytes();
+    let geometry = geometry(1_000_000);
+    let length = geometry.region_bytes(0);
     let [region] = &layout.regions[..] else { panic!("one region") };
     let regions =
         vec![terrane_wire::RegionDescriptor::new(region.space(), region.address(), length, [])];
-    let error = refused(ForeignLayout { config, regions, ..layout.clone() });
+    let error = refused(ForeignLayout { geometry, regions, ..layout.clone() });
     assert!(matches!(error, ImportError::NotCovered { region: 0, .. }), "{error}");
     assert_eq!(agent.peers().len(), 1);
 }
@@ -231,7 +235,7 @@ fn a_python_agent_that_is_killed_in_the_middle_is_replaced_under_its_name() {
         let mut python = Python::start(&site, NAME, size);
         let metadata = python.bytes("metadata");
         let pieces = [&metadata[..]];
-        let layout = python.layout(config(MANY), CONTIGUOUS, &pieces);
+        let layout = python.layout(geometry(MANY), &pieces);
         let remote = if before.is_some() {
             let error = side.agent.import_foreign(&layout).unwrap_err();
             assert!(matches!(error, ImportError::PeerChanged { .. }), "{error}");
@@ -269,7 +273,7 @@ fn after_all(site: &PathBuf, killer: &Side) {
     let mut python = Python::start(site, NAME, pattern(0).len());
     let metadata = python.bytes("metadata");
     let pieces = [&metadata[..]];
-    let layout = python.layout(config(BLOCKS), CONTIGUOUS, &pieces);
+    let layout = python.layout(geometry(BLOCKS), &pieces);
     let local = registered(&HeapAllocator::system(), &killer.agent, config(BLOCKS), CONTIGUOUS);
     let side = Side {
         agent: killer.agent.clone(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use terrane_core::{RemoteSpace, StorageKind};
-use terrane_layout::{LayoutConfig, LayoutKind};
+use terrane_layout::Geometry;
 use terrane_nixl::ForeignLayout;
 use terrane_wire::RegionDescriptor;
 
@@ -77,15 +77,13 @@ impl Python {
     /// Its memory as a layout of one region.
     pub fn layout<'a>(
         &mut self,
-        config: LayoutConfig,
-        kind: LayoutKind,
+        geometry: Geometry,
         metadata: &'a [&'a [u8]],
     ) -> ForeignLayout<'a> {
         let address = self.ask("address").parse().unwrap();
-        let length = terrane_layout::Geometry::new(&config, kind).unwrap().region_bytes();
+        let length = geometry.region_bytes(0);
         ForeignLayout {
-            config,
-            kind,
+            geometry,
             storage: StorageKind::System,
             agent: self.name.as_str().into(),
             metadata,

@@ -17,14 +17,14 @@ fn an_export_says_what_the_layout_is_and_where() {
     for kind in LayoutKind::ALL {
         let layout = layout(&agent, kind);
         let described = decoded(&agent.export(&layout).unwrap());
-        assert_eq!((described.config(), described.kind()), (layout.config(), kind));
+        assert_eq!(described.geometry(), layout.geometry());
         assert_eq!(described.fingerprint(), layout.fingerprint());
         assert_eq!((described.agent(), described.storage()), (agent.name(), StorageKind::System));
         assert_eq!(described.regions().len(), layout.regions().len());
         for (described, region) in described.regions().iter().zip(layout.regions()) {
             let address = region.location().as_host().unwrap().get();
             assert_eq!((described.space(), described.address()), (RemoteSpace::Host, address));
-            assert_eq!(described.length(), layout.geometry().region_bytes());
+            assert_eq!(described.length(), layout.geometry().region_bytes(0));
             assert_eq!(described.backends(), ["UCX".into()]);
         }
         assert!(!described.metadata().is_empty());
@@ -51,7 +51,7 @@ fn adopted_regions_offer_what_the_layout_uses() {
     let described = agent.describe(&layout).unwrap();
     assert_eq!(described.regions().len(), 4);
     for region in described.regions() {
-        assert_eq!(region.length(), plan.geometry().region_bytes());
+        assert_eq!(region.length(), plan.geometry().region_bytes(0));
     }
     // A peer takes it with the four keys that came with it.
     let peer = super::support::agent();

@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 
 use terrane_core::{Memory, PeerId, StorageKind};
-use terrane_layout::{BlockDimension, LayoutKind};
+use terrane_layout::{BlockDimension, Geometry, LayoutKind};
 use terrane_nixl::{AgentBuilder, BackendConfig, ForgetError, Forgotten, ImportError, PeerChange};
 use terrane_wire::{GeometryField, WireError, WireLimits};
 
@@ -17,7 +17,7 @@ fn an_import_is_an_endpoint_in_the_peers_memory() {
         let layout = layout(&owner, kind);
         let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
         assert_eq!((remote.agent(), remote.storage()), (owner.name(), StorageKind::System));
-        assert_eq!((remote.config(), remote.kind()), (layout.config(), kind));
+        assert_eq!(remote.geometry(), layout.geometry());
         assert_eq!(remote.fingerprint(), layout.fingerprint());
         let end = remote.endpoint();
         assert_eq!(end.kind(), StorageKind::Remote(remote.peer()));
@@ -83,12 +83,11 @@ fn the_same_bytes_are_not_imported_as_another_layout() {
     let layout = layout(&owner, CONTIGUOUS);
     let described = owner.describe(&layout).unwrap();
     let first = reader.import(&described.encode().unwrap()).unwrap();
-    let config = config().with_num_blocks(4).unwrap();
+    let geometry = Geometry::new(&config().with_num_blocks(4).unwrap(), CONTIGUOUS).unwrap();
     let [region] = described.regions() else { panic!("one region") };
     let half = region.length().get() / 2;
     let half = terrane_wire::LayoutDescriptor::new(
-        config,
-        CONTIGUOUS,
+        geometry,
         described.storage(),
         described.agent().clone(),
         described.metadata().to_vec(),
@@ -146,13 +145,14 @@ fn a_geometry_is_expected_or_only_its_shape() {
     let (owner, reader) = (agent(), agent());
     let layout = layout(&owner, CONTIGUOUS);
     let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
-    assert_eq!(remote.expect(&config(), CONTIGUOUS), Ok(()));
-    let more = config().with_num_blocks(100).unwrap();
-    let mismatch = remote.expect(&more, CONTIGUOUS).unwrap_err();
+    assert_eq!(remote.expect(layout.geometry()), Ok(()));
+    let geometry = |config| Geometry::new(config, CONTIGUOUS).unwrap();
+    let more = geometry(&config().with_num_blocks(100).unwrap());
+    let mismatch = remote.expect(&more).unwrap_err();
     assert_eq!(mismatch.difference.field, GeometryField::NumBlocks);
     assert!(mismatch.to_string().contains("num_blocks is 100 here and 8 there"), "{mismatch}");
     assert_eq!(remote.expect_shape(&more), Ok(()));
-    let deeper = config().with_num_layers(5).unwrap();
+    let deeper = geometry(&config().with_num_layers(5).unwrap());
     let mismatch = remote.expect_shape(&deeper).unwrap_err();
     assert!(mismatch.to_string().contains("num_layers is 5 here and 4 there"), "{mismatch}");
 }

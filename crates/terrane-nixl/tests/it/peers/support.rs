@@ -51,8 +51,8 @@ pub fn decoded(bytes: &[u8]) -> LayoutDescriptor {
 
 /// The export with other metadata.
 pub fn with_metadata(layout: &LayoutDescriptor, metadata: Vec<u8>) -> Vec<u8> {
-    let (config, kind, regions) = (*layout.config(), layout.kind(), layout.regions().to_vec());
-    LayoutDescriptor::new(config, kind, layout.storage(), layout.agent().clone(), metadata, regions)
+    let (geometry, regions) = (layout.geometry().clone(), layout.regions().to_vec());
+    LayoutDescriptor::new(geometry, layout.storage(), layout.agent().clone(), metadata, regions)
         .unwrap()
         .encode()
         .unwrap()
@@ -69,8 +69,8 @@ pub fn moved(layout: &LayoutDescriptor, by: u64) -> Vec<u8> {
             RegionDescriptor::new(space, address, region.length(), backends)
         })
         .collect();
-    let (config, kind, metadata) = (*layout.config(), layout.kind(), layout.metadata().to_vec());
-    LayoutDescriptor::new(config, kind, layout.storage(), layout.agent().clone(), metadata, regions)
+    let (geometry, metadata) = (layout.geometry().clone(), layout.metadata().to_vec());
+    LayoutDescriptor::new(geometry, layout.storage(), layout.agent().clone(), metadata, regions)
         .unwrap()
         .encode()
         .unwrap()

@@ -78,7 +78,7 @@ pub(super) fn random_blocks(
     from: &Endpoint,
     to: &Endpoint,
 ) -> (Vec<u32>, Vec<u32>) {
-    let [sources, destinations] = [from, to].map(|end| end.layout().config().num_blocks());
+    let [sources, destinations] = [from, to].map(|end| end.layout().geometry().num_blocks());
     let mut written: Vec<_> = (0..destinations).collect();
     random.shuffle(&mut written);
     written.truncate(random.below(written.len() + 1));

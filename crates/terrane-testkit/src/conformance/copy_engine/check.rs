@@ -9,7 +9,7 @@ use terrane_transfer::{
     TransferManager,
 };
 
-use crate::model::Image;
+use crate::model::{Image, origin};
 use crate::pattern::PieceAccess;
 
 /// As long as a rule waits for an engine that should be done long since. Long, as a disk that is
@@ -90,12 +90,14 @@ pub fn check_heads(
     let outcome = end_of(completion);
     assert_eq!(outcome.guard, "guard", "another guard came back");
     let report = outcome.result.unwrap_or_else(|error| panic!("{}", with_causes(&error)));
-    let orders = [source, destination].map(|end| end.layout().config().token_order());
+    let origins = [source, destination].map(origin);
+    let orders = origins.map(|(config, _)| config.token_order());
+    let kinds = origins.map(|(_, kind)| kind);
     let what = format!(
         "{} in {} to {} in {}, {from:?} to {to:?}, layers {layers:?}, heads {heads:?}, {} to {}",
-        source.layout().kind(),
+        kinds[0],
         source.kind(),
-        destination.layout().kind(),
+        kinds[1],
         destination.kind(),
         orders[0],
         orders[1],

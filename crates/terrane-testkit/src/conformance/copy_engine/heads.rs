@@ -7,7 +7,7 @@ use terrane_transfer::TransferManager;
 use super::{
     EngineFixture, check_heads, for_all_pairs, random_blocks, random_number, random_range,
 };
-use crate::model::Image;
+use crate::model::{Image, origin};
 use crate::random::Seeded;
 
 /// Between token-major and head-major, and of some heads, the bytes are those of the model; or the
@@ -32,7 +32,7 @@ pub fn relayouts_are_exact_or_declined(fixture: &impl EngineFixture, seed: u64, 
                 endpoint
             };
             let (from, to) = (end(source), end(destination));
-            let heads = [&from, &to].map(|end| end.layout().config().num_heads().unwrap_or(1));
+            let heads = [&from, &to].map(|end| origin(end).0.num_heads().unwrap_or(1));
             let count = random_number(&mut random, heads[0].min(heads[1]));
             let heads = heads.map(|all| {
                 let first = random_number(&mut random, all - count + 1) - 1;

@@ -107,8 +107,13 @@ impl Segments {
     /// report to be huge count as small.
     pub(super) fn of(plan: &TransferPlan, memory: Side, file: Side) -> Self {
         let mean = plan.mean_run();
-        let unit = plan.end(file).layout().geometry().contiguous_unit_bytes();
-        let pieces = unit.get().checked_div(mean.get()).unwrap_or(0);
+        let geometry = plan.end(file).layout().geometry();
+        let unit = match (geometry.page(), geometry.pieces()) {
+            (Some(page), _) => page.bytes(),
+            (None, Some(pieces)) => pieces.piece_bytes().get(),
+            (None, None) => 0,
+        };
+        let pieces = unit.checked_div(mean.get()).unwrap_or(0);
         if plan.bytes() >= LEAST_CHOSEN && !are_huge(&plan.end(memory).layout().capabilities()) {
             Self::SmallPages
         } else if mean < LONG_RUN && pieces >= MANY_PIECES {

@@ -1,5 +1,6 @@
 //! Runs that follow one another in a file, gathered into requests.
 
+use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, FilePosition, Location};
 
 use crate::{CopyRun, Side, TransferPlan};
@@ -35,10 +36,8 @@ pub(super) struct Extents {
 impl Extents {
     /// All of `plan`, in the order of the file at `side`.
     pub(super) fn new(plan: &TransferPlan, side: Side) -> Self {
-        let order = match &plan.cells {
-            None => by_run(plan, side),
-            Some(cells) => Some(by_piece(plan, side, cells.count())),
-        };
+        let order =
+            if plan.breaks_pieces() { Some(by_reading(plan, side)) } else { by_run(plan, side) };
         Self { side, order, next: 0, offset: 0 }
     }
 
@@ -96,16 +95,26 @@ fn by_run(plan: &TransferPlan, side: Side) -> Option<Vec<usize>> {
     })
 }
 
-/// The runs of broken-up pieces, one piece after the other: of a source that is named twice, the
-/// parts of one reading must not come between those of the other, as each on its own may be too
+/// The runs of broken-up pieces in the order of the file. A source that is named twice is read twice:
+/// the runs of one reading must not come between those of the other, as each on its own may be too
 /// short for direct I/O.
-fn by_piece(plan: &TransferPlan, side: Side, runs_of_piece: u64) -> Vec<usize> {
+fn by_reading(plan: &TransferPlan, side: Side) -> Vec<usize> {
+    let mut readings: FxHashMap<u32, u32> = FxHashMap::default();
+    let reading_of_pair: Vec<u32> = plan
+        .blocks(side)
+        .iter()
+        .map(|&block| {
+            let reading = readings.entry(block).or_default();
+            *reading += 1;
+            *reading
+        })
+        .collect();
+    let reading = |run| {
+        let pair = ByteCount::new(plan.pair_of(run)?.into()).to_usize();
+        reading_of_pair.get(pair).copied()
+    };
     let mut order: Vec<usize> = (0..plan.runs().len()).collect();
-    order.sort_by_cached_key(|&run| {
-        let piece = ByteCount::from_usize(run).get() / runs_of_piece;
-        let at = plan.runs().get(run).map(|run| run.at(side));
-        (plan.piece(piece).at(side), piece, at)
-    });
+    order.sort_by_cached_key(|&run| (reading(run), plan.runs().get(run).map(|run| run.at(side))));
     order
 }
 

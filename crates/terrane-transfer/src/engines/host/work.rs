@@ -7,7 +7,6 @@ use std::time::Instant;
 use terrane_core::{ByteCount, HostAddress, Location};
 
 use super::Rates;
-use crate::cells::Cells;
 use crate::engines::copy::{self, Caching};
 use crate::{Attend, CopyFailure, CopyJob, CopyRun, Endpoint, Side, TransferPlan};
 
@@ -53,8 +52,8 @@ impl Attend for Queued {
 
 /// A job, shared by the threads that execute it.
 ///
-/// It consists of units: the runs of the plan or, where pieces are broken up, its pieces, whose many
-/// cells are listed nowhere.
+/// It consists of units: the runs of the plan or, where pieces are broken up, its tiles, whose many
+/// runs are listed nowhere.
 pub(super) struct Work {
     caching: Caching,
     chunk: u64,
@@ -100,9 +99,10 @@ impl Work {
             return false;
         }
         let plan = self.job.plan();
-        let copied = match &plan.cells {
-            None => copy_runs(plan, begin, bytes, self.caching),
-            Some(cells) => copy_pieces(plan, cells, begin.unit, bytes),
+        let copied = if plan.breaks_pieces() {
+            copy_tiles(plan, begin.unit, bytes)
+        } else {
+            copy_runs(plan, begin, bytes, self.caching)
         };
         copy::publish();
         match copied {
@@ -130,13 +130,16 @@ impl Work {
         let plan = self.job.plan();
         let mut cursor = lock(&self.cursor);
         let begin = *cursor;
-        if let Some(cells) = &plan.cells {
-            // Whole pieces, one at least.
-            let first = ByteCount::from_usize(begin.unit).get();
-            let most = (self.chunk / cells.piece_bytes()).max(1);
-            let pieces = plan.pieces().saturating_sub(first).min(most);
-            cursor.unit += ByteCount::new(pieces).to_usize();
-            return (pieces > 0).then_some((begin, pieces * cells.piece_bytes()));
+        if plan.breaks_pieces() {
+            // Whole tiles, one at least.
+            let mut taken = 0;
+            while let Some(bytes) = tile_bytes(plan, cursor.unit)
+                && (taken == 0 || taken + bytes <= self.chunk)
+            {
+                taken += bytes;
+                cursor.unit += 1;
+            }
+            return (taken > 0).then_some((begin, taken));
         }
         let mut taken = 0;
         while let Some(run) = plan.runs().get(cursor.unit) {
@@ -167,16 +170,9 @@ impl Work {
         let plan = self.job.plan();
         let (mut unit, mut offset) = (begin.unit, begin.offset);
         while bytes > 0 {
-            let (layer, of_unit) = match &plan.cells {
-                None => match plan.runs().get(unit) {
-                    Some(run) => (plan.layer(run), run.bytes().get()),
-                    None => return,
-                },
-                Some(cells) => {
-                    let piece = ByteCount::from_usize(unit).get();
-                    (plan.indices(piece).layer, cells.piece_bytes())
-                }
-            };
+            // Without broken pieces, tiles are the runs.
+            let Some(tile) = plan.tile(ByteCount::from_usize(unit).get()) else { return };
+            let (layer, of_unit) = (tile.layer, tile.bytes());
             let length = (of_unit - offset).min(bytes);
             let index = ByteCount::new((layer - plan.layers().start).into()).to_usize();
             // Released by whoever copied, and acquired by whoever was last and tells of all.
@@ -232,31 +228,51 @@ fn copy_runs(
     Ok(())
 }
 
-/// Copies the cells of the plan's pieces from the `first` on, `bytes` bytes in all.
-fn copy_pieces(
-    plan: &TransferPlan,
-    cells: &Cells,
-    first: usize,
-    bytes: u64,
-) -> Result<(), CopyFailure> {
-    let length = ByteCount::new(cells.bytes).to_usize();
-    let first = ByteCount::from_usize(first).get();
-    for index in first..first + bytes / cells.piece_bytes() {
-        let Some([source, destination]) = host_addresses(plan, &plan.piece(index)) else {
-            let index = ByteCount::new(index * cells.count()).to_usize();
-            let (offset, source) = (ByteCount::ZERO, Box::new(NotInHostMemory));
-            return Err(CopyFailure::Run { index, offset, source });
+/// The bytes of a tile; `None` if there is no such tile.
+fn tile_bytes(plan: &TransferPlan, unit: usize) -> Option<u64> {
+    plan.tile(ByteCount::from_usize(unit).get()).map(|tile| tile.bytes())
+}
+
+/// Copies the plan's tiles from the `first` on, `bytes` bytes in all.
+fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), CopyFailure> {
+    let mut index = ByteCount::from_usize(first).get();
+    while bytes > 0 {
+        let Some(tile) = plan.tile(index) else { return Ok(()) };
+        let failed = || {
+            let source = Box::new(NotInHostMemory);
+            // The first run of a tile has the number of the runs before it.
+            let index = ByteCount::new(plan.first_run_of(index)).to_usize();
+            CopyFailure::Run { index, offset: ByteCount::ZERO, source }
         };
-        let (source, destination) = (source.as_ptr(), destination.as_ptr());
-        cells.for_each(|from, to| {
-            let (from, to) = (ByteCount::new(from).to_usize(), ByteCount::new(to).to_usize());
-            // SAFETY: the cell is a part of its piece, which lies within its region.
-            let from = unsafe { source.add(from) };
-            // SAFETY: likewise.
-            let to = unsafe { destination.add(to) };
-            // SAFETY: as in `copy_runs`: the cell is one of the plan's runs.
+        let length = ByteCount::new(tile.first.bytes).to_usize();
+        let mut regions = (tile.first.source_region, tile.first.destination_region);
+        let [mut source, mut destination] = host_addresses(plan, &tile.first).ok_or_else(failed)?;
+        let (mut from, mut to) = (tile.first.source_offset, tile.first.destination_offset);
+        let mut result = Ok(());
+        tile.for_each(&mut |run| {
+            if regions != (run.source_region, run.destination_region) {
+                regions = (run.source_region, run.destination_region);
+                match host_addresses(plan, run) {
+                    Some(addresses) => [source, destination] = addresses,
+                    None => result = Err(failed()),
+                }
+                (from, to) = (run.source_offset, run.destination_offset);
+            }
+            if result.is_err() {
+                return;
+            }
+            // Distances wrap, as an iteration may go back to the beginning of an outer loop.
+            let from = ByteCount::new(run.source_offset.wrapping_sub(from)).to_usize();
+            let to = ByteCount::new(run.destination_offset.wrapping_sub(to)).to_usize();
+            let from = source.as_ptr().wrapping_add(from);
+            let to = destination.as_ptr().wrapping_add(to);
+            // SAFETY: as in `copy_runs`: the run is one of the plan's, so that both pointers are
+            // within their regions.
             unsafe { copy::copy(from, to, length, Caching::Through) };
         });
+        result?;
+        bytes = bytes.saturating_sub(tile.bytes());
+        index += 1;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, Memory, Region, RegionRequest, StorageKind,
 };
-use terrane_layout::{LayoutBuilder, LayoutConfig, LayoutError};
+use terrane_layout::{Geometry, LayoutBuilder, LayoutError};
 
 use super::RelayOptions;
 use crate::Endpoint;
@@ -18,7 +18,7 @@ pub(super) struct Bounce {
     slot_bytes: ByteCount,
     state: Mutex<State>,
     /// The endpoint of the latest quote.
-    quoted: Mutex<Option<(LayoutConfig, Endpoint)>>,
+    quoted: Mutex<Option<(Geometry, Endpoint)>>,
 }
 
 type Allocating = dyn Fn() -> Result<Region, AllocateError> + Send + Sync;
@@ -51,7 +51,7 @@ pub struct RelaySlots {
 pub(super) struct Slot {
     region: Region,
     /// The endpoint of the latest chunk.
-    latest: Option<(LayoutConfig, Endpoint)>,
+    latest: Option<(Geometry, Endpoint)>,
 }
 
 impl Bounce {
@@ -170,11 +170,11 @@ impl Bounce {
 
     /// An endpoint of such blocks, to plan by and not to copy by: its bytes are those of a slot
     /// that others use.
-    pub(super) fn to_plan_by(&self, config: &LayoutConfig) -> Result<Endpoint, LayoutError> {
+    pub(super) fn to_plan_by(&self, geometry: &Geometry) -> Result<Endpoint, LayoutError> {
         let first = lock(&self.state).first.clone();
         // An endpoint that drops may free memory, so none does under the lock.
         let mut quoted = lock(&self.quoted).take();
-        let endpoint = cached(&mut quoted, &first, config)?;
+        let endpoint = cached(&mut quoted, &first, geometry)?;
         let replaced = std::mem::replace(&mut *lock(&self.quoted), quoted);
         drop(replaced);
         Ok(endpoint)
@@ -194,21 +194,20 @@ impl fmt::Debug for Bounce {
 impl Slot {
     /// The slot as an endpoint of such blocks. It is for the chunk that the slot is taken for, and
     /// for one hop at a time.
-    pub(super) fn endpoint(&mut self, config: &LayoutConfig) -> Result<Endpoint, LayoutError> {
-        cached(&mut self.latest, &self.region, config)
+    pub(super) fn endpoint(&mut self, geometry: &Geometry) -> Result<Endpoint, LayoutError> {
+        cached(&mut self.latest, &self.region, geometry)
     }
 }
 
 fn cached(
-    latest: &mut Option<(LayoutConfig, Endpoint)>,
+    latest: &mut Option<(Geometry, Endpoint)>,
     region: &Region,
-    config: &LayoutConfig,
+    geometry: &Geometry,
 ) -> Result<Endpoint, LayoutError> {
-    if let Some((_, endpoint)) = latest.as_ref().filter(|(known, _)| known == config) {
+    if let Some((_, endpoint)) = latest.as_ref().filter(|(known, _)| known == geometry) {
         return Ok(endpoint.clone());
     }
-    let layout = LayoutBuilder::new(*config)
-        .fully_contiguous()
+    let layout = LayoutBuilder::from_geometry(geometry.clone())
         .adopt([region.clone()])
         .unregistered()
         .build()?;
@@ -216,7 +215,7 @@ fn cached(
     // who runs one hop at a time over it and gives it back when that has ended; by an endpoint
     // that is made to plan by, nothing is copied.
     let endpoint = unsafe { Endpoint::sharing(layout) };
-    *latest = Some((*config, endpoint.clone()));
+    *latest = Some((geometry.clone(), endpoint.clone()));
     Ok(endpoint)
 }
 

@@ -2,17 +2,18 @@
 
 use std::ops::Range;
 
-use terrane_core::{Alignment, ByteCount, StorageKind};
-use terrane_layout::LayoutConfig;
+use terrane_core::ByteCount;
+use terrane_layout::Geometry;
 
-use crate::{Declined, Endpoint, Side, TransferPlan};
+use super::slot;
+use crate::{Declined, TransferPlan};
 
 /// A plan's blocks and layers in chunks of so many, and what a chunk looks like in a slot:
-/// the config of a layout of whole blocks, of which only the layers of the chunk are there.
+/// the geometry of whole blocks, of which only the layers of the chunk are there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     /// Of a full chunk. Its blocks and layers are those of a chunk.
-    pub(super) slot: LayoutConfig,
+    pub(super) slot: Geometry,
     blocks: usize,
     layers: Range<u32>,
     landing: u32,
@@ -47,11 +48,11 @@ impl Cut {
         by_layer: bool,
         slot_bytes: ByteCount,
     ) -> Result<Self, Declined> {
-        let base = shape(plan)?;
         let layers = plan.layers();
         let num_layers = u64::from(layers.end - layers.start);
         // All of these are at most the bytes of the plan, which it proved to fit, or of a block.
-        let layer_bytes = base.piece_bytes().get() * u64::from(base.outer_dim());
+        let (layer_bytes, keeps_layers) = slot::layer_bytes(plan);
+        let layer_bytes = layer_bytes.get();
         let blocks = plan.destination_blocks().len();
         let num_blocks = ByteCount::from_usize(blocks).get().max(1);
         let wanted = (plan.bytes().get() / CHUNKS).max(LEAST_CHUNK.get()).min(slot_bytes.get());
@@ -74,12 +75,12 @@ impl Cut {
         let (Ok(of_blocks @ 1..), Ok(of_layers @ 1..)) = (of_blocks, of_layers) else {
             return Err(Declined::SlotTooSmall);
         };
-        let slot = base
-            .with_num_layers(of_layers)
-            .and_then(|config| config.with_num_blocks(of_blocks))
-            .and_then(|config| config.with_block_alignment(Alignment::BYTE))
-            .map_err(|_| Declined::SlotTooSmall)?;
-        Ok(Self { slot, blocks, layers, landing: plan.landing, by_layer })
+        if keeps_layers && u64::from(of_layers) < num_layers {
+            return Err(Declined::SlotTooSmall);
+        }
+        let slot =
+            slot::geometry(plan, of_blocks, of_layers).map_err(|_| Declined::SlotTooSmall)?;
+        Ok(Self { slot, blocks, layers, landing: plan.landing(), by_layer })
     }
 
     /// How many chunks there are.
@@ -129,32 +130,11 @@ impl Cut {
     }
 }
 
-/// What blocks look like in a slot: as at one of the ends, but for heads that are not copied.
-fn shape(plan: &TransferPlan) -> Result<LayoutConfig, Declined> {
-    let config = plan.end(shaping_side(plan)).layout().config();
-    match heads_in_slot(plan) {
-        Some(heads) => config.with_num_heads(heads.end).map_err(|_| Declined::BrokenPieces),
-        None => Ok(*config),
-    }
-}
-
-/// Where the heads that are copied are in a slot; `None` where pieces are copied whole.
-pub(super) fn heads_in_slot(plan: &TransferPlan) -> Option<Range<u32>> {
-    let heads = plan.heads(Side::Source);
-    plan.breaks_pieces().then(|| 0..heads.end - heads.start)
-}
-
-/// The end whose blocks the chunks look like: what reorders pieces is then the other hop. Files
-/// and peers want what they have in one piece, and devices reorder best.
-fn shaping_side(plan: &TransferPlan) -> Side {
-    let rank = |end: &Endpoint| match end.kind() {
-        StorageKind::Disk => 3,
-        kind if kind.is_remote() => 2,
-        kind if kind.is_device() => 0,
-        _ => 1,
-    };
-    let is_source = rank(plan.source()) > rank(plan.destination());
-    if is_source { Side::Source } else { Side::Destination }
+/// The heads or tokens that are copied, at one end and in a slot.
+pub(super) fn rows_in_slot(range: Option<Range<u32>>) -> Option<[Range<u32>; 2]> {
+    let range = range?;
+    let count = range.end - range.start;
+    Some([range, 0..count])
 }
 
 fn index(count: u32) -> usize {

@@ -5,6 +5,7 @@ mod bounce;
 mod cut;
 mod lanes;
 mod route;
+mod slot;
 mod step;
 mod worker;
 

@@ -1,12 +1,13 @@
 //! Which engine copies into the bounce slots and which out of them, and how long that takes.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use terrane_core::{Durability, Location, StorageKind};
 
 use super::bounce::Bounce;
-use super::cut::{Chunk, Cut, heads_in_slot};
+use super::cut::{Chunk, Cut, rows_in_slot};
 use super::lanes::LaneNumber;
 use super::step::{self, Failure, RelayStep};
 use crate::{
@@ -275,16 +276,20 @@ impl<'a> Sample<'a> {
     /// From the plan's source into a slot.
     pub(super) fn inwards(&self, plan: &TransferPlan, slot: &Endpoint) -> Transfer {
         let transfer = Transfer::new(plan.source(), slot).blocks(self.sources, &self.in_slot());
-        let heads = heads_in_slot(plan).map(|in_slot| [plan.heads(Side::Source), in_slot]);
-        self.layered(Transfer { heads, ..transfer }, Side::Source)
+        let heads = (!plan.has_all_heads()).then(|| plan.heads(Side::Source));
+        let (heads, tokens) = (rows_in_slot(heads), rows_in_slot(plan.tokens(Side::Source)));
+        self.layered(Transfer { heads, tokens, ..transfer }, Side::Source)
     }
 
     /// Out of a slot to the plan's destination.
     pub(super) fn outwards(&self, slot: &Endpoint, plan: &TransferPlan) -> Transfer {
         let transfer =
             Transfer::new(slot, plan.destination()).blocks(&self.in_slot(), self.destinations);
-        let heads = heads_in_slot(plan).map(|in_slot| [in_slot, plan.heads(Side::Destination)]);
-        self.layered(Transfer { heads, ..transfer }, Side::Destination)
+        let heads = (!plan.has_all_heads()).then(|| plan.heads(Side::Destination));
+        let swapped = |[end, in_slot]: [Range<u32>; 2]| [in_slot, end];
+        let heads = rows_in_slot(heads).map(swapped);
+        let tokens = rows_in_slot(plan.tokens(Side::Destination)).map(swapped);
+        self.layered(Transfer { heads, tokens, ..transfer }, Side::Destination)
     }
 
     /// The blocks of the slot, in the order of the chunk.
@@ -302,6 +307,12 @@ impl<'a> Sample<'a> {
             Side::Source => (layers, 0),
             Side::Destination => (0..layers.end - layers.start, landing),
         };
+        let counts = [&transfer.source, &transfer.destination]
+            .map(|end| end.layout().geometry().num_layers());
+        if layers == (0..counts[0]) && landing == 0 && counts[0] == counts[1] {
+            // All layers, as layouts need whose sections have none.
+            return transfer;
+        }
         Transfer { layers: Some(layers), landing: Some(landing), ..transfer }
     }
 }

@@ -1,0 +1,154 @@
+//! Why strided tensors are no cache.
+
+use terrane_core::{ByteCount, StorageKind};
+use terrane_layout::{LayoutError, TensorAxis};
+
+use crate::dlpack::{ElementType, ImportError};
+
+/// Why tensors were not adopted as a layout. Tensors and dimensions are counted from 0.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StridedError {
+    /// A size is negative.
+    #[error("dimension {dimension} has the size {size}; the least is 1")]
+    NegativeSize {
+        /// The dimension.
+        dimension: usize,
+        /// Its size.
+        size: i64,
+    },
+    /// A dimension has no positions.
+    #[error("dimension {dimension} has the size 0; the least is 1")]
+    ZeroSize {
+        /// The dimension.
+        dimension: usize,
+    },
+    /// A stride is negative.
+    #[error(
+        "dimension {dimension} has the stride {stride}; a layout has no negative strides, so copy the \
+         tensor"
+    )]
+    NegativeStride {
+        /// The dimension.
+        dimension: usize,
+        /// Its stride, in elements.
+        stride: i64,
+    },
+    /// A number is too large, or the tensor ends past 2^63 − 1 bytes or its address space.
+    #[error(
+        "dimension {dimension} reaches past 2^63 - 1 bytes or 2^32 - 1 positions; make it smaller"
+    )]
+    TooLarge {
+        /// The dimension.
+        dimension: usize,
+    },
+    /// The memory ends before the last element.
+    #[error("the tensor reaches over {} bytes, and its memory has {}", .needed.get(), .actual.get())]
+    TooShort {
+        /// The bytes from the first element to the last.
+        needed: ByteCount,
+        /// The bytes of the memory.
+        actual: ByteCount,
+    },
+    /// Elements are no whole number of bytes, or are padded to bytes.
+    #[error(
+        "elements of {element} are no whole number of bytes each; hand the tensor over as bytes"
+    )]
+    Element {
+        /// The element.
+        element: ElementType,
+    },
+    /// The number of dimensions is wrong.
+    #[error("{expected} dimensions expected, {found} found")]
+    Rank {
+        /// Dimensions of the form, or sizes.
+        expected: usize,
+        /// Dimensions of the tensor, or strides.
+        found: usize,
+    },
+    /// The number of tensors is wrong.
+    #[error("the form has {expected} tensors, and {found} were given")]
+    TensorCount {
+        /// The tensors of the form.
+        expected: u64,
+        /// The tensors that were given.
+        found: usize,
+    },
+    /// The form has a dimension too often, or lacks one.
+    #[error("the form has the {axis} dimension {times} times; {expected}")]
+    Dimension {
+        /// The dimension.
+        axis: TensorAxis,
+        /// The number of times.
+        times: usize,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// A tensor has another size or stride, or other elements, than the first one of its section.
+    #[error(
+        "tensor {tensor} has other sizes, strides or elements than the first one of its section"
+    )]
+    Differs {
+        /// The tensor.
+        tensor: usize,
+    },
+    /// A size does not fit the form.
+    #[error("dimension {dimension} has {size} positions; the form asks for {expected}")]
+    Size {
+        /// The dimension.
+        dimension: usize,
+        /// Its size.
+        size: u64,
+        /// What the form asks for.
+        expected: String,
+    },
+    /// Groups of elements do not fit into the elements.
+    #[error("elements of {bytes} contiguous bytes are no whole number of groups of {unit} bytes")]
+    Groups {
+        /// The bytes of a row, or of one element if elements are apart.
+        bytes: u64,
+        /// The bytes of a group.
+        unit: u32,
+    },
+    /// An axis is split in more than two parts, tensors included.
+    #[error(
+        "the {axis} axis would be split in {parts} parts, and two are the most; copy the tensors"
+    )]
+    Split {
+        /// The axis.
+        axis: TensorAxis,
+        /// The parts.
+        parts: usize,
+    },
+    /// Tensors of a list are not equally far apart.
+    #[error(
+        "the tensors of the {axis} list are not in ascending order at equal distances; give them in \
+         order, or adopt each by itself"
+    )]
+    Uneven {
+        /// The list.
+        axis: TensorAxis,
+    },
+    /// The tensors are in several kinds of memory.
+    #[error("tensor {tensor} is in {found} memory, and tensor 0 in {expected} memory")]
+    MixedMemory {
+        /// The tensor.
+        tensor: usize,
+        /// The memory of the first one.
+        expected: StorageKind,
+        /// The memory of this one.
+        found: StorageKind,
+    },
+    /// A tensor cannot be written, or the bytes between its elements may be another library's.
+    #[error("tensor {tensor} cannot be adopted")]
+    Memory {
+        /// The tensor.
+        tensor: usize,
+        /// Why.
+        #[source]
+        source: ImportError,
+    },
+    /// The strides are not nested, or overlap.
+    #[error("the strides of the tensors are refused: {0}")]
+    Layout(#[from] LayoutError),
+}

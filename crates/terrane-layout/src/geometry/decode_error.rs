@@ -1,0 +1,105 @@
+//! Why bytes are not a geometry.
+
+use std::fmt;
+
+use super::axis::InvalidSectionName;
+use super::encoding::VERSION;
+use crate::error::LayoutError;
+
+/// Why bytes were refused by [`Geometry::decode`](crate::Geometry::decode).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// The encoding has another version.
+    #[error(
+        "the layout is encoded in version {version}, and this library reads version {VERSION}; run \
+         the same release on both sides and encode it again"
+    )]
+    Version {
+        /// The version.
+        version: u8,
+    },
+    /// The bytes end too early.
+    #[error(
+        "the layout needs {needed} bytes from byte {offset} on, and {actual} are there; send all of it"
+    )]
+    Truncated {
+        /// Where the missing part begins.
+        offset: usize,
+        /// The bytes of that part.
+        needed: usize,
+        /// The bytes that are left.
+        actual: usize,
+    },
+    /// Bytes follow the end.
+    #[error("{extra} bytes follow the end of the layout at byte {offset}; pass the layout alone")]
+    TrailingBytes {
+        /// Where the layout ends.
+        offset: usize,
+        /// The bytes that follow.
+        extra: usize,
+    },
+    /// A count exceeds the reader's limit.
+    #[error(
+        "the number of {claim} is {count}, and the limit is {limit}; raise the limit if you expect that many"
+    )]
+    OverLimit {
+        /// What there is too much of.
+        claim: Claim,
+        /// The count.
+        count: u64,
+        /// The largest count that is taken.
+        limit: u64,
+    },
+    /// A flag is neither 0 nor 1.
+    #[error("byte {offset} of the layout is {value}; a flag is 0 or 1")]
+    Flag {
+        /// Where the flag is.
+        offset: usize,
+        /// Its value.
+        value: u8,
+    },
+    /// A layout has one encoding, and these bytes are another one.
+    #[error(
+        "the layout is not in its one encoding at byte {offset}: a stride over one position is 0, and \
+         a split axis or a run of regions is written once"
+    )]
+    NotCanonical {
+        /// Where the strides or the run begin.
+        offset: usize,
+    },
+    /// The name of a section is none.
+    #[error(transparent)]
+    Name(#[from] InvalidSectionName),
+    /// An alignment is no power of two of 64 bits.
+    #[error("the block alignment is 2^{exponent}; the largest is 2^63")]
+    NoSuchAlignment {
+        /// The exponent.
+        exponent: u8,
+    },
+    /// The strides are not nested, or leave their regions.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
+
+/// What an encoding claims a number of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Claim {
+    /// Blocks.
+    Blocks,
+    /// Sections of a block.
+    Sections,
+    /// Regions.
+    Regions,
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Blocks => "blocks",
+            Self::Sections => "sections",
+            Self::Regions => "regions",
+        })
+    }
+}

@@ -1,0 +1,54 @@
+//! The width of a model's elements.
+
+use super::error::{Expected, ModelError};
+use super::fields::{Fields, cut};
+
+/// The dtypes of models that have one width an element, as `torch` names them.
+const DTYPES: &[&str] =
+    &["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "half", "float"];
+
+/// Bytes an element of the model, which its caches have too unless the caller says otherwise.
+/// Newer configurations call the field `dtype`, older ones `torch_dtype`.
+pub(super) fn model_width(fields: &Fields<'_>) -> Result<u8, ModelError> {
+    let (old, new) = (fields.inherited_text("torch_dtype")?, fields.inherited_text("dtype")?);
+    if let (Some((old_name, old)), Some((new_name, new))) = (&old, &new)
+        && old != new
+    {
+        return Err(ModelError::Contradiction {
+            first: old_name.clone(),
+            first_value: cut(old),
+            second: new_name.clone(),
+            second_value: cut(new),
+            rule: "they are two names of one field",
+        });
+    }
+    let unstated = fields.family.default_dtype.map(|dtype| ("torch_dtype".to_owned(), dtype));
+    let (field, dtype) = old.or(new).or(unstated).ok_or_else(|| fields.missing("torch_dtype"))?;
+    width(field, dtype)
+}
+
+/// Bytes an element of the dtype that a field states; `None` if it states none.
+pub(super) fn stated_width(
+    fields: &Fields<'_>,
+    name: &'static str,
+) -> Result<Option<u8>, ModelError> {
+    let stated = if name.is_empty() { None } else { fields.inherited_text(name)? };
+    stated.map(|(field, dtype)| width(field, dtype)).transpose()
+}
+
+/// The caller's width.
+pub(super) fn checked_width(width: u8) -> Result<u8, ModelError> {
+    if (1..=8).contains(&width) { Ok(width) } else { Err(ModelError::RecurrentWidth { width }) }
+}
+
+fn width(field: String, dtype: &str) -> Result<u8, ModelError> {
+    match dtype {
+        "bfloat16" | "float16" | "half" => Ok(2),
+        "float32" | "float" => Ok(4),
+        "float8_e4m3fn" | "float8_e5m2" => Ok(1),
+        other => {
+            let (value, expected) = (cut(other), Expected::OneOf(DTYPES));
+            Err(ModelError::Value { field, value, expected })
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Latents and the keys of indexers.
+
+use serde_json::Value;
+
+use super::error::{Expected, ModelError};
+use super::fields::Fields;
+use super::limits::LARGEST_DIMENSION;
+
+/// Elements of a latent: its compressed part and its rotary part.
+pub(super) fn latent_dim(fields: &Fields<'_>) -> Result<u32, ModelError> {
+    let latent = fields.integer("kv_lora_rank", 1, LARGEST_DIMENSION)?;
+    let rotary = fields.integer("qk_rope_head_dim", 1, LARGEST_DIMENSION)?;
+    Ok(latent + rotary)
+}
+
+/// Bytes of an indexer's row: an fp8 value an element, and a scale of four bytes for each 128.
+/// An engine keeps the values of a block before its scales; the block's bytes are the same.
+pub(super) fn indexer_row_bytes(fields: &Fields<'_>) -> Result<u32, ModelError> {
+    let dim = fields.integer("index_head_dim", 1, LARGEST_DIMENSION)?;
+    Ok(dim + 4 * dim.div_ceil(128))
+}
+
+/// The layers that select tokens themselves, and so have an indexer. The others use the tokens
+/// that the layer before them has selected.
+pub(super) fn indexer_layers(
+    fields: &Fields<'_>,
+    num_layers: u32,
+    every: u32,
+) -> Result<Vec<u32>, ModelError> {
+    let of_types = |types: Vec<&str>, own: &str| {
+        (0_u32..).zip(types).filter(|(_, each)| *each == own).map(|(layer, _)| layer).collect()
+    };
+    if let Some(types) = fields.layers("indexer_types", num_layers, &["full", "shared"])? {
+        return Ok(of_types(types, "full"));
+    }
+    let name = "index_topk_pattern";
+    if let Some(Value::String(letters)) = fields.own(name) {
+        let expected = Expected::Layers { layers: num_layers, of: &["F", "S"] };
+        let is_known = letters.bytes().all(|letter| letter == b'F' || letter == b'S');
+        if !is_known || u32::try_from(letters.len()) != Ok(num_layers) {
+            return Err(fields.unexpected(name, &Value::String(letters.clone()), expected));
+        }
+        let layers = (0_u32..).zip(letters.bytes()).filter(|(_, letter)| *letter == b'F');
+        return Ok(layers.map(|(layer, _)| layer).collect());
+    }
+    if let Some(types) = fields.layers(name, num_layers, &["F", "S"])? {
+        return Ok(of_types(types, "F"));
+    }
+    let every = fields.optional_integer("index_topk_freq", 1, u32::MAX)?.unwrap_or(every);
+    let offset = fields.optional_integer("index_skip_topk_offset", 0, u32::MAX)?.unwrap_or(2);
+    let selects = |layer: &u32| (layer + 1).saturating_sub(offset).is_multiple_of(every);
+    Ok((0..num_layers).filter(selects).collect())
+}

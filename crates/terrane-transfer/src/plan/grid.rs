@@ -1,0 +1,170 @@
+//! A transfer as strides, for engines that compute addresses instead of reading a list of them.
+
+use terrane_core::ByteCount;
+
+use super::TransferPlan;
+use super::nest::{Level, Nest, Over};
+use super::run::Distance;
+use crate::Side;
+
+/// A part of a plan as nested counts, with the strides of both ends.
+///
+/// For every pair of blocks of the plan, `layers · outers · rows · columns` cells of
+/// [`bytes`](Self::bytes) each are copied. A cell is contiguous at both ends and as long as the
+/// geometries of both ends let it be; neighbouring blocks are not joined.
+///
+/// The cell (pair, layer, outer, row, column), each index counted from 0, lies at one end in
+/// region `first_region + layer · regions_per_layer`, at
+///
+/// ```text
+/// offset + block(pair) · block_stride + layer · layer_stride + outer · outer_stride
+///        + row · row_stride + column · column_stride
+/// ```
+///
+/// where `block(pair)` is the id of that end's block. All of it is within the regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyGrid {
+    /// Layers that are apart at one end at least; 1 where whole blocks are contiguous at both,
+    /// unless the transfer is [layer-wise](crate::Transfer::layer_wise).
+    pub layers: u32,
+    /// Iterations of the outermost loop within a layer: sections, in most plans.
+    pub outers: u32,
+    /// Iterations of the next loop: tokens or heads, in most plans that break pieces up.
+    pub rows: u32,
+    /// Iterations of the innermost loop.
+    pub columns: u32,
+    /// The length of a cell.
+    pub bytes: ByteCount,
+    /// Where the cells come from.
+    pub source: GridEnd,
+    /// Where they go.
+    pub destination: GridEnd,
+}
+
+/// One end of a [`CopyGrid`]. Strides are in bytes; that of a dimension of one means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GridEnd {
+    /// The region of the first layer.
+    pub first_region: u32,
+    /// Regions from a layer to the next; 0 where all layers share one.
+    pub regions_per_layer: u32,
+    /// Of the first cell of block 0, from the beginning of its region.
+    pub offset: u64,
+    /// From a block to the next id.
+    pub block_stride: u64,
+    /// From a layer to the next.
+    pub layer_stride: u64,
+    /// From an outer to the next.
+    pub outer_stride: u64,
+    /// From a row to the next.
+    pub row_stride: u64,
+    /// From a column to the next.
+    pub column_stride: u64,
+}
+
+/// The loops within a layer that a grid has.
+const LOOPS: usize = 3;
+
+/// The most grids of a plan. Engines launch each of them.
+const MOST_GRIDS: u64 = 64;
+
+impl CopyGrid {
+    /// One end.
+    #[must_use]
+    pub const fn end(&self, side: Side) -> &GridEnd {
+        match side {
+            Side::Source => &self.source,
+            Side::Destination => &self.destination,
+        }
+    }
+
+    /// The bytes of one pair of blocks.
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        let counts = [self.layers, self.outers, self.rows, self.columns];
+        counts.iter().map(|&count| u64::from(count)).product::<u64>() * self.bytes.get()
+    }
+}
+
+impl TransferPlan {
+    /// The same copies as strides, for engines that compute addresses. The blocks are those of
+    /// [`source_blocks`](Self::source_blocks) and [`destination_blocks`](Self::destination_blocks).
+    /// Each grid has all layers of the transfer.
+    ///
+    /// `None` if no few grids say it: blocks or layers lie at uneven distances, or in several regions.
+    #[must_use]
+    pub fn grids(&self) -> Option<Vec<CopyGrid>> {
+        let [group] = self.groups.as_slice() else { return None };
+        let mut grids = Vec::with_capacity(group.nests.len());
+        for nest in &group.nests {
+            if nest.block.iter().any(|steps| steps.outer().count > 1) {
+                return None;
+            }
+            let mut loops: Vec<Level> = Vec::with_capacity(8);
+            loops.extend(nest.outer.iter().chain(&nest.inner).filter(|l| l.over != Over::Layers));
+            // Loops over regions, and the outermost of too many, become grids of their own.
+            let is_over_regions = |level: &Level| level.step.0.iter().any(|at| at.region != 0);
+            let (mut apart, mut inside): (Vec<Level>, Vec<Level>) =
+                loops.into_iter().partition(is_over_regions);
+            let too_many = inside.len().saturating_sub(LOOPS);
+            apart.extend(inside.drain(..too_many));
+            let count: u64 = apart.iter().map(|level| level.count).product();
+            if count > MOST_GRIDS {
+                return None;
+            }
+            for index in 0..count {
+                let (mut at, mut rest) = (Distance::ZERO, index);
+                for level in &apart {
+                    at = at.plus(&level.step.times(rest % level.count));
+                    rest /= level.count;
+                }
+                grids.push(grid(nest, &at, &inside)?);
+            }
+        }
+        Some(grids)
+    }
+}
+
+/// One grid of a nest, whose first cell is moved by `at`.
+fn grid(nest: &Nest, at: &Distance, loops: &[Level]) -> Option<CopyGrid> {
+    let layers = nest.outer_over(Over::Layers);
+    let padded = match loops {
+        [] => [None, None, None],
+        [outer] if outer.over == Over::Sections => [Some(outer), None, None],
+        [row] => [None, Some(row), None],
+        [outer, row] if outer.over == Over::Sections => [Some(outer), Some(row), None],
+        [row, column] => [None, Some(row), Some(column)],
+        [outer, row, column] => [Some(outer), Some(row), Some(column)],
+        _ => return None,
+    };
+    let count =
+        |level: Option<&Level>| level.map_or(Some(1), |level| u32::try_from(level.count).ok());
+    let stride = |level: Option<&Level>, end: usize| {
+        level.and_then(|level| level.step.0.get(end)).map_or(0, |at| at.offset)
+    };
+    let end = |end: usize| {
+        let (base, by, steps) = (nest.base.get(end)?, at.0.get(end)?, nest.block.get(end)?);
+        let layer = layers.and_then(|level| level.step.0.get(end));
+        let [outer, row, column] = padded;
+        Some(GridEnd {
+            first_region: base.region.wrapping_add(by.region),
+            regions_per_layer: layer.map_or(0, |at| at.region),
+            offset: base.offset.wrapping_add(by.offset),
+            block_stride: steps.inner().stride,
+            layer_stride: layer.map_or(0, |at| at.offset),
+            outer_stride: stride(outer, end),
+            row_stride: stride(row, end),
+            column_stride: stride(column, end),
+        })
+    };
+    let [outer, row, column] = padded;
+    Some(CopyGrid {
+        layers: count(layers)?,
+        outers: count(outer)?,
+        rows: count(row)?,
+        columns: count(column)?,
+        bytes: ByteCount::new(nest.unit),
+        source: end(0)?,
+        destination: end(1)?,
+    })
+}

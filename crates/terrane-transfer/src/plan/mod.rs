@@ -1,0 +1,282 @@
+//! What a transfer comes down to: runs of bytes.
+
+mod block_sort;
+mod grid;
+mod nest;
+mod overlap;
+mod planner;
+mod run;
+mod runs;
+mod shape;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_queue::ArrayQueue;
+use smallvec::SmallVec;
+use terrane_core::{Alignment, ByteCount, Location, OwnerProcess};
+
+pub use grid::{CopyGrid, GridEnd};
+pub use planner::Planner;
+pub use run::CopyRun;
+
+use crate::sync::{Mutex, lock};
+use crate::{Endpoint, Side};
+use block_sort::PairSorter;
+use nest::LayerGroup;
+use shape::Selection;
+
+/// A validated transfer, broken into as few copies as there can be.
+///
+/// It keeps both ends alive. Its buffers go back to the planner when it drops.
+pub struct TransferPlan {
+    source: Endpoint,
+    destination: Endpoint,
+    selection: Selection,
+    /// What is copied of each pair of blocks.
+    groups: SmallVec<[LayerGroup; 1]>,
+    /// Whether runs go block by block. Otherwise they go layer by layer.
+    by_block: bool,
+    /// Whether less than whole pieces is copied at a time.
+    breaks_pieces: bool,
+    pieces: u64,
+    bytes: ByteCount,
+    /// The runs, once the list is asked for: engines that compute addresses never do.
+    made: OnceLock<Vec<CopyRun>>,
+    /// The room for them until then.
+    unmade: Mutex<Vec<CopyRun>>,
+    run_count: u64,
+    buffers: Buffers,
+    spare: Arc<ArrayQueue<Buffers>>,
+    owner: OwnerProcess,
+}
+
+/// The lists of a plan, used again by later ones.
+#[derive(Debug, Default)]
+struct Buffers {
+    /// The blocks, as pairs in ascending order of the destination.
+    sources: Vec<u32>,
+    destinations: Vec<u32>,
+    sorter: PairSorter,
+    segments: Vec<Segment>,
+    runs: Vec<CopyRun>,
+}
+
+/// Blocks that follow one another at both ends and are adjacent in memory there.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    source: u32,
+    destination: u32,
+    blocks: u32,
+    /// The place of the first one in the lists of blocks.
+    pair: u32,
+}
+
+impl TransferPlan {
+    /// Where the bytes come from.
+    #[must_use]
+    pub fn source(&self) -> &Endpoint {
+        &self.source
+    }
+
+    /// Where they go.
+    #[must_use]
+    pub fn destination(&self) -> &Endpoint {
+        &self.destination
+    }
+
+    /// One end.
+    #[must_use]
+    pub fn end(&self, side: Side) -> &Endpoint {
+        match side {
+            Side::Source => &self.source,
+            Side::Destination => &self.destination,
+        }
+    }
+
+    /// The runs. No two overlap in the destination, and none overlaps any run's source.
+    ///
+    /// The list is made at the first call: there can be hundreds of thousands, and millions of
+    /// [broken-up](Self::breaks_pieces) pieces. Engines that need none take
+    /// [`grids`](Self::grids).
+    #[must_use]
+    pub fn runs(&self) -> &[CopyRun] {
+        self.made.get_or_init(|| {
+            let mut runs = std::mem::take(&mut *lock(&self.unmade));
+            self.make_runs(&mut runs);
+            runs
+        })
+    }
+
+    /// The number of runs, without a list of them.
+    #[must_use]
+    pub fn run_count(&self) -> u64 {
+        self.run_count
+    }
+
+    /// Whether less than whole pieces is copied at a time: the ends differ in the strides of rows, or
+    /// some heads or tokens are copied.
+    #[must_use]
+    pub fn breaks_pieces(&self) -> bool {
+        self.breaks_pieces
+    }
+
+    /// The heads that are copied, at one end; of a layout that does not state any, the one head that
+    /// is its row.
+    #[must_use]
+    pub fn heads(&self, side: Side) -> Range<u32> {
+        let [source, destination] = &self.selection.heads;
+        match side {
+            Side::Source => source.clone(),
+            Side::Destination => destination.clone(),
+        }
+    }
+
+    /// The tokens that are copied, at one end; `None` for all of them.
+    #[must_use]
+    pub fn tokens(&self, side: Side) -> Option<Range<u32>> {
+        let [source, destination] = self.selection.tokens.clone()?;
+        Some(match side {
+            Side::Source => source,
+            Side::Destination => destination,
+        })
+    }
+
+    /// Whether all heads of both ends are copied.
+    pub(crate) const fn has_all_heads(&self) -> bool {
+        self.selection.has_all_heads
+    }
+
+    /// Whether all heads and tokens of the blocks of one end are copied.
+    pub(crate) fn has_whole_rows(&self, side: Side) -> bool {
+        let sections = self.end(side).layout().geometry().sections();
+        let has_all = |range: Range<u32>, count: u32| range == (0..count);
+        let heads = self.selection.has_all_heads
+            || sections.iter().all(|section| {
+                section.shape().heads.is_none_or(|count| has_all(self.heads(side), count))
+            });
+        let tokens = self.tokens(side).is_none_or(|range| {
+            sections.iter().all(|section| has_all(range.clone(), section.shape().tokens))
+        });
+        heads && tokens
+    }
+
+    /// The blocks that are read, the n-th into the n-th of
+    /// [`destination_blocks`](Self::destination_blocks).
+    #[must_use]
+    pub fn source_blocks(&self) -> &[u32] {
+        &self.buffers.sources
+    }
+
+    /// The blocks that are written, in ascending order.
+    #[must_use]
+    pub fn destination_blocks(&self) -> &[u32] {
+        &self.buffers.destinations
+    }
+
+    /// The blocks of one end, in the order of the pairs.
+    #[must_use]
+    pub fn blocks(&self, side: Side) -> &[u32] {
+        match side {
+            Side::Source => self.source_blocks(),
+            Side::Destination => self.destination_blocks(),
+        }
+    }
+
+    /// The blocks that are read, in ascending order, and those that they are written to: the same
+    /// pairs as the n-th [source](Self::source_blocks) with the n-th
+    /// [destination](Self::destination_blocks), for engines to which the source's order matters.
+    #[must_use]
+    pub fn pairs_by_source(&self) -> [Vec<u32>; 2] {
+        let (mut sources, mut destinations) = (Vec::new(), Vec::new());
+        let ids = self.source.layout().geometry().num_blocks();
+        let (keys, values) = (self.source_blocks(), self.destination_blocks());
+        PairSorter::default().sort(keys, values, ids, [&mut sources, &mut destinations]);
+        [sources, destinations]
+    }
+
+    /// The layers, by their numbers in the source.
+    #[must_use]
+    pub fn layers(&self) -> Range<u32> {
+        self.selection.layers.clone()
+    }
+
+    /// The layer of the destination that the first layer is copied to.
+    #[must_use]
+    pub fn landing(&self) -> u32 {
+        self.selection.landing
+    }
+
+    /// The pieces to copy: one for each block, layer and section.
+    #[must_use]
+    pub fn pieces(&self) -> u64 {
+        self.pieces
+    }
+
+    /// All the bytes to copy.
+    #[must_use]
+    pub fn bytes(&self) -> ByteCount {
+        self.bytes
+    }
+
+    /// The mean length of a run; zero where there is none.
+    #[must_use]
+    pub fn mean_run(&self) -> ByteCount {
+        ByteCount::new(self.bytes.get().checked_div(self.run_count()).unwrap_or(0))
+    }
+
+    /// Where a run begins at one end; `None` for a run of another plan.
+    #[inline]
+    #[must_use]
+    pub fn location(&self, run: &CopyRun, side: Side) -> Option<Location> {
+        let at = run.at(side);
+        self.end(side).base(at.region)?.checked_add(ByteCount::new(at.offset))
+    }
+
+    /// The largest power of two that the longest contiguous stretches at one end begin and end at a
+    /// multiple of, however the other end breaks them up.
+    #[must_use]
+    pub fn alignment(&self, side: Side) -> Alignment {
+        let of_end = self.end(side).alignment();
+        if self.breaks_pieces { self.stretch_alignment(side, of_end) } else { of_end }
+    }
+}
+
+impl Drop for TransferPlan {
+    fn drop(&mut self) {
+        // In a forked process the list may be in the hands of a thread that is not there.
+        if !self.owner.is_current() {
+            return;
+        }
+        let mut buffers = std::mem::take(&mut self.buffers);
+        let unmade = std::mem::take(&mut *lock(&self.unmade));
+        // Plans that break pieces up are rare, and have too many runs to be kept.
+        let made = self.made.take().filter(|_| !self.breaks_pieces);
+        buffers.runs = made.unwrap_or(unmade);
+        buffers.clear();
+        // With spares enough, these are just freed.
+        let _ = self.spare.push(buffers);
+    }
+}
+
+impl fmt::Debug for TransferPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TransferPlan")
+            .field("blocks", &self.buffers.destinations.len())
+            .field("layers", &self.selection.layers)
+            .field("bytes", &self.bytes)
+            .field("pieces", &self.pieces)
+            .field("runs", &self.run_count())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Buffers {
+    fn clear(&mut self) {
+        self.sources.clear();
+        self.destinations.clear();
+        self.segments.clear();
+        self.runs.clear();
+    }
+}

@@ -1,0 +1,380 @@
+//! What is copied of each pair of blocks: loops around runs that are contiguous at both ends.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+use terrane_layout::{Axis, AxisSteps, RegionOffset, Section};
+
+use super::run::Distance;
+use super::shape::{Selection, SharedSection};
+
+/// The loops around one run, for each pair of blocks.
+#[derive(Clone, Debug)]
+pub(crate) struct Nest {
+    /// Where the first run of block 0 begins at both ends.
+    pub(crate) base: [RegionOffset; 2],
+    /// The bytes of a run.
+    pub(crate) unit: u64,
+    /// Layers, then sections; the outermost first.
+    pub(crate) outer: SmallVec<[Level; 2]>,
+    /// Heads, tokens and elements, in the order of the destination; the outermost first.
+    pub(crate) inner: SmallVec<[Level; 4]>,
+    /// The strides of blocks at both ends.
+    pub(crate) block: [AxisSteps; 2],
+    /// How often a run goes over the blocks of its segment: once for each section that it joins.
+    pub(crate) passes: u64,
+}
+
+/// One loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Level {
+    pub(crate) over: Over,
+    pub(crate) count: u64,
+    pub(crate) step: Distance,
+}
+
+/// What a loop runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Over {
+    Layers,
+    Sections,
+    Rows,
+}
+
+/// Nests of some layers. Their loops over layers have equal counts.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerGroup {
+    pub(crate) nests: SmallVec<[Nest; 2]>,
+    /// The first layer, counted from the first layer of the transfer.
+    pub(crate) first: u32,
+    /// Iterations of the loops over layers.
+    pub(crate) steps: u64,
+    /// Layers that each iteration copies.
+    pub(crate) layers_per_step: u32,
+}
+
+/// Whether an order of runs goes block by block, which lets layers join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Joining {
+    pub(crate) layers: bool,
+}
+
+/// The nests of a transfer.
+pub(crate) fn layer_groups(
+    sections: &[SharedSection<'_>],
+    selection: &Selection,
+    joining: Joining,
+) -> SmallVec<[LayerGroup; 1]> {
+    let count = selection.layers.end - selection.layers.start;
+    let is_linear = |section: &SharedSection<'_>| {
+        section.ends.iter().all(|end| linear(end.steps(Axis::Layer)).is_some())
+    };
+    let firsts = [selection.layers.start, selection.landing];
+    if sections.iter().all(is_linear) {
+        return SmallVec::from_iter([layer_group(sections, selection, firsts, count, 0, joining)]);
+    }
+    // Layers at uneven distances: each is a group of its own.
+    (0..count)
+        .map(|layer| {
+            let firsts = firsts.map(|first| first + layer);
+            layer_group(sections, selection, firsts, 1, layer, joining)
+        })
+        .collect()
+}
+
+fn layer_group(
+    sections: &[SharedSection<'_>],
+    selection: &Selection,
+    firsts: [u32; 2],
+    count: u32,
+    first: u32,
+    joining: Joining,
+) -> LayerGroup {
+    let mut nests: SmallVec<[Nest; 2]> = SmallVec::new();
+    for section in sections {
+        push_nests(section, selection, firsts, count, &mut nests);
+    }
+    combine_sections(&mut nests);
+    for nest in &mut nests {
+        nest.join(joining.layers);
+    }
+    let steps_of = |nest: &Nest| -> u64 {
+        nest.outer
+            .iter()
+            .filter(|level| level.over == Over::Layers)
+            .map(|level| level.count)
+            .product()
+    };
+    let steps = nests.iter().map(steps_of).max().unwrap_or(1);
+    if nests.iter().any(|nest| steps_of(nest) != steps) {
+        // Layers join in some nests only. All of them then keep the loop.
+        nests.clear();
+        for section in sections {
+            push_nests(section, selection, firsts, count, &mut nests);
+        }
+        combine_sections(&mut nests);
+        nests.iter_mut().for_each(|nest| nest.join(false));
+        return LayerGroup { nests, first, steps: count.into(), layers_per_step: 1 };
+    }
+    let per_step = u64::from(count).checked_div(steps).unwrap_or(1);
+    LayerGroup { nests, first, steps, layers_per_step: u32::try_from(per_step).unwrap_or(count) }
+}
+
+/// The loops of one section. An axis that the two ends split differently makes several.
+fn push_nests(
+    section: &SharedSection<'_>,
+    selection: &Selection,
+    firsts: [u32; 2],
+    count: u32,
+    nests: &mut SmallVec<[Nest; 2]>,
+) {
+    let [from, to] = section.ends;
+    let begin = |end: &Section, layer| {
+        // A section without layers is part of the first one.
+        end.begin(0, if end.steps(Axis::Layer).count() == 1 { 0 } else { layer })
+    };
+    let mut base = Nest {
+        base: [begin(from, firsts[0]), begin(to, firsts[1])],
+        unit: section.unit,
+        outer: SmallVec::new(),
+        inner: SmallVec::new(),
+        block: [*from.steps(Axis::Block), *to.steps(Axis::Block)],
+        passes: 1,
+    };
+    if count > 1 {
+        let strides = section.ends.map(|end| linear(end.steps(Axis::Layer)).unwrap_or(ORIGIN));
+        let step = Distance(strides);
+        base.outer.push(Level { over: Over::Layers, count: count.into(), step });
+    }
+    let mut found: SmallVec<[Nest; 2]> = SmallVec::new();
+    found.push(base);
+    for (axis, [from, to]) in section.rows(selection) {
+        if from.len() == 1 && from.start == 0 && to.start == 0 {
+            continue;
+        }
+        let steps = [axis.0, axis.1];
+        let parts = split(steps, [&from, &to]);
+        if let [part] = parts.as_slice() {
+            for nest in &mut found {
+                nest.add(part);
+            }
+            continue;
+        }
+        found = found
+            .iter()
+            .flat_map(|nest| {
+                parts.iter().map(|part| {
+                    let mut nest = nest.clone();
+                    nest.add(part);
+                    nest
+                })
+            })
+            .collect();
+    }
+    nests.extend(found);
+}
+
+/// A stretch of an axis whose positions both ends place by equal loops.
+#[derive(Clone, Debug)]
+struct AxisPart {
+    base: Distance,
+    levels: SmallVec<[Level; 3]>,
+}
+
+const ORIGIN: RegionOffset = RegionOffset { region: 0, offset: 0 };
+
+/// The one distance between positions, if the axis has only one.
+fn linear(steps: &AxisSteps) -> Option<RegionOffset> {
+    let (inner, outer) = (steps.inner(), steps.outer());
+    if outer.count == 1 {
+        Some(RegionOffset { region: 0, offset: inner.stride })
+    } else if inner.count == 1 {
+        Some(RegionOffset { region: steps.regions(), offset: outer.stride })
+    } else {
+        None
+    }
+}
+
+/// Splits positions of an axis into parts that are loops at both ends.
+fn split(steps: [&AxisSteps; 2], ranges: [&Range<u32>; 2]) -> SmallVec<[AxisPart; 2]> {
+    let [from, to] = ranges.map(|range| range.start);
+    let place = |position: u32| {
+        let at = [(steps[0], from), (steps[1], to)].map(|(steps, first)| {
+            let (region, offset) = steps.place(first + position);
+            RegionOffset { region, offset }
+        });
+        Distance(at)
+    };
+    let level = |count: u32, step: Distance| Level { over: Over::Rows, count: count.into(), step };
+    let count = ranges[0].end - from;
+    let mut parts = SmallVec::new();
+    if let [Some(a), Some(b)] = steps.map(linear) {
+        let levels = SmallVec::from_iter([level(count, Distance([a, b]))]);
+        parts.push(AxisPart { base: place(0), levels });
+        return parts;
+    }
+    let groups = steps.map(|steps| match linear(steps) {
+        // An axis that is not split is one group, which is never left.
+        Some(_) => u32::MAX,
+        None => steps.inner().count,
+    });
+    let mut at = 0;
+    while at < count {
+        let within = [(from + at) % groups[0], (to + at) % groups[1]];
+        let (small, large) = (groups[0].min(groups[1]), groups[0].max(groups[1]));
+        let rest = count - at;
+        let nested = within_bounds(within, groups, small, large, rest);
+        let mut levels = SmallVec::new();
+        let taken = match nested {
+            Some((whole, middle)) => {
+                let whole_count = rest / whole;
+                // The innermost first.
+                levels.push(level(small, distance(&place, at, 1, small)));
+                if middle > 1 {
+                    levels.push(level(middle, distance(&place, at, small, whole)));
+                }
+                if whole_count > 1 {
+                    levels.push(level(whole_count, distance(&place, at, whole, rest)));
+                }
+                whole * whole_count
+            }
+            None => {
+                let left = [groups[0] - within[0], groups[1] - within[1]];
+                let run = rest.min(left[0]).min(left[1]);
+                levels.push(level(run, distance(&place, at, 1, run)));
+                run
+            }
+        };
+        parts.push(AxisPart { base: place(at), levels });
+        at += taken;
+    }
+    parts
+}
+
+/// The bytes between positions `at` and `at + step`, if there are that many.
+fn distance(place: &impl Fn(u32) -> Distance, at: u32, step: u32, limit: u32) -> Distance {
+    if step >= limit {
+        return Distance::ZERO;
+    }
+    Distance::between(&place(at).0, &place(at + step).0)
+}
+
+/// Positions of a loop over whole groups of both ends, and small groups in each of them.
+fn within_bounds(
+    within: [u32; 2],
+    groups: [u32; 2],
+    small: u32,
+    large: u32,
+    rest: u32,
+) -> Option<(u32, u32)> {
+    if large == u32::MAX {
+        // One end is not split: the groups of the other one follow each other.
+        let at_start = groups.iter().zip(within).all(|(&group, at)| group == u32::MAX || at == 0);
+        return (at_start && rest >= small).then_some((small, 1));
+    }
+    let aligned = within == [0, 0] && large.is_multiple_of(small) && rest >= large;
+    aligned.then_some((large, large / small))
+}
+
+/// Nests that differ in their base alone become one loop over sections.
+fn combine_sections(nests: &mut SmallVec<[Nest; 2]>) {
+    let [first, others @ ..] = nests.as_slice() else { return };
+    let Some(second) = others.first() else { return };
+    let step = Distance::between(&first.base, &second.base);
+    let mut previous = first;
+    for nest in others {
+        if !nest.is_like(first) || Distance::between(&previous.base, &nest.base) != step {
+            return;
+        }
+        previous = nest;
+    }
+    // A step backwards at an end would wrap, and loops go forwards.
+    let goes_on = |each: &RegionOffset| each.region < u32::MAX / 2 && each.offset < u64::MAX / 2;
+    if !step.0.iter().all(goes_on) {
+        return;
+    }
+    let count = nests.len();
+    nests.truncate(1);
+    if let Some(nest) = nests.first_mut() {
+        let count = terrane_core::ByteCount::from_usize(count).get();
+        nest.outer.push(Level { over: Over::Sections, count, step });
+    }
+}
+
+impl Nest {
+    fn add(&mut self, part: &AxisPart) {
+        let [from, to] = part.base.0;
+        let [source, destination] = &mut self.base;
+        for (base, by) in [(source, from), (destination, to)] {
+            base.region = base.region.wrapping_add(by.region);
+            base.offset = base.offset.wrapping_add(by.offset);
+        }
+        self.inner.extend(part.levels.iter().copied().filter(|level| level.count > 1));
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        self.unit == other.unit
+            && self.outer == other.outer
+            && self.inner == other.inner
+            && self.block == other.block
+    }
+
+    /// Joins loops whose iterations follow one another at both ends, and sorts the others.
+    fn join(&mut self, layers: bool) {
+        while let Some(found) = self.inner.iter().position(|level| level.step.is_step_of(self.unit))
+        {
+            self.unit *= self.inner.remove(found).count;
+        }
+        if self.inner.is_empty() {
+            while let Some(found) = self.outer.iter().position(|level| {
+                level.step.is_step_of(self.unit) && (layers || level.over == Over::Sections)
+            }) {
+                self.unit *= self.outer.remove(found).count;
+            }
+        }
+        let key = |level: &Level| {
+            let [_, to] = level.step.0;
+            std::cmp::Reverse((to.region, to.offset))
+        };
+        self.inner.sort_by_key(key);
+    }
+
+    /// The iterations of the loops over sections.
+    pub(crate) fn sections(&self) -> u64 {
+        self.outer_over(Over::Sections).map_or(1, |level| level.count)
+    }
+
+    /// The loop over layers or over sections, if there is one.
+    pub(crate) fn outer_over(&self, over: Over) -> Option<&Level> {
+        self.outer.iter().find(|level| level.over == over)
+    }
+
+    /// The runs of each iteration of the outer loops.
+    pub(crate) fn inner_count(&self) -> u64 {
+        self.inner.iter().map(|level| level.count).product()
+    }
+
+    /// How far a run is from the first one of its tile, by its number.
+    pub(crate) fn inner_distance(&self, mut index: u64) -> Distance {
+        let mut at = Distance::ZERO;
+        for level in self.inner.iter().rev() {
+            at = at.plus(&level.step.times(index % level.count));
+            index /= level.count;
+        }
+        at
+    }
+
+    /// Calls `each` with the distance of every run of a tile, in the order of their numbers.
+    pub(crate) fn for_each_inner(&self, each: &mut impl FnMut(&Distance)) {
+        visit(&self.inner, Distance::ZERO, each);
+    }
+}
+
+fn visit(levels: &[Level], at: Distance, each: &mut impl FnMut(&Distance)) {
+    let Some((level, inner)) = levels.split_first() else { return each(&at) };
+    let mut at = at;
+    for _ in 0..level.count {
+        visit(inner, at, each);
+        at = at.plus(&level.step);
+    }
+}

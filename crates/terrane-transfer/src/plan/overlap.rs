@@ -1,0 +1,77 @@
+//! Finds bytes that one transfer would both read and write.
+
+use terrane_core::{ByteCount, Place, Space};
+
+use super::TransferPlan;
+use crate::hazard::meet;
+use crate::{Side, TransferError};
+
+/// Within one layout: different blocks never overlap, nor do different heads of a block, so it is
+/// enough that no block is named on both sides with heads in common.
+pub(crate) fn check_within_layout(plan: &TransferPlan) -> Result<(), TransferError> {
+    if !meet(&plan.heads(Side::Source), &plan.heads(Side::Destination)) {
+        return Ok(());
+    }
+    let destinations = plan.destination_blocks();
+    match plan.source_blocks().iter().find(|block| destinations.binary_search(block).is_ok()) {
+        Some(&block) => Err(TransferError::Overlap { source_block: block, destination: block }),
+        None => Ok(()),
+    }
+}
+
+/// Between two layouts that share memory: a sweep over all runs of both sides by address.
+pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferError> {
+    let mut stretches: Vec<Stretch> = Vec::with_capacity(2 * plan.runs().len());
+    for (index, run) in plan.runs().iter().enumerate() {
+        for side in [Side::Source, Side::Destination] {
+            if let Some(location) = plan.location(run, side) {
+                let Place { space, start } = location.place();
+                stretches.push(Stretch { space, start, end: start + run.bytes, side, run: index });
+            }
+        }
+    }
+    stretches.sort_unstable_by_key(|stretch| (stretch.space, stretch.start));
+    // Sources may overlap each other, so the furthest end seen so far is kept for each side.
+    let mut furthest: [Option<Stretch>; 2] = [None, None];
+    for stretch in stretches {
+        let (own, other) = match stretch.side {
+            Side::Source => (0, 1),
+            Side::Destination => (1, 0),
+        };
+        if let Some(met) = furthest[other].filter(|met| met.reaches_into(&stretch)) {
+            let (read, written) = match stretch.side {
+                Side::Source => (stretch.run, met.run),
+                Side::Destination => (met.run, stretch.run),
+            };
+            let block = |run, end: usize| {
+                let blocks = plan.blocks_of(run, ByteCount::ZERO);
+                blocks.and_then(|blocks| blocks.get(end).copied()).unwrap_or(u32::MAX)
+            };
+            return Err(TransferError::Overlap {
+                source_block: block(read, 0),
+                destination: block(written, 1),
+            });
+        }
+        let further =
+            furthest[own].is_none_or(|last| last.space != stretch.space || last.end < stretch.end);
+        if further {
+            furthest[own] = Some(stretch);
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+struct Stretch {
+    space: Space,
+    start: u64,
+    end: u64,
+    side: Side,
+    run: usize,
+}
+
+impl Stretch {
+    fn reaches_into(&self, later: &Self) -> bool {
+        self.space == later.space && self.end > later.start
+    }
+}

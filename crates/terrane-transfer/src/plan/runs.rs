@@ -1,0 +1,379 @@
+//! The runs of a plan: by their numbers, and as a list.
+//!
+//! A *tile* is what one iteration of the outer loops (blocks, layers, sections) copies: one run, or
+//! as many as the inner loops have iterations.
+
+use terrane_core::{Alignment, ByteCount};
+use terrane_layout::{AxisSteps, RegionOffset};
+
+use super::nest::{LayerGroup, Nest, Over};
+use super::run::{CopyRun, Distance};
+use super::{Segment, TransferPlan};
+use crate::Side;
+
+/// A tile: where its first run lies, and the loops around that.
+pub(crate) struct Tile<'a> {
+    pub(crate) first: CopyRun,
+    pub(crate) nest: &'a Nest,
+    /// The first of its layers, by its number in the source.
+    pub(crate) layer: u32,
+    segment: usize,
+}
+
+impl Tile<'_> {
+    /// Calls `each` with every run, in the order of their numbers.
+    pub(crate) fn for_each(&self, each: &mut impl FnMut(&CopyRun)) {
+        self.nest.for_each_inner(&mut |by| each(&self.first.moved(by)));
+    }
+
+    /// The bytes of all its runs.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.first.bytes * self.nest.inner_count()
+    }
+}
+
+impl TransferPlan {
+    /// The number of tiles.
+    pub(crate) fn tile_count(&self) -> u64 {
+        self.count(|_| 1)
+    }
+
+    /// A tile by its number.
+    pub(crate) fn tile(&self, index: u64) -> Option<Tile<'_>> {
+        self.find(index, |_| 1).map(|(tile, _)| tile)
+    }
+
+    /// The number of the first run of a tile.
+    pub(crate) fn first_run_of(&self, tile: u64) -> u64 {
+        (0..tile).filter_map(|tile| self.tile(tile)).map(|tile| tile.nest.inner_count()).sum()
+    }
+
+    /// A run by its index in [`runs`](Self::runs), without the list.
+    #[must_use]
+    pub fn run(&self, index: usize) -> Option<CopyRun> {
+        let (tile, inner) = self.find(number(index), Nest::inner_count)?;
+        Some(tile.first.moved(&tile.nest.inner_distance(inner)))
+    }
+
+    /// The layer that a run begins with, by its number in the source.
+    #[must_use]
+    pub fn layer(&self, run: usize) -> u32 {
+        // Most plans have one layer after the other, or blocks of all layers.
+        self.find(number(run), Nest::inner_count).map_or(u32::MAX, |(tile, _)| tile.layer)
+    }
+
+    /// The source block and the destination block that byte `offset` of a run belongs to; `None` if
+    /// there is no such run.
+    #[must_use]
+    pub fn blocks_of(&self, run: usize, offset: ByteCount) -> Option<[u32; 2]> {
+        let (tile, _) = self.find(number(run), Nest::inner_count)?;
+        let segment = self.buffers.segments.get(tile.segment)?;
+        let pieces = u64::from(segment.blocks) * tile.nest.passes;
+        let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
+        let piece = offset.get() / of_each % u64::from(segment.blocks);
+        let further = u32::try_from(piece).unwrap_or(0);
+        Some([segment.source + further, segment.destination + further])
+    }
+
+    /// The place in the lists of blocks of the first block of a run.
+    pub(crate) fn pair_of(&self, run: usize) -> Option<u32> {
+        let (tile, _) = self.find(number(run), Nest::inner_count)?;
+        Some(self.buffers.segments.get(tile.segment)?.pair)
+    }
+
+    /// The sum of `weight` over the tiles of every nest.
+    pub(super) fn count(&self, weight: impl Fn(&Nest) -> u64) -> u64 {
+        let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
+        let per_segment: u64 = self.groups.iter().map(of_group).sum();
+        per_segment * number(self.buffers.segments.len())
+    }
+
+    /// The tile that holds item `index`, where each tile holds `weight` items, and the number of the
+    /// item within the tile.
+    fn find(&self, index: u64, weight: impl Fn(&Nest) -> u64) -> Option<(Tile<'_>, u64)> {
+        let segments = number(self.buffers.segments.len());
+        let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
+        let all: u64 = self.groups.iter().map(of_group).sum();
+        let (block, mut rest, repeat) = if self.by_block {
+            (index.checked_div(all)?, index % all, 1)
+        } else {
+            (0, index, segments)
+        };
+        for group in &self.groups {
+            let items = of_group(group) * repeat;
+            if rest >= items {
+                rest -= items;
+                continue;
+            }
+            let of_step = per_step(group, &weight) * repeat;
+            let (step, mut rest) = (rest / of_step, rest % of_step);
+            for nest in &group.nests {
+                let each = weight(nest);
+                let items = nest.sections() * each * repeat;
+                if rest >= items {
+                    rest -= items;
+                    continue;
+                }
+                let (outer, item) = (rest / each, rest % each);
+                let (section, segment) = if self.by_block {
+                    (outer, block)
+                } else {
+                    (outer / segments, outer % segments)
+                };
+                let segment = ByteCount::new(segment).to_usize();
+                let place = self.buffers.segments.get(segment)?;
+                let tile = Tile {
+                    first: tile_run(nest, step, section, place),
+                    nest,
+                    layer: self.layer_of(group, step),
+                    segment,
+                };
+                return Some((tile, item));
+            }
+        }
+        None
+    }
+
+    fn layer_of(&self, group: &LayerGroup, step: u64) -> u32 {
+        let step = u32::try_from(step).unwrap_or(u32::MAX);
+        self.selection.layers.start + group.first + step.saturating_mul(group.layers_per_step)
+    }
+
+    /// Fills in the list of runs.
+    ///
+    /// Products and sums cannot overflow: every run lies within its regions, as ids, layers and rows
+    /// have been checked against the geometries, which prove that of all their bytes.
+    pub(super) fn make_runs(&self, runs: &mut Vec<CopyRun>) {
+        runs.reserve(ByteCount::new(self.run_count).to_usize());
+        if self.breaks_pieces {
+            let tiles = (0..self.tile_count()).filter_map(|index| self.tile(index));
+            tiles.for_each(|tile| tile.for_each(&mut |run| runs.push(*run)));
+        } else if self.by_block {
+            self.block_by_block(runs);
+        } else {
+            self.layer_by_layer(runs);
+        }
+    }
+
+    fn block_by_block(&self, runs: &mut Vec<CopyRun>) {
+        let Some((first, others)) = self.buffers.segments.split_first() else { return };
+        for group in &self.groups {
+            for step in 0..group.steps {
+                for nest in &group.nests {
+                    let sections = 0..nest.sections();
+                    runs.extend(sections.map(|section| tile_run(nest, step, section, first)));
+                }
+            }
+        }
+        // Every other segment has the same runs, as far from these as its blocks are.
+        let of_segment = runs.len();
+        let Some(steps) = self.linear_blocks() else {
+            // Blocks at uneven distances.
+            for segment in others {
+                for group in &self.groups {
+                    for step in 0..group.steps {
+                        for nest in &group.nests {
+                            let sections = 0..nest.sections();
+                            runs.extend(sections.map(|each| tile_run(nest, step, each, segment)));
+                        }
+                    }
+                }
+            }
+            return;
+        };
+        let strides = steps.map(|steps| steps.inner().stride);
+        for segment in others {
+            let from = distance(first.source, segment.source, strides[0]);
+            let to = distance(first.destination, segment.destination, strides[1]);
+            let begin = runs.len();
+            runs.extend_from_within(..of_segment);
+            for run in runs.iter_mut().skip(begin) {
+                run.source_offset = run.source_offset.wrapping_add(from);
+                run.destination_offset = run.destination_offset.wrapping_add(to);
+                run.bytes = run.bytes / u64::from(first.blocks) * u64::from(segment.blocks);
+            }
+        }
+    }
+
+    /// The strides of blocks, if all nests have the same ones and blocks are not split.
+    fn linear_blocks(&self) -> Option<[AxisSteps; 2]> {
+        let mut nests = self.groups.iter().flat_map(|group| &group.nests);
+        let steps = nests.next()?.block;
+        let is_linear = steps.iter().all(|steps| steps.outer().count == 1);
+        (is_linear && nests.all(|nest| nest.block == steps)).then_some(steps)
+    }
+
+    fn layer_by_layer(&self, runs: &mut Vec<CopyRun>) {
+        for group in &self.groups {
+            let begin = runs.len();
+            for nest in &group.nests {
+                for section in 0..nest.sections() {
+                    let segments = self.buffers.segments.iter();
+                    runs.extend(segments.map(|segment| tile_run(nest, 0, section, segment)));
+                }
+            }
+            let of_layer = runs.len() - begin;
+            let mut nests = group.nests.iter().map(|nest| nest.outer_over(Over::Layers));
+            let level = nests.next().flatten();
+            if level.is_some() && nests.all(|other| other == level) {
+                // Every other layer has the same runs, one step further at each end.
+                let step = level.map_or(Distance::ZERO, |level| level.step);
+                for _ in 1..group.steps {
+                    let last = runs.len() - of_layer;
+                    runs.extend_from_within(last..);
+                    for run in runs.iter_mut().skip(last + of_layer) {
+                        *run = run.moved(&step);
+                    }
+                }
+                continue;
+            }
+            for step in 1..group.steps {
+                for nest in &group.nests {
+                    for section in 0..nest.sections() {
+                        let segments = self.buffers.segments.iter();
+                        runs.extend(segments.map(|each| tile_run(nest, step, section, each)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The bits of the places and lengths of all runs at one end.
+    pub(crate) fn run_alignment(&self, side: Side) -> Alignment {
+        let of_end = self.end(side).alignment();
+        if !self.breaks_pieces {
+            return of_end;
+        }
+        let nests = self.groups.iter().flat_map(|group| &group.nests);
+        let bits = nests.fold(0, |bits, nest| {
+            let levels = nest.outer.iter().chain(&nest.inner);
+            let start = bits | nest.unit | at(&nest.base, side).offset;
+            levels.fold(start, |bits, level| bits | at(&level.step.0, side).offset)
+        });
+        of_end_bases(self, side).min(Alignment::of(bits | self.block_bits(side)))
+    }
+
+    /// The alignment of what is contiguous at one end, over all runs of a pair of blocks.
+    pub(super) fn stretch_alignment(&self, side: Side, _of_end: Alignment) -> Alignment {
+        let mut bits = self.block_bits(side);
+        for group in &self.groups {
+            let mut images: Vec<Image> =
+                group.nests.iter().map(|nest| Image::of(nest, side)).collect();
+            join_images(&mut images);
+            for image in &images {
+                bits |= image.start | image.bytes;
+                bits = image.levels.iter().fold(bits, |bits, &(_, stride)| bits | stride);
+            }
+        }
+        of_end_bases(self, side).min(Alignment::of(bits))
+    }
+
+    fn block_bits(&self, side: Side) -> u64 {
+        let sections = self.end(side).layout().geometry().sections();
+        let blocks = sections.iter().map(|section| section.steps(terrane_layout::Axis::Block));
+        let steps = blocks.flat_map(|steps| [steps.inner(), steps.outer()]);
+        steps.filter(|step| step.count > 1).fold(0, |bits, step| bits | step.stride)
+    }
+}
+
+/// The largest power of two that every region of an end begins at a multiple of.
+fn of_end_bases(plan: &TransferPlan, side: Side) -> Alignment {
+    let bases = plan.end(side).bases().iter();
+    bases.map(|base| base.alignment()).min().unwrap_or(Alignment::BYTE)
+}
+
+/// The runs of a nest at one end: equal stretches in loops. The innermost loop comes first.
+struct Image {
+    region: u32,
+    start: u64,
+    bytes: u64,
+    levels: Vec<(u64, u64)>,
+}
+
+impl Image {
+    fn of(nest: &Nest, side: Side) -> Self {
+        let base = at(&nest.base, side);
+        let levels = nest.outer.iter().chain(&nest.inner);
+        let mut levels: Vec<(u64, u64)> = levels
+            .map(|level| (level.count, at(&level.step.0, side)))
+            // Stretches of other regions look alike.
+            .filter(|(_, step)| step.region == 0)
+            .map(|(count, step)| (count, step.offset))
+            .collect();
+        levels.sort_by_key(|&(_, stride)| stride);
+        let mut image = Self { region: base.region, start: base.offset, bytes: nest.unit, levels };
+        image.join();
+        image
+    }
+
+    fn join(&mut self) {
+        while let Some(&(count, stride)) = self.levels.first().filter(|level| level.1 == self.bytes)
+        {
+            self.bytes = count * stride;
+            self.levels.remove(0);
+        }
+    }
+}
+
+/// Joins images that follow one another, such as K and V that share rows.
+fn join_images(images: &mut Vec<Image>) {
+    images.sort_by_key(|image| (image.region, image.start));
+    let mut joined = true;
+    while joined {
+        joined = false;
+        for index in 1..images.len() {
+            let Some([first, second]) = images
+                .get_mut(index - 1..=index)
+                .and_then(|two| <&mut [Image; 2]>::try_from(two).ok())
+            else {
+                continue;
+            };
+            let follows = first.region == second.region
+                && first.start + first.bytes == second.start
+                && first.levels == second.levels;
+            if follows {
+                first.bytes += second.bytes;
+                first.join();
+                images.remove(index);
+                joined = true;
+                break;
+            }
+        }
+    }
+}
+
+fn at(ends: &[RegionOffset; 2], side: Side) -> RegionOffset {
+    let [source, destination] = *ends;
+    match side {
+        Side::Source => source,
+        Side::Destination => destination,
+    }
+}
+
+/// The sum of `weight` over the tiles that one iteration over layers has for each segment.
+fn per_step(group: &LayerGroup, weight: &impl Fn(&Nest) -> u64) -> u64 {
+    group.nests.iter().map(|nest| nest.sections() * weight(nest)).sum()
+}
+
+/// The first run of a tile, for the blocks of a segment.
+fn tile_run(nest: &Nest, step: u64, section: u64, segment: &Segment) -> CopyRun {
+    let [from, to] = &nest.block;
+    let place = |steps: &AxisSteps, block| {
+        let (region, offset) = steps.place(block);
+        RegionOffset { region, offset }
+    };
+    let mut by = Distance([place(from, segment.source), place(to, segment.destination)]);
+    for level in &nest.outer {
+        let index = if level.over == Over::Layers { step } else { section };
+        by = by.plus(&level.step.times(index));
+    }
+    CopyRun::new(nest.base, nest.unit * u64::from(segment.blocks)).moved(&by)
+}
+
+fn distance(from: u32, to: u32, stride: u64) -> u64 {
+    u64::from(to).wrapping_sub(from.into()).wrapping_mul(stride)
+}
+
+fn number(index: usize) -> u64 {
+    ByteCount::from_usize(index).get()
+}
