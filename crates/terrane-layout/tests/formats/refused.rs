@@ -132,7 +132,7 @@ fn sections_that_take_too_many_comparisons_are_refused() {
         // never equal.
         let step = |level: u32| match level {
             0 => Step::new(first, 16),
-            _ => Step::new(4, 16 * u64::from(first) << (2 * (level - 1))),
+            _ => Step::new(4, (16 * u64::from(first)) << (2 * (level - 1))),
         };
         let axis = |level| AxisSteps::split(step(level + 5), step(level));
         Section::new(name, 1)
