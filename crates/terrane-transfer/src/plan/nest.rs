@@ -21,8 +21,9 @@ pub(crate) struct Nest {
     pub(crate) inner: SmallVec<[Level; 4]>,
     /// The strides of blocks at both ends.
     pub(crate) block: [AxisSteps; 2],
-    /// How often a run goes over the blocks of its segment: once for each section that it joins.
-    pub(crate) passes: u64,
+    /// The loop over sections that a run joins, if it goes over the blocks of its segment once for each
+    /// section.
+    pub(crate) joined: Option<Level>,
 }
 
 /// One loop.
@@ -139,7 +140,7 @@ fn push_nests(
         outer: SmallVec::new(),
         inner: SmallVec::new(),
         block: [*from.steps(Axis::Block), *to.steps(Axis::Block)],
-        passes: 1,
+        joined: None,
     };
     if count > 1 {
         let strides = section.ends.map(|end| linear(end.steps(Axis::Layer)).unwrap_or(ORIGIN));
@@ -337,6 +338,11 @@ impl Nest {
             std::cmp::Reverse((to.region, to.offset))
         };
         self.inner.sort_by_key(key);
+    }
+
+    /// How often a run goes over the blocks of its segment.
+    pub(crate) fn passes(&self) -> u64 {
+        self.joined.map_or(1, |level| level.count)
     }
 
     /// The iterations of the loops over sections.

@@ -191,8 +191,9 @@ fn join_sections(plan: &mut TransferPlan) {
             level.over == nest::Over::Sections && level.step.is_step_of(nest.unit * blocks)
         });
         if let Some(found) = found {
-            nest.passes = nest.outer.remove(found).count;
-            nest.unit *= nest.passes;
+            let joined = nest.outer.remove(found);
+            nest.unit *= joined.count;
+            nest.joined = Some(joined);
         }
     }
 }

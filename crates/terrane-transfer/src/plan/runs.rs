@@ -68,7 +68,7 @@ impl TransferPlan {
     pub fn blocks_of(&self, run: usize, offset: ByteCount) -> Option<[u32; 2]> {
         let (tile, _) = self.find(number(run), Nest::inner_count)?;
         let segment = self.buffers.segments.get(tile.segment)?;
-        let pieces = u64::from(segment.blocks) * tile.nest.passes;
+        let pieces = u64::from(segment.blocks) * tile.nest.passes();
         let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
         let piece = offset.get() / of_each % u64::from(segment.blocks);
         let further = u32::try_from(piece).unwrap_or(0);
