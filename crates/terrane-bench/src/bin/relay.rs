@@ -192,7 +192,7 @@ impl Rig {
         for completion in submitted {
             completion.wait().result.context("the transfer failed")?;
         }
-        let bytes = self.disk.layout().config().total_bytes().get();
+        let bytes = self.disk.layout().geometry().total_bytes().get();
         Ok(bytes as f64 / begun.elapsed().as_secs_f64() / 1e9)
     }
 

@@ -49,9 +49,11 @@ const MOST_SECTIONS: usize = 16;
 /// # The proof
 ///
 /// The strides of a section, sorted, must be nested: each is at least the span of all axes inside it.
-/// Sections must lie apart in the same way. Interleaved strides are refused even where no bytes
-/// overlap, so that the proof takes a few operations for any number of blocks. All sums are checked
-/// here once, so that addresses of indices within bounds never overflow.
+/// Interleaved strides are refused even where no bytes overlap. Sections must not share a byte. One may
+/// lie in the rows or gaps of another, at the same outer strides; among many of its positions at
+/// strides that differ, it is refused. So the proof takes a few operations for any number of blocks.
+/// All sums are checked here once, so that addresses of indices within bounds never overflow.
+///
 /// Two geometries are equal if each element lies in the same place in both.
 #[derive(Clone, Debug)]
 pub struct Geometry {

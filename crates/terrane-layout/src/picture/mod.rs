@@ -12,12 +12,12 @@ use pieces::Drawn;
 
 /// Where the bytes of block 0 lie, as text ([`Display`](std::fmt::Display)) and as SVG.
 ///
-/// A piece is a range of bytes that one layer of a section holds without a gap. Its name gives the axes that it
-/// does not hold in full. The space between pieces belongs to other blocks, or is padding. The picture
-/// shows the first regions and pieces, and says how many there are.
+/// A piece is a range of bytes that one layer of a section holds without a gap. Its name gives the
+/// axes that it does not hold in full. The space between pieces belongs to other blocks, or is
+/// padding. The picture shows the first regions and pieces, and says how many there are.
 ///
 /// ```
-/// use terrane_layout::formats::vllm::{self, PackedOrder};
+/// use terrane_layout::formats::vllm;
 /// use terrane_layout::{ElementFormat, LayoutConfig};
 ///
 /// # fn main() -> Result<(), terrane_layout::LayoutError> {

@@ -103,6 +103,7 @@ fn a_split_of_blocks_into_chunks_and_padding() {
 
 /// However large a layout is, its picture is small and soon made.
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri, and has no unsafe code")]
 fn pictures_are_bounded() {
     let large = LayoutConfig::builder()
         .num_blocks(1 << 20)

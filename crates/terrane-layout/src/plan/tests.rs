@@ -124,6 +124,7 @@ fn no_piece_lies_across_a_multiple_of_a_request_s_unit() {
 
 /// Chunks of blocks, blocks in another order than their numbers, and rows that are apart.
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri, and has no unsafe code")]
 fn blocks_within_a_prefix_of_free_strides_are_whole() {
     use crate::{AxisSteps, Section, SectionName, Step};
     let blocks = [

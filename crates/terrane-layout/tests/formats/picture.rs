@@ -4,7 +4,7 @@ use std::path::Path;
 
 use terrane_layout::formats::vllm::{self, PackedOrder};
 
-use crate::cases::{SMALL, Sizes, keys_and_values};
+use terrane_testkit::formats::{SMALL, Sizes, keys_and_values};
 
 #[test]
 fn the_picture_of_the_docs_is_current() {

@@ -37,10 +37,15 @@ impl End {
             _ => return None,
         };
         let layout = endpoint.layout();
-        let length = layout.geometry().region_bytes();
+        let geometry = layout.geometry();
         let registrations = layout.registrations();
-        let spans: Vec<Span> =
-            layout.regions().iter().map(|r| Span { length, ..Span::of(r) }).collect();
+        let spans: Vec<Span> = (0_u32..)
+            .zip(layout.regions())
+            .map(|(number, region)| Span {
+                length: geometry.region_bytes(number),
+                ..Span::of(region)
+            })
+            .collect();
         let bases: Box<[_]> = agent
             .created()
             .iter()

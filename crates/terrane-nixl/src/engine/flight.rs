@@ -196,8 +196,9 @@ impl Flight {
             && let Some(layers) = job.layers()
         {
             let plan = job.plan();
-            let reached = plan.runs().get(posted.stretch.places.end.run);
-            let reached = reached.map_or(plan.layers().end, |run| plan.layer(run));
+            let next = posted.stretch.places.end.run;
+            let is_last = next >= plan.runs().len();
+            let reached = if is_last { plan.layers().end } else { plan.layer(next) };
             if reached > self.layers_done {
                 layers.done(self.layers_done..reached);
                 self.layers_done = reached;

@@ -56,7 +56,10 @@ impl Most {
         layer_wise: bool,
     ) -> Option<Stretch> {
         let runs = plan.runs();
-        let layer = plan.layer(runs.get(from.run)?);
+        if from.run >= runs.len() {
+            return None;
+        }
+        let layer = plan.layer(from.run);
         // Mostly all fits, and then the runs need not be counted one by one.
         let fits = runs.len() <= self.descriptors && plan.bytes().get() <= self.bytes;
         if fits && from == Place::default() && !layer_wise {
@@ -67,7 +70,7 @@ impl Most {
         while let Some(run) = runs.get(at.run)
             && descriptors < self.descriptors
             && bytes < self.bytes
-            && (!layer_wise || plan.layer(run) == layer)
+            && (!layer_wise || plan.layer(at.run) == layer)
         {
             let left = run.bytes().get() - at.offset;
             let taken = left.min(self.bytes - bytes);
@@ -109,10 +112,13 @@ impl Stretch {
     /// Whether it is of whole pieces of both ends, and of no more than two for each descriptor: naming
     /// the pieces by their numbers is work for each, and listing what was joined is less.
     pub(super) fn is_of_pieces(&self, plan: &TransferPlan) -> bool {
-        let piece = plan.source().layout().geometry().piece_bytes().get();
+        let ends = [plan.source(), plan.destination()].map(|end| end.layout().geometry().pieces());
+        let [Some(source), Some(destination)] = ends else { return false };
+        let piece = source.piece_bytes().get();
         let is_whole = |bytes: u64| bytes.checked_rem(piece) == Some(0);
         let descriptors = ByteCount::from_usize(self.descriptors()).get();
         !plan.breaks_pieces()
+            && source.piece_bytes() == destination.piece_bytes()
             && [self.places.start.offset, self.bytes.get()].into_iter().all(is_whole)
             && self.bytes.get() / piece <= descriptors.saturating_mul(2)
     }

@@ -15,6 +15,7 @@
 //! held for as long as a post takes. So lists are released by the threads that post, and never by one
 //! that submits.
 
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
@@ -113,7 +114,10 @@ impl Prepared {
                 let gone = kept.extract_if(|_, kept| kept.endpoint.has_gone());
                 released.extend(gone.filter_map(|(_, kept)| kept.list));
             }
-            let known = kept.entry(key).or_insert_with(|| Kept::new(end));
+            let known = match kept.entry(key) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(room) => room.insert(Kept::new(end)?),
+            };
             if let Some(stale) = known.list.take_if(|list| list.generation != generation) {
                 released.push(stale);
                 known.listed = 0;
@@ -175,9 +179,11 @@ impl Prepared {
 }
 
 impl Kept {
-    fn new(end: &Endpoint) -> Self {
-        let numbering = Arc::new(Numbering::of(end.layout().geometry()));
-        Self { endpoint: end.downgrade(), numbering, listed: 0, has_failed: false, list: None }
+    /// `None` if the end has no pieces to number.
+    fn new(end: &Endpoint) -> Option<Self> {
+        let numbering = Arc::new(Numbering::of(end.layout().geometry())?);
+        let endpoint = end.downgrade();
+        Some(Self { endpoint, numbering, listed: 0, has_failed: false, list: None })
     }
 }
 
@@ -266,11 +272,12 @@ fn registered(
     let own = own
         .filter(|record| record.agent == *agent.name() && record.accepted_by(&backend.name))
         .filter_map(|record| Descriptor::of(&record.span, backend.file_access).ok());
-    let length = layout.geometry().region_bytes().to_usize();
-    let regions = end.bases(route.backend)?.iter().map(|base| Descriptor {
+    let geometry = layout.geometry();
+    let bases = (0_u32..).zip(end.bases(route.backend)?.iter());
+    let regions = bases.map(|(number, base)| Descriptor {
         memory: end.memory,
         address: ByteCount::new(base.address).to_usize(),
-        length,
+        length: geometry.region_bytes(number).to_usize(),
         device: base.device,
     });
     Some((own.collect(), regions.collect()))

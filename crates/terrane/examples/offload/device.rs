@@ -78,9 +78,9 @@ struct Copied {
 impl Image {
     pub fn new(gpu: &Gpu, endpoint: &Endpoint, system: &SystemAllocator) -> Result<Self, Failure> {
         let layout = endpoint.layout();
-        let length = layout.geometry().region_bytes();
         let mut parts = Vec::new();
-        for region in layout.regions() {
+        for (number, region) in (0..).zip(layout.regions()) {
+            let length = layout.geometry().region_bytes(number);
             let Location::Device { address, .. } = region.location() else { continue };
             let request = RegionRequest::new(length).labelled("image");
             let copy = system.bring_up(&request).map_err(Failure::Limit)?;

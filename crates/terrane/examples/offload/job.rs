@@ -280,7 +280,7 @@ impl<'a> Job<'a> {
         let transfer = Transfer::new(&host.endpoint, &disk.endpoint).blocks(&all, &all);
         let submitted = Instant::now();
         let completion = self.manager.submit(transfer, ())?;
-        let bytes = disk.endpoint.layout().config().total_bytes();
+        let bytes = disk.endpoint.layout().geometry().total_bytes();
         progress::wait("poison to disk".to_owned(), bytes, completion, submitted).0.result?;
         disk.received_poison(host, &all);
         compute.compute(self.counts.moved(), &self.patterns, random)
@@ -390,7 +390,7 @@ fn actual(report: &Report) -> String {
 }
 
 fn bytes_of(tier: &Tier, blocks: u32) -> Result<ByteCount, Failure> {
-    let block = tier.endpoint.layout().config().block_bytes();
+    let block = tier.endpoint.layout().geometry().block_bytes();
     Ok(block.checked_mul("blocks", blocks.into())?)
 }
 

@@ -196,7 +196,7 @@ impl Tier {
             "{}: {}, {}: {} blocks, {}, {padded} of padding ({:.4} %)",
             self.name,
             layout.storage_kind(),
-            layout.kind(),
+            layout.geometry().label(),
             layout.geometry().num_blocks(),
             padding.block_bytes,
             padding.ratio() * 100.0,

@@ -132,7 +132,7 @@ impl Rig {
     }
 
     fn bytes(&self) -> u64 {
-        self.disk.layout().config().total_bytes().get()
+        self.disk.layout().geometry().total_bytes().get()
     }
 
     /// The blocks in memory are in reverse, so that one request is one block.

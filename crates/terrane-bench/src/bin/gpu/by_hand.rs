@@ -45,7 +45,7 @@ impl<'rig> ByHand<'rig> {
         (host, on_host): (&Endpoint, &[u32]),
         asked: bool,
     ) -> Result<Self> {
-        let block = host.layout().config().block_bytes().get();
+        let block = host.layout().geometry().block_bytes().get();
         let buffer = rig.flat(ByteCount::new(BUFFER))?;
         let mut pairs: Vec<(u32, u32)> =
             on_host.iter().copied().zip(on_device.iter().copied()).collect();

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use terrane_bench::{Direction, Measurement, Reporter, Settings};
 use terrane_core::ByteCount;
 use terrane_transfer::Endpoint;
@@ -64,11 +64,11 @@ fn today(
     way: Way,
     host: &mut [u8],
 ) -> Result<()> {
-    let config = device.layout().config();
-    let piece = config.piece_bytes();
+    let geometry = device.layout().geometry();
+    let piece = geometry.pieces().context("pieces of equal length")?.piece_bytes();
     let mut pieces = host.chunks_exact_mut(piece.to_usize());
-    for layer in 0..config.num_layers() {
-        for outer in 0..config.outer_dim() {
+    for layer in 0..geometry.num_layers() {
+        for outer in 0..geometry.section_count() {
             for &block in blocks {
                 let Some(host) = pieces.next() else { break };
                 let host = ByteCount::from_usize(host.as_mut_ptr().expose_provenance()).get();

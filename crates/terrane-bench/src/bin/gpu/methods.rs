@@ -1,7 +1,7 @@
 //! The raw methods that move the same blocks as a transfer: a copy for each piece, one batch of
 //! copies, one kernel.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use terrane_core::{Allocate, ByteCount, HostAddress, Location, Memory, RegionRequest};
 use terrane_cuda::{BlockIds, CopyEnd, DeviceMemory, GridCopy, Stream};
 use terrane_transfer::{DeviceOrder, Endpoint, GridEnd, Planner, Transfer};
@@ -73,14 +73,15 @@ pub fn pieces(
     (destination, to): (&Endpoint, &[u32]),
 ) -> Result<Pieces> {
     let mut pieces = Pieces::default();
-    let config = *source.layout().config();
+    let geometry = source.layout().geometry();
+    let bytes = geometry.pieces().context("pieces of equal length")?.piece_bytes();
     for (&from, &to) in from.iter().zip(to) {
-        for layer in 0..config.num_layers() {
-            for outer in 0..config.outer_dim() {
+        for layer in 0..geometry.num_layers() {
+            for outer in 0..geometry.section_count() {
                 let at = |end: &Endpoint, block| -> Result<u64> {
                     address(end.layout().location(block, layer, outer)?)
                 };
-                pieces.push(at(destination, to)?, at(source, from)?, config.piece_bytes());
+                pieces.push(at(destination, to)?, at(source, from)?, bytes);
             }
         }
     }
@@ -98,7 +99,8 @@ fn grid(
         .blocks(from, to)
         .device_order(DeviceOrder::AlreadySynchronised);
     let plan = Planner::new().plan(&transfer)?;
-    let grid = plan.grid();
+    let grids = plan.grids().context("a plan of even strides")?;
+    let [grid] = grids.as_slice() else { anyhow::bail!("{} grids, expected one", grids.len()) };
     let mut keep = |table: DeviceMemory| {
         let at = table.address().get();
         tables.push(table);

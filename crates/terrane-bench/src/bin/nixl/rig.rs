@@ -122,7 +122,7 @@ impl Rig {
 /// The one region of a contiguous layout.
 fn span(layout: &PhysicalLayout) -> Result<Span> {
     let region = layout.regions().first().context("a layout has a region")?;
-    Span::of(region)?.first(layout.geometry().region_bytes().to_usize())
+    Span::of(region)?.first(layout.geometry().region_bytes(0).to_usize())
 }
 
 fn numbers(blocks: &[u32]) -> Result<Vec<i32>> {
