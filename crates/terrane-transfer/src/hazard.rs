@@ -11,6 +11,7 @@ mod blocks;
 mod counts;
 mod incomplete;
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -60,12 +61,16 @@ pub struct BlockConflict {
 pub(crate) struct Use<'a> {
     pub(crate) access: Access,
     pub(crate) blocks: &'a [u32],
+    /// Which of the groups that share the blocks; 0 if there is one.
+    pub(crate) group: u32,
     pub(crate) layers: Range<u32>,
     /// All heads of a layout that does not state them are one.
     pub(crate) heads: Range<u32>,
 }
 
-/// The claims in flight on the blocks of one layout.
+/// The claims in flight on the blocks of one layout, or of several that share their blocks. Clones
+/// are one table.
+#[derive(Clone)]
 pub(crate) struct HazardTable {
     shared: Arc<Shared>,
 }
@@ -86,6 +91,7 @@ struct Claims {
 struct Entry {
     holder: TransferId,
     access: Access,
+    group: u32,
     area: Area,
     blocks: Blocks,
     /// Whether the holder has ended and something may still touch the blocks.
@@ -103,8 +109,17 @@ pub(crate) enum Written {
 
 impl HazardTable {
     pub(crate) fn new(num_blocks: u32) -> Self {
-        let counts = BlockCounts::new(num_blocks);
-        let (in_flight, incomplete) = (Slab::new(), Incomplete::default());
+        Self::build(num_blocks, Incomplete::default())
+    }
+
+    /// One table for groups that share their blocks, with the layers and the heads of each group.
+    pub(crate) fn of_groups(num_blocks: u32, groups: impl IntoIterator<Item = (u32, u32)>) -> Self {
+        let whole = |(layers, heads)| Area { layers: 0..layers, heads: 0..heads };
+        Self::build(num_blocks, Incomplete::of_groups(groups.into_iter().map(whole).collect()))
+    }
+
+    fn build(num_blocks: u32, incomplete: Incomplete) -> Self {
+        let (counts, in_flight) = (BlockCounts::new(num_blocks), Slab::new());
         let claims = Claims { counts, in_flight, left: 0, incomplete };
         let owner = OwnerProcess::current();
         Self { shared: Arc::new(Shared { owner, claims: Mutex::new(claims) }) }
@@ -116,6 +131,26 @@ impl HazardTable {
         self.shared.owner.check()
     }
 
+    /// Locks two tables in the one order that excludes a deadlock. If the two are one table, there
+    /// is only the first.
+    pub(crate) fn lock_both<'a>(
+        first: &'a Self,
+        second: &'a Self,
+    ) -> (LockedHazards<'a>, Option<LockedHazards<'a>>) {
+        let [a, b] = [first, second].map(|table| Arc::as_ptr(&table.shared).addr());
+        match a.cmp(&b) {
+            Ordering::Equal => (first.lock(), None),
+            Ordering::Less => {
+                let locked = first.lock();
+                (locked, Some(second.lock()))
+            }
+            Ordering::Greater => {
+                let locked = second.lock();
+                (first.lock(), Some(locked))
+            }
+        }
+    }
+
     /// Locks the table, to look and to claim in one step.
     pub(crate) fn lock(&self) -> LockedHazards<'_> {
         LockedHazards { table: &self.shared, claims: lock(&self.shared.claims) }
@@ -124,7 +159,7 @@ impl HazardTable {
 
 /// A locked table.
 ///
-/// Two of them are locked in the order of their endpoints' numbers, and tickets, one at a time,
+/// Two of them are locked in the order of their tables' addresses, and tickets, one at a time,
 /// inside of them. In no other case does this crate hold two locks.
 pub(crate) struct LockedHazards<'a> {
     table: &'a Arc<Shared>,
@@ -143,7 +178,7 @@ impl LockedHazards<'_> {
 
     /// Those of the wanted blocks that a failed transfer may have written in part.
     pub(crate) fn incomplete(&self, wanted: &Use<'_>) -> Vec<u32> {
-        self.claims.incomplete.among(wanted.blocks, &wanted.area())
+        self.claims.incomplete.among(wanted.blocks, wanted.group, &wanted.area())
     }
 
     /// Claims the blocks for `holder`. The caller has looked for conflicts under the same lock,
@@ -153,7 +188,8 @@ impl LockedHazards<'_> {
         let (access, blocks) = (used.access, Blocks::new(used.blocks));
         claims.counts.add(&blocks, access);
         let holder = holder.id();
-        let entry = Entry { holder, access, area: used.area(), blocks, is_left: false };
+        let (group, area) = (used.group, used.area());
+        let entry = Entry { holder, access, group, area, blocks, is_left: false };
         let key = claims.in_flight.insert(entry);
         Claim { table: Arc::clone(self.table), key, written: OnceLock::new() }
     }
@@ -194,9 +230,10 @@ impl Use<'_> {
 
 impl Entry {
     fn excludes(&self, wanted: &Use<'_>) -> bool {
+        // Layers and heads of different groups have nothing to do with one another.
         (self.access == Access::Write || wanted.access == Access::Write)
-            && meet(&self.area.layers, &wanted.layers)
-            && meet(&self.area.heads, &wanted.heads)
+            && (self.group != wanted.group
+                || meet(&self.area.layers, &wanted.layers) && meet(&self.area.heads, &wanted.heads))
     }
 }
 
@@ -224,7 +261,7 @@ impl Claim {
         let Some(entry) = claims.in_flight.get_mut(self.key) else { return };
         claims.left += usize::from(!std::mem::replace(&mut entry.is_left, true));
         if entry.access == Access::Write {
-            claims.incomplete.add(&entry.blocks, &entry.area);
+            claims.incomplete.add(&entry.blocks, entry.group, &entry.area);
         }
     }
 
@@ -243,7 +280,8 @@ impl Claim {
         let Some(entry) = claims.in_flight.get(self.key) else { return Ok(()) };
         let blocks = entry.blocks.to_vec();
         let Area { layers, heads } = entry.area.clone();
-        let wanted = Use { access: entry.access, blocks: &blocks, layers, heads };
+        let (access, group) = (entry.access, entry.group);
+        let wanted = Use { access, blocks: &blocks, group, layers, heads };
         if claims.left > 0 {
             let conflicts = claims.conflicts(&wanted, |entry| entry.is_left);
             if !conflicts.is_empty() {
@@ -253,7 +291,7 @@ impl Claim {
         if wanted.access == Access::Write || allow_incomplete {
             return Ok(());
         }
-        incomplete(claims.incomplete.among(&blocks, &wanted.area()))
+        incomplete(claims.incomplete.among(&blocks, group, &wanted.area()))
     }
 }
 
@@ -274,9 +312,9 @@ impl Drop for Claim {
         match (entry.access, self.written.get()) {
             (Access::Read, _) | (_, Some(Written::Nothing)) => {}
             (Access::Write, Some(Written::All)) => {
-                claims.incomplete.remove(&entry.blocks, &entry.area);
+                claims.incomplete.remove(&entry.blocks, entry.group, &entry.area);
             }
-            (Access::Write, None) => claims.incomplete.add(&entry.blocks, &entry.area),
+            (Access::Write, None) => claims.incomplete.add(&entry.blocks, entry.group, &entry.area),
         }
     }
 }
@@ -293,7 +331,7 @@ mod tests {
     use super::*;
 
     fn used<'a>(access: Access, blocks: &'a [u32], layers: Range<u32>) -> Use<'a> {
-        Use { access, blocks, layers, heads: 0..1 }
+        Use { access, blocks, group: 0, layers, heads: 0..1 }
     }
 
     fn no_predecessor(_: TransferId) -> bool {
@@ -343,6 +381,25 @@ mod tests {
         assert!(locked.conflicts(&of_heads(4..8), &no_predecessor).is_empty());
         assert_eq!(locked.conflicts(&of_heads(3..5), &no_predecessor).len(), 1);
         assert_eq!(locked.conflicts(&of_heads(0..8), &no_predecessor).len(), 1);
+    }
+
+    #[test]
+    fn layers_and_heads_of_other_groups_conflict_all_the_same() {
+        let of_group = |access, group, layers| Use { group, ..used(access, &[0], layers) };
+        let table = HazardTable::of_groups(2, [(4, 1), (4, 1)]);
+        let writing = table.lock().claim(&Ticket::new([]), &of_group(Access::Write, 0, 0..2));
+        let mut locked = table.lock();
+        let mut conflicts = |used| locked.conflicts(&used, &no_predecessor).len();
+        assert_eq!(conflicts(of_group(Access::Write, 0, 2..4)), 0);
+        assert_eq!(conflicts(of_group(Access::Write, 1, 2..4)), 1);
+        assert_eq!(conflicts(of_group(Access::Read, 1, 2..4)), 1);
+        drop(locked);
+        drop(writing);
+        let _reading = table.lock().claim(&Ticket::new([]), &of_group(Access::Read, 0, 0..2));
+        let mut locked = table.lock();
+        let mut conflicts = |used| locked.conflicts(&used, &no_predecessor).len();
+        assert_eq!(conflicts(of_group(Access::Read, 1, 0..4)), 0);
+        assert_eq!(conflicts(of_group(Access::Write, 1, 2..4)), 1);
     }
 
     #[test]
