@@ -148,10 +148,10 @@ impl Endpoint {
         let Some(num_blocks) = layouts.first().map(|first| first.geometry().num_blocks()) else {
             return Ok(Vec::new());
         };
-        if let Err(reason) = group::check(&layouts) {
+        let mut all: Vec<_> = layouts.iter().map(extents).collect();
+        if let Err(reason) = group::check(&layouts, &all) {
             return Err(GroupsRefused { layouts, reason });
         }
-        let mut all: Vec<_> = layouts.iter().map(extents).collect();
         let spans: Vec<Span> = all.iter().flatten().copied().collect();
         let claim = match ExclusiveBytes::claim(&spans) {
             Ok(claim) => claim,

@@ -1,10 +1,11 @@
 //! Cache groups that share memory: the proof that only blocks of equal number share bytes.
 
-use terrane_core::{Alignment, Memory, Space, Span};
+use smallvec::SmallVec;
+use terrane_core::{Alignment, ByteCount, Memory, Space, Span};
 use terrane_layout::{Axis, PhysicalLayout, RegionOffset, Section};
 
 /// The most windows of one group, so that comparing two groups takes milliseconds.
-const MOST_WINDOWS: usize = 1024;
+const MOST_WINDOWS: u64 = 1024;
 
 /// Layouts that cannot be endpoints of one set: the layouts, and why.
 #[derive(Debug, thiserror::Error)]
@@ -106,11 +107,13 @@ pub enum GroupRefusal {
     },
 }
 
-/// Proves that blocks of different numbers share no byte, for each two of the layouts.
-pub(crate) fn check(layouts: &[PhysicalLayout]) -> Result<(), GroupRefusal> {
-    let windows: Vec<Vec<Windows>> =
-        layouts.iter().enumerate().map(windows_of).collect::<Result<_, _>>()?;
-    let mut groups = layouts.iter().zip(&windows).enumerate();
+/// Proves that blocks of different numbers share no byte, for each two of the layouts. With each
+/// comes the memory that its blocks have.
+pub(crate) fn check(
+    layouts: &[PhysicalLayout],
+    extents: &[SmallVec<[Span; 1]>],
+) -> Result<(), GroupRefusal> {
+    let mut groups = layouts.iter().zip(extents).enumerate();
     while let Some((first, (a, of_a))) = groups.next() {
         for (second, (b, of_b)) in groups.clone() {
             let [first_blocks, second_blocks] = [a, b].map(|it| it.geometry().num_blocks());
@@ -131,12 +134,19 @@ pub(crate) fn check(layouts: &[PhysicalLayout]) -> Result<(), GroupRefusal> {
                     second_alignment,
                 });
             }
-            for (a, b) in of_a.iter().flat_map(|a| of_b.iter().map(move |b| (a, b))) {
-                a.apart(b).map_err(|meeting| meeting.between(first, second))?;
+            if of_a.iter().any(|a| of_b.iter().any(|b| a.overlaps(b))) {
+                check_windows([(first, a), (second, b)])?;
             }
         }
     }
     Ok(())
+}
+
+fn check_windows(groups: [(usize, &PhysicalLayout); 2]) -> Result<(), GroupRefusal> {
+    let [(first, a), (second, b)] = groups;
+    let (of_a, of_b) = (windows_of(first, a)?, windows_of(second, b)?);
+    let mut pairs = of_a.iter().flat_map(|a| of_b.iter().map(move |b| (a, b)));
+    pairs.try_for_each(|(a, b)| a.apart(b).map_err(|meeting| meeting.between(first, second)))
 }
 
 fn are_in_one_file(a: &PhysicalLayout, b: &PhysicalLayout) -> bool {
@@ -246,14 +256,14 @@ struct Repeat {
 }
 
 /// All windows of a group's blocks.
-fn windows_of((group, layout): (usize, &PhysicalLayout)) -> Result<Vec<Windows>, GroupRefusal> {
+fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, GroupRefusal> {
     let mut found = Vec::new();
     for section in layout.geometry().sections() {
         let (bytes, repeats) = window_of(section);
         let factors = repeats.iter().map(|repeat| u64::from(repeat.count));
         let windows = factors.fold(1, u64::saturating_mul);
-        let total = windows.saturating_add(u64::try_from(found.len()).unwrap_or(u64::MAX));
-        if usize::try_from(total).is_ok_and(|total| total > MOST_WINDOWS) {
+        let total = windows.saturating_add(ByteCount::from_usize(found.len()).get());
+        if total > MOST_WINDOWS {
             return Err(GroupRefusal::TooScattered { group, windows: total });
         }
         let begin = RegionOffset { region: section.first_region(), offset: section.offset() };

@@ -68,9 +68,9 @@ impl TransferManager {
         let tickets: Box<[Ticket]> = members.iter().map(|each| each.ticket().clone()).collect();
         let ticket = Ticket::new(tickets.iter().cloned());
         let state = Mutex::new(State { remaining: tickets.len(), succeeded: true });
-        let end: Arc<SetEnd> = Arc::new(SetEnd { ticket: ticket.clone(), state });
+        let end = Arc::new(SetEnd { ticket: ticket.clone(), state });
         if tickets.is_empty() {
-            end.set(true);
+            end_set(&ticket, true);
         }
         tickets.iter().for_each(|member| member.notify(end.clone()));
         let started = members.into_iter().zip(guards);
@@ -97,14 +97,8 @@ struct State {
     succeeded: bool,
 }
 
-impl SetEnd {
-    fn set(&self, succeeded: bool) {
-        end(&self.ticket, succeeded);
-    }
-}
-
 /// Ends a set's ticket, and tells what runs after it. A second call changes nothing.
-fn end(ticket: &Ticket, succeeded: bool) {
+fn end_set(ticket: &Ticket, succeeded: bool) {
     tell(ticket.end(succeeded), ticket.id(), succeeded);
 }
 
@@ -116,7 +110,7 @@ impl Dependent for SetEnd {
         let ended = (state.remaining == 0).then_some(state.succeeded);
         drop(state);
         if let Some(succeeded) = ended {
-            self.set(succeeded);
+            end_set(&self.ticket, succeeded);
         }
     }
 }
@@ -211,7 +205,8 @@ impl<G> CompletionSet<G> {
         }
     }
 
-    /// The bytes copied so far by those transfers whose outcome has not been taken.
+    /// The bytes copied so far. A failed transfer counts no bytes once [`wait_until`](Self::wait_until)
+    /// has seen its end.
     #[must_use]
     pub fn copied(&self) -> ByteCount {
         let bytes = self.members.iter().map(|member| match member {
@@ -260,7 +255,7 @@ impl<G> CompletionSet<G> {
 /// The outcome. Its taker finds the ticket ended, and runs what waits for it if nothing else has.
 fn ended<G>(ticket: &Ticket, outcomes: Vec<Outcome<G>>) -> SetOutcome<G> {
     let outcome = SetOutcome { outcomes };
-    end(ticket, outcome.succeeded());
+    end_set(ticket, outcome.succeeded());
     outcome
 }
 
