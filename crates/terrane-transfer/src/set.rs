@@ -291,6 +291,7 @@ pub struct CompletionSetFuture<G> {
     ticket: Ticket,
 }
 
+#[expect(clippy::large_enum_variant, reason = "nearly all of them come to hold the outcome")]
 enum Polled<G> {
     InFlight(CompletionFuture<G>),
     Ended(Outcome<G>),

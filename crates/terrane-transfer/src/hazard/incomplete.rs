@@ -201,7 +201,7 @@ mod tests {
                     let cell = Area { layers: layer..layer + 1, heads: head..head + 1 };
                     let at = index(layer * SIDE + head);
                     let is_written = written.meets(&cell);
-                    for other in 0..3 {
+                    for other in [0, 1, 2] {
                         if fails {
                             cells[own][other][at] |= other != own || is_written;
                         } else if is_written {

@@ -19,6 +19,7 @@ mod engines;
 mod failures;
 mod foreign;
 mod forks;
+mod group_proofs;
 mod groups;
 mod hazards;
 mod heads;
