@@ -36,7 +36,8 @@ pub enum GroupRefusal {
         /// The blocks of the second one.
         second_blocks: u32,
     },
-    /// Two blocks of different numbers share bytes, so that no block id stands for the bytes.
+    /// Two blocks of different numbers may share bytes. A block counts with all bytes between the first
+    /// and the last one that a section has between two blocks.
     #[error(
         "block {first_block} of group {first} and block {second_block} of group {second} reach into \
          the same bytes; only blocks of equal number may share bytes, so give both groups one \

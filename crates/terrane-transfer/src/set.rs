@@ -54,18 +54,18 @@ impl TransferManager {
         transfers: impl IntoIterator<Item = (Transfer, G)>,
     ) -> Result<CompletionSet<G>, RejectedSet<G>> {
         let (transfers, guards): (Vec<Transfer>, Vec<G>) = transfers.into_iter().unzip();
-        let mut members: Vec<Prepared> = Vec::with_capacity(transfers.len());
+        let mut members = Unstarted(Vec::with_capacity(transfers.len()));
         for (index, transfer) in transfers.into_iter().enumerate() {
             match self.prepare(transfer) {
-                Ok(prepared) => members.push(prepared),
+                Ok(prepared) => members.0.push(prepared),
                 Err(cause) => {
-                    let other = conflicting(&members, &cause);
-                    members.into_iter().for_each(Prepared::cancel);
+                    let other = conflicting(&members.0, &cause);
+                    drop(members);
                     return Err(RejectedSet { guards, index, cause, other });
                 }
             }
         }
-        let tickets: Box<[Ticket]> = members.iter().map(|each| each.ticket().clone()).collect();
+        let tickets: Box<[Ticket]> = members.0.iter().map(|each| each.ticket().clone()).collect();
         let ticket = Ticket::new(tickets.iter().cloned());
         let state = Mutex::new(State { remaining: tickets.len(), succeeded: true });
         let end = Arc::new(SetEnd { ticket: ticket.clone(), state });
@@ -73,9 +73,19 @@ impl TransferManager {
             end_set(&ticket, true);
         }
         tickets.iter().for_each(|member| member.notify(end.clone()));
-        let started = members.into_iter().zip(guards);
+        let started = std::mem::take(&mut members.0).into_iter().zip(guards);
         let members = started.map(|(each, guard)| Member::InFlight(each.start(guard))).collect();
         Ok(CompletionSet { members, tickets, ticket })
+    }
+}
+
+/// Members that hold their claims. What drops here was not started, also if an engine panics as it is
+/// asked for a quote.
+struct Unstarted(Vec<Prepared>);
+
+impl Drop for Unstarted {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(Prepared::cancel);
     }
 }
 
@@ -128,6 +138,7 @@ pub struct CompletionSet<G> {
 
 enum Member<G> {
     InFlight(Completion<G>),
+    #[cfg_attr(loom, expect(dead_code, reason = "only a wait with a deadline makes one"))]
     Ended(Outcome<G>),
 }
 

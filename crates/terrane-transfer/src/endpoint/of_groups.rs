@@ -20,7 +20,7 @@ impl Endpoint {
     ///
     /// The endpoints share one table of what is in flight. A transfer that writes block 7 of one group
     /// conflicts with every use of block 7 of another group, whatever their layers and heads. If it fails
-    /// half-way, the block is [incomplete](TransferError::Incomplete) for all groups. The others may
+    /// half-way, the block is [incomplete](crate::TransferError::Incomplete) for all groups. The others may
     /// read it when the same group has written it again, or when they have written it themselves.
     ///
     /// The memory of all groups lives until the last of the endpoints and of their transfers has gone.

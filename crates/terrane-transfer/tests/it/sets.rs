@@ -1,13 +1,15 @@
 //! Several transfers as one: all start or none, and one ticket stands for all.
 
 use std::future::{Future, IntoFuture};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use terrane_testkit::conformance::copy_engine::end_of;
-use terrane_testkit::engine::Fault;
+use terrane_testkit::engine::{Fault, SimulatedEngineOptions};
 use terrane_testkit::process::{in_child, in_fork};
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 use terrane_transfer::{
@@ -85,6 +87,20 @@ fn if_one_is_refused_none_is_started() {
     assert!(rejected.cause.is_conflict());
     drop(hold);
     rig.assert_nothing_claimed();
+}
+
+/// The third transfer that the engine is asked for panics.
+#[test]
+fn an_engine_that_panics_before_the_start_leaves_nothing_claimed() {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let options = SimulatedEngineOptions::default()
+        .serving(|_, _| ASKED.fetch_add(1, Ordering::Relaxed) != 2 || panic!("as the test wants"));
+    let rig = Rig::with_options(8, options);
+    let submit = || rig.manager.submit_all(three(&rig, 0));
+    assert!(catch_unwind(AssertUnwindSafe(submit)).is_err());
+    drop(rig.destination.hold_for_read(&[0, 1, 2]).unwrap());
+    rig.assert_nothing_claimed();
+    assert!(submit().unwrap().wait().succeeded());
 }
 
 #[test]
