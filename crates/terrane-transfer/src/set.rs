@@ -79,7 +79,7 @@ impl TransferManager {
     }
 }
 
-/// Members that hold their claims. What drops here was not started, also if an engine panics as it is
+/// Members that hold their claims. Dropping them cancels them, also if an engine panics as it is
 /// asked for a quote.
 struct Unstarted(Vec<Prepared>);
 

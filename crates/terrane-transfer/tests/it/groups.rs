@@ -90,7 +90,7 @@ struct Shared {
     manager: TransferManager,
     attention: Endpoint,
     state: Endpoint,
-    /// Of the shapes of both.
+    /// Endpoints elsewhere, of the shapes of both.
     others: [Endpoint; 2],
 }
 
@@ -152,7 +152,7 @@ fn a_block_that_a_transfer_left_in_part_is_incomplete_for_all_groups() {
     let read = || Transfer::new(&state, of_state).blocks(&[2], &[0]);
     let error = refused(&manager, read());
     assert!(matches!(&error, TransferError::Incomplete { blocks } if blocks == &[2]), "{error:?}");
-    // The other group writes it, and may read it. What the first one may read has not changed.
+    // The other group writes it, and may read it. The first one still may not.
     drop(state.hold_for_write(&[2]).unwrap());
     run(&manager, read());
     assert!(attention.hold_for_read(&[2]).is_err());
