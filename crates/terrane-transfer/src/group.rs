@@ -159,7 +159,8 @@ fn are_in_one_file(a: &PhysicalLayout, b: &PhysicalLayout) -> bool {
     spaces(a).iter().any(|space| others.contains(space))
 }
 
-/// What decides whether an engine goes around the page cache. Beyond a page, alignment decides nothing.
+/// An engine decides by these whether it goes around the page cache. Alignment beyond a page is no
+/// matter.
 fn direct_access(layout: &PhysicalLayout) -> (bool, Alignment) {
     let mut files = layout.regions().iter().filter_map(|region| region.location().as_file());
     let has_direct = files.all(|position| position.file.direct.is_some());
