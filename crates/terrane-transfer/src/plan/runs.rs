@@ -187,10 +187,15 @@ impl TransferPlan {
             let to = distance(first.destination, segment.destination, strides[1]);
             let begin = runs.len();
             runs.extend_from_within(..of_segment);
-            for run in runs.iter_mut().skip(begin) {
+            let added = runs.get_mut(begin..).unwrap_or_default();
+            for run in &mut *added {
                 run.source_offset = run.source_offset.wrapping_add(from);
                 run.destination_offset = run.destination_offset.wrapping_add(to);
-                run.bytes = run.bytes / u64::from(first.blocks) * u64::from(segment.blocks);
+            }
+            // Most plans join no blocks, and a division for each run takes longer than the rest.
+            if segment.blocks != first.blocks {
+                let (had, has) = (u64::from(first.blocks), u64::from(segment.blocks));
+                added.iter_mut().for_each(|run| run.bytes = run.bytes / had * has);
             }
         }
     }
