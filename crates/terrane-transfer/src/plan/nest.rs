@@ -73,6 +73,38 @@ pub(crate) fn layer_groups(
     joining: Joining,
 ) -> SmallVec<[LayerGroup; 1]> {
     let count = selection.layers.end - selection.layers.start;
+    if !sections.iter().all(SharedSection::has_layers) {
+        return apart_from_layers(sections, selection, joining);
+    }
+    layers_of(sections, selection, count, joining)
+}
+
+/// Sections without layers are a group of their own behind the others, if there are other layers.
+fn apart_from_layers(
+    sections: &[SharedSection<'_>],
+    selection: &Selection,
+    joining: Joining,
+) -> SmallVec<[LayerGroup; 1]> {
+    let count = selection.layers.end - selection.layers.start;
+    let (with, without): (Vec<_>, Vec<_>) = sections.iter().partition(|each| each.has_layers());
+    let copied = |sections: Vec<&SharedSection<'_>>, layers| {
+        let sections: Vec<SharedSection<'_>> = sections.into_iter().cloned().collect();
+        layers_of(&sections, selection, layers, joining)
+    };
+    let mut groups = if with.is_empty() { SmallVec::new() } else { copied(with, count) };
+    for mut group in copied(without, 1) {
+        group.layers_per_step = count;
+        groups.push(group);
+    }
+    groups
+}
+
+fn layers_of(
+    sections: &[SharedSection<'_>],
+    selection: &Selection,
+    count: u32,
+    joining: Joining,
+) -> SmallVec<[LayerGroup; 1]> {
     let is_linear = |section: &SharedSection<'_>| {
         section.ends.iter().all(|end| linear(end.steps(Axis::Layer)).is_some())
     };

@@ -59,14 +59,13 @@ impl Planner {
         let by_block = !layer_wise && ends.iter().any(|end| holds_blocks(end));
         let groups = nest::layer_groups(&sections, &selection, Joining { layers: by_block });
         let layers = u64::from(selection.layers.end - selection.layers.start);
-        let mut piece_bytes = ByteCount::ZERO;
+        let (mut pieces, mut piece_bytes) = (0, ByteCount::ZERO);
         for section in &sections {
-            let has_layers = section.ends.iter().any(|end| end.shape().layers > 1);
-            let count = if has_layers { layers } else { 1 };
+            let count = if section.has_layers() { layers } else { 1 };
+            pieces += count;
             let bytes = ByteCount::new(section.piece_bytes(&selection));
             piece_bytes = piece_bytes.checked_add(bytes.checked_mul("layers", count)?)?;
         }
-        let pieces = layers * ByteCount::from_usize(sections.len()).get();
         let breaks_pieces =
             groups.iter().flat_map(|group| &group.nests).any(|nest| !nest.inner.is_empty())
                 || is_partial(&selection, &sections);

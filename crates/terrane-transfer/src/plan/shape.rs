@@ -23,17 +23,24 @@ pub(crate) struct Selection {
 }
 
 /// A section of both ends, with the strides of its rows there.
+#[derive(Clone)]
 pub(crate) struct SharedSection<'a> {
     pub(crate) ends: [&'a Section; 2],
     /// The bytes that are never split.
     pub(crate) unit: u64,
     rows: [[AxisSteps; 2]; 3],
+    has_layers: bool,
 }
 
 /// A loop over rows: the strides at both ends, and the positions to copy.
 pub(crate) type RowAxis<'a> = ((&'a AxisSteps, &'a AxisSteps), [Range<u32>; 2]);
 
 impl SharedSection<'_> {
+    /// Whether it is copied layer by layer: it has as many layers as the layout.
+    pub(crate) const fn has_layers(&self) -> bool {
+        self.has_layers
+    }
+
     /// Heads, tokens and elements.
     pub(crate) fn rows(&self, selection: &Selection) -> [RowAxis<'_>; 3] {
         let all = |[from, _]: &[AxisSteps; 2]| {
@@ -119,6 +126,7 @@ fn shared<'a>(
     if is_absent(&from, ends[0]) != is_absent(&to, ends[1]) {
         equal("layers of a section", from.layers.into(), to.layers.into())?;
     }
+    let has_layers = !is_absent(&from, ends[0]);
     let steps = |axis| sections.map(|section| *section.steps(axis));
     let (tokens, element_bytes) = (steps(Axis::Token), u64::from(from.element_bytes));
     if let (Some(_), Some(_)) = (from.heads, to.heads) {
@@ -128,7 +136,7 @@ fn shared<'a>(
         if are_alike {
             let [heads, tokens] = rows;
             let rows = [heads, tokens, steps(Axis::Element)];
-            return Ok(SharedSection { ends: sections, unit: element_bytes, rows });
+            return Ok(SharedSection { ends: sections, unit: element_bytes, rows, has_layers });
         }
         if from.elements > 1 && to.elements > 1 {
             equal("head_dim", from.elements.into(), to.elements.into())?;
@@ -140,6 +148,7 @@ fn shared<'a>(
             ends: sections,
             unit: from.head_bytes(),
             rows: [heads, tokens, ABSENT],
+            has_layers,
         });
     }
     let elements =
@@ -151,11 +160,12 @@ fn shared<'a>(
     equal("bytes a token", from.row_bytes(), to.row_bytes())?;
     if from.heads.is_none() && to.heads.is_none() && from.elements == to.elements {
         let rows = [ABSENT, tokens, steps(Axis::Element)];
-        return Ok(SharedSection { ends: sections, unit: element_bytes, rows });
+        return Ok(SharedSection { ends: sections, unit: element_bytes, rows, has_layers });
     }
     // One end does not state its heads: whole rows are copied.
     check_contiguous(sections, true)?;
-    Ok(SharedSection { ends: sections, unit: from.row_bytes(), rows: [ABSENT, tokens, ABSENT] })
+    let rows = [ABSENT, tokens, ABSENT];
+    Ok(SharedSection { ends: sections, unit: from.row_bytes(), rows, has_layers })
 }
 
 const ABSENT: [AxisSteps; 2] = [AxisSteps::ABSENT; 2];

@@ -37,5 +37,6 @@ mod queues;
 mod refusals;
 mod relayed_model;
 mod relays;
+mod sections;
 mod sets;
 mod support;
