@@ -4,6 +4,7 @@
 mod blocks;
 mod bring_up;
 mod by_hand;
+mod formats;
 mod incumbent;
 mod latency;
 mod methods;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         blocks::report(&rig, settings, reporter)?;
         latency::report(&rig, settings, reporter)?;
         relayout::report(&rig, settings, reporter)?;
+        formats::report(&rig, settings, reporter)?;
         incumbent::report(&rig, settings, reporter)?;
         neighbours::report(&rig, arguments.cublas.as_deref(), settings, reporter)?;
         bring_up::report(&rig, settings, reporter)?;

@@ -1,0 +1,160 @@
+//! Blocks from one engine's format to another's, within the device and to and from pinned memory.
+
+use std::io::Write;
+
+use anyhow::Result;
+use terrane_bench::{Direction, Measurement, Reporter, Settings};
+use terrane_core::{Allocate, ByteCount, Region, RegionRequest};
+use terrane_cuda::DeviceMemory;
+use terrane_layout::formats::vllm::PackedOrder;
+use terrane_layout::formats::{sglang, vllm};
+use terrane_layout::{Geometry, LayoutBuilder, LayoutConfig, LayoutError, TokenOrder};
+use terrane_transfer::Endpoint;
+
+use crate::rig::{Rig, device_address, explain, in_turns, shuffled, transfer};
+use crate::shapes::{Shape, shapes};
+
+/// What a transfer between device and pinned memory has to reach of one contiguous copy.
+const LEAST_TO_PINNED: f64 = 0.95;
+/// What a transfer within the device has to reach of a plain copy there.
+const LEAST_WITHIN: f64 = 0.85;
+
+/// More than over the wire: at the rate of the device, less is over before it has begun.
+const TIMES_MOVED: u64 = 8;
+
+type Format = fn(&LayoutConfig) -> Result<Geometry, LayoutError>;
+
+/// K and V side by side in each row, a tensor for each layer.
+fn packed(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
+    vllm::packed(config, PackedOrder::Lbnhc)
+}
+
+/// K and V packed, in whole pages.
+fn packed_pages(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
+    vllm::packed(config, PackedOrder::Blnhc)
+}
+
+pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<W>) -> Result<()> {
+    let within: [(&str, Format, Format); 4] = [
+        ("packed to split K and V", packed, vllm::nhd),
+        ("split to packed K and V", vllm::nhd, packed),
+        ("page_head to layer separate", sglang::page_head, sglang::device),
+        ("layer separate to page_head", sglang::device, sglang::page_head),
+    ];
+    let over_wire: [(&str, Format, Format, bool); 6] = [
+        ("packed to split K and V", packed, vllm::cross_layer, true),
+        ("split to packed K and V", vllm::nhd, packed_pages, true),
+        ("layer separate to page_head", sglang::device, sglang::page_head, true),
+        ("split pages to packed K and V", vllm::cross_layer, packed, false),
+        ("packed pages to split K and V", packed_pages, vllm::nhd, false),
+        ("page_head to layer separate", sglang::page_head, sglang::device, false),
+    ];
+    // The shapes of a smoke run have no heads.
+    let most = if rig.smoke { 1 } else { usize::MAX };
+    for shape in shapes(false).filter(|shape| shape.has_heads()).take(most) {
+        for (name, from, to) in within {
+            let case = format!("{}, within the device, {name}", shape.title());
+            if !reporter.wants(&case) {
+                continue;
+            }
+            let (free, _) = rig.context.memory()?;
+            let most = (rig.moved.get() * TIMES_MOVED).min(free.get() / 8);
+            let moved = if rig.smoke { rig.moved } else { ByteCount::new(most) };
+            let ends = Ends::new(shape, moved, (from, &rig.device), (to, &rig.device))?;
+            let flat = [rig.flat(ends.bytes)?, rig.flat(ends.bytes)?];
+            let address = |memory: &DeviceMemory| memory.address().get();
+            let flat_addresses = flat.each_ref().map(address);
+            let beside = Beside { name: "device copy", least: LEAST_WITHIN };
+            ends.measure(rig, settings, reporter, &case, flat_addresses, &beside)?;
+        }
+        for (name, from, to, to_host) in over_wire {
+            let way = if to_host { "device to pinned" } else { "pinned to device" };
+            let case = format!("{}, {way}, {name}", shape.title());
+            if !reporter.wants(&case) {
+                continue;
+            }
+            let ends = if to_host {
+                Ends::new(shape, rig.moved, (from, &rig.device), (to, &rig.pinned))?
+            } else {
+                Ends::new(shape, rig.moved, (from, &rig.pinned), (to, &rig.device))?
+            };
+            let on_device = rig.flat(ends.bytes)?;
+            let request = RegionRequest::new(ends.bytes).labelled("contiguous");
+            let on_host = Region::new(rig.pinned.allocate(&request)?);
+            let (device, host) = (on_device.address().get(), device_address(&on_host)?);
+            let (from, to) = if to_host { (device, host) } else { (host, device) };
+            let beside = Beside { name: "contiguous DMA", least: LEAST_TO_PINNED };
+            ends.measure(rig, settings, reporter, &case, [from, to], &beside)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a case is compared with.
+struct Beside {
+    name: &'static str,
+    least: f64,
+}
+
+/// Both ends of a case.
+struct Ends {
+    source: Endpoint,
+    destination: Endpoint,
+    blocks: u32,
+    bytes: ByteCount,
+}
+
+impl Ends {
+    fn new<A: Allocate, B: Allocate>(
+        shape: &Shape,
+        bytes: ByteCount,
+        (from, source): (Format, &A),
+        (to, destination): (Format, &B),
+    ) -> Result<Self> {
+        let blocks = shape.blocks_of(bytes)?;
+        let config = shape.in_order(blocks, TokenOrder::TokenMajor)?;
+        let bytes = ByteCount::new(shape.block_bytes().get() * u64::from(blocks));
+        Ok(Self {
+            source: endpoint(from(&config)?, source)?,
+            destination: endpoint(to(&config)?, destination)?,
+            blocks,
+            bytes,
+        })
+    }
+
+    /// Measures the transfer and a contiguous copy in turns.
+    fn measure<W: Write>(
+        &self,
+        rig: &Rig,
+        settings: &Settings,
+        reporter: &mut Reporter<W>,
+        case: &str,
+        [flat_from, flat_to]: [u64; 2],
+        beside: &Beside,
+    ) -> Result<()> {
+        let (read, written) = (shuffled(0..self.blocks, 3), shuffled(0..self.blocks, 5));
+        let ends = [(&self.source, &read[..]), (&self.destination, &written[..])];
+        let explanation = explain(&rig.manager, ends[0], ends[1])?;
+        let spreads = in_turns(
+            settings,
+            &mut [&mut || transfer(&rig.manager, ends[0], ends[1]), &mut || {
+                // SAFETY: both spans live in the caller's memory, and the stream is waited for.
+                unsafe { rig.raw.copy(&rig.stream, flat_to, flat_from, self.bytes.get()) }?;
+                Ok(rig.stream.synchronize()?)
+            }],
+        )?;
+        let [ours, copy] = spreads.as_slice() else { return Ok(()) };
+        rig.predictions.report(case, explanation.predicted, *ours, reporter)?;
+        let gigabytes = self.bytes.get() as f64 * 1e-9;
+        let rate = ours.rate(gigabytes);
+        let measured = Measurement::new(case, rate, "GB/s", Direction::HigherIsBetter)
+            .beside(beside.name, copy.rate(gigabytes).median)
+            .at_least(beside.least);
+        Ok(reporter.report(&measured)?)
+    }
+}
+
+fn endpoint(geometry: Geometry, allocator: &impl Allocate) -> Result<Endpoint> {
+    let layout = LayoutBuilder::from_geometry(geometry).allocate(allocator).unregistered();
+    Ok(Endpoint::new(layout.build()?)?)
+}
