@@ -19,8 +19,8 @@ pub(super) struct Packing {
     pub(super) outers: u32,
     /// Whether what follows a block's part is the same part of the block with the next number.
     pub(super) joins: bool,
-    /// Where the page of block 0 begins, if whole pages are packed as they are at the end.
-    pub(super) page: Option<u64>,
+    /// The pages, if these are packed as they are at the end.
+    pub(super) page: Option<Page>,
 }
 
 /// Which index changes slowest.
@@ -94,8 +94,8 @@ impl Packing {
     /// they are packed as they are.
     pub(super) fn of_pages(page: &Page) -> Self {
         let (unit, joins) = (page.bytes(), page.stride() == page.bytes());
-        let page = Some(page.offset());
-        Self { order: Order::Blocks, unit, layers: 1, outers: 1, joins, page }
+        let order = if page.is_whole() { Order::Blocks } else { Order::Outers };
+        Self { order, unit, layers: 1, outers: page.parts(), joins, page: Some(*page) }
     }
 
     /// The part of a grid that is launched for a part of this packing.
@@ -139,9 +139,15 @@ impl Packing {
     pub(super) fn strides(&self, part: &Part, end: &GridEnd) -> PackedStrides {
         let (pairs, layers) = (count(&part.pairs), count(&part.layers));
         let (unit, of_layer) = (self.unit, self.of_layer());
-        if let Some(begin) = self.page {
-            let (layer, outer) = (end.layer_stride, end.outer_stride);
-            return PackedStrides { pair: unit, layer, outer, offset: end.offset - begin };
+        if let Some(page) = self.page {
+            // In the buffer a part of all pairs is followed by the next part of them.
+            let begin = end.offset - page.offset();
+            let part = begin.checked_div(page.part_stride()).unwrap_or(0);
+            let offset = begin - part * page.part_stride() + part * unit * pairs;
+            // Only the loop over sections steps from part to part.
+            let is_over_parts = !page.is_whole() && end.outer_stride >= page.part_stride();
+            let outer = if is_over_parts { unit * pairs } else { end.outer_stride };
+            return PackedStrides { pair: unit, layer: end.layer_stride, outer, offset };
         }
         let (pair, layer, outer) = match self.order {
             Order::Blocks => (of_layer * layers, of_layer, unit),

@@ -204,10 +204,17 @@ impl Geometry {
         self.pieces.as_ref()
     }
 
-    /// The pages of the blocks, if each block is apart from all others.
+    /// The pages of the blocks, if each block is apart from all others and in one piece of memory.
     #[inline]
     #[must_use]
-    pub const fn page(&self) -> Option<&Page> {
+    pub fn page(&self) -> Option<&Page> {
+        self.page.as_ref().filter(|page| page.is_whole())
+    }
+
+    /// The pages of the blocks, if each block is apart from all others: in one part, or in one part for
+    /// each section.
+    #[must_use]
+    pub const fn pages(&self) -> Option<&Page> {
         self.page.as_ref()
     }
 

@@ -1,27 +1,31 @@
-//! Blocks that are pages: each lies apart from all others.
+//! Blocks that are pages: each lies apart from all others, whole or section by section.
 
 use super::axis::Axis;
 use super::proof::Nest;
 use super::section::Section;
 
-/// The part of one region that one block has to itself.
+/// The parts of one region that one block has to itself.
 ///
-/// Block `b` lies at `offset + b · stride` of region 0, and spans `bytes` there.
+/// Part `p` of block `b` lies at `offset + p · part_stride + b · stride` of region 0, and spans `bytes`
+/// there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Page {
     offset: u64,
     stride: u64,
     bytes: u64,
+    parts: u32,
+    part_stride: u64,
 }
 
 impl Page {
-    /// The pages, if there is one region and blocks are the outermost axis of every section.
+    /// The pages, if there is one region and blocks are the outermost axis of every section: whole
+    /// blocks, or a part for each section if all K lies before all V.
     pub(super) fn of(sections: &[Section], nests: &[Nest]) -> Option<Self> {
         let first = sections.first()?;
         let steps = first.steps(Axis::Block);
         let stride = steps.inner().stride;
         let offset = sections.iter().map(Section::offset).min()?;
-        let mut end = 0;
+        let (mut end, mut spans) = (0, (u64::MAX, 0));
         for (section, nest) in sections.iter().zip(nests) {
             let in_one_region = section.first_region() == 0
                 && Axis::ALL.iter().all(|&axis| section.steps(axis).regions() == 0);
@@ -36,9 +40,40 @@ impl Page {
                 _ => nest.span,
             };
             end = end.max(section.offset() - offset + span);
+            spans = (span.min(spans.0), span.max(spans.1));
         }
-        let is_apart = steps.inner().count == 1 || end <= stride;
-        is_apart.then_some(Self { offset, stride, bytes: end })
+        if steps.inner().count == 1 || end <= stride {
+            return Some(Self { offset, stride, bytes: end, parts: 1, part_stride: 0 });
+        }
+        // Sections of equal spans at equal distances, each with its blocks one after the other.
+        let (least, bytes) = spans;
+        let second = sections.get(1)?.offset();
+        let part_stride = second.checked_sub(first.offset())?;
+        let is_even = sections.windows(2).all(|pair| match pair {
+            [a, b] => b.offset().checked_sub(a.offset()) == Some(part_stride),
+            _ => false,
+        });
+        let parts = u32::try_from(sections.len()).ok()?;
+        let is_apart = least == bytes && bytes <= stride && is_even && part_stride > stride;
+        is_apart.then_some(Self { offset, stride, bytes, parts, part_stride })
+    }
+
+    /// Whether each block is in one part.
+    #[must_use]
+    pub const fn is_whole(&self) -> bool {
+        self.parts == 1
+    }
+
+    /// The parts of a block.
+    #[must_use]
+    pub const fn parts(&self) -> u32 {
+        self.parts
+    }
+
+    /// Bytes from a part of a block to the next one; zero if a block is one part.
+    #[must_use]
+    pub const fn part_stride(&self) -> u64 {
+        self.part_stride
     }
 
     /// Where block 0 begins, in bytes from the beginning of the region.
@@ -53,7 +88,7 @@ impl Page {
         self.stride
     }
 
-    /// Bytes from the first byte of a block to behind its last one.
+    /// Bytes from the first byte of a part to behind its last one.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes

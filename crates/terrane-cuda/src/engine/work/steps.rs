@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use terrane_core::ByteCount;
+use terrane_layout::Page;
 use terrane_transfer::{CopyFailure, CopyGrid, Side, TransferPlan};
 
 use super::super::Shared;
@@ -12,7 +13,7 @@ use super::super::cutter::{Cutter, Ramp};
 use super::super::flight::engine_failure;
 use super::super::launch::{KernelEnd, Launcher};
 use super::super::lists::{BlockLists, list_bytes};
-use super::super::packing::{Packing, Part, index};
+use super::super::packing::{Order, Packing, Part, index};
 use super::super::reach::Reach;
 use super::Work;
 use crate::error::CudaError;
@@ -174,7 +175,9 @@ impl Work {
         let Some(host_end) = self.grids.first().map(|grid| grid.end(host_side)) else {
             return Ok(None);
         };
-        let begin = staged.packing.page.unwrap_or(host_end.offset);
+        let page = staged.packing.page;
+        let begin = page.map_or(host_end.offset, |page| page.offset());
+        let outer_stride = page.map_or(host_end.outer_stride, |page| page.part_stride());
         let host_blocks = match (sorted, to_host) {
             (Some([sources, _]), false) => sources,
             (Some([_, destinations]), true) => destinations,
@@ -191,7 +194,7 @@ impl Work {
             let offset = begin
                 + u64::from(stretch.block) * host_end.block_stride
                 + layer * host_end.layer_stride
-                + u64::from(stretch.outer) * host_end.outer_stride;
+                + u64::from(stretch.outer) * outer_stride;
             let region = u32::try_from(region).unwrap_or(u32::MAX);
             let (mut at, mut left) = (scratch.address() + stretch.at, stretch.bytes);
             let Some(mut address) = reach.copy_address(region, offset) else {
@@ -392,14 +395,20 @@ pub(in super::super) fn packing_for(
     side: Side,
     layer_wise: bool,
 ) -> Option<Packing> {
-    if let [grid] = grids
-        && let Some(packing) = Packing::of(grid, grid.end(side))
-    {
-        return Some(if layer_wise { packing.by_layers(grid.end(side)) } else { packing });
+    let single = match grids {
+        [grid] => Packing::of(grid, grid.end(side))
+            .map(|packing| if layer_wise { packing.by_layers(grid.end(side)) } else { packing }),
+        _ => None,
+    };
+    if single.is_some_and(|packing| packing.order == Order::Blocks) {
+        return single;
     }
-    let page = plan.end(side).layout().geometry().page()?;
     let bytes: u64 = grids.iter().map(CopyGrid::block_bytes).sum();
-    // Then everything in a page is copied, as no byte is copied twice.
-    let is_whole = bytes == page.bytes() && !grids.is_empty() && !layer_wise;
-    is_whole.then(|| Packing::of_pages(page))
+    // Everything in a page is copied if as many bytes are, as no byte is copied twice.
+    let is_whole = |page: &&Page| bytes == page.bytes() * u64::from(page.parts());
+    let page = plan.end(side).layout().geometry().pages().filter(is_whole);
+    match page.filter(|_| !layer_wise) {
+        Some(page) => Some(Packing::of_pages(page)),
+        None => single,
+    }
 }
