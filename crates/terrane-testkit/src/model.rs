@@ -6,7 +6,9 @@
 
 use std::ops::Range;
 
-use terrane_layout::{BlockDimension, LayoutConfig, LayoutKind, TokenOrder};
+use terrane_layout::{
+    BlockDimension, ElementFormat, Geometry, LayoutConfig, LayoutKind, TokenOrder,
+};
 use terrane_transfer::Endpoint;
 
 use crate::pattern::PieceAccess;
@@ -20,15 +22,52 @@ pub struct Image {
     regions: Vec<Vec<u8>>,
 }
 
-/// The config and the kind that a layout was made of.
+/// The config and the kind that a layout was made of. An imported layout has only sections: then it is a
+/// config and a kind that give the same places.
 ///
 /// # Panics
 ///
-/// If the layout was made of sections.
+/// If the layout is that of no config.
 #[must_use]
 #[track_caller]
 pub fn origin(end: &Endpoint) -> (LayoutConfig, LayoutKind) {
-    *end.layout().geometry().origin().expect("the layout is made of a config")
+    let geometry = end.layout().geometry();
+    let found = geometry.origin().copied().or_else(|| same_places(geometry));
+    found.unwrap_or_else(|| panic!("the layout is that of no config: {geometry:?}"))
+}
+
+/// The elements of a group that a section does not tell.
+const GROUP: u32 = 32;
+
+fn same_places(geometry: &Geometry) -> Option<(LayoutConfig, LayoutKind)> {
+    let shape = geometry.sections().first()?.shape();
+    let (heads, bytes) = (shape.heads.unwrap_or(1), shape.element_bytes);
+    let width = u8::try_from(bytes).ok().filter(|&width| width <= 8).map(ElementFormat::Width);
+    let rows = ElementFormat::RowBytes(bytes.checked_mul(heads)?.checked_mul(shape.elements)?);
+    let groups = ElementFormat::BlockScaled { elements: GROUP, bytes };
+    for element in [width, Some(groups), Some(rows)].into_iter().flatten() {
+        let group = if element == groups { GROUP } else { 1 };
+        for (order, kind) in
+            TokenOrder::ALL.into_iter().flat_map(|order| LayoutKind::ALL.map(|kind| (order, kind)))
+        {
+            let config = LayoutConfig::builder()
+                .num_blocks(geometry.num_blocks())
+                .num_layers(geometry.num_layers())
+                .outer_dim(geometry.section_count())
+                .page_size(shape.tokens)
+                .inner_dim(shape.elements * heads * group)
+                .element(element)
+                .block_alignment(geometry.block_alignment())
+                .token_order(order);
+            let config = shape.heads.map_or(config, |heads| config.num_heads(heads)).build();
+            if let Ok(config) = config
+                && Geometry::new(&config, kind).is_ok_and(|same| same == *geometry)
+            {
+                return Some((config, kind));
+            }
+        }
+    }
+    None
 }
 
 /// Where a piece lies: the region, and the bytes in it.

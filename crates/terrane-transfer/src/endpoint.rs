@@ -1,11 +1,15 @@
 //! One end of a transfer: a layout, and what is in flight on its blocks.
 
+mod of_groups;
+
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
-use terrane_core::{Alignment, ByteCount, ForkedProcess, Location, Memory, Span, StorageKind};
+use terrane_core::{
+    Alignment, ByteCount, ForkedProcess, Location, Memory, Region, Span, StorageKind,
+};
 use terrane_layout::PhysicalLayout;
 
 use crate::exclusive::ExclusiveBytes;
@@ -22,16 +26,33 @@ pub struct Endpoint(Arc<Inner>);
 
 struct Inner {
     /// Released before the layout frees the memory, which another endpoint may then have.
-    _bytes: ExclusiveBytes,
+    _bytes: Arc<OwnedBytes>,
     layout: PhysicalLayout,
+    /// Shared by the groups of a set.
     hazards: HazardTable,
-    /// Two tables are locked in the order of this number.
+    /// The number of the group in its set.
+    group: u32,
     number: u64,
     /// Where each region begins.
     bases: Box<[Location]>,
     /// What blocks have of the regions, joined where it touches: nearly always one span.
     extents: SmallVec<[Span; 1]>,
     alignment: Alignment,
+}
+
+/// The bytes of an endpoint, or of all groups of a set.
+struct OwnedBytes {
+    /// Released before the memory may be freed.
+    _claim: ExclusiveBytes,
+    /// The memory of a set: the claim on it lasts until the last group has gone.
+    _regions: Box<[Region]>,
+}
+
+impl OwnedBytes {
+    /// The bytes of one layout, which keeps its memory itself.
+    fn of_one(claim: ExclusiveBytes) -> Arc<Self> {
+        Arc::new(Self { _claim: claim, _regions: Box::default() })
+    }
 }
 
 impl Endpoint {
@@ -46,7 +67,7 @@ impl Endpoint {
     pub fn new(layout: PhysicalLayout) -> Result<Self, BytesInUse> {
         let extents = extents(&layout);
         match ExclusiveBytes::claim(&extents) {
-            Ok(bytes) => Ok(Self::build(bytes, extents, layout)),
+            Ok(claim) => Ok(Self::alone(claim, extents, layout)),
             Err(span) => Err(BytesInUse { layout: Box::new(layout), span }),
         }
     }
@@ -63,18 +84,36 @@ impl Endpoint {
     #[must_use]
     pub unsafe fn sharing(layout: PhysicalLayout) -> Self {
         let extents = extents(&layout);
-        Self::build(ExclusiveBytes::none(), extents, layout)
+        Self::alone(ExclusiveBytes::none(), extents, layout)
     }
 
-    fn build(bytes: ExclusiveBytes, extents: SmallVec<[Span; 1]>, layout: PhysicalLayout) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+    fn alone(claim: ExclusiveBytes, extents: SmallVec<[Span; 1]>, layout: PhysicalLayout) -> Self {
         let hazards = HazardTable::new(layout.geometry().num_blocks());
+        Self::build(OwnedBytes::of_one(claim), extents, layout, hazards, 0)
+    }
+
+    fn build(
+        bytes: Arc<OwnedBytes>,
+        extents: SmallVec<[Span; 1]>,
+        layout: PhysicalLayout,
+        hazards: HazardTable,
+        group: u32,
+    ) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let bases = layout.regions().iter().map(Memory::location).collect();
         let alignment = layout.alignment_class();
         // Relaxed: only uniqueness is asked for.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let inner = Inner { _bytes: bytes, layout, hazards, number, bases, extents, alignment };
-        Self(Arc::new(inner))
+        Self(Arc::new(Inner {
+            _bytes: bytes,
+            layout,
+            hazards,
+            group,
+            number,
+            bases,
+            extents,
+            alignment,
+        }))
     }
 
     /// The layout.
@@ -150,7 +189,7 @@ impl Endpoint {
         self.check_owner()?;
         self.check_blocks(blocks, side)?;
         let (layers, heads) = (0..self.0.layout.geometry().num_layers(), 0..self.num_heads());
-        let wanted = Use { access, blocks, layers, heads };
+        let wanted = Use { access, blocks, group: self.group(), layers, heads };
         let mut hazards = self.0.hazards.lock();
         let conflicts = hazards.conflicts(&wanted, &|_| false);
         if !conflicts.is_empty() {
@@ -168,8 +207,12 @@ impl Endpoint {
 
     /// The heads of a token, as hazards count them; 1 if they are not stated.
     pub(crate) fn num_heads(&self) -> u32 {
-        let sections = self.0.layout.geometry().sections().iter();
-        sections.filter_map(|section| section.shape().heads).max().unwrap_or(1)
+        num_heads(&self.0.layout)
+    }
+
+    /// The number of the group among those that share its hazards.
+    pub(crate) fn group(&self) -> u32 {
+        self.0.group
     }
 
     /// Fails in a process that was forked from the endpoint's.
@@ -198,24 +241,12 @@ impl Endpoint {
         self.0.extents.iter().any(|a| other.0.extents.iter().any(|b| a.overlaps(b)))
     }
 
-    /// Locks the hazards of both ends in the one order that excludes a deadlock. Of two ends that
-    /// are one there is only the first.
+    /// Locks the hazards of both ends. If they share a table, there is only the first.
     pub(crate) fn lock_both<'a>(
         source: &'a Self,
         destination: &'a Self,
     ) -> (LockedHazards<'a>, Option<LockedHazards<'a>>) {
-        let (a, b) = (&source.0, &destination.0);
-        match a.number.cmp(&b.number) {
-            std::cmp::Ordering::Equal => (a.hazards.lock(), None),
-            std::cmp::Ordering::Less => {
-                let first = a.hazards.lock();
-                (first, Some(b.hazards.lock()))
-            }
-            std::cmp::Ordering::Greater => {
-                let first = b.hazards.lock();
-                (a.hazards.lock(), Some(first))
-            }
-        }
+        HazardTable::lock_both(&source.0.hazards, &destination.0.hazards)
     }
 }
 
@@ -257,7 +288,8 @@ impl fmt::Debug for WeakEndpoint {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{} at {} of {} memory are in use by another endpoint; transfer through that one, drop it \
-     first, or, to keep the two apart yourself, use Endpoint::sharing",
+     first, make both with Endpoint::of_groups, or, to keep the two apart yourself, use \
+     Endpoint::sharing",
     .span.length, .span.location, .span.kind
 )]
 pub struct BytesInUse {
@@ -321,6 +353,12 @@ impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Hold").field(&self.end.ticket).finish()
     }
+}
+
+/// The heads of a token, as hazards count them.
+fn num_heads(layout: &PhysicalLayout) -> u32 {
+    let sections = layout.geometry().sections().iter();
+    sections.filter_map(|section| section.shape().heads).max().unwrap_or(1)
 }
 
 /// What the blocks of a layout have of its regions. What an adopted region has beyond that may be

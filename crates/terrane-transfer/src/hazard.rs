@@ -10,7 +10,10 @@
 mod blocks;
 mod counts;
 mod incomplete;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -60,12 +63,16 @@ pub struct BlockConflict {
 pub(crate) struct Use<'a> {
     pub(crate) access: Access,
     pub(crate) blocks: &'a [u32],
+    /// Which of the groups that share the blocks; 0 if there is one.
+    pub(crate) group: u32,
     pub(crate) layers: Range<u32>,
     /// All heads of a layout that does not state them are one.
     pub(crate) heads: Range<u32>,
 }
 
-/// The claims in flight on the blocks of one layout.
+/// The claims in flight on the blocks of one layout, or of several that share their blocks. Clones
+/// are one table.
+#[derive(Clone)]
 pub(crate) struct HazardTable {
     shared: Arc<Shared>,
 }
@@ -86,6 +93,7 @@ struct Claims {
 struct Entry {
     holder: TransferId,
     access: Access,
+    group: u32,
     area: Area,
     blocks: Blocks,
     /// Whether the holder has ended and something may still touch the blocks.
@@ -103,8 +111,17 @@ pub(crate) enum Written {
 
 impl HazardTable {
     pub(crate) fn new(num_blocks: u32) -> Self {
-        let counts = BlockCounts::new(num_blocks);
-        let (in_flight, incomplete) = (Slab::new(), Incomplete::default());
+        Self::build(num_blocks, Incomplete::default())
+    }
+
+    /// One table for groups that share their blocks, with the layers and the heads of each group.
+    pub(crate) fn of_groups(num_blocks: u32, groups: impl IntoIterator<Item = (u32, u32)>) -> Self {
+        let whole = |(layers, heads)| Area { layers: 0..layers, heads: 0..heads };
+        Self::build(num_blocks, Incomplete::of_groups(groups.into_iter().map(whole).collect()))
+    }
+
+    fn build(num_blocks: u32, incomplete: Incomplete) -> Self {
+        let (counts, in_flight) = (BlockCounts::new(num_blocks), Slab::new());
         let claims = Claims { counts, in_flight, left: 0, incomplete };
         let owner = OwnerProcess::current();
         Self { shared: Arc::new(Shared { owner, claims: Mutex::new(claims) }) }
@@ -116,6 +133,26 @@ impl HazardTable {
         self.shared.owner.check()
     }
 
+    /// Locks two tables in the one order that excludes a deadlock. If the two are one table, there
+    /// is only the first.
+    pub(crate) fn lock_both<'a>(
+        first: &'a Self,
+        second: &'a Self,
+    ) -> (LockedHazards<'a>, Option<LockedHazards<'a>>) {
+        let [a, b] = [first, second].map(|table| Arc::as_ptr(&table.shared).addr());
+        match a.cmp(&b) {
+            Ordering::Equal => (first.lock(), None),
+            Ordering::Less => {
+                let locked = first.lock();
+                (locked, Some(second.lock()))
+            }
+            Ordering::Greater => {
+                let locked = second.lock();
+                (first.lock(), Some(locked))
+            }
+        }
+    }
+
     /// Locks the table, to look and to claim in one step.
     pub(crate) fn lock(&self) -> LockedHazards<'_> {
         LockedHazards { table: &self.shared, claims: lock(&self.shared.claims) }
@@ -124,7 +161,7 @@ impl HazardTable {
 
 /// A locked table.
 ///
-/// Two of them are locked in the order of their endpoints' numbers, and tickets, one at a time,
+/// Two of them are locked in the order of their tables' addresses, and tickets, one at a time,
 /// inside of them. In no other case does this crate hold two locks.
 pub(crate) struct LockedHazards<'a> {
     table: &'a Arc<Shared>,
@@ -143,7 +180,7 @@ impl LockedHazards<'_> {
 
     /// Those of the wanted blocks that a failed transfer may have written in part.
     pub(crate) fn incomplete(&self, wanted: &Use<'_>) -> Vec<u32> {
-        self.claims.incomplete.among(wanted.blocks, &wanted.area())
+        self.claims.incomplete.among(wanted.blocks, wanted.group, &wanted.area())
     }
 
     /// Claims the blocks for `holder`. The caller has looked for conflicts under the same lock,
@@ -153,7 +190,8 @@ impl LockedHazards<'_> {
         let (access, blocks) = (used.access, Blocks::new(used.blocks));
         claims.counts.add(&blocks, access);
         let holder = holder.id();
-        let entry = Entry { holder, access, area: used.area(), blocks, is_left: false };
+        let (group, area) = (used.group, used.area());
+        let entry = Entry { holder, access, group, area, blocks, is_left: false };
         let key = claims.in_flight.insert(entry);
         Claim { table: Arc::clone(self.table), key, written: OnceLock::new() }
     }
@@ -194,9 +232,10 @@ impl Use<'_> {
 
 impl Entry {
     fn excludes(&self, wanted: &Use<'_>) -> bool {
+        // Layers and heads of different groups have nothing to do with one another.
         (self.access == Access::Write || wanted.access == Access::Write)
-            && meet(&self.area.layers, &wanted.layers)
-            && meet(&self.area.heads, &wanted.heads)
+            && (self.group != wanted.group
+                || meet(&self.area.layers, &wanted.layers) && meet(&self.area.heads, &wanted.heads))
     }
 }
 
@@ -224,7 +263,7 @@ impl Claim {
         let Some(entry) = claims.in_flight.get_mut(self.key) else { return };
         claims.left += usize::from(!std::mem::replace(&mut entry.is_left, true));
         if entry.access == Access::Write {
-            claims.incomplete.add(&entry.blocks, &entry.area);
+            claims.incomplete.add(&entry.blocks, entry.group, &entry.area);
         }
     }
 
@@ -243,7 +282,8 @@ impl Claim {
         let Some(entry) = claims.in_flight.get(self.key) else { return Ok(()) };
         let blocks = entry.blocks.to_vec();
         let Area { layers, heads } = entry.area.clone();
-        let wanted = Use { access: entry.access, blocks: &blocks, layers, heads };
+        let (access, group) = (entry.access, entry.group);
+        let wanted = Use { access, blocks: &blocks, group, layers, heads };
         if claims.left > 0 {
             let conflicts = claims.conflicts(&wanted, |entry| entry.is_left);
             if !conflicts.is_empty() {
@@ -253,7 +293,7 @@ impl Claim {
         if wanted.access == Access::Write || allow_incomplete {
             return Ok(());
         }
-        incomplete(claims.incomplete.among(&blocks, &wanted.area()))
+        incomplete(claims.incomplete.among(&blocks, group, &wanted.area()))
     }
 }
 
@@ -274,9 +314,9 @@ impl Drop for Claim {
         match (entry.access, self.written.get()) {
             (Access::Read, _) | (_, Some(Written::Nothing)) => {}
             (Access::Write, Some(Written::All)) => {
-                claims.incomplete.remove(&entry.blocks, &entry.area);
+                claims.incomplete.remove(&entry.blocks, entry.group, &entry.area);
             }
-            (Access::Write, None) => claims.incomplete.add(&entry.blocks, &entry.area),
+            (Access::Write, None) => claims.incomplete.add(&entry.blocks, entry.group, &entry.area),
         }
     }
 }
@@ -284,124 +324,4 @@ impl Drop for Claim {
 /// Whether two ranges have anything in common.
 pub(crate) fn meet(a: &Range<u32>, b: &Range<u32>) -> bool {
     a.start < b.end && b.start < a.end
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn used<'a>(access: Access, blocks: &'a [u32], layers: Range<u32>) -> Use<'a> {
-        Use { access, blocks, layers, heads: 0..1 }
-    }
-
-    fn no_predecessor(_: TransferId) -> bool {
-        false
-    }
-
-    #[test]
-    fn readers_share_and_writers_do_not() {
-        let table = HazardTable::new(8);
-        let ticket = Ticket::new([]);
-        let reading = table.lock().claim(&ticket, &used(Access::Read, &[3, 1], 0..4));
-        let mut locked = table.lock();
-        assert!(
-            locked.conflicts(&used(Access::Read, &[1, 2, 3], 0..4), &no_predecessor).is_empty()
-        );
-        let conflicts = locked.conflicts(&used(Access::Write, &[1, 2], 0..4), &no_predecessor);
-        let expected = BlockConflict {
-            block: 1,
-            wanted: Access::Write,
-            held: Access::Read,
-            holder: ticket.id(),
-        };
-        assert_eq!(conflicts, [expected]);
-        drop(locked);
-        drop(reading);
-        assert!(
-            table.lock().conflicts(&used(Access::Write, &[1], 0..4), &no_predecessor).is_empty()
-        );
-    }
-
-    #[test]
-    fn other_layers_of_a_block_do_not_conflict() {
-        let table = HazardTable::new(2);
-        let _writing = table.lock().claim(&Ticket::new([]), &used(Access::Write, &[0], 0..2));
-        let mut locked = table.lock();
-        assert!(locked.conflicts(&used(Access::Write, &[0], 2..4), &no_predecessor).is_empty());
-        assert_eq!(locked.conflicts(&used(Access::Read, &[0], 1..3), &no_predecessor).len(), 1);
-    }
-
-    #[test]
-    fn other_heads_of_a_block_do_not_conflict() {
-        let of_heads = |heads| Use { heads, ..used(Access::Write, &[0], 0..2) };
-        let table = HazardTable::new(2);
-        let _writing = table.lock().claim(&Ticket::new([]), &of_heads(2..4));
-        let mut locked = table.lock();
-        assert!(locked.conflicts(&of_heads(0..2), &no_predecessor).is_empty());
-        assert!(locked.conflicts(&of_heads(4..8), &no_predecessor).is_empty());
-        assert_eq!(locked.conflicts(&of_heads(3..5), &no_predecessor).len(), 1);
-        assert_eq!(locked.conflicts(&of_heads(0..8), &no_predecessor).len(), 1);
-    }
-
-    #[test]
-    fn what_runs_after_the_holder_may_claim() {
-        let table = HazardTable::new(1);
-        let first = Ticket::new([]);
-        let _claim = table.lock().claim(&first, &used(Access::Write, &[0], 0..1));
-        let after_first = |id| id == first.id();
-        let wanted = used(Access::Write, &[0], 0..1);
-        assert!(table.lock().conflicts(&wanted, &after_first).is_empty());
-        assert_eq!(table.lock().conflicts(&wanted, &no_predecessor).len(), 1);
-    }
-
-    #[test]
-    fn a_block_read_twice_by_one_claim_is_released_once_for_each() {
-        let table = HazardTable::new(1);
-        let claim = table.lock().claim(&Ticket::new([]), &used(Access::Read, &[0, 0], 0..1));
-        drop(claim);
-        assert!(
-            table.lock().conflicts(&used(Access::Write, &[0], 0..1), &no_predecessor).is_empty()
-        );
-    }
-
-    proptest! {
-        /// Ranges, what is nearly one, and what is none: each is counted as a list of it would be.
-        #[test]
-        fn blocks_are_claimed_and_released_whether_they_are_a_range_or_not(
-            first in 0_u32..12,
-            count in 0_u32..12,
-            changed in proptest::option::of((0_usize..12, 0_u32..24)),
-            writes in any::<bool>(),
-        ) {
-            let mut blocks: Vec<u32> = (first..first + count).collect();
-            if let Some((place, block)) = changed
-                && let Some(at) = blocks.get_mut(place)
-            {
-                *at = block;
-            }
-            let access = if writes { Access::Write } else { Access::Read };
-            let table = HazardTable::new(24);
-            let claim = table.lock().claim(&Ticket::new([]), &used(access, &blocks, 0..1));
-            for wanted in [Access::Read, Access::Write] {
-                let excludes = writes || wanted == Access::Write;
-                for block in 0..24 {
-                    let found = table.lock().conflicts(&used(wanted, &[block], 0..1), &no_predecessor);
-                    prop_assert_eq!(!found.is_empty(), excludes && blocks.contains(&block));
-                }
-                // Also with others about them.
-                let all: Vec<u32> = (0..24).collect();
-                let found = table.lock().conflicts(&used(wanted, &all, 0..1), &no_predecessor);
-                let mut distinct = blocks.clone();
-                distinct.sort_unstable();
-                distinct.dedup();
-                prop_assert_eq!(found.len(), if excludes { distinct.len() } else { 0 });
-            }
-            drop(claim);
-            let all: Vec<u32> = (0..24).collect();
-            let found = table.lock().conflicts(&used(Access::Write, &all, 0..1), &no_predecessor);
-            prop_assert!(found.is_empty());
-        }
-    }
 }

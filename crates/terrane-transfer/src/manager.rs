@@ -8,8 +8,8 @@ use terrane_core::StorageKind;
 
 use crate::completion::pair;
 use crate::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
-use crate::hazard::{Use, incomplete};
-use crate::job::{Claims, Ending};
+use crate::hazard::{Use, Written, incomplete};
+use crate::job::{Claims, Ending, tell};
 use crate::waiting::submit_after;
 use crate::{
     Access, Completion, CopyEngine, CopyJob, DEFAULT_ATTENTION, Declined, DeviceOrder, Durability,
@@ -123,19 +123,20 @@ impl TransferManager {
         guard: G,
     ) -> Result<Completion<G>, Rejected<G>> {
         match self.prepare(transfer) {
-            Ok(prepared) => Ok(prepared.start(self.attention, guard)),
+            Ok(prepared) => Ok(prepared.start(guard)),
             Err(cause) => Err(Rejected { guard, cause }),
         }
     }
 
-    fn prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
+    pub(crate) fn prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
         let plan = self.planner.plan(&transfer)?;
         let (engine, quote, declined) = self.choose(&transfer, &plan)?;
         let explanation = Explanation::new(&plan, &**engine, quote, declined);
         let engine = Arc::clone(engine);
         let order = pin_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
-        Ok(Prepared { transfer, plan, engine, explanation, order, ticket, claims })
+        let attention = self.attention;
+        Ok(Prepared { transfer, plan, engine, explanation, order, attention, ticket, claims })
     }
 
     /// The engine that predicts the shortest time, its quote, and what those said that declined.
@@ -170,19 +171,32 @@ impl TransferManager {
 type Choice<'a> = (&'a Arc<dyn CopyEngine>, Quote, Vec<(&'static str, Declined)>);
 
 /// A transfer that nothing speaks against any more.
-struct Prepared {
+pub(crate) struct Prepared {
     transfer: Transfer,
     plan: TransferPlan,
     engine: Arc<dyn CopyEngine>,
     explanation: Explanation,
     order: Option<PinnedOrder>,
+    attention: Duration,
     ticket: Ticket,
     claims: Claims,
 }
 
 impl Prepared {
-    fn start<G: Send + 'static>(self, attention: Duration, guard: G) -> Completion<G> {
-        let Self { transfer, plan, engine, explanation, order, ticket, claims } = self;
+    pub(crate) fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
+    /// Releases the blocks: nothing was copied.
+    pub(crate) fn cancel(self) {
+        self.claims.writing.has_written(Written::Nothing);
+        let Self { ticket, claims, .. } = self;
+        drop(claims);
+        tell(ticket.end(false), ticket.id(), false);
+    }
+
+    pub(crate) fn start<G: Send + 'static>(self, guard: G) -> Completion<G> {
+        let Self { transfer, plan, engine, explanation, order, attention, ticket, claims } = self;
         let progress = Arc::<Progress>::default();
         let layer_wise = transfer.terms.layer_wise.then(|| layers::pair(plan.layers(), attention));
         let (layers, signals) = layer_wise.unzip();
@@ -240,9 +254,11 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     let layers = plan.layers();
     let [heads, heads_written] = [Side::Source, Side::Destination].map(|side| plan.heads(side));
     let (access, blocks) = (Access::Read, plan.source_blocks());
-    let read = Use { access, blocks, layers: layers.clone(), heads };
+    let group = transfer.source.group();
+    let read = Use { access, blocks, group, layers: layers.clone(), heads };
     let (access, blocks) = (Access::Write, plan.destination_blocks());
-    let write = Use { access, blocks, layers, heads: heads_written };
+    let group = transfer.destination.group();
+    let write = Use { access, blocks, group, layers, heads: heads_written };
     // A chain can be long, so it is walked only if something is in the way.
     let predecessors = OnceCell::new();
     let tickets = || transfer.after.iter().map(|predecessor| &predecessor.ticket);

@@ -159,7 +159,7 @@ fn fill_blocks(
             KernelEnd::Packed { address, strides, .. } => {
                 end.block_ids = BlockIds::Identity;
                 let skipped = u64::from(first - part.pairs.start).wrapping_mul(strides.pair);
-                end.base = address.wrapping_add(skipped);
+                end.base = (address + strides.offset).wrapping_add(skipped);
             }
         }
     }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::blocks::Blocks;
 use super::meet;
 
-/// Some layers and some heads of a block.
+/// Some layers and some heads of a block, as one group counts them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Area {
     pub(super) layers: Range<u32>,
@@ -18,50 +18,94 @@ pub(super) struct Area {
 /// The areas that hold neither what was there before a transfer nor what it was to write.
 #[derive(Default)]
 pub(super) struct Incomplete {
-    /// By block. The areas of a block do not overlap.
-    areas: FxHashMap<u32, SmallVec<[Area; 1]>>,
+    /// By block. The areas of a block that have equal groups do not overlap.
+    marks: FxHashMap<u32, SmallVec<[Mark; 1]>>,
+    /// The whole block of each group, if several share the blocks.
+    wholes: Box<[Area]>,
+}
+
+/// An area that one group must not read.
+#[derive(Clone)]
+struct Mark {
+    /// The group whose write failed.
+    writer: u32,
+    /// The group that the area counts for.
+    reader: u32,
+    area: Area,
 }
 
 impl Incomplete {
-    pub(super) fn is_empty(&self) -> bool {
-        self.areas.is_empty()
+    /// For groups that share the blocks. Their numbers count from 0 in this order.
+    pub(super) fn of_groups(wholes: Box<[Area]>) -> Self {
+        Self { wholes, ..Self::default() }
     }
 
-    /// A write of this area failed.
-    pub(super) fn add(&mut self, blocks: &Blocks, area: &Area) {
-        self.remove(blocks, area);
+    pub(super) fn is_empty(&self) -> bool {
+        self.marks.is_empty()
+    }
+
+    /// A write of this area by `group` failed. All of the block is incomplete for other groups, as
+    /// their layers and heads lie elsewhere in it.
+    pub(super) fn add(&mut self, blocks: &Blocks, group: u32, area: &Area) {
         for block in blocks.to_vec() {
-            let areas = self.areas.entry(block).or_default();
-            if !areas.contains(area) {
-                areas.push(area.clone());
-            }
+            let marks = self.marks.entry(block).or_default();
+            take_out(marks, group, area, |mark| mark.writer == group);
+            marks.retain(|mark| mark.writer != group || mark.reader == group);
+            marks.push(Mark { writer: group, reader: group, area: area.clone() });
+            let others = (0_u32..).zip(&self.wholes).filter(|&(reader, _)| reader != group);
+            marks.extend(others.map(|(reader, whole)| {
+                let area = whole.clone();
+                Mark { writer: group, reader, area }
+            }));
         }
     }
 
-    /// This area was written.
-    pub(super) fn remove(&mut self, blocks: &Blocks, area: &Area) {
-        if self.areas.is_empty() {
+    /// This area was written by `group`. A group that has written again all that it failed to write
+    /// has made the block complete for the other groups as well.
+    pub(super) fn remove(&mut self, blocks: &Blocks, group: u32, area: &Area) {
+        if self.marks.is_empty() {
             return;
         }
         for block in blocks.to_vec() {
-            let Some(areas) = self.areas.get_mut(&block) else { continue };
-            *areas = areas.iter().flat_map(|old| old.without(area)).collect();
-            if areas.is_empty() {
-                self.areas.remove(&block);
+            let Some(marks) = self.marks.get_mut(&block) else { continue };
+            take_out(marks, group, area, |_| true);
+            if !marks.iter().any(|mark| mark.writer == group && mark.reader == group) {
+                marks.retain(|mark| mark.writer != group);
+            }
+            if marks.is_empty() {
+                self.marks.remove(&block);
             }
         }
     }
 
-    /// Those of the blocks that are incomplete somewhere in the area.
-    pub(super) fn among(&self, blocks: &[u32], area: &Area) -> Vec<u32> {
-        if self.areas.is_empty() {
+    /// Those of the blocks that are incomplete for `group` somewhere in the area.
+    pub(super) fn among(&self, blocks: &[u32], group: u32, area: &Area) -> Vec<u32> {
+        if self.marks.is_empty() {
             return Vec::new();
         }
-        let is_incomplete = |block: &u32| {
-            self.areas.get(block).is_some_and(|areas| areas.iter().any(|it| it.meets(area)))
-        };
+        let counts = |mark: &Mark| mark.reader == group && mark.area.meets(area);
+        let is_incomplete =
+            |block: &u32| self.marks.get(block).is_some_and(|marks| marks.iter().any(counts));
         blocks.iter().copied().filter(is_incomplete).collect()
     }
+}
+
+/// Takes an area out of those marks that count for `reader` and that are `chosen`.
+fn take_out(
+    marks: &mut SmallVec<[Mark; 1]>,
+    reader: u32,
+    area: &Area,
+    chosen: impl Fn(&Mark) -> bool,
+) {
+    let rest = |mark: Mark| -> SmallVec<[Mark; 4]> {
+        if mark.reader == reader && chosen(&mark) {
+            let left = mark.area.without(area).into_iter();
+            left.map(|area| Mark { area, ..mark }).collect()
+        } else {
+            std::iter::once(mark).collect()
+        }
+    };
+    *marks = std::mem::take(marks).into_iter().flat_map(rest).collect();
 }
 
 impl Area {
@@ -115,9 +159,9 @@ mod tests {
             let blocks = Blocks::new(&[7]);
             for (fails, written) in steps {
                 if fails {
-                    incomplete.add(&blocks, &written);
+                    incomplete.add(&blocks, 0, &written);
                 } else {
-                    incomplete.remove(&blocks, &written);
+                    incomplete.remove(&blocks, 0, &written);
                 }
                 for layer in 0..SIDE {
                     for head in 0..SIDE {
@@ -126,11 +170,59 @@ mod tests {
                         if written.meets(&cell) {
                             cells[at] = fails;
                         }
-                        let found = incomplete.among(&[6, 7, 8], &cell);
+                        let found = incomplete.among(&[6, 7, 8], 0, &cell);
                         prop_assert_eq!(found, if cells[at] { vec![7] } else { vec![] });
                     }
                 }
                 prop_assert_eq!(incomplete.is_empty(), !cells.contains(&true));
+            }
+        }
+
+        /// Three groups, against a table by writer, reader, layer and head.
+        #[test]
+        fn groups_are_as_a_table_of_cells_for_each_would(
+            steps in prop::collection::vec((any::<bool>(), 0_u32..3, area()), 1..12),
+        ) {
+            let whole = Area { layers: 0..SIDE, heads: 0..SIDE };
+            let mut incomplete = Incomplete::of_groups(vec![whole; 3].into());
+            let blocks = Blocks::new(&[7]);
+            // By writer and reader.
+            let mut cells = [[[false; 25]; 3]; 3];
+            let all = || (0..SIDE).flat_map(|layer| (0..SIDE).map(move |head| (layer, head)));
+            let index = |number: u32| usize::try_from(number).unwrap();
+            for (fails, group, written) in steps {
+                if fails {
+                    incomplete.add(&blocks, group, &written);
+                } else {
+                    incomplete.remove(&blocks, group, &written);
+                }
+                let own = index(group);
+                for (layer, head) in all() {
+                    let cell = Area { layers: layer..layer + 1, heads: head..head + 1 };
+                    let at = index(layer * SIDE + head);
+                    let is_written = written.meets(&cell);
+                    for other in [0, 1, 2] {
+                        if fails {
+                            cells[own][other][at] |= other != own || is_written;
+                        } else if is_written {
+                            cells[other][own][at] = false;
+                        }
+                    }
+                }
+                if !fails && !cells[own][own].contains(&true) {
+                    cells[own] = [[false; 25]; 3];
+                }
+                for (layer, head) in all() {
+                    let cell = Area { layers: layer..layer + 1, heads: head..head + 1 };
+                    let at = index(layer * SIDE + head);
+                    for reader in 0..3_u32 {
+                        let expected = cells.iter().any(|of| of[index(reader)][at]);
+                        let found = incomplete.among(&[7], reader, &cell);
+                        prop_assert_eq!(found, if expected { vec![7] } else { vec![] });
+                    }
+                }
+                let any = cells.iter().flatten().flatten().any(|&cell| cell);
+                prop_assert_eq!(incomplete.is_empty(), !any);
             }
         }
     }

@@ -101,7 +101,9 @@ impl TransferPlan {
                 return None;
             }
             let mut loops: Vec<Level> = Vec::with_capacity(8);
-            loops.extend(nest.outer.iter().chain(&nest.inner).filter(|l| l.over != Over::Layers));
+            // Neighbouring blocks are not joined here, so neither are sections behind all of them.
+            let outer = nest.outer.iter().filter(|level| level.over != Over::Layers);
+            loops.extend(nest.joined.iter().chain(outer).chain(&nest.inner));
             // Loops over regions, and the outermost of too many, become grids of their own.
             let is_over_regions = |level: &Level| level.step.0.iter().any(|at| at.region != 0);
             let (mut apart, mut inside): (Vec<Level>, Vec<Level>) =
@@ -163,7 +165,7 @@ fn grid(nest: &Nest, at: &Distance, loops: &[Level]) -> Option<CopyGrid> {
         outers: count(outer)?,
         rows: count(row)?,
         columns: count(column)?,
-        bytes: ByteCount::new(nest.unit),
+        bytes: ByteCount::new(nest.unit / nest.passes()),
         source: end(0)?,
         destination: end(1)?,
     })

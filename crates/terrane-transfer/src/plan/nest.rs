@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use terrane_layout::{Axis, AxisSteps, RegionOffset, Section};
 
 use super::run::Distance;
-use super::shape::{Selection, SharedSection};
+use super::shape::{RowAxis, Selection, SharedSection};
 
 /// The loops around one run, for each pair of blocks.
 #[derive(Clone, Debug)]
@@ -21,8 +21,9 @@ pub(crate) struct Nest {
     pub(crate) inner: SmallVec<[Level; 4]>,
     /// The strides of blocks at both ends.
     pub(crate) block: [AxisSteps; 2],
-    /// How often a run goes over the blocks of its segment: once for each section that it joins.
-    pub(crate) passes: u64,
+    /// The loop over sections that a run joins, if it goes over the blocks of its segment once for each
+    /// section.
+    pub(crate) joined: Option<Level>,
 }
 
 /// One loop.
@@ -31,6 +32,12 @@ pub(crate) struct Level {
     pub(crate) over: Over,
     pub(crate) count: u64,
     pub(crate) step: Distance,
+}
+
+impl Level {
+    fn over_rows(count: u32, step: Distance) -> Self {
+        Self { over: Over::Rows, count: count.into(), step }
+    }
 }
 
 /// What a loop runs over.
@@ -139,39 +146,40 @@ fn push_nests(
         outer: SmallVec::new(),
         inner: SmallVec::new(),
         block: [*from.steps(Axis::Block), *to.steps(Axis::Block)],
-        passes: 1,
+        joined: None,
     };
     if count > 1 {
         let strides = section.ends.map(|end| linear(end.steps(Axis::Layer)).unwrap_or(ORIGIN));
         let step = Distance(strides);
         base.outer.push(Level { over: Over::Layers, count: count.into(), step });
     }
-    let mut found: SmallVec<[Nest; 2]> = SmallVec::new();
-    found.push(base);
-    for (axis, [from, to]) in section.rows(selection) {
-        if from.len() == 1 && from.start == 0 && to.start == 0 {
-            continue;
-        }
-        let steps = [axis.0, axis.1];
-        let parts = split(steps, [&from, &to]);
-        if let [part] = parts.as_slice() {
-            for nest in &mut found {
-                nest.add(part);
+    let mut uneven: SmallVec<[RowAxis<'_>; 3]> = SmallVec::new();
+    for axis in section.rows(selection) {
+        let ((from, to), [positions, others]) = &axis;
+        match (linear(from), linear(to)) {
+            (Some(a), Some(b)) => {
+                let at = [(a, positions.start), (b, others.start)];
+                let at = at.map(|(step, first)| Distance::of(step).times(first.into()).0);
+                let [[from, _], [to, _]] = at;
+                let count = positions.end - positions.start;
+                base.add(&Distance([from, to]), [Level::over_rows(count, Distance([a, b]))]);
             }
-            continue;
+            _ => uneven.push(axis),
         }
-        found = found
-            .iter()
-            .flat_map(|nest| {
-                parts.iter().map(|part| {
-                    let mut nest = nest.clone();
-                    nest.add(part);
-                    nest
-                })
-            })
-            .collect();
     }
-    nests.extend(found);
+    let first = nests.len();
+    nests.push(base);
+    for ((from, to), [positions, others]) in uneven {
+        let parts = split([from, to], [&positions, &others]);
+        let before: SmallVec<[Nest; 2]> = nests.drain(first..).collect();
+        for nest in &before {
+            nests.extend(parts.iter().map(|part| {
+                let mut nest = nest.clone();
+                nest.add(&part.base, part.levels.iter().copied());
+                nest
+            }));
+        }
+    }
 }
 
 /// A stretch of an axis whose positions both ends place by equal loops.
@@ -205,14 +213,9 @@ fn split(steps: [&AxisSteps; 2], ranges: [&Range<u32>; 2]) -> SmallVec<[AxisPart
         });
         Distance(at)
     };
-    let level = |count: u32, step: Distance| Level { over: Over::Rows, count: count.into(), step };
+    let level = Level::over_rows;
     let count = ranges[0].end - from;
     let mut parts = SmallVec::new();
-    if let [Some(a), Some(b)] = steps.map(linear) {
-        let levels = SmallVec::from_iter([level(count, Distance([a, b]))]);
-        parts.push(AxisPart { base: place(0), levels });
-        return parts;
-    }
     let groups = steps.map(|steps| match linear(steps) {
         // An axis that is not split is one group, which is never left.
         Some(_) => u32::MAX,
@@ -302,14 +305,10 @@ fn combine_sections(nests: &mut SmallVec<[Nest; 2]>) {
 }
 
 impl Nest {
-    fn add(&mut self, part: &AxisPart) {
-        let [from, to] = part.base.0;
-        let [source, destination] = &mut self.base;
-        for (base, by) in [(source, from), (destination, to)] {
-            base.region = base.region.wrapping_add(by.region);
-            base.offset = base.offset.wrapping_add(by.offset);
-        }
-        self.inner.extend(part.levels.iter().copied().filter(|level| level.count > 1));
+    /// Moves the nest by `at` and adds loops inside it.
+    fn add(&mut self, at: &Distance, levels: impl IntoIterator<Item = Level>) {
+        self.base = Distance(self.base).plus(at).0;
+        self.inner.extend(levels.into_iter().filter(|level| level.count > 1));
     }
 
     fn is_like(&self, other: &Self) -> bool {
@@ -337,6 +336,11 @@ impl Nest {
             std::cmp::Reverse((to.region, to.offset))
         };
         self.inner.sort_by_key(key);
+    }
+
+    /// How often a run goes over the blocks of its segment.
+    pub(crate) fn passes(&self) -> u64 {
+        self.joined.map_or(1, |level| level.count)
     }
 
     /// The iterations of the loops over sections.

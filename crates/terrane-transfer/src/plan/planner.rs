@@ -114,7 +114,8 @@ fn is_partial(selection: &shape::Selection, sections: &[shape::SharedSection<'_>
         let bytes = section.piece_bytes(selection);
         section.ends.iter().all(|end| end.shape().piece_bytes() == bytes)
     };
-    !(selection.has_all_heads && selection.tokens.is_none()) && !sections.iter().all(copies_all)
+    let has_all_rows = selection.has_all_heads && selection.tokens.is_none();
+    !has_all_rows && !sections.iter().all(copies_all)
 }
 
 impl Default for Planner {
@@ -191,8 +192,9 @@ fn join_sections(plan: &mut TransferPlan) {
             level.over == nest::Over::Sections && level.step.is_step_of(nest.unit * blocks)
         });
         if let Some(found) = found {
-            nest.passes = nest.outer.remove(found).count;
-            nest.unit *= nest.passes;
+            let joined = nest.outer.remove(found);
+            nest.unit *= joined.count;
+            nest.joined = Some(joined);
         }
     }
 }

@@ -88,6 +88,11 @@ pub(crate) struct Distance(pub(crate) [RegionOffset; 2]);
 impl Distance {
     pub(crate) const ZERO: Self = Self([RegionOffset { region: 0, offset: 0 }; 2]);
 
+    /// The same distance at both ends.
+    pub(crate) const fn of(at: RegionOffset) -> Self {
+        Self([at, at])
+    }
+
     pub(crate) const fn between(from: &[RegionOffset; 2], to: &[RegionOffset; 2]) -> Self {
         let [a, b] = [Self::one(from[0], to[0]), Self::one(from[1], to[1])];
         Self([a, b])

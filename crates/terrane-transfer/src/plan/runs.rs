@@ -68,7 +68,7 @@ impl TransferPlan {
     pub fn blocks_of(&self, run: usize, offset: ByteCount) -> Option<[u32; 2]> {
         let (tile, _) = self.find(number(run), Nest::inner_count)?;
         let segment = self.buffers.segments.get(tile.segment)?;
-        let pieces = u64::from(segment.blocks) * tile.nest.passes;
+        let pieces = u64::from(segment.blocks) * tile.nest.passes();
         let of_each = tile.first.bytes.checked_div(pieces).unwrap_or(0).max(1);
         let piece = offset.get() / of_each % u64::from(segment.blocks);
         let further = u32::try_from(piece).unwrap_or(0);
@@ -187,10 +187,15 @@ impl TransferPlan {
             let to = distance(first.destination, segment.destination, strides[1]);
             let begin = runs.len();
             runs.extend_from_within(..of_segment);
-            for run in runs.iter_mut().skip(begin) {
+            let added = runs.get_mut(begin..).unwrap_or_default();
+            for run in &mut *added {
                 run.source_offset = run.source_offset.wrapping_add(from);
                 run.destination_offset = run.destination_offset.wrapping_add(to);
-                run.bytes = run.bytes / u64::from(first.blocks) * u64::from(segment.blocks);
+            }
+            // Most plans join no blocks, and a division for each run takes longer than the rest.
+            if segment.blocks != first.blocks {
+                let (had, has) = (u64::from(first.blocks), u64::from(segment.blocks));
+                added.iter_mut().for_each(|run| run.bytes = run.bytes / had * has);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use terrane_core::ByteCount;
-use terrane_layout::Geometry;
+use terrane_layout::{Geometry, RegionOffset};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::conformance::formats::{
     Tried, convert_all, endpoint, geometries, is_of_files, selections, shapes, transfer,
@@ -14,7 +14,10 @@ use terrane_testkit::random::Seeded;
 use terrane_transfer::engines::{
     DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
 };
-use terrane_transfer::{CopyEngine, Endpoint, Planner, Transfer, TransferError, TransferManager};
+use terrane_transfer::{
+    CopyEngine, CopyGrid, Endpoint, GridEnd, Planner, Transfer, TransferError, TransferManager,
+    TransferPlan,
+};
 
 fn host() -> Arc<dyn CopyEngine> {
     // Small chunks, so that threads share each transfer.
@@ -56,6 +59,54 @@ fn every_format_converts_into_every_other_by_relay() {
     assert!(convert_all(&manager, &InProcess, &in_memory, &in_memory) > 3000);
 }
 
+type Copy = (RegionOffset, RegionOffset, u64);
+
+/// The cells of a grid, by its documented formula.
+fn cells(plan: &TransferPlan, grid: &CopyGrid) -> Vec<Copy> {
+    let mut cells = Vec::new();
+    let pairs = plan.source_blocks().iter().zip(plan.destination_blocks());
+    for (&from, &to) in pairs {
+        for layer in 0..grid.layers {
+            for outer in 0..grid.outers {
+                for row in 0..grid.rows {
+                    for column in 0..grid.columns {
+                        let at = |end: &GridEnd, block: u32| RegionOffset {
+                            region: end.first_region + layer * end.regions_per_layer,
+                            offset: end.offset
+                                + u64::from(block) * end.block_stride
+                                + u64::from(layer) * end.layer_stride
+                                + u64::from(outer) * end.outer_stride
+                                + u64::from(row) * end.row_stride
+                                + u64::from(column) * end.column_stride,
+                        };
+                        let bytes = grid.bytes.get();
+                        cells.push((at(&grid.destination, to), at(&grid.source, from), bytes));
+                    }
+                }
+            }
+        }
+    }
+    cells
+}
+
+/// The same copies in the order of the destination, those that touch at both ends joined.
+fn joined(mut copies: Vec<Copy>) -> Vec<Copy> {
+    copies.sort_unstable();
+    let mut joined: Vec<Copy> = Vec::new();
+    for (to, from, bytes) in copies {
+        let follows = |at: RegionOffset, length: u64, next: RegionOffset| {
+            at.region == next.region && at.offset + length == next.offset
+        };
+        match joined.last_mut() {
+            Some(last) if follows(last.0, last.2, to) && follows(last.1, last.2, from) => {
+                last.2 += bytes;
+            }
+            _ => joined.push((to, from, bytes)),
+        }
+    }
+    joined
+}
+
 #[test]
 fn grids_and_runs_are_the_same_copies_for_every_pair() {
     let geometries = geometries();
@@ -76,9 +127,13 @@ fn grids_and_runs_are_the_same_copies_for_every_pair() {
                 assert_eq!(plan.run(plan.runs().len()), None);
                 let Some(grids) = plan.grids() else { continue };
                 with_grids += 1;
-                let pairs = u64::try_from(copied.from.len()).unwrap();
-                let bytes: u64 = grids.iter().map(|grid| grid.block_bytes() * pairs).sum();
-                assert_eq!(bytes, plan.bytes().get(), "{from_name} to {to_name}");
+                let cells = grids.iter().flat_map(|grid| cells(&plan, grid));
+                let runs = plan.runs().iter().map(|run| {
+                    let [from, to] = [run.source(), run.destination()];
+                    (to, from, run.bytes().get())
+                });
+                let what = format!("{from_name} to {to_name}, {copied:?}");
+                assert_eq!(joined(cells.collect()), joined(runs.collect()), "{what}");
             }
         }
     }

@@ -117,7 +117,7 @@ fn strides_of_any_kind_are_imported() {
     let sections = [row(SectionName::K, 0), row(SectionName::V, 128)];
     let geometry = Geometry::from_sections(sections).unwrap();
     let build = |agent: &Agent| {
-        let builder = terrane_layout::LayoutBuilder::from_geometry(geometry.clone());
+        let builder = LayoutBuilder::from_geometry(geometry.clone());
         builder.allocate(&HeapAllocator::system()).register(agent).build().unwrap()
     };
     let source = build(&owner);

@@ -147,12 +147,14 @@ fn a_geometry_is_expected_or_only_its_shape() {
     let remote = reader.import(&owner.export(&layout).unwrap()).unwrap();
     assert_eq!(remote.expect(layout.geometry()), Ok(()));
     let geometry = |config| Geometry::new(config, CONTIGUOUS).unwrap();
-    let more = geometry(&config().with_num_blocks(100).unwrap());
+    let more = config().with_num_blocks(100).unwrap();
+    let more = geometry(&more);
     let mismatch = remote.expect(&more).unwrap_err();
     assert_eq!(mismatch.difference.field, GeometryField::NumBlocks);
     assert!(mismatch.to_string().contains("num_blocks is 100 here and 8 there"), "{mismatch}");
     assert_eq!(remote.expect_shape(&more), Ok(()));
-    let deeper = geometry(&config().with_num_layers(5).unwrap());
+    let deeper = config().with_num_layers(5).unwrap();
+    let deeper = geometry(&deeper);
     let mismatch = remote.expect_shape(&deeper).unwrap_err();
     assert!(mismatch.to_string().contains("num_layers is 5 here and 4 there"), "{mismatch}");
 }

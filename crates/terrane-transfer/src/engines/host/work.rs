@@ -356,7 +356,7 @@ mod tests {
         let plan = Planner::new().plan(&transfer).unwrap();
         let (table, ticket) = (HazardTable::new(1), Ticket::new([]));
         let claim = |access| {
-            let used = Use { access, blocks: &[0], layers: 0..2, heads: 0..1 };
+            let used = Use { access, blocks: &[0], group: 0, layers: 0..2, heads: 0..1 };
             table.lock().claim(&ticket, &used)
         };
         let claims = Claims { reading: claim(Access::Read), writing: claim(Access::Write) };

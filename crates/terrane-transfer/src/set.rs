@@ -1,0 +1,388 @@
+//! Several transfers that are started together.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+#[cfg(not(loom))]
+use std::time::Instant;
+
+use terrane_core::ByteCount;
+
+use crate::job::tell;
+use crate::manager::Prepared;
+use crate::sync::{Mutex, lock};
+use crate::ticket::Dependent;
+use crate::{
+    Completion, CompletionFuture, Layers, Outcome, Ticket, Transfer, TransferError, TransferId,
+    TransferManager,
+};
+
+impl TransferManager {
+    /// Starts several transfers together, such as one for each cache group of a model. Each is lent
+    /// its guard, as in [`submit`](Self::submit).
+    ///
+    /// All are planned and checked, and have their blocks claimed, before any is started. If one is
+    /// refused, none is started, no block is claimed, and all guards come back. Members of a set have no
+    /// order between them, so that one that conflicts with another one is refused.
+    ///
+    /// Started members succeed or fail on their own. A set of no transfers has succeeded at once.
+    ///
+    /// ```
+    /// # use terrane_transfer::{Endpoint, Transfer, TransferManager};
+    /// # fn example(manager: &TransferManager, groups: [[Endpoint; 2]; 2], next: Transfer)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// let transfers = groups.iter().map(|[device, host]| {
+    ///     (Transfer::new(device, host).blocks(&[3, 4], &[0, 1]), ())
+    /// });
+    /// let set = manager.submit_all(transfers)?;
+    /// let then = manager.submit(next.after(&set.ticket()), ())?;
+    /// for outcome in set.wait().outcomes {
+    ///     println!("{}", outcome.result?);
+    /// }
+    /// then.wait().result?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`RejectedSet`] says which transfer was refused, and why.
+    pub fn submit_all<G: Send + 'static>(
+        &self,
+        transfers: impl IntoIterator<Item = (Transfer, G)>,
+    ) -> Result<CompletionSet<G>, RejectedSet<G>> {
+        let (transfers, guards): (Vec<Transfer>, Vec<G>) = transfers.into_iter().unzip();
+        let mut members = Unstarted(Vec::with_capacity(transfers.len()));
+        for (index, transfer) in transfers.into_iter().enumerate() {
+            match self.prepare(transfer) {
+                Ok(prepared) => members.0.push(prepared),
+                Err(cause) => {
+                    let other = conflicting(&members.0, &cause);
+                    drop(members);
+                    return Err(RejectedSet { guards, index, cause, other });
+                }
+            }
+        }
+        let tickets: Box<[Ticket]> = members.0.iter().map(|each| each.ticket().clone()).collect();
+        let ticket = Ticket::new(tickets.iter().cloned());
+        let state = Mutex::new(State { remaining: tickets.len(), succeeded: true });
+        let end = Arc::new(SetEnd { ticket: ticket.clone(), state });
+        if tickets.is_empty() {
+            end_set(&ticket, true);
+        }
+        tickets.iter().for_each(|member| member.notify(end.clone()));
+        let started = std::mem::take(&mut members.0).into_iter().zip(guards);
+        let members = started.map(|(each, guard)| Member::InFlight(each.start(guard))).collect();
+        Ok(CompletionSet { members, tickets, ticket })
+    }
+}
+
+/// Members that hold their claims. Dropping them cancels them, also if an engine panics as it is
+/// asked for a quote.
+struct Unstarted(Vec<Prepared>);
+
+impl Drop for Unstarted {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(Prepared::cancel);
+    }
+}
+
+/// The member that a conflict is with, if it is with one.
+fn conflicting(members: &[Prepared], cause: &TransferError) -> Option<usize> {
+    let TransferError::Conflict { conflicts } = cause else { return None };
+    let holds = |member: &Prepared| conflicts.iter().any(|it| it.holder == member.ticket().id());
+    members.iter().position(holds)
+}
+
+/// Ends the set's ticket when all members have ended.
+struct SetEnd {
+    ticket: Ticket,
+    state: Mutex<State>,
+}
+
+struct State {
+    remaining: usize,
+    succeeded: bool,
+}
+
+/// Ends a set's ticket, and tells what runs after it. A second call changes nothing.
+fn end_set(ticket: &Ticket, succeeded: bool) {
+    tell(ticket.end(succeeded), ticket.id(), succeeded);
+}
+
+impl Dependent for SetEnd {
+    fn predecessor_ended(&self, _: TransferId, succeeded: bool) {
+        let mut state = lock(&self.state);
+        state.succeeded &= succeeded;
+        state.remaining -= 1;
+        let ended = (state.remaining == 0).then_some(state.succeeded);
+        drop(state);
+        if let Some(succeeded) = ended {
+            end_set(&self.ticket, succeeded);
+        }
+    }
+}
+
+/// Several transfers in flight, as one.
+///
+/// It is to the set what a [`Completion`] is to one transfer. A set that is dropped lets its transfers
+/// go on. Each guard drops when its transfer has ended.
+#[must_use = "a dropped set lets its transfers go on, and loses their results"]
+pub struct CompletionSet<G> {
+    members: Vec<Member<G>>,
+    tickets: Box<[Ticket]>,
+    ticket: Ticket,
+}
+
+enum Member<G> {
+    InFlight(Completion<G>),
+    #[cfg_attr(loom, expect(dead_code, reason = "only a wait with a deadline makes one"))]
+    Ended(Outcome<G>),
+}
+
+/// How each transfer of a set ended.
+#[must_use = "the results may be errors"]
+pub struct SetOutcome<G> {
+    /// The guard and the result of each, in the order in which they were submitted.
+    pub outcomes: Vec<Outcome<G>>,
+}
+
+impl<G> SetOutcome<G> {
+    /// Whether all transfers succeeded.
+    #[must_use]
+    pub fn succeeded(&self) -> bool {
+        self.first_error().is_none()
+    }
+
+    /// The first transfer that failed, counted from 0, and why.
+    #[must_use]
+    pub fn first_error(&self) -> Option<(usize, &TransferError)> {
+        let results = self.outcomes.iter().map(|outcome| outcome.result.as_ref().err());
+        results.enumerate().find_map(|(index, error)| error.map(|error| (index, error)))
+    }
+}
+
+impl<G> fmt::Debug for SetOutcome<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.outcomes).finish()
+    }
+}
+
+impl<G> CompletionSet<G> {
+    /// The number of transfers.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether there are no transfers.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Whether all transfers have ended, well or not.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        // Each is looked at, as that helps its engine.
+        let in_flight = |member: &&Member<G>| match member {
+            Member::InFlight(completion) => !completion.has_ended(),
+            Member::Ended(_) => false,
+        };
+        self.members.iter().filter(in_flight).count() == 0 && self.ticket.has_ended()
+    }
+
+    /// A name of the set, to run others after all of its transfers. It succeeds if all of them do.
+    #[must_use]
+    pub fn ticket(&self) -> Ticket {
+        self.ticket.clone()
+    }
+
+    /// A name of each transfer, in the order in which they were submitted.
+    #[must_use]
+    pub fn tickets(&self) -> &[Ticket] {
+        &self.tickets
+    }
+
+    /// The layers of one transfer, if it exists, is in flight and is
+    /// [layer-wise](Transfer::layer_wise).
+    #[must_use]
+    pub fn layers(&self, transfer: usize) -> Option<Layers> {
+        match self.members.get(transfer)? {
+            Member::InFlight(completion) => completion.layers(),
+            Member::Ended(_) => None,
+        }
+    }
+
+    /// The bytes copied so far. A failed transfer counts no bytes once [`wait_until`](Self::wait_until)
+    /// has seen its end.
+    #[must_use]
+    pub fn copied(&self) -> ByteCount {
+        let bytes = self.members.iter().map(|member| match member {
+            Member::InFlight(completion) => completion.copied().get(),
+            Member::Ended(outcome) => match &outcome.result {
+                Ok(report) => report.explanation.bytes.get(),
+                Err(_) => 0,
+            },
+        });
+        ByteCount::new(bytes.sum())
+    }
+
+    /// Blocks the thread until all transfers have ended.
+    pub fn wait(self) -> SetOutcome<G> {
+        let outcomes = self.members.into_iter().map(|member| match member {
+            Member::InFlight(completion) => completion.wait(),
+            Member::Ended(outcome) => outcome,
+        });
+        ended(&self.ticket, outcomes.collect())
+    }
+
+    /// Blocks the thread until all transfers have ended or `deadline` has passed.
+    ///
+    /// # Errors
+    ///
+    /// Gives the set back if the deadline passed first. The transfers go on.
+    #[cfg(not(loom))]
+    pub fn wait_until(self, deadline: Instant) -> Result<SetOutcome<G>, Self> {
+        let Self { members, tickets, ticket } = self;
+        let members: Vec<Member<G>> = members
+            .into_iter()
+            .map(|member| match member {
+                Member::InFlight(completion) => match completion.wait_until(deadline) {
+                    Ok(outcome) => Member::Ended(outcome),
+                    Err(completion) => Member::InFlight(completion),
+                },
+                ended @ Member::Ended(_) => ended,
+            })
+            .collect();
+        let set = Self { members, tickets, ticket };
+        let has_ended = set.members.iter().all(|member| matches!(member, Member::Ended(_)));
+        if has_ended { Ok(set.wait()) } else { Err(set) }
+    }
+}
+
+/// The outcome. Its taker finds the ticket ended, and runs what waits for it if nothing else has.
+fn ended<G>(ticket: &Ticket, outcomes: Vec<Outcome<G>>) -> SetOutcome<G> {
+    let outcome = SetOutcome { outcomes };
+    end_set(ticket, outcome.succeeded());
+    outcome
+}
+
+impl<G> fmt::Debug for CompletionSet<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionSet")
+            .field("ticket", &self.ticket)
+            .field("transfers", &self.tickets)
+            .finish()
+    }
+}
+
+impl<G> IntoFuture for CompletionSet<G> {
+    type Output = SetOutcome<G>;
+    type IntoFuture = CompletionSetFuture<G>;
+
+    fn into_future(self) -> CompletionSetFuture<G> {
+        let members = self.members.into_iter().map(|member| match member {
+            Member::InFlight(completion) => Polled::InFlight(completion.into_future()),
+            Member::Ended(outcome) => Polled::Ended(outcome),
+        });
+        CompletionSetFuture { members: Some(members.collect()), ticket: self.ticket }
+    }
+}
+
+/// A [`CompletionSet`] as a future, for any runtime.
+///
+/// Dropping it before it is ready lets the transfers go on.
+#[must_use = "a future does nothing unless it is polled; the transfers go on without it"]
+pub struct CompletionSetFuture<G> {
+    /// `None` once it has been ready.
+    members: Option<Vec<Polled<G>>>,
+    ticket: Ticket,
+}
+
+#[expect(clippy::large_enum_variant, reason = "nearly all of them come to hold the outcome")]
+enum Polled<G> {
+    InFlight(CompletionFuture<G>),
+    Ended(Outcome<G>),
+}
+
+/// Guards are moved, and never pinned.
+impl<G> Unpin for CompletionSetFuture<G> {}
+
+impl<G> Future for CompletionSetFuture<G> {
+    type Output = SetOutcome<G>;
+
+    /// Ready once; polled again after that, it stays pending.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SetOutcome<G>> {
+        let this = self.get_mut();
+        let Some(members) = &mut this.members else { return Poll::Pending };
+        let mut has_ended = true;
+        for member in members {
+            if let Polled::InFlight(future) = member {
+                match Pin::new(future).poll(context) {
+                    Poll::Ready(outcome) => *member = Polled::Ended(outcome),
+                    Poll::Pending => has_ended = false,
+                }
+            }
+        }
+        if !has_ended {
+            return Poll::Pending;
+        }
+        let members = this.members.take().into_iter().flatten();
+        let outcomes = members.filter_map(|member| match member {
+            Polled::Ended(outcome) => Some(outcome),
+            Polled::InFlight(_) => None,
+        });
+        Poll::Ready(ended(&this.ticket, outcomes.collect()))
+    }
+}
+
+impl<G> fmt::Debug for CompletionSetFuture<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionSetFuture").field("ticket", &self.ticket).finish_non_exhaustive()
+    }
+}
+
+/// A set of which one transfer was refused: all guards, and the cause. Nothing was copied.
+pub struct RejectedSet<G> {
+    /// The guards of all transfers, in the order in which they were submitted.
+    pub guards: Vec<G>,
+    /// The transfer that was refused, counted from 0.
+    pub index: usize,
+    /// Why it was refused.
+    pub cause: TransferError,
+    /// The transfer of the same set that it conflicts with, if that is the cause.
+    pub other: Option<usize>,
+}
+
+impl<G> fmt::Debug for RejectedSet<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RejectedSet")
+            .field("index", &self.index)
+            .field("cause", &self.cause)
+            .field("other", &self.other)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<G> fmt::Display for RejectedSet<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let index = self.index;
+        match self.other {
+            Some(other) => write!(
+                f,
+                "transfer {index} of the set conflicts with transfer {other} of the set, and members \
+                 have no order; submit one of them apart, after the other"
+            ),
+            None => write!(f, "transfer {index} of the set: {}", self.cause),
+        }
+    }
+}
+
+impl<G> std::error::Error for RejectedSet<G> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.source()
+    }
+}
