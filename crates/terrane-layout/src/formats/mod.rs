@@ -30,9 +30,10 @@
 //! | [`paged::pairs_of_tensors`] | mistral.rs and candle-vllm, `cache_engine.rs` |
 //! | [`paged::aiter_shuffled`] | vLLM 0.33, `rocm_aiter_fa.py` |
 //! | [`model::indexer`] | vLLM 0.33, `cache_kernels.cu`; SGLang's tests of its index buffer |
+//! | [`model::state_pages`] | vLLM 0.33, `MambaSpec` |
 //!
-//! Rows without a version or a date were read in revisions of 2025 and 2026 that state none. Other
-//! formats of [`model`] follow the text of their functions, and were compared with no project.
+//! Rows without a version or a date were read in stored revisions of unknown date.
+//! [`model::scales_beside`] was compared with no project.
 //!
 //! Some projects have further layouts, which have no name here:
 //!
