@@ -8,14 +8,14 @@ pub mod lmcache;
 pub mod sglang;
 pub mod vllm;
 
-use std::fmt::Write as _;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use terrane_core::{Allocate, BoxedCause, ByteCount, Memory, Region, RegionRequest};
 use terrane_layout::{Geometry, LayoutBuilder};
-use terrane_transfer::{Completion, Endpoint, Transfer, TransferManager};
+use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
-use crate::conformance::copy_engine::{end_of, ordered};
+use crate::conformance::copy_engine::ordered;
 use crate::pattern::PieceAccess;
 use crate::random::Seeded;
 
@@ -58,15 +58,10 @@ pub struct Reference {
     pub expected: Tensors,
 }
 
-/// A reference whose transfer is in flight.
-struct InFlight<'a> {
-    reference: &'a Reference,
-    completion: Completion<()>,
-    source: Vec<Region>,
-    destination: Vec<Region>,
-}
+/// How long all transfers of a check may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Submits every transfer, waits for all, and compares every byte of both ends.
+/// Starts all transfers as one set, waits for them, and compares every byte of both ends.
 ///
 /// # Panics
 ///
@@ -77,7 +72,7 @@ pub fn check(
     access: &dyn PieceAccess,
     [from, to]: [&dyn Fn(usize) -> Region; 2],
 ) {
-    let mut in_flight = Vec::new();
+    let (mut transfers, mut regions) = (Vec::new(), Vec::new());
     for reference in references {
         let (source, of_source) = adopt(&reference.source, access, from);
         let (destination, of_destination) = adopt(&reference.destination, access, to);
@@ -86,19 +81,16 @@ pub fn check(
         if let Some(layers) = reference.layers.clone() {
             transfer = transfer.layers(layers);
         }
-        let completion = manager
-            .submit(ordered(transfer, &source, &destination), ())
-            .unwrap_or_else(|error| panic!("{}: {error}", reference.name));
-        in_flight.push(InFlight {
-            reference,
-            completion,
-            source: of_source,
-            destination: of_destination,
-        });
+        transfers.push((ordered(transfer, &source, &destination), ()));
+        regions.push([of_source, of_destination]);
     }
-    for InFlight { reference, completion, source, destination } in in_flight {
+    let set = manager.submit_all(transfers).unwrap_or_else(|error| panic!("refused: {error}"));
+    let ended = set.wait_until(Instant::now() + PATIENCE);
+    let ended = ended.unwrap_or_else(|set| panic!("{set:?} has not ended in {PATIENCE:?}"));
+    let each = references.iter().zip(ended.outcomes).zip(regions);
+    for ((reference, outcome), [source, destination]) in each {
         let name = &reference.name;
-        if let Err(error) = end_of(completion).result {
+        if let Err(error) = outcome.result {
             panic!("{name}: {error}");
         }
         compare(&format!("{name}, source"), &source, &reference.source.tensors, access);
@@ -148,9 +140,13 @@ fn compare(what: &str, regions: &[Region], expected: &Tensors, access: &dyn Piec
         let differing: Vec<usize> =
             (0..found.len()).filter(|&at| found[at] != expected[at]).collect();
         if let Some(&at) = differing.first() {
-            let mut text = format!("{what}: byte {at} of tensor {number} ");
-            let _ = write!(text, "is {:#04x}, expected {:#04x}; ", found[at], expected[at]);
-            panic!("{text}{} bytes of the tensor differ", differing.len());
+            panic!(
+                "{what}: byte {at} of tensor {number} is {:#04x}, expected {:#04x}; \
+                 {} bytes of the tensor differ",
+                found[at],
+                expected[at],
+                differing.len()
+            );
         }
     }
 }
