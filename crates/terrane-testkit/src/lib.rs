@@ -9,6 +9,7 @@
 //! - [`model`]: what a transfer should do, computed byte by byte; [`regions`]: the same for layouts of
 //!   any strides; [`formats`]: every named format in small sizes.
 //! - [`conformance`]: the rules that every `Memory`, `Allocate` and `CopyEngine` has to keep.
+//! - [`references`]: the transfer tests of vLLM, SGLang and LMCache, written again.
 //! - [`damage`]: what may happen to bytes on their way.
 //! - [`strided`]: copies of cells with strides, and what they should do.
 //! - [`leaks`]: open descriptors and mappings, counted before and after.
@@ -49,6 +50,7 @@ pub mod priced;
 pub mod process;
 pub mod random;
 pub mod recorder;
+pub mod references;
 pub mod regions;
 pub mod simulated_cuda;
 pub mod strided;

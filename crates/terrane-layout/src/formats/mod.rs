@@ -13,8 +13,39 @@
 //! | D | elements of a head |
 //!
 //! `L × [2, B, N, H, D]` is one tensor for each layer, and each tensor is a region. Tensors are
-//! contiguous unless the text gives a stride. Shapes were read in the sources of vLLM 0.33, SGLang
-//! 0.5.23, LMCache 0.5, FlashInfer, TensorRT-LLM, FlexKV, Dynamo, mistral.rs and candle-vllm.
+//! contiguous unless the text gives a stride.
+//!
+//! Shapes were compared with these sources:
+//!
+//! | module | read in |
+//! |---|---|
+//! | [`vllm`] | vLLM 0.33 |
+//! | [`sglang`] | SGLang 0.5.23 |
+//! | [`flashinfer`] | FlashInfer 0.6.18, `prefill.py`: one tensor of K and V |
+//! | [`tensorrt_llm`] | TensorRT-LLM, `kvCacheUtils.h` and `WindowBlockManager::allocatePools` |
+//! | [`lmcache`] | LMCache, `MemoryFormat` in `memory_management.py` |
+//! | [`flexkv`] | FlexKV of 2026-08, `KVCacheLayout` in `storage.py` |
+//! | [`dynamo`] | Dynamo, `block_manager/layout.rs` |
+//! | [`paged::vllm_v0`] | vLLM 0.33, `cache_kernels.cu` and `paged_attn.py` |
+//! | [`paged::pairs_of_tensors`] | mistral.rs and candle-vllm, `cache_engine.rs` |
+//! | [`paged::aiter_shuffled`] | vLLM 0.33, `rocm_aiter_fa.py` |
+//! | [`model::indexer`] | vLLM 0.33, `cache_kernels.cu`; SGLang's tests of its index buffer |
+//! | [`model::state_pages`] | vLLM 0.33, `MambaSpec` |
+//!
+//! Rows without a version or a date were read in stored revisions of unknown date.
+//! [`model::scales_beside`] was compared with no project.
+//!
+//! Some projects have further layouts, which have no name here:
+//!
+//! - FlashInfer takes K and V as two tensors, and mistral.rs holds them so for it
+//!   (`KvCacheLayout::FlashInferHnd`): `[B, H, N, D]` each.
+//! - FlexKV's `LAYERBLOCK` is `[L, B, 2, N, H, D]`. Its layers are those of [`flashinfer::nhd`].
+//! - TensorRT-LLM holds recurrent states with layers outermost.
+//! - LMCache makes each chunk an allocation of its own. [`TensorForm`](crate::TensorForm) describes
+//!   them as a list of tensors.
+//! - In vLLM 0.33, AITER's K and V are planes of one tensor. A view of each plane is a region.
+//! - SGLang holds the indexer's rows in 16 bits without scales, too. Rows of 4 bits are
+//!   [`model::indexer`] with 64 bytes of values.
 //!
 //! All formats of one config have the same sections with the same shapes, except where they add
 //! scales. So each converts into each other.

@@ -34,6 +34,7 @@ mod ownership;
 mod peers;
 mod plans;
 mod queues;
+mod references;
 mod refusals;
 mod relayed_model;
 mod relays;

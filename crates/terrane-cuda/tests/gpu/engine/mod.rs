@@ -11,6 +11,7 @@ mod panics;
 mod paths;
 mod peers;
 mod ranks;
+mod references;
 mod relays;
 mod resources;
 mod rising;
