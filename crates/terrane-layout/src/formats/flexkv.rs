@@ -1,4 +1,4 @@
-//! FlexKV: the two values of `KVCacheLayoutType`.
+//! FlexKV: two of the values of `KVCacheLayoutType`.
 
 use super::shape::Sizes;
 use crate::config::LayoutConfig;

@@ -34,7 +34,7 @@ pub fn pairs_of_tensors(config: &LayoutConfig, x: u32) -> Result<Geometry, Layou
     of_pairs(&sizes, &split_keys(&sizes, x)?, &transposed_values(&sizes)?)
 }
 
-/// AITER, shuffled (`rocm_aiter_fa`): for each layer a tensor of K, `[B, H, D/x, N, x]`, and one of V,
+/// AITER, shuffled (`rocm_aiter_fa`): for each layer a plane of K, `[B, H, D/x, N, x]`, and one of V,
 /// `[B, H, N/x, D, x]`. The regions are K and V of layer 0, then those of layer 1, and so on.
 ///
 /// # Errors

@@ -36,7 +36,7 @@ fn shapes_that_differ_are_refused_with_the_first_field() {
         (|shape| shape.outer_dim(1), "outer_dim", 2, 1),
         (|shape| shape.page_size(6), "page_size", 3, 6),
         (|shape| shape.inner_dim(11), "inner_dim", 10, 11),
-        (|shape| shape.element(ElementFormat::Width(4)), "bytes a token", 60, 120),
+        (|shape| shape.element(ElementFormat::Width(4)), "bytes a token", 20, 40),
         // As many bytes in all, cut otherwise.
         (|shape| shape.page_size(1).inner_dim(30), "page_size", 3, 1),
     ];
