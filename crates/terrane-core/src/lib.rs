@@ -49,6 +49,7 @@ mod byte_count;
 mod capability;
 mod durability;
 mod foreign;
+mod host_bytes;
 mod limits;
 mod location;
 mod memory;
@@ -71,6 +72,7 @@ pub use capability::{
 };
 pub use durability::Durability;
 pub use foreign::ForeignMemory;
+pub use host_bytes::HostBytes;
 pub use limits::Limits;
 pub use location::{
     DeviceAddress, DirectFile, FileHandle, FileIdentity, FilePosition, HostAddress, Location,

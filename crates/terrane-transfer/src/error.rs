@@ -367,6 +367,13 @@ impl<G> std::error::Error for Rejected<G> {
     }
 }
 
+/// Drops the guard and keeps the cause.
+impl<G> From<Rejected<G>> for TransferError {
+    fn from(rejected: Rejected<G>) -> Self {
+        rejected.cause
+    }
+}
+
 fn seconds(duration: &Duration) -> String {
     format!("{:.3} s", duration.as_secs_f64())
 }

@@ -77,6 +77,7 @@
 //! ```
 
 mod attend;
+mod builder;
 mod completion;
 mod endpoint;
 mod engine;
@@ -95,9 +96,11 @@ mod request;
 mod set;
 mod sync;
 mod ticket;
+mod ticket_end;
 mod waiting;
 
 pub use attend::{Attend, DEFAULT_ATTENTION};
+pub use builder::TransferManagerBuilder;
 pub use completion::{Completion, CompletionFuture, Outcome};
 pub use endpoint::{BytesInUse, Endpoint, EndpointId, Hold, WeakEndpoint};
 pub use engine::{CopyEngine, Declined, Quote};
@@ -114,3 +117,4 @@ pub use request::Transfer;
 pub use set::{CompletionSet, CompletionSetFuture, RejectedSet, SetOutcome};
 pub use terrane_core::Durability;
 pub use ticket::{Ticket, TransferId};
+pub use ticket_end::{TicketEnd, TicketFuture};

@@ -7,7 +7,6 @@ use std::time::Duration;
 use terrane_core::StorageKind;
 
 use crate::completion::pair;
-use crate::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
 use crate::hazard::{Use, Written, incomplete};
 use crate::job::{Claims, Ending, tell};
 use crate::waiting::submit_after;
@@ -73,14 +72,7 @@ impl TransferManager {
     ///
     /// [`TransferError::EngineNotStarted`] if a thread or the I/O queue cannot be had.
     pub fn with_default_engines() -> Result<Self, TransferError> {
-        let host = HostEngine::new(HostEngineOptions::default()).map_err(|source| {
-            TransferError::EngineNotStarted { engine: "host", source: Box::new(source) }
-        })?;
-        let disk = DiskEngine::new(&DiskEngineOptions::default()).map_err(|source| {
-            TransferError::EngineNotStarted { engine: "disk", source: Box::new(source) }
-        })?;
-        let engines: [Arc<dyn CopyEngine>; 2] = [Arc::new(host), Arc::new(disk)];
-        Ok(Self::new(engines))
+        Ok(Self::builder().host()?.disk()?.build())
     }
 
     /// The engines, in the order in which they are asked.

@@ -381,6 +381,13 @@ impl<G> fmt::Display for RejectedSet<G> {
     }
 }
 
+/// Drops the guards and keeps the cause.
+impl<G> From<RejectedSet<G>> for TransferError {
+    fn from(rejected: RejectedSet<G>) -> Self {
+        rejected.cause
+    }
+}
+
 impl<G> std::error::Error for RejectedSet<G> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.cause.source()

@@ -3,14 +3,17 @@
 //! The two traits whose methods one calls are here, and the types from a config to a completion.
 //! Errors, reports and what only a backend needs stay in their modules.
 
-pub use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, StorageKind, Wish};
+pub use terrane_core::{
+    Alignment, Allocate, ByteCount, DeviceId, ForeignMemory, HostBytes, Memory, Region, StorageKind,
+    Wish,
+};
 #[cfg(feature = "cuda")]
 pub use terrane_cuda::{
     Context, CudaError, DeviceAllocator, DeviceEngine, DeviceEngineOptions, PinnedAllocator,
-    PinnedOptions,
+    PinnedOptions, Stream,
 };
 pub use terrane_layout::{
-    BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
+    BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
 };
 #[cfg(feature = "nixl")]
 pub use terrane_nixl::{
@@ -21,5 +24,6 @@ pub use terrane_storage::{
     DiskAllocator, DiskOptions, HugePages, NamedFileAllocator, SystemAllocator, SystemOptions,
 };
 pub use terrane_transfer::{
-    Completion, Durability, Endpoint, Outcome, Ticket, Transfer, TransferManager,
+    Completion, DeviceOrder, Durability, Endpoint, Layers, Outcome, Rejected, Report, Ticket, Transfer,
+    TransferError, TransferManager,
 };

@@ -1,4 +1,5 @@
-//! `offload`: the main job's example in release mode, its output checked line by line.
+//! `offload`: the main job's example in release mode, its output checked line by line, and the example
+//! that newcomers copy.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -9,8 +10,15 @@ use crate::workspace::Workspace;
 const CRATE: &str = "terrane";
 const EXAMPLE: &str = "offload";
 
-/// Runs the example with `--json`: it must succeed, and every hop must be verified.
+/// What newcomers copy.
+const QUICKSTART: &str = "quickstart";
+
+/// Runs both examples: `quickstart` must succeed, and `offload` must verify every hop.
 pub fn run(workspace: &Workspace) -> Result<()> {
+    let quickstart = facade_example(workspace, QUICKSTART)?;
+    Tool::cargo(workspace)
+        .args(["run", "--quiet", "--release", "--package", quickstart, "--example", QUICKSTART])
+        .run()?;
     let example = facade_example(workspace, EXAMPLE)?;
     let output = Tool::cargo(workspace)
         .args(["run", "--quiet", "--release", "--package", example, "--example", EXAMPLE])

@@ -41,3 +41,4 @@ mod relays;
 mod sections;
 mod sets;
 mod support;
+mod tickets;

@@ -1,0 +1,85 @@
+//! How a manager is put together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
+use crate::{CopyEngine, DEFAULT_ATTENTION, TransferError, TransferManager};
+
+/// Puts a [`TransferManager`] together from engines; from [`TransferManager::builder`].
+///
+/// ```
+/// use terrane_transfer::TransferManager;
+/// use terrane_transfer::engines::{HostEngine, HostEngineOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let manager = TransferManager::builder()
+///     .engine(HostEngine::new(HostEngineOptions::default())?)
+///     .disk()?
+///     .build();
+/// assert_eq!(manager.engines().len(), 2);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct TransferManagerBuilder {
+    engines: Vec<Arc<dyn CopyEngine>>,
+    attention: Duration,
+}
+
+impl TransferManager {
+    /// A builder without engines.
+    pub fn builder() -> TransferManagerBuilder {
+        TransferManagerBuilder { engines: Vec::new(), attention: DEFAULT_ATTENTION }
+    }
+}
+
+impl TransferManagerBuilder {
+    /// Adds an engine. The first of several that predict the same time gets a transfer.
+    pub fn engine(self, engine: impl CopyEngine + 'static) -> Self {
+        self.engines([Arc::new(engine) as _])
+    }
+
+    /// Adds engines that are shared already, such as those of `terrane_cuda::engines`.
+    pub fn engines(mut self, engines: impl IntoIterator<Item = Arc<dyn CopyEngine>>) -> Self {
+        self.engines.extend(engines);
+        self
+    }
+
+    /// Adds the engine between host memory and host memory, with its default options.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::EngineNotStarted`] if its threads cannot be started.
+    pub fn host(self) -> Result<Self, TransferError> {
+        let engine = HostEngine::new(HostEngineOptions::default()).map_err(|source| {
+            TransferError::EngineNotStarted { engine: "host", source: Box::new(source) }
+        })?;
+        Ok(self.engine(engine))
+    }
+
+    /// Adds the engine between host memory and files, with its default options.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::EngineNotStarted`] if a thread or the I/O queue cannot be had.
+    pub fn disk(self) -> Result<Self, TransferError> {
+        let engine = DiskEngine::new(&DiskEngineOptions::default()).map_err(|source| {
+            TransferError::EngineNotStarted { engine: "disk", source: Box::new(source) }
+        })?;
+        Ok(self.engine(engine))
+    }
+
+    /// Sets how long waiting threads help an engine before they sleep; see
+    /// [`TransferManager::with_attention`].
+    pub fn attention(self, attention: Duration) -> Self {
+        Self { attention, ..self }
+    }
+
+    /// The manager.
+    #[must_use]
+    pub fn build(self) -> TransferManager {
+        TransferManager::new(self.engines).with_attention(self.attention)
+    }
+}
