@@ -68,7 +68,7 @@ unsafe impl Memory for HostBytes {
     }
 
     fn location(&self) -> Location {
-        Location::Host(HostAddress::new(self.bytes.cast()))
+        Location::Host(HostAddress::new(self.bytes.cast::<u8>()))
     }
 
     fn length(&self) -> ByteCount {

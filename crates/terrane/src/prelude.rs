@@ -4,8 +4,8 @@
 //! Errors, reports and what only a backend needs stay in their modules.
 
 pub use terrane_core::{
-    Alignment, Allocate, ByteCount, DeviceId, ForeignMemory, HostBytes, Memory, Region, StorageKind,
-    Wish,
+    Alignment, Allocate, ByteCount, DeviceId, ForeignMemory, HostBytes, Memory, Region,
+    StorageKind, Wish,
 };
 #[cfg(feature = "cuda")]
 pub use terrane_cuda::{
@@ -13,7 +13,8 @@ pub use terrane_cuda::{
     PinnedOptions, Stream,
 };
 pub use terrane_layout::{
-    BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout,
+    BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind,
+    PhysicalLayout,
 };
 #[cfg(feature = "nixl")]
 pub use terrane_nixl::{
@@ -24,6 +25,6 @@ pub use terrane_storage::{
     DiskAllocator, DiskOptions, HugePages, NamedFileAllocator, SystemAllocator, SystemOptions,
 };
 pub use terrane_transfer::{
-    Completion, DeviceOrder, Durability, Endpoint, Layers, Outcome, Rejected, Report, Ticket, Transfer,
-    TransferError, TransferManager,
+    Completion, DeviceOrder, Durability, Endpoint, Layers, Outcome, Rejected, Report, Ticket,
+    Transfer, TransferError, TransferManager,
 };

@@ -68,8 +68,7 @@ fn a_ticket_of_a_failed_transfer_says_so() {
 fn a_rejection_becomes_its_cause() {
     let rig = held();
     let submit = || -> Result<(), TransferError> {
-        rig.manager.submit(rig.transfer(&[9], &[0]), ())?;
-        Ok(())
+        end_of(rig.manager.submit(rig.transfer(&[9], &[0]), ())?).result.map(drop)
     };
     assert!(matches!(submit(), Err(TransferError::NoSuchBlock { block: 9, .. })));
 }
