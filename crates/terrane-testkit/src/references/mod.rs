@@ -9,6 +9,7 @@ pub mod sglang;
 pub mod vllm;
 
 use std::ops::Range;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::{Allocate, BoxedCause, ByteCount, Memory, Region, RegionRequest};
@@ -85,8 +86,12 @@ pub fn check(
         regions.push([of_source, of_destination]);
     }
     let set = manager.submit_all(transfers).unwrap_or_else(|error| panic!("refused: {error}"));
-    let ended = set.wait_until(Instant::now() + PATIENCE);
-    let ended = ended.unwrap_or_else(|set| panic!("{set:?} has not ended in {PATIENCE:?}"));
+    let begun = Instant::now();
+    while !set.has_ended() {
+        assert!(begun.elapsed() < PATIENCE, "{set:?} has not ended in {PATIENCE:?}");
+        thread::sleep(Duration::from_micros(50));
+    }
+    let ended = set.wait();
     let each = references.iter().zip(ended.outcomes).zip(regions);
     for ((reference, outcome), [source, destination]) in each {
         let name = &reference.name;
