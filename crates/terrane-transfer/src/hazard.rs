@@ -16,6 +16,7 @@ mod tests;
 use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{self, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use slab::Slab;
@@ -78,6 +79,9 @@ pub(crate) struct HazardTable {
 }
 
 struct Shared {
+    /// Unique within the process. Addresses would order tables too, but not alike in two runs of the model
+    /// checker.
+    number: u64,
     owner: OwnerProcess,
     claims: Mutex<Claims>,
 }
@@ -121,10 +125,13 @@ impl HazardTable {
     }
 
     fn build(num_blocks: u32, incomplete: Incomplete) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let (counts, in_flight) = (BlockCounts::new(num_blocks), Slab::new());
         let claims = Claims { counts, in_flight, left: 0, incomplete };
         let owner = OwnerProcess::current();
-        Self { shared: Arc::new(Shared { owner, claims: Mutex::new(claims) }) }
+        // Relaxed: only uniqueness is asked for.
+        let number = NEXT.fetch_add(1, atomic::Ordering::Relaxed);
+        Self { shared: Arc::new(Shared { number, owner, claims: Mutex::new(claims) }) }
     }
 
     /// Fails in a forked process, in which the table must not be locked: a thread that is not there
@@ -139,8 +146,7 @@ impl HazardTable {
         first: &'a Self,
         second: &'a Self,
     ) -> (LockedHazards<'a>, Option<LockedHazards<'a>>) {
-        let [a, b] = [first, second].map(|table| Arc::as_ptr(&table.shared).addr());
-        match a.cmp(&b) {
+        match first.shared.number.cmp(&second.shared.number) {
             Ordering::Equal => (first.lock(), None),
             Ordering::Less => {
                 let locked = first.lock();
@@ -161,7 +167,7 @@ impl HazardTable {
 
 /// A locked table.
 ///
-/// Two of them are locked in the order of their tables' addresses, and tickets, one at a time,
+/// Two of them are locked in the order of their tables' numbers, and tickets, one at a time,
 /// inside of them. In no other case does this crate hold two locks.
 pub(crate) struct LockedHazards<'a> {
     table: &'a Arc<Shared>,
