@@ -1,6 +1,7 @@
 //! Bytes of the Rust heap as memory.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use crate::{ByteCount, HostAddress, Location, Memory, StorageKind};
@@ -27,9 +28,9 @@ impl HostBytes {
     /// Returns the bytes, as transfers have left them.
     #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
-        let bytes = self.bytes;
-        std::mem::forget(self);
-        // SAFETY: the pointer is from `Box::into_raw`, and the value that would free it is forgotten.
+        // The vector that is returned frees the bytes.
+        let bytes = ManuallyDrop::new(self).bytes;
+        // SAFETY: the pointer is from `Box::into_raw`, and `self`, which would free it, is never dropped.
         unsafe { Box::from_raw(bytes.as_ptr()) }.into_vec()
     }
 }

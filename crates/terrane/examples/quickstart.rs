@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release --example quickstart`
 
+#![allow(clippy::print_stdout, reason = "an example prints what it did")]
+
 use terrane::prelude::*;
 
 const BLOCKS: u32 = 64;
