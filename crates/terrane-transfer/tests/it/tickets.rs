@@ -26,13 +26,12 @@ fn a_thread_waits_for_a_ticket() {
     let ticket = completion.ticket();
     let soon = Instant::now() + Duration::from_millis(5);
     assert_eq!(ticket.wait_until(soon), None);
-    let waiting = thread::spawn({
-        let ticket = ticket.clone();
-        move || ticket.wait()
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| ticket.wait());
+        rig.engine.release_all();
+        rig.engine.wait_until_idle();
+        assert_eq!(waiting.join().unwrap(), TicketEnd::Succeeded);
     });
-    rig.engine.release_all();
-    rig.engine.wait_until_idle();
-    assert_eq!(waiting.join().unwrap(), TicketEnd::Succeeded);
     // It has ended, and says so at once.
     assert_eq!(ticket.wait(), TicketEnd::Succeeded);
     assert_eq!(ticket.wait_until(Instant::now()), Some(TicketEnd::Succeeded));
