@@ -93,8 +93,9 @@ mod tests {
         vector.extend([1_u8, 2, 3]);
         let memory = HostBytes::from(vector);
         let address = memory.location().as_host().unwrap();
+        let second = address.as_ptr().wrapping_add(1);
         // SAFETY: the memory has three bytes, which nothing else uses.
-        unsafe { address.as_ptr().add(1).write(9) };
+        unsafe { second.write(9) };
         let moved = Box::new(memory);
         assert_eq!(moved.location().as_host(), Some(address));
         assert_eq!(moved.into_bytes(), [1, 9, 3]);
