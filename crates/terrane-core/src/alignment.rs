@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
-/// A power of two that an address, an offset or a length has to be a multiple of.
+/// A power of two. An address, an offset or a length must be a multiple of it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alignment(NonZeroU64);
 
@@ -29,14 +29,14 @@ impl Alignment {
         }
     }
 
-    /// The largest alignment that `bytes` is a multiple of; for zero, 2^63.
+    /// The largest alignment that divides `bytes`. For zero, this is 2^63.
     #[must_use]
     pub const fn of(bytes: u64) -> Self {
         let zeros = bytes.trailing_zeros();
         Self::power_of_two(if zeros > 63 { 63 } else { zeros })
     }
 
-    /// 2^`exponent`; the callers stay below 64.
+    /// 2^`exponent`. Callers pass an exponent below 64.
     const fn power_of_two(exponent: u32) -> Self {
         match NonZeroU64::new(1 << exponent) {
             Some(bytes) => Self(bytes),
@@ -56,8 +56,7 @@ impl Alignment {
         self.0.trailing_zeros()
     }
 
-    /// The stricter of two alignments. As both are powers of two, what satisfies it satisfies
-    /// both.
+    /// The stricter of two alignments. A multiple of it is a multiple of both.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Ord::max(self, other)
@@ -82,7 +81,7 @@ impl fmt::Display for Alignment {
     }
 }
 
-/// A number that is no alignment.
+/// A number that is not a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an alignment of {bytes} bytes is not a power of two; use 1, 2, 4, … up to 2^63")]
 pub struct InvalidAlignment {

@@ -7,9 +7,10 @@ use crate::{ByteCount, HostAddress, Location, Memory, StorageKind};
 
 /// A vector or a boxed slice of bytes as [`Memory`], without `unsafe` for the caller.
 ///
-/// It owns the bytes, so that only users of its location access them. [`into_bytes`](Self::into_bytes)
-/// returns them. They have the alignment of the vector, which may be one byte: direct I/O and devices
-/// want more, which allocators such as `SystemAllocator` of `terrane-storage` provide.
+/// It owns the bytes, so that only users of its location access them.
+/// [`into_bytes`](Self::into_bytes) returns them. The alignment is that of the vector, which may be
+/// one byte. Direct I/O and devices need more: use an allocator such as `SystemAllocator` of
+/// `terrane-storage`.
 ///
 /// ```
 /// use terrane_core::{ByteCount, HostBytes, Memory};
@@ -19,17 +20,18 @@ use crate::{ByteCount, HostAddress, Location, Memory, StorageKind};
 /// assert_eq!(memory.into_bytes(), [7; 100]);
 /// ```
 pub struct HostBytes {
-    /// From `Box::into_raw`. The box is gone, as it would claim that nothing else reaches the bytes.
+    /// From `Box::into_raw`. A `Box` would assert unique access to the bytes.
     bytes: NonNull<[u8]>,
 }
 
 impl HostBytes {
-    /// Returns the bytes, as transfers have left them.
+    /// Returns the bytes, including what transfers have written.
     #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         let bytes = self.bytes;
         std::mem::forget(self);
-        // SAFETY: the pointer is from `Box::into_raw`, and the value that would free it is forgotten.
+        // SAFETY: the pointer is from `Box::into_raw`. `self` is forgotten, so it does not free the
+        // bytes.
         unsafe { Box::from_raw(bytes.as_ptr()) }.into_vec()
     }
 }
@@ -50,18 +52,18 @@ impl From<Vec<u8>> for HostBytes {
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        // SAFETY: the pointer is from `Box::into_raw`, and is freed here only.
+        // SAFETY: the pointer is from `Box::into_raw`. Only this call frees it.
         drop(unsafe { Box::from_raw(self.bytes.as_ptr()) });
     }
 }
 
-// SAFETY: it owns plain bytes, like the box that it was made of.
+// SAFETY: it owns plain bytes, as a `Box<[u8]>` does.
 unsafe impl Send for HostBytes {}
-// SAFETY: a shared reference gives the address and the length.
+// SAFETY: a shared reference gives access to the address and the length only.
 unsafe impl Sync for HostBytes {}
 
-// SAFETY: the bytes are initialised and readable and writable, as they were a box's. They stay where
-// they are until the value drops, and nothing but its location leads to them.
+// SAFETY: the bytes come from a box, so they are initialised, readable and writable. They do not
+// move until the value drops, and only its location gives access to them.
 unsafe impl Memory for HostBytes {
     fn kind(&self) -> StorageKind {
         StorageKind::System
