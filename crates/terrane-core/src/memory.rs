@@ -23,7 +23,7 @@ use crate::{
 /// 2. The span of `length` bytes from `location` is valid for reads and writes. Host addresses are
 ///    mapped readable and writable. Device addresses belong to a live allocation. File descriptors
 ///    are open for reading and writing, and the file is at least that long at that offset. If
-///    another process truncates the file, readers get a typed error. For a peer's memory, the
+///    other code truncates the file, readers get a typed error. For a peer's memory, the
 ///    peer's statement of its registrations is enough. A copy of memory that the peer no longer has
 ///    ends with a typed error.
 /// 3. Moving the value does not move the bytes.
