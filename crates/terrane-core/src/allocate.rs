@@ -70,7 +70,7 @@ unsafe impl<A: Allocate + ?Sized> Allocate for std::sync::Arc<A> {
 
 /// Why an allocation failed.
 ///
-/// One type for every source, so that adaptors compose and a pool can tell exhaustion
+/// One type for every source, so that adaptors compose. A pool distinguishes exhaustion
 /// ([`is_exhaustion`](Self::is_exhaustion)) from a request that can never succeed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

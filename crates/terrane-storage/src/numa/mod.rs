@@ -156,7 +156,7 @@ pub enum TopologyGap {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: OsError,
     },
