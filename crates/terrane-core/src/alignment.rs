@@ -1,4 +1,4 @@
-//! Alignments: powers of two, checked once where they are made.
+//! Alignments: powers of two, checked on construction.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -10,7 +10,7 @@ pub struct Alignment(NonZeroU64);
 impl Alignment {
     /// No constraint.
     pub const BYTE: Self = Self::power_of_two(0);
-    /// 512 bytes: the sector that most disks address, and the least alignment of a region.
+    /// 512 bytes: the sector size of most disks, and the minimum alignment of a region.
     pub const SECTOR: Self = Self::power_of_two(9);
     /// 4 KiB: the smallest page of x86-64 and of most aarch64 systems.
     pub const PAGE: Self = Self::power_of_two(12);
@@ -21,7 +21,7 @@ impl Alignment {
     ///
     /// # Errors
     ///
-    /// [`InvalidAlignment`] if `bytes` is zero or no power of two.
+    /// [`InvalidAlignment`] if `bytes` is not a power of two.
     pub const fn new(bytes: u64) -> Result<Self, InvalidAlignment> {
         match NonZeroU64::new(bytes) {
             Some(nonzero) if nonzero.is_power_of_two() => Ok(Self(nonzero)),

@@ -21,10 +21,9 @@ impl<O: Send + Sync + 'static> ForeignMemory<O> {
     ///
     /// # Safety
     ///
-    /// While `owner` lives, `span` must meet the contract of [`Memory`]: the bytes are valid for
-    /// reads and writes, do not move, and are initialised if they are host bytes. Every access by
-    /// other code is synchronised with the users of this value. The kind is correct and matches the
-    /// location.
+    /// While `owner` lives, `span` must meet the contract of [`Memory`]. The bytes are valid for
+    /// reads and writes and do not move. Host bytes are initialised. Every access by other code is
+    /// synchronised with the users of this value. The kind is correct and matches the location.
     #[must_use]
     pub unsafe fn new(span: Span, owner: O) -> Self {
         Self { span, device_alias: None, registration: None, owner }

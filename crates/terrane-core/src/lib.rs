@@ -1,9 +1,8 @@
 //! The basic types and contracts of Terrane, the memory layer under an LLM serving engine.
 //!
-//! All other crates of Terrane use these types. They state how many bytes ([`ByteCount`],
-//! [`Alignment`]), of which kind ([`StorageKind`]), where ([`Location`]), owned by which value
-//! ([`Memory`], [`Region`]), from which source ([`Allocate`]) and registered with which agent
-//! ([`Register`]).
+//! All other crates of Terrane use these types. They describe bytes ([`ByteCount`], [`Alignment`]),
+//! their kind ([`StorageKind`]) and their location ([`Location`]). They describe owners
+//! ([`Memory`], [`Region`]), sources ([`Allocate`]) and registrars ([`Register`]) of memory.
 //!
 //! # Should I be using this crate?
 //!

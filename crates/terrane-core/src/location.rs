@@ -1,5 +1,5 @@
-//! Where bytes lie: host addresses, device addresses, file positions and addresses of peers, which
-//! are four different types and never convert into one another.
+//! Where bytes lie: host addresses, device addresses, file positions and addresses of peers. These
+//! are four types without conversions between them.
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -9,8 +9,8 @@ use crate::{Alignment, ByteCount, DeviceId, Durability, RemoteAddress};
 
 /// Where a span of bytes begins.
 ///
-/// Holding a location grants no right to touch the bytes; it says where they are for as long as
-/// the [`Memory`](crate::Memory) that it came from lives.
+/// A location gives no right to access the bytes. It is valid while the [`Memory`](crate::Memory)
+/// that returned it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Location {
@@ -18,19 +18,19 @@ pub enum Location {
     Host(HostAddress),
     /// An address of one device.
     Device {
-        /// The device whose memory it is.
+        /// The device that owns the memory.
         device: DeviceId,
         /// The address in that device's address space.
         address: DeviceAddress,
     },
     /// A position in a file.
     File(FilePosition),
-    /// An address of another agent's, mostly in another process.
+    /// An address of another agent, usually in another process.
     Remote(RemoteAddress),
 }
 
 impl Location {
-    /// The location `offset` bytes further on, or `None` if no address is that large.
+    /// The location `offset` bytes further on, or `None` on overflow.
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
         Some(match self {
@@ -43,13 +43,13 @@ impl Location {
         })
     }
 
-    /// The largest power of two that the location is a multiple of.
+    /// The largest power of two that divides the location.
     #[must_use]
     pub fn alignment(self) -> Alignment {
         Alignment::of(self.position())
     }
 
-    /// The host address, if it is one.
+    /// The host address, if this is one.
     #[must_use]
     pub const fn as_host(self) -> Option<HostAddress> {
         match self {
@@ -58,7 +58,7 @@ impl Location {
         }
     }
 
-    /// The file position, if it is one.
+    /// The file position, if this is one.
     #[must_use]
     pub const fn as_file(self) -> Option<FilePosition> {
         match self {
@@ -67,7 +67,7 @@ impl Location {
         }
     }
 
-    /// The address of a peer, if it is one.
+    /// The address of a peer, if this is one.
     #[must_use]
     pub const fn as_remote(self) -> Option<RemoteAddress> {
         match self {
@@ -76,7 +76,7 @@ impl Location {
         }
     }
 
-    /// The number that orders locations within one address space or file. It has no meaning
+    /// A number that orders locations within one address space or file. It must not be compared
     /// between two of them.
     pub(crate) fn position(self) -> u64 {
         match self {
@@ -210,7 +210,7 @@ impl FilePosition {
 /// The descriptors stay open while the [`Memory`](crate::Memory) that returned this lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileHandle {
-    /// A descriptor whose reads and writes go through the page cache.
+    /// A descriptor that uses the page cache.
     pub descriptor: RawFd,
     /// The descriptor that bypasses the page cache, if the file system supports it.
     pub direct: Option<DirectFile>,

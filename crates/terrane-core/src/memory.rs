@@ -11,8 +11,8 @@ use crate::{
 /// A span of bytes that is valid and does not move until the value drops.
 ///
 /// A `Memory` returns the location of its bytes, never the bytes. Only two kinds of code read or
-/// write them: unsafe code that knows what is in flight (the copy engines), and typed views that
-/// prove it.
+/// write them. One is unsafe code that knows what is in flight (the copy engines). The other is
+/// typed views that prove that the access is sound.
 ///
 /// # Safety
 ///
@@ -31,7 +31,7 @@ use crate::{
 /// 5. Only users of this value's location, synchronised among themselves, access the bytes. A
 ///    peer's memory is exempt: the peer may access it at any time.
 ///
-/// A span of length zero is legal; its location is then only a well-aligned number.
+/// A span of length zero is legal. Its location is then only a well-aligned number.
 pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
     /// The kind of storage.
     fn kind(&self) -> StorageKind;
@@ -52,8 +52,8 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
 
     /// How many bytes from `offset` on a device may copy in one request.
     ///
-    /// This is less than the rest of the memory if the memory was registered with the device's
-    /// driver in several parts: no request may cross from one part into the next. It is zero where
+    /// If the memory was registered with the device's driver in several parts, no request may cross
+    /// from one part into the next. The number then ends at the end of a part. It is zero where
     /// memory that is still coming up is not registered yet. `None` if the memory does not know;
     /// the caller then asks the device's driver. For memory that is not registered with a device,
     /// the value has no meaning.

@@ -1,4 +1,4 @@
-//! A described span of memory: kind, place and length as plain data.
+//! The description of a span of memory, as plain data.
 
 use crate::{ByteCount, Location, Memory, StorageKind};
 

@@ -19,7 +19,7 @@ pub enum StorageError {
     /// A capability that a policy requires was not granted.
     #[error(transparent)]
     Capability(#[from] CapabilityMissing),
-    /// A queue was used in a process that was forked from the queue's.
+    /// A queue was used in a process that was forked from the queue's owner.
     #[error("the I/O queue belongs to another process")]
     Forked(#[from] ForkedProcess),
     /// A request of the I/O queue did not transfer all its bytes.

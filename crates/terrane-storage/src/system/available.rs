@@ -8,7 +8,7 @@ use terrane_core::ByteCount;
 /// The bytes that the machine and every control group of this process have left. `None` if the
 /// kernel does not report them.
 ///
-/// Page cache that can be dropped counts as available.
+/// Reclaimable page cache counts as available.
 pub(super) fn available_memory() -> Option<ByteCount> {
     available_under(Path::new("/"))
 }

@@ -3,8 +3,9 @@
 //! The kernel merges neighbouring mappings with equal properties and counts them as one. To unmap a
 //! range inside a merged mapping, the kernel splits that mapping. The split fails with `ENOMEM` if
 //! the process has as many mappings as `vm.max_map_count` allows. This module then frees the pages
-//! of the range at once. It keeps the addresses and unmaps them later: together with a neighbour,
-//! as a longer range may need no split, or when another mapping is possible.
+//! of the range at once. It keeps the addresses and unmaps them later. It may unmap them with a
+//! neighbour, as a longer range may need no split. Otherwise it waits until another mapping is
+//! possible.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
