@@ -102,7 +102,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` mapped the range, and trimmed parts are excluded. The owner drops, so no
+        // SAFETY: `new` mapped whole pages, and trimmed pages are excluded. The owner drops, so no
         // code uses the addresses any more.
         unsafe { unmapping::unmap(self.mapped, self.mapped_length) };
     }
