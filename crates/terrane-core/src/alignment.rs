@@ -1,16 +1,16 @@
-//! Alignments: powers of two, checked once where they are made.
+//! Alignments: powers of two, checked on construction.
 
 use std::fmt;
 use std::num::NonZeroU64;
 
-/// A power of two that an address, an offset or a length has to be a multiple of.
+/// A power of two. An address, an offset or a length must be a multiple of it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alignment(NonZeroU64);
 
 impl Alignment {
     /// No constraint.
     pub const BYTE: Self = Self::power_of_two(0);
-    /// 512 bytes: the sector that most disks address, and the least alignment of a region.
+    /// 512 bytes: the sector size of most disks, and the minimum alignment of a region.
     pub const SECTOR: Self = Self::power_of_two(9);
     /// 4 KiB: the smallest page of x86-64 and of most aarch64 systems.
     pub const PAGE: Self = Self::power_of_two(12);
@@ -21,7 +21,7 @@ impl Alignment {
     ///
     /// # Errors
     ///
-    /// [`InvalidAlignment`] if `bytes` is zero or no power of two.
+    /// [`InvalidAlignment`] if `bytes` is not a power of two.
     pub const fn new(bytes: u64) -> Result<Self, InvalidAlignment> {
         match NonZeroU64::new(bytes) {
             Some(nonzero) if nonzero.is_power_of_two() => Ok(Self(nonzero)),
@@ -29,14 +29,14 @@ impl Alignment {
         }
     }
 
-    /// The largest alignment that `bytes` is a multiple of; for zero, 2^63.
+    /// The largest alignment that divides `bytes`. For zero, this is 2^63.
     #[must_use]
     pub const fn of(bytes: u64) -> Self {
         let zeros = bytes.trailing_zeros();
         Self::power_of_two(if zeros > 63 { 63 } else { zeros })
     }
 
-    /// 2^`exponent`; the callers stay below 64.
+    /// 2^`exponent`. Callers pass an exponent below 64.
     const fn power_of_two(exponent: u32) -> Self {
         match NonZeroU64::new(1 << exponent) {
             Some(bytes) => Self(bytes),
@@ -56,8 +56,7 @@ impl Alignment {
         self.0.trailing_zeros()
     }
 
-    /// The stricter of two alignments. As both are powers of two, what satisfies it satisfies
-    /// both.
+    /// The stricter of two alignments. A multiple of it is a multiple of both.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Ord::max(self, other)
@@ -82,7 +81,7 @@ impl fmt::Display for Alignment {
     }
 }
 
-/// A number that is no alignment.
+/// A number that is not a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an alignment of {bytes} bytes is not a power of two; use 1, 2, 4, … up to 2^63")]
 pub struct InvalidAlignment {

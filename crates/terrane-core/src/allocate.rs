@@ -1,4 +1,4 @@
-//! The contract of everything that hands out memory.
+//! The contract of every source of memory.
 
 use crate::{
     Alignment, BoxedCause, ByteCount, CapabilityMissing, Label, Limits, Memory, RegionRequest,
@@ -7,38 +7,38 @@ use crate::{
 
 /// A source of memory: a backend, or a pool or adaptor over another source.
 ///
-/// # What an implementor owes
+/// # Requirements on implementations
 ///
-/// - The memory has at least the bytes and the alignment asked for.
-/// - A request of zero bytes succeeds and costs the backend nothing.
-/// - A refused request leaves nothing behind: no mapping, no descriptor, no reservation.
-/// - Dropping the memory gives it back. It may outlive the allocator.
+/// - The memory has at least the requested bytes and alignment.
+/// - A request of zero bytes succeeds and uses nothing of the backend.
+/// - A failed request leaves no mapping, descriptor or reservation behind.
+/// - Dropping the memory frees it. The memory may outlive the allocator.
 ///
 /// # Safety
 ///
-/// Whoever implements this promises that the bytes of what it hands out are the caller's alone:
-/// until the memory drops, no other memory that is alive has them, and nobody keeps a clone or a
-/// location of it to use them by. Pools, poison and staging tables write to what they were given
-/// on the strength of this. And the memory is of [`kind`](Self::kind).
+/// The implementation must return bytes that belong to the caller alone. Until the memory drops, no
+/// other live memory contains these bytes. No clone or location of the memory is kept to access
+/// them. Pools, poison and staging tables rely on this to write to the memory. The memory must be
+/// of [`kind`](Self::kind).
 pub unsafe trait Allocate {
-    /// What an allocation is.
+    /// The type of an allocation.
     type Memory: Memory;
 
-    /// The kind of storage that comes from here.
+    /// The kind of storage that this source allocates.
     fn kind(&self) -> StorageKind;
 
-    /// What this source demands of requests, asked once, before planning.
+    /// The limits on requests. Planning reads them once.
     fn limits(&self) -> Limits;
 
     /// Allocates one region.
     ///
     /// # Errors
     ///
-    /// [`AllocateError`], after which nothing has changed.
+    /// Returns [`AllocateError`] on failure. Nothing has changed then.
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError>;
 }
 
-// SAFETY: it is the pointee that allocates.
+// SAFETY: the pointee allocates, and meets the contract.
 unsafe impl<A: Allocate + ?Sized> Allocate for &A {
     type Memory = A::Memory;
 
@@ -53,7 +53,7 @@ unsafe impl<A: Allocate + ?Sized> Allocate for &A {
     }
 }
 
-// SAFETY: it is the pointee that allocates.
+// SAFETY: the pointee allocates, and meets the contract.
 unsafe impl<A: Allocate + ?Sized> Allocate for std::sync::Arc<A> {
     type Memory = A::Memory;
 
@@ -68,14 +68,14 @@ unsafe impl<A: Allocate + ?Sized> Allocate for std::sync::Arc<A> {
     }
 }
 
-/// Why memory was refused.
+/// Why an allocation failed.
 ///
-/// One type for every source, so that adaptors compose and a pool can tell exhaustion
+/// One type for every source, so that adaptors compose. A pool distinguishes exhaustion
 /// ([`is_exhaustion`](Self::is_exhaustion)) from a request that can never succeed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocateError {
-    /// The source has no such amount left.
+    /// The source has too few bytes left.
     #[error(
         "out of {kind} memory: {requested} for {label} could not be had{}; \
          free some, ask for less, or spill to another tier",
@@ -86,11 +86,11 @@ pub enum AllocateError {
         kind: StorageKind,
         /// The bytes asked for.
         requested: ByteCount,
-        /// The bytes that were available, where the source knows.
+        /// The bytes that were available, if the source knows.
         available: Option<ByteCount>,
-        /// What they were for.
+        /// The purpose of the memory.
         label: Label,
-        /// What the backend said.
+        /// The error of the backend.
         #[source]
         source: Option<BoxedCause>,
     },
@@ -106,10 +106,10 @@ pub enum AllocateError {
         live: ByteCount,
         /// The budget.
         limit: ByteCount,
-        /// What they were for.
+        /// The purpose of the memory.
         label: Label,
     },
-    /// No region of this size can ever be had here.
+    /// The source cannot allocate a region of this size.
     #[error(
         "{requested} for {label} exceeds the largest region of {kind} memory, {largest}; split it"
     )]
@@ -120,27 +120,27 @@ pub enum AllocateError {
         requested: ByteCount,
         /// The largest region, from the source's [`Limits`].
         largest: ByteCount,
-        /// What they were for.
+        /// The purpose of the memory.
         label: Label,
     },
-    /// No region can be aligned that strictly here.
+    /// The source does not support this alignment.
     #[error("an alignment of {requested} for {label} exceeds what {kind} memory offers, {largest}")]
     TooStrictlyAligned {
         /// The kind of storage.
         kind: StorageKind,
         /// The alignment asked for.
         requested: Alignment,
-        /// The strictest that can be had.
+        /// The maximum alignment.
         largest: Alignment,
-        /// What it was for.
+        /// The purpose of the memory.
         label: Label,
     },
-    /// Something that a policy requires was not granted.
+    /// A capability that a policy requires was not granted.
     #[error("{kind} memory for {label} was given back, as a requirement was not met")]
     Capability {
         /// The kind of storage.
         kind: StorageKind,
-        /// What it was for.
+        /// The purpose of the memory.
         label: Label,
         /// The requirement.
         #[source]
@@ -151,7 +151,7 @@ pub enum AllocateError {
     Closed {
         /// The kind of storage.
         kind: StorageKind,
-        /// What it was for.
+        /// The purpose of the memory.
         label: Label,
     },
     /// The backend failed for another reason.
@@ -161,16 +161,16 @@ pub enum AllocateError {
         kind: StorageKind,
         /// The bytes asked for.
         requested: ByteCount,
-        /// What they were for.
+        /// The purpose of the memory.
         label: Label,
-        /// What the backend said.
+        /// The error of the backend.
         #[source]
         source: BoxedCause,
     },
 }
 
 impl AllocateError {
-    /// Whether freeing memory, or raising a budget, could make the same request succeed.
+    /// Whether the same request could succeed after memory is freed or a budget is raised.
     #[must_use]
     pub const fn is_exhaustion(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::OverBudget { .. })

@@ -22,25 +22,25 @@ impl ByteCount {
         Self(bytes)
     }
 
-    /// `count` times 1,024 bytes; `count` is 32 bits wide so that no value overflows.
+    /// `count` times 1,024 bytes. `count` has 32 bits, so no value overflows.
     #[must_use]
     pub const fn kib(count: u32) -> Self {
         Self(widen(count) << 10)
     }
 
-    /// `count` times 1,024² bytes; `count` is 32 bits wide so that no value overflows.
+    /// `count` times 1,024² bytes. `count` has 32 bits, so no value overflows.
     #[must_use]
     pub const fn mib(count: u32) -> Self {
         Self(widen(count) << 20)
     }
 
-    /// `count` times 1,024³ bytes; `count` is 32 bits wide so that no value overflows.
+    /// `count` times 1,024³ bytes. `count` has 32 bits, so no value overflows.
     #[must_use]
     pub const fn gib(count: u32) -> Self {
         Self(widen(count) << 30)
     }
 
-    /// The length of something in this address space.
+    /// A length in this address space.
     #[inline]
     #[must_use]
     pub const fn from_usize(bytes: usize) -> Self {
@@ -66,19 +66,19 @@ impl ByteCount {
         self.0 as usize
     }
 
-    /// Whether this is no bytes at all.
+    /// Whether the count is zero.
     #[inline]
     #[must_use]
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
 
-    /// The product of named factors; with no factor, 1.
+    /// The product of named factors. Without factors, it is 1.
     ///
     /// # Errors
     ///
-    /// [`SizeOverflow`], naming every factor, if the product does not fit in 64 bits. A factor of
-    /// zero makes the product zero whatever the others are.
+    /// [`SizeOverflow`], with the name of every factor, if the product does not fit in 64 bits. If
+    /// any factor is zero, the product is zero and does not overflow.
     pub fn product(factors: &[(&'static str, u64)]) -> Result<Self, SizeOverflow> {
         if factors.iter().any(|&(_, value)| value == 0) {
             return Ok(Self::ZERO);
@@ -120,7 +120,7 @@ impl ByteCount {
         }
     }
 
-    /// The smallest multiple of `alignment` that is no smaller than this count.
+    /// The smallest multiple of `alignment` that is at least this count.
     ///
     /// # Errors
     ///
@@ -177,7 +177,7 @@ impl fmt::Display for ByteCount {
     }
 }
 
-/// A size that does not fit in 64 bits, with the terms that make it up.
+/// A size that does not fit in 64 bits, with its terms.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("size does not fit in 64 bits: {}; make one of these smaller", describe(*.operator, .terms))]
 pub struct SizeOverflow {

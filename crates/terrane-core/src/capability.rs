@@ -1,8 +1,8 @@
-//! What was wished for and what was granted, as values.
+//! Requested and granted capabilities, as values.
 //!
-//! A machine rarely grants everything: huge pages run out, a container forbids NUMA binding, a
-//! file system knows no direct I/O. Each such degradation is an entry in a
-//! [`CapabilityReport`], and a [`Wish::Required`] turns it into an error.
+//! A machine rarely grants everything: huge pages run out, a container forbids NUMA binding, a file
+//! system does not support direct I/O. Each such degradation is an entry in a [`CapabilityReport`].
+//! For a [`Wish::Required`] it is an error.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::{BackendName, ByteCount, OsError};
 
-/// Something that a machine may or may not offer.
+/// A capability that a machine may or may not offer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Capability {
@@ -20,23 +20,24 @@ pub enum Capability {
     TransparentHugePages,
     /// Memory bound to a NUMA node.
     NumaBinding,
-    /// Pages touched by several threads at once.
+    /// Pages first touched by several threads at once.
     ParallelFirstTouch,
-    /// Threads kept on the CPUs of one NUMA node while they touch its pages.
+    /// Threads with an affinity to the CPUs of one NUMA node while they touch its pages.
     ThreadAffinity,
-    /// Reads and writes around the page cache.
+    /// Reads and writes that bypass the page cache.
     DirectIo,
     /// Requests queued through io_uring.
     IoUring,
     /// Disk blocks reserved before they are written.
     Preallocation,
-    /// A scratch file that has no name at any time (`O_TMPFILE`).
+    /// A scratch file that never has a name (`O_TMPFILE`).
     UnnamedFile,
-    /// Mapped memory locked for a device by its driver, in place of memory from the driver.
+    /// Mapped memory that the driver registers for a device, in place of memory that the driver
+    /// allocates.
     HostRegistration,
-    /// Kernels that copy on a device, which its driver has to compile.
+    /// Kernels that copy on a device. The driver has to compile them.
     CopyKernels,
-    /// RDMA libraries that come with a communication library, kept apart from the machine's.
+    /// RDMA libraries that come with a communication library, loaded separately from the machine's.
     SeparateRdmaLibraries,
     /// Registration with one backend of an agent.
     Registration(BackendName),
@@ -62,68 +63,68 @@ impl fmt::Display for Capability {
     }
 }
 
-/// How much a caller wants something.
+/// How strongly a caller requests a capability.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Wish {
-    /// Not at all: it is not even tried.
+    /// Not requested, and not tried.
     Off,
-    /// If it can be had; otherwise the report says why not.
+    /// Used if available. Otherwise the report has the reason.
     #[default]
     Preferred,
-    /// It must be had; otherwise the call fails and gives back what it took.
+    /// Required. If it is not granted, the call fails and frees what it allocated.
     Required,
 }
 
-/// What became of a wish.
+/// The result of a request for a capability.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Grant {
-    /// Not wished for, so not tried.
+    /// Not requested, so not tried.
     NotTried,
     /// Granted in full.
     Granted,
     /// Granted for some of the bytes.
     Partial {
-        /// The bytes for which it was granted.
+        /// The bytes with the capability.
         granted: ByteCount,
-        /// All the bytes.
+        /// The total number of bytes.
         of: ByteCount,
     },
     /// Not granted.
     Refused(Reason),
 }
 
-/// Why something was not granted.
+/// Why a capability was not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
     /// A system call failed.
     Os(OsError),
-    /// A call of a device's driver failed.
+    /// A call of a device driver failed.
     Driver {
         /// The call, as the driver names it.
         operation: &'static str,
         /// The driver's code.
         code: u32,
     },
-    /// The kernel, file system or driver does not offer it.
+    /// The kernel, file system or driver does not support it.
     Unsupported {
-        /// What does not offer it: `"the file system"`, `"the kernel"`.
+        /// The part without support: `"the file system"`, `"the kernel"`.
         by: &'static str,
     },
-    /// It is there, but switched off by an administrator.
+    /// An administrator has disabled it.
     Disabled {
-        /// The switch: a path under `/sys` or `/proc`, a configuration key.
+        /// The setting: a path under `/sys` or `/proc`, or a configuration key.
         by: &'static str,
     },
-    /// Too little is left of it.
+    /// Too little of it is left.
     Exhausted {
-        /// What would be needed.
+        /// The bytes that are needed.
         needed: ByteCount,
-        /// What is left.
+        /// The bytes that are left.
         available: ByteCount,
     },
-    /// It needs something that was itself not wished for or not granted.
+    /// It needs another capability that was not requested or not granted.
     Needs(&'static str),
 }
 
@@ -142,14 +143,14 @@ impl fmt::Display for Reason {
     }
 }
 
-/// One wish and what became of it.
+/// One request for a capability and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CapabilityOutcome {
-    /// What was wished for.
+    /// The capability.
     pub capability: Capability,
-    /// How much.
+    /// How strongly it was requested.
     pub wish: Wish,
-    /// What became of it.
+    /// The result.
     pub grant: Grant,
 }
 
@@ -165,42 +166,42 @@ impl fmt::Display for CapabilityOutcome {
     }
 }
 
-/// Every wish of one operation with what became of it, in the order in which they were tried.
+/// The results of all capability requests of one operation, in the order in which they were tried.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CapabilityReport {
     outcomes: SmallVec<[CapabilityOutcome; 4]>,
 }
 
 impl CapabilityReport {
-    /// Enters an outcome.
+    /// Adds a result.
     pub fn record(&mut self, capability: Capability, wish: Wish, grant: Grant) {
         self.outcomes.push(CapabilityOutcome { capability, wish, grant });
     }
 
-    /// Every outcome.
+    /// All results.
     #[must_use]
     pub fn outcomes(&self) -> &[CapabilityOutcome] {
         &self.outcomes
     }
 
-    /// What became of one wish; the latest entry counts. `None` if it was never entered.
+    /// The latest result for one capability. `None` if there is no entry.
     #[must_use]
     pub fn grant(&self, capability: &Capability) -> Option<&Grant> {
         self.outcomes.iter().rev().find(|o| o.capability == *capability).map(|o| &o.grant)
     }
 
-    /// The wishes that were not, or not fully, granted.
+    /// The requested capabilities that were not granted in full.
     pub fn degradations(&self) -> impl Iterator<Item = &CapabilityOutcome> {
         self.outcomes
             .iter()
             .filter(|o| matches!(o.grant, Grant::Refused(_) | Grant::Partial { .. }))
     }
 
-    /// Checks that everything required was granted in full.
+    /// Checks that every required capability was granted in full.
     ///
     /// # Errors
     ///
-    /// [`CapabilityMissing`] with the first requirement that was not met.
+    /// Returns [`CapabilityMissing`] with the first requirement that was not met.
     pub fn check(&self) -> Result<(), CapabilityMissing> {
         match self.degradations().find(|o| o.wish == Wish::Required) {
             Some(outcome) => Err(CapabilityMissing { outcome: outcome.clone() }),
@@ -230,7 +231,7 @@ impl Extend<CapabilityOutcome> for CapabilityReport {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("required but not available: {outcome}; provide it, or prefer it instead of requiring it")]
 pub struct CapabilityMissing {
-    /// The requirement and what became of it.
+    /// The requirement and its result.
     pub outcome: CapabilityOutcome,
 }
 

@@ -1,18 +1,18 @@
-//! What survives a crash of the machine.
+//! Which writes survive a crash of the machine.
 
-/// What is true of a file's bytes once a write to them has completed.
+/// The state of a file's bytes once a write to them has completed.
 ///
-/// A file states one for every write to it ([`FileHandle`](crate::FileHandle)), and a transfer can
-/// ask for more for itself; the stricter of the two counts.
+/// A file sets one for all its writes ([`FileHandle`](crate::FileHandle)). A transfer can request a
+/// stricter one. The stricter of the two applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Durability {
-    /// The bytes are with the file system, visible to every reader; a crash of the machine may
-    /// lose them. Right for scratch.
+    /// The file system has the bytes, and every reader sees them. A crash of the machine may lose
+    /// them. Use it for scratch files.
     #[default]
     None,
     /// The bytes survive a crash of the machine (`fdatasync`).
     Data,
-    /// The bytes and the file's metadata survive a crash of the machine (`fsync`). A file created
-    /// under it is on the device, with its name in the directory, before it is handed out.
+    /// The bytes and the file's metadata survive a crash of the machine (`fsync`). A newly created
+    /// file, with its name in the directory, is synced to the device before it is returned.
     Full,
 }

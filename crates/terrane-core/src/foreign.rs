@@ -1,14 +1,14 @@
-//! Memory that somebody else allocated.
+//! Memory that other code allocated.
 
 use std::fmt;
 
 use crate::{ByteCount, DeviceAddress, Location, Memory, RegistrationRecord, Span, StorageKind};
 
-/// Adopted memory: a span of somebody else's, with the owner that is kept alive.
+/// Adopted memory: a span that other code allocated, with an owner that keeps it alive.
 ///
-/// A serving engine has its KV tensors already. With the tensor, or a counted reference to it, as
-/// the owner, every layout, pool and transfer works over its bytes without a copy. The owner
-/// drops when the last user of the memory has gone.
+/// A serving engine has its KV tensors already. Pass the tensor, or a counted reference to it, as
+/// the owner. Every layout, pool and transfer then works on its bytes without a copy. The owner
+/// drops with the last user of the memory.
 pub struct ForeignMemory<O> {
     span: Span,
     device_alias: Option<DeviceAddress>,
@@ -21,31 +21,29 @@ impl<O: Send + Sync + 'static> ForeignMemory<O> {
     ///
     /// # Safety
     ///
-    /// For as long as `owner` lives, all that [`Memory`] promises holds of `span`: the bytes are
-    /// valid for reads and writes, stay where they are, are initialised if they are the host's,
-    /// and nobody accesses them without synchronising with the users of this value. The kind is
-    /// the true one, and fits the location.
+    /// While `owner` lives, `span` must meet the contract of [`Memory`]. The bytes are valid for
+    /// reads and writes and do not move. Host bytes are initialised. Every access by other code is
+    /// synchronised with the users of this value. The kind is correct and matches the location.
     #[must_use]
     pub unsafe fn new(span: Span, owner: O) -> Self {
         Self { span, device_alias: None, registration: None, owner }
     }
 
-    /// Says by which address a device reaches these host bytes.
+    /// Sets the address by which a device reaches these host bytes.
     ///
     /// # Safety
     ///
-    /// For as long as the owner lives, the device reaches the whole span from `alias` on.
+    /// While the owner lives, the device can access the whole span from `alias` on.
     #[must_use]
     pub unsafe fn with_device_alias(self, alias: DeviceAddress) -> Self {
         Self { device_alias: Some(alias), ..self }
     }
 
-    /// Says that the owner has registered the memory already.
+    /// States that the owner has registered the memory already.
     ///
     /// # Safety
     ///
-    /// The registration is in force, covers the span, and stays so for as long as the owner
-    /// lives.
+    /// The registration is in force, covers the span, and stays in force while the owner lives.
     #[must_use]
     pub unsafe fn with_registration(self, record: RegistrationRecord) -> Self {
         Self { registration: Some(record), ..self }
@@ -56,14 +54,14 @@ impl<O: Send + Sync + 'static> ForeignMemory<O> {
         &self.owner
     }
 
-    /// Gives the owner back.
+    /// Returns the owner.
     pub fn into_owner(self) -> O {
         self.owner
     }
 }
 
-// SAFETY: whoever called `new` promised it of the span, for as long as the owner lives, which is
-// as long as this value.
+// SAFETY: the caller of `new` guarantees the contract of `Memory` for the span while the owner
+// lives. The owner lives as long as this value.
 unsafe impl<O: Send + Sync + 'static> Memory for ForeignMemory<O> {
     fn kind(&self) -> StorageKind {
         self.span.kind

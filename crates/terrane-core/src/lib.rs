@@ -1,27 +1,25 @@
-//! The vocabulary and the contracts of Terrane, the memory layer under an LLM serving engine.
+//! The basic types and contracts of Terrane, the memory layer under an LLM serving engine.
 //!
-//! Everything else in Terrane speaks in the terms of this crate: how many bytes ([`ByteCount`],
-//! [`Alignment`]), of which kind ([`StorageKind`]), where ([`Location`]), held by whom
-//! ([`Memory`], [`Region`]), obtained from whom ([`Allocate`]) and registered with whom
-//! ([`Register`]).
+//! All other crates of Terrane use these types. They describe bytes ([`ByteCount`], [`Alignment`]),
+//! their kind ([`StorageKind`]) and their location ([`Location`]). They describe owners
+//! ([`Memory`], [`Region`]), sources ([`Allocate`]) and registrars ([`Register`]) of memory.
 //!
 //! # Should I be using this crate?
 //!
-//! Use it directly to write a backend: a new kind of memory, an allocator, a registrar. To lay
-//! out, pool or move KV-cache blocks, use the crates above it, or all of them through the facade
-//! `terrane`.
+//! Use it directly to write a backend: a new kind of memory, an allocator, a registrar. To lay out,
+//! pool or move KV-cache blocks, use the crates above it, or the facade `terrane` for all of them.
 //!
 //! # What it does not do
 //!
-//! It allocates nothing but its own small bookkeeping, opens nothing, starts no thread, names no
-//! driver, and never reads or writes the bytes of a [`Memory`].
+//! It allocates only its own small bookkeeping, opens no file, starts no thread and uses no driver.
+//! It never reads or writes the bytes of a [`Memory`].
 //!
-//! # Who owes what
+//! # Obligations
 //!
-//! | contract | the implementor owes | the caller owes |
+//! | contract | obligation of the implementation | obligation of the caller |
 //! |---|---|---|
 //! | [`Memory`] | the span is valid and does not move until the value drops | synchronisation of every access to the bytes |
-//! | [`Allocate`] | bytes that are the caller's alone, as many and as aligned as asked for, or a typed error and no leak | requests within the [`Limits`] |
+//! | [`Allocate`] | bytes for the caller alone, with the requested size and alignment; or a typed error and no leak | requests within the [`Limits`] |
 //! | [`Register`] | deregistration when the handle drops | keeping the memory alive longer than the handle ([`Registered`] does) |
 //!
 //! # Example
@@ -92,5 +90,5 @@ pub use request::{Label, RegionRequest};
 pub use span::Span;
 pub use storage_kind::{DeviceId, StorageKind};
 
-/// A cause from another library, kept whole behind the error that it led to.
+/// The cause of an error, from another library.
 pub type BoxedCause = Box<dyn std::error::Error + Send + Sync + 'static>;

@@ -1,24 +1,24 @@
-//! What a backend demands of the regions that it is given.
+//! The limits that a backend sets on regions.
 
 use crate::{Alignment, ByteCount};
 
-/// The demands of an allocator, a registrar or a disk, which travel up once, before planning.
+/// The limits of an allocator, a registrar or a disk. Planning reads them once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// What the beginning of every region must be a multiple of.
+    /// The alignment of the beginning of every region.
     pub alignment: Alignment,
-    /// What the length of every region is rounded up to a multiple of.
+    /// The length of every region is rounded up to a multiple of this.
     pub granule: Alignment,
-    /// The largest region that can be had, where there is such a limit.
+    /// The largest possible region. `None` if there is no such limit.
     pub largest_region: Option<ByteCount>,
 }
 
 impl Limits {
-    /// Limits that constrain nothing.
+    /// No limits.
     pub const NONE: Self =
         Self { alignment: Alignment::BYTE, granule: Alignment::BYTE, largest_region: None };
 
-    /// The limits under which both parties are served.
+    /// The limits that satisfy both sides.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {

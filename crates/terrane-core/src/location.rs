@@ -1,5 +1,5 @@
-//! Where bytes lie: host addresses, device addresses, file positions and addresses of peers, which
-//! are four different types and never convert into one another.
+//! Where bytes lie: host addresses, device addresses, file positions and addresses of peers. These
+//! are four types without conversions between them.
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -9,8 +9,8 @@ use crate::{Alignment, ByteCount, DeviceId, Durability, RemoteAddress};
 
 /// Where a span of bytes begins.
 ///
-/// Holding a location grants no right to touch the bytes; it says where they are for as long as
-/// the [`Memory`](crate::Memory) that it came from lives.
+/// A location gives no right to access the bytes. It is valid while the [`Memory`](crate::Memory)
+/// that returned it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Location {
@@ -18,19 +18,19 @@ pub enum Location {
     Host(HostAddress),
     /// An address of one device.
     Device {
-        /// The device whose memory it is.
+        /// The device that owns the memory.
         device: DeviceId,
         /// The address in that device's address space.
         address: DeviceAddress,
     },
     /// A position in a file.
     File(FilePosition),
-    /// An address of another agent's, mostly in another process.
+    /// An address of another agent, usually in another process.
     Remote(RemoteAddress),
 }
 
 impl Location {
-    /// The location `offset` bytes further on, or `None` if no address is that large.
+    /// The location `offset` bytes further on, or `None` on overflow.
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
         Some(match self {
@@ -43,13 +43,13 @@ impl Location {
         })
     }
 
-    /// The largest power of two that the location is a multiple of.
+    /// The largest power of two that divides the location.
     #[must_use]
     pub fn alignment(self) -> Alignment {
         Alignment::of(self.position())
     }
 
-    /// The host address, if it is one.
+    /// The host address, if this is one.
     #[must_use]
     pub const fn as_host(self) -> Option<HostAddress> {
         match self {
@@ -58,7 +58,7 @@ impl Location {
         }
     }
 
-    /// The file position, if it is one.
+    /// The file position, if this is one.
     #[must_use]
     pub const fn as_file(self) -> Option<FilePosition> {
         match self {
@@ -67,7 +67,7 @@ impl Location {
         }
     }
 
-    /// The address of a peer, if it is one.
+    /// The address of a peer, if this is one.
     #[must_use]
     pub const fn as_remote(self) -> Option<RemoteAddress> {
         match self {
@@ -76,7 +76,7 @@ impl Location {
         }
     }
 
-    /// The number that orders locations within one address space or file. It has no meaning
+    /// A number that orders locations within one address space or file. It must not be compared
     /// between two of them.
     pub(crate) fn position(self) -> u64 {
         match self {
@@ -116,20 +116,20 @@ impl fmt::Display for Location {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostAddress(NonNull<u8>);
 
-// SAFETY: an address is a number to all but unsafe code; whoever dereferences it there owes the
-// synchronisation.
+// SAFETY: an address is only a number to safe code. Unsafe code that dereferences it must
+// synchronise.
 unsafe impl Send for HostAddress {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for HostAddress {}
 
 impl HostAddress {
-    /// The address that a pointer holds.
+    /// The address of a pointer.
     #[must_use]
     pub const fn new<T>(pointer: NonNull<T>) -> Self {
         Self(pointer.cast())
     }
 
-    /// The address as a pointer. Dereferencing it is the caller's risk.
+    /// The address as a pointer. The code that dereferences it must prove that this is sound.
     #[must_use]
     pub const fn as_ptr(self) -> *mut u8 {
         self.0.as_ptr()
@@ -141,7 +141,7 @@ impl HostAddress {
         ByteCount::from_usize(self.0.addr().get()).get()
     }
 
-    /// The address `offset` bytes further on, or `None` if it would leave the address space.
+    /// The address `offset` bytes further on, or `None` on overflow.
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
         self.0.addr().get().checked_add(offset.to_usize())?;
@@ -155,13 +155,13 @@ impl fmt::Debug for HostAddress {
     }
 }
 
-/// An address in a device's address space. It may differ from the host's address of the same
-/// bytes, and neither may be used as the other.
+/// An address in a device's address space. It may differ from the host address of the same bytes.
+/// Neither may be used in place of the other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceAddress(u64);
 
 impl DeviceAddress {
-    /// The address of this number.
+    /// Creates an address from a number.
     #[must_use]
     pub const fn new(address: u64) -> Self {
         Self(address)
@@ -173,7 +173,7 @@ impl DeviceAddress {
         self.0
     }
 
-    /// The address `offset` bytes further on, or `None` if it would leave the address space.
+    /// The address `offset` bytes further on, or `None` on overflow.
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
         self.0.checked_add(offset.get()).map(Self)
@@ -196,8 +196,8 @@ pub struct FilePosition {
 }
 
 impl FilePosition {
-    /// The position `offset` bytes further on, or `None` past the largest offset that the
-    /// operating system takes (2^63 − 1).
+    /// The position `offset` bytes further on, or `None` past the largest file offset of the
+    /// operating system (2^63 − 1).
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
         let offset = self.offset.checked_add(offset).ok()?;
@@ -205,33 +205,33 @@ impl FilePosition {
     }
 }
 
-/// An open file: the descriptors by which to reach it, and its identity.
+/// An open file: its descriptors and its identity.
 ///
-/// The descriptors stay open for as long as the [`Memory`](crate::Memory) that handed this out.
+/// The descriptors stay open while the [`Memory`](crate::Memory) that returned this lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileHandle {
-    /// A descriptor whose reads and writes go through the page cache.
+    /// A descriptor that uses the page cache.
     pub descriptor: RawFd,
-    /// The way around the page cache, where the file system offers one.
+    /// The descriptor that bypasses the page cache, if the file system supports it.
     pub direct: Option<DirectFile>,
-    /// Which file it is, however often it was opened.
+    /// The identity of the file. It is the same each time the file is opened.
     pub identity: FileIdentity,
-    /// What every write to the file has to be before it counts as complete.
+    /// The durability that every write must reach before it counts as complete.
     pub durability: Durability,
 }
 
-/// A descriptor opened for direct I/O, with the alignment that it demands.
+/// A descriptor opened for direct I/O, with its alignment requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DirectFile {
     /// The descriptor, opened with `O_DIRECT`.
     pub descriptor: RawFd,
-    /// What the address of every buffer must be a multiple of.
+    /// The required alignment of the address of every buffer.
     pub memory_alignment: Alignment,
-    /// What every file offset and length must be a multiple of.
+    /// The required alignment of every file offset and length.
     pub offset_alignment: Alignment,
 }
 
-/// What tells one file from another on this machine: the file system and the file's number there.
+/// The identity of a file on this machine: its file system and its inode number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileIdentity {
     /// `st_dev`: the file system.

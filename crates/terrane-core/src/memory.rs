@@ -8,30 +8,30 @@ use crate::{
     ByteCount, CapabilityReport, DeviceAddress, Location, RegistrationRecord, StorageKind,
 };
 
-/// A span of bytes that is valid and stays where it is until the value drops.
+/// A span of bytes that is valid and does not move until the value drops.
 ///
-/// A `Memory` hands out *where* its bytes are, never the bytes: reading or writing them is the
-/// business of unsafe code that knows what else is in flight (the copy engines), or of typed
-/// views that prove it.
+/// A `Memory` returns the location of its bytes, never the bytes. Only two kinds of code read or
+/// write them. One is unsafe code that knows what is in flight (the copy engines). The other is
+/// typed views that prove that the access is sound.
 ///
 /// # Safety
 ///
-/// Whoever implements this promises that, from the first call until the value drops:
+/// The implementation must guarantee the following from the first call until the value drops:
 ///
-/// 1. [`kind`](Self::kind), [`location`](Self::location) and [`length`](Self::length) always
-///    answer the same.
-/// 2. The span of `length` bytes from `location` is valid for reads and writes: host addresses
-///    are mapped readable and writable, device addresses belong to a live allocation, and file
-///    descriptors are open for reading and writing, with a file at least that long at that
-///    offset unless someone else truncates it (which readers meet as a typed error). Of a peer's
-///    memory, the peer's word is all there is: it is what the peer says it has registered, and a
-///    copy that finds it gone ends with a typed error.
+/// 1. [`kind`](Self::kind), [`location`](Self::location) and [`length`](Self::length) always return
+///    the same values.
+/// 2. The span of `length` bytes from `location` is valid for reads and writes. Host addresses are
+///    mapped readable and writable. Device addresses belong to a live allocation. File descriptors
+///    are open for reading and writing, and the file is at least that long at that offset. If
+///    other code truncates the file, readers get a typed error. For a peer's memory, the
+///    peer's statement of its registrations is enough. A copy of memory that the peer no longer has
+///    ends with a typed error.
 /// 3. Moving the value does not move the bytes.
-/// 4. Host bytes are initialised. What the kernel zeroes counts.
-/// 5. Nothing but users of this value's location, synchronised among themselves, accesses the
-///    bytes; but for a peer's memory, which the peer uses as it likes.
+/// 4. Host bytes are initialised. Bytes that the kernel zeroed are initialised.
+/// 5. Only users of this value's location, synchronised among themselves, access the bytes. A
+///    peer's memory is exempt: the peer may access it at any time.
 ///
-/// A span of length zero is legal; its location is then only a well-aligned number.
+/// A span of length zero is legal. Its location is then only a well-aligned number.
 pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
     /// The kind of storage.
     fn kind(&self) -> StorageKind;
@@ -39,48 +39,49 @@ pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
     /// Where the first byte lies.
     fn location(&self) -> Location;
 
-    /// The length of the span in bytes: what may be used, at least what was asked for.
+    /// The length of the span in bytes: at least the requested length, all of it usable.
     fn length(&self) -> ByteCount;
 
     /// The address by which a device reaches host memory that is mapped into its address space.
     ///
-    /// It may differ from the host's address even under unified addressing, which is why it is
-    /// asked for and never derived. `None` where there is no such mapping.
+    /// It may differ from the host address even under unified addressing, so it cannot be derived.
+    /// `None` without such a mapping.
     fn device_alias(&self) -> Option<DeviceAddress> {
         None
     }
 
-    /// How many bytes from `offset` on a device may copy in one request: fewer than are left where
-    /// the memory was locked for the device in several parts, as no request may reach from one
-    /// into the next; zero where it is not locked yet, in memory that is still coming up. `None`
-    /// where the memory does not know, so that the device's driver has to be asked; of memory that
-    /// is not locked for a device it means nothing.
+    /// How many bytes from `offset` on a device may copy in one request.
+    ///
+    /// If the memory was registered with the device's driver in several parts, no request may cross
+    /// from one part into the next. The number then ends at the end of a part. It is zero where
+    /// memory that is still coming up is not registered yet. `None` if the memory does not know;
+    /// the caller then asks the device's driver. For memory that is not registered with a device,
+    /// the value has no meaning.
     fn copyable_from(&self, offset: ByteCount) -> Option<ByteCount> {
         let _ = offset;
         None
     }
 
-    /// What was wished for when the memory was made, and what was granted.
+    /// The capabilities that were requested for this memory, with their results.
     fn capabilities(&self) -> CapabilityReport {
         CapabilityReport::default()
     }
 
-    /// Shows `visit` every registration that this memory holds, the latest first.
+    /// Calls `visit` with every registration of this memory, the latest first.
     fn visit_registrations(&self, visit: &mut dyn FnMut(&RegistrationRecord)) {
         let _ = visit;
     }
 
-    /// The block that these bytes lie in, as its manager keeps it, for code that knows the manager's
-    /// type (`terrane_pool::managed::ManagedBlock`). `None` for memory that no manager keeps, and for
-    /// parts of a block that go from hand to hand on their own, as a pool's do.
+    /// The block that contains these bytes, as its manager keeps it. It is for code that knows the
+    /// manager's type (`terrane_pool::managed::ManagedBlock`). `None` for memory without a manager,
+    /// and for parts of a block that have owners of their own, such as a pool's.
     fn managed_block(&self) -> Option<&(dyn Any + Send + Sync)> {
         None
     }
 }
 
-/// The methods of [`Memory`] for a wrapper that says of itself what its inner memory says, all of
-/// them: one that is added later, with an answer by default, is handed on here and in no wrapper is
-/// it forgotten.
+/// Implements all methods of [`Memory`] for a wrapper by delegation to its inner memory. A method
+/// that is added later with a default is delegated as well, so no wrapper misses it.
 ///
 /// ```
 /// use terrane_core::{ByteCount, Memory, delegate_memory};
@@ -140,8 +141,8 @@ macro_rules! delegate_memory {
     };
 }
 
-// SAFETY: every answer is that of the pointee, which lives as long as its last pointer and does not
-// move when a pointer does.
+// SAFETY: every method returns the pointee's value. The pointee lives as long as its last pointer
+// and does not move when a pointer moves.
 unsafe impl<M: Memory + ?Sized> Memory for Arc<M> {
     delegate_memory!(self, **self);
 }

@@ -1,25 +1,24 @@
-//! Numbers by which places of memory are compared.
+//! Positions of memory, as numbers that can be compared.
 
 use crate::{ByteCount, DeviceId, FileIdentity, Location, PeerId, RemoteSpace, Span};
 
-/// An address space, within which places can be compared. Places of different spaces have nothing
-/// to do with one another.
+/// An address space. Only places in the same address space can be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Space {
-    /// A region of a plan, which lies nowhere yet; counted from 0.
+    /// A region of a plan, counted from 0. It has no address yet.
     Region(u32),
     /// The host's address space.
     Host,
     /// A device's address space.
     Device(DeviceId),
-    /// A file, however often it is open.
+    /// A file. It is the same each time the file is opened.
     File(FileIdentity),
     /// An address space of a peer.
     Remote(PeerId, RemoteSpace),
 }
 
-/// A place: so many bytes from the beginning of an address space.
+/// A place: an offset in bytes from the beginning of an address space.
 ///
 /// ```
 /// use terrane_core::{DeviceAddress, DeviceId, Location, Place, Space};
@@ -32,12 +31,12 @@ pub enum Space {
 pub struct Place {
     /// The address space.
     pub space: Space,
-    /// Where in it, in bytes.
+    /// The offset in it, in bytes.
     pub start: u64,
 }
 
 impl Location {
-    /// Where the location is, as numbers that can be compared.
+    /// The place of the location, as numbers that can be compared.
     #[must_use]
     pub fn place(self) -> Place {
         match self {

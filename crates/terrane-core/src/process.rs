@@ -3,12 +3,12 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The process that owns a value, as opposed to processes that are forked from it.
+/// The process that owns a value, as opposed to processes forked from it.
 ///
-/// A forked child has a copy of all memory, but only the thread that called `fork`. A value whose
-/// work is done by other threads cannot work there, and a lock that another thread held at the fork
-/// stays locked. So such a value records its process, and does nothing in any other one: it takes no
-/// lock, joins no thread, and returns [`ForkedProcess`] where it can fail.
+/// A forked child has a copy of all memory, but only the thread that called `fork`. A value that
+/// depends on other threads cannot work there. A lock that another thread held at the fork stays
+/// locked. Such a value records its process and does nothing in any other process: it takes no lock
+/// and joins no thread. Methods that can fail return [`ForkedProcess`].
 ///
 /// ```
 /// use terrane_core::OwnerProcess;
@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// assert_eq!(owner.check(), Ok(()));
 /// ```
 ///
-/// The C library's `fork` is noticed, whichever language calls it. A raw `clone` system call is not,
-/// nor is `vfork`, after which a child may do nothing but `exec` and exit.
+/// It detects the C library's `fork`, called from any language. It does not detect a raw `clone`
+/// system call or `vfork`. After `vfork`, a child may only call `exec` or exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OwnerProcess(u64);
 
@@ -30,25 +30,25 @@ impl OwnerProcess {
         Self(generation())
     }
 
-    /// Whether this code runs in that process. It costs one load.
+    /// Whether this code runs in that process. The check costs one load.
     #[inline]
     #[must_use]
     pub fn is_current(self) -> bool {
         self.0 == generation()
     }
 
-    /// Fails in a process that was forked from that one.
+    /// Fails in a process that was forked from the owner.
     ///
     /// # Errors
     ///
-    /// [`ForkedProcess`].
+    /// Returns [`ForkedProcess`] in such a process.
     #[inline]
     pub fn check(self) -> Result<(), ForkedProcess> {
         if self.is_current() { Ok(()) } else { Err(ForkedProcess) }
     }
 }
 
-/// A value was used in a process that was forked from the value's own.
+/// A value was used in a process that was forked from the value's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error(
     "this process was forked from the one that made the value, and has none of its threads; make \
@@ -56,10 +56,10 @@ impl OwnerProcess {
 )]
 pub struct ForkedProcess;
 
-/// How many forks lie between the process that first asked and this one.
+/// The number of forks between the process that first asked and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// A number that a process shares with none that is forked from it.
+/// A number that differs between a process and every process forked from it.
 #[inline]
 fn generation() -> u64 {
     static COUNTS: OnceLock<bool> = OnceLock::new();
@@ -71,10 +71,10 @@ fn generation() -> u64 {
     }
 }
 
-/// Has the C library count forks in the child. Says whether it does.
+/// Registers a handler with the C library that counts forks in the child. Returns whether that
+/// succeeded.
 ///
-/// The number of the process would do as well, but asking for it takes a system call, which is up
-/// to a microsecond.
+/// The process id would do as well, but reading it takes a system call of up to a microsecond.
 #[cfg(all(unix, not(miri)))]
 fn count_forks() -> bool {
     use std::ffi::c_int;

@@ -9,14 +9,13 @@ use crate::{
     StorageKind,
 };
 
-/// A span of some memory, whichever kind it is, that keeps the memory alive.
+/// A span of memory of any kind. It keeps the memory alive.
 ///
-/// Cloning a region and viewing a part of it cost a reference count. The memory itself drops with
-/// its last region.
+/// Cloning or viewing a region costs a reference count. The memory drops with its last region.
 #[derive(Clone)]
 pub struct Region {
     memory: Arc<dyn Memory>,
-    /// Where this region begins; kept, so that asking does not go through the memory.
+    /// Where this region begins. It is cached to avoid a call to the memory.
     location: Location,
     length: ByteCount,
     offset: ByteCount,
@@ -29,18 +28,19 @@ impl Region {
         Self::from_arc(Arc::new(memory))
     }
 
-    /// The whole of a memory that others hold as well.
+    /// The whole of a memory that has other owners as well.
     #[must_use]
     pub fn from_arc(memory: Arc<dyn Memory>) -> Self {
         let (location, length) = (memory.location(), memory.length());
         Self { memory, location, length, offset: ByteCount::ZERO }
     }
 
-    /// The `length` bytes from `offset` on. A view of a view counts from the view's beginning.
+    /// The `length` bytes from `offset` on. The offset of a nested view counts from the beginning
+    /// of this view.
     ///
     /// # Errors
     ///
-    /// [`ViewOutOfBounds`] if the region has fewer bytes than that.
+    /// [`ViewOutOfBounds`] if the range ends past the end of the region.
     pub fn view(&self, offset: ByteCount, length: ByteCount) -> Result<Self, ViewOutOfBounds> {
         let error = ViewOutOfBounds { offset, length, region: self.length };
         let end = offset.checked_add(length).map_err(|_| error)?;
@@ -55,33 +55,33 @@ impl Region {
         })
     }
 
-    /// Where the region begins within the memory that it is a part of.
+    /// The offset of the region within its memory.
     #[must_use]
     pub fn offset(&self) -> ByteCount {
         self.offset
     }
 
-    /// The memory that this region is a part of.
+    /// The memory that contains this region.
     #[must_use]
     pub fn memory(&self) -> &Arc<dyn Memory> {
         &self.memory
     }
 
-    /// Kind, place and length as plain data.
+    /// Kind, location and length as plain data.
     #[must_use]
     pub fn span(&self) -> Span {
         Span::of(self)
     }
 
-    /// Whether both are parts of one and the same memory.
+    /// Whether both are parts of the same memory.
     #[must_use]
     pub fn same_memory(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.memory, &other.memory)
     }
 }
 
-// SAFETY: a region is a part of a memory that it keeps alive, `view` proved that the part lies
-// within it, and the memory answers always the same.
+// SAFETY: a region keeps its memory alive, `view` proved that the part lies within it, and the
+// memory always returns the same values.
 unsafe impl Memory for Region {
     fn kind(&self) -> StorageKind {
         self.memory.kind()
@@ -128,18 +128,18 @@ impl fmt::Debug for Region {
     }
 }
 
-/// A view that would reach past the end of its region.
+/// A view that ends past the end of its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a view of {} bytes at offset {} leaves its region of {} bytes",
     .length.get(), .offset.get(), .region.get()
 )]
 pub struct ViewOutOfBounds {
-    /// Where the view would begin.
+    /// The offset of the requested view.
     pub offset: ByteCount,
-    /// How long it would be.
+    /// The length of the requested view.
     pub length: ByteCount,
-    /// How long the region is.
+    /// The length of the region.
     pub region: ByteCount,
 }
 
@@ -157,7 +157,7 @@ mod tests {
             location: Location::Host(address),
             length: ByteCount::new(64),
         };
-        // SAFETY: the box is the owner, and does not move its bytes.
+        // SAFETY: the box owns the bytes and does not move them.
         let memory = unsafe { ForeignMemory::new(span, bytes) };
         (Region::new(memory), address.get())
     }

@@ -5,39 +5,39 @@ use std::sync::Arc;
 
 use crate::{BoxedCause, Limits, Memory, Registered, RegistrationFailed, Span, StorageKind};
 
-/// Something with which memory is registered before it can be reached from elsewhere: an agent
-/// with its backends.
+/// A registrar of memory: an agent with its backends. Memory must be registered before other agents
+/// can access it.
 ///
-/// Users call [`register`](Self::register), which takes the memory by value; backends implement
+/// Users call [`register`](Self::register), which takes the memory by value. Backends implement
 /// [`register_span`](Self::register_span).
 pub trait Register {
-    /// The agent in whose name memory is registered.
+    /// The agent that registers the memory.
     fn agent(&self) -> &AgentName;
 
-    /// What this registrar demands of regions, asked once, before planning.
+    /// The limits on regions. Planning reads them once.
     fn limits(&self) -> Limits;
 
     /// Registers the span of `memory` with the agent's backends.
     ///
-    /// The outcome of each backend is in the record: a backend that refused while another
-    /// accepted says so there. With no backend accepting, the call fails.
+    /// The record has the result of each backend, including refusals. If no backend accepts, the
+    /// call fails.
     ///
     /// # Safety
     ///
-    /// The memory must stay alive until the returned [`Registration`] has dropped: a peer may
-    /// write to it until then. [`register`](Self::register) sees to that.
+    /// The memory must stay alive until the returned [`Registration`] has dropped, because a peer
+    /// may write to it until then. [`register`](Self::register) ensures that.
     ///
     /// # Errors
     ///
-    /// [`RegisterError`]; then nothing is registered.
+    /// Returns [`RegisterError`] on failure. Nothing is registered then.
     unsafe fn register_span(&self, memory: &dyn Memory) -> Result<Registration, RegisterError>;
 
-    /// Registers `memory` and holds both together, so that deregistration comes first and
-    /// release after it.
+    /// Registers `memory` and holds it with its registration. On drop, the registration ends before
+    /// the memory is freed.
     ///
     /// # Errors
     ///
-    /// [`RegistrationFailed`] gives the memory back together with the cause.
+    /// [`RegistrationFailed`] with the memory and the cause.
     fn register<M: Memory>(&self, memory: M) -> Result<Registered<M>, RegistrationFailed<M>>
     where
         Self: Sized,
@@ -46,23 +46,23 @@ pub trait Register {
     }
 }
 
-/// A registration that is in force. Dropping it deregisters.
+/// A registration in force. Dropping it deregisters.
 pub struct Registration(Box<InForce<dyn Send + Sync>>);
 
 struct InForce<H: ?Sized> {
     record: RegistrationRecord,
-    /// Whatever deregisters when it drops.
+    /// The value that deregisters when it drops.
     _handle: H,
 }
 
 impl Registration {
-    /// A registration described by `record`, which `handle` ends when it drops.
+    /// Creates a registration with this `record`. Dropping `handle` ends it.
     #[must_use]
     pub fn new(record: RegistrationRecord, handle: impl Send + Sync + 'static) -> Self {
         Self(Box::new(InForce { record, _handle: handle }))
     }
 
-    /// What was registered, with whom.
+    /// The record: the agent, the span and the result of each backend.
     #[must_use]
     pub fn record(&self) -> &RegistrationRecord {
         &self.0.record
@@ -75,14 +75,14 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// What was registered, with whom, and what each backend said.
+/// The agent, the span and the result of each backend of a registration.
 #[derive(Clone, Debug)]
 pub struct RegistrationRecord {
     /// The agent that owns the registration.
     pub agent: AgentName,
-    /// The span that is registered.
+    /// The registered span.
     pub span: Span,
-    /// What each backend said, in the order in which they were asked.
+    /// The result of each backend, in the order in which they were asked.
     pub backends: Vec<BackendOutcome>,
 }
 
@@ -99,7 +99,7 @@ impl RegistrationRecord {
     }
 }
 
-/// What one backend said to a registration.
+/// The result of a registration with one backend.
 #[derive(Clone, Debug)]
 pub struct BackendOutcome {
     /// The backend.
@@ -162,7 +162,7 @@ name_type! {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// None of the agent's backends takes memory of this kind.
+    /// None of the agent's backends supports memory of this kind.
     #[error(
         "no backend of agent {agent} registers {kind} memory; \
          add a backend that does, or leave the memory unregistered"
@@ -170,7 +170,7 @@ pub enum RegisterError {
     UnsupportedKind {
         /// The agent.
         agent: AgentName,
-        /// The kind that nobody takes.
+        /// The unsupported kind.
         kind: StorageKind,
     },
     /// Every backend that was asked refused.
@@ -180,15 +180,15 @@ pub enum RegisterError {
         agent: AgentName,
         /// The span.
         span: Span,
-        /// What each backend said.
+        /// The result of each backend.
         backends: Vec<BackendOutcome>,
     },
-    /// A backend that the caller requires refused, so the others were undone.
+    /// A required backend refused, so the other registrations were undone.
     #[error("agent {agent}: backend {backend} is required, and refused")]
     RequiredBackend {
         /// The agent.
         agent: AgentName,
-        /// The backend that is required.
+        /// The required backend.
         backend: BackendName,
         /// Why it refused.
         #[source]
@@ -201,7 +201,7 @@ pub enum RegisterError {
         agent: AgentName,
         /// The span.
         span: Span,
-        /// What the agent said.
+        /// The error of the agent.
         #[source]
         source: BoxedCause,
     },

@@ -8,11 +8,10 @@ use crate::{
     Registration, RegistrationRecord, StorageKind,
 };
 
-/// Memory that is registered for as long as this value lives.
+/// Memory that stays registered while this value lives.
 ///
-/// The registration ends first and the memory is released after it, whichever way the value goes.
-/// There is no mutable access to the memory, so safe code cannot swap it out from under its
-/// registration.
+/// The registration always ends before the memory is freed. There is no mutable access to the
+/// memory, so safe code cannot replace it while its registration is in force.
 #[derive(Debug)]
 pub struct Registered<M> {
     // Fields drop in this order.
@@ -25,13 +24,13 @@ impl<M: Memory> Registered<M> {
     ///
     /// # Errors
     ///
-    /// [`RegistrationFailed`] gives the memory back together with the cause.
+    /// [`RegistrationFailed`] with the memory and the cause.
     pub fn new(registrar: &dyn Register, memory: M) -> Result<Self, RegistrationFailed<M>>
     where
         M: Sized,
     {
-        // SAFETY: the registration is held beside the memory, and drops before it: by the order
-        // of the fields, and by `into_memory`.
+        // SAFETY: this value holds the registration and the memory. The registration drops first:
+        // by the order of the fields, and in `into_memory`.
         match unsafe { registrar.register_span(&memory) } {
             Ok(registration) => Ok(Self { registration, memory }),
             Err(cause) => Err(RegistrationFailed { memory, cause }),
@@ -44,13 +43,13 @@ impl<M: Memory> Registered<M> {
         &self.memory
     }
 
-    /// What was registered, with whom.
+    /// The record: the agent, the span and the result of each backend.
     #[must_use]
     pub fn record(&self) -> &RegistrationRecord {
         self.registration.record()
     }
 
-    /// Deregisters, and gives the memory back.
+    /// Deregisters, and returns the memory.
     #[must_use]
     pub fn into_memory(self) -> M {
         let Self { registration, memory } = self;
@@ -59,8 +58,8 @@ impl<M: Memory> Registered<M> {
     }
 }
 
-// SAFETY: every answer is that of the memory, which lives as long as this value and does not move
-// its bytes when it is moved itself.
+// SAFETY: every method returns the memory's value. The memory lives as long as this value, and its
+// bytes do not move when it is moved.
 unsafe impl<M: Memory> Memory for Registered<M> {
     fn kind(&self) -> StorageKind {
         self.memory.kind()
@@ -96,10 +95,10 @@ unsafe impl<M: Memory> Memory for Registered<M> {
     }
 }
 
-/// A registration that failed: the memory, untouched, and the cause.
+/// A failed registration: the unchanged memory and the cause.
 #[derive(Debug)]
 pub struct RegistrationFailed<M> {
-    /// The memory, as it was given.
+    /// The memory, unchanged.
     pub memory: M,
     /// Why it could not be registered.
     pub cause: RegisterError,

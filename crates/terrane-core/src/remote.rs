@@ -1,24 +1,23 @@
-//! Memory of another agent: whose it is, what it is over there, and where.
+//! Memory of another agent: the peer, its address space and the address.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{ByteCount, DeviceId};
 
-/// A peer: an agent, mostly of another process, as this process knows it.
+/// A peer: an agent, usually of another process, as this process knows it.
 ///
-/// It is a number of this process alone, and never given again: a peer that is forgotten and
-/// becomes known once more is another peer, so that what was meant for the first cannot reach the
-/// second.
+/// The number is valid in this process only and is never reused. If a peer is forgotten and added
+/// again, it gets a new number. Requests for the old number therefore cannot reach the new peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(u64);
 
 impl PeerId {
-    /// A number that no peer of this process has had.
+    /// A new number, which no peer of this process has had.
     #[must_use]
     pub fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // Relaxed: only uniqueness is asked for.
+        // Relaxed: only uniqueness is required.
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -35,15 +34,15 @@ impl fmt::Display for PeerId {
     }
 }
 
-/// An address space of a peer. Addresses can be compared within one of them only.
+/// An address space of a peer. Addresses can be compared only within one address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum RemoteSpace {
     /// The host memory of the peer's process.
     Host,
-    /// The memory of one of the peer's devices, as its driver counts them.
+    /// The memory of one of the peer's devices, by the ordinal of its driver.
     Device(DeviceId),
-    /// A file of the peer's, under the number by which the peer registered it.
+    /// A file of the peer, by the number under which the peer registered it.
     File(u64),
 }
 
@@ -57,21 +56,21 @@ impl fmt::Display for RemoteSpace {
     }
 }
 
-/// An address of a peer. Nothing in this process can follow it: it is for the engine that talks
-/// to the peer.
+/// An address of a peer. This process cannot dereference it. The engine that communicates with the
+/// peer uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteAddress {
-    /// Whose memory it is.
+    /// The peer that owns the memory.
     pub peer: PeerId,
-    /// In which of the peer's address spaces.
+    /// The address space of the peer.
     pub space: RemoteSpace,
-    /// The address there; in a file, bytes from its beginning.
+    /// The address there. In a file, the offset in bytes.
     pub address: u64,
 }
 
 impl RemoteAddress {
-    /// The address `offset` bytes further on, or `None` if no address is that large. Offsets in
-    /// files end with what operating systems take (2^63 − 1).
+    /// The address `offset` bytes further on, or `None` on overflow. The limit for a file is the
+    /// largest file offset of operating systems (2^63 − 1).
     #[must_use]
     pub fn checked_add(self, offset: ByteCount) -> Option<Self> {
         let address = self.address.checked_add(offset.get())?;

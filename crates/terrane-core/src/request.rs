@@ -1,4 +1,4 @@
-//! What is asked of an allocator.
+//! Requests to allocators.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,27 +8,27 @@ use crate::{Alignment, ByteCount};
 /// A request for one contiguous region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionRequest {
-    /// How many bytes. Zero is legal.
+    /// The number of bytes. Zero is legal.
     pub bytes: ByteCount,
-    /// What the region's beginning must be a multiple of.
+    /// The alignment of the region's beginning.
     pub alignment: Alignment,
-    /// What the region is for, as it appears in errors, traces and snapshots.
+    /// The purpose of the region, for errors, traces and snapshots.
     pub label: Label,
-    /// What is used as one piece, counted from the region's beginning: the stride of a block, of
-    /// rows. Where an allocator makes a region of parts that a copy cannot cross, as a driver's
-    /// registrations are, each part ends at a multiple of this, if a part can hold one. Zero says
-    /// nothing.
+    /// The size of the pieces in which the region is used, counted from its beginning: for example,
+    /// the stride of a block or row. Some allocators make a region of parts that a copy cannot
+    /// cross, such as a driver's registrations. Each part then ends at a multiple of this, if a
+    /// part can hold one. Zero means no preference.
     pub unit: ByteCount,
 }
 
 impl RegionRequest {
-    /// A request for `bytes` bytes without demands on the alignment.
+    /// A request for `bytes` bytes with any alignment.
     #[must_use]
     pub fn new(bytes: ByteCount) -> Self {
         Self { bytes, alignment: Alignment::BYTE, label: Label::default(), unit: ByteCount::ZERO }
     }
 
-    /// The same request at multiples of `alignment`.
+    /// The same request with this alignment.
     #[must_use]
     pub fn aligned_to(self, alignment: Alignment) -> Self {
         Self { alignment, ..self }
@@ -47,7 +47,7 @@ impl RegionRequest {
     }
 }
 
-/// A short name of what memory is for.
+/// A short name for the purpose of memory.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Label(Cow<'static, str>);
 

@@ -1,10 +1,10 @@
-//! A described span of memory: kind, place and length as plain data.
+//! The description of a span of memory, as plain data.
 
 use crate::{ByteCount, Location, Memory, StorageKind};
 
-/// The description of a contiguous span: what it is, where it begins and how long it is.
+/// The description of a contiguous span: its kind, location and length.
 ///
-/// Plain data: it keeps nothing alive.
+/// It keeps nothing alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The kind of storage.
@@ -16,19 +16,19 @@ pub struct Span {
 }
 
 impl Span {
-    /// The whole of `memory`.
+    /// The span of the whole `memory`.
     #[must_use]
     pub fn of(memory: &(impl Memory + ?Sized)) -> Self {
         Self { kind: memory.kind(), location: memory.location(), length: memory.length() }
     }
 
-    /// Whether the two spans share a byte. Files are compared by their identity, so two
-    /// descriptors of one file are recognised; an empty span overlaps nothing.
+    /// Whether the two spans share a byte. Files are compared by identity, so two descriptors of
+    /// one file are recognised. An empty span overlaps nothing.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let (a, b) = (self.location.position(), other.location.position());
-        // Compared as distances, so that a span that ends at the end of the address space is
-        // no special case.
+        // Distances are compared, so that a span at the end of the address space is no special
+        // case.
         let apart =
             if a <= b { (b - a) >= self.length.get() } else { (a - b) >= other.length.get() };
         !self.length.is_zero()

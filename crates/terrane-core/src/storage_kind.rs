@@ -4,23 +4,23 @@ use std::fmt;
 
 use crate::PeerId;
 
-/// What sort of memory a span is. Where exactly it lies is its [`Location`](crate::Location).
+/// The kind of memory of a span. Its [`Location`](crate::Location) says where exactly it lies.
 ///
-/// A kind carries nothing of one particular piece of memory, so two disk regions are of equal
-/// kind whatever their files are.
+/// A kind has no data about a particular piece of memory. Two disk regions have the same kind even
+/// in different files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum StorageKind {
     /// Pageable memory of the host.
     System,
-    /// Host memory locked for the device's direct access.
+    /// Host memory that is page-locked for direct access by a device.
     Pinned,
     /// Memory of one device.
     Device(DeviceId),
     /// A file on a block device or a file system.
     Disk,
-    /// Memory of another agent, whatever it is over there. Nothing in this process can address
-    /// it, and only the engine that talks to that peer can copy it.
+    /// Memory of another agent, of any kind. No code in this process can address it. Only the
+    /// engine that communicates with that peer can copy it.
     Remote(PeerId),
 }
 
@@ -32,7 +32,7 @@ impl StorageKind {
         matches!(self, Self::System | Self::Pinned)
     }
 
-    /// Whether this is memory of a device of this process's.
+    /// Whether this is memory of a device of this process.
     #[must_use]
     pub const fn is_device(self) -> bool {
         matches!(self, Self::Device(_))
@@ -57,12 +57,12 @@ impl fmt::Display for StorageKind {
     }
 }
 
-/// The ordinal of a device, as its driver counts.
+/// The ordinal of a device, as its driver counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(u32);
 
 impl DeviceId {
-    /// The device of this ordinal. Whether it exists is for the driver to say.
+    /// The device with this ordinal. Only the driver knows whether it exists.
     #[must_use]
     pub const fn new(ordinal: u32) -> Self {
         Self(ordinal)

@@ -1,4 +1,4 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 use std::path::PathBuf;
 
@@ -9,23 +9,23 @@ use terrane_core::{
 
 use crate::queue::IoFailure;
 
-/// Why storage could not be had or used.
+/// Why a storage operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StorageError {
     /// A size or an offset left the range of 64 bits.
     #[error(transparent)]
     Overflow(#[from] SizeOverflow),
-    /// Something that a policy requires was not granted.
+    /// A capability that a policy requires was not granted.
     #[error(transparent)]
     Capability(#[from] CapabilityMissing),
-    /// A queue was used in a process that was forked from the queue's.
+    /// A queue was used in a process that was forked from the queue's owner.
     #[error("the I/O queue belongs to another process")]
     Forked(#[from] ForkedProcess),
     /// A request of the I/O queue did not transfer all its bytes.
     #[error(transparent)]
     Io(#[from] IoFailure),
-    /// The machine, or the control group, has no such amount of memory left.
+    /// The machine, or the control group, has too little memory left.
     #[error(
         "{requested} of memory could not be had{}; free some, ask for less, or raise the limit",
         .available.map(|bytes| format!(" ({bytes} available)")).unwrap_or_default()
@@ -33,9 +33,9 @@ pub enum StorageError {
     OutOfMemory {
         /// The bytes asked for.
         requested: ByteCount,
-        /// The bytes available, where the system says.
+        /// The available bytes, if the system reports them.
         available: Option<ByteCount>,
-        /// What the kernel said; `None` if it was not asked because too little is left.
+        /// The error of the kernel. `None` if too little memory was left to try.
         #[source]
         source: Option<OsError>,
     },
@@ -44,19 +44,19 @@ pub enum StorageError {
     Memory {
         /// The bytes asked for.
         requested: ByteCount,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: OsError,
     },
-    /// No such alignment can be had.
+    /// The alignment is not supported.
     #[error("memory at multiples of {requested} cannot be had; {largest} is the strictest")]
     TooStrictlyAligned {
         /// The alignment asked for.
         requested: terrane_core::Alignment,
-        /// The strictest.
+        /// The maximum alignment.
         largest: terrane_core::Alignment,
     },
-    /// Bringing memory up was cancelled through its progress; all of it was given back.
+    /// The bring-up was cancelled through its progress. All memory was freed.
     #[error("bringing up {of} of memory was cancelled after {ready}")]
     Cancelled {
         /// The bytes that were ready.
@@ -67,34 +67,34 @@ pub enum StorageError {
     /// A thread could not be started.
     #[error("a thread could not be started; use fewer, or raise RLIMIT_NPROC")]
     Thread {
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: OsError,
     },
-    /// A path holds a NUL byte, which the system cannot take.
+    /// A path holds a NUL byte, which the system does not accept.
     #[error("the path {path:?} holds a NUL byte; choose another")]
     PathContainsNul {
         /// The path.
         path: PathBuf,
     },
-    /// A file that was to be created exists.
+    /// A file to be created exists already.
     #[error("{path:?} exists; open it as an existing file, or choose another path")]
     AlreadyExists {
         /// The path.
         path: PathBuf,
     },
-    /// A file that was to be opened does not exist, or its directory does not.
+    /// A file to be opened, or its directory, does not exist.
     #[error("{path:?} does not exist; create it, or its directory, first")]
     NotFound {
         /// The path.
         path: PathBuf,
     },
-    /// A file or directory must not be written.
+    /// The process may not write a file or directory.
     #[error("{path:?} must not be written; check its permissions and the mount")]
     NotWritable {
         /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: OsError,
     },
@@ -103,17 +103,17 @@ pub enum StorageError {
     NotAFile {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The type of the file.
         found: FileType,
     },
-    /// A file is shorter than what it should hold.
+    /// A file is shorter than required.
     #[error("{path:?} has {length} and should have {needed}; it is another file, or was cut")]
     FileTooShort {
         /// The path.
         path: PathBuf,
         /// The file's length.
         length: ByteCount,
-        /// The length that is needed.
+        /// The required length.
         needed: ByteCount,
     },
     /// The file system, a quota or a limit on file sizes is exhausted.
@@ -126,7 +126,7 @@ pub enum StorageError {
         path: PathBuf,
         /// The bytes asked for.
         requested: ByteCount,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: OsError,
     },
@@ -135,49 +135,49 @@ pub enum StorageError {
     File {
         /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: OsError,
     },
-    /// As many requests are in flight as the queue can hold.
+    /// The queue holds as many requests as its depth allows.
     #[error("all {depth} places of the I/O queue are taken; wait for a completion first")]
     QueueFull {
         /// The queue's depth.
         depth: usize,
     },
-    /// No queue can have this depth.
+    /// The queue depth is not supported.
     #[error("an I/O queue of depth {depth} cannot be had; choose 1 to {largest}")]
     QueueDepth {
         /// The depth asked for.
         depth: u32,
-        /// The largest.
+        /// The maximum depth.
         largest: u32,
     },
-    /// A request reaches past the largest offset of a file.
+    /// A request ends past the largest file offset.
     #[error("{length} at offset {} leave the range of file offsets, 2^63 − 1", .offset.get())]
     OffsetOutOfRange {
-        /// Where the request begins.
+        /// The offset of the request.
         offset: ByteCount,
-        /// How long it is.
+        /// The length of the request.
         length: ByteCount,
     },
     /// The kernel refused to serve the queue.
     #[error("the kernel refused to serve the I/O queue; use its thread backend")]
     Queue {
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: OsError,
     },
 }
 
 impl StorageError {
-    /// Whether freeing memory or space could make the same call succeed.
+    /// Whether the same call could succeed after memory or disk space is freed.
     #[must_use]
     pub const fn is_exhaustion(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::NoSpace { .. })
     }
 
-    /// The error as every allocator reports it: of `kind`, for `requested` bytes for `label`.
+    /// Converts to the error of every allocator: for `kind`, `requested` bytes and `label`.
     #[must_use]
     pub fn into_allocate_error(
         self,
@@ -209,7 +209,7 @@ impl StorageError {
     }
 }
 
-/// What a path names.
+/// The type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileType {

@@ -1,35 +1,35 @@
-//! System memory and disk files as Terrane memory, and the queue that reads and writes the files.
+//! System memory and disk files as Terrane memory, and an I/O queue for the files.
 //!
 //! # Should I be using this crate?
 //!
-//! Use it directly to hold KV-cache blocks, or anything else that is large and long-lived, in the
-//! memory of the host or in files; to bring memory up in parallel, on huge pages, on a given NUMA
-//! node; or to keep several direct reads and writes in flight on io_uring. To move blocks between
-//! layouts use `terrane-transfer`, or the facade `terrane`.
+//! Use it directly to hold KV-cache blocks, or other large and long-lived data, in host memory or
+//! files. It brings memory up in parallel, on huge pages and on a chosen NUMA node. It keeps
+//! several direct reads and writes in flight on io_uring. To move blocks between layouts, use
+//! `terrane-transfer` or the facade `terrane`.
 //!
 //! # What it does not do
 //!
-//! It knows nothing of blocks, devices or registration, pools nothing, and starts no thread that
-//! it does not join. It never touches a file that existed but to read and write where it is told
-//! to, apart from empty files named `.terrane-scratch-N`, which killed processes leave behind where
-//! there is no `O_TMPFILE`. It never reads the environment.
+//! It does not handle blocks, devices or registration, and it has no pool. It joins every thread
+//! that it starts. It changes an existing file only by the writes that the caller requests. One
+//! exception: it removes empty files named `.terrane-scratch-N`, which killed processes leave
+//! behind where there is no `O_TMPFILE`. It never reads environment variables.
 //!
-//! # What there is
+//! # Overview
 //!
-//! - [`SystemAllocator`] maps memory: its pages, its NUMA nodes and who touches it first are
-//!   [policies](SystemOptions); [`Progress`] shows how far it has come.
-//! - [`NumaTopology`] says which nodes there are, and which one a PCI device is attached to.
-//! - [`DiskFile`] is a file, scratch or named. [`DiskAllocator`] hands out scratch files,
-//!   [`NamedFileAllocator`] one named file. Direct I/O is tried on each file.
+//! - [`SystemAllocator`] maps memory. [Policies](SystemOptions) select its pages, its NUMA nodes
+//!   and the threads for the first touch. [`Progress`] reports how many bytes are ready.
+//! - [`NumaTopology`] lists the nodes, and the node of a PCI device.
+//! - [`DiskFile`] is a file, scratch or named. [`DiskAllocator`] allocates scratch files,
+//!   [`NamedFileAllocator`] one named file. Each file is tested for direct I/O.
 //! - [`IoQueue`] keeps requests on files in flight, on io_uring or on threads.
 //!
-//! What a machine refuses is an entry in a
-//! [`CapabilityReport`](terrane_core::CapabilityReport), and an error if it was
+//! A capability that the machine refuses is an entry in a
+//! [`CapabilityReport`](terrane_core::CapabilityReport). It is an error if it was
 //! [required](terrane_core::Wish::Required). Every error is a [`StorageError`].
 //!
 //! # Example
 //!
-//! Bytes of system memory go to a scratch file and come back:
+//! This example writes system memory to a scratch file and reads it back:
 //!
 //! ```
 //! use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
@@ -70,7 +70,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("terrane-storage is built on Linux: its huge pages, NUMA, direct I/O and io_uring");
 
-/// The code of the README, compiled and run.
+/// The code of the README, compiled and run as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

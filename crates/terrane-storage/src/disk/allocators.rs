@@ -1,4 +1,4 @@
-//! Files as sources of memory: a scratch file for each region, or one named file.
+//! Files as sources of memory: one scratch file for each region, or one named file.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use terrane_core::{
 use super::{DiskFile, DiskOptions, open};
 use crate::error::StorageError;
 
-/// Hands out disk memory, each region as a scratch file of its own in one directory.
+/// Allocates disk memory. Each region is a scratch file of its own in one directory.
 ///
 /// ```
 /// use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
@@ -33,8 +33,8 @@ pub struct DiskAllocator {
 }
 
 impl DiskAllocator {
-    /// An allocator of scratch files in `directory`. It makes a small one to find out what the
-    /// file system offers.
+    /// Creates an allocator of scratch files in `directory`. It creates a small file to detect the
+    /// capabilities of the file system.
     ///
     /// # Errors
     ///
@@ -56,14 +56,14 @@ impl DiskAllocator {
         &self.directory
     }
 
-    /// What the file system granted to the file that tried it out.
+    /// The capabilities that the file system granted to the test file.
     #[must_use]
     pub const fn capabilities(&self) -> &CapabilityReport {
         &self.report
     }
 }
 
-// SAFETY: each region is a file of its own, without a name by which others could open it.
+// SAFETY: each region is a file of its own, without a name by which another process could open it.
 unsafe impl Allocate for DiskAllocator {
     type Memory = DiskFile;
 
@@ -71,12 +71,12 @@ unsafe impl Allocate for DiskAllocator {
         StorageKind::Disk
     }
 
-    /// Pages of 4 KiB, or what direct I/O demands of offsets, if that is more.
+    /// Pages of 4 KiB, or the alignment of offsets for direct I/O if that is larger.
     fn limits(&self) -> Limits {
         Limits { alignment: self.granule, granule: self.granule, largest_region: None }
     }
 
-    /// A region begins at offset 0 of its file, which is a multiple of every alignment.
+    /// A region begins at offset 0 of its file, which satisfies every alignment.
     fn allocate(&self, request: &RegionRequest) -> Result<DiskFile, AllocateError> {
         DiskFile::scratch(&self.directory, request.bytes, &self.options).map_err(|error| {
             error.into_allocate_error(StorageKind::Disk, request.bytes, request.label.clone())
@@ -84,13 +84,12 @@ unsafe impl Allocate for DiskAllocator {
     }
 }
 
-/// Hands out one region, as a new file with a name. The request gives the file its length, so a
-/// layout's plan does.
+/// Allocates one region, as a new file with a name. The request sets the file's length, so a
+/// layout's plan determines it.
 ///
-/// The file stays when the memory drops, as files with a name do; it stays as well where a layout
-/// fails to build after the file was made. While it exists, further requests fail with
-/// [`StorageError::AlreadyExists`]. A later process opens it with [`DiskFile::open_existing`] and
-/// adopts it.
+/// The file stays when the memory drops. It also stays if a layout fails to build after the file
+/// was created. While the file exists, further requests fail with [`StorageError::AlreadyExists`].
+/// A later process can open it with [`DiskFile::open_existing`] and adopt it.
 ///
 /// ```
 /// use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
@@ -110,17 +109,17 @@ unsafe impl Allocate for DiskAllocator {
 pub struct NamedFileAllocator {
     path: PathBuf,
     options: DiskOptions,
-    /// Of the same directory: knows the limits, and serves requests of zero bytes.
+    /// An allocator in the same directory. It has the limits, and serves requests of zero bytes.
     scratch: DiskAllocator,
 }
 
 impl NamedFileAllocator {
-    /// An allocator of a file at `path`, which is made by the first request. It makes a small
-    /// scratch file in the directory to find out what the file system offers.
+    /// Creates an allocator of a file at `path`. The first request creates the file. This call
+    /// creates a small scratch file in the directory to detect the capabilities of the file system.
     ///
     /// # Errors
     ///
-    /// As [`DiskFile::scratch`], of the path's directory. [`DiskOptions::unnamed`] says nothing
+    /// As [`DiskFile::scratch`], for the path's directory. [`DiskOptions::unnamed`] has no effect
     /// here.
     pub fn new(path: &Path, options: DiskOptions) -> Result<Self, StorageError> {
         let unnamed = DiskOptions { unnamed: Wish::Preferred, ..options };
@@ -134,14 +133,15 @@ impl NamedFileAllocator {
         &self.path
     }
 
-    /// What the file system granted to the file that tried it out.
+    /// The capabilities that the file system granted to the test file.
     #[must_use]
     pub const fn capabilities(&self) -> &CapabilityReport {
         self.scratch.capabilities()
     }
 }
 
-// SAFETY: a region is a file that did not exist before; the owner of its name keeps others away.
+// SAFETY: a region is a file that did not exist before. The owner of its name prevents other
+// access.
 unsafe impl Allocate for NamedFileAllocator {
     type Memory = DiskFile;
 
@@ -149,12 +149,12 @@ unsafe impl Allocate for NamedFileAllocator {
         StorageKind::Disk
     }
 
-    /// As those of a [`DiskAllocator`] in the same directory.
+    /// The limits of a [`DiskAllocator`] in the same directory.
     fn limits(&self) -> Limits {
         self.scratch.limits()
     }
 
-    /// A region begins at offset 0 of the file. For zero bytes no named file is made.
+    /// A region begins at offset 0 of the file. A request of zero bytes creates no named file.
     fn allocate(&self, request: &RegionRequest) -> Result<DiskFile, AllocateError> {
         if request.bytes.is_zero() {
             return self.scratch.allocate(request);

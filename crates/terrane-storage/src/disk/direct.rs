@@ -1,4 +1,4 @@
-//! Whether a file takes direct I/O, found out on the file itself.
+//! Detects whether a file supports direct I/O, by a test read of the file.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,19 +10,19 @@ use super::open::{Opened, identity};
 use crate::sys;
 use crate::system::Mapping;
 
-/// The alignments that direct I/O on a file demands.
+/// The alignments that direct I/O on a file requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DirectAlignments {
     pub(super) memory: Alignment,
     pub(super) offset: Alignment,
 }
 
-/// What the file system says, or a page where it does not say: that suits every disk with blocks
-/// of up to 4 KiB, and the probe finds out about the others.
+/// The alignments that the file system reports, or a page if it reports none. A page suits every
+/// disk with blocks of up to 4 KiB. The probe detects larger blocks.
 pub(super) fn alignments(file: &File) -> Result<DirectAlignments, Reason> {
     let by = "the file system";
     if sys::file::is_in_memory(file.as_fd()).map_err(Reason::Os)? {
-        // It lets files be opened for direct I/O, but there is no cache to go around.
+        // It accepts `O_DIRECT`, but there is no page cache to bypass.
         return Err(Reason::Unsupported { by: "a file system in memory" });
     }
     match sys::file::direct_alignment(file.as_fd()).map_err(Reason::Os)? {
@@ -37,11 +37,11 @@ pub(super) fn alignments(file: &File) -> Result<DirectAlignments, Reason> {
     }
 }
 
-/// A second descriptor of the file, opened for direct I/O, by which a read has succeeded.
+/// A second descriptor of the file, opened for direct I/O. A test read with it has succeeded.
 pub(super) fn open(opened: &Opened, alignments: DirectAlignments) -> Result<File, Reason> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_DIRECT);
-    // This reaches files that have no name; where /proc is not mounted, the name has to do.
+    // This path works for files without a name. Where /proc is not mounted, the name is used.
     let by_descriptor = format!("/proc/self/fd/{}", opened.file.as_raw_fd());
     let file = options
         .open(by_descriptor)
@@ -58,13 +58,13 @@ pub(super) fn open(opened: &Opened, alignments: DirectAlignments) -> Result<File
     Ok(file)
 }
 
-/// Reads one block, which is refused if the alignments are not enough.
+/// Reads one block. The read fails if the alignments are too small.
 fn probe(file: &File, alignments: DirectAlignments) -> Result<(), OsError> {
     let length = ByteCount::new(alignments.offset.get());
     let buffer = Mapping::new(length, alignments.memory, None)?;
     let vector =
         libc::iovec { iov_base: buffer.address().as_ptr().cast(), iov_len: length.to_usize() };
-    // SAFETY: the buffer is this function's own, at least that long, and outlives the call, as
-    // does the file.
+    // SAFETY: the buffer belongs to this function, has at least that length and outlives the call.
+    // The file outlives the call as well.
     unsafe { sys::file::read_vectored(file.as_raw_fd(), &[vector], 0) }.map(|_| ())
 }

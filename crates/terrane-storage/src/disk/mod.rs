@@ -1,4 +1,5 @@
-//! Files as memory: scratch and named ones, with direct I/O where the file system has it.
+//! Files as memory: scratch files and named files, with direct I/O where the file system supports
+//! it.
 
 mod allocators;
 mod direct;
@@ -22,16 +23,16 @@ use crate::sys;
 use direct::DirectAlignments;
 use open::{Opened, failure};
 
-/// A file whose bytes are a [`Memory`]: all of them, from offset 0 on.
+/// A file as a [`Memory`] of all its bytes, from offset 0 on.
 ///
-/// It is open twice where the file system takes direct I/O: once through the page cache and once
-/// around it ([`FileHandle`]). Both descriptors close on `exec` and when this value drops. Only a
-/// scratch file goes away with it; a named file stays. Local file systems keep the two ways
-/// coherent, at the price of writing back and dropping what the cache holds; use one at a time.
+/// If the file system supports direct I/O, the file is open twice ([`FileHandle`]): one descriptor
+/// uses the page cache, the other bypasses it. Both descriptors close on `exec` and when this value
+/// drops. A scratch file disappears then; a named file stays. Local file systems keep the two paths
+/// coherent: they write back and drop the cached pages. This has a cost, so use one path at a time.
 ///
-/// A file is lengthened to whole [granules](terrane_core::Allocate::limits) when it is made, so that every
-/// part of it can be reached by direct I/O. A length above `RLIMIT_FSIZE` is refused with
-/// [`StorageError::NoSpace`] before the file is made.
+/// A new file has a length of whole [granules](terrane_core::Allocate::limits), so that direct I/O
+/// reaches every part of it. A length above `RLIMIT_FSIZE` fails with [`StorageError::NoSpace`]
+/// before the file is created.
 ///
 /// ```
 /// use terrane_core::{ByteCount, Memory};
@@ -56,24 +57,24 @@ pub struct DiskFile {
     is_scratch: bool,
     report: CapabilityReport,
     buffered: File,
-    /// Kept open for the descriptor in the handle.
+    /// Keeps the descriptor in the handle open.
     _direct: Option<File>,
 }
 
 impl DiskFile {
-    /// A file in `directory` without a name, which vanishes when it is closed, however the
-    /// process ends. For zero bytes it is an empty one, which takes no block of the disk.
+    /// Creates a file in `directory` without a name. It disappears when it is closed, even if the
+    /// process is killed. For zero bytes the file is empty and uses no disk block.
     ///
-    /// Where the file system has no `O_TMPFILE`, the file is created as `.terrane-scratch-N` and
-    /// unlinked at once. A process that is killed between the two leaves that file behind, empty.
-    /// The next scratch file in the directory removes it.
+    /// If the file system lacks `O_TMPFILE`, the file is created as `.terrane-scratch-N` and
+    /// unlinked at once. A process that is killed between the two leaves an empty file behind. The
+    /// next scratch file in the directory removes it.
     ///
     /// # Errors
     ///
-    /// [`StorageError::PathContainsNul`], [`StorageError::NotFound`],
-    /// [`StorageError::NotWritable`] or [`StorageError::File`] for a directory that cannot be
-    /// used, [`StorageError::NoSpace`] if the blocks cannot be had, [`StorageError::Capability`]
-    /// if something required was not granted. Nothing is left behind.
+    /// [`StorageError::PathContainsNul`], [`StorageError::NotFound`], [`StorageError::NotWritable`]
+    /// or [`StorageError::File`] if the directory cannot be used. [`StorageError::NoSpace`] if the
+    /// disk has too few blocks left. [`StorageError::Capability`] if a required capability was not
+    /// granted. A failed call leaves nothing behind.
     pub fn scratch(
         directory: &Path,
         bytes: ByteCount,
@@ -85,13 +86,12 @@ impl DiskFile {
         Self::make(opened, bytes, options, report, true)
     }
 
-    /// A new file at `path`, readable by its owner only. It stays when this value drops.
+    /// Creates a file at `path`, readable by its owner only. It stays when this value drops.
     ///
     /// # Errors
     ///
-    /// [`StorageError::AlreadyExists`] if the path names anything, which is then untouched;
-    /// otherwise as [`scratch`](Self::scratch). A file that was created in a call that fails is
-    /// removed again.
+    /// [`StorageError::AlreadyExists`] if the path exists; the call does not change it. Otherwise
+    /// as [`scratch`](Self::scratch). A failed call removes the file that it created.
     pub fn create_new(
         path: &Path,
         bytes: ByteCount,
@@ -102,16 +102,15 @@ impl DiskFile {
         Self::make(opened, bytes, options, CapabilityReport::default(), false)
     }
 
-    /// The file at `path`, which holds at least `bytes` bytes. It is never truncated, lengthened
-    /// or deleted, and the memory is all of it. Where its length is no multiple of what direct I/O
-    /// demands, its end can be reached through the page cache only.
+    /// Opens the file at `path`, which must hold at least `bytes` bytes. The file is never
+    /// truncated, lengthened or deleted. The memory is the whole file. If its length is no multiple
+    /// of the alignment for direct I/O, only the page cache reaches its end.
     ///
     /// # Errors
     ///
     /// [`StorageError::NotFound`], [`StorageError::NotWritable`], [`StorageError::NotAFile`],
-    /// [`StorageError::FileTooShort`], [`StorageError::PathContainsNul`],
-    /// [`StorageError::File`], and [`StorageError::Capability`] if direct I/O is required and
-    /// refused.
+    /// [`StorageError::FileTooShort`], [`StorageError::PathContainsNul`] or [`StorageError::File`].
+    /// [`StorageError::Capability`] if direct I/O is required and not granted.
     pub fn open_existing(
         path: &Path,
         bytes: ByteCount,
@@ -130,13 +129,13 @@ impl DiskFile {
         Self::finish(opened, length, alignments, options, CapabilityReport::default(), false)
     }
 
-    /// The path: of a scratch file, that of its directory.
+    /// The path of the file. For a scratch file, the path of its directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the file vanishes with this value.
+    /// Whether the file disappears when this value drops.
     #[must_use]
     pub const fn is_scratch(&self) -> bool {
         self.is_scratch
@@ -148,14 +147,16 @@ impl DiskFile {
         self.handle
     }
 
-    /// Brings to the device what the file's [durability](FileHandle::durability) demands, of the
-    /// writes that have completed. Blocks; a queue does the same with
-    /// [`IoRequest::sync_data`](crate::IoRequest::sync_data), and transfers do it by themselves.
+    /// Syncs the completed writes to the device, as the file's [durability](FileHandle::durability)
+    /// requires.
+    ///
+    /// This call blocks. A queue does the same with
+    /// [`IoRequest::sync_data`](crate::IoRequest::sync_data). Transfers sync on their own.
     ///
     /// # Errors
     ///
     /// [`StorageError::NoSpace`] or [`StorageError::File`] if the device or file system failed.
-    /// What was written since the last sync may then be lost, and syncing again does not tell.
+    /// Writes since the last sync may then be lost, and another sync does not report the loss.
     pub fn sync(&self) -> Result<(), StorageError> {
         let (call, result) = match self.handle.durability {
             Durability::None => return Ok(()),
@@ -165,7 +166,7 @@ impl DiskFile {
         result.map_err(|error| failure(&self.path, self.length, OsError::from_io(call, &error)))
     }
 
-    /// Gives a new file its length and blocks.
+    /// Sets the length of a new file and reserves its blocks.
     fn make(
         opened: Opened,
         bytes: ByteCount,
@@ -175,7 +176,7 @@ impl DiskFile {
     ) -> Result<Self, StorageError> {
         let alignments = (options.direct != Wish::Off).then(|| direct::alignments(&opened.file));
         let length = bytes.align_up(granule(alignments))?;
-        // Once more, as rounding up has made it longer.
+        // Check again, as rounding up has increased the length.
         check_limit(&opened.path, length)?;
         lengthen(&opened, length, options.preallocate, &mut report)?;
         if options.durability == Durability::Full && !is_scratch {
@@ -184,7 +185,7 @@ impl DiskFile {
         Self::finish(opened, length, alignments, options, report, is_scratch)
     }
 
-    /// Opens the way around the page cache, and puts everything together.
+    /// Opens the descriptor for direct I/O, and builds the memory.
     fn finish(
         opened: Opened,
         length: ByteCount,
@@ -225,9 +226,9 @@ impl DiskFile {
     }
 }
 
-// SAFETY: the descriptors are open for reading and writing until the value drops, and the file
-// was as long as it says when it was opened. A scratch file has no name by which others could
-// reach it; the owner of a named one keeps others away.
+// SAFETY: the descriptors are open for reading and writing until the value drops. The file had at
+// least this length when it was opened. A scratch file has no name by which others could reach it.
+// The owner of a named file prevents other access.
 unsafe impl Memory for DiskFile {
     fn kind(&self) -> StorageKind {
         StorageKind::Disk
@@ -253,7 +254,7 @@ fn granule(alignments: Option<Result<DirectAlignments, Reason>>) -> Alignment {
     }
 }
 
-/// Refuses a length above `RLIMIT_FSIZE`, for which the kernel would send `SIGXFSZ`.
+/// Refuses a length above `RLIMIT_FSIZE`, because the kernel would send `SIGXFSZ`.
 fn check_limit(path: &Path, length: ByteCount) -> Result<(), StorageError> {
     if length.get() > sys::file::largest() {
         return Err(failure(path, length, OsError::new("setrlimit", libc::EFBIG)));
@@ -261,7 +262,7 @@ fn check_limit(path: &Path, length: ByteCount) -> Result<(), StorageError> {
     Ok(())
 }
 
-/// Makes a new file `length` bytes long, with blocks reserved if that is wished for.
+/// Makes a new file `length` bytes long, and reserves its blocks if the options request that.
 fn lengthen(
     opened: &Opened,
     length: ByteCount,
@@ -286,14 +287,14 @@ fn lengthen(
         let result = opened.file.set_len(length.get());
         result.map_err(|error| match error.raw_os_error() {
             Some(_) => fail(OsError::from_io("ftruncate", &error)),
-            // The standard library refuses what no file offset can be.
+            // The standard library rejects lengths above the largest file offset.
             None => fail(OsError::new("ftruncate", libc::EFBIG)),
         })?;
     }
     Ok(())
 }
 
-/// Brings a new file, and its name in the directory, to the device.
+/// Syncs a new file, and its name in the directory, to the device.
 fn sync_creation(opened: &Opened) -> Result<(), OsError> {
     opened.file.sync_all().map_err(|error| OsError::from_io("fsync", &error))?;
     let parent = open::directory_of(&opened.path);

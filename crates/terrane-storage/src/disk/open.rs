@@ -12,14 +12,14 @@ use terrane_core::{
 
 use crate::error::{FileType, StorageError};
 
-/// Only the owner reads what was cached of its prompts.
+/// Only the owner may read cached data of its prompts.
 const MODE: u32 = 0o600;
 
-/// How often a name is tried for a scratch file: often enough for many processes at once.
+/// The number of names to try for a scratch file. It suffices for many processes at once.
 const ATTEMPTS: u32 = 1024;
 
-/// An open file in the making. One that was created under a name loses it again when this
-/// drops, unless [`keep`](Self::keep) says that all went well.
+/// An open file during construction. If it was created under a name, the drop unlinks it, unless
+/// [`keep`](Self::keep) was called.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: File,
@@ -40,7 +40,7 @@ impl Opened {
         identity(&self.metadata)
     }
 
-    /// The file and its path, whose name stays.
+    /// The file and its path. The name stays.
     pub(super) fn keep(self) -> (File, PathBuf) {
         if let Some(mut created) = self.created {
             created.is_kept = true;
@@ -49,7 +49,7 @@ impl Opened {
     }
 }
 
-/// A name that this process has given to a file, and takes away again unless it is to be kept.
+/// A name that this process gave to a file. The drop unlinks it unless it is kept.
 #[derive(Debug)]
 struct CreatedName {
     path: PathBuf,
@@ -62,7 +62,7 @@ impl Drop for CreatedName {
         if self.is_kept {
             return;
         }
-        // Somebody may have put another file under the name meanwhile.
+        // Another process may have put a different file under the name meanwhile.
         let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|m| identity(&m) == self.file);
         if is_ours && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = ?self.path, %error, "a file whose creation failed stays");
@@ -70,7 +70,7 @@ impl Drop for CreatedName {
     }
 }
 
-/// A file without a name in `directory`.
+/// Creates a file without a name in `directory`.
 pub(super) fn scratch(
     directory: &Path,
     unnamed: Wish,
@@ -85,7 +85,7 @@ pub(super) fn scratch(
         .read(true)
         .write(true)
         .mode(MODE)
-        // Exclusive: it can never be given a name.
+        // With `O_EXCL` the file can never get a name.
         .custom_flags(libc::O_TMPFILE | libc::O_EXCL)
         .open(directory);
     match opened {
@@ -106,11 +106,11 @@ pub(super) fn scratch(
     }
 }
 
-/// A file that loses its name as soon as it has one.
+/// Creates a file under a name and unlinks it at once.
 ///
-/// A process that is killed in between leaves an empty file under that name. Names are few and
-/// the same for all processes, so the next one meets the file here and removes it. Removing the
-/// file of a process that is still about to unlink it does no harm either.
+/// A process that is killed in between leaves an empty file under that name. Names are few and the
+/// same for all processes, so the next process finds the file and removes it. Removing a file that
+/// another process is about to unlink does no harm.
 fn unlinked(directory: &Path) -> Result<Opened, StorageError> {
     let mut number = 0;
     for _ in 0..ATTEMPTS {
@@ -123,11 +123,11 @@ fn unlinked(directory: &Path) -> Result<Opened, StorageError> {
             return Err(creation_failure(directory, directory, error));
         }
         let is_left_behind = fs::symlink_metadata(&path).map(|m| m.is_file() && m.len() == 0);
-        // Nobody else's file is removed. One of another user, which cannot be, stays.
+        // Only a leftover is removed. A leftover of another user cannot be removed and stays.
         let is_removed = match is_left_behind {
             Ok(true) => remove_name(&path).is_ok(),
             Ok(false) => false,
-            // It is gone by now.
+            // It no longer exists.
             Err(_) => true,
         };
         number += u32::from(!is_removed);
@@ -135,7 +135,7 @@ fn unlinked(directory: &Path) -> Result<Opened, StorageError> {
     Err(failure(directory, ByteCount::ZERO, OsError::new("open", libc::EEXIST)))
 }
 
-/// Unlinks a path that may be gone already.
+/// Unlinks a path that may no longer exist.
 fn remove_name(path: &Path) -> Result<(), StorageError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -145,7 +145,7 @@ fn remove_name(path: &Path) -> Result<(), StorageError> {
     }
 }
 
-/// A new file at `path`, which is not there yet.
+/// Creates a file at `path`, which must not exist.
 pub(super) fn create_new(path: &Path) -> Result<Opened, StorageError> {
     check_path(path)?;
     let file = create(path).map_err(|error| {
@@ -161,12 +161,12 @@ fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(path)
 }
 
-/// The regular file at `path`, as it is.
+/// Opens the regular file at `path` without changing it.
 pub(super) fn existing(path: &Path) -> Result<Opened, StorageError> {
     check_path(path)?;
     let call =
         |name, error: io::Error| failure(path, ByteCount::ZERO, OsError::from_io(name, &error));
-    // Opening anything else could wait, or act.
+    // Opening any other type of file could block or have side effects.
     check_type(path, &fs::metadata(path).map_err(|error| call("stat", error))?)?;
     let opened = OpenOptions::new().read(true).write(true).open(path);
     let opened = Opened::new(opened.map_err(|error| call("open", error))?, path)?;
@@ -198,7 +198,7 @@ pub(super) fn identity(metadata: &Metadata) -> FileIdentity {
     FileIdentity { file_system: metadata.dev(), inode: metadata.ino() }
 }
 
-/// The directory that a file at `path` is in.
+/// The directory of a file at `path`.
 pub(super) fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -206,8 +206,8 @@ pub(super) fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// The error where no file could be made in `directory`: some file systems, such as `/proc`, say
-/// `ENOENT` there although the directory exists.
+/// The error if no file could be created in `directory`. Some file systems, such as `/proc`, return
+/// `ENOENT` although the directory exists.
 fn creation_failure(path: &Path, directory: &Path, source: OsError) -> StorageError {
     if source.code == libc::ENOENT && directory.is_dir() {
         return StorageError::NotWritable { path: path.to_owned(), source };
@@ -215,7 +215,7 @@ fn creation_failure(path: &Path, directory: &Path, source: OsError) -> StorageEr
     failure(path, ByteCount::ZERO, source)
 }
 
-/// The error for a call on `path` that failed, where `requested` bytes were at stake.
+/// The error for a failed call on `path` that concerned `requested` bytes.
 pub(super) fn failure(path: &Path, requested: ByteCount, source: OsError) -> StorageError {
     let path = path.to_owned();
     match source.code {

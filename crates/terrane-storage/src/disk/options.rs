@@ -1,19 +1,19 @@
-//! How files are to be opened, filled and kept.
+//! Options for opening, allocating and syncing files.
 
 use terrane_core::{Durability, Wish};
 
-/// How files are to be opened, filled and kept.
+/// Options for opening, allocating and syncing files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DiskOptions {
-    /// Reads and writes around the page cache.
+    /// Reads and writes that bypass the page cache.
     pub direct: Wish,
-    /// Blocks reserved when a file is made, so that the disk cannot run full in the middle of a
-    /// write. Where refused, the file is sparse. Files that existed are left as they are.
+    /// Reserves blocks when a file is created, so that later writes cannot run out of disk space.
+    /// If this is not granted, the file is sparse. Existing files are not changed.
     pub preallocate: Wish,
     /// A scratch file that never has a name (`O_TMPFILE`). Otherwise it is created as
     /// `.terrane-scratch-N` and unlinked at once. A process that is killed between the two leaves
-    /// an empty file behind, which the next scratch file in the directory removes.
+    /// an empty file behind. The next scratch file in the directory removes it.
     pub unnamed: Wish,
-    /// What survives a crash of the machine. Whoever writes to the file by a transfer is held to it.
+    /// The durability of writes. It applies to every transfer that writes to the file.
     pub durability: Durability,
 }

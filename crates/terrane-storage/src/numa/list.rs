@@ -1,10 +1,10 @@
-//! The kernel's lists of numbers: `0-3,8,10-11`.
+//! The kernel's lists of numbers, such as `0-3,8,10-11`.
 
-/// The most numbers that a list may hold, so that a damaged file allocates no more than this.
+/// The maximum length of a list. It bounds the allocation for a damaged file.
 const MAX_MEMBERS: usize = 1 << 16;
 
-/// The members of a list, ascending as the kernel prints them. An empty text is an empty list;
-/// `None` if it is no list.
+/// The members of a list, ascending as the kernel prints them. An empty text is an empty list.
+/// `None` if the text is not a list.
 pub(super) fn parse_list(text: &str) -> Option<Vec<u32>> {
     let text = text.trim_matches(|c: char| c.is_ascii_whitespace() || c == '\0');
     let mut members = Vec::new();

@@ -1,4 +1,4 @@
-//! Which NUMA nodes the machine has, from sysfs.
+//! The NUMA nodes of the machine, from sysfs.
 
 mod list;
 mod pci;
@@ -12,12 +12,12 @@ use terrane_core::{ByteCount, OsError};
 use list::parse_list;
 pub use pci::{InvalidPciAddress, PciAddress};
 
-/// The number of a NUMA node, as the kernel counts.
+/// The number of a NUMA node, as the kernel counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(u32);
 
 impl NodeId {
-    /// The node of this number. Whether it exists is for the [`NumaTopology`] to say.
+    /// The node with this number. [`NumaTopology`] tells whether it exists.
     #[must_use]
     pub const fn new(number: u32) -> Self {
         Self(number)
@@ -43,17 +43,17 @@ pub struct NumaNode {
     pub id: NodeId,
     /// Its CPUs, ascending. Empty on a node that is memory only (CXL, HBM).
     pub cpus: Vec<u32>,
-    /// How much memory it has, where sysfs says.
+    /// The size of its memory, if sysfs reports it.
     pub memory: Option<ByteCount>,
-    /// The distances to the nodes of the topology, in their order, 10 being local. Empty where
-    /// sysfs says nothing.
+    /// The distances to the nodes of the topology, in their order; 10 is local. Empty if sysfs
+    /// reports none.
     pub distances: Vec<u32>,
 }
 
 /// The NUMA nodes of the machine.
 ///
-/// Reading it never fails: where sysfs tells nothing, there is one node with all CPUs that this
-/// process may use, and [`gap`](Self::gap) says why.
+/// Reading it never fails. If sysfs has no topology, there is one node with all CPUs that this
+/// process may use, and [`gap`](Self::gap) returns the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumaTopology {
     root: PathBuf,
@@ -75,7 +75,7 @@ impl NumaTopology {
         Self::read_from(Path::new("/sys"))
     }
 
-    /// The topology that a tree like `/sys` under `root` describes.
+    /// The topology in a tree like `/sys` under `root`.
     #[must_use]
     pub fn read_from(root: &Path) -> Self {
         let directory = root.join("devices/system/node");
@@ -102,33 +102,33 @@ impl NumaTopology {
         Self { root: root.to_owned(), nodes: vec![node], gap: Some(gap) }
     }
 
-    /// The nodes that are online, ascending; one at least.
+    /// The online nodes, ascending. There is at least one.
     #[must_use]
     pub fn nodes(&self) -> &[NumaNode] {
         &self.nodes
     }
 
-    /// The node of this number, if it is online.
+    /// The node with this number, if it is online.
     #[must_use]
     pub fn node(&self, id: NodeId) -> Option<&NumaNode> {
         self.nodes.iter().find(|node| node.id == id)
     }
 
-    /// Why sysfs told nothing, if it did not, so that one node was assumed.
+    /// Why sysfs has no topology and one node is assumed. `None` if sysfs has one.
     #[must_use]
     pub const fn gap(&self) -> Option<&TopologyGap> {
         self.gap.as_ref()
     }
 
-    /// The distance between two nodes, 10 being local, where sysfs tells it.
+    /// The distance between two nodes, if sysfs reports it; 10 is local.
     #[must_use]
     pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
         let column = self.nodes.iter().position(|node| node.id == to)?;
         self.node(from)?.distances.get(column).copied()
     }
 
-    /// The nodes that have CPUs, the nearest to `node` first. Threads that work on a memory-only
-    /// node run on the first of these.
+    /// The nodes with CPUs, in order of their distance from `node`. Threads that work on a
+    /// memory-only node run on the first of them.
     #[must_use]
     pub fn nearest_with_cpus(&self, node: NodeId) -> Vec<&NumaNode> {
         let mut nodes: Vec<&NumaNode> = self.nodes.iter().filter(|n| !n.cpus.is_empty()).collect();
@@ -138,12 +138,11 @@ impl NumaTopology {
         nodes
     }
 
-    /// The node that a PCI device is attached to; `None` if sysfs does not know the device, or
-    /// not its node.
+    /// The node of a PCI device. `None` if sysfs does not know the device or its node.
     #[must_use]
     pub fn node_of_pci_device(&self, address: PciAddress) -> Option<NodeId> {
         let path = self.root.join(format!("bus/pci/devices/{address}/numa_node"));
-        // −1 where the firmware does not say.
+        // The value is −1 if the firmware does not report the node.
         fs::read_to_string(path).ok()?.trim().parse().ok().map(NodeId::new)
     }
 }
@@ -157,7 +156,7 @@ pub enum TopologyGap {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: OsError,
     },
@@ -177,7 +176,7 @@ fn read_list(path: &Path) -> Result<Vec<u32>, TopologyGap> {
     parse_list(&text).ok_or_else(|| TopologyGap::Malformed { path: path.to_owned() })
 }
 
-/// What sysfs says of one node. What it does not say stays empty; the node is not lost for that.
+/// Reads one node from sysfs. Missing values stay empty; the node is kept.
 fn read_node(directory: &Path, number: u32) -> NumaNode {
     let directory = directory.join(format!("node{number}"));
     let distances = fs::read_to_string(directory.join("distance")).ok().and_then(|text| {
@@ -191,7 +190,7 @@ fn read_node(directory: &Path, number: u32) -> NumaNode {
     }
 }
 
-/// The total in a node's `meminfo`, whose lines read `Node 0 MemTotal:   24548580 kB`.
+/// The total in a node's `meminfo`. The lines have the form `Node 0 MemTotal:   24548580 kB`.
 fn total_of(meminfo: &str) -> Option<ByteCount> {
     let line = meminfo.lines().find(|line| line.contains("MemTotal:"))?;
     let kib: u64 = line.split_ascii_whitespace().rev().nth(1)?.parse().ok()?;
@@ -208,7 +207,7 @@ mod tests {
         fs::write(path, text).unwrap();
     }
 
-    /// Two sockets and a memory-only node whose number leaves a gap.
+    /// Two sockets and a memory-only node, with a gap in the numbers.
     fn fixture() -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();

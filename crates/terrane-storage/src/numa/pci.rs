@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 /// The address of a PCI function: domain, bus, device and function.
 ///
-/// Some libraries print the domain with eight digits (`00000000:3B:00.0`), sysfs with four
-/// (`0000:3b:00.0`), and people often leave it out (`3b:00.0`). All three are read; what is shown
-/// is sysfs's form.
+/// Some libraries print the domain with eight digits (`00000000:3B:00.0`). Sysfs uses four
+/// (`0000:3b:00.0`), and users often omit it (`3b:00.0`). The parser accepts all three forms.
+/// `Display` uses the form of sysfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     /// The domain, or segment.
@@ -52,7 +52,7 @@ fn parse(text: &str) -> Option<PciAddress> {
     })
 }
 
-/// A text that is no address of a PCI device.
+/// A text that is not the address of a PCI device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is no PCI address; write domain:bus:device.function in hexadecimal, 0000:3b:00.0"

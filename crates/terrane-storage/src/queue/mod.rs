@@ -1,4 +1,4 @@
-//! The I/O queue: several reads and writes of files in flight, from one thread.
+//! The I/O queue: one thread keeps several file reads and writes in flight.
 
 mod options;
 mod request;
@@ -25,36 +25,35 @@ use ring::Ring;
 use transfer::{Stop, Transfer};
 use workers::{WakeSender, Workers};
 
-/// A queue of reads and writes, several of which are in flight at once.
+/// A queue that keeps several file reads and writes in flight.
 ///
-/// It belongs to one thread at a time, which submits requests until the queue is
-/// [full](Self::has_room), waits for completions, and submits more. Underneath is io_uring or,
-/// where that is forbidden, a few threads; both behave alike.
+/// One thread at a time owns it. The thread submits requests until the queue is
+/// [full](Self::has_room), waits for completions, and submits more. The backend is io_uring or,
+/// where that is forbidden, a few threads. Both behave the same.
 ///
-/// - **A request transfers all its bytes or fails.** Short reads and writes are continued,
-///   interrupted calls repeated, lists of more buffers and sizes of more bytes than one system
-///   call takes are split. A failure ([`IoFailure`]) names the file, the offset and the cause.
+/// - **A request transfers all its bytes or fails.** The queue continues short reads and writes and
+///   repeats interrupted calls. It splits lists with too many buffers or bytes for one system call.
+///   A failure ([`IoFailure`]) has the file, the offset and the cause.
 /// - **Submitting makes no system call.** Requests start together at the next
 ///   [`flush`](Self::flush), [`poll`](Self::poll) or [`wait`](Self::wait).
-/// - **Requests are not ordered** among themselves. What has to follow is submitted after the
-///   completion of what it follows.
-/// - **A deadline or cancellation never ends the use of a buffer early**: the request is reported
-///   only when the kernel has stopped using its buffers. A device that is already working on a
-///   request cannot be called off, so its completion can come later than the deadline; if all
-///   bytes were transferred it is reported as the success that it is. Deadlines are looked at
-///   within [`poll`](Self::poll) and [`wait`](Self::wait).
-/// - **The thread that submits stays alive** until its requests have completed: with io_uring the
-///   kernel cancels what a thread that ends has in flight, which is then reported as `ECANCELED`.
-/// - **Dropping the queue** cancels what is in flight and waits until all of it has ended.
-/// - **A kernel that refuses `io_uring_enter` ends the queue**, as a sandbox does that starts after
-///   the queue was made. Requests that the kernel has not taken fail with that refusal; the
-///   others complete as they would have. Another queue then serves on threads.
-/// - **In a forked process** the queue of the parent refuses every call
-///   ([`StorageError::Forked`]), and its drop leaves all to the parent.
+/// - **Requests are not ordered** among themselves. To order two requests, submit the second after
+///   the first has completed.
+/// - **A deadline or cancellation never ends the use of a buffer early.** A request completes only
+///   when the kernel no longer uses its buffers. A request that a device is working on cannot be
+///   cancelled, so its completion can come after the deadline. If all bytes were transferred, it is
+///   reported as a success. [`poll`](Self::poll) and [`wait`](Self::wait) check the deadlines.
+/// - **The submitting thread must stay alive** until its requests have completed. With io_uring the
+///   kernel cancels the requests of a thread that exits. They are reported as `ECANCELED`.
+/// - **Dropping the queue** cancels the requests in flight and waits until all have ended.
+/// - **If the kernel refuses `io_uring_enter`, the queue ends.** A sandbox that starts after the
+///   queue was created can cause this. Requests that the kernel has not taken fail with that error.
+///   The others complete normally. A new queue then uses threads.
+/// - **In a forked process** the parent's queue fails every call with [`StorageError::Forked`].
+///   Dropping it there does not affect the parent.
 ///
-/// Writing past `RLIMIT_FSIZE` makes the kernel send `SIGXFSZ`, which ends a process that does
-/// not handle or ignore it; a process that ignores it gets the failure `EFBIG`. A
-/// [`DiskFile`](crate::DiskFile) is never made longer than that limit.
+/// Writing past `RLIMIT_FSIZE` makes the kernel send `SIGXFSZ`. The signal ends a process that does
+/// not handle or ignore it. A process that ignores it gets the failure `EFBIG`. A
+/// [`DiskFile`](crate::DiskFile) is never created longer than that limit.
 ///
 /// ```
 /// use std::os::fd::AsRawFd;
@@ -82,18 +81,19 @@ use workers::{WakeSender, Workers};
 /// # }
 /// ```
 pub struct IoQueue {
-    /// Dropped in the owner alone: a forked process has neither the ring's memory nor the threads.
+    /// Dropped in the owner process only: a forked process has neither the ring's memory nor the
+    /// threads.
     backend: ManuallyDrop<Backend>,
     owner: OwnerProcess,
     depth: usize,
-    /// Requests that ended without the kernel.
+    /// Requests that ended without a system call.
     ended: Vec<IoCompletion>,
     capabilities: CapabilityReport,
 }
 
-// SAFETY: nothing in the queue is tied to the thread that made it. What keeps the compiler from
-// seeing so are lists of `iovec` that wait for reuse, which are empty; those in use are sent by
-// `Transfer`, whose buffers belong to whoever submitted the request.
+// SAFETY: nothing in the queue is tied to the thread that created it. The compiler cannot derive
+// this because of the lists of `iovec`. Unused lists are empty. `Transfer`, which is `Send`, holds
+// the lists in use; the submitter of the request owns their buffers.
 unsafe impl Send for IoQueue {}
 
 enum Backend {
@@ -101,7 +101,7 @@ enum Backend {
     Workers(Workers),
 }
 
-/// How a wait ended.
+/// The result of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waited {
     Done,
@@ -109,13 +109,13 @@ enum Waited {
 }
 
 impl IoQueue {
-    /// A queue with these options.
+    /// Creates a queue with these options.
     ///
     /// # Errors
     ///
     /// [`StorageError::Capability`] if io_uring is required and refused,
-    /// [`StorageError::QueueDepth`] for a depth that no queue can have,
-    /// [`StorageError::Thread`] if a thread cannot be started.
+    /// [`StorageError::QueueDepth`] if the depth is not supported, [`StorageError::Thread`] if a
+    /// thread cannot be started.
     pub fn new(options: &IoQueueOptions) -> Result<Self, StorageError> {
         let depth = options.checked_depth()?;
         let mut capabilities = CapabilityReport::default();
@@ -146,7 +146,7 @@ impl IoQueue {
         Ok(Self { backend, owner, depth, ended: Vec::new(), capabilities })
     }
 
-    /// What serves the requests.
+    /// The backend in use.
     #[must_use]
     pub fn backend(&self) -> ActiveBackend {
         match *self.backend {
@@ -155,19 +155,19 @@ impl IoQueue {
         }
     }
 
-    /// Whether io_uring was wished for, and what became of that.
+    /// The capability request for io_uring, with its result.
     #[must_use]
     pub const fn capabilities(&self) -> &CapabilityReport {
         &self.capabilities
     }
 
-    /// How many requests can be in flight at once.
+    /// The maximum number of requests in flight.
     #[must_use]
     pub const fn depth(&self) -> usize {
         self.depth
     }
 
-    /// How many requests have been submitted whose completions have not been handed out.
+    /// The number of submitted requests whose completions have not been returned yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.ended.len()
@@ -177,34 +177,35 @@ impl IoQueue {
             }
     }
 
-    /// Whether another request can be submitted now.
+    /// Whether the queue has room for another request.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.in_flight() < self.depth
     }
 
-    /// Submits a request. It never blocks; the request starts at the next
-    /// [`flush`](Self::flush), [`poll`](Self::poll) or [`wait`](Self::wait).
+    /// Submits a request. This never blocks. The request starts at the next [`flush`](Self::flush),
+    /// [`poll`](Self::poll) or [`wait`](Self::wait).
     ///
-    /// A request without bytes, and one whose deadline has passed, complete without reaching the
-    /// kernel.
+    /// A request without bytes, or with a deadline that has passed, completes without a system
+    /// call.
     ///
     /// # Safety
     ///
-    /// Until the completion of the request has been handed out, or the drop of the queue has
-    /// returned, whichever comes first:
+    /// The following must hold until the completion of the request has been returned or the drop of
+    /// the queue has returned, whichever comes first:
     ///
-    /// - the buffers are valid for writes (if reading) or reads (if writing) of their lengths,
-    ///   and nobody else writes them, nor reads them while they are being filled;
-    /// - the descriptor stays open and names the same file.
+    /// - The buffers are valid for their lengths: for writes if the request reads the file, for
+    ///   reads if it writes. No other code writes them. No other code reads them while the request
+    ///   fills them.
+    /// - The descriptor stays open and refers to the same file.
     ///
     /// # Errors
     ///
-    /// After an error nothing was submitted, and the promise above ends.
+    /// After an error nothing was submitted, and the safety requirements no longer apply.
     ///
-    /// [`StorageError::QueueFull`] if as many requests as the depth allows are in flight,
-    /// [`StorageError::OffsetOutOfRange`] or [`StorageError::Overflow`] if the request leaves
-    /// the range of file offsets, [`StorageError::Queue`] if the kernel refuses to be entered.
+    /// [`StorageError::QueueFull`] if as many requests as the depth allows are in flight.
+    /// [`StorageError::OffsetOutOfRange`] or [`StorageError::Overflow`] if the request leaves the
+    /// range of file offsets. [`StorageError::Queue`] if the kernel refuses `io_uring_enter`.
     /// [`StorageError::Forked`] in a forked process.
     pub unsafe fn submit(&mut self, request: &IoRequest<'_>) -> Result<(), StorageError> {
         self.owner.check()?;
@@ -230,24 +231,24 @@ impl IoQueue {
         Ok(())
     }
 
-    /// Starts everything that was submitted, with one system call for all of it.
+    /// Starts all submitted requests with one system call.
     ///
     /// # Errors
     ///
     /// [`StorageError::Queue`] if the kernel refuses. The next [`wait`](Self::wait) or
-    /// [`poll`](Self::poll) ends the requests that it has not taken.
+    /// [`poll`](Self::poll) ends the requests that the kernel has not taken.
     /// [`StorageError::Forked`] in a forked process.
     pub fn flush(&mut self) -> Result<(), StorageError> {
         self.owner.check()?;
         match &mut *self.backend {
             Backend::Ring(ring) => ring.flush(),
-            // A worker starts on its request as soon as it has it.
+            // A worker starts each request as soon as it receives it.
             Backend::Workers(_) => Ok(()),
         }
     }
 
-    /// Starts what was submitted and appends the completions that there are already. Never
-    /// blocks. Says how many it appended.
+    /// Starts the submitted requests and appends the available completions. It never blocks.
+    /// Returns how many it appended.
     ///
     /// # Errors
     ///
@@ -256,16 +257,17 @@ impl IoQueue {
         self.wait(Some(Instant::now()), completions)
     }
 
-    /// Starts what was submitted and waits until at least one request has completed, `until` has
-    /// come, or the [waker](Self::waker) was used. Appends the completions, and says how many.
+    /// Starts the submitted requests. Waits until at least one request has completed, the time
+    /// `until` has come, or the [waker](Self::waker) was used. Appends the completions and returns
+    /// how many it appended.
     ///
     /// With nothing in flight it returns at once.
     ///
     /// # Errors
     ///
-    /// [`StorageError::Queue`] if the kernel refuses to be entered. The completions appended
-    /// count: among them are the failures of the requests that the kernel has not taken. Those
-    /// that it has taken are still in flight; later waits append their completions and succeed.
+    /// [`StorageError::Queue`] if the kernel refuses `io_uring_enter`. The appended completions are
+    /// valid. They include the failures of the requests that the kernel has not taken. The requests
+    /// that it has taken stay in flight: later waits append their completions and succeed.
     /// [`StorageError::Forked`] in a forked process.
     pub fn wait(
         &mut self,
@@ -284,14 +286,13 @@ impl IoQueue {
         Ok(completions.len() - before)
     }
 
-    /// Asks that the requests with this token end early. Their completions come as ever: as
-    /// [`IoFailureReason::Cancelled`], or as what they were if they had come to an end already.
+    /// Requests cancellation of the requests with this token. They still complete: as
+    /// [`IoFailureReason::Cancelled`], or with their normal result if they had already ended.
     ///
     /// # Errors
     ///
-    /// [`StorageError::Queue`] if the kernel refuses to be asked. The requests that it has taken
-    /// go on.
-    /// [`StorageError::Forked`] in a forked process.
+    /// [`StorageError::Queue`] if the kernel refuses the request. The requests that the kernel has
+    /// taken continue. [`StorageError::Forked`] in a forked process.
     pub fn cancel(&mut self, token: u64) -> Result<(), StorageError> {
         self.owner.check()?;
         match &mut *self.backend {
@@ -303,7 +304,7 @@ impl IoQueue {
         }
     }
 
-    /// A handle by which any thread can end a [`wait`](Self::wait) of this queue.
+    /// A handle with which any thread can end a [`wait`](Self::wait) of this queue.
     #[must_use]
     pub fn waker(&self) -> IoWaker {
         let wake = match &*self.backend {
@@ -317,7 +318,7 @@ impl IoQueue {
 impl Drop for IoQueue {
     fn drop(&mut self) {
         if self.owner.is_current() {
-            // SAFETY: nothing uses the backend after this, which runs once.
+            // SAFETY: nothing uses the backend after this, and this runs only once.
             unsafe { ManuallyDrop::drop(&mut self.backend) };
         }
     }
@@ -335,8 +336,8 @@ impl fmt::Debug for IoQueue {
 
 /// Ends a [`wait`](IoQueue::wait) from another thread.
 ///
-/// A wake that comes while nobody waits ends the next wait that finds requests in flight. It
-/// may outlive its queue, and then does nothing. Nor does it in a forked process.
+/// If no thread waits, a wake ends the next wait that finds requests in flight. The waker may
+/// outlive its queue. It then does nothing, as in a forked process.
 #[derive(Clone)]
 pub struct IoWaker {
     wake: Wake,
@@ -350,7 +351,7 @@ enum Wake {
 }
 
 impl IoWaker {
-    /// Ends the current wait, or the next one.
+    /// Ends the current wait, or the next one if no thread waits.
     pub fn wake(&self) {
         if !self.owner.is_current() {
             return;

@@ -4,21 +4,21 @@ use terrane_core::Wish;
 
 use crate::error::StorageError;
 
-/// Which way requests are to go.
+/// Which backend to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IoBackend {
-    /// io_uring if the kernel allows it, threads otherwise.
+    /// io_uring if the kernel allows it, otherwise threads.
     #[default]
     Auto,
-    /// io_uring or an error.
+    /// io_uring, or an error.
     IoUring,
     /// Threads.
     Threads,
 }
 
 impl IoBackend {
-    /// How much io_uring is wished for.
+    /// How strongly io_uring is requested.
     #[must_use]
     pub const fn wish(self) -> Wish {
         match self {
@@ -29,7 +29,7 @@ impl IoBackend {
     }
 }
 
-/// Which way requests go.
+/// The backend of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ActiveBackend {
@@ -42,20 +42,20 @@ pub enum ActiveBackend {
 /// The options of an [`IoQueue`](crate::IoQueue).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoQueueOptions {
-    /// How many requests can be in flight at once: 1 to [`MAX_DEPTH`](Self::MAX_DEPTH).
+    /// The maximum number of requests in flight: 1 to [`MAX_DEPTH`](Self::MAX_DEPTH).
     pub depth: u32,
-    /// Which way requests go.
+    /// Which backend to use.
     pub backend: IoBackend,
-    /// How many threads serve the requests where io_uring does not; never more than the depth.
+    /// The number of threads for the thread backend. At most `depth` threads start.
     pub threads: usize,
 }
 
 impl IoQueueOptions {
-    /// The deepest queue: with a cancellation beside each request, the kernel's 32,768 entries
-    /// of a ring are far away.
+    /// The maximum depth. Even with a cancellation for each request, this is far below the kernel's
+    /// limit of 32,768 entries.
     pub const MAX_DEPTH: u32 = 4096;
 
-    /// The depth as a length, if a queue can have it.
+    /// The depth as a `usize`, if it is supported.
     pub(super) fn checked_depth(&self) -> Result<usize, StorageError> {
         match usize::try_from(self.depth) {
             Ok(depth) if (1..=Self::MAX_DEPTH).contains(&self.depth) => Ok(depth),

@@ -1,4 +1,4 @@
-//! What is asked of the queue, and what it answers.
+//! Requests to the queue, and their completions.
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -7,32 +7,32 @@ use std::time::Instant;
 
 use terrane_core::{ByteCount, FileHandle, FileIdentity, HostAddress, OsError};
 
-/// One contiguous piece of host memory to read into or to write from.
+/// One contiguous range of host memory to read into or write from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoBuffer {
-    /// Where it begins.
+    /// The address of its first byte.
     pub address: HostAddress,
     /// Its length in bytes. Zero is legal.
     pub length: ByteCount,
 }
 
-/// An open file as the queue sees it: one descriptor, and the identity that errors carry.
+/// An open file for the queue: one descriptor, and the identity for errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoFile {
-    /// The descriptor that requests go through.
+    /// The descriptor for the requests.
     pub descriptor: RawFd,
-    /// Which file it is.
+    /// The identity of the file.
     pub identity: FileIdentity,
 }
 
 impl IoFile {
-    /// The file by the descriptor whose reads and writes go through the page cache.
+    /// The file through the descriptor that uses the page cache.
     #[must_use]
     pub const fn buffered(handle: &FileHandle) -> Self {
         Self { descriptor: handle.descriptor, identity: handle.identity }
     }
 
-    /// The file by its direct-I/O descriptor, where it has one. Offsets, lengths and buffer
+    /// The file through its direct-I/O descriptor, if it has one. Offsets, lengths and buffer
     /// addresses must then be multiples of the alignments in
     /// [`DirectFile`](terrane_core::DirectFile).
     #[must_use]
@@ -43,7 +43,7 @@ impl IoFile {
     }
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IoOperation {
@@ -51,14 +51,14 @@ pub enum IoOperation {
     Read,
     /// Writes the buffers to the file.
     Write,
-    /// `fdatasync`: the data, and what is needed to find it again, reach the device.
+    /// `fdatasync`: syncs the data, and the metadata needed to find it, to the device.
     SyncData,
-    /// `fsync`: as above, with all metadata.
+    /// `fsync`: syncs the data and all metadata to the device.
     SyncAll,
 }
 
 impl IoOperation {
-    /// The system call that does this, for errors.
+    /// The name of the system call, for errors.
     pub(crate) const fn call(self) -> &'static str {
         match self {
             Self::Read => "preadv",
@@ -81,20 +81,21 @@ impl fmt::Display for IoOperation {
 
 /// One request to [`IoQueue::submit`](crate::IoQueue::submit).
 ///
-/// The list of buffers is copied; the bytes behind it are not.
+/// The list of buffers is copied. The bytes are not.
 #[derive(Clone, Copy, Debug)]
 pub struct IoRequest<'a> {
-    /// Comes back in the completion; the queue gives it no meaning.
+    /// A value that the completion returns. The queue does not interpret it.
     pub token: u64,
     /// The file.
     pub file: IoFile,
-    /// What to do.
+    /// The operation.
     pub operation: IoOperation,
-    /// Where in the file the first byte lies. Ignored by a sync.
+    /// The file offset of the first byte. Ignored by a sync.
     pub offset: ByteCount,
-    /// The buffers, filled or written in order: any number, of any size. Ignored by a sync.
+    /// The buffers, filled or written in order. Their number and sizes are not limited. Ignored by
+    /// a sync.
     pub buffers: &'a [IoBuffer],
-    /// When to give up, if ever.
+    /// The time at which the request is cancelled. `None` for no deadline.
     pub deadline: Option<Instant>,
 }
 
@@ -121,8 +122,8 @@ impl<'a> IoRequest<'a> {
         Self { token, file, operation: IoOperation::Write, offset, buffers, deadline: None }
     }
 
-    /// A request to bring the file's data to the device (`fdatasync`). It covers the writes
-    /// whose completions were handed out before it was submitted.
+    /// A request to sync the file's data to the device (`fdatasync`). It covers the writes whose
+    /// completions were returned before it was submitted.
     #[must_use]
     pub const fn sync_data(token: u64, file: IoFile) -> Self {
         Self {
@@ -135,31 +136,31 @@ impl<'a> IoRequest<'a> {
         }
     }
 
-    /// A request to bring the file's data and metadata to the device (`fsync`), with the same
+    /// A request to sync the file's data and metadata to the device (`fsync`), with the same
     /// coverage as [`sync_data`](Self::sync_data).
     #[must_use]
     pub const fn sync_all(token: u64, file: IoFile) -> Self {
         Self { operation: IoOperation::SyncAll, ..Self::sync_data(token, file) }
     }
 
-    /// The same request, given up at `deadline`.
+    /// The same request with this deadline.
     #[must_use]
     pub const fn by(self, deadline: Instant) -> Self {
         Self { deadline: Some(deadline), ..self }
     }
 }
 
-/// The end of one request.
+/// The completion of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoCompletion {
     /// The token of the request.
     pub token: u64,
-    /// Whether every byte was transferred. Either way neither the queue nor the kernel touches
+    /// `Ok` if every byte was transferred. In both cases neither the queue nor the kernel accesses
     /// the buffers any more.
     pub outcome: Result<(), IoFailure>,
 }
 
-/// A request that did not transfer all its bytes, with the place where it stopped.
+/// A request that did not transfer all its bytes, with the offset where it stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{operation} {} stopped at offset {} with {} of {} bytes done: {reason}",
@@ -168,16 +169,16 @@ pub struct IoCompletion {
 pub struct IoFailure {
     /// The file.
     pub file: FileIdentity,
-    /// The file's path, as `/proc/self/fd` told when the request failed. A file without a name
-    /// has its directory there, and the note `(deleted)`. `None` where `/proc` is not mounted.
+    /// The file's path from `/proc/self/fd` when the request failed. For a file without a name, it
+    /// is the directory with the note `(deleted)`. `None` if `/proc` is not mounted.
     pub path: Option<PathBuf>,
-    /// What was being done.
+    /// The operation.
     pub operation: IoOperation,
     /// The offset in the file of the first byte that was not transferred.
     pub offset: ByteCount,
-    /// The bytes that the request was for.
+    /// The length of the request.
     pub length: ByteCount,
-    /// The bytes transferred before it stopped; those are in place.
+    /// The bytes transferred before it stopped. These bytes are valid.
     pub transferred: ByteCount,
     /// Why it stopped.
     #[source]
@@ -199,7 +200,7 @@ impl IoFailure {
         self.length.checked_sub(self.transferred).unwrap_or(ByteCount::ZERO)
     }
 
-    /// Whether the disk, a quota or a limit on file sizes ran out.
+    /// Whether the disk, a quota or a limit on file sizes is exhausted.
     #[must_use]
     pub fn is_exhaustion(&self) -> bool {
         matches!(self.reason, IoFailureReason::Os(error)
@@ -211,7 +212,7 @@ impl IoFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IoFailureReason {
-    /// The kernel refused or the device failed.
+    /// The kernel refused the call or the device failed.
     #[error("{error}{advice}", error = .0, advice = advice(.0.code))]
     Os(OsError),
     /// The file ends there.
@@ -228,7 +229,7 @@ pub enum IoFailureReason {
     Cancelled,
 }
 
-/// What to do about the codes that have a usual cure.
+/// Advice for error codes with a common cause.
 const fn advice(code: i32) -> &'static str {
     match code {
         libc::ENOSPC => "; free space on the file system or choose another directory",

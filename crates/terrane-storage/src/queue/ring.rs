@@ -13,18 +13,19 @@ use super::transfer::{MAX_STEP, Next, Step, Stop, Transfer, Vectors};
 use crate::error::StorageError;
 use crate::sys;
 
-/// The user data of the poll on the waker's event.
+/// The user data of the poll request for the waker's event.
 const WAKE: u64 = u64::MAX;
-/// The user data of cancellations, whose answers say nothing that the request's own does not.
+/// The user data of cancellations. Their completions are ignored: the request's own completion has
+/// the result.
 const CANCEL: u64 = u64::MAX - 1;
 
-/// What keeps a request's state while the kernel works on it.
+/// The state of a request while the kernel works on it.
 #[derive(Debug, Default)]
 struct Slot {
     transfer: Option<Transfer>,
-    /// Told apart in the user data, so that a late cancellation never hits the slot's next user.
+    /// Part of the user data, so that a late cancellation never cancels the slot's next request.
     generation: u32,
-    /// How many entries had been queued before the request's last one.
+    /// The number of entries that were queued before the request's last entry.
     queued_after: u64,
 }
 
@@ -33,25 +34,25 @@ pub(super) struct Ring {
     slots: Vec<Slot>,
     free: Vec<u32>,
     spare_vectors: Vec<Vectors>,
-    /// How many of the requests in flight have a deadline.
+    /// The number of requests in flight with a deadline.
     timed: usize,
     wake_event: Arc<File>,
     wake_is_armed: bool,
-    /// How many entries have been queued so far.
+    /// The number of entries queued so far.
     queued: u64,
-    /// Why the kernel may not be entered any more. Set once: no entry is queued and no call is
-    /// made afterwards, so entries that the kernel has not taken are never taken.
+    /// Why the process may no longer enter the kernel. Once it is set, no entry is queued and no
+    /// call is made. The kernel then never takes the remaining entries.
     refusal: Option<OsError>,
 }
 
-/// How often completions are looked for when the kernel cannot be asked to wait for them.
+/// The polling interval for completions when the process cannot wait in the kernel.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl Ring {
-    /// A ring for `depth` requests, or the reason why the kernel gives none.
+    /// Creates a ring for `depth` requests, or returns the reason why the kernel refuses it.
     pub(super) fn new(depth: u32) -> Result<Self, Reason> {
-        // Every request can have a cancellation beside it; one entry is the waker's. The depth is
-        // `IoQueueOptions::MAX_DEPTH` at most.
+        // Every request can have one cancellation, and one entry is for the waker. The depth is at
+        // most `IoQueueOptions::MAX_DEPTH`.
         let entries = (2 * depth + 1).next_power_of_two();
         let ring = IoUring::builder()
             .dontfork()
@@ -60,7 +61,7 @@ impl Ring {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(Reason::Unsupported { by: "the kernel (before Linux 5.11)" });
         }
-        // A sandbox can allow the setup and forbid the entry.
+        // A sandbox can allow the setup and forbid `io_uring_enter`.
         ring.submit().map_err(|error| Reason::Os(OsError::from_io("io_uring_enter", &error)))?;
         let wake_event = sys::event::new().map_err(Reason::Os)?;
         Ok(Self {
@@ -88,7 +89,7 @@ impl Ring {
         self.spare_vectors.pop().unwrap_or_default()
     }
 
-    /// Takes a transfer that is not empty. The caller has seen a free slot.
+    /// Submits a non-empty transfer. The caller has checked that a slot is free.
     pub(super) fn submit(&mut self, transfer: Transfer) -> Result<(), StorageError> {
         let full = StorageError::QueueFull { depth: self.slots.len() };
         let Some(index) = self.free.pop() else { return Err(full) };
@@ -108,7 +109,7 @@ impl Ring {
         }
     }
 
-    /// Hands everything submitted to the kernel, in one call.
+    /// Submits all queued entries to the kernel in one call.
     pub(super) fn flush(&mut self) -> Result<(), StorageError> {
         if self.ring.submission().is_empty() {
             return Ok(());
@@ -116,7 +117,7 @@ impl Ring {
         self.enter(0, None).map_err(|source| StorageError::Queue { source })
     }
 
-    /// Asks the kernel to let go of the requests that `select` picks.
+    /// Asks the kernel to cancel the requests that `select` returns `true` for.
     pub(super) fn stop(
         &mut self,
         stop: Stop,
@@ -132,7 +133,7 @@ impl Ring {
             let target = user_data(number, slot.generation);
             let entry = opcode::AsyncCancel::new(target).build().user_data(CANCEL);
             self.push(&entry).map_err(|source| StorageError::Queue { source })?;
-            // Only what the kernel has been asked for counts as asked.
+            // Mark the request only after the cancellation was queued.
             if let Some(transfer) = self.slots.get_mut(index).and_then(|s| s.transfer.as_mut()) {
                 transfer.stop = Some(stop);
             }
@@ -140,7 +141,7 @@ impl Ring {
         self.flush()
     }
 
-    /// Waits as [`IoQueue::wait`](super::IoQueue::wait) says.
+    /// As [`IoQueue::wait`](super::IoQueue::wait).
     pub(super) fn wait(
         &mut self,
         until: Option<Instant>,
@@ -165,7 +166,7 @@ impl Ring {
         loop {
             let woken = self.reap(completions);
             if completions.len() > before || woken || self.in_flight() == 0 {
-                // What continues must not wait for the caller's next call.
+                // Submit continued requests now, not at the caller's next call.
                 self.flush()?;
                 return Ok(if woken { Waited::Woken } else { Waited::Done });
             }
@@ -187,7 +188,7 @@ impl Ring {
         }
     }
 
-    /// The wait after a refusal: what the kernel has taken still completes in the shared queue.
+    /// Waits after a refusal. Entries that the kernel has taken still complete in the shared queue.
     fn wait_for_taken(
         &mut self,
         until: Option<Instant>,
@@ -207,7 +208,7 @@ impl Ring {
         }
     }
 
-    /// After a refusal: ends the requests whose entries the kernel has not taken, as it never will.
+    /// After a refusal, ends the requests whose entries the kernel has not taken and never will.
     fn end_untaken(&mut self, completions: &mut Vec<IoCompletion>) {
         let Some(refusal) = self.refusal else { return };
         let untaken = ByteCount::from_usize(self.ring.submission().len()).get();
@@ -223,7 +224,7 @@ impl Ring {
         }
     }
 
-    /// The earliest deadline of a request that has not been told to stop yet.
+    /// The earliest deadline of a request without a stop.
     fn next_deadline(&self) -> Option<Instant> {
         if self.timed == 0 {
             return None;
@@ -232,7 +233,7 @@ impl Ring {
         running.filter(|t| t.stop.is_none()).filter_map(|t| t.deadline).min()
     }
 
-    /// Takes in what the kernel has completed; says whether the waker was used.
+    /// Processes the kernel's completions. Returns whether the waker was used.
     fn reap(&mut self, completions: &mut Vec<IoCompletion>) -> bool {
         let mut woken = false;
         while let Some(entry) = self.next_entry() {
@@ -253,7 +254,7 @@ impl Ring {
         self.ring.completion().next()
     }
 
-    /// Brings the request behind `data` forward; its completion, if that was the end of it.
+    /// Advances the request for `data`. Returns its completion if it has ended.
     fn take_answer(&mut self, data: u64, result: i32) -> Option<IoCompletion> {
         let index = slot_of(data);
         let transfer = self.slots.get_mut(as_index(index))?.transfer.as_mut()?;
@@ -271,7 +272,7 @@ impl Ring {
         self.end(index, outcome)
     }
 
-    /// Empties the slot of a request that has ended; its completion.
+    /// Empties the slot of a request that has ended. Returns its completion.
     fn end(&mut self, index: u32, outcome: Result<(), IoFailure>) -> Option<IoCompletion> {
         let transfer = self.release(index)?;
         self.timed -= usize::from(transfer.deadline.is_some());
@@ -280,7 +281,7 @@ impl Ring {
         Some(completion)
     }
 
-    /// Empties a slot whose request the kernel does not know (any more).
+    /// Empties a slot whose request is not, or no longer, in the kernel.
     fn release(&mut self, index: u32) -> Option<Transfer> {
         let transfer = self.slots.get_mut(as_index(index))?.transfer.take();
         self.free.push(index);
@@ -299,16 +300,16 @@ impl Ring {
         Ok(())
     }
 
-    /// Puts an entry into the submission queue, making room first if it is full.
+    /// Adds an entry to the submission queue. If the queue is full, it is submitted first.
     fn push(&mut self, entry: &squeue::Entry) -> Result<(), OsError> {
         loop {
             if let Some(refusal) = self.refusal {
                 return Err(refusal);
             }
-            // SAFETY: the entry's buffers and descriptor stay valid until its completion is
-            // reaped: those of requests as `IoQueue::submit` demands, and the list of vectors
-            // and the event because the ring keeps them; dropping the ring waits for all. After
-            // a refusal no entry is taken, so the buffers of those that wait are free.
+            // SAFETY: the entry's buffers and descriptor stay valid until its completion is reaped.
+            // For requests, `IoQueue::submit` requires that. The ring owns the list of vectors and
+            // the event, and dropping the ring waits for all entries. After a refusal the kernel
+            // takes no entry, so it never uses the buffers of the remaining ones.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 self.queued += 1;
                 return Ok(());
@@ -317,7 +318,7 @@ impl Ring {
         }
     }
 
-    /// Lets the waker's event end the next wait.
+    /// Makes the waker's event end the next wait.
     fn arm_wake(&mut self) -> Result<(), StorageError> {
         if self.wake_is_armed {
             return Ok(());
@@ -330,11 +331,11 @@ impl Ring {
         Ok(())
     }
 
-    /// Submits what is queued, and waits for `wanted` completions or for `timeout`.
+    /// Submits the queued entries, and waits for `wanted` completions or for `timeout`.
     ///
     /// # Errors
     ///
-    /// What the kernel refused it with. It is not asked again.
+    /// The error of the kernel. The kernel is not entered again after it.
     fn enter(&mut self, wanted: usize, timeout: Option<Duration>) -> Result<(), OsError> {
         if let Some(refusal) = self.refusal {
             return Err(refusal);
@@ -351,9 +352,9 @@ impl Ring {
         let Err(error) = result else { return Ok(()) };
         let error = OsError::from_io("io_uring_enter", &error);
         match error.code {
-            // The caller looks at the clock and at the completion queue, and comes back.
+            // The caller checks the clock and the completion queue, and calls again.
             libc::ETIME | libc::EINTR => Ok(()),
-            // The kernel is short of memory, or of room for completions that wait to be reaped.
+            // The kernel is short of memory, or the completion queue is full until it is reaped.
             libc::EAGAIN | libc::EBUSY => {
                 std::thread::yield_now();
                 Ok(())
@@ -367,11 +368,12 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// Cancels what is in flight and returns when the kernel uses no buffer any more.
+    /// Cancels the requests in flight. Returns when the kernel no longer uses any buffer.
     fn drop(&mut self) {
         let mut completions = Vec::new();
         while self.in_flight() > 0 {
-            // A refusal is remembered, and ends the wait below for what the kernel never took.
+            // A refusal is recorded. The wait below then ends the requests that the kernel never
+            // took.
             let _ = self.stop(Stop::Caller, |_| true);
             if self.refusal.is_some() || self.wait_in_kernel(None, &mut completions).is_err() {
                 self.wait_for_taken(None, &mut completions);
@@ -414,7 +416,7 @@ fn entry_of(transfer: &Transfer) -> squeue::Entry {
     }
 }
 
-/// What a failed `io_uring_setup` says about the machine.
+/// Converts a failed `io_uring_setup` to a reason.
 fn refusal(error: OsError) -> Reason {
     const SWITCH: &str = "/proc/sys/kernel/io_uring_disabled";
     let is_disabled =
@@ -431,7 +433,7 @@ fn user_data(index: u32, generation: u32) -> u64 {
     u64::from(generation) << 32 | u64::from(index)
 }
 
-/// The slot's index: the lower half of the user data.
+/// The slot's index, from the lower half of the user data.
 fn slot_of(data: u64) -> u32 {
     u32::try_from(data & u64::from(u32::MAX)).unwrap_or(u32::MAX)
 }

@@ -1,5 +1,5 @@
-//! The state of one request between submission and completion: what is left to transfer, and
-//! what the result of each system call means. Both backends share it.
+//! The state of one request between submission and completion: the remaining bytes, and the
+//! handling of each system call's result. Both backends share it.
 
 use std::time::Instant;
 
@@ -9,17 +9,17 @@ use super::request::{IoFailure, IoFailureReason, IoFile, IoOperation, IoRequest}
 use crate::error::StorageError;
 use crate::sys;
 
-/// The most bytes of one system call: below the kernel's own 2 GiB − 4 KiB, and a power of two,
-/// so that what is left of an aligned request is as aligned as the whole.
+/// The maximum number of bytes of one system call. It is below the kernel's limit of 2 GiB − 4 KiB.
+/// It is a power of two, so the rest of an aligned request stays aligned.
 pub(super) const MAX_STEP: usize = 1 << 30;
 
-/// The most buffers of one system call: the kernel's `UIO_MAXIOV`.
+/// The maximum number of buffers of one system call: the kernel's `UIO_MAXIOV`.
 pub(super) const MAX_VECTORS: usize = 1024;
 
-/// How often in a row a call may answer `EAGAIN` before that is the answer.
+/// The maximum number of consecutive `EAGAIN` results before the request fails with it.
 const MAX_RETRIES: u32 = 64;
 
-/// Why a request is to end early.
+/// Why a request must end early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     Deadline,
@@ -35,53 +35,54 @@ impl Stop {
     }
 }
 
-/// One system call's worth of a transfer.
+/// The arguments of one system call of a transfer.
 #[derive(Debug)]
 pub(super) enum Step<'a> {
     /// One buffer: address and length, at most [`MAX_STEP`].
     Single(libc::iovec, u64),
-    /// Several buffers, at most [`MAX_VECTORS`] and, but for the last call of a huge request,
-    /// at most [`MAX_STEP`] bytes.
+    /// Several buffers: at most [`MAX_VECTORS`], and at most [`MAX_STEP`] bytes except in the last
+    /// call of a huge request.
     Vectored(&'a [libc::iovec], u64),
     /// No buffers: a sync.
     Sync,
 }
 
-/// What follows from the result of a step.
+/// The action after a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Again,
     Finished(Result<(), IoFailure>),
 }
 
-/// A request in the course of being served.
+/// A request in progress.
 #[derive(Debug)]
 pub(super) struct Transfer {
     pub(super) token: u64,
     pub(super) file: IoFile,
     pub(super) operation: IoOperation,
     pub(super) deadline: Option<Instant>,
-    /// Set once the request is to end early. It is not over before the kernel says so.
+    /// Set when the request must end early. The request is in flight until the kernel reports its
+    /// end.
     pub(super) stop: Option<Stop>,
     offset: u64,
     total: u64,
     done: u64,
     retries: u32,
     vectors: Vectors,
-    /// The first vector with bytes left; the vectors before it are done.
+    /// The index of the first vector with bytes left. All vectors before it are done.
     first: usize,
 }
 
-/// The buffers of a request, as system calls take them.
+/// The buffers of a request in the format of system calls.
 #[derive(Debug, Default)]
 pub(super) struct Vectors(Vec<libc::iovec>);
 
-// SAFETY: these are addresses that only the kernel dereferences; whoever submitted the request
-// promised that they stay valid, on whichever thread the call is made.
+// SAFETY: these are addresses that only the kernel dereferences. The submitter of the request
+// guarantees that they stay valid, whichever thread makes the call.
 unsafe impl Send for Vectors {}
 
 impl Transfer {
-    /// Takes `request` over; the capacity of `vectors` is reused.
+    /// Creates a transfer from `request`. It reuses the capacity of `vectors`.
     pub(super) fn new(request: &IoRequest<'_>, mut vectors: Vectors) -> Result<Self, StorageError> {
         let is_sync = matches!(request.operation, IoOperation::SyncData | IoOperation::SyncAll);
         let buffers = if is_sync { &[][..] } else { request.buffers };
@@ -110,17 +111,17 @@ impl Transfer {
         })
     }
 
-    /// Whether there is nothing to ask the kernel for.
+    /// Whether the transfer needs no system call.
     pub(super) fn is_empty(&self) -> bool {
         self.total == 0 && matches!(self.operation, IoOperation::Read | IoOperation::Write)
     }
 
-    /// Gives the list of vectors back for reuse.
+    /// Returns the list of vectors for reuse.
     pub(super) fn into_vectors(self) -> Vectors {
         self.vectors
     }
 
-    /// The next system call to make, of at most `max_bytes` bytes ([`MAX_STEP`] or less).
+    /// The next system call, of at most `max_bytes` bytes. `max_bytes` is at most [`MAX_STEP`].
     pub(super) fn step(&self, max_bytes: usize) -> Step<'_> {
         let left = self.vectors.0.get(self.first..).unwrap_or(&[]);
         let position = self.offset + self.done;
@@ -142,7 +143,7 @@ impl Transfer {
         }
     }
 
-    /// Takes in what a system call answered: the bytes that it transferred, or its `errno`.
+    /// Processes the result of a system call: the number of transferred bytes, or its `errno`.
     pub(super) fn advance(&mut self, answer: Result<usize, i32>) -> Next {
         match answer {
             Ok(0) if self.done < self.total => {
@@ -165,7 +166,7 @@ impl Transfer {
         }
     }
 
-    /// The failure of a request that ends here.
+    /// The failure of a request that ends at this point.
     pub(super) fn failure(&self, reason: IoFailureReason) -> IoFailure {
         IoFailure {
             file: self.file.identity,
@@ -178,12 +179,12 @@ impl Transfer {
         }
     }
 
-    /// The failure of a request that was told to stop.
+    /// The failure of a request that was stopped.
     pub(super) fn stopped(&self, stop: Stop) -> IoFailure {
         self.failure(stop.reason())
     }
 
-    /// Another step, unless the request is to stop.
+    /// Another step, unless the request must stop.
     fn go_on(&self) -> Next {
         match self.stop {
             Some(stop) => Next::Finished(Err(self.stopped(stop))),
@@ -194,8 +195,8 @@ impl Transfer {
     fn reason(&self, code: i32) -> IoFailureReason {
         match (code, self.stop) {
             (libc::ECANCELED, Some(stop)) => stop.reason(),
-            // A direct read that met an unaligned end of file stops there with the bytes that
-            // there are; asking for the rest from that unaligned position is then refused.
+            // A direct read up to an unaligned end of file returns the available bytes. A further
+            // read from that unaligned offset is then refused.
             (libc::EINVAL, _) if self.done > 0 && self.is_read_past_end() => {
                 IoFailureReason::EndOfFile
             }
@@ -209,7 +210,7 @@ impl Transfer {
                 .is_ok_and(|length| length <= self.offset + self.done)
     }
 
-    /// Moves `bytes` bytes forward.
+    /// Advances by `bytes` bytes.
     fn consume(&mut self, bytes: usize) {
         let mut left = bytes;
         while left > 0 {

@@ -1,4 +1,4 @@
-//! The queue on threads, for systems where io_uring is forbidden.
+//! The queue on threads, for systems that forbid io_uring.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -14,7 +14,7 @@ use super::transfer::{Next, Step, Stop, Transfer, Vectors};
 use crate::error::StorageError;
 use crate::sys;
 
-/// The most bytes of one system call here: between calls a worker looks at the deadline.
+/// The maximum number of bytes of one system call here. Between calls a worker checks the deadline.
 const STEP: usize = 16 << 20;
 
 const RUNNING: u8 = 0;
@@ -31,7 +31,7 @@ enum Message {
     Wake,
 }
 
-/// What the queue remembers of a request that a worker has.
+/// The queue's record of a request that a worker has.
 #[derive(Clone, Copy)]
 struct Entry {
     token: u64,
@@ -39,7 +39,7 @@ struct Entry {
 }
 
 pub(super) struct Workers {
-    /// Dropped first of all, so that the workers come to an end.
+    /// Dropped before the threads are joined, so that the workers exit.
     jobs: Option<Sender<Job>>,
     messages: Receiver<Message>,
     waker: WakeSender,
@@ -50,7 +50,7 @@ pub(super) struct Workers {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Ends a wait from another thread. Wakes that nobody has seen yet become one.
+/// Ends a wait from another thread. Wakes that the queue has not seen yet count as one.
 #[derive(Clone)]
 pub(super) struct WakeSender {
     messages: Sender<Message>,
@@ -60,7 +60,7 @@ pub(super) struct WakeSender {
 impl WakeSender {
     pub(super) fn wake(&self) {
         if !self.is_pending.swap(true, Ordering::AcqRel) {
-            // The receiver is gone with the queue: nobody waits.
+            // If the queue was dropped, the receiver is gone and no thread waits.
             let _ = self.messages.send(Message::Wake);
         }
     }
@@ -114,7 +114,7 @@ impl Workers {
         if let Some(stop) = self.stops.get(slot) {
             stop.store(RUNNING, Ordering::Relaxed);
         }
-        // The channel has room for every slot, and its receivers live as long as the workers.
+        // The channel has room for every slot. Its receivers live as long as the workers.
         if jobs.send(Job { slot, transfer }).is_err() {
             self.free.push(slot);
             return Err(full);
@@ -125,7 +125,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Asks the workers to end the requests that `select` picks at their next step.
+    /// Asks the workers to end, at their next step, the requests that `select` returns `true` for.
     pub(super) fn stop(&self, stop: Stop, mut select: impl FnMut(u64, Option<Instant>) -> bool) {
         let code = match stop {
             Stop::Deadline => STOP_DEADLINE,
@@ -133,14 +133,14 @@ impl Workers {
         };
         for (entry, flag) in self.entries.iter().zip(self.stops.iter()) {
             if entry.is_some_and(|entry| select(entry.token, entry.deadline)) {
-                // The first cause counts.
+                // The first cause is kept.
                 let _ = flag.compare_exchange(RUNNING, code, Ordering::Relaxed, Ordering::Relaxed);
             }
         }
     }
 
-    /// Waits as [`IoQueue::wait`](super::IoQueue::wait) says. The workers watch the deadlines
-    /// between their steps, so there is nothing to do here when one passes.
+    /// As [`IoQueue::wait`](super::IoQueue::wait). The workers check the deadlines between their
+    /// steps, so this function does not.
     pub(super) fn wait(
         &mut self,
         until: Option<Instant>,
@@ -170,7 +170,7 @@ impl Workers {
         }
     }
 
-    /// Takes a message in; says whether it was a wake.
+    /// Processes a message. Returns whether it was a wake.
     fn take(&mut self, message: Message, completions: &mut Vec<IoCompletion>) -> bool {
         match message {
             Message::Finished { slot, transfer, outcome } => {
@@ -184,8 +184,9 @@ impl Workers {
                 false
             }
             Message::Wake => {
-                // Not just a store: whoever still finds the flag set, and so sends nothing, has to
-                // be seen here with all that it did before, as the caller looks for that next.
+                // A plain store is not enough. A thread that finds the flag still set sends no
+                // message. The swap makes its earlier writes visible here, before the caller checks
+                // for them.
                 self.waker.is_pending.swap(false, Ordering::AcqRel);
                 true
             }
@@ -194,18 +195,18 @@ impl Workers {
 }
 
 impl Drop for Workers {
-    /// Stops what is in flight and joins the workers, who then touch no buffer any more.
+    /// Stops the requests in flight and joins the workers. No worker uses a buffer after that.
     fn drop(&mut self) {
         self.stop(Stop::Caller, |_, _| true);
         self.jobs = None;
         for thread in self.threads.drain(..) {
-            // A worker that panicked has ended all the same.
+            // A worker that panicked has exited too.
             let _ = thread.join();
         }
     }
 }
 
-/// The life of a worker.
+/// The main loop of a worker.
 fn work(jobs: &Receiver<Job>, messages: &Sender<Message>, stops: &[AtomicU8]) {
     while let Ok(Job { slot, mut transfer }) = jobs.recv() {
         let outcome = loop {
@@ -244,17 +245,18 @@ fn make_call(transfer: &Transfer) -> Result<usize, i32> {
         Step::Vectored(vectors, offset) => (vectors, offset),
         Step::Sync => {
             let data_only = transfer.operation == IoOperation::SyncData;
-            // SAFETY: whoever submitted the request keeps the descriptor open until it is done.
+            // SAFETY: the submitter of the request keeps the descriptor open until the request
+            // completes, which is after this call.
             let result = unsafe { sys::file::sync(descriptor, data_only) };
             return result.map(|()| 0).map_err(|error| error.code);
         }
     };
     let result = if transfer.operation == IoOperation::Read {
-        // SAFETY: whoever submitted the request keeps the buffers writable and the descriptor
-        // open until it is done, which is after this call.
+        // SAFETY: the submitter of the request keeps the buffers writable and the descriptor open
+        // until the request completes, which is after this call.
         unsafe { sys::file::read_vectored(descriptor, vectors, offset) }
     } else {
-        // SAFETY: as above, with buffers that are readable.
+        // SAFETY: as above, with readable buffers.
         unsafe { sys::file::write_vectored(descriptor, vectors, offset) }
     };
     result.map_err(|error| error.code)

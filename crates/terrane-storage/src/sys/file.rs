@@ -8,36 +8,38 @@ use terrane_core::OsError;
 
 use super::check;
 
-/// Fills `vectors` from `offset` on; the bytes that were read.
+/// Fills `vectors` from `offset` on. Returns the number of bytes read.
 ///
 /// # Safety
 ///
-/// Each vector is valid for writes and accessed by nobody else during the call; the descriptor
-/// is open, and not closed meanwhile.
+/// Each vector is valid for writes, and no other code accesses it during the call. The descriptor
+/// is open and is not closed during the call.
 pub(crate) unsafe fn read_vectored(
     descriptor: RawFd,
     vectors: &[libc::iovec],
     offset: u64,
 ) -> Result<usize, OsError> {
     let (count, offset) = arguments(vectors, offset)?;
-    // SAFETY: the caller vouches for the vectors, and their list is a slice.
+    // SAFETY: the caller guarantees the vectors and the descriptor. The list of vectors is a slice
+    // of that length.
     let result = unsafe { libc::preadv(descriptor, vectors.as_ptr(), count, offset) };
     check("preadv", result)
 }
 
-/// Writes `vectors` from `offset` on; the bytes that were written.
+/// Writes `vectors` from `offset` on. Returns the number of bytes written.
 ///
 /// # Safety
 ///
-/// Each vector is valid for reads and written by nobody during the call; the descriptor is open,
-/// and not closed meanwhile.
+/// Each vector is valid for reads, and no other code writes it during the call. The descriptor is
+/// open and is not closed during the call.
 pub(crate) unsafe fn write_vectored(
     descriptor: RawFd,
     vectors: &[libc::iovec],
     offset: u64,
 ) -> Result<usize, OsError> {
     let (count, offset) = arguments(vectors, offset)?;
-    // SAFETY: the caller vouches for the vectors, and their list is a slice.
+    // SAFETY: the caller guarantees the vectors and the descriptor. The list of vectors is a slice
+    // of that length.
     let result = unsafe { libc::pwritev(descriptor, vectors.as_ptr(), count, offset) };
     check("pwritev", result)
 }
@@ -48,11 +50,11 @@ fn arguments(vectors: &[libc::iovec], offset: u64) -> Result<(libc::c_int, i64),
     Ok((count, i64::try_from(offset).map_err(|_| invalid)?))
 }
 
-/// Brings the file's data, and all its metadata unless `data_only`, to the device.
+/// Syncs the file's data to the device, and all its metadata unless `data_only` is set.
 ///
 /// # Safety
 ///
-/// The descriptor is open, and not closed meanwhile.
+/// The descriptor is open and is not closed during the call.
 pub(crate) unsafe fn sync(descriptor: RawFd, data_only: bool) -> Result<(), OsError> {
     if data_only {
         // SAFETY: the call takes a plain number.
@@ -67,28 +69,28 @@ pub(crate) unsafe fn sync(descriptor: RawFd, data_only: bool) -> Result<(), OsEr
 /// The length of the file behind a descriptor.
 pub(crate) fn length(descriptor: RawFd) -> Result<u64, OsError> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the kernel writes a `stat` to where one has room, or fails.
+    // SAFETY: the kernel writes a `stat` to memory of that size, or fails.
     check("fstat", unsafe { libc::fstat(descriptor, status.as_mut_ptr()) })?;
-    // SAFETY: the call succeeded, so it has been written.
+    // SAFETY: the call succeeded, so the kernel has written the value.
     let status = unsafe { status.assume_init() };
     u64::try_from(status.st_size).map_err(|_| OsError::new("fstat", libc::EOVERFLOW))
 }
 
-/// The path by which the kernel knows the file behind a descriptor, if `/proc` is mounted.
+/// The kernel's path of the file behind a descriptor. `None` if `/proc` is not mounted.
 pub(crate) fn path(descriptor: RawFd) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()
 }
 
-/// The length that this process may give a file at most (`RLIMIT_FSIZE`).
+/// The maximum file length for this process (`RLIMIT_FSIZE`).
 pub(crate) fn largest() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // It fails for no limit that exists; if it did, the kernel would still enforce the limit.
-    // SAFETY: the kernel writes an `rlimit` to where one is, or fails.
+    // It does not fail for an existing limit. If it did, the kernel would still enforce the limit.
+    // SAFETY: the kernel writes an `rlimit` to a valid one, or fails.
     let _ = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
     limit.rlim_cur
 }
 
-/// Reserves blocks for the first `length` bytes, and makes the file that long.
+/// Reserves blocks for the first `length` bytes, and extends the file to that length.
 pub(crate) fn reserve(file: BorrowedFd<'_>, length: u64) -> Result<(), OsError> {
     let length = i64::try_from(length).map_err(|_| OsError::new("fallocate", libc::EFBIG))?;
     loop {
@@ -101,19 +103,19 @@ pub(crate) fn reserve(file: BorrowedFd<'_>, length: u64) -> Result<(), OsError> 
     }
 }
 
-/// The alignments that direct I/O demands, as the file system says.
+/// The alignments for direct I/O that the file system reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DirectAlignment {
     pub(crate) memory: u64,
     pub(crate) offset: u64,
 }
 
-/// What `statx` with `STATX_DIOALIGN` (Linux 6.1) says: `None` where kernel or file system do
-/// not answer; zeros where the file takes no direct I/O.
+/// The result of `statx` with `STATX_DIOALIGN` (Linux 6.1). `None` if the kernel or the file system
+/// does not report it. Zeros if the file does not support direct I/O.
 pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Result<Option<DirectAlignment>, OsError> {
     let mut status = MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: the path is a NUL-terminated literal, and the kernel writes a `statx` to where one
-    // has room, or fails.
+    // SAFETY: the path is a NUL-terminated literal. The kernel writes a `statx` to memory of that
+    // size, or fails.
     let result = unsafe {
         libc::statx(
             file.as_raw_fd(),
@@ -132,14 +134,14 @@ pub(crate) fn direct_alignment(file: BorrowedFd<'_>) -> Result<Option<DirectAlig
     }))
 }
 
-/// Whether the file is on a file system that has no device behind it (tmpfs, ramfs, hugetlbfs).
+/// Whether the file is on a file system without a device (tmpfs, ramfs, hugetlbfs).
 pub(crate) fn is_in_memory(file: BorrowedFd<'_>) -> Result<bool, OsError> {
     /// `RAMFS_MAGIC` of the kernel's `linux/magic.h`.
     const RAMFS_MAGIC: libc::__fsword_t = 0x8584_58f6;
     let mut status = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the kernel writes a `statfs` to where one has room, or fails.
+    // SAFETY: the kernel writes a `statfs` to memory of that size, or fails.
     check("fstatfs", unsafe { libc::fstatfs(file.as_raw_fd(), status.as_mut_ptr()) })?;
-    // SAFETY: the call succeeded, so it has been written.
+    // SAFETY: the call succeeded, so the kernel has written the value.
     let status = unsafe { status.assume_init() };
     Ok(matches!(status.f_type, libc::TMPFS_MAGIC | libc::HUGETLBFS_MAGIC | RAMFS_MAGIC))
 }

@@ -1,4 +1,4 @@
-//! System calls on memory and on where threads run.
+//! System calls for memory and for CPU affinity.
 
 use std::ffi::c_ulong;
 use std::ptr::NonNull;
@@ -15,17 +15,17 @@ pub(crate) fn page_size() -> Alignment {
     u64::try_from(bytes).ok().and_then(|b| Alignment::new(b).ok()).unwrap_or(Alignment::PAGE)
 }
 
-/// Maps `length` bytes of private, zeroed memory; with `huge_log2`, of explicit huge pages of
-/// two to that power bytes.
+/// Maps `length` bytes of private, zeroed memory. With `huge_log2`, the mapping uses explicit huge
+/// pages of 2^`huge_log2` bytes.
 pub(crate) fn map(length: usize, huge_log2: Option<u32>) -> Result<NonNull<u8>, OsError> {
     let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     if let Some(exponent) = huge_log2 {
         let size = exponent << libc::MAP_HUGE_SHIFT;
-        // An exponent has at most six bits, so the shift stays positive.
+        // An exponent has at most six bits, so the shifted value stays positive.
         flags |= libc::MAP_HUGETLB | i32::try_from(size).unwrap_or(0);
     }
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: without an address and a file, the kernel chooses where nothing is mapped.
+    // SAFETY: without an address or a file, the kernel chooses a range where nothing is mapped.
     let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
     match NonNull::new(address.cast::<u8>()) {
         Some(mapped) if address != libc::MAP_FAILED => Ok(mapped),
@@ -37,24 +37,24 @@ pub(crate) fn map(length: usize, huge_log2: Option<u32>) -> Result<NonNull<u8>, 
 ///
 /// # Safety
 ///
-/// The range was mapped by [`map`], begins and ends at multiples of its page size, and nobody
-/// uses it any more.
+/// The range was mapped by [`map`] and begins and ends at multiples of its page size. No code uses
+/// it any more.
 pub(crate) unsafe fn unmap(address: NonNull<u8>, length: usize) -> Result<(), OsError> {
-    // SAFETY: the caller vouches for the range.
+    // SAFETY: the caller guarantees the requirements on the range.
     check("munmap", unsafe { libc::munmap(address.as_ptr().cast(), length) }).map(|_| ())
 }
 
-/// Gives the pages of a range back and keeps the range mapped: it reads as zeros from then on.
+/// Frees the pages of a range and keeps it mapped. The range reads as zeros afterwards.
 ///
 /// # Safety
 ///
-/// The range is mapped, anonymous and private, begins and ends at multiples of its page size, and
-/// nobody uses its bytes any more.
+/// The range is mapped, anonymous and private. It begins and ends at multiples of its page size. No
+/// code uses its bytes any more.
 pub(crate) unsafe fn discard(address: NonNull<u8>, length: usize) -> Result<(), OsError> {
-    // SAFETY: the caller vouches for the range.
+    // SAFETY: the caller guarantees the requirements on the range.
     let result = unsafe { libc::madvise(address.as_ptr().cast(), length, libc::MADV_DONTNEED) };
     if result != 0 && OsError::last("madvise").code == libc::EINVAL {
-        // The range is locked (`mlockall`), for which Linux 5.18 has advice of its own.
+        // The range is locked (`mlockall`). Linux 5.18 has a separate advice for that.
         // SAFETY: as above.
         let result =
             unsafe { libc::madvise(address.as_ptr().cast(), length, MADV_DONTNEED_LOCKED) };
@@ -66,7 +66,7 @@ pub(crate) unsafe fn discard(address: NonNull<u8>, length: usize) -> Result<(), 
 /// `MADV_DONTNEED_LOCKED` of the kernel's `mman-common.h`.
 const MADV_DONTNEED_LOCKED: libc::c_int = 24;
 
-/// Asks for transparent huge pages, or for none.
+/// Requests transparent huge pages, or disables them.
 ///
 /// # Safety
 ///
@@ -77,26 +77,27 @@ pub(crate) unsafe fn advise_huge(
     wanted: bool,
 ) -> Result<(), OsError> {
     let advice = if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-    // SAFETY: this advice changes no bytes, and the caller vouches for the range.
+    // SAFETY: this advice changes no bytes, and the caller guarantees that the range is mapped.
     let result = unsafe { libc::madvise(address.as_ptr().cast(), length, advice) };
     check("madvise", result).map(|_| ())
 }
 
-/// Whether the kernel knows `MADV_POPULATE_WRITE` (Linux 5.14).
+/// Whether the kernel supports `MADV_POPULATE_WRITE` (Linux 5.14).
 pub(crate) fn can_populate() -> bool {
-    // SAFETY: an empty range is touched by no advice; only the advice itself is judged.
+    // SAFETY: the range is empty, so the call changes no memory. It only tests whether the kernel
+    // knows the advice.
     let result = unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_WRITE) };
     result == 0
 }
 
-/// Gives every page of a range memory of its own, without changing its bytes.
+/// Populates every page of a range for writing, without changing its bytes.
 ///
 /// # Safety
 ///
 /// The range is mapped.
 pub(crate) unsafe fn populate(address: NonNull<u8>, length: usize) -> Result<(), OsError> {
     loop {
-        // SAFETY: this advice changes no bytes, and the caller vouches for the range.
+        // SAFETY: this advice changes no bytes, and the caller guarantees that the range is mapped.
         let result =
             unsafe { libc::madvise(address.as_ptr().cast(), length, libc::MADV_POPULATE_WRITE) };
         match check("madvise", result) {
@@ -106,14 +107,14 @@ pub(crate) unsafe fn populate(address: NonNull<u8>, length: usize) -> Result<(),
     }
 }
 
-/// How pages are spread over NUMA nodes.
+/// The placement of pages on NUMA nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     Bind,
     Interleave,
 }
 
-/// Says on which nodes the pages of a range are to be.
+/// Sets the NUMA nodes for the pages of a range.
 ///
 /// # Safety
 ///
@@ -129,29 +130,29 @@ pub(crate) unsafe fn bind(
         Placement::Bind => libc::MPOL_BIND,
         Placement::Interleave => libc::MPOL_INTERLEAVE,
     };
-    // The kernel looks at one bit less than it is told.
+    // The kernel reads one bit less than the given number.
     let bits = mask.len() * WORD_BITS + 1;
-    // SAFETY: the mask has that many bits, and the caller vouches for the range.
+    // SAFETY: the mask has that many bits, and the caller guarantees that the range is mapped.
     let result = unsafe {
         libc::syscall(libc::SYS_mbind, address.as_ptr(), length, mode, mask.as_ptr(), bits, 0)
     };
     check("mbind", result).map(|_| ())
 }
 
-/// Keeps the calling thread on these CPUs.
+/// Restricts the calling thread to these CPUs.
 pub(crate) fn run_on(cpus: &[u32]) -> Result<(), OsError> {
     let mask = bit_mask(cpus)?;
     let bytes = size_of_val(mask.as_slice());
-    // SAFETY: the mask has that many bytes, and 0 names the calling thread.
+    // SAFETY: the mask has that many bytes, and 0 refers to the calling thread.
     let result = unsafe { libc::sched_setaffinity(0, bytes, mask.as_ptr().cast()) };
     check("sched_setaffinity", result).map(|_| ())
 }
 
-/// A `c_ulong` of a 64-bit system.
+/// The bits of a `c_ulong` on a 64-bit system.
 const WORD_BITS: usize = 64;
 
-/// The most bits of a mask: far above the kernel's limits for nodes (1,024) and CPUs (8,192), it
-/// bounds what a number from a damaged sysfs can allocate.
+/// The maximum number of bits in a mask. It is far above the kernel's limits for nodes (1,024) and
+/// CPUs (8,192). It bounds the allocation for a number from a damaged sysfs.
 const MAX_BITS: u32 = 1 << 16;
 
 fn bit_mask(members: &[u32]) -> Result<Vec<c_ulong>, OsError> {

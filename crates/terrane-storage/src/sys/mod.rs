@@ -1,6 +1,6 @@
-//! The one gate to the system calls that the standard library does not offer.
+//! The only module with system calls that the standard library lacks.
 //!
-//! Nothing outside this module names a function of `libc`; it turns results into
+//! No other module calls a function of `libc`. This module converts results to
 //! [`OsError`](terrane_core::OsError)s and adds no policy.
 
 pub(crate) mod event;
@@ -9,7 +9,7 @@ pub(crate) mod memory;
 
 use terrane_core::OsError;
 
-/// The outcome of a call that answers −1 on failure and something non-negative otherwise.
+/// The result of a call that returns −1 on failure and a non-negative value otherwise.
 fn check(operation: &'static str, result: impl TryInto<usize>) -> Result<usize, OsError> {
     result.try_into().map_err(|_| OsError::last(operation))
 }

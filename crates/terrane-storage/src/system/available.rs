@@ -1,19 +1,19 @@
-//! How much memory can still be had, under the machine's limit and the control group's.
+//! The available memory, under the limits of the machine and the control group.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use terrane_core::ByteCount;
 
-/// The bytes that the machine and every control group of this process can still give, as far as
-/// the kernel says; `None` where it says nothing.
+/// The bytes that the machine and every control group of this process have left. `None` if the
+/// kernel does not report them.
 ///
-/// Page cache that can be dropped counts as available.
+/// Reclaimable page cache counts as available.
 pub(super) fn available_memory() -> Option<ByteCount> {
     available_under(Path::new("/"))
 }
 
-/// The same for a tree like `/` under `root`.
+/// The same, with `root` in place of `/`.
 fn available_under(root: &Path) -> Option<ByteCount> {
     let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| {
         let free = field(&text, "MemAvailable:")?;
@@ -25,11 +25,11 @@ fn available_under(root: &Path) -> Option<ByteCount> {
     machine.into_iter().chain(group).min().map(ByteCount::new)
 }
 
-/// The names of one version's files.
+/// The file names of one cgroup version.
 struct Files {
     limit: &'static str,
     usage: &'static str,
-    /// The key in `memory.stat` of the page cache that goes first.
+    /// The key in `memory.stat` of the page cache that the kernel reclaims first.
     cache: &'static str,
 }
 
@@ -41,7 +41,7 @@ const VERSION_1: Files = Files {
 const VERSION_2: Files =
     Files { limit: "memory.max", usage: "memory.current", cache: "inactive_file" };
 
-/// What the group on a line of `/proc/self/cgroup`, and every group above it, leave.
+/// The bytes left in the group on a line of `/proc/self/cgroup` and in every group above it.
 fn headroom(root: &Path, line: &str) -> Option<u64> {
     let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
     let (mount, files) = if controllers.is_empty() {
@@ -51,8 +51,8 @@ fn headroom(root: &Path, line: &str) -> Option<u64> {
     } else {
         return None;
     };
-    // In a container the path can be the host's, which does not exist here; then the mount's own
-    // files, above which the walk ends, are the container's.
+    // In a container the path can be the host's, which does not exist here. The walk then ends at
+    // the mount's own files, which are the container's.
     let path = Path::new(path.trim_start_matches('/'));
     let groups = path.ancestors().map(|group| mount.join(group));
     groups.filter_map(|group| headroom_of(&group, &files)).min()
@@ -60,7 +60,7 @@ fn headroom(root: &Path, line: &str) -> Option<u64> {
 
 fn headroom_of(group: &Path, files: &Files) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(PathBuf::from(group).join(name)).ok();
-    // "max" is no number, and no limit.
+    // The text "max" is no number and means no limit.
     let limit: u64 = read(files.limit)?.trim().parse().ok()?;
     let usage: u64 = read(files.usage)?.trim().parse().ok()?;
     let cache = read("memory.stat").and_then(|text| field(&text, files.cache)).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! System memory that is handed out first and touched after.
+//! System memory that is returned first and touched later.
 
 use std::thread::JoinHandle;
 
@@ -13,35 +13,36 @@ use super::{FirstTouch, HugePages, SystemAllocator, SystemMemory, Touching, refu
 use crate::error::StorageError;
 use crate::sys;
 
-/// How often a bring-up in the background says that more is usable.
+/// The interval at which a background bring-up reports more usable bytes.
 const STEP: ByteCount = ByteCount::mib(64);
 
 impl SystemAllocator {
-    /// Maps a region, with its pages and nodes as the options say, and touches none of it: pages
-    /// come up as they are used, or by [`touch_from_the_front`](Self::touch_from_the_front).
+    /// Maps a region, with the pages and nodes from the options, and touches none of it. Pages are
+    /// allocated on first use, or by [`touch_from_the_front`](Self::touch_from_the_front).
     ///
     /// # Errors
     ///
-    /// As for [`bring_up`](Self::bring_up).
+    /// As [`bring_up`](Self::bring_up).
     pub fn map(&self, request: &RegionRequest) -> Result<SystemMemory, StorageError> {
         Ok(self.bring_up_when(request, Touching::Later)?.0)
     }
 
-    /// Touches memory that [`map`](Self::map) made, from the first byte on, with the threads that
-    /// the options say, and answers with how that went. The memory may be in use: its bytes stay
-    /// as they are.
+    /// Touches memory from [`map`](Self::map), from the first byte on, with the number of threads
+    /// from the options. Returns a report of the capabilities. The memory may be in use: touching
+    /// does not change its bytes.
     ///
-    /// Each time that the bytes up to one more multiple of `step`, or to the end, have been
-    /// touched, `reached` is called with their number on this thread, while the others go on.
-    /// Where pages are not to be touched ([`FirstTouch::None`]), or the kernel knows no way that
-    /// leaves the bytes alone, it is called for every step, and pages come up as they are used.
+    /// Each time that another `step` bytes from the beginning, or all bytes, have been touched,
+    /// this thread calls `reached` with their number. The other threads continue meanwhile. If the
+    /// options disable touching ([`FirstTouch::None`]), or the kernel cannot populate pages without
+    /// changing bytes, `reached` is called for every step. Pages are then allocated on first use.
     ///
-    /// In the allocator's [progress](Self::reporting_to), what `raising` calls usable is ready,
-    /// and all of it once that is complete; if it ends otherwise, the bring-up is taken back.
+    /// In the allocator's [progress](Self::reporting_to), the usable bytes of `raising` count as
+    /// ready. All bytes are ready once it is complete. If it ends in another way, the progress is
+    /// reverted.
     ///
     /// # Errors
     ///
-    /// [`StorageError::OutOfMemory`] or [`StorageError::Memory`] if the kernel gives no pages,
+    /// [`StorageError::OutOfMemory`] or [`StorageError::Memory`] if the kernel has no pages.
     /// [`StorageError::Cancelled`] if `raising` or the allocator's progress is cancelled.
     pub fn touch_from_the_front<E: Send + Sync>(
         &self,
@@ -56,16 +57,16 @@ impl SystemAllocator {
         }
     }
 
-    /// Maps a region and hands it out at once, to be used while a thread touches it from the
-    /// front. All of it may be used from the start, as pages come up as they are used; what the
-    /// [`BringUp`] calls usable costs no such wait any more.
+    /// Maps a region and returns it at once. A background thread touches it from the front. All of
+    /// the region may be used from the start: pages that are not touched yet are allocated on first
+    /// use. The usable bytes of the [`BringUp`] have their pages already.
     ///
-    /// The memory joins the thread when it drops, after having stopped it.
+    /// When the memory drops, it stops and joins the thread.
     ///
     /// # Errors
     ///
-    /// As for [`bring_up`](Self::bring_up), and [`StorageError::Thread`]. What goes wrong later is
-    /// in the [`BringUp`].
+    /// As [`bring_up`](Self::bring_up), and [`StorageError::Thread`]. The [`BringUp`] has later
+    /// errors.
     pub fn bring_up_in_background(
         &self,
         request: &RegionRequest,
@@ -80,7 +81,7 @@ impl SystemAllocator {
             let reached = |prefix| raising.usable(prefix);
             match allocator.touch_mapping(&mapping, &report, STEP, &raising, reached) {
                 Ok(_) => raising.complete(),
-                // Dropped, it says so.
+                // Dropping `raising` reports the cancellation.
                 Err(StorageError::Cancelled { .. }) => {}
                 Err(error) => raising.fail(error),
             }
@@ -154,7 +155,7 @@ impl SystemAllocator {
     }
 }
 
-/// The thread that touches a region, stopped and joined when it drops.
+/// The thread that touches a region. The drop stops and joins it.
 #[derive(Debug)]
 pub(super) struct Toucher {
     bring_up: BringUp,
@@ -167,8 +168,9 @@ impl Drop for Toucher {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // Not where a waker that the thread itself called drops the memory: it ends by itself.
-            // What it panicked with was reported by the panic; the bring-up has ended.
+            // A waker that this thread calls may drop the memory. The thread cannot join itself,
+            // and exits on its own. A panic of the thread has been reported already, and the
+            // bring-up has ended.
             let _ = thread.join();
         }
     }

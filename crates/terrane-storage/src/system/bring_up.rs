@@ -1,4 +1,4 @@
-//! Memory that is used while it comes up: how far it is, for who waits, watches or stops it.
+//! The state of memory that is used while it comes up: for code that waits, observes or cancels.
 
 use std::fmt;
 use std::future::Future;
@@ -14,21 +14,20 @@ use terrane_core::ByteCount;
 use super::progress::{Progress, ProgressEntry};
 use crate::error::StorageError;
 
-/// How far memory has come up that can be used meanwhile, from its first byte on.
+/// How much of a memory is usable while it comes up, counted from its first byte.
 ///
-/// What "usable" means is up to who brings it up: that the pages are there, or that a device
-/// reaches them. The usable prefix only grows, and what was usable stays so for as long as the
-/// memory lives, also when coming up ends early. Cloning gives another handle to the same state,
-/// which keeps nothing of the memory alive.
+/// The producer defines "usable": the pages are allocated, or a device can access them. The usable
+/// prefix only grows. Usable bytes stay usable while the memory lives, even if the bring-up ends
+/// early. A clone is another handle to the same state. It does not keep the memory alive.
 #[derive(Debug)]
 pub struct BringUp<E = StorageError>(Arc<State<E>>);
 
-/// The other side of a [`BringUp`]: what brings the memory up. Dropped before it said that all is
-/// up, it ends the bring-up as cancelled.
+/// The producer's side of a [`BringUp`]. If it drops before [`complete`](Self::complete), the
+/// bring-up ends as cancelled.
 #[derive(Debug)]
 pub struct Raising<E = StorageError> {
     state: Arc<State<E>>,
-    /// Once it is known whose progress this is part of.
+    /// Set once the progress that includes this bring-up is known.
     entry: OnceLock<ProgressEntry>,
 }
 
@@ -56,7 +55,7 @@ enum End<E> {
 }
 
 impl<E> BringUp<E> {
-    /// A bring-up of `length` bytes of which none is usable yet, and the side that raises it.
+    /// Creates a bring-up of `length` bytes with no usable bytes, and its producer.
     #[must_use]
     pub fn new(length: ByteCount) -> (Self, Raising<E>) {
         let state = Arc::new(State {
@@ -70,7 +69,7 @@ impl<E> BringUp<E> {
         (Self(Arc::clone(&state)), Raising { state, entry: OnceLock::new() })
     }
 
-    /// A bring-up that has come to its end: all of `length` bytes are usable.
+    /// Creates a complete bring-up: all of `length` bytes are usable.
     #[must_use]
     pub fn complete(length: ByteCount) -> Self {
         let (bring_up, raising) = Self::new(length);
@@ -78,42 +77,42 @@ impl<E> BringUp<E> {
         bring_up
     }
 
-    /// The bytes that there are to be.
+    /// The total number of bytes.
     #[must_use]
     pub fn length(&self) -> ByteCount {
         self.0.length
     }
 
-    /// How many bytes have pages of their own by now, wherever they are.
+    /// The number of bytes with allocated pages, anywhere in the memory.
     #[must_use]
     pub fn touched(&self) -> ByteCount {
         ByteCount::new(self.0.touched.load(Ordering::Relaxed))
     }
 
-    /// How many bytes from the first on are usable by now.
+    /// The number of usable bytes from the first byte on.
     #[must_use]
     pub fn usable_prefix(&self) -> ByteCount {
         self.0.usable()
     }
 
-    /// Whether all is usable.
+    /// Whether all bytes are usable.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         matches!(self.0.lock().end, Some(End::Complete))
     }
 
-    /// Why coming up has ended early, if it has.
+    /// Why the bring-up ended early. `None` if it did not.
     #[must_use]
     pub fn ended(&self) -> Option<BringUpEnded<E>> {
         self.0.lock().end.as_ref().and_then(|end| self.0.early(end))
     }
 
-    /// Blocks until the first `bytes` bytes are usable, or `timeout` has passed; answers whether
-    /// they are. More than there are counts as all of them.
+    /// Blocks until the first `bytes` bytes are usable or `timeout` has passed. Returns whether
+    /// they are usable. A number above the length means all bytes.
     ///
     /// # Errors
     ///
-    /// [`BringUpEnded`] if coming up has ended before them.
+    /// [`BringUpEnded`] if the bring-up ended before they were usable.
     pub fn wait_for(&self, bytes: ByteCount, timeout: Duration) -> Result<bool, BringUpEnded<E>> {
         let deadline = Instant::now().checked_add(timeout);
         let mut ending = self.0.lock();
@@ -135,13 +134,13 @@ impl<E> BringUp<E> {
         }
     }
 
-    /// Waits, without blocking, until the first `bytes` bytes are usable. On any runtime; dropping
-    /// the future stops nothing.
+    /// Waits asynchronously until the first `bytes` bytes are usable. It works with any runtime.
+    /// Dropping the future does not stop the bring-up.
     pub fn usable(&self, bytes: ByteCount) -> UsablePrefix<E> {
         UsablePrefix { bring_up: self.clone(), bytes }
     }
 
-    /// Stops bringing up, soon. What is usable stays so.
+    /// Requests that the bring-up stops. It stops soon. Usable bytes stay usable.
     pub fn cancel(&self) {
         self.0.is_cancelled.store(true, Ordering::Relaxed);
     }
@@ -154,25 +153,25 @@ impl<E> Clone for BringUp<E> {
 }
 
 impl<E> Raising<E> {
-    /// Its entry in a progress. Before who waits is told of it, that says what is told.
+    /// Its entry in a progress. The entry is updated before waiting threads are notified.
     pub(super) fn enter(&self, progress: &Progress) -> &ProgressEntry {
         self.entry.get_or_init(|| progress.enter(self.state.length))
     }
 
-    /// Whether somebody wants it to stop.
+    /// Whether a stop was requested.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.state.is_cancelled.load(Ordering::Relaxed)
     }
 
-    /// So many more bytes have pages of their own.
+    /// Reports that this many more bytes have allocated pages.
     pub fn touched(&self, bytes: ByteCount) {
         self.state.touched.fetch_add(bytes.get(), Ordering::Relaxed);
     }
 
-    /// The first `prefix` bytes are usable. Less than before says nothing; nor does all of them,
-    /// which [`complete`](Self::complete) says, so that who has waited for all finds whatever else
-    /// belongs to the end.
+    /// Reports that the first `prefix` bytes are usable. A smaller prefix than before has no
+    /// effect. A prefix of the full length has none either: call [`complete`](Self::complete), so
+    /// that waiting threads see all results of the completion.
     pub fn usable(&self, prefix: ByteCount) {
         if prefix >= self.state.length {
             return;
@@ -180,24 +179,25 @@ impl<E> Raising<E> {
         if let Some(entry) = self.entry.get() {
             entry.ready_up_to(prefix);
         }
-        // Before the lock: who holds it and sees too little sleeps only after letting go of it.
+        // Store before taking the lock. A thread that holds the lock and reads the old value sleeps
+        // only after it unlocks, so it gets the notification.
         self.state.usable.fetch_max(prefix.get(), Ordering::Release);
         self.state.wake(None);
     }
 
-    /// Wants it to stop, as [`BringUp::cancel`] does: for a side with threads of its own.
+    /// Requests a stop, as [`BringUp::cancel`] does. For a producer with threads of its own.
     pub fn stop(&self) {
         self.state.is_cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// All is usable.
+    /// Reports that all bytes are usable.
     pub fn complete(mut self) {
         if let Some(entry) = self.entry.take() {
             entry.finish();
         }
         self.state.touched.store(self.state.length.get(), Ordering::Relaxed);
         {
-            // Together, for who waits.
+            // Waiting threads must see both changes together.
             let mut ending = self.state.lock();
             self.state.usable.store(self.state.length.get(), Ordering::Release);
             ending.end.get_or_insert(End::Complete);
@@ -205,7 +205,7 @@ impl<E> Raising<E> {
         self.state.wake(None);
     }
 
-    /// No more will be usable, and why.
+    /// Ends the bring-up with an error. No more bytes become usable.
     pub fn fail(mut self, error: E) {
         drop(self.entry.take());
         self.state.wake(Some(End::Failed(Arc::new(error))));
@@ -221,7 +221,7 @@ impl<E> Drop for Raising<E> {
 
 impl<E> State<E> {
     fn lock(&self) -> MutexGuard<'_, Ending<E>> {
-        // What it guards is whole at any time.
+        // The guarded value is consistent at any time, so poisoning is ignored.
         self.ending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -229,7 +229,7 @@ impl<E> State<E> {
         ByteCount::new(self.usable.load(Ordering::Acquire))
     }
 
-    /// Wakes who waits; the first end that is said stays.
+    /// Wakes all waiting threads and tasks. Only the first end is stored.
     fn wake(&self, end: Option<End<E>>) {
         let mut ending = self.lock();
         if ending.end.is_none() {
@@ -239,15 +239,15 @@ impl<E> State<E> {
         drop(ending);
         self.changed.notify_all();
         for waker in wakers {
-            // Foreign code: one that panics must not keep the others from being told, nor stop
-            // whoever brings the memory up, who may be unwinding already.
+            // A waker is foreign code. Its panic must not prevent other notifications. It must not
+            // stop the producer either, which may be unwinding already.
             if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
                 tracing::error!("a waker panicked as memory came up");
             }
         }
     }
 
-    /// What somebody who wants `bytes` can be told; `None` while it may still come.
+    /// The result of a wait for `bytes` bytes. `None` while they may still become usable.
     fn answer(&self, ending: &Ending<E>, bytes: ByteCount) -> Option<Result<(), BringUpEnded<E>>> {
         if self.usable() >= bytes.min(self.length) {
             return Some(Ok(()));
@@ -265,13 +265,13 @@ impl<E> State<E> {
     }
 }
 
-/// Memory stopped coming up before all of it was usable.
+/// The bring-up ended before all bytes were usable.
 pub struct BringUpEnded<E = StorageError> {
-    /// The bytes that are usable, and stay so.
+    /// The bytes that are usable, and stay usable.
     pub usable: ByteCount,
-    /// All the bytes.
+    /// The total number of bytes.
     pub of: ByteCount,
-    /// Why; `None` if it was cancelled.
+    /// The cause. `None` if it was cancelled.
     pub cause: Option<Arc<E>>,
 }
 
@@ -299,7 +299,7 @@ impl<E: std::error::Error + 'static> std::error::Error for BringUpEnded<E> {
     }
 }
 
-/// Ready when a prefix is usable; from [`BringUp::usable`].
+/// A future that completes when a prefix is usable. [`BringUp::usable`] returns it.
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct UsablePrefix<E = StorageError> {
@@ -312,7 +312,7 @@ impl<E> Future for UsablePrefix<E> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let state = &self.bring_up.0;
-        // Foreign code clones and drops a waker: neither happens under the lock.
+        // Cloning and dropping a waker runs foreign code, so neither happens under the lock.
         let waker = context.waker().clone();
         let mut ending = state.lock();
         if let Some(answer) = state.answer(&ending, self.bytes) {
@@ -392,18 +392,19 @@ mod tests {
         }
     }
 
-    /// A waker whose clones look at the bring-up.
+    /// A waker whose clones check the lock of the bring-up.
     fn looking(bring_up: &BringUp) -> Waker {
         const TABLE: RawWakerVTable = RawWakerVTable::new(clone, |_| (), |_| (), |_| ());
         fn clone(data: *const ()) -> RawWaker {
-            // SAFETY: the test keeps the bring-up for longer than its wakers.
+            // SAFETY: the test keeps the bring-up alive for longer than its wakers.
             let bring_up = unsafe { &*data.cast::<BringUp>() };
             let is_free = bring_up.0.ending.try_lock().is_ok();
             assert!(is_free, "a waker was cloned under the lock");
             RawWaker::new(data, &TABLE)
         }
         let data = std::ptr::from_ref(bring_up).cast();
-        // SAFETY: the table's functions do nothing but to look at the bring-up, on any thread.
+        // SAFETY: the functions of the table only read the bring-up, which is allowed on any
+        // thread.
         unsafe { Waker::from_raw(RawWaker::new(data, &TABLE)) }
     }
 

@@ -1,4 +1,4 @@
-//! Making the kernel find and zero pages before they are used, with several threads.
+//! First touch with several threads: the kernel allocates and zeroes pages before they are used.
 
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
@@ -10,33 +10,34 @@ use terrane_core::{Alignment, ByteCount, OsError};
 use super::mapping::Mapping;
 use crate::sys;
 
-/// What a thread takes at a time: small enough that progress moves and threads end together,
-/// large enough that the calls do not count, and a multiple of the 2 MiB huge page.
+/// The bytes that a thread takes at a time. A small chunk gives regular progress and lets the
+/// threads finish together. A large chunk makes the cost of the calls negligible. It is a multiple
+/// of the 2 MiB huge page.
 const CHUNK: usize = 16 << 20;
 
-/// Who touches, and on which CPUs.
+/// The threads that touch, and their CPUs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crew<'a> {
     pub(super) threads: usize,
-    /// CPUs that the threads are kept on; none means any.
+    /// The CPU affinity of the threads. `None` for any CPU.
     pub(super) cpus: Option<&'a [u32]>,
 }
 
-/// How touching went.
+/// The result of touching.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
     /// The bytes that were touched.
     pub(super) bytes: ByteCount,
-    /// Why the kernel gave no pages, if it did not.
+    /// Why the kernel allocated no pages. `None` if it did.
     pub(super) failure: Option<OsError>,
-    /// Why there were fewer threads than asked for, if there were.
+    /// Why fewer threads ran than requested. `None` if all ran.
     pub(super) thread_refusal: Option<OsError>,
-    /// Why threads ran on other CPUs than asked for, if they did.
+    /// Why threads ran on other CPUs than requested. `None` if they did not.
     pub(super) affinity_refusal: Option<OsError>,
 }
 
-/// Touches all of `mapping`, whose pages are of size `page`, or until `advance`, which is told of
-/// each piece, answers `false`, or the kernel runs out of pages.
+/// Touches all of `mapping`, which has pages of size `page`. It calls `advance` with the bytes of
+/// each piece. It stops early if `advance` returns `false` or the kernel runs out of pages.
 pub(super) fn touch(
     mapping: &Mapping,
     page: Alignment,
@@ -53,11 +54,11 @@ pub(super) fn touch(
     work.touched.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Touches `mapping`, which others may be using, from the front to the end, or until `advance`,
-/// which is told of each piece, answers `false`. Meanwhile the calling thread calls `reached` each
-/// time that the bytes up to one more multiple of `step`, or to the end, have been touched.
+/// Touches `mapping`, which may be in use, from the front to the end. It calls `advance` with the
+/// bytes of each piece, and stops early if `advance` returns `false`. Each time that another `step`
+/// bytes from the beginning, or all bytes, have been touched, the calling thread calls `reached`.
 ///
-/// Only where the kernel can populate: there is no other way that leaves the bytes alone.
+/// Call it only if the kernel can populate. No other method leaves the bytes unchanged.
 pub(super) fn touch_from_the_front(
     mapping: &Mapping,
     page: Alignment,
@@ -84,7 +85,7 @@ pub(super) fn touch_from_the_front(
     work.touched.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How far all has been touched from the beginning on.
+/// Tracks the length of the touched prefix.
 #[derive(Default)]
 struct Front {
     state: Mutex<FrontState>,
@@ -95,9 +96,9 @@ struct Front {
 struct FrontState {
     /// Everything before this has been touched.
     front: usize,
-    /// Pieces beyond it that have been touched, by where they begin and end.
+    /// Touched pieces behind the prefix, as begin and end.
     beyond: BTreeSet<(usize, usize)>,
-    /// How many threads are touching.
+    /// The number of threads that are touching.
     running: usize,
 }
 
@@ -114,8 +115,8 @@ impl Front {
         self.moved.notify_all();
     }
 
-    /// Waits until everything before `end` has been touched, or nobody is touching any more;
-    /// answers whether it has.
+    /// Waits until everything before `end` has been touched or no thread is touching any more.
+    /// Returns whether everything was touched.
     fn wait_for(&self, end: usize) -> bool {
         let mut state = lock(&self.state);
         while state.front < end && state.running > 0 {
@@ -125,7 +126,7 @@ impl Front {
     }
 }
 
-/// A thread that is touching, until it drops.
+/// A running touch thread. The drop ends it.
 struct Running<'a>(&'a Front);
 
 impl<'a> Running<'a> {
@@ -142,13 +143,13 @@ impl Drop for Running<'_> {
     }
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct Work<'a> {
     mapping: &'a Mapping,
     page: usize,
     chunk: usize,
     can_populate: bool,
-    /// Is told of the bytes that have been touched, and answers whether to go on.
+    /// Called with the number of touched bytes. Returns whether to continue.
     advance: &'a (dyn Fn(ByteCount) -> bool + Sync),
     next: AtomicUsize,
     is_over: AtomicBool,
@@ -177,13 +178,13 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// How many threads there is work for.
+    /// The number of threads that have work to do.
     fn threads(&self, crew: Crew<'_>) -> usize {
         crew.threads.min(self.mapping.length().div_ceil(self.chunk))
     }
 
-    /// Takes chunks on `threads` threads, while `beside` runs on this one. Where not even one can
-    /// be started, this thread does their work first.
+    /// Takes chunks on `threads` threads, while `beside` runs on this thread. If no thread can be
+    /// started, this thread touches all chunks first.
     fn run_with(&self, crew: Crew<'_>, threads: usize, beside: impl FnOnce()) {
         let mut refusal = None;
         std::thread::scope(|scope| {
@@ -208,7 +209,8 @@ impl<'a> Work<'a> {
             }
             beside();
             for thread in started {
-                // The scope waits for their work, this for their stacks to be given back.
+                // The scope waits for the threads' work. The join also waits until their stacks are
+                // freed.
                 let _ = thread.join();
             }
         });
@@ -251,15 +253,16 @@ impl<'a> Work<'a> {
         }
         for offset in (0..length).step_by(self.page) {
             let byte = address.as_ptr().wrapping_add(offset);
-            // SAFETY: the byte is in the mapping, which is writable and which nobody has seen
-            // yet, but for the other threads here, whose chunks are others. It is zero already.
+            // SAFETY: the byte is in the mapping, which is writable. Only the threads here have
+            // access to the mapping so far, and each works on other chunks. The byte is zero
+            // already.
             unsafe { byte.write_volatile(0) };
         }
         Ok(())
     }
 }
 
-/// No thread panics while it holds the lock, and what it guards is whole at any time.
+/// No thread panics while it holds the lock, and the guarded value is consistent at any time.
 fn lock<T>(guarded: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     guarded.lock().unwrap_or_else(PoisonError::into_inner)
 }

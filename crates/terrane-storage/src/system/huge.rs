@@ -1,4 +1,4 @@
-//! What the kernel says about huge pages.
+//! The kernel's information about huge pages.
 
 use std::fs;
 use std::ops::Range;
@@ -7,10 +7,10 @@ use terrane_core::{Alignment, ByteCount, OsError, Reason};
 
 use super::options::HugePageSize;
 
-/// The switch of transparent huge pages.
+/// The setting of transparent huge pages.
 const SWITCH: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// Why the kernel assembles no huge pages, if it does not at all.
+/// Why the kernel never assembles huge pages. `None` if it may.
 pub(super) fn transparent_refusal() -> Option<Reason> {
     match fs::read_to_string(SWITCH) {
         Ok(text) if text.contains("[never]") => Some(Reason::Disabled { by: SWITCH }),
@@ -19,8 +19,7 @@ pub(super) fn transparent_refusal() -> Option<Reason> {
     }
 }
 
-/// Why explicit huge pages of `size` were refused with `error`, when `needed` bytes of them were
-/// asked for.
+/// Why a request for `needed` bytes in explicit huge pages of `size` failed with `error`.
 pub(super) fn explicit_refusal(size: HugePageSize, needed: ByteCount, error: OsError) -> Reason {
     let kib = size.alignment().get() >> 10;
     let path = format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/free_hugepages");
@@ -34,11 +33,12 @@ pub(super) fn explicit_refusal(size: HugePageSize, needed: ByteCount, error: OsE
     }
 }
 
-/// How many of the bytes in `range` are in huge pages, transparent or explicit, as
-/// `/proc/self/smaps` tells.
+/// The number of bytes in `range` that are in huge pages, transparent or explicit, from
+/// `/proc/self/smaps`.
 ///
-/// The kernel counts by mapping and may have merged a neighbour into this one. What a mapping
-/// has outside the range is then taken to be huge first, so the answer is never too high.
+/// The kernel reports a count for each mapping, and may have merged a neighbour into this one. The
+/// huge bytes are then attributed to the part outside the range first. The result is therefore
+/// never too high.
 pub(super) fn huge_bytes(range: Range<u64>) -> Result<ByteCount, OsError> {
     let text =
         fs::read_to_string("/proc/self/smaps").map_err(|error| OsError::from_io("read", &error))?;
@@ -71,13 +71,14 @@ fn mapping_of(line: &str) -> Option<Range<u64>> {
     (begin <= end).then_some(begin..end)
 }
 
-/// The bytes on a line `key   12 kB`.
+/// The number of bytes on a line such as `key   12 kB`.
 fn value_of(line: &str, key: &str) -> Option<u64> {
     let rest = line.strip_prefix(key)?.trim().strip_suffix("kB")?;
     rest.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The part of `length` that whole huge pages can make up: all but what follows the last of them.
+/// The largest part of `length` in whole huge pages. It excludes the bytes after the last whole
+/// page.
 pub(super) fn largest_huge_part(length: ByteCount) -> ByteCount {
     ByteCount::new(length.get() & !(Alignment::HUGE_PAGE.get() - 1))
 }
@@ -106,7 +107,7 @@ Private_Hugetlb:    4096 kB
 
     #[test]
     fn a_merged_neighbour_is_not_counted_for_us() {
-        // Of 8 MiB with 6 MiB huge, the other 4 MiB could be huge entirely.
+        // 6 of the 8 MiB are huge. The 4 MiB outside the range could be entirely huge.
         assert_eq!(count_huge(SMAPS, &(0x1000_0000..0x1040_0000)), 2 << 20);
     }
 }

@@ -1,4 +1,4 @@
-//! A mapping of anonymous memory, owned.
+//! An owned mapping of anonymous memory.
 
 use std::ptr::NonNull;
 
@@ -7,28 +7,29 @@ use terrane_core::{Alignment, ByteCount, OsError};
 use super::unmapping;
 use crate::sys;
 
-/// Mapped, zeroed memory, unmapped when it drops.
+/// Mapped, zeroed memory. The drop unmaps it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// The aligned part, within what is mapped.
+    /// The aligned part of the mapped range.
     address: NonNull<u8>,
     length: usize,
-    /// All that is mapped: the same, unless trimming was refused.
+    /// The whole mapped range. It equals the aligned part unless trimming failed.
     mapped: NonNull<u8>,
     mapped_length: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, and no thread owns a mapping.
+// SAFETY: this value alone owns the mapping, and mappings are not tied to threads.
 unsafe impl Send for Mapping {}
-// SAFETY: shared references give out the address only.
+// SAFETY: shared references return the address only.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `length` bytes, rounded up to whole pages, at a multiple of `alignment`; with
-    /// `huge`, of explicit huge pages of that size.
+    /// Maps `length` bytes, rounded up to whole pages, at a multiple of `alignment`. With `huge`,
+    /// it uses explicit huge pages of that size.
     ///
-    /// The kernel aligns to its pages only. For more, a longer range is mapped and trimmed at
-    /// both ends; explicit huge pages then have to be there for the longer range, for a moment.
+    /// The kernel aligns to its pages only. For a stricter alignment, a longer range is mapped and
+    /// trimmed at both ends. Explicit huge pages must be available for the longer range for a
+    /// moment.
     pub(crate) fn new(
         length: ByteCount,
         alignment: Alignment,
@@ -52,18 +53,18 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Moves the beginning to a multiple of `alignment` and gives back what lies around it. Where
-    /// the kernel refuses (a process can have only so many mappings), the surplus stays mapped,
-    /// untouched and without pages.
+    /// Moves the beginning to a multiple of `alignment` and unmaps the surplus at both ends. If the
+    /// kernel refuses, because the process has too many mappings, the surplus stays mapped. It
+    /// stays untouched and without pages.
     fn trim(&mut self, alignment: usize) {
         let head = self.mapped.as_ptr().align_offset(alignment);
-        // `head` is less than the slack, so the aligned part ends within what is mapped.
+        // `head` is less than the slack, so the aligned part ends within the mapped range.
         if let Some(address) = NonNull::new(self.mapped.as_ptr().wrapping_add(head)) {
             self.address = address;
         }
         if head > 0 {
-            // SAFETY: the range is the beginning of what was mapped, up to a page boundary, and
-            // nobody has its address yet.
+            // SAFETY: the range is the beginning of the mapped range, up to a page boundary. No
+            // other code has its address yet.
             if unsafe { sys::memory::unmap(self.mapped, head) }.is_ok() {
                 self.mapped = self.address;
                 self.mapped_length -= head;
@@ -75,8 +76,8 @@ impl Mapping {
         if let Some(end) = NonNull::new(self.mapped.as_ptr().wrapping_add(kept))
             && tail > 0
         {
-            // SAFETY: the range is the end of what was mapped, from a page boundary on, and
-            // nobody has its address yet.
+            // SAFETY: the range is the end of the mapped range, from a page boundary on. No other
+            // code has its address yet.
             if unsafe { sys::memory::unmap(end, tail) }.is_ok() {
                 self.mapped_length = kept;
             }
@@ -91,7 +92,7 @@ impl Mapping {
         self.length
     }
 
-    /// The `length` bytes from `offset` on, cut at the end of the mapping.
+    /// The `length` bytes from `offset` on, limited to the end of the mapping.
     pub(super) fn part(&self, offset: usize, length: usize) -> (NonNull<u8>, usize) {
         let offset = offset.min(self.length);
         let address = self.address.as_ptr().wrapping_add(offset);
@@ -101,8 +102,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` less what was trimmed; as its owner drops, so do
-        // all rights to its addresses.
+        // SAFETY: `new` mapped whole pages, and trimmed pages are excluded. The owner drops, so no
+        // code uses the addresses any more.
         unsafe { unmapping::unmap(self.mapped, self.mapped_length) };
     }
 }

@@ -1,4 +1,4 @@
-//! What system memory is while it lives.
+//! System memory that has been allocated.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -11,14 +11,15 @@ use super::background::Toucher;
 use super::huge;
 use super::mapping::Mapping;
 
-/// A region of system memory, unmapped when it drops.
+/// A region of system memory. The drop unmaps it.
 #[derive(Debug)]
 pub struct SystemMemory {
     pub(super) address: HostAddress,
     pub(super) length: ByteCount,
-    /// Before the mapping, as fields drop in their order; `None` if no thread touches it.
+    /// Declared before the mapping, because fields drop in declaration order. `None` if no thread
+    /// touches the memory.
     pub(super) toucher: Option<Toucher>,
-    /// `None` for no bytes.
+    /// `None` for a region of zero bytes.
     pub(super) mapping: Option<Arc<Mapping>>,
     pub(super) report: CapabilityReport,
 }
@@ -36,21 +37,21 @@ impl SystemMemory {
         }
     }
 
-    /// How many of the bytes are in huge pages at this moment, as `/proc/self/smaps` tells; too
-    /// low rather than too high where the kernel has merged the mapping with a neighbour.
+    /// The number of bytes that are in huge pages now, from `/proc/self/smaps`. The number may be
+    /// too low if the kernel has merged the mapping with a neighbour. It is never too high.
     ///
-    /// The kernel walks all memory of the process for this, so it is no call for a hot path.
+    /// The kernel walks all memory of the process for this. Do not call it on a hot path.
     ///
     /// # Errors
     ///
-    /// The code with which reading `/proc/self/smaps` failed.
+    /// The error from reading `/proc/self/smaps`.
     pub fn huge_bytes(&self) -> Result<ByteCount, OsError> {
         self.mapping.as_deref().map_or(Ok(ByteCount::ZERO), huge_bytes)
     }
 }
 
-// SAFETY: the bytes are a private mapping of this value's, readable, writable and zeroed by the
-// kernel, which stays until the value drops, wherever that moves.
+// SAFETY: the bytes are a private mapping of this value, readable, writable and zeroed by the
+// kernel. The mapping stays at its address until the value drops, even if the value moves.
 unsafe impl Memory for SystemMemory {
     fn kind(&self) -> StorageKind {
         StorageKind::System
@@ -69,7 +70,7 @@ unsafe impl Memory for SystemMemory {
     }
 }
 
-/// How many bytes of a mapping are in huge pages.
+/// The number of bytes of a mapping in huge pages.
 pub(super) fn huge_bytes(mapping: &Mapping) -> Result<ByteCount, OsError> {
     let begin = HostAddress::new(mapping.address()).get();
     huge::huge_bytes(begin..begin + ByteCount::from_usize(mapping.length()).get())

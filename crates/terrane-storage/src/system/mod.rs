@@ -1,4 +1,4 @@
-//! System memory: mapped, zeroed by the kernel, on the pages and nodes that a policy asks for.
+//! System memory: mapped and zeroed by the kernel, with the pages and nodes of a policy.
 
 mod available;
 mod background;
@@ -30,20 +30,20 @@ use first_touch::{Crew, Touched, touch};
 pub(crate) use mapping::Mapping;
 use memory::huge_bytes;
 
-/// 1 GiB, the largest huge page, and the strictest alignment that can be asked for.
+/// 1 GiB: the largest huge page, and the maximum alignment.
 const GIB: Alignment = match Alignment::new(1 << 30) {
     Ok(alignment) => alignment,
     Err(_) => Alignment::HUGE_PAGE,
 };
 
-/// Hands out system memory, each region as a mapping of its own.
+/// Allocates system memory. Each region is a mapping of its own.
 ///
-/// A process can have only so many mappings: 65,530, unless `vm.max_map_count` says otherwise. The
-/// kernel counts neighbours with equal properties as one, so allocating many regions can succeed
-/// and giving back every other one then meet the limit. The pages of such a region are given back
-/// all the same; only its addresses stay taken, until later regions drop. Where thousands of small
-/// regions are needed, put `terrane_pool::adaptors::Slabs` around the allocator: it cuts them from
-/// large ones.
+/// A process may have only a limited number of mappings: 65,530 unless `vm.max_map_count` is set
+/// differently. The kernel counts neighbouring mappings with equal properties as one. Allocating
+/// many regions can therefore succeed, and freeing every other region can then reach the limit. The
+/// pages of such a region are still freed. Only its addresses stay reserved, until later regions
+/// drop. For thousands of small regions, wrap the allocator in `terrane_pool::adaptors::Slabs`,
+/// which divides large regions.
 ///
 /// ```
 /// use terrane_core::{Allocate, ByteCount, Memory, RegionRequest};
@@ -66,19 +66,19 @@ pub struct SystemAllocator {
 }
 
 impl SystemAllocator {
-    /// An allocator with these options. Reads the NUMA topology.
+    /// Creates an allocator with these options. It reads the NUMA topology.
     #[must_use]
     pub fn new(options: SystemOptions) -> Self {
         Self::with_topology(options, NumaTopology::read())
     }
 
-    /// An allocator with these options on a topology that was read before.
+    /// Creates an allocator with these options and a topology that was read before.
     #[must_use]
     pub fn with_topology(options: SystemOptions, topology: NumaTopology) -> Self {
         Self { options, progress: Progress::default(), topology }
     }
 
-    /// The same allocator, whose bring-ups can be watched and cancelled through `progress`.
+    /// The same allocator, whose bring-ups report to `progress` and can be cancelled through it.
     #[must_use]
     pub fn reporting_to(self, progress: Progress) -> Self {
         Self { progress, ..self }
@@ -90,28 +90,28 @@ impl SystemAllocator {
         &self.options
     }
 
-    /// Brings one region up; what [`allocate`](Allocate::allocate) does, with this crate's error.
+    /// Brings one region up, as [`allocate`](Allocate::allocate) does, but with this crate's error.
     ///
     /// # Errors
     ///
-    /// [`StorageError::TooStrictlyAligned`] for an alignment above 1 GiB,
-    /// [`StorageError::OutOfMemory`] if the machine or a control group has no such amount left,
-    /// [`StorageError::Capability`] if something required was not granted,
-    /// [`StorageError::Cancelled`] if the progress was cancelled,
-    /// [`StorageError::Memory`] if the kernel refuses otherwise. Nothing stays mapped.
+    /// [`StorageError::TooStrictlyAligned`] for an alignment above 1 GiB.
+    /// [`StorageError::OutOfMemory`] if the machine or a control group has too little memory left.
+    /// [`StorageError::Capability`] if a required capability was not granted.
+    /// [`StorageError::Cancelled`] if the progress was cancelled. [`StorageError::Memory`] if the
+    /// kernel refuses for another reason. Nothing stays mapped after an error.
     pub fn bring_up(&self, request: &RegionRequest) -> Result<SystemMemory, StorageError> {
         let (memory, entry) = self.bring_up_when(request, Touching::Now)?;
         entry.into_iter().for_each(ProgressEntry::finish);
         Ok(memory)
     }
 
-    /// As [`bring_up`](Self::bring_up), for who has more to do to the memory before it can be
-    /// used: what is touched is not ready in the [progress](Self::reporting_to) before the entry
-    /// is [finished](ProgressEntry::finish). Dropped, that takes the bring-up back.
+    /// As [`bring_up`](Self::bring_up), for callers that must prepare the memory further before it
+    /// can be used. Touched bytes are not ready in the [progress](Self::reporting_to) until the
+    /// entry is [finished](ProgressEntry::finish). Dropping the entry reverts the progress.
     ///
     /// # Errors
     ///
-    /// As for [`bring_up`](Self::bring_up).
+    /// As [`bring_up`](Self::bring_up).
     pub fn bring_up_unfinished(
         &self,
         request: &RegionRequest,
@@ -162,7 +162,8 @@ impl SystemAllocator {
         Ok((memory, entry))
     }
 
-    /// Explicit huge pages, or `None` with the reason in the report.
+    /// Maps explicit huge pages. Returns `None`, with the reason in the report, if they are not
+    /// available.
     fn try_explicit(
         &self,
         request: &RegionRequest,
@@ -172,8 +173,8 @@ impl SystemAllocator {
         report: &mut CapabilityReport,
     ) -> Result<Option<Brought>, StorageError> {
         if self.options.numa != NumaPolicy::Local && !sys::memory::can_populate() {
-            // Reserved pages are not reserved on a node; without this advice, to find none there
-            // is a signal that ends the process.
+            // Huge pages are not reserved per node. Without this advice, a page fault on a node
+            // without free huge pages kills the process with a signal.
             let reason = Reason::Needs("MADV_POPULATE_WRITE (Linux 5.14) to be bound to a node");
             report.record(Capability::ExplicitHugePages, wish, Grant::Refused(reason));
             report.check()?;
@@ -197,7 +198,7 @@ impl SystemAllocator {
         Ok(None)
     }
 
-    /// Maps, binds and touches a region of one sort of pages.
+    /// Maps, binds and touches a region with one kind of pages.
     fn bring_up_on(
         &self,
         request: &RegionRequest,
@@ -209,7 +210,8 @@ impl SystemAllocator {
         let wants_touch = self.options.first_touch != FirstTouch::None;
         let is_touched = wants_touch && touching != Touching::Later;
         if wants_touch && !matches!(pages, Pages::Explicit(_)) {
-            // Running out while touching would be met by the kernel's killer, not by an error.
+            // If the memory ran out during the touch, the OOM killer would act and no error would
+            // be returned.
             let available = available::available_memory();
             if available.is_some_and(|available| available < bytes) {
                 return Err(StorageError::OutOfMemory {
@@ -233,7 +235,7 @@ impl SystemAllocator {
         let refused = match pages {
             Pages::Explicit(_) => None,
             Pages::Base => {
-                // Without transparent huge pages in the kernel there are none to turn off.
+                // Without transparent huge pages in the kernel, there are none to disable.
                 let _ = advise_huge(&mapping, false);
                 None
             }
@@ -257,7 +259,7 @@ impl SystemAllocator {
         Ok((mapping, entry))
     }
 
-    /// Says where the pages are to be. `true` if they are bound to one node.
+    /// Sets the nodes of the pages. Returns `true` if the pages are bound to one node.
     fn bind(&self, mapping: &Mapping, report: &mut CapabilityReport) -> Result<bool, StorageError> {
         let (placement, nodes, wish) = match &self.options.numa {
             NumaPolicy::Local => return Ok(false),
@@ -271,7 +273,7 @@ impl SystemAllocator {
             report.record(Capability::NumaBinding, wish, Grant::NotTried);
             return Ok(false);
         }
-        // SAFETY: the range is the mapping's.
+        // SAFETY: the range is the whole mapping.
         let result =
             unsafe { sys::memory::bind(mapping.address(), mapping.length(), placement, &nodes) };
         let grant = result.map_or_else(|e| Grant::Refused(Reason::Os(e)), |()| Grant::Granted);
@@ -280,8 +282,8 @@ impl SystemAllocator {
         Ok(result.is_ok() && placement == sys::memory::Placement::Bind)
     }
 
-    /// Touches the pages and enters in the report how that was done, and in the progress how far
-    /// it is, and whether what is touched is ready.
+    /// Touches the pages. Records the threads and CPUs in the report, and the touched bytes in the
+    /// progress. `touching` determines whether touched bytes are ready.
     fn touch(
         &self,
         mapping: &Mapping,
@@ -318,7 +320,7 @@ impl SystemAllocator {
         Ok(())
     }
 
-    /// Who touches, and on which CPUs, where the memory is bound to a node or is not.
+    /// The threads that touch and their CPUs, depending on whether the memory is bound to a node.
     fn crew_of(&self, is_bound: bool) -> Crew<'_> {
         let cpus = match self.options.numa {
             NumaPolicy::Bind(node, _) if is_bound => {
@@ -336,7 +338,7 @@ impl SystemAllocator {
         Crew { threads, cpus }
     }
 
-    /// Enters in the report how touching was done.
+    /// Records in the report how the pages were touched.
     fn report_crew(&self, crew: Crew<'_>, touched: &Touched, report: &mut CapabilityReport) {
         let entry = |refusal: Option<OsError>| {
             refusal.map_or(Grant::Granted, |error| Grant::Refused(Reason::Os(error)))
@@ -352,7 +354,7 @@ impl SystemAllocator {
     }
 }
 
-// SAFETY: each region is a mapping of its own, and nothing else refers to it.
+// SAFETY: each region is a mapping of its own, and no other code refers to it.
 unsafe impl Allocate for SystemAllocator {
     type Memory = SystemMemory;
 
@@ -360,8 +362,8 @@ unsafe impl Allocate for SystemAllocator {
         StorageKind::System
     }
 
-    /// Whole pages: explicit huge ones where those are required, base pages otherwise. Where
-    /// explicit huge pages are preferred and granted, a region is longer than that.
+    /// Whole pages: explicit huge pages if they are required, otherwise base pages. If explicit
+    /// huge pages are preferred and granted, lengths are rounded up to whole huge pages.
     fn limits(&self) -> Limits {
         let page = match self.options.huge_pages {
             HugePages::Explicit(size, Wish::Required) => size.alignment(),
@@ -378,20 +380,20 @@ unsafe impl Allocate for SystemAllocator {
     }
 }
 
-/// Memory with its pages, and its entry in the progress where those were touched.
+/// Memory with its pages. It has an entry in the progress if the pages were touched.
 type Brought = (Mapping, Option<ProgressEntry>);
 
 /// When pages are touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Touching {
-    /// Now, and no more is done: what is touched is ready.
+    /// Now. Touched bytes are ready, because no further step follows.
     Now,
-    /// Now, before more is done.
+    /// Now, before a further step.
     First,
     Later,
 }
 
-/// A sort of pages.
+/// A kind of pages.
 #[derive(Clone, Copy, Debug)]
 enum Pages {
     Base,
@@ -411,7 +413,7 @@ fn refusal(requested: ByteCount, error: OsError) -> StorageError {
 }
 
 fn advise_huge(mapping: &Mapping, wanted: bool) -> Result<(), OsError> {
-    // SAFETY: the range is the mapping's.
+    // SAFETY: the range is the whole mapping.
     unsafe { sys::memory::advise_huge(mapping.address(), mapping.length(), wanted) }
 }
 
@@ -422,7 +424,7 @@ fn transparent_refusal(mapping: &Mapping) -> Option<Reason> {
     huge::transparent_refusal().or_else(|| advise_huge(mapping, true).err().map(Reason::Os))
 }
 
-/// For how much of a touched mapping the kernel assembled huge pages.
+/// Reports how much of a touched mapping the kernel assembled into huge pages.
 fn huge_grant(mapping: &Mapping) -> Grant {
     let of = huge::largest_huge_part(ByteCount::from_usize(mapping.length()));
     match huge_bytes(mapping) {

@@ -1,4 +1,4 @@
-//! How system memory is to be brought up.
+//! Options for system memory.
 
 use std::num::NonZeroUsize;
 
@@ -6,31 +6,32 @@ use terrane_core::{Alignment, Wish};
 
 use crate::numa::NodeId;
 
-/// How system memory is to be brought up.
+/// Options for system memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SystemOptions {
-    /// Which pages.
+    /// The kind of pages.
     pub huge_pages: HugePages,
-    /// On which NUMA nodes.
+    /// The NUMA nodes of the pages.
     pub numa: NumaPolicy,
-    /// Who touches the pages first.
+    /// The threads that touch the pages first.
     pub first_touch: FirstTouch,
 }
 
-/// Which pages memory is made of.
+/// The kind of pages of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HugePages {
     /// Base pages only (`MADV_NOHUGEPAGE`).
     None,
-    /// Huge pages that the kernel assembles by itself, for requests of at least one of them;
-    /// such a region begins at a multiple of [`Alignment::HUGE_PAGE`].
+    /// Huge pages that the kernel assembles on its own, for requests of at least one huge page.
+    /// Such a region begins at a multiple of [`Alignment::HUGE_PAGE`].
     ///
-    /// Without first touch nothing is assembled yet, and "granted" in the report says only that
-    /// the kernel took the advice.
+    /// Without first touch no huge page is assembled yet. "Granted" in the report then only means
+    /// that the kernel accepted the advice.
     Transparent(Wish),
     /// Huge pages that an administrator has reserved (hugetlbfs). Lengths are rounded up to whole
-    /// pages. What is not reserved is replaced by transparent huge pages, unless required.
+    /// pages. Transparent huge pages replace them if too few are reserved, unless they are
+    /// required.
     Explicit(HugePageSize, Wish),
 }
 
@@ -51,7 +52,7 @@ pub enum HugePageSize {
 }
 
 impl HugePageSize {
-    /// The size, which is the pages' alignment too.
+    /// The size. It is also the alignment of the pages.
     #[must_use]
     pub const fn alignment(self) -> Alignment {
         match self {
@@ -61,27 +62,27 @@ impl HugePageSize {
     }
 }
 
-/// On which NUMA nodes pages are to be.
+/// The NUMA nodes of the pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NumaPolicy {
-    /// On the node of the thread that touches them first.
+    /// The node of the thread that touches a page first.
     #[default]
     Local,
-    /// On one node. The threads that touch them run on that node's CPUs, or on the nearest if it
-    /// has none.
+    /// One node. The threads that touch the pages run on that node's CPUs, or on those of the
+    /// nearest node with CPUs.
     Bind(NodeId, Wish),
-    /// Spread evenly over some nodes.
+    /// Pages interleaved over several nodes.
     Interleave(Vec<NodeId>, Wish),
 }
 
-/// Who touches pages first, and thereby makes the kernel find and zero them.
+/// The threads that touch pages first. The touch makes the kernel allocate and zero the pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FirstTouch {
-    /// Nobody: pages come up as they are used, and running out of them is met by their user.
+    /// No thread. Pages are allocated on first use, so their user sees it if memory runs out.
     None,
-    /// As many threads as the process, or the node that the memory is bound to, has CPUs.
+    /// One thread for each CPU of the process, or of the node that the memory is bound to.
     #[default]
     AllCpus,
     /// This many threads.

@@ -1,17 +1,17 @@
-//! How far memory has come up, seen from another thread.
+//! The progress of a bring-up, for other threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrane_core::ByteCount;
 
-/// The progress of bringing memory up, shared between who waits for it and who watches.
+/// The progress of bring-ups, shared between threads that wait and threads that observe.
 ///
-/// It adds up over all allocators that report to it. Bytes are [touched](Self::touched) first and
-/// [ready](Self::ready) after: for system memory that is the same, while memory that is locked for
-/// a device is ready when that has been done as well. So `ready` reaches [`total`](Self::total)
-/// when all that was asked for can be used, and not before. What a bring-up has entered only
-/// grows, unless it fails: then all of it is taken back, from the total too.
+/// It is the sum over all allocators that report to it. Bytes are [touched](Self::touched) first
+/// and then [ready](Self::ready). For system memory both happen together. Memory that is
+/// page-locked for a device is ready once it is locked. So `ready` reaches [`total`](Self::total)
+/// exactly when all requested memory can be used. The numbers of a bring-up only grow. If it fails,
+/// all its numbers are subtracted, including its part of the total.
 ///
 /// Cloning it costs a reference count.
 ///
@@ -39,27 +39,27 @@ struct State {
 }
 
 impl Progress {
-    /// The bytes that have their pages, or are to come by them as they are used, whether or not
-    /// they can be used yet; never fewer than are [ready](Self::ready).
+    /// The bytes with allocated pages, or whose pages are allocated on first use. They may not be
+    /// usable yet. This is never less than [ready](Self::ready).
     #[must_use]
     pub fn touched(&self) -> ByteCount {
         ByteCount::new(self.0.touched.load(Ordering::Relaxed))
     }
 
-    /// The bytes that need nothing more to be used.
+    /// The bytes that can be used without further steps.
     #[must_use]
     pub fn ready(&self) -> ByteCount {
         ByteCount::new(self.0.ready.load(Ordering::Relaxed))
     }
 
-    /// The bytes that have been asked for so far.
+    /// The total number of bytes requested so far.
     #[must_use]
     pub fn total(&self) -> ByteCount {
         ByteCount::new(self.0.total.load(Ordering::Relaxed))
     }
 
-    /// Ends every bring-up that reports here, now and later, with
-    /// [`StorageError::Cancelled`](crate::StorageError::Cancelled). What was mapped is unmapped.
+    /// Ends every current and later bring-up that reports here with
+    /// [`StorageError::Cancelled`](crate::StorageError::Cancelled). Their memory is unmapped.
     pub fn cancel(&self) {
         self.0.is_cancelled.store(true, Ordering::Relaxed);
     }
@@ -70,8 +70,8 @@ impl Progress {
         self.0.is_cancelled.load(Ordering::Relaxed)
     }
 
-    /// Enters a bring-up of `bytes` bytes, none of which is touched: for allocators that report
-    /// here what they do by themselves.
+    /// Adds a bring-up of `bytes` bytes, none of them touched. For allocators that report their own
+    /// work here.
     pub fn enter(&self, bytes: ByteCount) -> ProgressEntry {
         self.0.total.fetch_add(bytes.get(), Ordering::Relaxed);
         ProgressEntry {
@@ -84,8 +84,8 @@ impl Progress {
     }
 }
 
-/// What one bring-up has entered in a [`Progress`]. Dropped before it is
-/// [finished](Self::finish), it takes that back.
+/// The part of one bring-up in a [`Progress`]. If it drops before it is [finished](Self::finish),
+/// its numbers are subtracted.
 #[derive(Debug)]
 #[must_use = "dropped, it takes back what was entered"]
 pub struct ProgressEntry {
@@ -97,7 +97,7 @@ pub struct ProgressEntry {
 }
 
 impl ProgressEntry {
-    /// All of it is ready.
+    /// Reports that all bytes are ready.
     pub fn finish(mut self) {
         let left = |entered: &mut AtomicU64| self.total.saturating_sub(*entered.get_mut());
         let (touched, ready) = (left(&mut self.touched), left(&mut self.ready));
@@ -106,20 +106,21 @@ impl ProgressEntry {
         self.is_finished = true;
     }
 
-    /// So many more bytes have their pages.
+    /// Reports that this many more bytes have allocated pages.
     pub(super) fn touched(&self, bytes: ByteCount) {
         self.touched.fetch_add(bytes.get(), Ordering::Relaxed);
         self.progress.0.touched.fetch_add(bytes.get(), Ordering::Relaxed);
     }
 
-    /// So many more bytes have their pages, and need nothing else.
+    /// Reports that this many more bytes have allocated pages and are ready.
     pub(super) fn touched_and_ready(&self, bytes: ByteCount) {
         self.touched(bytes);
         self.ready.fetch_add(bytes.get(), Ordering::Relaxed);
         self.progress.0.ready.fetch_add(bytes.get(), Ordering::Relaxed);
     }
 
-    /// The first `prefix` bytes, which have their pages, are ready. Less than before says nothing.
+    /// Reports that the first `prefix` bytes, which have allocated pages, are ready. A smaller
+    /// prefix than before has no effect.
     pub(super) fn ready_up_to(&self, prefix: ByteCount) {
         let before = self.ready.fetch_max(prefix.get(), Ordering::Relaxed);
         let more = prefix.get().saturating_sub(before);
@@ -132,7 +133,7 @@ impl Drop for ProgressEntry {
         if self.is_finished {
             return;
         }
-        // The total last: at no time are more bytes ready than were asked for.
+        // Subtract the total last, so that `ready` never exceeds it.
         let state = &self.progress.0;
         state.ready.fetch_sub(*self.ready.get_mut(), Ordering::Relaxed);
         state.touched.fetch_sub(*self.touched.get_mut(), Ordering::Relaxed);

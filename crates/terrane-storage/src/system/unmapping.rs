@@ -1,10 +1,11 @@
-//! Unmapping memory where the kernel has no mapping left to split.
+//! Unmaps memory when the process has reached its limit on mappings.
 //!
-//! The kernel joins neighbouring mappings of equal properties and counts them as one. To unmap a
-//! range within a joined mapping, it splits that mapping in two, which fails with `ENOMEM` where
-//! the process has as many mappings as `vm.max_map_count` allows. The pages of the range are then
-//! given back at once. Its addresses are kept here and unmapped later: with a neighbour, as a
-//! longer range may need no split, or when there is room for another mapping.
+//! The kernel merges neighbouring mappings with equal properties and counts them as one. To unmap a
+//! range inside a merged mapping, the kernel splits that mapping. The split fails with `ENOMEM` if
+//! the process has as many mappings as `vm.max_map_count` allows. This module then frees the pages
+//! of the range at once. It keeps the addresses and unmaps them later. It may unmap them with a
+//! neighbour, as a longer range may need no split. Otherwise it waits until another mapping is
+//! possible.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -15,25 +16,26 @@ use terrane_core::OsError;
 
 use crate::sys;
 
-/// How many kept ranges a drop tries to unmap at most, so that no drop takes long.
+/// The maximum number of kept ranges that a drop tries to unmap, so that no drop takes long.
 const RETRIES: usize = 64;
 
 /// Ranges without pages that are still mapped.
 static KEPT: Kept = Kept { count: AtomicUsize::new(0), ranges: Mutex::new(BTreeMap::new()) };
 
-/// Unmaps a range, or gives its pages back and unmaps it later.
+/// Unmaps a range. If that fails, frees its pages now and unmaps it later.
 ///
 /// # Safety
 ///
-/// The range was mapped by [`sys::memory::map`], begins and ends at multiples of its page size, is
-/// still mapped, and nobody uses it any more.
+/// The range was mapped by [`sys::memory::map`], begins and ends at multiples of its page size, and
+/// is still mapped. No code uses it any more.
 pub(super) unsafe fn unmap(address: NonNull<u8>, length: usize) {
     let range = KEPT.take_with_neighbours(Range { address, length });
     match range.unmap() {
         Ok(()) => KEPT.retry(),
         Err(error) => {
-            // Only the new part: the pages of the others have been given back before.
-            // SAFETY: the range is mapped, and the caller vouches that nobody uses it.
+            // Only the new part: the pages of the others have been freed already.
+            // SAFETY: `sys::memory::map` mapped the range, so it is anonymous, private and aligned
+            // to pages. The caller guarantees that it is still mapped and that no code uses it.
             let discarded = unsafe { sys::memory::discard(address, length) };
             let count = KEPT.keep(range);
             if let Err(refusal) = discarded {
@@ -49,14 +51,14 @@ pub(super) unsafe fn unmap(address: NonNull<u8>, length: usize) {
     }
 }
 
-/// A mapped range that nobody uses.
+/// A mapped range that no code uses.
 #[derive(Debug)]
 struct Range {
     address: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: no thread owns a mapping, and nobody uses the bytes.
+// SAFETY: mappings are not tied to threads, and no code uses the bytes.
 unsafe impl Send for Range {}
 
 impl Range {
@@ -69,21 +71,21 @@ impl Range {
     }
 
     fn unmap(&self) -> Result<(), OsError> {
-        // SAFETY: a range is made of parts that `unmap` was called for and that are still mapped,
-        // and belongs to this value alone.
+        // SAFETY: a range consists of parts that `unmap` was called for and that are still mapped.
+        // This value alone owns it.
         unsafe { sys::memory::unmap(self.address, self.length) }
     }
 }
 
 struct Kept {
-    /// How many ranges there are: none, unless the limit was met, and then no lock is needed.
+    /// The number of ranges. It is zero unless the limit was reached; no lock is needed then.
     count: AtomicUsize,
-    /// By their first address.
+    /// The ranges, by their first address.
     ranges: Mutex<BTreeMap<usize, Range>>,
 }
 
 impl Kept {
-    /// Runs `change` on the ranges. No foreign code runs within.
+    /// Calls `change` with the ranges, under the lock. `change` runs no foreign code.
     fn with<R>(&self, change: impl FnOnce(&mut BTreeMap<usize, Range>) -> R) -> R {
         let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut ranges);
@@ -91,7 +93,7 @@ impl Kept {
         result
     }
 
-    /// `range` together with the kept ranges that lie next to it.
+    /// Joins `range` with the kept ranges next to it.
     fn take_with_neighbours(&self, range: Range) -> Range {
         if self.count.load(Ordering::Relaxed) == 0 {
             return range;
@@ -99,7 +101,7 @@ impl Kept {
         self.with(|ranges| join(range, ranges))
     }
 
-    /// Keeps a range for later. Returns how many there are now.
+    /// Keeps a range for later. Returns the number of kept ranges.
     fn keep(&self, range: Range) -> usize {
         self.with(|ranges| {
             // Another thread may have kept a neighbour meanwhile.
@@ -109,7 +111,7 @@ impl Kept {
         })
     }
 
-    /// Tries the kept ranges again, until one is refused.
+    /// Tries to unmap the kept ranges, until one call fails.
     fn retry(&self) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -124,7 +126,7 @@ impl Kept {
     }
 }
 
-/// `range`, and those of `ranges` that lie next to it.
+/// Joins `range` with those of `ranges` that are next to it.
 fn join(mut range: Range, ranges: &mut BTreeMap<usize, Range>) -> Range {
     let before = ranges.range(..range.begin()).next_back();
     let before = before.filter(|(_, before)| before.end() == range.begin());
