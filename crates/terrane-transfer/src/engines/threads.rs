@@ -5,7 +5,8 @@
 //! not for another engine's, which may wait for it in turn. Engines in other crates that start
 //! their threads with [`spawn`] and end them with [`join`] keep that rule.
 //!
-//! A forked process has none of its parent's threads. An engine that drops there [leaves](leave) them.
+//! A forked process has none of its parent's threads. An engine that drops there [leaves](leave)
+//! them.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -51,9 +52,9 @@ pub fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     }
 }
 
-/// Leaves to the parent what an engine shares with its threads, in a process that was forked from the
-/// [engine's](terrane_core::OwnerProcess): the threads are not there to be joined, and what they held
-/// at the fork stays as it was.
+/// Leaves to the parent what an engine shares with its threads, in a process that was forked from
+/// the [engine's](terrane_core::OwnerProcess): the threads are not there to be joined, and what
+/// they held at the fork stays as it was.
 pub fn leave<T>(shared: T) {
     let _ = ManuallyDrop::new(shared);
 }

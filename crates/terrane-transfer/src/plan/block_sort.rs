@@ -11,8 +11,8 @@ pub(crate) struct PairSorter {
 /// No block: ids are below a number of blocks, which has 32 bits as well.
 const NONE: u32 = u32::MAX;
 
-/// So many ids may there be for each pair, for a table of all ids to be worth it. A place in it costs
-/// a nanosecond at most, and to find one's place by comparisons some 10 to 20.
+/// So many ids may there be for each pair, for a table of all ids to be worth it. A place in it
+/// costs a nanosecond at most, and to find one's place by comparisons some 10 to 20.
 const IDS_PER_PAIR: usize = 8;
 
 impl PairSorter {

@@ -91,7 +91,8 @@ impl TransferPlan {
     /// [`source_blocks`](Self::source_blocks) and [`destination_blocks`](Self::destination_blocks).
     /// Each grid has all layers of the transfer.
     ///
-    /// `None` if no few grids say it: blocks or layers lie at uneven distances, or in several regions.
+    /// `None` if no few grids say it: blocks or layers lie at uneven distances, or in several
+    /// regions.
     #[must_use]
     pub fn grids(&self) -> Option<Vec<CopyGrid>> {
         let [group] = self.groups.as_slice() else { return None };

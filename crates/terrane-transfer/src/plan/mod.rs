@@ -115,15 +115,15 @@ impl TransferPlan {
         self.run_count
     }
 
-    /// Whether less than whole pieces is copied at a time: the ends differ in the strides of rows, or
-    /// some heads or tokens are copied.
+    /// Whether less than whole pieces is copied at a time: the ends differ in the strides of rows,
+    /// or some heads or tokens are copied.
     #[must_use]
     pub fn breaks_pieces(&self) -> bool {
         self.breaks_pieces
     }
 
-    /// The heads that are copied, at one end; of a layout that does not state any, the one head that
-    /// is its row.
+    /// The heads that are copied, at one end; of a layout that does not state any, the one head
+    /// that is its row.
     #[must_use]
     pub fn heads(&self, side: Side) -> Range<u32> {
         let [source, destination] = &self.selection.heads;

@@ -21,8 +21,8 @@ pub(crate) struct Nest {
     pub(crate) inner: SmallVec<[Level; 4]>,
     /// The strides of blocks at both ends.
     pub(crate) block: [AxisSteps; 2],
-    /// The loop over sections that a run joins, if it goes over the blocks of its segment once for each
-    /// section.
+    /// The loop over sections that a run joins, if it goes over the blocks of its segment once for
+    /// each section.
     pub(crate) joined: Option<Level>,
 }
 

@@ -107,7 +107,8 @@ fn holds_blocks(geometry: &Geometry) -> bool {
     geometry.page().is_some()
 }
 
-/// Whether some rows of pieces are copied, so that pieces are broken up even if a run is left of each.
+/// Whether some rows of pieces are copied, so that pieces are broken up even if a run is left of
+/// each.
 fn is_partial(selection: &shape::Selection, sections: &[shape::SharedSection<'_>]) -> bool {
     let copies_all = |section: &shape::SharedSection<'_>| {
         let bytes = section.piece_bytes(selection);
@@ -151,7 +152,8 @@ fn make_segments(plan: &mut TransferPlan) {
     let Buffers { sources, destinations, segments, .. } = &mut plan.buffers;
     let mut pairs = (0_u32..).zip(sources.iter().copied().zip(destinations.iter().copied()));
     let Some((pair, (source, destination))) = pairs.next() else { return };
-    // Not in the list before it is whole: adding to what was just stored takes longer than comparing.
+    // Not in the list before it is whole: adding to what was just stored takes longer than
+    // comparing.
     let mut open = Segment { source, destination, blocks: 1, pair };
     for (pair, (source, destination)) in pairs {
         let goes_on =

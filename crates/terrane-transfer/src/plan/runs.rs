@@ -88,8 +88,8 @@ impl TransferPlan {
         per_segment * number(self.buffers.segments.len())
     }
 
-    /// The tile that holds item `index`, where each tile holds `weight` items, and the number of the
-    /// item within the tile.
+    /// The tile that holds item `index`, where each tile holds `weight` items, and the number of
+    /// the item within the tile.
     fn find(&self, index: u64, weight: impl Fn(&Nest) -> u64) -> Option<(Tile<'_>, u64)> {
         let segments = number(self.buffers.segments.len());
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
@@ -141,8 +141,8 @@ impl TransferPlan {
 
     /// Fills in the list of runs.
     ///
-    /// Products and sums cannot overflow: every run lies within its regions, as ids, layers and rows
-    /// have been checked against the geometries, which prove that of all their bytes.
+    /// Products and sums cannot overflow: every run lies within its regions, as ids, layers and
+    /// rows have been checked against the geometries, which prove that of all their bytes.
     pub(super) fn make_runs(&self, runs: &mut Vec<CopyRun>) {
         runs.reserve(ByteCount::new(self.run_count).to_usize());
         if self.breaks_pieces {

@@ -95,9 +95,9 @@ fn by_run(plan: &TransferPlan, side: Side) -> Option<Vec<usize>> {
     })
 }
 
-/// The runs of broken-up pieces in the order of the file. A source that is named twice is read twice:
-/// the runs of one reading must not come between those of the other, as each on its own may be too
-/// short for direct I/O.
+/// The runs of broken-up pieces in the order of the file. A source that is named twice is read
+/// twice: the runs of one reading must not come between those of the other, as each on its own may
+/// be too short for direct I/O.
 fn by_reading(plan: &TransferPlan, side: Side) -> Vec<usize> {
     let mut readings: FxHashMap<u32, u32> = FxHashMap::default();
     let reading_of_pair: Vec<u32> = plan

@@ -42,18 +42,18 @@ pub struct HostEngine {
 /// The options of a [`HostEngine`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostEngineOptions {
-    /// How many threads of the engine copy, besides those that wait. A few usually reach a processor's
-    /// memory bandwidth; the default is all that this process may use, but 8 at most.
+    /// How many threads of the engine copy, besides those that wait. A few usually reach a
+    /// processor's memory bandwidth; the default is all that this process may use, but 8 at most.
     pub threads: NonZeroUsize,
-    /// How much one thread takes at a time, a byte at least. Bounds how late a deadline is noticed, and
-    /// how unevenly the threads can finish.
+    /// How much one thread takes at a time, a byte at least. Bounds how late a deadline is noticed,
+    /// and how unevenly the threads can finish.
     pub chunk: ByteCount,
     /// From this size on, transfers are written past the cache. Off where the processor cannot.
     pub streaming_from: ByteCount,
 }
 
-/// With runs shorter than this on average, nothing is written past the cache: too many of their lines
-/// are partial.
+/// With runs shorter than this on average, nothing is written past the cache: too many of their
+/// lines are partial.
 const LEAST_STREAMED_RUN: ByteCount = ByteCount::kib(1);
 
 impl Default for HostEngineOptions {

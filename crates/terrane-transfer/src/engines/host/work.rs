@@ -12,8 +12,8 @@ use crate::{Attend, CopyFailure, CopyJob, CopyRun, Endpoint, Side, TransferPlan}
 
 /// A job in the engine's queue, which threads that wait for it find as well.
 ///
-/// It is empty once every chunk has been taken. So the thread that copies the last one ends the job,
-/// although the engine's threads may still be about to wake for it.
+/// It is empty once every chunk has been taken. So the thread that copies the last one ends the
+/// job, although the engine's threads may still be about to wake for it.
 pub(super) struct Queued(Mutex<Option<Arc<Work>>>);
 
 impl Queued {

@@ -145,7 +145,8 @@ impl Active {
         self.deadline().is_some_and(|deadline| deadline <= now)
     }
 
-    /// A part has ended: takes its slot from the chunk, if it has one, and puts it where it belongs.
+    /// A part has ended: takes its slot from the chunk, if it has one, and puts it where it
+    /// belongs.
     pub(super) fn release(&mut self, chunk: usize, has_remains: bool, bounce: &Bounce) {
         match self.chunks.try_remove(chunk) {
             Some(held) if has_remains => bounce.leave(held.slot),

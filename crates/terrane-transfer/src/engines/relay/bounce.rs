@@ -42,8 +42,8 @@ pub struct RelaySlots {
     /// How often one more was wanted and the allocator refused it. Transfers then share those
     /// that there are.
     pub refused: u64,
-    /// How many were left to copies that their engines gave up. Their memory is freed when such a copy
-    /// has ended, and meanwhile comes on top of that of the slots that there are.
+    /// How many were left to copies that their engines gave up. Their memory is freed when such a
+    /// copy has ended, and meanwhile comes on top of that of the slots that there are.
     pub given_up: u64,
 }
 
@@ -148,8 +148,8 @@ impl Bounce {
         state.slots.held = state.free.len();
     }
 
-    /// Frees what is not in use, but for one slot: the first one, if it is there. Says how much that
-    /// was.
+    /// Frees what is not in use, but for one slot: the first one, if it is there. Says how much
+    /// that was.
     pub(super) fn trim(&self) -> ByteCount {
         let mut state = lock(&self.state);
         let mut freed = std::mem::take(&mut state.free);

@@ -36,9 +36,9 @@ const NAME: &str = "relay";
 /// kind: from a device to a file through pinned memory, say, or from pageable memory to a device.
 ///
 /// A transfer is cut into chunks. One of the two engines copies each into a bounce slot, and the
-/// other one out of it: while some chunks are on their second hop, the next ones are on their first.
-/// An engine has a few at a time, as it would end more of them all at once. The engines are asked
-/// which of them takes which hop, so that one relay serves both directions.
+/// other one out of it: while some chunks are on their second hop, the next ones are on their
+/// first. An engine has a few at a time, as it would end more of them all at once. The engines are
+/// asked which of them takes which hop, so that one relay serves both directions.
 ///
 /// # Slots
 ///
@@ -52,26 +52,27 @@ const NAME: &str = "relay";
 ///
 /// A device order is waited for once, as of the submission, before the first chunk begins; no slot
 /// is held meanwhile. Files are made durable once, after the last chunk. The deadline is that of
-/// every part, and of a transfer that waits for its turn. Counted as copied are bytes that have arrived at the destination. A failure of
-/// either hop ends the transfer, when all that is in flight of it has ended, with the error that
-/// names the blocks, caused by [`StepFailed`].
+/// every part, and of a transfer that waits for its turn. Counted as copied are bytes that have
+/// arrived at the destination. A failure of either hop ends the transfer, when all that is in
+/// flight of it has ended, with the error that names the blocks, caused by [`StepFailed`].
 ///
 /// # Copies that cannot be stopped
 ///
-/// An engine may [give up](CopyJob::give_up) a part that nobody answers. The transfer then ends with that
-/// failure, its blocks stay claimed until the engine knows that the copy has ended, and the slot that
-/// the part goes through is no longer one of the relay's ([`RelaySlots::given_up`]). Another one is
-/// allocated when it is wanted; if there is none left and that is refused, transfers fail. Until the part
-/// is given up it keeps its slot, and its place among the few chunks that its engine has at a time:
-/// with no deadline of the transfer's or the engine's own, a peer that hangs holds up the others.
+/// An engine may [give up](CopyJob::give_up) a part that nobody answers. The transfer then ends
+/// with that failure, its blocks stay claimed until the engine knows that the copy has ended, and
+/// the slot that the part goes through is no longer one of the relay's ([`RelaySlots::given_up`]).
+/// Another one is allocated when it is wanted; if there is none left and that is refused, transfers
+/// fail. Until the part is given up it keeps its slot, and its place among the few chunks that its
+/// engine has at a time: with no deadline of the transfer's or the engine's own, a peer that hangs
+/// holds up the others.
 ///
 /// # Threads
 ///
 /// One thread, named `terrane-relay`, makes the plans of the parts and hands them to the engines;
-/// no bytes pass through it. It ends the transfers as well, so what drops with one must not wait for
-/// another ([`TransferManager::submit`](crate::TransferManager::submit)). Dropping the engine lets the thread finish what was submitted, and
-/// joins it, unless it drops on a thread of an engine, which must not wait for others: then it ends
-/// by itself.
+/// no bytes pass through it. It ends the transfers as well, so what drops with one must not wait
+/// for another ([`TransferManager::submit`](crate::TransferManager::submit)). Dropping the engine
+/// lets the thread finish what was submitted, and joins it, unless it drops on a thread of an
+/// engine, which must not wait for others: then it ends by itself.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -150,8 +151,8 @@ impl RelayEngine {
         Ok(Self { shared, messages, next, thread: Some(thread), owner })
     }
 
-    /// How many slots there are, and may be. In a process that was forked from the engine's there are
-    /// none.
+    /// How many slots there are, and may be. In a process that was forked from the engine's there
+    /// are none.
     #[must_use]
     pub fn slots(&self) -> RelaySlots {
         if self.owner.is_current() { self.shared.bounce.slots() } else { RelaySlots::default() }
@@ -184,8 +185,8 @@ impl RelayEngine {
 // SAFETY: the engine touches no byte itself. The parts that it hands to others copy between the
 // blocks of the job's plan and slots, each of which belongs to one part at a time; it finishes the
 // job when every part has ended, and a part that is lost tells of its end as it drops. What a part
-// that was given up may still touch, the blocks and the slot, belongs to its remains: those hold the
-// claims of the job as well, and the slot is never used again.
+// that was given up may still touch, the blocks and the slot, belongs to its remains: those hold
+// the claims of the job as well, and the slot is never used again.
 unsafe impl CopyEngine for RelayEngine {
     fn name(&self) -> &'static str {
         NAME

@@ -167,8 +167,8 @@ impl Rows {
     }
 }
 
-/// The bytes of one layer of one block that are copied, and whether some section has no layers. Layers
-/// are then not copied apart from each other.
+/// The bytes of one layer of one block that are copied, and whether some section has no layers.
+/// Layers are then not copied apart from each other.
 pub(super) fn layer_bytes(plan: &TransferPlan) -> (ByteCount, bool) {
     let side = shaping_side(plan);
     let end = plan.end(side).layout().geometry();

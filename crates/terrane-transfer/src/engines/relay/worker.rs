@@ -106,8 +106,8 @@ impl Worker {
         })
     }
 
-    /// Has transfers fail whose deadline has passed: at once where nothing of them is in flight, and
-    /// where something is, when that has ended, to which their engines see.
+    /// Has transfers fail whose deadline has passed: at once where nothing of them is in flight,
+    /// and where something is, when that has ended, to which their engines see.
     fn end_late(&mut self) {
         let now = Instant::now();
         let late = self.transfers.iter().filter(|(_, active)| active.is_late(now));
@@ -119,8 +119,8 @@ impl Worker {
         }
     }
 
-    /// After a panic: how far the thread had come is not known, so all that was begun fails. Each job
-    /// keeps what its parts touch, and so ends when none of them is in flight any more.
+    /// After a panic: how far the thread had come is not known, so all that was begun fails. Each
+    /// job keeps what its parts touch, and so ends when none of them is in flight any more.
     fn recover(&mut self) {
         let is_in_flight = |active: &Active| active.in_flight > 0;
         while self.transfers.values().any(is_in_flight) {
@@ -220,7 +220,8 @@ impl Worker {
     /// has none to go on with. Says whether anything has come of it.
     ///
     /// A chunk has all that it needs once it has a slot, as engines come to every chunk in turn. So
-    /// slots always come back; and a transfer waits for its turn behind each other one once at most.
+    /// slots always come back; and a transfer waits for its turn behind each other one once at
+    /// most.
     fn fill_slots(&mut self) -> bool {
         let (mut has_filled, mut blocked) = (false, 0);
         while !self.is_out_of_slots
