@@ -28,7 +28,7 @@ impl Queued {
         queued
     }
 
-    /// Copies a chunk that no thread has taken yet. Says whether there was one.
+    /// Copies a chunk that no thread has taken yet. Returns whether there was one.
     pub(super) fn copy_one_chunk(&self) -> bool {
         let Some(work) = lock(&self.0).clone() else { return false };
         let has_copied = work.copy_one_chunk();
@@ -90,7 +90,7 @@ impl Work {
         }
     }
 
-    /// Copies a chunk that no thread has taken yet. Says whether there was one.
+    /// Copies a chunk that no thread has taken yet. Returns whether there was one.
     fn copy_one_chunk(&self) -> bool {
         self.job.start();
         let Some((begin, bytes)) = self.take_chunk() else { return false };
