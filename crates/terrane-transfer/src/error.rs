@@ -285,7 +285,7 @@ pub enum TransferError {
         /// The source block where the copy stopped. If the engine does not know it, the block where
         /// the run begins.
         source_block: u32,
-        /// The destination block, likewise.
+        /// The destination block, in the same way.
         destination_block: u32,
         /// The length of the run, which may span many blocks.
         bytes: ByteCount,

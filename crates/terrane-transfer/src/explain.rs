@@ -24,7 +24,7 @@ pub struct Explanation {
     /// The largest power of two that divides the offset and the length of every piece in the
     /// source.
     pub source_alignment: Alignment,
-    /// Likewise in the destination.
+    /// The same for the destination.
     pub destination_alignment: Alignment,
     /// The engine that copies.
     pub engine: &'static str,

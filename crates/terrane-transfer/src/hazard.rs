@@ -28,7 +28,7 @@ use blocks::Blocks;
 use counts::BlockCounts;
 use incomplete::{Area, Incomplete};
 
-/// What a transfer does with a block.
+/// The access of a transfer to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// It reads the block.
@@ -51,9 +51,9 @@ impl fmt::Display for Access {
 pub struct BlockConflict {
     /// The block.
     pub block: u32,
-    /// What the refused transfer would do with it.
+    /// The access that the refused transfer requested.
     pub wanted: Access,
-    /// What the other one does with it.
+    /// The access of the other transfer.
     pub held: Access,
     /// The other transfer. Run [after](crate::Transfer::after) its ticket, or wait for it.
     pub holder: TransferId,

@@ -97,7 +97,7 @@ impl CopyJob {
         &self.claims
     }
 
-    /// What to copy.
+    /// The plan to copy.
     #[must_use]
     pub fn plan(&self) -> &TransferPlan {
         &self.plan

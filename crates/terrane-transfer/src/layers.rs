@@ -268,7 +268,7 @@ impl LayerSignals {
     /// last of them. When it has completed, the bytes of the layers are at the destination.
     ///
     /// `owner` keeps the event valid. It is kept until the job and every view of its layers have
-    /// dropped. That is later than the job's end, as a stream of the caller may be told to wait for
+    /// dropped. That is later than the job's end, as a stream of the caller may start to wait for
     /// the event by then. It may drop on any thread.
     pub fn submitted(
         &self,

@@ -101,9 +101,9 @@ impl TransferManager {
     ///
     /// # What runs as a transfer ends
     ///
-    /// Some foreign code runs on the thread that ends the transfer: wakers, the drop of adopted
-    /// memory's owner, and the drop of a guard whose completion was dropped. The thread is an
-    /// engine's, or one that waits for another transfer.
+    /// Some foreign code runs on the thread that ends the transfer: wakers, and two kinds of drops.
+    /// These are the drop of adopted memory's owner, and of a guard whose completion was dropped.
+    /// The thread is an engine's, or one that waits for another transfer.
     ///
     /// This code must not wait for a transfer, nor for a thread that does. The blocked thread may
     /// be the one that ends that transfer: a relay, for example, ends all of its transfers on one

@@ -11,7 +11,7 @@ use crate::{DeviceOrder, Durability, Endpoint, Ticket};
 ///
 /// Shapes are equal if sections have equal names, layers, tokens and rows. All strides may differ;
 /// rows are copied to their positions in the destination. If both layouts state their heads, only
-/// the lengths of heads have to be equal: [some heads](Self::heads) of one layout can go to another
+/// the lengths of heads have to be equal. [Some heads](Self::heads) of one layout can go to another
 /// one that has more.
 ///
 /// Nothing is checked before it is submitted.
@@ -84,9 +84,9 @@ impl Transfer {
     }
 
     /// Copies only these heads of the source's blocks, to an equal number of the destination's.
-    /// Both layouts [state](terrane_layout::LayoutConfigBuilder::num_heads) their heads. Their
-    /// numbers may differ: a tensor-parallel rank that holds 2 of 8 heads reads and writes its
-    /// share of a page that holds all, beside the other ranks.
+    /// Both layouts [state](terrane_layout::LayoutConfigBuilder::num_heads) their heads, and their
+    /// numbers may differ. For example, a tensor-parallel rank holds 2 of 8 heads. It reads and
+    /// writes its share of a page that holds all, beside the other ranks.
     pub fn heads(self, source: Range<u32>, destination: Range<u32>) -> Self {
         Self { heads: Some([source, destination]), ..self }
     }
@@ -171,8 +171,8 @@ impl Transfer {
     /// pieces of work of some milliseconds at most.
     ///
     /// An engine waits for a request that a device is already working on. It does not wait for a
-    /// peer that does not answer: the transfer ends, and its blocks stay claimed at both ends until
-    /// the engine knows that nothing writes to them.
+    /// peer that does not answer. The transfer then ends, and its blocks stay claimed at both ends
+    /// until the engine knows that nothing writes to them.
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.terms.deadline = Some(deadline);
         self

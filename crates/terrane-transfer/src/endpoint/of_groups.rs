@@ -67,7 +67,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`GroupsRefused`] returns the layouts. It names two of them that have unequal numbers of
-    /// blocks, or that may share bytes of different blocks, and where; or it names bytes that
+    /// blocks, or that may share bytes of different blocks, and where. Or it names bytes that
     /// another endpoint owns.
     pub fn of_groups(
         layouts: impl IntoIterator<Item = PhysicalLayout>,

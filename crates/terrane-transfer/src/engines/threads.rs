@@ -40,7 +40,7 @@ pub fn spawn(
         .map_err(|error| OsError::from_io("clone", &error))
 }
 
-/// Joins an engine's threads, which have been told to end, unless this thread finishes jobs.
+/// Joins an engine's threads, which have been signalled to exit, unless this thread finishes jobs.
 /// Threads that are not joined exit by themselves, once they have served what was submitted.
 pub fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     if FINISHES_JOBS.with(Cell::get) {

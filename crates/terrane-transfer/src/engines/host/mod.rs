@@ -61,7 +61,7 @@ const LEAST_STREAMED_RUN: ByteCount = ByteCount::kib(1);
 impl Default for HostEngineOptions {
     /// As many threads as processors up to 8, chunks of 1 MiB, streaming from 8 MiB on.
     ///
-    /// Measured on an AMD EPYC with 32 MiB of cache: below 8 MiB a copy through the cache is as
+    /// Measured on an AMD EPYC with 32 MiB of cache. Below 8 MiB a copy through the cache is as
     /// fast, and leaves the data in the cache.
     fn default() -> Self {
         let available = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);

@@ -27,8 +27,8 @@ struct Lane {
     running: usize,
 }
 
-/// An engine has at least two chunks, so that it never waits for the next, and at least this many
-/// bytes: a disk needs several requests at once.
+/// An engine has at least two chunks, so that it never waits for the next. It has at least this
+/// many bytes, as a disk needs several requests at once.
 const IN_FLIGHT: ByteCount = ByteCount::mib(16);
 
 /// The number of chunks of this size that an engine has at a time. It is half of the relay's slots
