@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    /// An end that is due in an hour, for another one.
+    /// An attendant whose end is expected between one and two hours from now.
     fn in_an_hour() -> (Arc<Knows>, Arc<dyn Attend>) {
         let start = Instant::now() + LONG;
         let knows = Arc::new(Knows { due: start..start + LONG, asked: AtomicUsize::new(0) });
@@ -281,7 +281,7 @@ mod tests {
         let nap = attend_to(&mut helping, &attendant);
         assert_eq!(knows.asked(), 1);
         assert!(nap.is_some_and(|nap| LONG / 2 < nap && nap <= LONG), "{nap:?}");
-        // It helps until the later time then: this one is two hours off.
+        // It now helps until the end of the range, which is two hours away.
         assert!(helping.goes_on(&attendant) && helping.helps);
     }
 

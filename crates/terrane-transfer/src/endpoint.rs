@@ -105,7 +105,7 @@ impl Endpoint {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let bases = layout.regions().iter().map(Memory::location).collect();
         let alignment = layout.alignment_class();
-        // Relaxed: only uniqueness is asked for.
+        // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Self(Arc::new(Inner {
             _bytes: bytes,
@@ -144,7 +144,7 @@ impl Endpoint {
         &self.0.bases
     }
 
-    /// The largest power of two that every piece begins and ends at a multiple of.
+    /// The largest power of two that divides the start and the end of every piece.
     #[must_use]
     pub fn alignment(&self) -> Alignment {
         self.0.alignment

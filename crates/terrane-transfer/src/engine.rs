@@ -8,7 +8,7 @@ use terrane_core::{BoxedCause, CapabilityReport};
 
 use crate::{CopyJob, DeviceOrder, PinnedOrder, Side, Terms, TransferPlan};
 
-/// Something that executes copy runs between some kinds of storage.
+/// Executes copy runs between some kinds of storage.
 ///
 /// # Contract
 ///
@@ -45,7 +45,7 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// The engine's name in explanations and errors.
     fn name(&self) -> &'static str;
 
-    /// Says how the engine would execute the plan, and how long that should take.
+    /// Predicts how the engine would execute the plan, and how long that should take.
     ///
     /// # Errors
     ///

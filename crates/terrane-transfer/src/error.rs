@@ -9,7 +9,7 @@ use terrane_layout::{LayoutError, SectionName};
 
 use crate::{BlockConflict, Declined, TransferId};
 
-/// Which end of a transfer is meant.
+/// An end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// The bytes come from this end.

@@ -1,8 +1,8 @@
 //! The blocks of a layout that transfers in flight read and write.
 //!
-//! Every transfer claims the blocks that it reads and those that it writes before it starts, and
-//! releases them when it has ended. A claim that conflicts with another one in flight is granted
-//! only if its transfer runs after that one; otherwise it is refused with the blocks concerned.
+//! Every transfer claims the blocks that it reads and writes before it starts, and releases them
+//! when it has ended. A claim may conflict with another one in flight. It is then granted only if
+//! its transfer runs after that one; otherwise it is refused with the conflicting blocks.
 //!
 //! The table records a destination that a failed transfer may have written in part, until it is
 //! written again.
@@ -64,7 +64,7 @@ pub struct BlockConflict {
 pub(crate) struct Use<'a> {
     pub(crate) access: Access,
     pub(crate) blocks: &'a [u32],
-    /// Which of the groups that share the blocks; 0 if there is one.
+    /// The group, among those that share the blocks; 0 if there is one.
     pub(crate) group: u32,
     pub(crate) layers: Range<u32>,
     /// A layout that does not state its heads counts as one head.

@@ -60,7 +60,7 @@ pub enum LayerError {
     /// The transfer does not move this layer.
     #[error("layer {layer} is not among those of the transfer, {first} to {last}")]
     NotTransferred {
-        /// The layer that was asked for.
+        /// The requested layer.
         layer: u32,
         /// The first layer of the transfer.
         first: u32,

@@ -37,13 +37,13 @@ pub(crate) unsafe fn copy(
     caching: Caching,
 ) {
     match caching {
-        // SAFETY: the caller's promise is that of this call.
+        // SAFETY: the caller upholds the contract of this call.
         Caching::Through => unsafe { source.copy_to_nonoverlapping(destination, length) },
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the caller's promise is that of this call.
+        // SAFETY: the caller upholds the contract of this call.
         Caching::Past => unsafe { stream(source, destination, length) },
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        // SAFETY: the caller's promise is that of this call.
+        // SAFETY: the caller upholds the contract of this call.
         Caching::Past => unsafe { source.copy_to_nonoverlapping(destination, length) },
     }
 }
@@ -64,7 +64,7 @@ const TURN: usize = 128;
 
 /// # Safety
 ///
-/// As [`copy`]; the processor has AVX.
+/// The contract of [`copy`] holds, and the processor has AVX.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx")]
 unsafe fn stream(source: *const u8, destination: *mut u8, length: usize) {

@@ -47,7 +47,7 @@ pub fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
         return;
     }
     for thread in threads {
-        // A thread that panicked has ended all the same.
+        // A thread that panicked has exited too.
         let _ = thread.join();
     }
 }

@@ -1,4 +1,4 @@
-//! Which parts of which blocks a failed transfer may have written in part.
+//! The parts of blocks that a failed transfer may have written in part.
 
 use std::ops::Range;
 

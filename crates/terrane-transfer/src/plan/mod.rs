@@ -52,7 +52,7 @@ pub struct TransferPlan {
     owner: OwnerProcess,
 }
 
-/// The lists of a plan, used again by later ones.
+/// The lists of a plan, reused by later plans.
 #[derive(Debug, Default)]
 struct Buffers {
     /// The blocks, as pairs in ascending order of the destination.

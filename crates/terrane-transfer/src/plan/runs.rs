@@ -48,7 +48,7 @@ impl TransferPlan {
         (0..tile).filter_map(|tile| self.tile(tile)).map(|tile| tile.nest.inner_count()).sum()
     }
 
-    /// A run by its index in [`runs`](Self::runs), without the list.
+    /// A run by its index in [`runs`](Self::runs). This does not create the list.
     #[must_use]
     pub fn run(&self, index: usize) -> Option<CopyRun> {
         let (tile, inner) = self.find(number(index), Nest::inner_count)?;

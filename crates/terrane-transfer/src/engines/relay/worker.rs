@@ -101,7 +101,7 @@ impl Worker {
         let nearest = || self.transfers.values().filter_map(Active::deadline).min();
         self.backlog.pop_front().or_else(|| match nearest() {
             Some(deadline) => self.inbox.recv_deadline(deadline).ok(),
-            // This thread has a sender itself.
+            // This thread holds a sender, so the channel stays open.
             None => self.inbox.recv().ok(),
         })
     }
@@ -124,7 +124,7 @@ impl Worker {
     fn recover(&mut self) {
         let is_in_flight = |active: &Active| active.in_flight > 0;
         while self.transfers.values().any(is_in_flight) {
-            // This thread has a sender itself.
+            // This thread holds a sender, so the channel stays open.
             let Ok(message) = self.inbox.recv() else { break };
             match message {
                 Message::Ended(end) if self.transfers.contains_key(&end.part.transfer) => {
