@@ -147,14 +147,15 @@ impl Bounce {
         state.slots.held = state.free.len();
     }
 
-    /// Frees all idle slots but one, preferably keeping the first. Returns the bytes freed.
+    /// Frees idle slots, but keeps at least one slot, and the first one if it is idle. Returns the
+    /// bytes freed.
     pub(super) fn trim(&self) -> ByteCount {
         let mut state = lock(&self.state);
         let mut freed = std::mem::take(&mut state.free);
         let first = state.first.clone();
         let is_first = |slot: &Slot| slot.region.same_memory(&first);
         let kept = freed.iter().position(is_first).or_else(|| freed.len().checked_sub(1));
-        // If another slot is in use, none has to be kept.
+        // If another slot is in use, only the first one has to be kept.
         if let Some(kept) = kept
             && (freed.len() == state.slots.held || freed.get(kept).is_some_and(is_first))
         {

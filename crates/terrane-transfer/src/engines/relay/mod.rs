@@ -157,8 +157,8 @@ impl RelayEngine {
         if self.owner.is_current() { self.shared.bounce.slots() } else { RelaySlots::default() }
     }
 
-    /// Frees all idle slots but one, and returns the number of bytes freed. They are allocated
-    /// again on demand.
+    /// Frees idle slots, but keeps at least one slot, and returns the number of bytes freed. They
+    /// are allocated again on demand.
     ///
     /// A process that was forked from the engine's frees nothing.
     pub fn trim(&self) -> ByteCount {
