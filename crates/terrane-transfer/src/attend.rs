@@ -1,4 +1,4 @@
-//! Waiting threads that help the engine: to notice the end, and to come to it.
+//! Lets a thread that waits for a transfer poll the engine, or copy for it, before it sleeps.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -8,111 +8,112 @@ use crate::engines::threads;
 use crate::job::tell_rest;
 use crate::sync::{Countdown, spin_loop, yield_now};
 
-/// What an engine lets waiting threads do for it: look whether anything has ended.
+/// The work that an engine offers to waiting threads: to check whether anything has ended.
 ///
-/// To be woken by another thread costs tens of microseconds, which is as long as a small transfer
-/// takes. So a thread that waits for a transfer calls [`poll`](Self::poll) for a while before it
-/// goes to sleep, and a thread that only looks calls it once.
+/// Waking a thread takes tens of microseconds, as long as a small transfer. So a thread that waits
+/// for a transfer calls [`poll`](Self::poll) for a while before it sleeps. A thread that only
+/// checks for the end calls it once.
 ///
-/// It is help and no duty: nobody may be waiting, so the engine has to notice every end by itself
+/// This help is optional: no thread may be waiting, so the engine has to notice every end by itself
 /// as well.
 pub trait Attend: Send + Sync {
-    /// Looks once whether work of the engine has ended, and if so does what there is to do:
-    /// signals [layers](crate::LayerSignals) and [finishes](crate::CopyJob::finish) jobs, those of
-    /// others included.
+    /// Checks once whether work of the engine has ended. If so, it does what follows: it signals
+    /// [layers](crate::LayerSignals) and [finishes](crate::CopyJob::finish) jobs, including those
+    /// that other threads wait for.
     ///
-    /// It is called on threads of callers, often, on several at once, and again from within itself
-    /// (what finishing a job starts may look at another one). So it takes a microsecond or so and
-    /// never blocks: where another thread is at it already, it returns. As wherever a job is
-    /// finished, the engine holds no lock meanwhile that it takes to accept one.
+    /// Callers' threads call it often, several at once, and again from within itself: finishing a
+    /// job may start code that polls another. So it takes about a microsecond and never blocks; if
+    /// another thread is inside, it returns. As wherever a job is finished, the engine holds no
+    /// lock meanwhile that it takes to accept one.
     fn poll(&self);
 
-    /// As [`poll`](Self::poll), on a thread that waits for the end whatever it takes, has nothing else
-    /// to do, and has blocked anyway: here an engine whose library copies where it is called may do the
-    /// next piece of the copy, which takes as long as it takes. The rest holds as for `poll`: where
-    /// another thread is at it, it returns.
+    /// Like [`poll`](Self::poll), for a thread that has blocked until the end, without a deadline.
+    /// An engine whose library copies on the calling thread may copy the next piece here, however
+    /// long that takes. Otherwise the rules of `poll` hold: if another thread is inside, it
+    /// returns.
     ///
-    /// Answers whether it has done a piece, after which the thread does not sleep before another
-    /// [attention](DEFAULT_ATTENTION).
+    /// Returns whether it has done a piece. If so, the thread does not sleep before another
+    /// [attention](DEFAULT_ATTENTION) time.
     fn serve(&self) -> bool {
         self.poll();
         false
     }
 
-    /// Between which times the end is to be expected, where the engine knows. A thread that has
-    /// helped for a while and is about to sleep asks; it wakes for the end, once, and helps until the
-    /// later time. It asks again after another [invitation](crate::CopyJob::attend), and after a
-    /// [piece](Self::serve) that it has done.
+    /// The time range in which the end is expected, if the engine knows it. A thread that has
+    /// helped for a while asks before it sleeps. It wakes once, at the start of the range, and
+    /// helps until its end. It asks again after another [invitation](crate::CopyJob::attend), and
+    /// after a [piece](Self::serve) that it has done.
     fn due(&self) -> Option<Range<Instant>> {
         None
     }
 }
 
-/// How long a thread that waits helps before it sleeps, if its manager
-/// [says](crate::TransferManager::with_attention) nothing else.
+/// How long a waiting thread helps before it sleeps, unless its manager
+/// [sets](crate::TransferManager::with_attention) another time.
 ///
-/// Longer than a transfer of some MiB between a device and the host takes, and than it takes to be
-/// woken; short enough to be no loss where a transfer takes milliseconds.
+/// It is longer than waking a thread takes, and longer than a transfer of some MiB between a device
+/// and the host. It is short enough to cost little where a transfer takes milliseconds.
 pub const DEFAULT_ATTENTION: Duration = Duration::from_micros(200);
 
-/// How long a thread that helps only spins between its looks. Then it lets others run, which takes
-/// as long as an end is late by.
+/// How long a helping thread only spins between its polls. After that it yields to other threads,
+/// which may delay the notice of an end by as long as they run.
 const EAGERNESS: Duration = Duration::from_micros(50);
 
-/// Who attends to a transfer, as of the latest invitation. The engine owns it; it may own the job in
-/// turn.
+/// The attendant of a transfer, as of the latest invitation. The engine owns it; it may own the job
+/// in turn.
 #[derive(Clone)]
 pub(crate) struct Attendant {
     attend: Weak<dyn Attend>,
-    /// How many invitations came before this one.
+    /// The number of earlier invitations.
     number: u64,
 }
 
 impl Attendant {
-    /// The attendant to take the place of `former`, which may have been the same.
+    /// The attendant that replaces `former`, which may be the same.
     pub(crate) fn invited(attend: &Arc<dyn Attend>, former: Option<&Self>) -> Self {
         let number = former.map_or(0, |former| former.number.wrapping_add(1));
         Self { attend: Arc::downgrade(attend), number }
     }
 }
 
-/// Has the attendant look once. The caller holds no lock, as the job may end in here.
+/// Polls the attendant once. The caller holds no lock, as the job may end in here.
 pub(crate) fn poll(attendant: &Attendant) {
     with(attendant, |attendant| attendant.poll());
 }
 
-/// Calls the attendant, if it is still there.
+/// Calls the attendant, if it still exists.
 ///
-/// As on an engine's thread, nothing that drops in here may wait for threads: the caller only wants
-/// to know whether a transfer has ended.
+/// As on an engine's thread, nothing that drops in here may join threads: the caller only checks
+/// whether a transfer has ended.
 fn with<T>(attendant: &Attendant, call: impl FnOnce(&dyn Attend) -> T) -> Option<T> {
     let mut answer = None;
     threads::finishing(|| answer = attendant.attend.upgrade().map(|attendant| call(&*attendant)));
     answer
 }
 
-/// The parts of a wait in which the thread helps: for a while from each invitation on that it sees,
-/// and, where the attendant knows when, about the time at which the end is to be expected.
+/// The parts of a wait in which the thread helps. It helps for a while after each invitation that
+/// it sees. If the attendant knows when the end is expected, it also helps around that time.
 pub(crate) struct Helping {
     attention: Duration,
     /// The number of the latest invitation that it has seen.
     seen: Option<u64>,
+    /// The attention time that is left.
     left: Countdown,
-    /// The part of it in which the thread only spins.
+    /// The time that is left in which the thread only spins.
     eager: Countdown,
     helps: bool,
-    /// Whether the thread may be kept for as long as a piece of the copy takes.
+    /// Whether the thread may be used for as long as a piece of the copy takes.
     serves: bool,
     expects: Expects,
 }
 
-/// What is known of when the end is due.
+/// The state of the question when the end is expected.
 enum Expects {
-    /// Nobody has been asked.
+    /// The attendant has not been asked.
     NotAsked,
-    /// The thread may sleep, and is to help from the one time to the other.
+    /// The thread may sleep, and then helps from the start to the end of this range.
     At(Range<Instant>),
-    /// It sleeps until it is woken.
+    /// The thread sleeps until it is woken.
     Nothing,
 }
 
@@ -124,8 +125,8 @@ impl Expects {
 }
 
 impl Helping {
-    /// Begins a wait that has an end of its own. The caller holds no lock, as what this thread has
-    /// still to tell is told.
+    /// Begins a wait that has a deadline. The caller holds no lock, as this delivers the
+    /// notifications that are still on this thread's list.
     pub(crate) fn new(attention: Duration) -> Self {
         tell_rest();
         Self {
@@ -139,13 +140,13 @@ impl Helping {
         }
     }
 
-    /// Begins a wait that takes what it takes.
+    /// Begins a wait without a deadline.
     pub(crate) fn serving(attention: Duration) -> Self {
         Self { serves: true, ..Self::new(attention) }
     }
 
-    /// Looks once, and lets others run, who may be what is waited for; the last time, asks when to
-    /// look again. The caller holds no lock.
+    /// Polls once, and yields to other threads, which may have to run for the transfer to end. The
+    /// last time, it asks when to poll again. The caller holds no lock.
     pub(crate) fn help(&mut self, attendant: &Attendant) {
         if self.helps {
             let has_done = if self.serves {
@@ -168,7 +169,7 @@ impl Helping {
         self.expects = due.map_or(Expects::Nothing, Expects::At);
     }
 
-    /// Whether it is still to help this attendant, for which it then calls [`help`](Self::help).
+    /// Whether the thread should help this attendant, for which it then calls [`help`](Self::help).
     pub(crate) fn goes_on(&mut self, attendant: &Attendant) -> bool {
         if self.seen.replace(attendant.number) != Some(attendant.number) {
             self.renew();
@@ -177,10 +178,10 @@ impl Helping {
         self.helps || matches!(self.expects, Expects::NotAsked)
     }
 
-    /// How long to sleep, at most, before it [goes on](Self::goes_on) again; `None` if it does not
-    /// unless it is invited.
+    /// How long to sleep, at most, before it [goes on](Self::goes_on) again; `None` if only an
+    /// invitation makes it go on.
     pub(crate) fn nap(&mut self) -> Option<Duration> {
-        // Whom nobody has invited yet has still to ask.
+        // A thread without an invitation has not asked yet.
         let Expects::At(due) = &self.expects else { return None };
         let nap = due.start.saturating_duration_since(Instant::now());
         self.left = Countdown::until(due.end);
@@ -189,7 +190,7 @@ impl Helping {
         Some(nap)
     }
 
-    /// Begins to attend anew.
+    /// Restarts the attention time.
     fn renew(&mut self) {
         self.left = Countdown::new(self.attention);
         self.eager = Countdown::new(EAGERNESS);
@@ -203,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts its calls, and does a piece at each.
+    /// Counts its calls, and does one piece in each.
     #[derive(Default)]
     struct Counts {
         polls: AtomicUsize,
@@ -223,7 +224,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// One look of a wait whose attention has just run out. Answers whether it goes on.
+    /// One poll of a wait whose attention has just run out. Returns whether it goes on.
     fn look(mut helping: Helping, attendant: &Attendant) -> bool {
         helping.seen = Some(attendant.number);
         helping.helps = true;
@@ -233,7 +234,7 @@ mod tests {
         helping.goes_on(attendant)
     }
 
-    /// Knows when the end is due, and counts who asks.
+    /// Knows when the end is due, and counts the questions.
     struct Knows {
         due: Range<Instant>,
         asked: AtomicUsize,
@@ -254,14 +255,14 @@ mod tests {
         }
     }
 
-    /// An end that is due in an hour, for another one.
+    /// An attendant whose end is expected between one and two hours from now.
     fn in_an_hour() -> (Arc<Knows>, Arc<dyn Attend>) {
         let start = Instant::now() + LONG;
         let knows = Arc::new(Knows { due: start..start + LONG, asked: AtomicUsize::new(0) });
         (knows.clone(), knows)
     }
 
-    /// Helps for as long as it goes on, and answers for how long to sleep then.
+    /// Helps while it goes on, and returns how long to sleep then.
     fn attend_to(helping: &mut Helping, attendant: &Attendant) -> Option<Duration> {
         while helping.goes_on(attendant) {
             helping.help(attendant);
@@ -269,7 +270,7 @@ mod tests {
         helping.nap()
     }
 
-    /// As with a job that is submitted a part at a time: nobody can be invited before the last.
+    /// A job that is submitted in parts invites no thread before its last part.
     #[test]
     fn a_wait_that_begins_before_the_invitation_asks_when_the_end_is_due_and_wakes_for_it() {
         let (knows, as_attend) = in_an_hour();
@@ -280,7 +281,7 @@ mod tests {
         let nap = attend_to(&mut helping, &attendant);
         assert_eq!(knows.asked(), 1);
         assert!(nap.is_some_and(|nap| LONG / 2 < nap && nap <= LONG), "{nap:?}");
-        // It helps until the later time then: this one is two hours off.
+        // It now helps until the end of the range, which is two hours away.
         assert!(helping.goes_on(&attendant) && helping.helps);
     }
 
@@ -290,7 +291,7 @@ mod tests {
         let mut helping = Helping::new(DEFAULT_ATTENTION);
         let first = Attendant::invited(&as_attend, None);
         assert!(attend_to(&mut helping, &first).is_some());
-        // The end was not when it was due.
+        // The end was not at the expected time.
         helping.left = Countdown::until(Instant::now());
         assert_eq!((attend_to(&mut helping, &first), knows.asked()), (None, 1));
 
@@ -310,7 +311,7 @@ mod tests {
         let counted = || [&counts.polls, &counts.pieces].map(|count| count.load(Ordering::SeqCst));
         assert!(look(Helping::serving(LONG), &attendant));
         assert_eq!(counted(), [0, 1]);
-        // A wait with an end of its own is not kept, and looks no longer than it was to.
+        // A wait with a deadline does no pieces, and polls no longer than its attention.
         assert!(!look(Helping::new(LONG), &attendant));
         assert_eq!(counted(), [1, 1]);
     }

@@ -1,4 +1,4 @@
-//! How a manager is put together.
+//! The builder of a manager.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
 use crate::{CopyEngine, DEFAULT_ATTENTION, TransferError, TransferManager};
 
-/// Puts a [`TransferManager`] together from engines; from [`TransferManager::builder`].
+/// Builds a [`TransferManager`] from engines; from [`TransferManager::builder`].
 ///
 /// ```
 /// use terrane_transfer::TransferManager;
@@ -36,7 +36,7 @@ impl TransferManager {
 }
 
 impl TransferManagerBuilder {
-    /// Adds an engine. The first of several that predict the same time gets a transfer.
+    /// Adds an engine. If several predict the same time for a transfer, the first is chosen.
     pub fn engine(self, engine: impl CopyEngine + 'static) -> Self {
         self.engines([Arc::new(engine) as _])
     }
@@ -63,7 +63,8 @@ impl TransferManagerBuilder {
     ///
     /// # Errors
     ///
-    /// [`TransferError::EngineNotStarted`] if a thread or the I/O queue cannot be had.
+    /// [`TransferError::EngineNotStarted`] if a thread cannot be started or the I/O queue cannot be
+    /// created.
     pub fn disk(self) -> Result<Self, TransferError> {
         let engine = DiskEngine::new(&DiskEngineOptions::default()).map_err(|source| {
             TransferError::EngineNotStarted { engine: "disk", source: Box::new(source) }

@@ -17,20 +17,20 @@ use crate::{Layers, Progress, Report, Ticket, TransferError};
 
 /// A transfer in flight.
 ///
-/// Wait for it ([`wait`](Self::wait), [`wait_until`](Self::wait_until)), look at it
-/// ([`has_ended`](Self::has_ended)), or `.await` it on any runtime. What the copy needs — both
-/// ends and the caller's guard — belongs to the transfer itself until the copy has ended, so a
-/// completion that is dropped, leaked or cancelled half-way frees nothing under a running copy:
-/// the copy goes on, and the guard drops after it.
+/// Wait for it ([`wait`](Self::wait), [`wait_until`](Self::wait_until)), poll it
+/// ([`has_ended`](Self::has_ended)), or `.await` it on any runtime. The transfer owns both ends and
+/// the caller's guard until the copy has ended. So a completion that is dropped, leaked or
+/// cancelled half-way frees nothing under a running copy: the copy continues, and the guard drops
+/// after it.
 ///
-/// A thread that waits helps the engine to notice the end, if the engine has a use for that
-/// ([`Attend`](crate::Attend)), for a while before it sleeps; one that looks helps once. What ends
-/// a transfer may therefore run on this thread: whatever drops with it, and the start of transfers
-/// that waited for it. What drops with a transfer, and wakers, must not wait for another one
+/// If the engine invites waiting threads ([`Attend`](crate::Attend)), a thread that waits polls the
+/// engine for a while before it sleeps. A thread that calls `has_ended` polls it once. So the end
+/// of a transfer may run on this thread: drops of what it owns, and the start of transfers that
+/// waited for it. These drops, and wakers, must not wait for another transfer
 /// ([`TransferManager::submit`](crate::TransferManager::submit) says why).
 ///
-/// In a process that was forked from the transfer's, a completion says at once that the transfer has
-/// ended, with [`TransferError::LostByFork`].
+/// In a forked child, a completion of the parent reports at once that the transfer has ended, with
+/// [`TransferError::LostByFork`].
 #[must_use = "a dropped completion lets the transfer go on, and loses its result"]
 pub struct Completion<G> {
     shared: Arc<Shared<G>>,
@@ -40,16 +40,16 @@ pub struct Completion<G> {
     attention: Duration,
 }
 
-/// How a transfer ended: the caller's guard, whichever way, and the result.
+/// How a transfer ended: the result and, in either case, the caller's guard.
 #[must_use = "the result may be an error"]
 pub struct Outcome<G> {
-    /// What the caller lent to the transfer.
+    /// The guard that the caller lent to the transfer.
     pub guard: G,
-    /// What was done, or why it was not.
+    /// The report of the copy, or the error.
     pub result: Result<Report, TransferError>,
 }
 
-/// Of any guard: the result says how the transfer ended.
+/// The guard need not be `Debug`: only the result is shown.
 impl<G> fmt::Debug for Outcome<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outcome").field("result", &self.result).finish_non_exhaustive()
@@ -57,7 +57,7 @@ impl<G> fmt::Debug for Outcome<G> {
 }
 
 impl<G> Completion<G> {
-    /// Whether the transfer has ended, well or not.
+    /// Whether the transfer has ended, successfully or not.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         if self.shared.is_lost() {
@@ -67,14 +67,14 @@ impl<G> Completion<G> {
         matches!(*lock(&self.shared.state), State::Ended(_))
     }
 
-    /// What has become of each layer so far, if the transfer was to say so
-    /// ([`layer_wise`](crate::Transfer::layer_wise)).
+    /// The state of each layer so far, if the transfer is
+    /// [`layer_wise`](crate::Transfer::layer_wise).
     #[must_use]
     pub fn layers(&self) -> Option<Layers> {
         self.layers.clone()
     }
 
-    /// A name of the transfer, to run others after it.
+    /// A ticket of the transfer, to run others after it.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
         self.ticket.clone()
@@ -86,8 +86,8 @@ impl<G> Completion<G> {
         self.progress.copied()
     }
 
-    /// Blocks the thread until the transfer has ended. Meanwhile an engine that has a use for the
-    /// thread may [copy on it](crate::Attend::serve), which saves waking one of its own.
+    /// Blocks the thread until the transfer has ended. Meanwhile an engine may [copy on this
+    /// thread](crate::Attend::serve), which saves waking one of its own.
     pub fn wait(self) -> Outcome<G> {
         if let Some(lost) = self.shared.take_lost() {
             return lost;
@@ -113,8 +113,8 @@ impl<G> Completion<G> {
     ///
     /// # Errors
     ///
-    /// Gives the completion back if the deadline passed first. The transfer goes on; to end it
-    /// with an error by some time, set [`Transfer::deadline`](crate::Transfer::deadline).
+    /// Returns the completion if the deadline passed first. The transfer continues; to make it fail
+    /// by some time, set [`Transfer::deadline`](crate::Transfer::deadline).
     #[cfg(not(loom))]
     pub fn wait_until(self, deadline: Instant) -> Result<Outcome<G>, Self> {
         if let Some(lost) = self.shared.take_lost() {
@@ -163,8 +163,8 @@ impl<G> IntoFuture for Completion<G> {
 
 /// A [`Completion`] as a future, for any runtime.
 ///
-/// A type of its own, so that a transfer whose outcome has been taken cannot be waited for again.
-/// Dropping it before it is ready cancels nothing but the interest in the outcome.
+/// A separate type, so that a transfer whose outcome has been taken cannot be waited for again.
+/// Dropping it does not cancel the transfer.
 #[must_use = "a future does nothing unless it is polled; the transfer goes on without it"]
 pub struct CompletionFuture<G> {
     shared: Arc<Shared<G>>,
@@ -173,13 +173,13 @@ pub struct CompletionFuture<G> {
 impl<G> Future for CompletionFuture<G> {
     type Output = Outcome<G>;
 
-    /// Ready once; polled again after that, it stays pending.
+    /// Ready once. A poll after that returns pending.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<G>> {
         if let Some(lost) = self.shared.take_lost() {
             return Poll::Ready(lost);
         }
         self.shared.help();
-        // To clone a waker and to drop one runs foreign code, so neither is done under the lock.
+        // Cloning or dropping a waker runs foreign code, so neither happens under the lock.
         let latest = context.waker().clone();
         let mut state = lock(&self.shared.state);
         if let Some(outcome) = self.shared.take_outcome(&mut state) {
@@ -202,11 +202,11 @@ impl<G> fmt::Debug for CompletionFuture<G> {
     }
 }
 
-/// What the caller's end and the engine's end of a transfer share.
+/// State shared by the caller's end and the engine's end of a transfer.
 struct Shared<G> {
     owner: OwnerProcess,
-    /// Until the caller's end takes it. No other end locks it, so that it can be taken in a forked
-    /// process as well.
+    /// `Some` until the caller's end takes it. The engine's end never locks it, so a forked process
+    /// can take it as well.
     guard: Mutex<Option<G>>,
     state: Mutex<State>,
     /// The transfer has ended, or there is an attendant to help.
@@ -224,7 +224,7 @@ enum State {
 }
 
 impl<G> Shared<G> {
-    /// Has the attendant look once, if there is one.
+    /// Polls the attendant once, if there is one.
     fn help(&self) {
         let attendant = lock(&self.state).attendant();
         if let Some(attendant) = attendant {
@@ -232,8 +232,8 @@ impl<G> Shared<G> {
         }
     }
 
-    /// Whether this process was forked from the transfer's. Then the state must not be locked: a
-    /// thread that is not there may have done so.
+    /// Whether this process was forked from the transfer's. If so, the state must not be locked: a
+    /// thread that does not exist here may hold the lock.
     fn is_lost(&self) -> bool {
         !self.owner.is_current()
     }
@@ -271,13 +271,13 @@ impl State {
 
 /// The engine's end of a transfer, whatever the guard's type is.
 pub(crate) trait Settle: Send + Sync {
-    /// Lets those who wait help by way of `attend`.
+    /// Lets waiting threads help through `attend`.
     fn attend(&self, attend: &Arc<dyn Attend>);
 
-    /// Before the end: something may touch the memory even after it.
+    /// Called before the end: something may touch the memory even after the end.
     fn leaves_remains(&self) {}
 
-    /// Publishes the result and wakes whoever waits. A second call changes nothing.
+    /// Publishes the result and wakes waiting threads. A second call changes nothing.
     fn settle(&self, result: Result<Report, TransferError>);
 }
 
@@ -288,7 +288,7 @@ impl<G: Send> Settle for Shared<G> {
             let attendant = Attendant::invited(attend, slot.as_ref());
             let replaced = slot.replace(attendant);
             drop(state);
-            // Whoever sleeps already helps from now on.
+            // Threads that already sleep wake and help from now on.
             self.changed.notify_all();
             drop(replaced);
         }

@@ -19,13 +19,13 @@ use crate::{Access, Side, Ticket, TransferError};
 
 /// A layout whose blocks can be transferred.
 ///
-/// Cloning it costs a reference count. The layout, and the memory under it, live until the last
-/// clone and the last transfer have gone.
+/// Cloning it costs a reference count. The layout and its memory live until the last clone and the
+/// last transfer have dropped.
 #[derive(Clone)]
 pub struct Endpoint(Arc<Inner>);
 
 struct Inner {
-    /// Released before the layout frees the memory, which another endpoint may then have.
+    /// Released before the layout frees the memory, which another endpoint may then claim.
     _bytes: Arc<OwnedBytes>,
     layout: PhysicalLayout,
     /// Shared by the groups of a set.
@@ -33,18 +33,19 @@ struct Inner {
     /// The number of the group in its set.
     group: u32,
     number: u64,
-    /// Where each region begins.
+    /// The start of each region.
     bases: Box<[Location]>,
-    /// What blocks have of the regions, joined where it touches: nearly always one span.
+    /// The bytes of the regions that blocks use, with adjacent spans joined: nearly always one
+    /// span.
     extents: SmallVec<[Span; 1]>,
     alignment: Alignment,
 }
 
 /// The bytes of an endpoint, or of all groups of a set.
 struct OwnedBytes {
-    /// Released before the memory may be freed.
+    /// Dropped first: the claim is released before the memory may be freed.
     _claim: ExclusiveBytes,
-    /// The memory of a set: the claim on it lasts until the last group has gone.
+    /// Keeps the memory of a set until the last group has dropped.
     _regions: Box<[Region]>,
 }
 
@@ -56,14 +57,14 @@ impl OwnedBytes {
 }
 
 impl Endpoint {
-    /// Takes a layout, to track what is in flight on its blocks. Their bytes are this endpoint's
-    /// alone, for as long as it, a clone or a transfer of it lives.
+    /// Tracks what is in flight on the blocks of a layout. This endpoint owns their bytes
+    /// exclusively while it, a clone or a transfer of it lives.
     ///
     /// # Errors
     ///
-    /// [`BytesInUse`] gives the layout back if another endpoint of this process has some of its
-    /// bytes, or of a file, has some of its pages of 4 KiB. As each of the two would track its own
-    /// transfers only, those could then read what is being written.
+    /// [`BytesInUse`] returns the layout if another endpoint of this process has some of its bytes.
+    /// In a file, no 4 KiB page may be shared. Each of two such endpoints would track its own
+    /// transfers only, so one could read bytes that the other is writing.
     pub fn new(layout: PhysicalLayout) -> Result<Self, BytesInUse> {
         let extents = extents(&layout);
         match ExclusiveBytes::claim(&extents) {
@@ -73,14 +74,16 @@ impl Endpoint {
     }
 
     /// Takes a layout whose bytes other endpoints may have as well, such as another view of the
-    /// same memory. Within one transfer, reading what it writes is refused all the same.
+    /// same memory. A transfer that reads bytes which it also writes is still refused.
     ///
     /// # Safety
     ///
-    /// For as long as this endpoint, a clone or a transfer of it lives, the caller sees to it that
-    /// no transfer of another endpoint writes bytes that one of this endpoint reads or writes at
-    /// the same time, or the other way round; and that no page of 4 KiB of a file is reached
-    /// around the page cache by one and through it by the other.
+    /// While this endpoint, a clone or a transfer of it lives, the caller ensures two things:
+    ///
+    /// - No transfer of another endpoint writes bytes that one of this endpoint reads or writes at
+    ///   the same time, or the other way round.
+    /// - No 4 KiB page of a file is accessed around the page cache by one endpoint and through it
+    ///   by the other.
     #[must_use]
     pub unsafe fn sharing(layout: PhysicalLayout) -> Self {
         let extents = extents(&layout);
@@ -102,7 +105,7 @@ impl Endpoint {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let bases = layout.regions().iter().map(Memory::location).collect();
         let alignment = layout.alignment_class();
-        // Relaxed: only uniqueness is asked for.
+        // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Self(Arc::new(Inner {
             _bytes: bytes,
@@ -128,32 +131,32 @@ impl Endpoint {
         self.0.layout.storage_kind()
     }
 
-    /// Where a region begins; `None` if there is no such region.
+    /// The start of a region; `None` if there is no such region.
     #[inline]
     #[must_use]
     pub fn base(&self, region: u32) -> Option<Location> {
         self.0.bases.get(ByteCount::new(region.into()).to_usize()).copied()
     }
 
-    /// Where every region begins, by number.
+    /// The start of every region, by number.
     #[must_use]
     pub fn bases(&self) -> &[Location] {
         &self.0.bases
     }
 
-    /// The largest power of two that every piece begins and ends at a multiple of.
+    /// The largest power of two that divides the start and the end of every piece.
     #[must_use]
     pub fn alignment(&self) -> Alignment {
         self.0.alignment
     }
 
-    /// A name of the endpoint, under which an engine keeps what it has found out of it.
+    /// An identifier of the endpoint, for engines to cache what they compute about it.
     #[must_use]
     pub fn id(&self) -> EndpointId {
         EndpointId(self.0.number)
     }
 
-    /// A reference that keeps nothing alive.
+    /// A weak reference, which keeps nothing alive.
     #[must_use]
     pub fn downgrade(&self) -> WeakEndpoint {
         WeakEndpoint(Arc::downgrade(&self.0))
@@ -163,15 +166,16 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`TransferError::NoSuchBlock`], [`TransferError::Conflict`] if a transfer in flight writes one
-    /// of them, [`TransferError::Incomplete`] if a failed one may have written one of them in part, and
-    /// [`TransferError::Forked`].
+    /// [`TransferError::NoSuchBlock`], [`TransferError::Conflict`] if a transfer in flight writes
+    /// one of them, [`TransferError::Incomplete`] if a failed one may have written one of them in
+    /// part, and [`TransferError::Forked`].
     pub fn hold_for_read(&self, blocks: &[u32]) -> Result<Hold, TransferError> {
         self.hold(blocks, Access::Read)
     }
 
-    /// Keeps transfers off these blocks, while the caller writes them by other means: the compute
-    /// that fills a block, say. When the hold drops, the blocks count as written.
+    /// Keeps transfers from reading or writing these blocks, while the caller writes them by other
+    /// means, such as a kernel that fills a block. When the hold drops, the blocks count as
+    /// written.
     ///
     /// # Errors
     ///
@@ -222,7 +226,7 @@ impl Endpoint {
 
     pub(crate) fn check_blocks(&self, blocks: &[u32], side: Side) -> Result<(), TransferError> {
         let num_blocks = self.0.layout.geometry().num_blocks();
-        // The largest of many is found several at a time.
+        // The maximum of many is computed with SIMD.
         if blocks.iter().fold(0, |largest, &block| block.max(largest)) < num_blocks {
             return Ok(());
         }
@@ -256,22 +260,22 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// The number of an endpoint, unique within the process and never given again. Clones have one.
+/// The number of an endpoint, unique within the process and never reused. Clones share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointId(u64);
 
-/// An endpoint that may have gone.
+/// A weak reference to an endpoint.
 #[derive(Clone)]
 pub struct WeakEndpoint(Weak<Inner>);
 
 impl WeakEndpoint {
-    /// The endpoint, unless it, its clones and its transfers have all gone.
+    /// The endpoint, unless it, its clones and its transfers have all dropped.
     #[must_use]
     pub fn upgrade(&self) -> Option<Endpoint> {
         self.0.upgrade().map(Endpoint)
     }
 
-    /// Whether the endpoint, its clones and its transfers have all gone.
+    /// Whether the endpoint, its clones and its transfers have all dropped.
     #[must_use]
     pub fn has_gone(&self) -> bool {
         self.0.strong_count() == 0
@@ -284,7 +288,7 @@ impl fmt::Debug for WeakEndpoint {
     }
 }
 
-/// A layout whose bytes are another endpoint's: the layout, and where they meet.
+/// A layout whose bytes another endpoint owns: the layout, and the span that is in use.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{} at {} of {} memory are in use by another endpoint; transfer through that one, drop it \
@@ -295,27 +299,27 @@ impl fmt::Debug for WeakEndpoint {
 pub struct BytesInUse {
     /// The layout, as it was given.
     pub layout: Box<PhysicalLayout>,
-    /// The span of which bytes are in use.
+    /// The span that contains bytes in use.
     pub span: Span,
 }
 
-/// Blocks that transfers are kept from, until it drops.
+/// Keeps transfers from using some blocks, until it drops.
 ///
-/// It keeps the endpoint, so that no other endpoint can be made over its bytes meanwhile.
+/// It keeps the endpoint alive, so no other endpoint can be created over its bytes meanwhile.
 ///
-/// Transfers that run after it then start. If it was held for writing and drops as its thread
-/// unwinds from a panic, the blocks are [incomplete](TransferError::Incomplete): those transfers fail
-/// instead, as after a transfer that failed.
+/// Transfers that run after it then start. If a write hold drops while its thread unwinds from a
+/// panic, the blocks are [incomplete](TransferError::Incomplete). Those transfers then fail, as
+/// after a transfer that failed.
 #[must_use = "dropping the hold lets transfers at the blocks"]
 pub struct Hold {
-    // The blocks are free before those who wait for it are told: fields drop in this order.
+    // Fields drop in this order: the blocks are free before waiting transfers are notified.
     claim: Claim,
     _endpoint: Endpoint,
     end: EndOfHold,
 }
 
 impl Hold {
-    /// A name of the hold, to run transfers after it has dropped.
+    /// A ticket of the hold, to run transfers after it has dropped.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
         self.end.ticket.clone()
@@ -336,7 +340,7 @@ struct EndOfHold {
 }
 
 impl EndOfHold {
-    /// Whether the hold ends well, if it ends now.
+    /// Whether the hold succeeds, if it ends now.
     fn succeeds(&self) -> bool {
         self.access == Access::Read || !std::thread::panicking()
     }
@@ -361,8 +365,8 @@ fn num_heads(layout: &PhysicalLayout) -> u32 {
     sections.filter_map(|section| section.shape().heads).max().unwrap_or(1)
 }
 
-/// What the blocks of a layout have of its regions. What an adopted region has beyond that may be
-/// anybody's.
+/// The bytes of a layout's regions that its blocks use. Others may use the rest of an adopted
+/// region.
 fn extents(layout: &PhysicalLayout) -> SmallVec<[Span; 1]> {
     let geometry = layout.geometry();
     join(

@@ -1,4 +1,4 @@
-//! The contract of everything that copies.
+//! The contract of copy engines.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,44 +8,44 @@ use terrane_core::{BoxedCause, CapabilityReport};
 
 use crate::{CopyJob, DeviceOrder, PinnedOrder, Side, Terms, TransferPlan};
 
-/// Something that executes copy runs between some kinds of storage.
+/// Executes copy runs between some kinds of storage.
 ///
-/// # Who owes what
+/// # Contract
 ///
-/// The transfer manager has validated every plan that an engine sees, in release builds too:
-/// all runs lie within their regions, no two destination runs overlap, no destination overlaps a
-/// source, and nothing else in flight conflicts with them. An engine need not look again.
+/// The transfer manager has validated every plan that an engine sees, in release builds too. All
+/// runs lie within their regions, no two destination runs overlap, and no destination overlaps a
+/// source. Nothing else in flight conflicts with them. An engine need not check again.
 ///
-/// An engine owes four things in return:
+/// An engine guarantees:
 ///
-/// - [`quote`](Self::quote) looks at a plan and touches nothing.
-/// - A plan without runs is executed like any other: the job ends once what its terms state is so,
-///   after the device's order and with durable files.
+/// - [`quote`](Self::quote) reads a plan and touches no bytes.
+/// - A plan without runs is executed like any other: the job ends once its terms are met, after the
+///   device's order and with durable files.
 /// - [`submit`](Self::submit) returns at once. It neither copies nor waits on the caller's thread.
 /// - The job is [finished](CopyJob::finish) exactly once, whatever happens. A job that is dropped
 ///   unfinished ends with [`TransferError::EngineStopped`](crate::TransferError::EngineStopped).
-/// - Its drop waits for no thread if it runs on a thread that finishes jobs, its own or another
-///   engine's: the last reference to an engine may go with a job that waited for one of another,
-///   and two engines that wait for each other's threads would wait for ever. The functions of
-///   [`threads`](crate::engines::threads) see to that.
+/// - Its drop joins no thread if it runs on a thread that finishes jobs, its own or another
+///   engine's. A job that waited for a job of another engine may hold the last reference to this
+///   one. Two engines that join each other's threads would deadlock. The functions of
+///   [`threads`](crate::engines::threads) follow this rule.
 ///
-/// Two things it may do besides:
+/// An engine may also:
 ///
-/// - Of a job that is [layer-wise](CopyJob::layers), say what becomes of each layer as soon as it
-///   can. Plans of such jobs are in the order of the layers. Layers of which it says nothing are
-///   done, or have failed, with the job.
-/// - Let threads that wait help to notice the end, or to come to it: [`CopyJob::attend`].
+/// - Report each layer of a [layer-wise](CopyJob::layers) job as soon as it can. Plans of such jobs
+///   are in the order of the layers. Layers that it does not report are done, or have failed, with
+///   the job.
+/// - Let waiting threads poll the engine, or copy for it: [`CopyJob::attend`].
 ///
 /// # Safety
 ///
-/// Finishing or dropping a job lets go of the memory at both ends and of the caller's guard, and
-/// clears its blocks for others. So an implementor promises that it touches only the bytes of the
+/// Finishing or dropping a job releases the memory at both ends and the caller's guard, and frees
+/// its blocks for other transfers. So an implementor promises that it touches only the bytes of the
 /// plan's runs, and none of them after it has finished or dropped the job.
 pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// The engine's name in explanations and errors.
     fn name(&self) -> &'static str;
 
-    /// Says how the engine would execute the plan, and how long that should take.
+    /// Predicts how the engine would execute the plan, and how long that should take.
     ///
     /// # Errors
     ///
@@ -55,20 +55,21 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// Executes the job by the path of its [quote](Self::quote), in the background.
     fn submit(&self, job: CopyJob);
 
-    /// Takes down what an order means now, for a job that is [submitted](Self::submit) later, when the
-    /// transfers that it waits for have ended: its stream may have been given more work by then, and its
-    /// event recorded again. It returns at once, as `submit` does.
+    /// Captures the current meaning of an order, for a job that is [submitted](Self::submit) when
+    /// its predecessors have ended. By then the stream may have more work, and the event may be
+    /// recorded again. Like `submit`, it returns at once.
     ///
     /// # Errors
     ///
-    /// Why the engine cannot. By default it does not serve orders of devices.
+    /// The reason why the engine cannot capture it. By default an engine does not serve orders of
+    /// devices.
     fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
         let _ = order;
         Err(Box::new(Declined::DeviceOrder))
     }
 
-    /// What the engine wished for when it was made, and what became of that. Empty for one that
-    /// wishes for nothing that a machine can refuse.
+    /// The capabilities that the engine requested when it was created, with their status. Empty if
+    /// the engine requests nothing that a machine can refuse.
     fn capabilities(&self) -> CapabilityReport {
         CapabilityReport::default()
     }
@@ -79,13 +80,13 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
 pub struct Quote {
     /// The path: `"streaming copy"`, `"direct vectored"`.
     pub path: Cow<'static, str>,
-    /// Why this one and no other of the engine's paths.
+    /// Why the engine chose this path.
     pub reason: Cow<'static, str>,
     /// How long it should take once started.
     pub predicted: Duration,
 }
 
-/// Why an engine does not take a plan.
+/// Why an engine declines a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Declined {
@@ -97,14 +98,14 @@ pub enum Declined {
         "belongs to the process that this one was forked from; make another one after the fork"
     )]
     Forked,
-    /// It knows nothing of the device order that the transfer states.
+    /// It does not support the device order that the transfer states.
     #[error("cannot run after a device's stream or event")]
     DeviceOrder,
-    /// Memory at one end is not locked for the device yet, or only in part and not where these
-    /// blocks are.
+    /// Memory at one end is not locked for the device yet, or the locked part does not include
+    /// these blocks.
     #[error("memory at one end has not come up as far as these blocks; wait until it has")]
     ComingUp,
-    /// It copies whole pieces only, or cannot reach the bytes of this plan one by one.
+    /// It copies whole pieces only, or cannot address the bytes of this plan individually.
     #[error(
         "cannot copy parts of pieces, into which token orders or heads break them, at these ends"
     )]
@@ -121,13 +122,13 @@ pub enum Declined {
     /// The peer has been forgotten, or another agent knows it.
     #[error("its agent does not know the peer (any more); import the peer's layout again")]
     UnknownPeer,
-    /// Both ends are registered, with no backend in common that could copy between them.
+    /// Both ends are registered, but no backend can copy between them.
     #[error(
         "no backend of its agent accepted the memory at both ends; add one that takes both kinds, or \
          go by way of memory that one takes"
     )]
     NoCommonBackend,
-    /// One layer of a block is larger than the buffers that it would pass through.
+    /// One layer of a block is larger than the bounce buffers.
     #[error("one layer of a block does not fit in a bounce slot; make the slots larger")]
     SlotTooSmall,
 }

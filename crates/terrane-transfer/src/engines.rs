@@ -1,5 +1,5 @@
-//! The engines that need no driver: between host memory, between host memory and files, and by way
-//! of memory that two other engines reach.
+//! The engines that need no driver. They copy between host memory, between host memory and files,
+//! and through memory that two other engines can access.
 
 mod copy;
 mod disk;

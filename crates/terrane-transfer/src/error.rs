@@ -9,12 +9,12 @@ use terrane_layout::{LayoutError, SectionName};
 
 use crate::{BlockConflict, Declined, TransferId};
 
-/// Which end of a transfer is meant.
+/// An end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// Where the bytes come from.
+    /// The bytes come from this end.
     Source,
-    /// Where they go.
+    /// The bytes go to this end.
     Destination,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Display for Side {
 
 /// Why a transfer was refused before it started, or why it failed afterwards.
 ///
-/// [`is_refusal`](Self::is_refusal) tells the two apart: a refused transfer has touched nothing.
+/// [`is_refusal`](Self::is_refusal) distinguishes the two: a refused transfer has touched nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
@@ -54,7 +54,7 @@ pub enum TransferError {
         /// The side that lacks it.
         side: Side,
     },
-    /// Some layers were asked for, and a section has none.
+    /// Only some layers were requested, and a section has no layers.
     #[error(
         "section {section} of the {side} has no layers, so some layers of it, or layers one after \
          the other, cannot be copied; copy all layers"
@@ -65,13 +65,13 @@ pub enum TransferError {
         /// The side.
         side: Side,
     },
-    /// Some heads were asked for, and the sections have different numbers of them.
+    /// Only some heads were requested, and the sections have different numbers of them.
     #[error("the sections of the {side} have different numbers of heads; copy all heads")]
     HeadsDiffer {
         /// The side.
         side: Side,
     },
-    /// The tokens do not exist, or are none.
+    /// The token range is empty or out of range.
     #[error(
         "tokens {}..{} are not a range within the {num_tokens} tokens of a section of the {side}",
         .tokens.start, .tokens.end
@@ -79,12 +79,12 @@ pub enum TransferError {
     NoSuchTokens {
         /// The side.
         side: Side,
-        /// The tokens that were asked for.
+        /// The requested tokens.
         tokens: Range<u32>,
         /// The tokens of the section.
         num_tokens: u32,
     },
-    /// As many tokens have to be named in the source as in the destination.
+    /// Different numbers of source and destination tokens were named.
     #[error("{from} source tokens for {to} destination tokens; name as many of each")]
     UnequalTokenCounts {
         /// Tokens named in the source.
@@ -92,7 +92,7 @@ pub enum TransferError {
         /// Tokens named in the destination.
         to: u32,
     },
-    /// As many blocks have to be named in the source as in the destination.
+    /// Different numbers of source and destination blocks were named.
     #[error("{from} source blocks for {to} destination blocks; name as many of each")]
     UnequalBlockCounts {
         /// Blocks named in the source.
@@ -107,7 +107,7 @@ pub enum TransferError {
         side: Side,
         /// The block that was named.
         block: u32,
-        /// The blocks that there are.
+        /// The number of blocks in the layout.
         num_blocks: u32,
     },
     /// A block would be written twice.
@@ -118,18 +118,18 @@ pub enum TransferError {
         /// The block.
         block: u32,
     },
-    /// The layers do not exist, or are none.
+    /// The layer range is empty or out of range.
     #[error(
         "layers {}..{} are not a range within the {num_layers} layers of the blocks",
         .layers.start, .layers.end
     )]
     NoSuchLayers {
-        /// The layers that were asked for.
+        /// The requested layers.
         layers: Range<u32>,
-        /// The layers that there are.
+        /// The number of layers in the layout.
         num_layers: u32,
     },
-    /// The heads do not exist, or are none.
+    /// The head range is empty or out of range.
     #[error(
         "heads {}..{} are not a range within the {num_heads} heads of the {side}",
         .heads.start, .heads.end
@@ -137,12 +137,12 @@ pub enum TransferError {
     NoSuchHeads {
         /// The side.
         side: Side,
-        /// The heads that were asked for.
+        /// The requested heads.
         heads: Range<u32>,
-        /// The heads that there are.
+        /// The number of heads.
         num_heads: u32,
     },
-    /// As many heads have to be named in the source as in the destination.
+    /// Different numbers of source and destination heads were named.
     #[error("{from} source heads for {to} destination heads; name as many of each")]
     UnequalHeadCounts {
         /// Heads named in the source.
@@ -150,7 +150,7 @@ pub enum TransferError {
         /// Heads named in the destination.
         to: u32,
     },
-    /// Heads have to be told apart, and a layout does not say how many there are.
+    /// The transfer has to address single heads, and a layout does not state their number.
     #[error(
         "the heads of the {side} layout are not stated, and this transfer would have to tell them \
          apart; state num_heads and token_order in its config"
@@ -170,13 +170,13 @@ pub enum TransferError {
         /// The block that is written.
         destination: u32,
     },
-    /// A device takes part, and it was not said when its bytes are ready.
+    /// A device takes part, and the transfer does not state its device order.
     #[error(
         "the {side} is memory of {kind}, and the transfer does not say what it runs after there; \
          state a device order"
     )]
     OrderNotStated {
-        /// The side that is a device's.
+        /// The side that is on a device.
         side: Side,
         /// Its kind.
         kind: StorageKind,
@@ -184,7 +184,7 @@ pub enum TransferError {
     /// A device order was stated, and no device takes part.
     #[error("a device order is stated, but neither end is a device's memory; leave it out")]
     OrderWithoutDevice,
-    /// What a transfer that waits for others runs after on the device could not be taken down.
+    /// The device order of a transfer that waits for others could not be captured.
     #[error(
         "engine {engine} cannot take down what the transfer is to run after on the device, as it waits \
          for other transfers first; submit it when those have ended"
@@ -195,7 +195,7 @@ pub enum TransferError {
         /// Why.
         source: BoxedCause,
     },
-    /// Durability was asked for, and no file is written.
+    /// Durability was requested, and no file is written.
     #[error(
         "durability is asked for, but the destination is {kind} memory and no file; leave it out"
     )]
@@ -210,10 +210,10 @@ pub enum TransferError {
         from: StorageKind,
         /// The kind of the destination.
         to: StorageKind,
-        /// What each engine said.
+        /// The reason of each engine.
         declined: Vec<(&'static str, Declined)>,
     },
-    /// A peer is to be told, and there is none.
+    /// The transfer has a notification, and neither end is a peer's.
     #[error(
         "a notification is to be sent, but neither {from} nor {to} memory is a peer's; leave it out"
     )]
@@ -235,21 +235,21 @@ pub enum TransferError {
     /// A size does not fit in 64 bits.
     #[error("the transfer is too large to be described")]
     Size(#[from] SizeOverflow),
-    /// The transfer would read blocks that a failed transfer may have written in part. They stay so
-    /// until all that it was to write is written again, by a transfer or under a
-    /// [hold](crate::Endpoint::hold_for_write).
+    /// The transfer would read blocks that a failed transfer may have written in part. They stay
+    /// incomplete until a transfer or a [hold](crate::Endpoint::hold_for_write) has written again
+    /// everything that the failed transfer was to write.
     #[error(
         "{}; write it again, or allow such blocks (Transfer::allow_incomplete)",
         incomplete_text(.blocks)
     )]
     Incomplete {
-        /// Every source block of which this is so; at least one.
+        /// Every incomplete source block; at least one.
         blocks: Vec<u32>,
     },
     /// A manager, a planner or an endpoint belongs to the process that this one was forked from.
     #[error("the transfer uses a manager or an endpoint of another process")]
     Forked(#[from] ForkedProcess),
-    /// The transfer belongs to the process that this one was forked from. It goes on there.
+    /// The transfer belongs to the process that this one was forked from. It continues there.
     #[error(
         "the transfer belongs to the process that this one was forked from; its end can only be seen \
          there"
@@ -264,7 +264,7 @@ pub enum TransferError {
         /// The transfer that failed.
         predecessor: TransferId,
     },
-    /// An engine could not be started, so there is no manager to transfer anything.
+    /// An engine could not be started, so no manager was created.
     #[error(
         "the {engine} engine could not be started; see the cause, or start it with options \
              that ask for less"
@@ -282,14 +282,14 @@ pub enum TransferError {
          run of {bytes}; see the cause, and copy the blocks again"
     )]
     Copy {
-        /// The block that was read: where it stopped, or where the run begins if the engine does
-        /// not know.
+        /// The source block where the copy stopped. If the engine does not know it, the block where
+        /// the run begins.
         source_block: u32,
-        /// The block that was written, likewise.
+        /// The destination block, in the same way.
         destination_block: u32,
-        /// The length of the run, which may be of many blocks.
+        /// The length of the run, which may span many blocks.
         bytes: ByteCount,
-        /// What the engine said.
+        /// The engine's error.
         #[source]
         source: BoxedCause,
     },
@@ -298,11 +298,11 @@ pub enum TransferError {
     Engine {
         /// The engine.
         engine: &'static str,
-        /// What it said.
+        /// The engine's error.
         #[source]
         source: BoxedCause,
     },
-    /// The transfer's deadline passed. Any of the runs may have been copied; none will be.
+    /// The transfer's deadline passed. Any of the runs may have been copied; no more will be.
     #[error("the deadline passed after {}; {done} of {total} had been copied", seconds(.after))]
     DeadlineExceeded {
         /// The time from submission.
@@ -312,7 +312,7 @@ pub enum TransferError {
         /// The bytes to copy.
         total: ByteCount,
     },
-    /// The engine gave the transfer up without a word.
+    /// The engine dropped the transfer without a result.
     #[error(
         "the engine stopped before the transfer had ended; any of its runs may have been copied"
     )]
@@ -342,13 +342,13 @@ impl TransferError {
 
 /// A transfer that was refused: the caller's guard, and the cause. Nothing was copied.
 pub struct Rejected<G> {
-    /// What the caller lent to the transfer.
+    /// The guard that the caller lent to the transfer.
     pub guard: G,
     /// Why it was refused.
     pub cause: TransferError,
 }
 
-/// Of any guard: an error is reported, and the guard is not part of the report.
+/// The guard need not be `Debug`: only the cause is shown.
 impl<G> fmt::Debug for Rejected<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rejected").field("cause", &self.cause).finish_non_exhaustive()

@@ -1,4 +1,4 @@
-//! Which bytes are some endpoint's, so that no two endpoints have the same ones.
+//! The bytes that endpoints own, so that no two endpoints have the same ones.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -8,20 +8,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 use terrane_core::{Alignment, OwnerProcess, Place, Space, Span};
 
-/// Where each claimed stretch begins and ends. Stretches do not overlap.
+/// The start and the end of each claimed stretch. Stretches do not overlap.
 type Claimed = BTreeMap<Place, u64>;
 
-/// The claims of one process. A forked process has its own, as endpoints of its parent transfer
-/// nothing there, and a thread that is not there may hold the lock.
+/// The claims of one process. A forked process has its own: endpoints of its parent transfer
+/// nothing there, and a thread that does not exist there may hold the lock.
 struct Registry {
     owner: OwnerProcess,
     claimed: Mutex<Claimed>,
 }
 
-/// That of this process, or of the one that it was forked from. None of them is ever freed.
+/// The registry of this process, or of the one that it was forked from. A registry is never freed.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 
-/// The bytes of one endpoint, which are no other's until this drops.
+/// The bytes of one endpoint. No other endpoint owns them until this drops.
 #[derive(Debug)]
 pub(crate) struct ExclusiveBytes {
     owner: OwnerProcess,
@@ -29,13 +29,13 @@ pub(crate) struct ExclusiveBytes {
 }
 
 impl ExclusiveBytes {
-    /// Claims all of `spans`, or none of them if one of their bytes is claimed already: then it
-    /// gives the span back.
+    /// Claims all of `spans`. If a byte of one span is claimed already, it claims nothing and
+    /// returns that span.
     pub(crate) fn claim(spans: &[Span]) -> Result<Self, Span> {
         let mut claimed = claimed();
         for span in spans {
             let Some((begin, end)) = stretch(span) else { continue };
-            // As stretches do not overlap, the last to begin before our end is the one to reach
+            // Stretches do not overlap, so the last one that begins before our end reaches
             // furthest.
             let before_end = Place { start: end, ..begin };
             let last = claimed.range(..before_end).next_back();
@@ -71,11 +71,11 @@ fn claimed() -> MutexGuard<'static, Claimed> {
     registry().claimed.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The registry of this process, which is made when it is first wanted.
+/// The registry of this process, created at the first use.
 fn registry() -> &'static Registry {
     loop {
         let found = REGISTRY.load(Ordering::Acquire);
-        // SAFETY: it is null, or came out of a box and is never freed.
+        // SAFETY: the pointer is null, or came from `Box::into_raw` and is never freed.
         if let Some(registry) = unsafe { found.as_ref() }
             && registry.owner.is_current()
         {
@@ -85,13 +85,14 @@ fn registry() -> &'static Registry {
         let new = Box::into_raw(Box::new(Registry { owner, claimed: Mutex::default() }));
         let stored = REGISTRY.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire);
         if stored.is_err() {
-            // SAFETY: it came out of a box just now, and no other thread has seen it.
+            // SAFETY: the pointer came from `Box::into_raw` just now, and no other thread has seen
+            // it.
             drop(unsafe { Box::from_raw(new) });
         }
     }
 }
 
-/// The stretches of one endpoint's spans, of which two may share a page.
+/// The stretches of one endpoint's spans, joined, as two of them may share a page.
 fn joined(spans: &[Span]) -> SmallVec<[(Place, u64); 1]> {
     let mut stretches: SmallVec<[_; 1]> = spans.iter().filter_map(stretch).collect();
     stretches.sort_unstable();
@@ -105,10 +106,10 @@ fn joined(spans: &[Span]) -> SmallVec<[(Place, u64); 1]> {
     stretches
 }
 
-/// Where a span begins and ends; `None` if it has no bytes.
+/// The start and the end of a span; `None` if it has no bytes.
 ///
-/// Of a file, whole pages: the page cache deals in them, and two layouts that share one could
-/// reach it both through the cache and around it, which loses writes.
+/// Spans of a file are extended to whole pages. The page cache works in pages: two layouts that
+/// share one could access it both through the cache and around it, which loses writes.
 fn stretch(span: &Span) -> Option<(Place, u64)> {
     if span.length.is_zero() {
         return None;

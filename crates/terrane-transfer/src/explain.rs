@@ -1,4 +1,4 @@
-//! What a transfer does, and why that way.
+//! Explanations of transfers before they start, and reports after they end.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +8,7 @@ use terrane_core::{Alignment, ByteCount, StorageKind};
 
 use crate::{CopyEngine, Declined, Quote, TransferPlan};
 
-/// How a transfer is executed: what it was broken into, the path, the reason and the prediction.
+/// How a transfer is executed: its pieces and runs, the path, the reason and the prediction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// The kind of storage that is read.
@@ -21,9 +21,10 @@ pub struct Explanation {
     pub pieces: u64,
     /// Spans after coalescing.
     pub runs: u64,
-    /// The largest power of two that every piece's place and length in the source is a multiple of.
+    /// The largest power of two that divides the offset and the length of every piece in the
+    /// source.
     pub source_alignment: Alignment,
-    /// Likewise in the destination.
+    /// The same for the destination.
     pub destination_alignment: Alignment,
     /// The engine that copies.
     pub engine: &'static str,
@@ -33,13 +34,13 @@ pub struct Explanation {
     pub reason: Cow<'static, str>,
     /// How long the copy should take once started.
     pub predicted: Duration,
-    /// What each engine said that does not take the transfer. One that is missed among those that
-    /// could, such as NIXL's between a device and a file, is here with its reason.
+    /// The engines that declined, with their reasons. An engine that would serve these kinds of
+    /// storage, such as NIXL's between a device and a file, shows here why it does not.
     pub declined: Vec<(&'static str, Declined)>,
 }
 
 impl Explanation {
-    /// What `engine` quoted for `plan`, which these others declined.
+    /// The quote of `engine` for `plan`, with the engines that declined it.
     pub(crate) fn new(
         plan: &TransferPlan,
         engine: &dyn CopyEngine,
@@ -69,7 +70,7 @@ impl Explanation {
     }
 }
 
-/// In one line; of the engines that declined, those that serve these kinds of storage.
+/// Prints one line, with only those declined engines that serve these kinds of storage.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -94,29 +95,29 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// What a transfer did: the explanation, and what came of the prediction.
+/// The report of a transfer: its explanation and the measured times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// What was done, and why that way.
+    /// How the transfer was executed, and why.
     pub explanation: Explanation,
     /// From submission to the start of the copy: queueing, and waiting for predecessors.
     pub queued: Duration,
     /// From the start of the copy to its end.
     pub copied: Duration,
-    /// What the engine's own measurement says, where it has one that is switched on.
+    /// The engine's own measurement, if it has one that is switched on.
     pub engine_times: Option<EngineTimes>,
 }
 
-/// What a library below an engine has measured of a copy.
+/// A measurement of a copy by a library below an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineTimes {
-    /// The time that its calls to begin took.
+    /// The time that its submission calls took.
     pub post: Duration,
-    /// From the beginning to the end of its requests, summed over them.
+    /// The time from start to end of each request, summed over all requests.
     pub transfer: Duration,
-    /// The requests that were made of it.
+    /// The number of requests.
     pub requests: u64,
-    /// The spans that they consisted of.
+    /// The number of descriptors in all requests.
     pub descriptors: u64,
 }
 

@@ -7,7 +7,7 @@ use terrane_layout::{Axis, PhysicalLayout, RegionOffset, Section};
 /// The most windows of one group, so that comparing two groups takes milliseconds.
 const MOST_WINDOWS: u64 = 1024;
 
-/// Layouts that cannot be endpoints of one set: the layouts, and why.
+/// Layouts that cannot be endpoints of one set, and the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub struct GroupsRefused {
@@ -21,7 +21,7 @@ pub struct GroupsRefused {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupRefusal {
-    /// Two groups have different numbers of blocks, so that they do not share block ids.
+    /// Two groups have different numbers of blocks, so they cannot share block ids.
     #[error(
         "group {first} has {first_blocks} blocks and group {second} has {second_blocks}; groups that \
          share block ids have equally many"
@@ -36,8 +36,8 @@ pub enum GroupRefusal {
         /// The blocks of the second one.
         second_blocks: u32,
     },
-    /// Two blocks of different numbers may share bytes. A block counts with all bytes between the first
-    /// and the last one that a section has between two blocks.
+    /// Two blocks of different numbers may share bytes. A section's part of a block counts as all
+    /// bytes from its first to its last between two blocks.
     #[error(
         "block {first_block} of group {first} and block {second_block} of group {second} reach into \
          the same bytes; only blocks of equal number may share bytes, so give both groups one \
@@ -68,7 +68,7 @@ pub enum GroupRefusal {
         /// Bytes from a block of the second one to the next block.
         second_stride: u64,
     },
-    /// The blocks of a group consist of more windows than are compared.
+    /// A group has more windows than are compared.
     #[error(
         "each block of group {group} is scattered over {windows} places, and at most {MOST_WINDOWS} \
          are compared; give it blocks as the outermost axis of each region"
@@ -79,7 +79,8 @@ pub enum GroupRefusal {
         /// The windows.
         windows: u64,
     },
-    /// Two groups lie in one file. One would go through the page cache and the other around it.
+    /// Two groups are in one file. One would be accessed through the page cache and the other
+    /// around it.
     #[error(
         "groups {first} and {second} lie in one file, and only one of them can use direct I/O \
          (alignments {first_alignment} and {second_alignment}); give both the same alignment"
@@ -94,7 +95,7 @@ pub enum GroupRefusal {
         /// The alignment of the second one.
         second_alignment: Alignment,
     },
-    /// An endpoint outside the set has some of the bytes.
+    /// An endpoint outside the set owns some of the bytes.
     #[error(
         "{} at {} of {} memory, in group {group}, are in use by another endpoint; drop that one \
          first, or make all of them with one call",
@@ -103,13 +104,13 @@ pub enum GroupRefusal {
     BytesInUse {
         /// The group.
         group: usize,
-        /// The span of which bytes are in use.
+        /// The span that contains bytes in use.
         span: Span,
     },
 }
 
-/// Proves that blocks of different numbers share no byte, for each two of the layouts. With each
-/// comes the memory that its blocks have.
+/// Proves for each two of the layouts that blocks of different numbers share no byte. Each layout
+/// comes with the memory that its blocks use.
 pub(crate) fn check(
     layouts: &[PhysicalLayout],
     extents: &[SmallVec<[Span; 1]>],
@@ -159,7 +160,7 @@ fn are_in_one_file(a: &PhysicalLayout, b: &PhysicalLayout) -> bool {
     spaces(a).iter().any(|space| others.contains(space))
 }
 
-/// An engine decides by these whether it goes around the page cache. Alignment beyond a page is no
+/// An engine decides by these whether it bypasses the page cache. Alignment beyond a page does not
 /// matter.
 fn direct_access(layout: &PhysicalLayout) -> (bool, Alignment) {
     let mut files = layout.regions().iter().filter_map(|region| region.location().as_file());
@@ -208,7 +209,7 @@ impl Windows {
             _ if self.stride == other.stride => self.stride,
             _ => return Err(Meeting::Strides(self.stride, other.stride)),
         };
-        // Where block 0 would lie. Block `b` of this one and block `c` of the other one meet if
+        // The position of block 0. Block `b` of this one and block `c` of the other one meet if
         // `ahead - self.bytes < (b - c) · stride < ahead + other.bytes`.
         let origin = |it: &Self| it.start - it.first * stride;
         let ahead = origin(other) - origin(self);
@@ -228,7 +229,7 @@ impl Windows {
 
 impl Meeting {
     fn between(self, first: usize, second: usize) -> GroupRefusal {
-        // Blocks and strides are of a layout, and fit.
+        // Blocks and strides come from a layout, so they fit.
         let block = |number: i128| u32::try_from(number).unwrap_or(u32::MAX);
         let bytes = |stride: i128| u64::try_from(stride).unwrap_or(u64::MAX);
         match self {
@@ -282,7 +283,7 @@ fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, Gro
         }
         let inner = section.steps(Axis::Block).inner();
         for (begin, first) in begins {
-            // The geometry has proved that there is such a place.
+            // The geometry has proved that this position exists.
             let Some(location) = layout.location_at(begin) else { continue };
             let place = location.place();
             found.push(Windows {
@@ -298,7 +299,8 @@ fn windows_of(group: usize, layout: &PhysicalLayout) -> Result<Vec<Windows>, Gro
     Ok(found)
 }
 
-/// The bytes that a block of a section spans between two blocks, and the steps beyond.
+/// The bytes of a block of a section from its first to its last between two blocks, and the steps
+/// beyond.
 fn window_of(section: &Section) -> (u64, Vec<Repeat>) {
     let blocks = section.steps(Axis::Block);
     let inner = blocks.inner();
@@ -315,7 +317,7 @@ fn window_of(section: &Section) -> (u64, Vec<Repeat>) {
             if step.count == 1 {
                 continue;
             }
-            // Strides are nested: what has a smaller one lies within the block's.
+            // Strides are nested: a dimension with a smaller stride lies within the block's.
             if regions == 0 && (inner.count == 1 || step.stride < inner.stride) {
                 bytes += step.stride * u64::from(step.count - 1);
             } else {

@@ -1,11 +1,11 @@
-//! Which blocks of a layout are being read and written right now.
+//! The blocks of a layout that transfers in flight read and write.
 //!
-//! Every transfer claims the blocks that it reads and those that it writes before it starts, and
-//! releases them when it has ended. A claim that conflicts with another one in flight is granted
-//! only if its transfer runs after that one; otherwise it is refused with the blocks concerned.
+//! Every transfer claims the blocks that it reads and writes before it starts, and releases them
+//! when it has ended. A claim may conflict with another one in flight. It is then granted only if
+//! its transfer runs after that one; otherwise it is refused with the conflicting blocks.
 //!
-//! A destination that a failed transfer may have written in part is remembered until it is written
-//! again.
+//! The table records a destination that a failed transfer may have written in part, until it is
+//! written again.
 
 mod blocks;
 mod counts;
@@ -28,12 +28,12 @@ use blocks::Blocks;
 use counts::BlockCounts;
 use incomplete::{Area, Incomplete};
 
-/// What a transfer does with a block.
+/// The access of a transfer to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// It reads it.
+    /// It reads the block.
     Read,
-    /// It writes it.
+    /// It writes the block.
     Write,
 }
 
@@ -51,11 +51,11 @@ impl fmt::Display for Access {
 pub struct BlockConflict {
     /// The block.
     pub block: u32,
-    /// What the refused transfer would do with it.
+    /// The access that the refused transfer requested.
     pub wanted: Access,
-    /// What the other one does with it.
+    /// The access of the other transfer.
     pub held: Access,
-    /// The other one. Run [after](crate::Transfer::after) its ticket, or wait for it.
+    /// The other transfer. Run [after](crate::Transfer::after) its ticket, or wait for it.
     pub holder: TransferId,
 }
 
@@ -64,23 +64,23 @@ pub struct BlockConflict {
 pub(crate) struct Use<'a> {
     pub(crate) access: Access,
     pub(crate) blocks: &'a [u32],
-    /// Which of the groups that share the blocks; 0 if there is one.
+    /// The group, among those that share the blocks; 0 if there is one.
     pub(crate) group: u32,
     pub(crate) layers: Range<u32>,
-    /// All heads of a layout that does not state them are one.
+    /// A layout that does not state its heads counts as one head.
     pub(crate) heads: Range<u32>,
 }
 
 /// The claims in flight on the blocks of one layout, or of several that share their blocks. Clones
-/// are one table.
+/// share one table.
 #[derive(Clone)]
 pub(crate) struct HazardTable {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// Unique within the process. Addresses would order tables too, but not alike in two runs of the model
-    /// checker.
+    /// Unique within the process. Addresses would order tables too, but not alike in two runs of
+    /// the model checker.
     number: u64,
     owner: OwnerProcess,
     claims: Mutex<Claims>,
@@ -89,7 +89,7 @@ struct Shared {
 struct Claims {
     counts: BlockCounts,
     in_flight: Slab<Entry>,
-    /// How many of them their holders have left.
+    /// How many of them have holders that failed while something may still touch the blocks.
     left: usize,
     incomplete: Incomplete,
 }
@@ -104,12 +104,12 @@ struct Entry {
     is_left: bool,
 }
 
-/// What a claim to write has come to, if it did not fail half-way.
+/// The outcome of a write claim that did not fail half-way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Written {
-    /// The blocks hold what they held before.
+    /// The blocks are unchanged.
     Nothing,
-    /// The blocks hold what was to be written.
+    /// The blocks are fully written.
     All,
 }
 
@@ -129,19 +129,19 @@ impl HazardTable {
         let (counts, in_flight) = (BlockCounts::new(num_blocks), Slab::new());
         let claims = Claims { counts, in_flight, left: 0, incomplete };
         let owner = OwnerProcess::current();
-        // Relaxed: only uniqueness is asked for.
+        // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, atomic::Ordering::Relaxed);
         Self { shared: Arc::new(Shared { number, owner, claims: Mutex::new(claims) }) }
     }
 
-    /// Fails in a forked process, in which the table must not be locked: a thread that is not there
-    /// may have held the lock.
+    /// Fails in a forked process. There the table must not be locked: a thread that does not exist
+    /// may hold the lock.
     pub(crate) fn check_owner(&self) -> Result<(), ForkedProcess> {
         self.shared.owner.check()
     }
 
-    /// Locks two tables in the one order that excludes a deadlock. If the two are one table, there
-    /// is only the first.
+    /// Locks two tables in an order that excludes a deadlock. If the two are one table, there is
+    /// only the first.
     pub(crate) fn lock_both<'a>(
         first: &'a Self,
         second: &'a Self,
@@ -159,7 +159,7 @@ impl HazardTable {
         }
     }
 
-    /// Locks the table, to look and to claim in one step.
+    /// Locks the table, to check and to claim atomically.
     pub(crate) fn lock(&self) -> LockedHazards<'_> {
         LockedHazards { table: &self.shared, claims: lock(&self.shared.claims) }
     }
@@ -167,15 +167,15 @@ impl HazardTable {
 
 /// A locked table.
 ///
-/// Two of them are locked in the order of their tables' numbers, and tickets, one at a time,
-/// inside of them. In no other case does this crate hold two locks.
+/// Two tables are locked in the order of their numbers. Tickets are locked one at a time, inside of
+/// them. In no other case does this crate hold two locks.
 pub(crate) struct LockedHazards<'a> {
     table: &'a Arc<Shared>,
     claims: MutexGuard<'a, Claims>,
 }
 
 impl LockedHazards<'_> {
-    /// The conflicts of `wanted` with claims in flight, but for those of `predecessors`.
+    /// The conflicts of `wanted` with claims in flight, except those of `predecessors`.
     pub(crate) fn conflicts(
         &mut self,
         wanted: &Use<'_>,
@@ -184,12 +184,12 @@ impl LockedHazards<'_> {
         self.claims.conflicts(wanted, |entry| entry.is_left || !predecessors(entry.holder))
     }
 
-    /// Those of the wanted blocks that a failed transfer may have written in part.
+    /// The wanted blocks that a failed transfer may have written in part.
     pub(crate) fn incomplete(&self, wanted: &Use<'_>) -> Vec<u32> {
         self.claims.incomplete.among(wanted.blocks, wanted.group, &wanted.area())
     }
 
-    /// Claims the blocks for `holder`. The caller has looked for conflicts under the same lock,
+    /// Claims the blocks for `holder`. The caller has checked for conflicts under the same lock,
     /// and has checked that every block exists.
     pub(crate) fn claim(&mut self, holder: &Ticket, used: &Use<'_>) -> Claim {
         let claims = &mut *self.claims;
@@ -238,7 +238,7 @@ impl Use<'_> {
 
 impl Entry {
     fn excludes(&self, wanted: &Use<'_>) -> bool {
-        // Layers and heads of different groups have nothing to do with one another.
+        // Layers and heads of different groups cannot be compared.
         (self.access == Access::Write || wanted.access == Access::Write)
             && (self.group != wanted.group
                 || meet(&self.area.layers, &wanted.layers) && meet(&self.area.heads, &wanted.heads))
@@ -254,13 +254,13 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Says how a write ended that did not fail half-way. The first call counts.
+    /// Records the outcome of a write that did not fail half-way. The first call counts.
     pub(crate) fn has_written(&self, written: Written) {
         self.written.get_or_init(|| written);
     }
 
-    /// Says that the holder has failed. Something may go on to touch the blocks until the claim
-    /// drops, so that none of its successors may use them.
+    /// Records that the holder has failed. Something may touch the blocks until the claim drops, so
+    /// no successor may use them.
     pub(crate) fn leave(&self) {
         if !self.table.owner.is_current() {
             return;
@@ -273,13 +273,12 @@ impl Claim {
         }
     }
 
-    /// Looks again, once all that the holder runs after has ended, as some of it may have failed.
+    /// Checks again once all predecessors of the holder have ended, as some may have failed.
     ///
     /// # Errors
     ///
     /// [`TransferError::Conflict`] if something may still touch the blocks;
-    /// [`TransferError::Incomplete`] if the claim is to read blocks that are incomplete, unless that
-    /// is allowed.
+    /// [`TransferError::Incomplete`] if the claim reads incomplete blocks, unless that is allowed.
     pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
         let claims = &mut *lock(&self.table.claims);
         if claims.incomplete.is_empty() && claims.left == 0 {
@@ -303,7 +302,7 @@ impl Claim {
     }
 }
 
-/// Fails if there are any such blocks.
+/// Fails if there are any incomplete blocks.
 pub(crate) fn incomplete(blocks: Vec<u32>) -> Result<(), TransferError> {
     if blocks.is_empty() { Ok(()) } else { Err(TransferError::Incomplete { blocks }) }
 }
@@ -327,7 +326,7 @@ impl Drop for Claim {
     }
 }
 
-/// Whether two ranges have anything in common.
+/// Whether two ranges overlap.
 pub(crate) fn meet(a: &Range<u32>, b: &Range<u32>) -> bool {
     a.start < b.end && b.start < a.end
 }

@@ -20,21 +20,21 @@ use crate::{
     TransferError, TransferId, TransferPlan,
 };
 
-/// A validated transfer that an engine executes: the plan, and the duty to say how it ended.
+/// A validated transfer that an engine executes: the plan, and the duty to report how it ended.
 ///
-/// It owns both ends of the transfer and the caller's guard, through however many threads of the
-/// engine it goes. [`finish`](Self::finish) lets go of them; so does dropping it, which tells the
+/// It owns both ends of the transfer and the caller's guard, on whichever thread of the engine it
+/// is. [`finish`](Self::finish) releases them. Dropping it releases them too, and reports to the
 /// caller that the engine stopped.
 pub struct CopyJob {
-    // Fields drop in this order, so that when the outcome is published the memory at both ends
-    // is no longer held and the blocks are free for others.
+    // Fields drop in this order. When the outcome is published, the memory at both ends is
+    // therefore no longer held, and the blocks are free for other transfers.
     plan: TransferPlan,
     /// Shared with the parts of the job.
     claims: Arc<Claims>,
-    /// Whether it is a part of another job, to which the claims belong.
+    /// Whether it is a part of another job, which owns the claims.
     is_part: bool,
     terms: Terms,
-    /// Keeps the order of the terms.
+    /// Keeps the handle of the order in `terms` valid.
     order: Option<PinnedOrder>,
     progress: Arc<Progress>,
     ending: Ending,
@@ -46,24 +46,24 @@ pub(crate) struct Claims {
     pub(crate) writing: Claim,
 }
 
-/// What a transfer asks for besides the copy itself.
+/// Options of a transfer beyond the copy itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terms {
-    /// What the copy has to run after on the device's side.
+    /// The device work that the copy has to run after.
     pub device_order: Option<DeviceOrder>,
-    /// What has to be true of written files before the job is finished, besides what each file
-    /// [states](terrane_core::FileHandle::durability) itself.
+    /// Minimum durability of written files when the job is finished. A file's [own
+    /// setting](terrane_core::FileHandle::durability) applies if it is stricter.
     pub durability: Durability,
-    /// When the job has to be finished, done or not.
+    /// The time by which the job has to be finished, done or not.
     pub deadline: Option<Instant>,
     /// Whether further jobs write the same files for the same transfer, so that it is too early to
-    /// make them durable. The last of them, which may have no runs, says otherwise.
+    /// make them durable. It is `false` for the last of them, which may have no runs.
     pub more_follows: bool,
-    /// Whether the job is to say what becomes of each layer. The plan is ordered by layer then.
+    /// Whether the job reports each layer. The plan is then ordered by layer.
     pub layer_wise: bool,
-    /// What the peer at the other end is told once all bytes have arrived, and no sooner. Only an
-    /// engine that talks to peers is asked for it.
+    /// The notification for the peer at the other end, sent once all bytes have arrived, and no
+    /// sooner. Only an engine that serves peers receives it.
     pub notification: Option<Arc<[u8]>>,
 }
 
@@ -79,8 +79,8 @@ impl CopyJob {
         Self { plan, claims: Arc::new(claims), is_part: false, terms, order, progress, ending }
     }
 
-    /// A part of another job, whose claims on what is the transfer's both of them hold. What else the
-    /// plan touches is its maker's alone, who is told if the part is given up.
+    /// A part of another job. Both hold the claims on the transfer's blocks. All other memory of
+    /// the plan belongs to the caller alone, which is notified if the part is given up.
     pub(crate) fn part(
         claims: &Arc<Claims>,
         plan: TransferPlan,
@@ -92,12 +92,12 @@ impl CopyJob {
         Self { plan, claims, is_part: true, terms, order: None, progress, ending }
     }
 
-    /// For the parts of this job.
+    /// The claims, which parts of this job share.
     pub(crate) fn claims(&self) -> &Arc<Claims> {
         &self.claims
     }
 
-    /// What to copy.
+    /// The plan to copy.
     #[must_use]
     pub fn plan(&self) -> &TransferPlan {
         &self.plan
@@ -109,36 +109,37 @@ impl CopyJob {
         &self.ending.explanation.path
     }
 
-    /// How long the engine said that the copy would take.
+    /// How long the engine predicted that the copy would take.
     #[must_use]
     pub fn predicted(&self) -> Duration {
         self.ending.explanation.predicted
     }
 
-    /// What the transfer asks for besides the copy itself.
+    /// The transfer's options beyond the copy itself.
     #[must_use]
     pub fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// Where to count the bytes that have been copied.
+    /// Counts the bytes that have been copied.
     #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
 
-    /// Where to say what becomes of each layer; `Some` if the transfer is layer-wise.
+    /// Reports the state of each layer; `Some` if the transfer is layer-wise.
     #[must_use]
     pub fn layers(&self) -> Option<&LayerSignals> {
         self.ending.layers.as_ref()
     }
 
-    /// Has threads that wait for the transfer, or for a layer of it, help by way of `attendant`
-    /// until the job has ended. Those that sleep already begin to. A second attendant takes the
-    /// place of the first one; whom it has invited again, or the first one has, attends anew.
+    /// Lets threads that wait for the transfer, or for a layer of it, poll `attendant` until the
+    /// job has ended. Threads that already sleep wake and poll too. A second attendant replaces the
+    /// first one. A second invitation, also of the same attendant, restarts each thread's attention
+    /// time.
     ///
-    /// The engine keeps the attendant alive for as long as it is of use: the job does not, so that
-    /// the attendant may own the job.
+    /// The engine keeps the attendant alive while it is useful. The job does not, so that the
+    /// attendant may own the job.
     pub fn attend(&self, attendant: Arc<dyn Attend>) {
         if let Some(layers) = &self.ending.layers {
             layers.attend(&attendant);
@@ -148,8 +149,7 @@ impl CopyJob {
         }
     }
 
-    /// Says that the copy begins now, as opposed to waiting in a queue. Later calls change
-    /// nothing.
+    /// Marks the start of the copy, after any time in a queue. Later calls change nothing.
     pub fn start(&self) {
         self.ending.started.get_or_init(Instant::now);
     }
@@ -160,20 +160,19 @@ impl CopyJob {
         self.ending.started.get().map_or(Duration::ZERO, Instant::elapsed)
     }
 
-    /// Says what the engine's own measurement of the copy was, for the report. Of several calls the
-    /// last one counts.
+    /// Sets the engine's own measurement of the copy, for the report. The last call counts.
     pub fn measured(&mut self, times: EngineTimes) {
         self.ending.engine_times = Some(times);
     }
 
-    /// Says that the copy has failed although it may go on: what is asked to copy does not answer,
-    /// and cannot be stopped. The caller has its outcome and its guard back, and what runs after the
-    /// transfer fails; the memory at both ends and the claims on its blocks belong to the [`Remains`]
-    /// from here on.
+    /// Fails the job although its copy may continue: the device or peer does not answer, and the
+    /// copy cannot be stopped. The caller receives its outcome and its guard, and transfers that
+    /// run after this one fail. From here on the [`Remains`] own the memory at both ends and the
+    /// claims on its blocks.
     ///
-    /// A part of another engine's transfer, as a relay's chunk is, is given up likewise: the transfer
-    /// ends with the failure and its blocks stay claimed, and that engine leaves alone what memory of
-    /// its own the part goes through.
+    /// A part of another engine's transfer, such as a relay's chunk, is given up in the same way.
+    /// The transfer ends with the failure, and its blocks stay claimed. The other engine does not
+    /// reuse its own memory that the part goes through.
     pub fn give_up(mut self, failure: CopyFailure) -> Remains {
         self.ending.result = Some(Err(self.describe(failure)));
         self.leave_claims();
@@ -183,20 +182,20 @@ impl CopyJob {
         Remains { plan, _claims: claims }
     }
 
-    /// Says, before the end, that something may go on to touch the memory when the job has ended: it
-    /// is given up, or a part of it has been.
+    /// Reports, before the end, that something may touch the memory after the job has ended: the
+    /// job or a part of it was given up.
     pub(crate) fn leaves_remains(&self) {
         if let Some(settle) = &self.ending.settle {
             settle.leaves_remains();
         }
     }
 
-    /// Says how the copy ended, and lets go of everything.
+    /// Reports how the copy ended, and releases everything.
     ///
-    /// That runs foreign code: the drop of the caller's guard and of adopted memory, and wakers.
-    /// Should it panic, the panic ends here, as the engine has other jobs to serve. It
-    /// [must not wait](crate::TransferManager::submit) for another transfer, so that an engine may
-    /// finish its jobs on a single thread.
+    /// This runs foreign code: wakers, and the drop of the caller's guard and of adopted memory. A
+    /// panic there is caught here, as the engine has other jobs to serve. The foreign code [must
+    /// not wait](crate::TransferManager::submit) for another transfer, so that an engine may finish
+    /// its jobs on a single thread.
     pub fn finish(mut self, result: Result<(), CopyFailure>) {
         let result = result.map_err(|failure| self.describe(failure));
         match &result {
@@ -208,8 +207,8 @@ impl CopyJob {
         shielded(|| drop(self));
     }
 
-    /// Ends the job with this very error: it was never handed to an engine, or its engine has it
-    /// from another.
+    /// Ends the job with this error, as it is: the job never reached an engine, or its engine got
+    /// the error from another.
     pub(crate) fn abandon(mut self, cause: TransferError) {
         if cause.is_refusal() {
             self.claims.writing.has_written(Written::Nothing);
@@ -220,13 +219,13 @@ impl CopyJob {
         shielded(|| drop(self));
     }
 
-    /// Looks whether the job may start, once all that it runs after has ended.
+    /// Checks whether the job may start, once all its predecessors have ended.
     pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
         self.claims.reading.check_start(allow_incomplete)?;
         self.claims.writing.check_start(allow_incomplete)
     }
 
-    /// The transfer fails. If a part of it was given up, that part keeps the claims, and goes on to
+    /// The transfer fails. If a part of it was given up, that part keeps the claims, and may still
     /// touch the blocks.
     fn leave_shared_claims(&self) {
         if Arc::strong_count(&self.claims) > 1 {
@@ -278,12 +277,12 @@ impl fmt::Debug for CopyJob {
     }
 }
 
-/// What a transfer that was [given up](CopyJob::give_up) leaves behind: the memory at both ends, and
+/// The resources of a transfer that was [given up](CopyJob::give_up): the memory at both ends, and
 /// the claims on its blocks.
 ///
-/// Transfers that want the blocks are refused until it drops, and so is
+/// Transfers of the blocks are refused until it drops, and so is
 /// [`Endpoint::hold_for_write`](crate::Endpoint::hold_for_write). The engine drops it when it knows
-/// that the copy has ended, and never (`ManuallyDrop`) if it cannot know.
+/// that the copy has ended. If it cannot know, it never drops it (`ManuallyDrop`).
 #[must_use = "dropping it says that nothing touches the memory any more"]
 pub struct Remains {
     // Fields drop in this order, as in `CopyJob`.
@@ -305,8 +304,8 @@ pub enum CopyFailure {
     Run {
         /// Its index in the plan's runs.
         index: usize,
-        /// How many of its bytes, from its beginning on, are not concerned: those of the blocks
-        /// before the one that errors then name. Zero where the engine does not know.
+        /// The number of its bytes, from its start, that belong to blocks before the failed one.
+        /// Errors name the block at this offset. Zero if the engine does not know.
         offset: ByteCount,
         /// Why.
         source: BoxedCause,
@@ -320,14 +319,14 @@ pub enum CopyFailure {
     DeadlineExceeded,
 }
 
-/// How far a transfer has come.
+/// The progress of a transfer.
 #[derive(Debug, Default)]
 pub struct Progress {
     copied: AtomicU64,
 }
 
 impl Progress {
-    /// The bytes copied so far. Engines add to it in steps of their own size.
+    /// The bytes copied so far. Each engine adds to it in steps of its own size.
     #[must_use]
     pub fn copied(&self) -> ByteCount {
         // Relaxed: a figure to show, which orders nothing.
@@ -340,8 +339,8 @@ impl Progress {
     }
 }
 
-/// What is left to do when a job has let go of the memory: to publish the outcome and to start
-/// whatever runs after it. Dropping it does so.
+/// The last part of a job, after the memory is released. Its drop publishes the outcome and starts
+/// the transfers that run after this one.
 pub(crate) struct Ending {
     ticket: Ticket,
     /// `None` while it drops.
@@ -376,8 +375,8 @@ impl Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // A forked process that drops what its parent kept: who waits there has an error already, and
-        // nothing that waits for this transfer is started.
+        // A forked process drops its parent's job. Waits there already return an error, and nothing
+        // that waits for this transfer is started.
         if !self.ticket.is_of_this_process() {
             return;
         }
@@ -391,9 +390,9 @@ impl Drop for Ending {
             }
         });
         let succeeded = result.is_ok();
-        // The ticket first: whoever has the outcome finds the ticket ended.
+        // The ticket ends first: a thread that has the outcome finds the ticket ended.
         let dependents = self.ticket.end(succeeded);
-        // Then the layers, likewise.
+        // The layers end next, for the same reason.
         if let Some(layers) = self.layers.take() {
             shielded(|| layers.end(succeeded));
             shielded(|| drop(layers));
@@ -402,15 +401,15 @@ impl Drop for Ending {
         if let Some(settle) = &settle {
             shielded(|| settle.settle(result));
         }
-        // With the outcome, if nobody is interested in it any more, goes the caller's guard: what
-        // it guards is the caller's again before anything that runs after this transfer starts.
+        // If the completion was dropped, this drops the outcome and the caller's guard. It happens
+        // before any transfer that runs after this one starts.
         shielded(|| drop(settle));
         tell(dependents, self.ticket.id(), succeeded);
     }
 }
 
-/// Runs what may run foreign code. One transfer's guard or waker that panics must not keep
-/// others from being told of an end, nor stop the engine that serves them.
+/// Runs code that may call foreign code, and catches its panics. A guard or waker that panics must
+/// not stop the engine or keep others from being notified.
 pub(crate) fn shielded(run: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(run)).is_err() {
         tracing::error!("foreign code, such as a guard or a waker, panicked as a transfer ended");
@@ -424,15 +423,14 @@ per_thread! {
     static TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Tells `dependents` of an end, in their order.
+/// Notifies `dependents` of an end, in their order.
 ///
-/// Telling one of them may end it in turn (its predecessor failed) and so come here again. Such a
-/// chain can be as long as its users make it, so it goes through a list and not through the
-/// stack.
+/// A notification may end a dependent in turn (its predecessor failed) and so come here again.
+/// Users can build chains of any length, so a list is used instead of recursion.
 pub(crate) fn tell(dependents: Vec<Arc<dyn Dependent>>, ended: TransferId, succeeded: bool) {
     let mut notices = dependents.into_iter().map(|dependent| (dependent, ended, succeeded));
     if NOTICES.try_with(|list| list.borrow_mut().extend(&mut notices)).is_err() {
-        // The thread is about to end, and its list has gone: the stack has to do.
+        // The thread is exiting and its list no longer exists, so this recurses.
         return notices.for_each(deliver);
     }
     if TELLING.with(|telling| telling.replace(true)) {
@@ -442,12 +440,12 @@ pub(crate) fn tell(dependents: Vec<Arc<dyn Dependent>>, ended: TransferId, succe
     TELLING.with(|telling| telling.set(false));
 }
 
-/// Tells whoever is still on this thread's list.
+/// Delivers the notifications that are still on this thread's list.
 ///
-/// Before the thread sleeps for another transfer, as the drop of a guard may have it do while a
-/// dependent is told of an end: what is waited for may be further down the list.
+/// Called before the thread sleeps for another transfer, which a guard's drop may do while a
+/// dependent is notified. That transfer may be further down the list.
 pub(crate) fn tell_rest() {
-    // Where the thread is about to end, its list has gone.
+    // If the thread is exiting, its list no longer exists.
     while let Ok(Some(notice)) = NOTICES.try_with(|list| list.borrow_mut().pop_front()) {
         deliver(notice);
     }

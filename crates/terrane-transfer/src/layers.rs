@@ -1,4 +1,4 @@
-//! What becomes of each layer of a transfer, before the whole of it has ended.
+//! The state of each layer of a transfer, before the whole transfer has ended.
 
 use std::any::Any;
 use std::fmt;
@@ -19,28 +19,27 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 /// The caller's view of the layers of a transfer in flight, from
 /// [`Completion::layers`](crate::Completion::layers). Cloning it costs a reference count.
 ///
-/// Compute on layer 0 can begin while layer 1 travels: have its stream wait for the layer's
-/// [`event`](Self::event) (`Stream::wait_for_layer` of `terrane-cuda`), or wait for the layer on the
-/// host. A layer that is done stays so,
-/// whatever becomes of the others; its blocks stay claimed until the whole transfer has ended.
+/// Compute on layer 0 can begin while layer 1 travels. Either its stream waits for the layer's
+/// [`event`](Self::event) (`Stream::wait_for_layer` of `terrane-cuda`), or a host thread waits for
+/// the layer. A layer that is done stays done, even if others fail. Its blocks stay claimed until
+/// the whole transfer has ended.
 ///
-/// Layers go by their number in the layout, as in [`Transfer::layers`](crate::Transfer::layers).
-/// In a process that was forked from the transfer's, every layer has failed.
+/// Layers are numbered as in the layout and in [`Transfer::layers`](crate::Transfer::layers). In a
+/// process that was forked from the transfer's, every layer has failed.
 ///
-/// They can become done in any order, and an engine may report several at once, or all of them at
-/// the end.
+/// Layers can be done in any order. An engine may report several at once, or all at the end.
 #[derive(Clone)]
 pub struct Layers {
     shared: Arc<Shared>,
     attention: Duration,
 }
 
-/// What has become of a layer.
+/// The state of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerState {
-    /// Nothing that the engine has told.
+    /// The engine has reported nothing yet.
     Waiting,
-    /// Its copies are on a stream of a device, and this event is recorded behind them.
+    /// Its copies are on a device stream, and this event is recorded behind them.
     Submitted(EventHandle),
     /// Its bytes are at the destination.
     Done,
@@ -52,7 +51,7 @@ pub enum LayerState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The transfer failed before it was done. The completion's outcome says why.
+    /// The transfer failed before the layer was done. The completion's outcome says why.
     #[error("the transfer failed before layer {layer} was done; its outcome says why")]
     Failed {
         /// The layer.
@@ -61,7 +60,7 @@ pub enum LayerError {
     /// The transfer does not move this layer.
     #[error("layer {layer} is not among those of the transfer, {first} to {last}")]
     NotTransferred {
-        /// The layer that was asked for.
+        /// The requested layer.
         layer: u32,
         /// The first layer of the transfer.
         first: u32,
@@ -77,7 +76,7 @@ impl Layers {
         self.shared.range.clone()
     }
 
-    /// What has become of a layer.
+    /// The state of a layer.
     ///
     /// # Errors
     ///
@@ -99,13 +98,13 @@ impl Layers {
     }
 
     /// The event behind the copies of a layer, for a stream to wait for; `None` if the layer is
-    /// done. Blocks the thread until the engine has put the layer on a stream, which takes as long
-    /// as it takes the transfer to be started, and until the layer is done if the engine does not
-    /// use streams.
+    /// done. Blocks the thread until the engine has submitted the layer to a stream, that is, until
+    /// the transfer has started. If the engine does not use streams, it blocks until the layer is
+    /// done.
     ///
-    /// When the event has happened, the bytes are at the destination, unless the device failed:
-    /// that only the transfer's outcome tells. The handle is live for as long as this value or a
-    /// clone of it, also after the transfer has ended.
+    /// When the event has completed, the bytes are at the destination, unless the device failed;
+    /// only the transfer's outcome reports that. The handle is valid while this value or a clone of
+    /// it lives, even after the transfer has ended.
     ///
     /// # Errors
     ///
@@ -126,7 +125,7 @@ impl Layers {
         self.wait_for(layer, LayerState::is_final).map(|_| ())
     }
 
-    /// A future of a layer being done, for any runtime.
+    /// A future that is ready when the layer is done, for any runtime.
     pub fn done(&self, layer: u32) -> LayerFuture {
         let number = if self.shared.is_lost() {
             0
@@ -138,7 +137,8 @@ impl Layers {
         LayerFuture { shared: Arc::clone(&self.shared), layer, number }
     }
 
-    /// Waits until `enough` is true of the layer, and helps meanwhile. Fails if the layer has.
+    /// Waits until `enough` is true of the layer, and helps meanwhile. Fails if the layer has
+    /// failed.
     fn wait_for(
         &self,
         layer: u32,
@@ -181,14 +181,14 @@ impl LayerState {
     }
 }
 
-/// A layer being done, as a future; from [`Layers::done`].
+/// A future of a layer's completion; from [`Layers::done`].
 ///
 /// It is ready with an error if the layer will not arrive. Dropping it changes nothing else.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct LayerFuture {
     shared: Arc<Shared>,
     layer: u32,
-    /// Which of the futures of these layers it is.
+    /// The number of this future among those of these layers.
     number: u64,
 }
 
@@ -205,8 +205,8 @@ impl Future for LayerFuture {
             return Poll::Ready(Err(LayerError::Failed { layer }));
         }
         self.shared.help();
-        // To clone a waker runs foreign code, so it is not done under the lock. Nor is its drop: this
-        // one is declared first.
+        // Cloning a waker runs foreign code, so it does not happen under the lock. Nor does its
+        // drop: this one is declared first.
         let waker = context.waker().clone();
         let mut state = lock(&self.shared.state);
         match state.layer(index) {
@@ -221,7 +221,7 @@ impl Future for LayerFuture {
                 None
             }
         };
-        // What drops with a waker, such as a task and its futures of layers, needs the lock.
+        // A waker may own a task with futures of layers, whose drop needs the lock.
         drop(state);
         drop(replaced);
         Poll::Pending
@@ -247,27 +247,28 @@ impl fmt::Debug for LayerFuture {
     }
 }
 
-/// The engine's end: where it tells what has become of layers. From
+/// The engine's end, which reports the state of layers. From
 /// [`CopyJob::layers`](crate::CopyJob::layers).
 ///
-/// An engine tells of each layer as soon as it can; one that cannot tell layers apart says nothing,
-/// and all layers are done, or have failed, when the job ends. Ranges are cut to the layers of the
-/// transfer. What comes out of order, such as news of a layer that is done, changes nothing.
+/// An engine reports each layer as soon as it can. An engine that cannot tell layers apart reports
+/// nothing; all layers are then done, or have failed, when the job ends. Ranges are clipped to the
+/// layers of the transfer. Reports out of order, such as one for a layer that is done, change
+/// nothing.
 ///
-/// Telling of a layer wakes whoever waits for it, and so runs foreign code: an engine holds no lock
-/// meanwhile that it takes to end the job. Hence a clone, which costs a reference count, can be kept
-/// beside the job, and tells of nothing any more once the job has ended.
+/// A report wakes threads and tasks that wait for the layer, and so runs foreign code. Meanwhile an
+/// engine must hold no lock that it takes to end the job. To avoid that, it can keep a clone beside
+/// the job, at the cost of a reference count. The clone reports nothing once the job has ended.
 #[derive(Clone)]
 pub struct LayerSignals {
     shared: Arc<Shared>,
 }
 
 impl LayerSignals {
-    /// Copies of these layers, the last ones, have been put on a stream, and `event` is recorded
-    /// behind them: when it has happened, the bytes of the layers are at the destination.
+    /// Copies of these layers have been submitted to a stream, and `event` is recorded behind the
+    /// last of them. When it has completed, the bytes of the layers are at the destination.
     ///
-    /// `owner` keeps the event live. It is kept until the job and every view of its layers have
-    /// gone, which is later than the job's end: a stream of the caller's may be told to wait for
+    /// `owner` keeps the event valid. It is kept until the job and every view of its layers have
+    /// dropped. That is later than the job's end, as a stream of the caller may start to wait for
     /// the event by then. It may drop on any thread.
     pub fn submitted(
         &self,
@@ -278,7 +279,8 @@ impl LayerSignals {
         self.shared.set(layers, LayerState::Submitted(event), Some(owner));
     }
 
-    /// The bytes of these layers are at the destination, and whoever hears of it sees them.
+    /// The bytes of these layers are at the destination, and visible to every thread that observes
+    /// this.
     pub fn done(&self, layers: Range<u32>) {
         self.shared.set(layers, LayerState::Done, None);
     }
@@ -294,7 +296,7 @@ impl LayerSignals {
         }
     }
 
-    /// The transfer has ended: layers that are not done are now, or have failed.
+    /// The transfer has ended: layers that are not final become done, or failed.
     pub(crate) fn end(&self, succeeded: bool) {
         let end = if succeeded { LayerState::Done } else { LayerState::Failed };
         self.shared.update(|state| {
@@ -330,7 +332,7 @@ pub(crate) fn pair(range: Range<u32>, attention: Duration) -> (Layers, LayerSign
     (Layers { shared: Arc::clone(&shared), attention }, LayerSignals { shared })
 }
 
-/// What the two ends share.
+/// State shared by the two ends.
 struct Shared {
     owner: OwnerProcess,
     range: Range<u32>,
@@ -340,7 +342,7 @@ struct Shared {
 
 struct State {
     layers: Box<[LayerState]>,
-    /// Of every event that was told.
+    /// The owners of all reported events.
     owners: Vec<Arc<dyn Any + Send + Sync>>,
     attendant: Option<Attendant>,
     wakers: Vec<Waiter>,
@@ -372,8 +374,8 @@ impl Shared {
         }
     }
 
-    /// Whether this process was forked from the transfer's. Then the state must not be locked: a
-    /// thread that is not there may have done so.
+    /// Whether this process was forked from the transfer's. If so, the state must not be locked: a
+    /// thread that does not exist here may hold the lock.
     fn is_lost(&self) -> bool {
         !self.owner.is_current()
     }
@@ -395,7 +397,7 @@ impl Shared {
         });
     }
 
-    /// Changes the state, and wakes those who wait for a layer that is final now.
+    /// Changes the state, and wakes waiters of layers that are now final.
     fn update(&self, change: impl FnOnce(&mut State)) {
         if self.is_lost() {
             return;
@@ -409,7 +411,7 @@ impl Shared {
     }
 }
 
-/// Those who wait for layers that are final.
+/// Takes the waiters of layers that are final.
 fn take_wakers(state: &mut MutexGuard<'_, State>) -> Vec<Waiter> {
     let State { layers, wakers, .. } = &mut **state;
     let is_final = |waiter: &mut Waiter| layers.get(waiter.index).is_none_or(|l| l.is_final());

@@ -1,37 +1,37 @@
 //! Block transfers between KV-cache layouts.
 //!
-//! A transfer moves blocks between any two layouts of equal shape, whatever order they are laid
-//! out in and whatever memory they are in: some layers of them or all, some heads or all, re-laid
-//! where one end is token-major and the other head-major. On its way it is
+//! A transfer moves blocks between any two layouts of equal shape. Their axis orders and their
+//! memory may differ. It copies all layers or some, and all heads or some. It converts between
+//! token-major and head-major. Every transfer is
 //!
 //! 1. **validated**, in every build: equal shapes, ids and layers in range, no destination named
 //!    twice, no byte both read and written ([`Planner`]);
-//! 2. **planned**: broken into as few contiguous runs as there can be, without an allocation in
-//!    the steady state ([`TransferPlan`]), or described by counts and strides ([`CopyGrid`]);
-//! 3. **explained**: what runs, by which engine and path, why, and how long that should take
+//! 2. **planned**: broken into as few contiguous runs as possible ([`TransferPlan`]), or described
+//!    by counts and strides ([`CopyGrid`]). The steady state allocates nothing;
+//! 3. **explained**: which engine and path run it, why, and how long that should take
 //!    ([`TransferManager::explain`]);
-//! 4. **checked against what is in flight**: a transfer that would write what another one reads
-//!    or writes, or read what another one writes, declares that it runs after that one
-//!    ([`Transfer::after`], [`Transfer::after_end`]) or is refused with the blocks in conflict. So is
-//!    one that would read what a failed transfer has left in part;
-//! 5. **executed** by an engine ([`CopyEngine`]), of which this crate has those that need no
-//!    driver ([`engines`]); others plug in from other crates;
-//! 6. **completed**: waited for, polled or awaited on any runtime ([`Completion`]), and layer by
-//!    layer before that, where it was asked for ([`Layers`]). What the copy
-//!    needs belongs to it until it has ended, so that nothing the caller does, forgetting it
-//!    included, frees memory under a running copy.
+//! 4. **checked against what is in flight**: two transfers conflict if one writes a block that the
+//!    other reads or writes. The later one declares that it runs after the earlier one
+//!    ([`Transfer::after`], [`Transfer::after_end`]), or is refused with the conflicting blocks. A
+//!    read of blocks that a failed transfer may have written in part is refused as well;
+//! 5. **executed** by an engine ([`CopyEngine`]). This crate has the engines that need no driver
+//!    ([`engines`]); other crates add more;
+//! 6. **completed**: waited for, polled or awaited on any runtime ([`Completion`]). On request,
+//!    each layer completes on its own before that ([`Layers`]). The transfer owns all that the copy
+//!    needs until the copy has ended. So the caller cannot free memory under a running copy, even
+//!    if it forgets the completion.
 //!
 //! # Should I be using this crate?
 //!
-//! Yes, to move blocks between layouts of [`terrane_layout`], or to write an engine. For the
-//! usual set-up in fewer lines there is the facade `terrane`.
+//! Yes, to move blocks between layouts of [`terrane_layout`], or to write an engine. The facade
+//! `terrane` does the usual set-up in fewer lines.
 //!
 //! # What it does not do
 //!
-//! It never decides *which* blocks to move: no eviction, no prefix matching, no cache of what is
-//! where. It knows nothing of accesses that do not go through it, unless they are declared
-//! ([`Endpoint::hold_for_write`]). It forces no runtime on its users, and starts no threads but
-//! those of engines, which are named and joined.
+//! It never decides *which* blocks to move: no eviction, no prefix matching, no index of cached
+//! blocks. It does not see accesses that bypass it, unless they are declared
+//! ([`Endpoint::hold_for_write`]). It requires no runtime. Only engines start threads; these are
+//! named and joined.
 //!
 //! # Example
 //!

@@ -18,24 +18,26 @@ use crate::{
 
 /// Plans, explains and submits transfers over a set of engines.
 ///
-/// Cloning it shares everything. When the last clone drops, transfers in flight go on to their
-/// end, those that wait for others included.
+/// Clones share everything. Transfers in flight continue after the last clone drops, including
+/// those that wait for others.
 ///
 /// # What happens to a transfer
 ///
-/// It is validated and [planned](Planner::plan); every engine is asked for a [`Quote`], and the
-/// one that predicts the shortest time gets it; the blocks are claimed at both ends, or the
-/// transfer is refused with those in conflict; it waits for its predecessors, and then goes to
-/// its engine. Submitting takes microseconds, never blocks on a copy, and runs no copy itself.
+/// The manager validates and [plans](Planner::plan) it, and asks every engine for a [`Quote`]. The
+/// engine that predicts the shortest time gets it. The manager claims the blocks at both ends, or
+/// refuses the transfer with the conflicting blocks. The transfer waits for its predecessors, and
+/// then goes to its engine. Submitting takes microseconds, never blocks on a copy, and runs no copy
+/// itself.
 ///
 /// # After `fork`
 ///
 /// A forked child has none of the engines' threads. There, a transfer over a manager or an endpoint
-/// of the parent is refused with [`TransferError::Forked`]. A wait for a transfer of the parent returns
-/// [`TransferError::LostByFork`] at once, with the guard, also where the transfer has ended. Managers,
-/// engines, endpoints, holds and completions of the parent may be dropped there: no thread is joined,
-/// and what only the threads could free stays allocated until the child ends. The transfers go on in
-/// the parent. A child that transfers blocks makes its own engines, manager and endpoints.
+/// of the parent is refused with [`TransferError::Forked`]. A wait for a transfer of the parent
+/// returns [`TransferError::LostByFork`] and the guard at once, even if the transfer has ended. The
+/// child may drop managers, engines, endpoints, holds and completions of the parent. This joins no
+/// thread. Memory that only the threads could free stays allocated until the child exits. The
+/// transfers continue in the parent. A child that transfers blocks creates its own engines, manager
+/// and endpoints.
 #[derive(Clone, Debug)]
 pub struct TransferManager {
     engines: Arc<[Arc<dyn CopyEngine>]>,
@@ -44,48 +46,48 @@ pub struct TransferManager {
 }
 
 impl TransferManager {
-    /// A manager over these engines. Of engines that quote the same time the first one is taken.
+    /// A manager over these engines. If several engines predict the same time, the first is chosen.
     #[must_use]
     pub fn new(engines: impl IntoIterator<Item = Arc<dyn CopyEngine>>) -> Self {
         let engines = engines.into_iter().collect();
         Self { engines, planner: Planner::new(), attention: DEFAULT_ATTENTION }
     }
 
-    /// The same manager, for whose transfers waiting threads help their engine for so long before
-    /// they sleep, where the engine has a [use](crate::Attend) for that. With none, they sleep at
-    /// once.
+    /// Sets how long a waiting thread helps its engine before it sleeps. Only engines that
+    /// [invite](crate::Attend) waiting threads are helped. With zero, threads sleep at once.
     #[must_use]
     pub fn with_attention(self, attention: Duration) -> Self {
         Self { attention, ..self }
     }
 
-    /// A manager over the engines that every machine has: between host memory and host memory, and
-    /// between host memory and files, both with their default options.
+    /// A manager over the engines that every machine has, with their default options. They copy
+    /// between host memory and host memory, and between host memory and files.
     ///
-    /// A device has an engine of its own (`DeviceEngine` of `terrane-cuda`), which goes into
-    /// [`new`](Self::new) beside them.
+    /// Devices need another engine (`DeviceEngine` of `terrane-cuda`); pass it to
+    /// [`new`](Self::new) beside these.
     ///
     /// Their threads are joined when the last clone has dropped and the last transfer has ended. If
-    /// that happens on one of them, they end by themselves.
+    /// that happens on one of these threads, they exit by themselves.
     ///
     /// # Errors
     ///
-    /// [`TransferError::EngineNotStarted`] if a thread or the I/O queue cannot be had.
+    /// [`TransferError::EngineNotStarted`] if a thread cannot be started or the I/O queue cannot be
+    /// created.
     pub fn with_default_engines() -> Result<Self, TransferError> {
         Ok(Self::builder().host()?.disk()?.build())
     }
 
-    /// The engines, in the order in which they are asked.
+    /// The engines, in the order in which the manager asks them.
     #[must_use]
     pub fn engines(&self) -> &[Arc<dyn CopyEngine>] {
         &self.engines
     }
 
-    /// Says what submitting the transfer would do, and why that way. Nothing is claimed.
+    /// Says what submitting the transfer would do, and why. It claims nothing.
     ///
     /// # Errors
     ///
-    /// The refusals of [`TransferError`], but for [`Conflict`](TransferError::Conflict) and
+    /// The refusals of [`TransferError`], except [`Conflict`](TransferError::Conflict) and
     /// [`Incomplete`](TransferError::Incomplete).
     pub fn explain(&self, transfer: &Transfer) -> Result<Explanation, TransferError> {
         let plan = self.planner.plan(transfer)?;
@@ -93,22 +95,23 @@ impl TransferManager {
         Ok(Explanation::new(&plan, &**engine, quote, declined))
     }
 
-    /// Starts a transfer, and lends it `guard`: whatever the caller must not lose before the copy
-    /// has ended, such as a lock on its own tables. It comes back with the outcome, or at once
+    /// Starts a transfer, and lends it `guard`: any value that must live until the copy has ended,
+    /// such as a lock on the caller's tables. The guard is returned with the outcome, or at once
     /// with the refusal.
     ///
     /// # What runs as a transfer ends
     ///
-    /// The drop of a guard whose completion has gone, the drop of what adopted memory belongs to, and
-    /// wakers run on whichever thread ends the transfer: one of an engine's, or of somebody who waits
-    /// for another transfer. They must not wait for a transfer, nor for a thread that does, as the
-    /// thread that they keep may be the one that ends it: a relay, for one, ends all of its own on a
-    /// single thread. Whoever has to wait there does so on a thread of its own. To submit another
-    /// transfer is fine.
+    /// Some foreign code runs on the thread that ends the transfer: wakers, and two kinds of drops.
+    /// These are the drop of adopted memory's owner, and of a guard whose completion was dropped.
+    /// The thread is an engine's, or one that waits for another transfer.
+    ///
+    /// This code must not wait for a transfer, nor for a thread that does. The blocked thread may
+    /// be the one that ends that transfer: a relay, for example, ends all of its transfers on one
+    /// thread. Code that has to wait uses a thread of its own. It may submit other transfers.
     ///
     /// # Errors
     ///
-    /// [`Rejected`] with a refusal of [`TransferError`]; then nothing has been copied or claimed.
+    /// [`Rejected`] with a refusal of [`TransferError`]; nothing has been copied or claimed.
     pub fn submit<G: Send + 'static>(
         &self,
         transfer: Transfer,
@@ -131,7 +134,8 @@ impl TransferManager {
         Ok(Prepared { transfer, plan, engine, explanation, order, attention, ticket, claims })
     }
 
-    /// The engine that predicts the shortest time, its quote, and what those said that declined.
+    /// The engine that predicts the shortest time, its quote, and the reasons of engines that
+    /// declined.
     fn choose(
         &self,
         transfer: &Transfer,
@@ -162,7 +166,7 @@ impl TransferManager {
 
 type Choice<'a> = (&'a Arc<dyn CopyEngine>, Quote, Vec<(&'static str, Declined)>);
 
-/// A transfer that nothing speaks against any more.
+/// A validated and claimed transfer that is ready to start.
 pub(crate) struct Prepared {
     transfer: Transfer,
     plan: TransferPlan,
@@ -201,7 +205,7 @@ impl Prepared {
     }
 }
 
-/// What a transfer says has to fit what it is between.
+/// Checks that the transfer's options fit its two ends.
 fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
     let ends = [(Side::Source, &transfer.source), (Side::Destination, &transfer.destination)];
     let device = ends.into_iter().find(|(_, end)| matches!(end.kind(), StorageKind::Device(_)));
@@ -223,8 +227,8 @@ fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
     }
 }
 
-/// Of a transfer that waits for others, takes down what it runs after on the device: that is as of now,
-/// whatever becomes of the stream or the event until its engine has it.
+/// Captures the device order of a transfer that waits for others, as of now. Later work on the
+/// stream, or another recording of the event, does not change it.
 fn pin_order(
     transfer: &mut Transfer,
     engine: &dyn CopyEngine,
@@ -241,7 +245,7 @@ fn pin_order(
     Ok(Some(pinned))
 }
 
-/// Looks for conflicts at both ends and claims the blocks, in one step.
+/// Checks for conflicts at both ends and claims the blocks, atomically.
 fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), TransferError> {
     let layers = plan.layers();
     let [heads, heads_written] = [Side::Source, Side::Destination].map(|side| plan.heads(side));
@@ -251,7 +255,7 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     let (access, blocks) = (Access::Write, plan.destination_blocks());
     let group = transfer.destination.group();
     let write = Use { access, blocks, group, layers, heads: heads_written };
-    // A chain can be long, so it is walked only if something is in the way.
+    // A chain can be long, so it is walked only if there is a conflict.
     let predecessors = OnceCell::new();
     let tickets = || transfer.after.iter().map(|predecessor| &predecessor.ticket);
     let precedes = |id| predecessors.get_or_init(|| Ticket::closure(tickets())).contains(&id);
@@ -263,7 +267,7 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     if !conflicts.is_empty() {
         return Err(TransferError::Conflict { conflicts });
     }
-    // What runs after others looks when they have ended, as they may write the rest.
+    // A transfer with predecessors checks when they have ended, as they may write the rest.
     if transfer.after.is_empty() && !transfer.allow_incomplete {
         incomplete(source.incomplete(&read))?;
     }

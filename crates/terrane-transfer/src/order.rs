@@ -1,4 +1,4 @@
-//! What a transfer runs after, on the device's side.
+//! The device work that a transfer runs after.
 
 use std::any::Any;
 use std::fmt;
@@ -8,21 +8,22 @@ use terrane_core::DeviceId;
 
 /// When the bytes of a device are ready to be copied.
 ///
-/// Copying before the compute that writes the source has finished is silent corruption, so a
-/// transfer with a device on either side has to say one of these. For CUDA, `terrane-cuda` makes them
-/// of its streams and events (`Stream::order`, `Event::order`).
+/// A copy that starts before the compute has written the source silently corrupts data. So a
+/// transfer with a device on either side has to state one of these. For CUDA, `terrane-cuda`
+/// creates them from its streams and events (`Stream::order`, `Event::order`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceOrder {
-    /// Everything that touches the blocks has finished, and the host knows it.
+    /// All device work on the blocks has finished, and the host knows it.
     AlreadySynchronised,
-    /// After everything submitted to this stream by the time at which the transfer is submitted.
+    /// After all work submitted to this stream before the transfer is submitted.
     AfterStream(StreamHandle),
-    /// After what this event marks by then. It may be recorded again afterwards.
+    /// After the work that this event marks when the transfer is submitted. It may be recorded
+    /// again afterwards.
     AfterEvent(EventHandle),
 }
 
-/// An order as of a certain time, and what keeps its handle live; from
+/// A captured order, and the owner that keeps its handle valid; from
 /// [`CopyEngine::pin`](crate::CopyEngine::pin).
 #[derive(Clone)]
 pub struct PinnedOrder {
@@ -31,7 +32,7 @@ pub struct PinnedOrder {
 }
 
 impl PinnedOrder {
-    /// An order whose handle is live, and marks the same, for as long as `owner` is.
+    /// An order whose handle is valid, and marks the same work, as long as `owner` lives.
     #[must_use]
     pub fn new(order: DeviceOrder, owner: impl Any + Send + Sync) -> Self {
         Self { order, _owner: Arc::new(owner) }
@@ -64,7 +65,7 @@ macro_rules! handle_type {
             ///
             /// # Safety
             ///
-            /// The handle is a live one of that device's driver, and stays live until every
+            /// The handle is a valid one of that device's driver, and stays valid until every
             /// transfer that was given it has ended.
             #[must_use]
             pub const unsafe fn from_raw(device: DeviceId, raw: u64) -> Self {
@@ -87,10 +88,10 @@ macro_rules! handle_type {
 }
 
 handle_type! {
-    /// A stream of a device, borrowed from whoever made it.
+    /// A stream of a device, borrowed from its creator.
     StreamHandle, "a stream"
 }
 handle_type! {
-    /// A recorded event of a device, borrowed from whoever made it.
+    /// A recorded event of a device, borrowed from its creator.
     EventHandle, "an event"
 }

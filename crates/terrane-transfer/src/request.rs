@@ -1,4 +1,4 @@
-//! What is asked for: which blocks go from where to where, and under which terms.
+//! A transfer request: which blocks go from where to where, and with which options.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use crate::{DeviceOrder, Durability, Endpoint, Ticket};
 
 /// A transfer of blocks from one layout to another of equal shape.
 ///
-/// Shapes are equal if sections have equal names, layers, tokens and rows. All strides may differ:
-/// rows are copied to where the destination has them. If both layouts state their heads, these only
-/// need equal lengths: [some heads](Self::heads) of one layout can go to another one that has more.
+/// Shapes are equal if sections have equal names, layers, tokens and rows. All strides may differ;
+/// rows are copied to their positions in the destination. If both layouts state their heads, only
+/// the lengths of heads have to be equal. [Some heads](Self::heads) of one layout can go to another
+/// one that has more.
 ///
-/// Nothing is checked, and nothing happens, before it is submitted.
+/// Nothing is checked before it is submitted.
 ///
 /// ```compile_fail,E0382
 /// # use terrane_transfer::{Transfer, TransferManager};
@@ -35,7 +36,7 @@ pub struct Transfer {
     pub(crate) heads: Option<[Range<u32>; 2]>,
     /// `None` for all tokens.
     pub(crate) tokens: Option<[Range<u32>; 2]>,
-    /// The first layer at the destination; `None` for that of the source. With one, the ends may
+    /// The first layer at the destination; `None` for that of the source. If set, the ends may
     /// differ in their number of layers.
     pub(crate) landing: Option<u32>,
     pub(crate) after: Vec<Predecessor>,
@@ -43,16 +44,16 @@ pub struct Transfer {
     pub(crate) terms: Terms,
 }
 
-/// What a transfer runs after.
+/// A ticket that a transfer runs after.
 #[derive(Clone, Debug)]
 pub(crate) struct Predecessor {
     pub(crate) ticket: Ticket,
-    /// Whether the transfer is not started if this one fails.
+    /// Whether this transfer fails without starting if the predecessor fails.
     pub(crate) has_to_succeed: bool,
 }
 
 impl Transfer {
-    /// A transfer of no blocks yet, of all layers.
+    /// A transfer of all layers, with no blocks yet.
     pub fn new(source: &Endpoint, destination: &Endpoint) -> Self {
         Self {
             source: source.clone(),
@@ -69,41 +70,41 @@ impl Transfer {
         }
     }
 
-    /// Which blocks go where: the n-th of `source` to the n-th of `destination`. Added to those
-    /// named before. The order of the pairs does not matter; no destination may be named twice.
+    /// Adds pairs of blocks: the n-th of `source` goes to the n-th of `destination`. The order of
+    /// the pairs does not matter; no destination may be named twice.
     pub fn blocks(mut self, source: &[u32], destination: &[u32]) -> Self {
         self.source_blocks.extend_from_slice(source);
         self.destination_blocks.extend_from_slice(destination);
         self
     }
 
-    /// Only these layers of the blocks.
+    /// Copies only these layers of the blocks.
     pub fn layers(self, layers: Range<u32>) -> Self {
         Self { layers: Some(layers), ..self }
     }
 
-    /// Only these heads of the source's blocks, to those of the destination's, as many. Both
-    /// layouts [state](terrane_layout::LayoutConfigBuilder::num_heads) their heads, and may differ
-    /// in how many they have: a tensor-parallel rank that holds 2 of 8 reads and writes its share
-    /// of a page that holds all, beside the other ranks.
+    /// Copies only these heads of the source's blocks, to an equal number of the destination's.
+    /// Both layouts [state](terrane_layout::LayoutConfigBuilder::num_heads) their heads, and their
+    /// numbers may differ. For example, a tensor-parallel rank holds 2 of 8 heads. It reads and
+    /// writes its share of a page that holds all, beside the other ranks.
     pub fn heads(self, source: Range<u32>, destination: Range<u32>) -> Self {
         Self { heads: Some([source, destination]), ..self }
     }
 
-    /// Only these tokens of the source's blocks, to those of the destination's, as many.
+    /// Copies only these tokens of the source's blocks, to an equal number of the destination's.
     ///
-    /// For hazards the whole blocks count as read and as written.
+    /// Hazard checks count the whole blocks as read and as written.
     pub fn tokens(self, source: Range<u32>, destination: Range<u32>) -> Self {
         Self { tokens: Some([source, destination]), ..self }
     }
 
-    /// Starts only when the ticket's transfer has ended well. If that one fails, this one fails
-    /// without having started. May be called several times.
+    /// Starts only when the ticket's transfer has succeeded. If that one fails, this one fails
+    /// without starting. May be called several times.
     ///
     /// Blocks that the other one uses do not conflict then.
     ///
-    /// This is for a transfer that reads what the other one writes. A transfer that only waits for
-    /// blocks to be free runs [after the end](Self::after_end) of the other one.
+    /// This is for a transfer that reads the other one's destination. A transfer that only waits
+    /// for blocks to be free runs [after the end](Self::after_end) of the other one.
     pub fn after(mut self, ticket: &Ticket) -> Self {
         self.after.push(Predecessor { ticket: ticket.clone(), has_to_succeed: true });
         self
@@ -113,42 +114,41 @@ impl Transfer {
     /// called several times.
     ///
     /// Blocks that the other one uses do not conflict then. If that one fails half-way, its
-    /// destination is [incomplete](crate::TransferError::Incomplete): this transfer may write it, and reads it
-    /// only if it [may](Self::allow_incomplete).
+    /// destination is [incomplete](crate::TransferError::Incomplete). This transfer may write it,
+    /// and reads it only if it [may](Self::allow_incomplete).
     pub fn after_end(mut self, ticket: &Ticket) -> Self {
         self.after.push(Predecessor { ticket: ticket.clone(), has_to_succeed: false });
         self
     }
 
-    /// Reads source blocks also if a failed transfer may have written them in part.
+    /// Allows reads of source blocks that a failed transfer may have written in part.
     ///
-    /// The destination then counts as written, whatever the bytes are. Otherwise such a transfer is
-    /// refused with [`TransferError::Incomplete`](crate::TransferError::Incomplete).
+    /// The destination then counts as written, whatever the bytes are. Without this, such a
+    /// transfer is refused with [`TransferError::Incomplete`](crate::TransferError::Incomplete).
     pub fn allow_incomplete(mut self) -> Self {
         self.allow_incomplete = true;
         self
     }
 
-    /// What the copy runs after on the device, as of the submission, also of a transfer that runs
-    /// [after](Self::after) others. It has to be said of a transfer that a device takes part in, and of
-    /// no other.
+    /// Sets what the copy runs after on the device, as of the submission. That also holds for a
+    /// transfer that runs [after](Self::after) others. It is required if a device takes part, and
+    /// an error otherwise.
     pub fn device_order(mut self, order: DeviceOrder) -> Self {
         self.terms.device_order = Some(order);
         self
     }
 
-    /// What is true of written files when the transfer has ended well, where that is more than
-    /// the files state themselves. Of a transfer that writes no file only [`Durability::None`] can
-    /// be asked.
+    /// Minimum durability of written files on success. A file's own setting applies if it is
+    /// stricter. A transfer that writes no file accepts only [`Durability::None`].
     pub fn durability(mut self, durability: Durability) -> Self {
         self.terms.durability = durability;
         self
     }
 
-    /// Has the transfer say what becomes of each layer ([`Completion::layers`]), so that layer 0
-    /// can be used while layer 1 travels. It is then copied in the order of the layers.
+    /// Reports the state of each layer ([`Completion::layers`]), so that layer 0 can be used while
+    /// layer 1 travels. Layers are then copied in order.
     ///
-    /// Costs some bandwidth where layers would be copied together.
+    /// Reduces bandwidth where layers would otherwise be copied together.
     ///
     /// [`Completion::layers`]: crate::Completion::layers
     pub fn layer_wise(mut self) -> Self {
@@ -156,22 +156,23 @@ impl Transfer {
         self
     }
 
-    /// Tells the peer at the other end, once all bytes have arrived and no sooner: it finds the
-    /// message among its notifications. Any bytes will do. One of the ends has to be a peer's; if the
-    /// transfer fails, nothing is told.
+    /// Notifies the peer at the other end once all bytes have arrived, and no sooner. The message,
+    /// which may be any bytes, appears among the peer's notifications. One of the ends must be a
+    /// peer's. A transfer that fails sends no notification.
     pub fn notify(mut self, message: impl Into<Arc<[u8]>>) -> Self {
         self.terms.notification = Some(message.into());
         self
     }
 
-    /// Ends the transfer with an error if it has not ended by then. Bytes may have been copied.
+    /// Fails the transfer if it has not ended by then. Bytes may have been copied.
     ///
-    /// Time spent waiting for predecessors counts, though a transfer that waits is ended only
-    /// once they have ended, and one that is queued behind others in its engine when its turn
-    /// comes. Of what they have begun, engines look at the clock between pieces of work of some
-    /// milliseconds at most; a request that a device is already working on is waited for. One that a
-    /// peer does not answer is not: the transfer ends, and its blocks stay claimed at both ends until
-    /// the engine knows that nothing writes to them any more.
+    /// Time spent waiting for predecessors counts. A waiting transfer fails only once they have
+    /// ended; a queued one, when its turn in the engine comes. Engines check the clock between
+    /// pieces of work of some milliseconds at most.
+    ///
+    /// An engine waits for a request that a device is already working on. It does not wait for a
+    /// peer that does not answer. The transfer then ends, and its blocks stay claimed at both ends
+    /// until the engine knows that nothing writes to them.
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.terms.deadline = Some(deadline);
         self

@@ -1,4 +1,4 @@
-//! Several transfers that are started together.
+//! Sets of transfers that start together.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -20,14 +20,14 @@ use crate::{
 };
 
 impl TransferManager {
-    /// Starts several transfers together, such as one for each cache group of a model. Each is lent
+    /// Starts several transfers together, such as one for each cache group of a model. Each owns
     /// its guard, as in [`submit`](Self::submit).
     ///
     /// All are planned and checked, and have their blocks claimed, before any is started. If one is
-    /// refused, none is started, no block is claimed, and all guards come back. Members of a set have no
-    /// order between them, so that one that conflicts with another one is refused.
+    /// refused, none is started, no block stays claimed, and all guards are returned. Members of a
+    /// set have no order between them, so a member that conflicts with another one is refused.
     ///
-    /// Started members succeed or fail on their own. A set of no transfers has succeeded at once.
+    /// Started members succeed or fail on their own. A set of no transfers succeeds at once.
     ///
     /// ```
     /// # use terrane_transfer::{Endpoint, Transfer, TransferManager};
@@ -79,8 +79,7 @@ impl TransferManager {
     }
 }
 
-/// Members that hold their claims. Dropping them cancels them, also if an engine panics as it is
-/// asked for a quote.
+/// Members that hold their claims. Dropping them cancels them, even if an engine panics in `quote`.
 struct Unstarted(Vec<Prepared>);
 
 impl Drop for Unstarted {
@@ -89,7 +88,7 @@ impl Drop for Unstarted {
     }
 }
 
-/// The member that a conflict is with, if it is with one.
+/// The member that conflicts with this one, if any.
 fn conflicting(members: &[Prepared], cause: &TransferError) -> Option<usize> {
     let TransferError::Conflict { conflicts } = cause else { return None };
     let holds = |member: &Prepared| conflicts.iter().any(|it| it.holder == member.ticket().id());
@@ -107,7 +106,7 @@ struct State {
     succeeded: bool,
 }
 
-/// Ends a set's ticket, and tells what runs after it. A second call changes nothing.
+/// Ends a set's ticket, and notifies its dependents. A second call changes nothing.
 fn end_set(ticket: &Ticket, succeeded: bool) {
     tell(ticket.end(succeeded), ticket.id(), succeeded);
 }
@@ -127,8 +126,8 @@ impl Dependent for SetEnd {
 
 /// Several transfers in flight, as one.
 ///
-/// It is to the set what a [`Completion`] is to one transfer. A set that is dropped lets its transfers
-/// go on. Each guard drops when its transfer has ended.
+/// It works like the [`Completion`] of one transfer. A set that is dropped lets its transfers
+/// continue. Each guard drops when its transfer has ended.
 #[must_use = "a dropped set lets its transfers go on, and loses their results"]
 pub struct CompletionSet<G> {
     members: Vec<Member<G>>,
@@ -183,10 +182,10 @@ impl<G> CompletionSet<G> {
         self.members.is_empty()
     }
 
-    /// Whether all transfers have ended, well or not.
+    /// Whether all transfers have ended, successfully or not.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        // Each is looked at, as that helps its engine.
+        // Each is polled, as that helps its engine.
         let in_flight = |member: &&Member<G>| match member {
             Member::InFlight(completion) => !completion.has_ended(),
             Member::Ended(_) => false,
@@ -194,13 +193,14 @@ impl<G> CompletionSet<G> {
         self.members.iter().filter(in_flight).count() == 0 && self.ticket.has_ended()
     }
 
-    /// A name of the set, to run others after all of its transfers. It succeeds if all of them do.
+    /// A ticket of the set, to run others after all of its transfers. It succeeds if all of them
+    /// do.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
         self.ticket.clone()
     }
 
-    /// A name of each transfer, in the order in which they were submitted.
+    /// A ticket of each transfer, in the order in which they were submitted.
     #[must_use]
     pub fn tickets(&self) -> &[Ticket] {
         &self.tickets
@@ -216,8 +216,8 @@ impl<G> CompletionSet<G> {
         }
     }
 
-    /// The bytes copied so far. A failed transfer counts no bytes once [`wait_until`](Self::wait_until)
-    /// has seen its end.
+    /// The bytes copied so far. A failed transfer counts no bytes once
+    /// [`wait_until`](Self::wait_until) has seen its end.
     #[must_use]
     pub fn copied(&self) -> ByteCount {
         let bytes = self.members.iter().map(|member| match member {
@@ -243,7 +243,7 @@ impl<G> CompletionSet<G> {
     ///
     /// # Errors
     ///
-    /// Gives the set back if the deadline passed first. The transfers go on.
+    /// Returns the set if the deadline passed first. The transfers continue.
     #[cfg(not(loom))]
     pub fn wait_until(self, deadline: Instant) -> Result<SetOutcome<G>, Self> {
         let Self { members, tickets, ticket } = self;
@@ -263,7 +263,8 @@ impl<G> CompletionSet<G> {
     }
 }
 
-/// The outcome. Its taker finds the ticket ended, and runs what waits for it if nothing else has.
+/// Returns the outcome after the ticket has ended. It notifies the dependents if no other thread
+/// has.
 fn ended<G>(ticket: &Ticket, outcomes: Vec<Outcome<G>>) -> SetOutcome<G> {
     let outcome = SetOutcome { outcomes };
     end_set(ticket, outcome.succeeded());
@@ -294,7 +295,7 @@ impl<G> IntoFuture for CompletionSet<G> {
 
 /// A [`CompletionSet`] as a future, for any runtime.
 ///
-/// Dropping it before it is ready lets the transfers go on.
+/// Dropping it before it is ready lets the transfers continue.
 #[must_use = "a future does nothing unless it is polled; the transfers go on without it"]
 pub struct CompletionSetFuture<G> {
     /// `None` once it has been ready.
@@ -314,7 +315,7 @@ impl<G> Unpin for CompletionSetFuture<G> {}
 impl<G> Future for CompletionSetFuture<G> {
     type Output = SetOutcome<G>;
 
-    /// Ready once; polled again after that, it stays pending.
+    /// Ready once. A poll after that returns pending.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<SetOutcome<G>> {
         let this = self.get_mut();
         let Some(members) = &mut this.members else { return Poll::Pending };
@@ -345,7 +346,7 @@ impl<G> fmt::Debug for CompletionSetFuture<G> {
     }
 }
 
-/// A set of which one transfer was refused: all guards, and the cause. Nothing was copied.
+/// A set in which one transfer was refused: all guards, and the cause. Nothing was copied.
 pub struct RejectedSet<G> {
     /// The guards of all transfers, in the order in which they were submitted.
     pub guards: Vec<G>,
@@ -353,7 +354,7 @@ pub struct RejectedSet<G> {
     pub index: usize,
     /// Why it was refused.
     pub cause: TransferError,
-    /// The transfer of the same set that it conflicts with, if that is the cause.
+    /// The transfer of the same set that it conflicts with, if a conflict is the cause.
     pub other: Option<usize>,
 }
 

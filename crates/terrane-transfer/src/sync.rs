@@ -31,8 +31,9 @@ macro_rules! per_thread {
 #[cfg(loom)]
 pub(crate) use per_thread;
 
-/// Locks, also after a panic elsewhere: every critical section of this crate leaves its data
-/// consistent at each step, and only foreign code (a guard's drop, a waker) panics, outside them.
+/// Locks a mutex, even if it is poisoned. Every critical section of this crate leaves its data
+/// consistent at each step. Only foreign code (a guard's drop, a waker) panics, and it runs outside
+/// them.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -42,7 +43,7 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> Mute
     condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`wait`], and no longer than `most`, if there is such a bound.
+/// Like [`wait`], but for at most `most`, if it is set.
 #[cfg(not(loom))]
 pub(crate) fn wait_at_most<'a, T>(
     condition: &Condvar,
@@ -65,7 +66,7 @@ pub(crate) fn wait_at_most<'a, T>(
     wait(condition, guard)
 }
 
-/// A span of time that begins with the first look at it.
+/// A time span that starts at its first check.
 #[cfg(not(loom))]
 pub(crate) struct Countdown {
     span: Duration,
@@ -78,7 +79,7 @@ impl Countdown {
         Self { span, begun: None }
     }
 
-    /// One that has begun, and ends then.
+    /// A span that has started, and ends at `end`.
     pub(crate) fn until(end: Instant) -> Self {
         let now = Instant::now();
         Self { span: end.saturating_duration_since(now), begun: Some(now) }
@@ -90,7 +91,7 @@ impl Countdown {
     }
 }
 
-/// The model checker has no clock: a span is one look long.
+/// The model checker has no clock: a span lasts one check.
 #[cfg(loom)]
 pub(crate) struct Countdown {
     over: bool,

@@ -1,4 +1,4 @@
-//! Names of transfers in flight, and the order between them.
+//! Tickets of transfers in flight, and the order between them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub struct TransferId(u64);
 impl TransferId {
     fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // Relaxed: only uniqueness is asked for.
+        // Relaxed: only uniqueness is needed.
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -34,13 +34,14 @@ impl fmt::Display for TransferId {
     }
 }
 
-/// A cheap, cloneable name of a transfer (or of a hold on blocks), to run others after it.
+/// A cheap, cloneable handle of a transfer (or of a hold on blocks), to run others after it.
 #[derive(Clone)]
 pub struct Ticket(Arc<Inner>);
 
 struct Inner {
     id: TransferId,
-    /// In a forked process the state is not locked: a thread that is not there may have done so.
+    /// A forked process does not lock the state: a thread that does not exist there may hold the
+    /// lock.
     owner: OwnerProcess,
     state: Mutex<State>,
 }
@@ -52,7 +53,7 @@ enum State {
 
 /// Something that waits for tickets to end.
 pub(crate) trait Dependent: Send + Sync {
-    /// Called once for each ticket that it waits for, with whether that ended well.
+    /// Called once for each ticket that it waits for. `succeeded` says whether that one succeeded.
     fn predecessor_ended(&self, predecessor: TransferId, succeeded: bool);
 }
 
@@ -72,19 +73,20 @@ impl Ticket {
         self.0.id
     }
 
-    /// Whether the transfer has ended, well or not. In a forked process, the transfers of the parent
-    /// have.
+    /// Whether the transfer has ended, successfully or not. In a forked process, it is `true` for
+    /// transfers of the parent.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         !self.is_of_this_process() || matches!(*lock(&self.0.state), State::Ended { .. })
     }
 
-    /// Whether it names a transfer of this process, and not of the one that this was forked from.
+    /// Whether it belongs to a transfer of this process, not of the parent that this was forked
+    /// from.
     pub(crate) fn is_of_this_process(&self) -> bool {
         self.0.owner.is_current()
     }
 
-    /// The numbers of these tickets and of everything in flight that they run after.
+    /// The numbers of these tickets and of all their predecessors in flight.
     pub(crate) fn closure<'a>(
         tickets: impl IntoIterator<Item = &'a Self>,
     ) -> FxHashSet<TransferId> {
@@ -101,7 +103,7 @@ impl Ticket {
         seen
     }
 
-    /// Has `dependent` called when the transfer ends; at once, if it has.
+    /// Calls `dependent` when the transfer ends, or at once if it has ended.
     pub(crate) fn notify(&self, dependent: Arc<dyn Dependent>) {
         if !self.is_of_this_process() {
             return dependent.predecessor_ended(self.id(), false);
@@ -117,7 +119,7 @@ impl Ticket {
         }
     }
 
-    /// Marks the end, and gives out those to be told of it. A second call changes nothing.
+    /// Marks the end, and returns the dependents to notify. A second call changes nothing.
     pub(crate) fn end(&self, succeeded: bool) -> Vec<Arc<dyn Dependent>> {
         if !self.is_of_this_process() {
             return Vec::new();
@@ -127,8 +129,8 @@ impl Ticket {
             return Vec::new();
         }
         let ended = std::mem::replace(&mut *state, State::Ended { succeeded });
-        // A predecessor that drops here may be the last name of a transfer that others wait for, and
-        // their guards drop with it. So it drops after the lock.
+        // A predecessor that drops here may hold the last reference to a transfer that others wait
+        // for, and their guards drop with it. So it drops after the lock is released.
         drop(state);
         match ended {
             // The predecessors drop with the state, so that chains of transfers do not grow.

@@ -12,7 +12,7 @@ use crate::sync::{Condvar, Mutex, lock, wait_at_most};
 use crate::ticket::Dependent;
 use crate::{Ticket, TransferId};
 
-/// How a ticket's transfer ended. Its completion has the outcome.
+/// How a ticket's transfer ended. The completion returns the full outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TicketEnd {
     /// All bytes are at the destination.
@@ -24,8 +24,8 @@ pub enum TicketEnd {
 impl Ticket {
     /// Blocks the thread until the transfer has ended.
     ///
-    /// The thread sleeps meanwhile. A thread that waits for the
-    /// [completion](crate::Completion::wait) also helps the engine, and so notices the end earlier.
+    /// The thread sleeps. A thread that waits for the [completion](crate::Completion::wait) polls
+    /// the engine too, and so notices the end earlier.
     #[must_use = "the transfer may have failed"]
     pub fn wait(&self) -> TicketEnd {
         let watch = self.watch();
@@ -38,8 +38,8 @@ impl Ticket {
         }
     }
 
-    /// Blocks the thread until the transfer has ended or `deadline` has passed; `None` if the deadline
-    /// passed first.
+    /// Blocks the thread until the transfer has ended or `deadline` has passed; `None` if the
+    /// deadline passed first.
     #[cfg(not(loom))]
     #[must_use]
     pub fn wait_until(&self, deadline: Instant) -> Option<TicketEnd> {
@@ -82,8 +82,8 @@ impl IntoFuture for &Ticket {
     }
 }
 
-/// The end of a [`Ticket`]'s transfer as a future, for any runtime. It can be polled again after it was
-/// ready.
+/// The end of a [`Ticket`]'s transfer as a future, for any runtime. It can be polled again after it
+/// was ready.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct TicketFuture {
     watch: Arc<Watch>,
@@ -93,7 +93,7 @@ impl Future for TicketFuture {
     type Output = TicketEnd;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<TicketEnd> {
-        // To clone a waker and to drop one runs foreign code, so neither is done under the lock.
+        // Cloning or dropping a waker runs foreign code, so neither happens under the lock.
         let latest = context.waker().clone();
         let mut state = lock(&self.watch.state);
         if let Some(end) = state.end {
@@ -112,7 +112,7 @@ impl fmt::Debug for TicketFuture {
     }
 }
 
-/// Notes the end of one ticket.
+/// Records the end of one ticket.
 #[derive(Default)]
 struct Watch {
     state: Mutex<State>,

@@ -7,8 +7,8 @@ use crate::sync::{Mutex, lock};
 use crate::ticket::Dependent;
 use crate::{CopyEngine, CopyJob, TransferError, TransferId};
 
-/// A job that goes to its engine once every predecessor has ended. It ends with an error instead if
-/// one has failed that had to succeed.
+/// A job that is submitted to its engine once every predecessor has ended. It fails instead if a
+/// predecessor failed that had to succeed.
 struct Waiting {
     state: Mutex<State>,
     allow_incomplete: bool,
@@ -23,7 +23,7 @@ struct State {
 /// Waits for the end of a predecessor that may fail.
 struct ForTheEnd(Arc<Waiting>);
 
-/// Hands `job` to `engine` after `predecessors`, at once if they have ended.
+/// Submits `job` to `engine` after `predecessors`, or at once if they have ended.
 pub(crate) fn submit_after(
     predecessors: &[Predecessor],
     allow_incomplete: bool,
@@ -55,7 +55,7 @@ impl Dependent for Waiting {
             return;
         }
         let (parked, failed) = (state.parked.take(), state.failed);
-        // The job leaves the lock before it goes anywhere: its end may come right here.
+        // The lock is released first, as the job may end right here.
         drop(state);
         let Some((job, engine)) = parked else { return };
         let may_start = match failed {

@@ -11,20 +11,22 @@ use crate::group::{self, GroupRefusal, GroupsRefused};
 use crate::hazard::HazardTable;
 
 impl Endpoint {
-    /// Takes the layouts of cache groups that share memory, and makes an endpoint of each, in their
+    /// Creates an endpoint for each of the layouts of cache groups that share memory, in their
     /// order.
     ///
-    /// Hybrid models have such groups. Several layouts describe one tensor, and one allocator gives out
-    /// the block ids. Block 7 of one group and block 7 of another group then have the same bytes, and no
-    /// other blocks share any.
+    /// Hybrid models have such groups. Several layouts describe one tensor, and one allocator gives
+    /// out the block ids. Block 7 of one group and block 7 of another group then have the same
+    /// bytes, and no other blocks share any.
     ///
-    /// The endpoints share one table of what is in flight. A transfer that writes block 7 of one group
-    /// conflicts with every use of block 7 of another group, whatever their layers and heads. If it fails
-    /// half-way, the block is [incomplete](crate::TransferError::Incomplete) for all groups. The others may
-    /// read it when the same group has written it again, or when they have written it themselves.
+    /// The endpoints share one table of what is in flight. A transfer that writes block 7 of one
+    /// group conflicts with every use of block 7 of another group, whatever their layers and heads.
+    /// If it fails half-way, the block is [incomplete](crate::TransferError::Incomplete) for all
+    /// groups. Another group may read it once the same group has written it again, or once that
+    /// other group has written it.
     ///
-    /// The memory of all groups lives until the last of the endpoints and of their transfers has gone.
-    /// A layout that shares no memory with the others may be among them. It shares the table as well.
+    /// The memory of all groups lives until the last of the endpoints and of their transfers has
+    /// dropped. A layout that shares no memory with the others may be among them; it shares the
+    /// table as well.
     ///
     /// ```
     /// use terrane_core::{Allocate, Region, RegionRequest};
@@ -64,8 +66,9 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`GroupsRefused`] gives the layouts back. It says which two of them have unequal numbers of
-    /// blocks, or may share bytes of different blocks, and where; or which bytes are another endpoint's.
+    /// [`GroupsRefused`] returns the layouts. It names two of them that have unequal numbers of
+    /// blocks, or that may share bytes of different blocks, and where. Or it names bytes that
+    /// another endpoint owns.
     pub fn of_groups(
         layouts: impl IntoIterator<Item = PhysicalLayout>,
     ) -> Result<Vec<Self>, GroupsRefused> {

@@ -1,18 +1,18 @@
-//! The two ways to copy host memory: through the cache, and past it.
+//! The two ways to copy host memory: through the cache, and around it.
 
 /// How a copy treats the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caching {
-    /// The destination's lines are loaded, written and kept: `memcpy`.
+    /// The destination's cache lines are loaded, written and kept: `memcpy`.
     Through,
-    /// The destination is written past the cache, which saves loading its lines first, a third of
-    /// the memory traffic, and leaves the cache to others.
+    /// The destination is written with non-temporal stores. They do not load its lines first, which
+    /// saves a third of the memory traffic, and do not evict other data from the cache.
     Past,
 }
 
-// Miri has neither the streaming stores nor `sfence`: under it, every copy is `memcpy`.
+// Miri supports neither the streaming stores nor `sfence`: under it, every copy is `memcpy`.
 
-/// Whether this processor can write past the cache.
+/// Whether this processor has the non-temporal stores.
 pub(crate) fn can_stream() -> bool {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     return std::arch::is_x86_feature_detected!("avx");
@@ -22,13 +22,14 @@ pub(crate) fn can_stream() -> bool {
 
 /// Copies `length` bytes.
 ///
-/// After a copy past the cache, [`publish`] has to be called before another thread is told.
+/// After a copy with [`Caching::Past`], [`publish`] has to be called before another thread is
+/// notified.
 ///
 /// # Safety
 ///
-/// `source` is valid for reads of `length` bytes and `destination` for writes of as many; the two
-/// do not overlap, and no other thread accesses them meanwhile, but to read the source. For
-/// [`Caching::Past`], [`can_stream`] has said yes.
+/// `source` is valid for reads of `length` bytes, and `destination` for writes of as many. The two
+/// do not overlap. Meanwhile no other thread accesses them, except to read the source. For
+/// [`Caching::Past`], [`can_stream`] has returned `true`.
 pub(crate) unsafe fn copy(
     source: *const u8,
     destination: *mut u8,
@@ -36,19 +37,19 @@ pub(crate) unsafe fn copy(
     caching: Caching,
 ) {
     match caching {
-        // SAFETY: the caller's promise is that of this call.
+        // SAFETY: the caller upholds the contract of this call.
         Caching::Through => unsafe { source.copy_to_nonoverlapping(destination, length) },
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the caller's promise is that of this call.
+        // SAFETY: the caller upholds the contract of this call.
         Caching::Past => unsafe { stream(source, destination, length) },
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        // SAFETY: the caller's promise is that of this call.
+        // SAFETY: the caller upholds the contract of this call.
         Caching::Past => unsafe { source.copy_to_nonoverlapping(destination, length) },
     }
 }
 
-/// Makes copies past the cache visible to whoever this thread synchronises with next. Ordinary
-/// releases do not order them.
+/// Makes non-temporal stores visible to the threads that this thread synchronises with next.
+/// Ordinary releases do not order them.
 pub(crate) fn publish() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: every x86-64 processor has SSE.
@@ -57,13 +58,13 @@ pub(crate) fn publish() {
     }
 }
 
-/// The bytes of one turn of the loop: two lines, whose eight loads are in flight together.
+/// The bytes of one iteration: two cache lines, whose eight loads are in flight together.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const TURN: usize = 128;
 
 /// # Safety
 ///
-/// As [`copy`]; the processor has AVX.
+/// The contract of [`copy`] holds, and the processor has AVX.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx")]
 unsafe fn stream(source: *const u8, destination: *mut u8, length: usize) {
@@ -72,11 +73,11 @@ unsafe fn stream(source: *const u8, destination: *mut u8, length: usize) {
     };
     const LANE: usize = size_of::<__m256i>();
 
-    // Whole lines only, as a line that is written in parts goes to memory in parts.
+    // Whole lines only, as a partly written line goes to memory in parts.
     let head = destination.align_offset(TURN / 2).min(length);
     let turns = (length - head) / TURN;
     let tail_at = head + turns * TURN;
-    // SAFETY: the head is within both spans.
+    // SAFETY: `head` is at most `length`, so it is within both spans.
     unsafe { source.copy_to_nonoverlapping(destination, head) };
     for turn in 0..turns {
         let at = head + turn * TURN;
@@ -88,15 +89,15 @@ unsafe fn stream(source: *const u8, destination: *mut u8, length: usize) {
             *lane = unsafe { _mm256_loadu_si256(from.cast()) };
         }
         for (index, lane) in lanes.iter().enumerate() {
-            // SAFETY: as for the source.
+            // SAFETY: `at + index * LANE + LANE` is at most `tail_at`, within the span.
             let to = unsafe { destination.add(at + index * LANE) };
             // SAFETY: `to` is valid for a lane, and aligned to one, as `head` ends at a line.
             unsafe { _mm256_stream_si256(to.cast(), *lane) };
         }
     }
-    // SAFETY: the tail begins within the span, or at its end.
+    // SAFETY: `tail_at` is at most `length`, so this is within the span or at its end.
     let from = unsafe { source.add(tail_at) };
-    // SAFETY: likewise.
+    // SAFETY: `tail_at` is at most `length`, so this is within the span or at its end.
     let to = unsafe { destination.add(tail_at) };
     // SAFETY: the tail ends where the spans end.
     unsafe { from.copy_to_nonoverlapping(to, length - tail_at) };

@@ -1,4 +1,4 @@
-//! How fast a path is, learned from what it did.
+//! The rate of a path, learned from its copies.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,11 +11,11 @@ use terrane_core::ByteCount;
 pub struct Rate {
     /// Bytes a second, as the bits of a float.
     bytes_per_second: AtomicU64,
-    /// What each job costs besides its bytes.
+    /// The fixed time of each job.
     per_job: Duration,
-    /// What each run costs besides its bytes.
+    /// The fixed time of each run.
     per_run: Duration,
-    /// How many copies it was learned from.
+    /// The number of copies that it was learned from.
     learned: AtomicU32,
 }
 
@@ -23,18 +23,18 @@ pub struct Rate {
 /// follows them within a few transfers and forgives one outlier.
 const WEIGHT: f64 = 0.25;
 
-/// Copies of less say more about latency than about the rate.
+/// Shorter copies measure latency rather than the rate.
 const LEAST_TELLING: ByteCount = ByteCount::mib(1);
 
 impl Rate {
-    /// A guess: so many bytes a second, and what each job and each run cost besides.
+    /// A guess: the bytes a second, and the fixed time of each job and of each run.
     #[must_use]
     pub fn new(bytes_per_second: f64, per_job: Duration, per_run: Duration) -> Self {
         let bytes_per_second = AtomicU64::new(bytes_per_second.to_bits());
         Self { bytes_per_second, per_job, per_run, learned: AtomicU32::new(0) }
     }
 
-    /// How long so many bytes in so many runs should take.
+    /// The predicted time for this many bytes in this many runs.
     #[must_use]
     pub fn predict(&self, bytes: ByteCount, runs: u64) -> Duration {
         // Relaxed here and below: an estimate, which orders nothing.
@@ -43,13 +43,13 @@ impl Rate {
         self.per_job + Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 2)
     }
 
-    /// Whether it rests on more than one measurement, which might have been an outlier.
+    /// Whether it has more than one measurement. A single one might be an outlier.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.learned.load(Ordering::Relaxed) > 1
     }
 
-    /// Takes note of a copy. One of less than a MiB says more about latency, and teaches nothing.
+    /// Records a copy. A copy of less than a MiB measures latency, and is ignored.
     pub fn learn(&self, bytes: ByteCount, took: Duration) {
         if bytes < LEAST_TELLING || took.is_zero() {
             return;
@@ -59,7 +59,7 @@ impl Rate {
         // The first measurement replaces the guess.
         let weight = if self.learned.fetch_add(1, Ordering::Relaxed) == 0 { 1.0 } else { WEIGHT };
         let new = old + (latest - old) * weight;
-        // Of two threads that learn at once one is forgotten, which does no harm.
+        // If two threads learn at once, one measurement is lost, which is harmless.
         self.bytes_per_second.store(new.to_bits(), Ordering::Relaxed);
     }
 }

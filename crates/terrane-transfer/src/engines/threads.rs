@@ -1,11 +1,12 @@
 //! The threads of engines, and how they end.
 //!
-//! The last reference to an engine may go with a job that waited for another, on whatever thread
-//! ended that one. If that is an engine's thread, it must not wait for others: not for itself, and
-//! not for another engine's, which may wait for it in turn. Engines in other crates that start
-//! their threads with [`spawn`] and end them with [`join`] keep that rule.
+//! A job that waited for another may hold the last reference to its engine, and drops on the thread
+//! that ended the other one. If that is an engine's thread, it must not join threads: neither
+//! itself, nor another engine's, which may wait for it in turn. Engines in other crates that start
+//! their threads with [`spawn`] and end them with [`join`] follow this rule.
 //!
-//! A forked process has none of its parent's threads. An engine that drops there [leaves](leave) them.
+//! A forked process has none of its parent's threads. An engine that drops there [leaves](leave)
+//! them.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -16,7 +17,7 @@ use terrane_core::OsError;
 use crate::sync::per_thread;
 
 per_thread! {
-    // Whether the thread finishes jobs: it is one of an engine, whichever it is, or helps one.
+    // Whether the thread finishes jobs: it is a thread of any engine, or helps one.
     static FINISHES_JOBS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -39,28 +40,28 @@ pub fn spawn(
         .map_err(|error| OsError::from_io("clone", &error))
 }
 
-/// Waits for an engine's threads, which have been told to end, unless this is a thread that
-/// finishes jobs. What is not waited for ends by itself, once it has served what was submitted.
+/// Joins an engine's threads, which have been signalled to exit, unless this thread finishes jobs.
+/// Threads that are not joined exit by themselves, once they have served what was submitted.
 pub fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     if FINISHES_JOBS.with(Cell::get) {
         return;
     }
     for thread in threads {
-        // A thread that panicked has ended all the same.
+        // A thread that panicked has exited too.
         let _ = thread.join();
     }
 }
 
-/// Leaves to the parent what an engine shares with its threads, in a process that was forked from the
-/// [engine's](terrane_core::OwnerProcess): the threads are not there to be joined, and what they held
-/// at the fork stays as it was.
+/// Leaks what an engine shares with its threads, in a process that was forked from the
+/// [engine's](terrane_core::OwnerProcess). The threads do not exist there, and their state stays as
+/// it was at the fork.
 pub fn leave<T>(shared: T) {
     let _ = ManuallyDrop::new(shared);
 }
 
-/// Runs what may finish jobs on a thread of a caller.
+/// Runs code that may finish jobs on a thread of a caller.
 pub(crate) fn finishing(run: impl FnOnce()) {
-    /// Back to what it was, also if a panic passes through.
+    /// Restores the previous value, even if a panic unwinds.
     struct Restore(bool);
 
     impl Drop for Restore {

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-/// Block numbers, each any number of times.
+/// Block numbers, with possible duplicates.
 pub(super) enum Blocks {
-    /// Blocks that follow one another, as those of a sequence that was allocated at once. There is no
-    /// list of them, and their counts are adjacent, so that several are read or changed at a time.
+    /// Consecutive blocks, such as those of a sequence that was allocated at once. There is no list
+    /// of them. Their counts are adjacent, so that several are read or changed at a time.
     Range(Range<u32>),
-    /// Any others; and whether they are in ascending order, in which a block is found by bisection.
-    /// They are sorted when one is first looked for, which is rare.
+    /// Any other blocks, and whether they are in ascending order, which allows binary search. They
+    /// are sorted at the first search, which is rare.
     List(Box<[u32]>, bool),
 }
 
@@ -38,13 +38,13 @@ impl Blocks {
     }
 }
 
-/// The range that these blocks are, in this order.
+/// The range that consists of these blocks, in this order.
 pub(super) fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
     let (first, end) = (*blocks.first()?, blocks.last()?.checked_add(1)?);
     if first >= end || widen(end - first) != blocks.len() {
         return None;
     }
-    // Without a branch for each, several are compared at a time.
+    // Without a branch for each, the compiler compares several at a time.
     let is_range =
         blocks.iter().zip(first..end).fold(true, |all, (&block, id)| all & (block == id));
     is_range.then_some(first..end)

@@ -1,4 +1,4 @@
-//! Per block, how many claims in flight read and write it.
+//! The number of claims in flight that read and write each block.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::blocks::{Blocks, range_of, widen};
 
 /// The counts of one layout's blocks, in segments that are allocated with the first claim in them.
 ///
-/// A peer states how many blocks its layout has. So a block costs nothing before it is used.
+/// The number of blocks may come from a peer, so an unused block costs nothing.
 pub(super) struct BlockCounts {
     num_blocks: u32,
     segments: Vec<Option<Box<[Count]>>>,
@@ -19,7 +19,7 @@ struct Count {
     writers: u32,
 }
 
-/// The blocks of a segment, whose counts take 32 KiB.
+/// The blocks of a segment. Their counts take 32 KiB.
 const SEGMENT: u32 = 4096;
 
 impl BlockCounts {
@@ -27,8 +27,8 @@ impl BlockCounts {
         Self { num_blocks, segments: Vec::new() }
     }
 
-    /// Whether no claim in flight excludes this access to any of the blocks, which is nearly always
-    /// so. There is no branch for each block.
+    /// Whether no claim in flight excludes this access to any of the blocks, which is the usual
+    /// case. There is no branch for each block.
     pub(super) fn are_free(&self, blocks: &[u32], access: Access) -> bool {
         match range_of(blocks) {
             Some(range) => parts(range).all(|(segment, part)| {
@@ -44,7 +44,7 @@ impl BlockCounts {
         self.change(blocks, access, |count| *count += 1);
     }
 
-    /// Takes a claim on these blocks off again.
+    /// Removes a claim on these blocks from the counts.
     pub(super) fn remove(&mut self, blocks: &Blocks, access: Access) {
         self.change(blocks, access, |count| *count -= 1);
     }

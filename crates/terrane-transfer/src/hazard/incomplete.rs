@@ -1,4 +1,4 @@
-//! Which parts of which blocks a failed transfer may have written in part.
+//! The parts of blocks that a failed transfer may have written in part.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub(super) struct Area {
     pub(super) heads: Range<u32>,
 }
 
-/// The areas that hold neither what was there before a transfer nor what it was to write.
+/// The areas that hold neither the bytes before a transfer nor all bytes that it was to write.
 #[derive(Default)]
 pub(super) struct Incomplete {
     /// By block. The areas of a block that have equal groups do not overlap.
@@ -44,8 +44,8 @@ impl Incomplete {
         self.marks.is_empty()
     }
 
-    /// A write of this area by `group` failed. All of the block is incomplete for other groups, as
-    /// their layers and heads lie elsewhere in it.
+    /// A write of this area by `group` failed. The whole block is incomplete for other groups, as
+    /// their layers and heads are placed differently in it.
     pub(super) fn add(&mut self, blocks: &Blocks, group: u32, area: &Area) {
         for block in blocks.to_vec() {
             let marks = self.marks.entry(block).or_default();
@@ -60,8 +60,8 @@ impl Incomplete {
         }
     }
 
-    /// This area was written by `group`. A group that has written again all that it failed to write
-    /// has made the block complete for the other groups as well.
+    /// This area was written by `group`. Once a group has rewritten everything that it failed to
+    /// write, the block is complete for the other groups as well.
     pub(super) fn remove(&mut self, blocks: &Blocks, group: u32, area: &Area) {
         if self.marks.is_empty() {
             return;
@@ -78,7 +78,7 @@ impl Incomplete {
         }
     }
 
-    /// Those of the blocks that are incomplete for `group` somewhere in the area.
+    /// The blocks that are incomplete for `group` somewhere in the area.
     pub(super) fn among(&self, blocks: &[u32], group: u32, area: &Area) -> Vec<u32> {
         if self.marks.is_empty() {
             return Vec::new();
@@ -90,7 +90,7 @@ impl Incomplete {
     }
 }
 
-/// Takes an area out of those marks that count for `reader` and that are `chosen`.
+/// Removes an area from those marks that count for `reader` and that are `chosen`.
 fn take_out(
     marks: &mut SmallVec<[Mark; 1]>,
     reader: u32,
@@ -113,8 +113,8 @@ impl Area {
         meet(&self.layers, &other.layers) && meet(&self.heads, &other.heads)
     }
 
-    /// What is left of it without another one: the layers before and after that, and of the layers
-    /// in between the heads before and after.
+    /// Subtracts another area. The result has the layers before and after that one, and, within its
+    /// layers, the heads before and after.
     fn without(&self, other: &Self) -> SmallVec<[Self; 4]> {
         if !self.meets(other) {
             return std::iter::once(self.clone()).collect();

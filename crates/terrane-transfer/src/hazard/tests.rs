@@ -88,7 +88,7 @@ fn a_block_read_twice_by_one_claim_is_released_once_for_each() {
 }
 
 proptest! {
-    /// Ranges, what is nearly one, and what is none: each is counted as a list of it would be.
+    /// Ranges, near-ranges and lists are counted as a plain list would be.
     #[test]
     fn blocks_are_claimed_and_released_whether_they_are_a_range_or_not(
         first in 0_u32..12,

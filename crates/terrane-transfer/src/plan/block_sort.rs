@@ -1,18 +1,18 @@
-//! Pairs of block ids, in the order of one of the two.
+//! Sorts pairs of block ids by one of the two.
 
-/// Sorts pairs, and keeps what it needs for that until the next time.
+/// Sorts pairs, and reuses its buffers.
 #[derive(Debug, Default)]
 pub(crate) struct PairSorter {
-    /// By id: the other one of its pair.
+    /// The other id of each pair, by id.
     table: Vec<u32>,
     pairs: Vec<u64>,
 }
 
-/// No block: ids are below a number of blocks, which has 32 bits as well.
+/// No block: ids are less than a number of blocks, which has 32 bits as well.
 const NONE: u32 = u32::MAX;
 
-/// So many ids may there be for each pair, for a table of all ids to be worth it. A place in it costs
-/// a nanosecond at most, and to find one's place by comparisons some 10 to 20.
+/// A table of all ids pays off with at most this many ids for each pair. A table entry costs a
+/// nanosecond at most; finding a position by comparisons costs 10 to 20.
 const IDS_PER_PAIR: usize = 8;
 
 impl PairSorter {
@@ -31,7 +31,7 @@ impl PairSorter {
         }
         let [to_keys, to_values] = sorted;
         if ids == keys.len() {
-            // Every id has its pair.
+            // Every id has a pair.
             to_keys.extend((0_u32..).zip(&self.table).map(|(key, _)| key));
             to_values.extend_from_slice(&self.table);
             return;
@@ -46,7 +46,7 @@ impl PairSorter {
         }
     }
 
-    /// Puts each value where its key says. Answers whether no two keys are the same.
+    /// Writes each value at its key. Returns whether all keys are distinct.
     fn spread(&mut self, keys: &[u32], values: &[u32], ids: usize) -> bool {
         self.table.clear();
         self.table.resize(ids, NONE);
@@ -57,7 +57,7 @@ impl PairSorter {
     }
 
     fn compare(&mut self, keys: &[u32], values: &[u32], [to_keys, to_values]: [&mut Vec<u32>; 2]) {
-        // As one number each: such are sorted twice as fast.
+        // Pairs packed into one number are sorted twice as fast.
         let pairs = keys.iter().zip(values);
         self.pairs.extend(pairs.map(|(&key, &value)| (u64::from(key) << 32) | u64::from(value)));
         self.pairs.sort_unstable();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     proptest! {
-        /// Few and many ids, so that both ways are gone, with keys that occur twice and without.
+        /// Few and many ids, so that both ways are covered, with and without duplicate keys.
         #[test]
         fn as_comparing_would(
             ids in 1_u32..400,
@@ -94,7 +94,7 @@ mod tests {
             expected.sort_unstable();
             let mut sorter = PairSorter::default();
             prop_assert_eq!(sorted(&mut sorter, &pairs, ids), expected.clone());
-            // What the first has left behind does no harm.
+            // Leftover data of the first sort does no harm.
             prop_assert_eq!(sorted(&mut sorter, &pairs, ids), expected);
         }
     }

@@ -1,4 +1,5 @@
-//! A transfer as strides, for engines that compute addresses instead of reading a list of them.
+//! Describes a transfer by strides, for engines that compute addresses instead of reading a list of
+//! runs.
 
 use terrane_core::ByteCount;
 
@@ -10,8 +11,8 @@ use crate::Side;
 /// A part of a plan as nested counts, with the strides of both ends.
 ///
 /// For every pair of blocks of the plan, `layers · outers · rows · columns` cells of
-/// [`bytes`](Self::bytes) each are copied. A cell is contiguous at both ends and as long as the
-/// geometries of both ends let it be; neighbouring blocks are not joined.
+/// [`bytes`](Self::bytes) each are copied. A cell is contiguous at both ends and as long as both
+/// geometries allow. Neighbouring blocks are not joined.
 ///
 /// The cell (pair, layer, outer, row, column), each index counted from 0, lies at one end in
 /// region `first_region + layer · regions_per_layer`, at
@@ -21,11 +22,11 @@ use crate::Side;
 ///        + row · row_stride + column · column_stride
 /// ```
 ///
-/// where `block(pair)` is the id of that end's block. All of it is within the regions.
+/// where `block(pair)` is the id of that end's block. All cells are within the regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyGrid {
-    /// Layers that are apart at one end at least; 1 where whole blocks are contiguous at both,
-    /// unless the transfer is [layer-wise](crate::Transfer::layer_wise).
+    /// Layers that are separate at one end at least. It is 1 if whole blocks are contiguous at both
+    /// ends, unless the transfer is [layer-wise](crate::Transfer::layer_wise).
     pub layers: u32,
     /// Iterations of the outermost loop within a layer: sections, in most plans.
     pub outers: u32,
@@ -35,22 +36,23 @@ pub struct CopyGrid {
     pub columns: u32,
     /// The length of a cell.
     pub bytes: ByteCount,
-    /// Where the cells come from.
+    /// The source of the cells.
     pub source: GridEnd,
-    /// Where they go.
+    /// The destination of the cells.
     pub destination: GridEnd,
 }
 
-/// One end of a [`CopyGrid`]. Strides are in bytes; that of a dimension of one means nothing.
+/// One end of a [`CopyGrid`]. Strides are in bytes. The stride of a dimension of one is
+/// meaningless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GridEnd {
     /// The region of the first layer.
     pub first_region: u32,
-    /// Regions from a layer to the next; 0 where all layers share one.
+    /// Regions from a layer to the next; 0 if all layers share one.
     pub regions_per_layer: u32,
-    /// Of the first cell of block 0, from the beginning of its region.
+    /// The offset of the first cell of block 0 in its region, in bytes.
     pub offset: u64,
-    /// From a block to the next id.
+    /// From a block to the block with the next id.
     pub block_stride: u64,
     /// From a layer to the next.
     pub layer_stride: u64,
@@ -62,10 +64,10 @@ pub struct GridEnd {
     pub column_stride: u64,
 }
 
-/// The loops within a layer that a grid has.
+/// The most loops within a layer of a grid.
 const LOOPS: usize = 3;
 
-/// The most grids of a plan. Engines launch each of them.
+/// The most grids of a plan. Engines launch one copy for each.
 const MOST_GRIDS: u64 = 64;
 
 impl CopyGrid {
@@ -89,9 +91,10 @@ impl CopyGrid {
 impl TransferPlan {
     /// The same copies as strides, for engines that compute addresses. The blocks are those of
     /// [`source_blocks`](Self::source_blocks) and [`destination_blocks`](Self::destination_blocks).
-    /// Each grid has all layers of the transfer.
+    /// Each grid covers all layers of the transfer.
     ///
-    /// `None` if no few grids say it: blocks or layers lie at uneven distances, or in several regions.
+    /// `None` if it takes too many grids: blocks or layers are at uneven distances, or in several
+    /// regions.
     #[must_use]
     pub fn grids(&self) -> Option<Vec<CopyGrid>> {
         let [group] = self.groups.as_slice() else { return None };

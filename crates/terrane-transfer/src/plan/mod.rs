@@ -1,4 +1,4 @@
-//! What a transfer comes down to: runs of bytes.
+//! The runs of bytes that a transfer copies.
 
 mod block_sort;
 mod grid;
@@ -27,14 +27,14 @@ use block_sort::PairSorter;
 use nest::LayerGroup;
 use shape::Selection;
 
-/// A validated transfer, broken into as few copies as there can be.
+/// A validated transfer, broken into as few copies as possible.
 ///
-/// It keeps both ends alive. Its buffers go back to the planner when it drops.
+/// It keeps both ends alive. Its buffers return to the planner when it drops.
 pub struct TransferPlan {
     source: Endpoint,
     destination: Endpoint,
     selection: Selection,
-    /// What is copied of each pair of blocks.
+    /// The copies for each pair of blocks.
     groups: SmallVec<[LayerGroup; 1]>,
     /// Whether runs go block by block. Otherwise they go layer by layer.
     by_block: bool,
@@ -42,9 +42,9 @@ pub struct TransferPlan {
     breaks_pieces: bool,
     pieces: u64,
     bytes: ByteCount,
-    /// The runs, once the list is asked for: engines that compute addresses never do.
+    /// The runs, once the list is requested. Engines that compute addresses never request it.
     made: OnceLock<Vec<CopyRun>>,
-    /// The room for them until then.
+    /// The buffer for the list until then.
     unmade: Mutex<Vec<CopyRun>>,
     run_count: u64,
     buffers: Buffers,
@@ -52,7 +52,7 @@ pub struct TransferPlan {
     owner: OwnerProcess,
 }
 
-/// The lists of a plan, used again by later ones.
+/// The lists of a plan, reused by later plans.
 #[derive(Debug, Default)]
 struct Buffers {
     /// The blocks, as pairs in ascending order of the destination.
@@ -63,24 +63,24 @@ struct Buffers {
     runs: Vec<CopyRun>,
 }
 
-/// Blocks that follow one another at both ends and are adjacent in memory there.
+/// Consecutive blocks at both ends that are adjacent in memory there.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     source: u32,
     destination: u32,
     blocks: u32,
-    /// The place of the first one in the lists of blocks.
+    /// The index of the first one in the lists of blocks.
     pair: u32,
 }
 
 impl TransferPlan {
-    /// Where the bytes come from.
+    /// The source.
     #[must_use]
     pub fn source(&self) -> &Endpoint {
         &self.source
     }
 
-    /// Where they go.
+    /// The destination.
     #[must_use]
     pub fn destination(&self) -> &Endpoint {
         &self.destination
@@ -97,8 +97,8 @@ impl TransferPlan {
 
     /// The runs. No two overlap in the destination, and none overlaps any run's source.
     ///
-    /// The list is made at the first call: there can be hundreds of thousands, and millions of
-    /// [broken-up](Self::breaks_pieces) pieces. Engines that need none take
+    /// The first call creates the list. It can have hundreds of thousands of entries, and millions
+    /// for [broken-up](Self::breaks_pieces) pieces. Engines that need no list use
     /// [`grids`](Self::grids).
     #[must_use]
     pub fn runs(&self) -> &[CopyRun] {
@@ -109,21 +109,20 @@ impl TransferPlan {
         })
     }
 
-    /// The number of runs, without a list of them.
+    /// The number of runs. This does not create the list.
     #[must_use]
     pub fn run_count(&self) -> u64 {
         self.run_count
     }
 
-    /// Whether less than whole pieces is copied at a time: the ends differ in the strides of rows, or
-    /// some heads or tokens are copied.
+    /// Whether less than whole pieces is copied at a time: the ends differ in the strides of rows,
+    /// or some heads or tokens are copied.
     #[must_use]
     pub fn breaks_pieces(&self) -> bool {
         self.breaks_pieces
     }
 
-    /// The heads that are copied, at one end; of a layout that does not state any, the one head that
-    /// is its row.
+    /// The copied heads at one end. If a layout does not state any, the row counts as one head.
     #[must_use]
     pub fn heads(&self, side: Side) -> Range<u32> {
         let [source, destination] = &self.selection.heads;
@@ -133,7 +132,7 @@ impl TransferPlan {
         }
     }
 
-    /// The tokens that are copied, at one end; `None` for all of them.
+    /// The copied tokens at one end; `None` for all of them.
     #[must_use]
     pub fn tokens(&self, side: Side) -> Option<Range<u32>> {
         let [source, destination] = self.selection.tokens.clone()?;
@@ -162,14 +161,14 @@ impl TransferPlan {
         heads && tokens
     }
 
-    /// The blocks that are read, the n-th into the n-th of
+    /// The source blocks. The n-th goes to the n-th of
     /// [`destination_blocks`](Self::destination_blocks).
     #[must_use]
     pub fn source_blocks(&self) -> &[u32] {
         &self.buffers.sources
     }
 
-    /// The blocks that are written, in ascending order.
+    /// The destination blocks, in ascending order.
     #[must_use]
     pub fn destination_blocks(&self) -> &[u32] {
         &self.buffers.destinations
@@ -184,9 +183,9 @@ impl TransferPlan {
         }
     }
 
-    /// The blocks that are read, in ascending order, and those that they are written to: the same
+    /// The source blocks in ascending order, with their destination blocks. These are the same
     /// pairs as the n-th [source](Self::source_blocks) with the n-th
-    /// [destination](Self::destination_blocks), for engines to which the source's order matters.
+    /// [destination](Self::destination_blocks), for engines that need the source's order.
     #[must_use]
     pub fn pairs_by_source(&self) -> [Vec<u32>; 2] {
         let (mut sources, mut destinations) = (Vec::new(), Vec::new());
@@ -226,7 +225,7 @@ impl TransferPlan {
         ByteCount::new(self.bytes.get().checked_div(self.run_count()).unwrap_or(0))
     }
 
-    /// Where a run begins at one end; `None` for a run of another plan.
+    /// The start of a run at one end; `None` for a run of another plan.
     #[inline]
     #[must_use]
     pub fn location(&self, run: &CopyRun, side: Side) -> Option<Location> {
@@ -234,8 +233,8 @@ impl TransferPlan {
         self.end(side).base(at.region)?.checked_add(ByteCount::new(at.offset))
     }
 
-    /// The largest power of two that the longest contiguous stretches at one end begin and end at a
-    /// multiple of, however the other end breaks them up.
+    /// The largest power of two that divides the start and the end of the longest contiguous
+    /// stretches at one end. It does not depend on how the other end breaks them up.
     #[must_use]
     pub fn alignment(&self, side: Side) -> Alignment {
         let of_end = self.end(side).alignment();
@@ -245,7 +244,7 @@ impl TransferPlan {
 
 impl Drop for TransferPlan {
     fn drop(&mut self) {
-        // In a forked process the list may be in the hands of a thread that is not there.
+        // In a forked process, a thread that does not exist there may hold the list.
         if !self.owner.is_current() {
             return;
         }
@@ -255,7 +254,7 @@ impl Drop for TransferPlan {
         let made = self.made.take().filter(|_| !self.breaks_pieces);
         buffers.runs = made.unwrap_or(unmade);
         buffers.clear();
-        // With spares enough, these are just freed.
+        // If enough spares are kept, these are freed.
         let _ = self.spare.push(buffers);
     }
 }

@@ -1,4 +1,4 @@
-//! What is copied of each pair of blocks: loops around runs that are contiguous at both ends.
+//! The copies for each pair of blocks: loops around runs that are contiguous at both ends.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::shape::{RowAxis, Selection, SharedSection};
 /// The loops around one run, for each pair of blocks.
 #[derive(Clone, Debug)]
 pub(crate) struct Nest {
-    /// Where the first run of block 0 begins at both ends.
+    /// The start of the first run of block 0 at both ends.
     pub(crate) base: [RegionOffset; 2],
     /// The bytes of a run.
     pub(crate) unit: u64,
@@ -21,8 +21,8 @@ pub(crate) struct Nest {
     pub(crate) inner: SmallVec<[Level; 4]>,
     /// The strides of blocks at both ends.
     pub(crate) block: [AxisSteps; 2],
-    /// The loop over sections that a run joins, if it goes over the blocks of its segment once for each
-    /// section.
+    /// The loop over sections that a run joins, if the run covers the blocks of its segment once
+    /// for each section.
     pub(crate) joined: Option<Level>,
 }
 
@@ -40,7 +40,7 @@ impl Level {
     }
 }
 
-/// What a loop runs over.
+/// The dimension of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Over {
     Layers,
@@ -112,7 +112,7 @@ fn layers_of(
     if sections.iter().all(is_linear) {
         return SmallVec::from_iter([layer_group(sections, selection, firsts, count, 0, joining)]);
     }
-    // Layers at uneven distances: each is a group of its own.
+    // Layers at uneven distances are a group each.
     (0..count)
         .map(|layer| {
             let firsts = firsts.map(|first| first + layer);
@@ -214,7 +214,7 @@ fn push_nests(
     }
 }
 
-/// A stretch of an axis whose positions both ends place by equal loops.
+/// A stretch of an axis whose positions are equal loops at both ends.
 #[derive(Clone, Debug)]
 struct AxisPart {
     base: Distance,
@@ -249,7 +249,7 @@ fn split(steps: [&AxisSteps; 2], ranges: [&Range<u32>; 2]) -> SmallVec<[AxisPart
     let count = ranges[0].end - from;
     let mut parts = SmallVec::new();
     let groups = steps.map(|steps| match linear(steps) {
-        // An axis that is not split is one group, which is never left.
+        // An axis that is not split counts as one endless group.
         Some(_) => u32::MAX,
         None => steps.inner().count,
     });
@@ -311,7 +311,7 @@ fn within_bounds(
     aligned.then_some((large, large / small))
 }
 
-/// Nests that differ in their base alone become one loop over sections.
+/// Joins nests that differ only in their base into one loop over sections.
 fn combine_sections(nests: &mut SmallVec<[Nest; 2]>) {
     let [first, others @ ..] = nests.as_slice() else { return };
     let Some(second) = others.first() else { return };
@@ -323,7 +323,7 @@ fn combine_sections(nests: &mut SmallVec<[Nest; 2]>) {
         }
         previous = nest;
     }
-    // A step backwards at an end would wrap, and loops go forwards.
+    // A negative step would wrap, and loops only go forwards.
     let goes_on = |each: &RegionOffset| each.region < u32::MAX / 2 && each.offset < u64::MAX / 2;
     if !step.0.iter().all(goes_on) {
         return;
@@ -350,7 +350,7 @@ impl Nest {
             && self.block == other.block
     }
 
-    /// Joins loops whose iterations follow one another at both ends, and sorts the others.
+    /// Joins loops whose iterations are adjacent at both ends, and sorts the others.
     fn join(&mut self, layers: bool) {
         while let Some(found) = self.inner.iter().position(|level| level.step.is_step_of(self.unit))
         {
@@ -370,7 +370,7 @@ impl Nest {
         self.inner.sort_by_key(key);
     }
 
-    /// How often a run goes over the blocks of its segment.
+    /// The number of times that a run covers the blocks of its segment.
     pub(crate) fn passes(&self) -> u64 {
         self.joined.map_or(1, |level| level.count)
     }
@@ -390,7 +390,7 @@ impl Nest {
         self.inner.iter().map(|level| level.count).product()
     }
 
-    /// How far a run is from the first one of its tile, by its number.
+    /// The distance of a run from the first one of its tile, by its number.
     pub(crate) fn inner_distance(&self, mut index: u64) -> Distance {
         let mut at = Distance::ZERO;
         for level in self.inner.iter().rev() {

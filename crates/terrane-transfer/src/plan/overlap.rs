@@ -6,8 +6,8 @@ use super::TransferPlan;
 use crate::hazard::meet;
 use crate::{Side, TransferError};
 
-/// Within one layout: different blocks never overlap, nor do different heads of a block, so it is
-/// enough that no block is named on both sides with heads in common.
+/// Checks a transfer within one layout. Different blocks never overlap, nor do different heads of a
+/// block. So it is enough that no block is named on both sides with heads in common.
 pub(crate) fn check_within_layout(plan: &TransferPlan) -> Result<(), TransferError> {
     if !meet(&plan.heads(Side::Source), &plan.heads(Side::Destination)) {
         return Ok(());
@@ -19,7 +19,8 @@ pub(crate) fn check_within_layout(plan: &TransferPlan) -> Result<(), TransferErr
     }
 }
 
-/// Between two layouts that share memory: a sweep over all runs of both sides by address.
+/// Checks a transfer between two layouts that share memory, by a sweep over all runs of both sides
+/// in address order.
 pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferError> {
     let mut stretches: Vec<Stretch> = Vec::with_capacity(2 * plan.runs().len());
     for (index, run) in plan.runs().iter().enumerate() {
@@ -31,7 +32,7 @@ pub(crate) fn check_between_layouts(plan: &TransferPlan) -> Result<(), TransferE
         }
     }
     stretches.sort_unstable_by_key(|stretch| (stretch.space, stretch.start));
-    // Sources may overlap each other, so the furthest end seen so far is kept for each side.
+    // Sources may overlap each other, so the furthest end so far is kept for each side.
     let mut furthest: [Option<Stretch>; 2] = [None, None];
     for stretch in stretches {
         let (own, other) = match stretch.side {

@@ -1,4 +1,4 @@
-//! From a transfer to the runs that it comes down to.
+//! Breaks a transfer into runs.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,21 +11,21 @@ use super::{Buffers, Segment, TransferPlan, overlap, shape};
 use crate::sync::Mutex;
 use crate::{Side, Transfer, TransferError};
 
-/// Validates transfers and plans them. Cloning it shares the buffers.
+/// Validates transfers and plans them. Clones share the buffers.
 ///
-/// The buffers of plans that have dropped are used again, so that planning in a steady state
-/// allocates nothing, and never anything for each span.
+/// It reuses the buffers of plans that have dropped. So planning allocates nothing in the steady
+/// state, and never allocates per span.
 #[derive(Clone, Debug)]
 pub struct Planner {
     spare: Arc<ArrayQueue<Buffers>>,
     owner: OwnerProcess,
 }
 
-/// As many plans' buffers are kept; more than are in flight at once in most engines.
+/// The number of plans whose buffers are kept, which is more than most engines have in flight.
 const SPARE_BUFFERS: usize = 32;
 
 impl Planner {
-    /// A planner without buffers yet.
+    /// A planner with no buffers yet.
     #[must_use]
     pub fn new() -> Self {
         let spare = Arc::new(ArrayQueue::new(SPARE_BUFFERS));
@@ -39,7 +39,7 @@ impl Planner {
     ///
     /// # Errors
     ///
-    /// The refusals of [`TransferError`].
+    /// A refusal of [`TransferError`].
     pub fn plan(&self, transfer: &Transfer) -> Result<TransferPlan, TransferError> {
         let (source, destination) = (&transfer.source, &transfer.destination);
         self.owner.check()?;
@@ -55,7 +55,7 @@ impl Planner {
 
         let ends = [source, destination].map(|end| end.layout().geometry());
         let layer_wise = transfer.terms.layer_wise;
-        // An end that holds blocks whole is met in sequence if runs go block by block.
+        // An end with contiguous blocks is accessed in sequence if runs go block by block.
         let by_block = !layer_wise && ends.iter().any(|end| holds_blocks(end));
         let groups = nest::layer_groups(&sections, &selection, Joining { layers: by_block });
         let layers = u64::from(selection.layers.end - selection.layers.start);
@@ -102,12 +102,13 @@ impl Planner {
     }
 }
 
-/// Whether blocks lie one behind the other, each of them whole.
+/// Whether blocks are adjacent, each of them whole.
 fn holds_blocks(geometry: &Geometry) -> bool {
     geometry.page().is_some()
 }
 
-/// Whether some rows of pieces are copied, so that pieces are broken up even if a run is left of each.
+/// Whether only some rows of pieces are copied. Pieces then count as broken up even if one run is
+/// left of each.
 fn is_partial(selection: &shape::Selection, sections: &[shape::SharedSection<'_>]) -> bool {
     let copies_all = |section: &shape::SharedSection<'_>| {
         let bytes = section.piece_bytes(selection);
@@ -123,7 +124,8 @@ impl Default for Planner {
     }
 }
 
-/// Puts the pairs in ascending order of the destination, in which neighbours and duplicates meet.
+/// Sorts the pairs in ascending order of the destination, so that neighbours and duplicates are
+/// adjacent.
 fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), TransferError> {
     let (sources, destinations) = (&mut buffers.sources, &mut buffers.destinations);
     if transfer.destination_blocks.is_sorted() {
@@ -134,7 +136,7 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
         let ids = transfer.destination.layout().geometry().num_blocks();
         buffers.sorter.sort(keys, values, ids, [destinations, sources]);
     }
-    // Without a branch for each, several are compared at a time.
+    // Without a branch for each, the compiler compares several at a time.
     let is_next_to_itself = |found, pair: &[u32]| found | (pair[0] == pair[1]);
     if !destinations.windows(2).fold(false, is_next_to_itself) {
         return Ok(());
@@ -145,13 +147,14 @@ fn sort_pairs(transfer: &Transfer, buffers: &mut Buffers) -> Result<(), Transfer
     }
 }
 
-/// Lists the pairs of blocks, joined where both ends go on with the next block's bytes.
+/// Lists the pairs of blocks, joined where the next block's bytes follow at both ends.
 fn make_segments(plan: &mut TransferPlan) {
     let join = touches(plan);
     let Buffers { sources, destinations, segments, .. } = &mut plan.buffers;
     let mut pairs = (0_u32..).zip(sources.iter().copied().zip(destinations.iter().copied()));
     let Some((pair, (source, destination))) = pairs.next() else { return };
-    // Not in the list before it is whole: adding to what was just stored takes longer than comparing.
+    // A segment enters the list only when complete: changing an entry just after its store takes
+    // longer than comparing.
     let mut open = Segment { source, destination, blocks: 1, pair };
     for (pair, (source, destination)) in pairs {
         let goes_on =
@@ -169,7 +172,7 @@ fn make_segments(plan: &mut TransferPlan) {
     }
 }
 
-/// Whether every nest is one run for each block that touches that of the next block at both ends.
+/// Whether every nest is one run for each block, adjacent to that of the next block at both ends.
 fn touches(plan: &TransferPlan) -> bool {
     let mut nests = plan.groups.iter().flat_map(|group| &group.nests);
     nests.all(|nest| {
@@ -181,7 +184,7 @@ fn touches(plan: &TransferPlan) -> bool {
     })
 }
 
-/// Joins sections that lie one after the other once all their blocks are one segment.
+/// Joins adjacent sections once all their blocks are one segment.
 fn join_sections(plan: &mut TransferPlan) {
     let Some(segment) = plan.buffers.segments.first_mut() else { return };
     let blocks = u64::from(segment.blocks);

@@ -26,21 +26,21 @@ impl CopyRun {
         }
     }
 
-    /// Where it begins in the source.
+    /// Its start in the source.
     #[inline]
     #[must_use]
     pub const fn source(&self) -> RegionOffset {
         RegionOffset { region: self.source_region, offset: self.source_offset }
     }
 
-    /// Where it begins in the destination.
+    /// Its start in the destination.
     #[inline]
     #[must_use]
     pub const fn destination(&self) -> RegionOffset {
         RegionOffset { region: self.destination_region, offset: self.destination_offset }
     }
 
-    /// Where it begins at one end.
+    /// Its start at one end.
     #[inline]
     #[must_use]
     pub const fn at(&self, side: Side) -> RegionOffset {
@@ -81,7 +81,7 @@ impl CopyRun {
     }
 }
 
-/// How far apart two places are, at the source and at the destination. Values wrap.
+/// The distance between two positions, at the source and at the destination. Values wrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Distance(pub(crate) [RegionOffset; 2]);
 
@@ -106,7 +106,7 @@ impl Distance {
     }
 
     pub(crate) fn times(&self, count: u64) -> Self {
-        // Counts of levels are products of numbers of 32 bits; only real positions are asked for.
+        // Counts of levels are products of 32-bit numbers; only valid positions are requested.
         let regions = u32::try_from(count).unwrap_or(u32::MAX);
         Self(self.0.map(|each| RegionOffset {
             region: each.region.wrapping_mul(regions),
@@ -123,7 +123,7 @@ impl Distance {
         Self([add(a, c), add(b, d)])
     }
 
-    /// Whether both ends stay in their regions and move on by `bytes`.
+    /// Whether both ends stay in their regions and advance by `bytes`.
     pub(crate) fn is_step_of(&self, bytes: u64) -> bool {
         self.0.iter().all(|each| each.region == 0 && each.offset == bytes)
     }

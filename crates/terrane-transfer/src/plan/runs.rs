@@ -1,7 +1,7 @@
 //! The runs of a plan: by their numbers, and as a list.
 //!
-//! A *tile* is what one iteration of the outer loops (blocks, layers, sections) copies: one run, or
-//! as many as the inner loops have iterations.
+//! A *tile* is the copies of one iteration of the outer loops (blocks, layers, sections): one run,
+//! or as many as the inner loops have iterations.
 
 use terrane_core::{Alignment, ByteCount};
 use terrane_layout::{AxisSteps, RegionOffset};
@@ -11,7 +11,7 @@ use super::run::{CopyRun, Distance};
 use super::{Segment, TransferPlan};
 use crate::Side;
 
-/// A tile: where its first run lies, and the loops around that.
+/// A tile: the start of its first run, and the loops around that.
 pub(crate) struct Tile<'a> {
     pub(crate) first: CopyRun,
     pub(crate) nest: &'a Nest,
@@ -48,7 +48,7 @@ impl TransferPlan {
         (0..tile).filter_map(|tile| self.tile(tile)).map(|tile| tile.nest.inner_count()).sum()
     }
 
-    /// A run by its index in [`runs`](Self::runs), without the list.
+    /// A run by its index in [`runs`](Self::runs). This does not create the list.
     #[must_use]
     pub fn run(&self, index: usize) -> Option<CopyRun> {
         let (tile, inner) = self.find(number(index), Nest::inner_count)?;
@@ -58,12 +58,12 @@ impl TransferPlan {
     /// The layer that a run begins with, by its number in the source.
     #[must_use]
     pub fn layer(&self, run: usize) -> u32 {
-        // Most plans have one layer after the other, or blocks of all layers.
+        // Most plans go layer by layer, or have blocks of all layers.
         self.find(number(run), Nest::inner_count).map_or(u32::MAX, |(tile, _)| tile.layer)
     }
 
-    /// The source block and the destination block that byte `offset` of a run belongs to; `None` if
-    /// there is no such run.
+    /// The source block and the destination block of byte `offset` of a run; `None` if there is no
+    /// such run.
     #[must_use]
     pub fn blocks_of(&self, run: usize, offset: ByteCount) -> Option<[u32; 2]> {
         let (tile, _) = self.find(number(run), Nest::inner_count)?;
@@ -75,7 +75,7 @@ impl TransferPlan {
         Some([segment.source + further, segment.destination + further])
     }
 
-    /// The place in the lists of blocks of the first block of a run.
+    /// The index of a run's first block in the lists of blocks.
     pub(crate) fn pair_of(&self, run: usize) -> Option<u32> {
         let (tile, _) = self.find(number(run), Nest::inner_count)?;
         Some(self.buffers.segments.get(tile.segment)?.pair)
@@ -88,8 +88,8 @@ impl TransferPlan {
         per_segment * number(self.buffers.segments.len())
     }
 
-    /// The tile that holds item `index`, where each tile holds `weight` items, and the number of the
-    /// item within the tile.
+    /// The tile that holds item `index`, and the number of the item within the tile. Each tile
+    /// holds `weight` items.
     fn find(&self, index: u64, weight: impl Fn(&Nest) -> u64) -> Option<(Tile<'_>, u64)> {
         let segments = number(self.buffers.segments.len());
         let of_group = |group: &LayerGroup| group.steps * per_step(group, &weight);
@@ -141,8 +141,8 @@ impl TransferPlan {
 
     /// Fills in the list of runs.
     ///
-    /// Products and sums cannot overflow: every run lies within its regions, as ids, layers and rows
-    /// have been checked against the geometries, which prove that of all their bytes.
+    /// Products and sums cannot overflow: every run lies within its regions. Ids, layers and rows
+    /// have been checked against the geometries, which prove that all their bytes fit.
     pub(super) fn make_runs(&self, runs: &mut Vec<CopyRun>) {
         runs.reserve(ByteCount::new(self.run_count).to_usize());
         if self.breaks_pieces {
@@ -165,7 +165,7 @@ impl TransferPlan {
                 }
             }
         }
-        // Every other segment has the same runs, as far from these as its blocks are.
+        // Every other segment has the same runs, at the distance of its blocks.
         let of_segment = runs.len();
         let Some(steps) = self.linear_blocks() else {
             // Blocks at uneven distances.
@@ -200,7 +200,7 @@ impl TransferPlan {
         }
     }
 
-    /// The strides of blocks, if all nests have the same ones and blocks are not split.
+    /// The strides of blocks, if they are equal in all nests and blocks are not split.
     fn linear_blocks(&self) -> Option<[AxisSteps; 2]> {
         let mut nests = self.groups.iter().flat_map(|group| &group.nests);
         let steps = nests.next()?.block;
@@ -243,7 +243,7 @@ impl TransferPlan {
         }
     }
 
-    /// The bits of the places and lengths of all runs at one end.
+    /// The alignment of the offsets and lengths of all runs at one end.
     pub(crate) fn run_alignment(&self, side: Side) -> Alignment {
         let of_end = self.end(side).alignment();
         if !self.breaks_pieces {
@@ -258,7 +258,7 @@ impl TransferPlan {
         of_end_bases(self, side).min(Alignment::of(bits | self.block_bits(side)))
     }
 
-    /// The alignment of what is contiguous at one end, over all runs of a pair of blocks.
+    /// The alignment of contiguous stretches at one end, over all runs of a pair of blocks.
     pub(super) fn stretch_alignment(&self, side: Side, _of_end: Alignment) -> Alignment {
         let mut bits = self.block_bits(side);
         for group in &self.groups {
@@ -281,7 +281,7 @@ impl TransferPlan {
     }
 }
 
-/// The largest power of two that every region of an end begins at a multiple of.
+/// The largest power of two that divides the start of every region of an end.
 fn of_end_bases(plan: &TransferPlan, side: Side) -> Alignment {
     let bases = plan.end(side).bases().iter();
     bases.map(|base| base.alignment()).min().unwrap_or(Alignment::BYTE)
@@ -301,7 +301,7 @@ impl Image {
         let levels = nest.outer.iter().chain(&nest.inner);
         let mut levels: Vec<(u64, u64)> = levels
             .map(|level| (level.count, at(&level.step.0, side)))
-            // Stretches of other regions look alike.
+            // Stretches of other regions are alike.
             .filter(|(_, step)| step.region == 0)
             .map(|(count, step)| (count, step.offset))
             .collect();
@@ -320,7 +320,7 @@ impl Image {
     }
 }
 
-/// Joins images that follow one another, such as K and V that share rows.
+/// Joins adjacent images, such as K and V that share rows.
 fn join_images(images: &mut Vec<Image>) {
     images.sort_by_key(|image| (image.region, image.start));
     let mut joined = true;
@@ -355,7 +355,7 @@ fn at(ends: &[RegionOffset; 2], side: Side) -> RegionOffset {
     }
 }
 
-/// The sum of `weight` over the tiles that one iteration over layers has for each segment.
+/// The sum of `weight` over the tiles of one iteration over layers, for each segment.
 fn per_step(group: &LayerGroup, weight: &impl Fn(&Nest) -> u64) -> u64 {
     group.nests.iter().map(|nest| nest.sections() * weight(nest)).sum()
 }

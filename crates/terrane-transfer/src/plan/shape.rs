@@ -1,4 +1,4 @@
-//! Checks that the two ends hold blocks of equal shape, and finds what to copy of them.
+//! Checks that the two ends hold blocks of equal shape, and finds what to copy.
 
 use std::ops::Range;
 
@@ -10,13 +10,14 @@ use crate::{Side, Transfer, TransferError};
 /// The layers, heads and tokens to copy.
 #[derive(Clone, Debug)]
 pub(crate) struct Selection {
-    /// By their numbers in the source.
+    /// The layers, by their numbers in the source.
     pub(crate) layers: Range<u32>,
     /// The layer of the destination that the first one is copied to.
     pub(crate) landing: u32,
-    /// At the source and at the destination; the row as one head where heads are not stated.
+    /// The heads at the source and at the destination. The row counts as one head if heads are not
+    /// stated.
     pub(crate) heads: [Range<u32>; 2],
-    /// At the source and at the destination; `None` for all tokens.
+    /// The tokens at the source and at the destination; `None` for all tokens.
     pub(crate) tokens: Option<[Range<u32>; 2]>,
     /// Whether all heads of both ends are copied.
     pub(crate) has_all_heads: bool,
@@ -36,7 +37,7 @@ pub(crate) struct SharedSection<'a> {
 pub(crate) type RowAxis<'a> = ((&'a AxisSteps, &'a AxisSteps), [Range<u32>; 2]);
 
 impl SharedSection<'_> {
-    /// Whether it is copied layer by layer: it has as many layers as the layout.
+    /// Whether it is copied layer by layer, that is, has as many layers as the layout.
     pub(crate) const fn has_layers(&self) -> bool {
         self.has_layers
     }
@@ -57,10 +58,10 @@ impl SharedSection<'_> {
         ]
     }
 
-    /// The bytes of one layer of one block that are copied.
+    /// The copied bytes of one layer of one block.
     pub(crate) fn piece_bytes(&self, selection: &Selection) -> u64 {
         let counts = self.rows(selection).map(|(_, [from, _])| u64::from(from.end - from.start));
-        // At most the bytes of a block, which its geometry proved to fit.
+        // At most the bytes of a block, which its geometry has proved to fit.
         counts.iter().product::<u64>() * self.unit
     }
 }
@@ -72,7 +73,7 @@ pub(crate) fn check<'a>(
 ) -> Result<(Selection, SmallVec<[SharedSection<'a>; 2]>), TransferError> {
     let ends = [&transfer.source, &transfer.destination].map(|end| end.layout().geometry());
     let [from, to] = ends;
-    // With a landing, it is the layers copied that have to fit both ends.
+    // With a `landing`, only the copied layers have to fit both ends.
     if transfer.landing.is_none() {
         equal("num_layers", from.num_layers().into(), to.num_layers().into())?;
     }
@@ -108,7 +109,7 @@ fn shared<'a>(
     transfer: &Transfer,
 ) -> Result<SharedSection<'a>, TransferError> {
     let [from, to] = sections.map(Section::shape);
-    // Of some tokens, it is the range that has to fit both ends.
+    // If only some tokens are copied, their range has to fit both ends.
     if transfer.tokens.is_none() {
         equal("page_size", from.tokens.into(), to.tokens.into())?;
     }
@@ -130,7 +131,7 @@ fn shared<'a>(
     let steps = |axis| sections.map(|section| *section.steps(axis));
     let (tokens, element_bytes) = (steps(Axis::Token), u64::from(from.element_bytes));
     if let (Some(_), Some(_)) = (from.heads, to.heads) {
-        // The number of heads is checked with those that are asked for.
+        // The number of heads is checked with the requested heads.
         let are_alike = from.elements == to.elements && from.element_bytes == to.element_bytes;
         let rows = [steps(Axis::Head), tokens];
         if are_alike {
@@ -170,7 +171,7 @@ fn shared<'a>(
 
 const ABSENT: [AxisSteps; 2] = [AxisSteps::ABSENT; 2];
 
-/// Checks that the elements of a head, or of a row, lie one after the other at both ends.
+/// Checks that the elements of a head, or of a row, are adjacent at both ends.
 fn check_contiguous(sections: [&Section; 2], whole_rows: bool) -> Result<(), TransferError> {
     for (section, side) in sections.into_iter().zip([Side::Destination, Side::Source]) {
         let shape = section.shape();
@@ -180,14 +181,14 @@ fn check_contiguous(sections: [&Section; 2], whole_rows: bool) -> Result<(), Tra
         };
         let heads_follow = !whole_rows || follows(Axis::Head, shape.head_bytes());
         if !follows(Axis::Element, shape.element_bytes.into()) || !heads_follow {
-            // The end that states its heads has them apart, and the other one does not state any.
+            // The end that states its heads separates them, and the other one does not state any.
             return Err(TransferError::HeadsNotStated { side });
         }
     }
     Ok(())
 }
 
-/// The heads to copy at both ends, and whether these are all.
+/// The heads to copy at both ends, and whether these are all heads.
 fn check_heads(
     transfer: &Transfer,
     ends: [&Geometry; 2],
@@ -228,7 +229,7 @@ fn stated(end: &Geometry) -> impl Iterator<Item = Option<u32>> + '_ {
     end.sections().iter().map(|section| section.shape().heads)
 }
 
-/// The heads of each section, where both ends state them.
+/// The heads of each section, if both ends state them.
 fn stated_pairs(ends: [&Geometry; 2]) -> impl Iterator<Item = (u32, u32)> {
     let [from, to] = ends;
     from.sections().iter().filter_map(|section| {

@@ -1,15 +1,15 @@
-//! Aligned buffers that bytes pass through on their way.
+//! Aligned bounce buffers.
 
 use terrane_core::{
     Allocate, AllocateError, ByteCount, HostAddress, Location, Memory, RegionRequest,
 };
 use terrane_storage::{SystemAllocator, SystemMemory, SystemOptions};
 
-/// The largest buffer. Larger ones would leave the disk idle for longer at the beginning and the
-/// end of a copy, and fall out of the processor's cache before they are used again.
+/// The largest buffer. With larger ones the disk idles longer at the start and the end of a copy,
+/// and data leaves the processor's cache before it is used again.
 const LARGEST: ByteCount = ByteCount::mib(1);
 
-/// A few buffers of one size, allocated when the first is asked for.
+/// A few buffers of one size, allocated at the first request for one.
 #[derive(Debug)]
 pub(super) struct BounceBuffers {
     size: ByteCount,
@@ -18,7 +18,7 @@ pub(super) struct BounceBuffers {
     free: Vec<BounceBuffer>,
 }
 
-/// One of the buffers, until it is given back.
+/// One of the buffers, until it is returned.
 #[derive(Debug)]
 pub(super) struct BounceBuffer(HostAddress);
 
@@ -30,8 +30,8 @@ impl BounceBuffer {
 }
 
 impl BounceBuffers {
-    /// Buffers for requests of `request` bytes, as many as hold `count` of those requests, and no
-    /// more than `depth`, but always one.
+    /// Buffers for requests of `request` bytes: as many as hold `count` of those requests, at most
+    /// `depth`, and at least one.
     pub(super) fn new(request: ByteCount, count: usize, depth: usize) -> Self {
         let size = request.min(LARGEST);
         let parts = request.get().div_ceil(size.get().max(1));
@@ -48,7 +48,7 @@ impl BounceBuffers {
     ///
     /// # Errors
     ///
-    /// [`AllocateError`] if the memory for them cannot be had; asking again tries again.
+    /// [`AllocateError`] if the memory for them cannot be allocated; the next call tries again.
     pub(super) fn take(&mut self) -> Result<Option<BounceBuffer>, AllocateError> {
         if self.memory.is_none() {
             self.allocate()?;

@@ -1,10 +1,10 @@
-//! Which way bytes go that could go either way: whichever is faster here.
+//! Chooses the faster path where bytes can go directly or through a buffer.
 //!
-//! Pieces that are aligned in file and memory need no copy on the way: one request takes them from
-//! where they lie. But a device counts its work in segments, which are contiguous in physical
+//! Pieces that are aligned in file and memory need no bounce buffer: one request reads or writes
+//! them in place. But a device counts its work in segments, which are contiguous in physical
 //! memory. A request has many of them where pieces are short or lie on small pages. Where segments
-//! are dear, it is faster to copy into a buffer on huge pages first. No processor's or disk's name
-//! tells whether they are; it is measured.
+//! are expensive, it is faster to copy into a buffer on huge pages first. The name of a processor
+//! or disk does not tell whether they are, so the engine measures it.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::route::{Flow, Route, Selection};
 use crate::engines::rate::Rate;
 use crate::{Side, TransferPlan};
 
-/// What each way has done lately.
+/// The recent rates of each path.
 #[derive(Debug)]
 pub(super) struct Rates {
     /// Where every segment is long.
@@ -38,17 +38,17 @@ struct Ways {
     staged: Rate,
 }
 
-/// From this mean length on, pieces are large enough not to matter by their number.
+/// From this mean length on, the number of pieces does not matter.
 const LONG_RUN: ByteCount = ByteCount::kib(128);
 
-/// With fewer pieces a request there is nothing to gain from joining them.
+/// With fewer pieces a request, joining them gains nothing.
 const MANY_PIECES: u64 = 4;
 
-/// Transfers of less are no measure of a disk, and go the way that costs no copy.
+/// Smaller transfers do not measure a disk, and take the path without a copy.
 const LEAST_CHOSEN: ByteCount = ByteCount::mib(16);
 
 impl Rates {
-    /// Guesses, until transfers have been measured: a disk of the slower sort.
+    /// Guesses, until transfers have been measured: those of a slow disk.
     pub(super) fn new() -> Self {
         let guess = |rate| Rate::new(rate, Duration::from_micros(100), Duration::from_nanos(100));
         let ways = || Ways { vectored: guess(1e9), staged: guess(1e9) };
@@ -75,8 +75,8 @@ impl Rates {
         if route.staged { &ways.staged } else { &ways.vectored }
     }
 
-    /// The way that `plan` should go, of those that its alignment allows: while one of them has
-    /// not been measured, that one, and then the one that should take less time.
+    /// The path for `plan`, of those that its alignment allows. A path that has not been measured
+    /// comes first; after that, the path with the shorter predicted time.
     pub(super) fn choose(&self, route: Route, plan: &TransferPlan) -> Route {
         if !route.could_be_staged()
             || route.segments == Segments::Long
@@ -94,7 +94,7 @@ impl Rates {
     }
 }
 
-/// What the segments of requests are like, where memory is the other end of a file.
+/// The segments of requests between memory and a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Segments {
     Long,
@@ -103,8 +103,8 @@ pub(super) enum Segments {
 }
 
 impl Segments {
-    /// Those of a plan, whose memory and file are at these sides. Pages that the memory does not
-    /// report to be huge count as small.
+    /// The segments of a plan whose memory and file are at these sides. Pages count as small unless
+    /// the memory reports huge ones.
     pub(super) fn of(plan: &TransferPlan, memory: Side, file: Side) -> Self {
         let mean = plan.mean_run();
         let geometry = plan.end(file).layout().geometry();
@@ -124,7 +124,7 @@ impl Segments {
     }
 }
 
-/// Whether memory with this report is on huge pages, at least for the greater part.
+/// Whether most of the memory with this report is on huge pages.
 fn are_huge(report: &CapabilityReport) -> bool {
     let kinds = [Capability::ExplicitHugePages, Capability::TransparentHugePages];
     kinds.iter().any(|kind| match report.grant(kind) {

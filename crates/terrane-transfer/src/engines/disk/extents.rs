@@ -1,40 +1,40 @@
-//! Runs that follow one another in a file, gathered into requests.
+//! Gathers runs that are adjacent in a file into requests.
 
 use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, FilePosition, Location};
 
 use crate::{CopyRun, Side, TransferPlan};
 
-/// A part of a run: all of it, but for runs that are longer than a request.
+/// A part of a run. It is the whole run, unless the run is longer than a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     /// The run's index in the plan.
     pub(super) run: usize,
-    /// Where in the run it begins.
+    /// The part's offset in the run, in bytes.
     pub(super) offset: u64,
     pub(super) bytes: u64,
 }
 
 impl Part {
-    /// Where the part begins at one end.
+    /// The start of the part at one end.
     pub(super) fn location(&self, plan: &TransferPlan, side: Side) -> Option<Location> {
         let run = plan.runs().get(self.run)?;
         plan.location(run, side)?.checked_add(ByteCount::new(self.offset))
     }
 }
 
-/// The parts of a plan that are left to do, in the order of the file.
+/// The parts of a plan that are left to request, in file order.
 #[derive(Debug)]
 pub(super) struct Extents {
     side: Side,
-    /// The runs in the order of the file; `None` if that is their own.
+    /// The runs in file order; `None` if they are in this order already.
     order: Option<Vec<usize>>,
     next: usize,
     offset: u64,
 }
 
 impl Extents {
-    /// All of `plan`, in the order of the file at `side`.
+    /// All parts of `plan`, in the order of the file at `side`.
     pub(super) fn new(plan: &TransferPlan, side: Side) -> Self {
         let order =
             if plan.breaks_pieces() { Some(by_reading(plan, side)) } else { by_run(plan, side) };
@@ -45,8 +45,8 @@ impl Extents {
         self.next >= plan.runs().len()
     }
 
-    /// Gathers the parts of the next request into `parts`: contiguous in the file, and of `most`
-    /// bytes at most. Says where in the file they begin.
+    /// Gathers the parts of the next request into `parts`. They are adjacent in the file, and have
+    /// `most` bytes at most. Returns where in the file they begin.
     pub(super) fn take(
         &mut self,
         plan: &TransferPlan,
@@ -95,9 +95,9 @@ fn by_run(plan: &TransferPlan, side: Side) -> Option<Vec<usize>> {
     })
 }
 
-/// The runs of broken-up pieces in the order of the file. A source that is named twice is read twice:
-/// the runs of one reading must not come between those of the other, as each on its own may be too
-/// short for direct I/O.
+/// The runs of broken-up pieces in file order. A source block that is named twice is read twice.
+/// The runs of one reading must not mix with those of the other, as each alone may be too short for
+/// direct I/O.
 fn by_reading(plan: &TransferPlan, side: Side) -> Vec<usize> {
     let mut readings: FxHashMap<u32, u32> = FxHashMap::default();
     let reading_of_pair: Vec<u32> = plan

@@ -23,16 +23,15 @@ use worker::Worker;
 
 /// Copies between host memory and files, and between files, with several requests in flight.
 ///
-/// Runs that follow one another in a file become one request, whatever number of places in memory
-/// they come from or go to. Where the file has direct I/O and the layout's alignment allows it,
-/// requests go around the page cache; where only the memory's alignment is in the way, by way of
-/// aligned buffers; otherwise through the page cache. The choice is a layout's, not a run's, and
-/// endpoints [share no page](crate::Endpoint::new) of a file, so that no page is ever reached both
-/// ways at once.
+/// Runs that are adjacent in a file become one request, whatever number of places in memory they
+/// use. Where the file has direct I/O and the layout's alignment allows it, requests bypass the
+/// page cache. If only the memory's alignment is insufficient, they use aligned buffers. Otherwise
+/// they go through the page cache. The choice holds for a whole layout, and endpoints [share no
+/// page](crate::Endpoint::new) of a file. So no page is ever accessed both ways at once.
 ///
-/// One thread, named `terrane-disk`, drives all of it. Dropping the engine lets the thread finish
-/// what was submitted, and joins it, unless it drops on a thread of an engine, which must not wait
-/// for others: then it ends by itself.
+/// One thread, named `terrane-disk`, drives the queue. Dropping the engine lets the thread finish
+/// what was submitted, and joins it. If it drops on an engine's thread, which must not join others,
+/// the thread exits by itself.
 pub struct DiskEngine {
     jobs: Option<Sender<CopyJob>>,
     waker: IoWaker,
@@ -45,21 +44,21 @@ pub struct DiskEngine {
 /// The options of a [`DiskEngine`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskEngineOptions {
-    /// The queue: its depth, and whether it is io_uring's.
+    /// The queue: its depth, and whether it uses io_uring.
     pub queue: IoQueueOptions,
-    /// The most bytes of one request. A multiple of 4 KiB, or it is rounded up to one.
+    /// The most bytes of one request, rounded up to a multiple of 4 KiB.
     pub request: ByteCount,
-    /// How many such requests there are buffers for, for copies that do not go directly. A buffer
-    /// has 1 MiB at most, so a longer request becomes several; there are no more buffers than the
-    /// queue is deep, and always one. They are allocated with the first such copy.
+    /// The number of such requests that have bounce buffers, for copies that do not go directly. A
+    /// buffer has 1 MiB at most, so a longer request uses several. There is at least one buffer,
+    /// and at most as many as the queue's depth. They are allocated with the first such copy.
     pub bounce_buffers: usize,
 }
 
 impl Default for DiskEngineOptions {
     /// A queue of 32, requests of up to 4 MiB, buffers for 16 of them: 32 of 1 MiB.
     ///
-    /// 4 MiB holds a block of nearly every model, so that a block is one request; a deeper queue
-    /// gained nothing on the disks at hand.
+    /// 4 MiB holds a block of nearly every model, so a block is one request. A deeper queue gained
+    /// nothing on the disks that were measured.
     fn default() -> Self {
         Self { queue: IoQueueOptions::default(), request: ByteCount::mib(4), bounce_buffers: 16 }
     }
@@ -70,8 +69,8 @@ impl DiskEngine {
     ///
     /// # Errors
     ///
-    /// [`StorageError`] if the queue cannot be had as the options require it, or the thread cannot
-    /// be started.
+    /// [`StorageError`] if the queue cannot be created as the options require it, or the thread
+    /// cannot be started.
     pub fn new(options: &DiskEngineOptions) -> Result<Self, StorageError> {
         let queue = IoQueue::new(&options.queue)?;
         let (waker, capabilities) = (queue.waker(), queue.capabilities().clone());
@@ -84,7 +83,7 @@ impl DiskEngine {
         Ok(Self { jobs: Some(jobs), waker, thread: Some(thread), owner, rates, capabilities })
     }
 
-    /// Whether io_uring was wished for, and what became of that.
+    /// Whether io_uring was requested, and its status.
     #[must_use]
     pub fn capabilities(&self) -> &CapabilityReport {
         &self.capabilities
@@ -92,7 +91,7 @@ impl DiskEngine {
 }
 
 // SAFETY: the worker reads and writes the bytes of the runs only, by requests whose buffers and
-// offsets come from the plan, and finishes a job when the queue has reported all its requests.
+// offsets come from the plan. It finishes a job only after the queue has reported all its requests.
 unsafe impl CopyEngine for DiskEngine {
     fn name(&self) -> &'static str {
         "disk"
@@ -115,7 +114,7 @@ unsafe impl CopyEngine for DiskEngine {
     }
 
     fn submit(&self, job: CopyJob) {
-        // Should the thread be gone, the job drops here, which tells its caller.
+        // If the thread has exited, the job drops here, which notifies its caller.
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(job);
             self.waker.wake();

@@ -1,4 +1,4 @@
-//! The pieces that requests are made of, and what their failures mean.
+//! The parts of requests, and the meaning of their failures.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::extents::Part;
 use crate::engines::copy::{self, Caching};
 use crate::{CopyFailure, CopyJob, Side, TransferPlan};
 
-/// Memory whose kind says that it is on disk or the host's, and whose location says otherwise.
+/// Memory whose kind is disk or host, and whose location is neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("memory's location does not fit its kind; its implementation of Memory is wrong")]
 pub(super) struct NotForFiles;
@@ -29,9 +29,10 @@ pub(super) fn engine_failure(
     CopyFailure::Engine { source: Box::new(source) }
 }
 
-/// What a failed request means for the job: where in which run it stopped, and why.
+/// The meaning of a failed request for the job: the run and the offset where it stopped, and the
+/// cause.
 ///
-/// It is found by its place in the file, as one operation between files makes several requests.
+/// The run is found by its file position, as one operation between files makes several requests.
 pub(super) fn describe(failure: IoFailure, parts: &[Part], plan: &TransferPlan) -> CopyFailure {
     if failure.reason == IoFailureReason::DeadlineExceeded {
         return CopyFailure::DeadlineExceeded;
@@ -62,7 +63,7 @@ pub(super) fn io_buffer(address: Option<HostAddress>, bytes: u64) -> Result<IoBu
     Ok(IoBuffer { address, length: ByteCount::new(bytes) })
 }
 
-/// The file by the descriptor that the route goes through.
+/// The file, by the descriptor that the route uses.
 pub(super) fn io_file(file: &FileHandle, direct: bool) -> Result<IoFile, CopyFailure> {
     if direct {
         IoFile::direct(file).ok_or_else(|| engine_failure(NotForFiles))
@@ -71,7 +72,7 @@ pub(super) fn io_file(file: &FileHandle, direct: bool) -> Result<IoFile, CopyFai
     }
 }
 
-/// The request, to be given up at the job's deadline.
+/// The request, to be cancelled at the job's deadline.
 pub(super) fn by_deadline<'a>(request: IoRequest<'a>, job: &CopyJob) -> IoRequest<'a> {
     match job.terms().deadline {
         Some(deadline) => request.by(deadline),
@@ -79,7 +80,7 @@ pub(super) fn by_deadline<'a>(request: IoRequest<'a>, job: &CopyJob) -> IoReques
     }
 }
 
-/// The different files that a job writes and that have to be made durable, with how much so.
+/// The distinct files that a job writes and has to make durable, each with its durability.
 pub(super) fn files_to_sync(job: &CopyJob) -> Vec<(FileHandle, Durability)> {
     let mut files: Vec<(FileHandle, Durability)> = Vec::new();
     if job.terms().more_follows {
@@ -97,7 +98,7 @@ pub(super) fn files_to_sync(job: &CopyJob) -> Vec<(FileHandle, Durability)> {
     files
 }
 
-/// Which way bytes go between a bounce buffer and the runs in memory.
+/// The direction of a copy between a bounce buffer and the runs in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     /// From the source of the runs.
@@ -109,8 +110,7 @@ pub(super) enum Direction {
 /// Parts of fewer bytes are copied through the cache.
 const LEAST_STREAMED: usize = 4096;
 
-/// Copies all parts of an operation between memory and the bounce buffer, where they follow one
-/// another.
+/// Copies all parts of an operation between memory and the bounce buffer, where they are adjacent.
 pub(super) fn copy_parts(
     job: &CopyJob,
     parts: &[Part],
@@ -131,14 +131,14 @@ pub(super) fn copy_parts(
             Direction::OutOfBuffer => (staged, memory),
         };
         let length = ByteCount::new(part.bytes).to_usize();
-        // What was read goes to memory that this thread does not look at. The buffer, in contrast,
-        // is what the disk takes next.
+        // This thread does not use the data that it copies to memory. The disk reads the buffer
+        // next, in contrast.
         let streams =
             direction == Direction::OutOfBuffer && length >= LEAST_STREAMED && copy::can_stream();
         let caching = if streams { Caching::Past } else { Caching::Through };
-        // SAFETY: the memory is that of a run, which lies within its region, which the job keeps
-        // alive and claims; the buffer is as large as all parts together and belongs to this
-        // operation, of which no request is in flight now.
+        // SAFETY: the memory is that of a run. It lies within its region, which the job keeps alive
+        // and claims. The buffer is as large as all parts together and belongs to this operation,
+        // which has no request in flight now.
         unsafe { copy::copy(from.as_ptr(), to.as_ptr(), length, caching) };
         begin += part.bytes;
     }

@@ -1,4 +1,4 @@
-//! Which way a plan's bytes go to and from files.
+//! The path of a plan's bytes to and from files.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,11 +8,11 @@ use terrane_core::{Alignment, Location, StorageKind};
 use super::choice::Segments;
 use crate::{Declined, Endpoint, Side, TransferPlan};
 
-/// What requests begin and end at multiples of, where a run is longer than one, and bounce buffers
-/// begin at. Disks want 512 bytes or 4 KiB.
+/// Bounce buffers, and requests for a part of a longer run, begin and end at multiples of this.
+/// Disks need 512 bytes or 4 KiB.
 pub(super) const REQUESTS: Alignment = Alignment::PAGE;
 
-/// From what to what.
+/// The kinds of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     Read,
@@ -24,12 +24,12 @@ pub(super) enum Flow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) flow: Flow,
-    /// How the file of the source, and that of the destination, is reached.
+    /// How the file of each end is accessed: source, destination.
     reach: [Reach; 2],
-    /// Whether bytes pass through a buffer of the engine.
+    /// Whether bytes pass through a bounce buffer.
     pub(super) staged: bool,
     pub(super) selection: Selection,
-    /// What decides whether a buffer that is not needed would pay.
+    /// The segments, which decide whether an optional buffer pays off.
     pub(super) segments: Segments,
 }
 
@@ -38,38 +38,38 @@ pub(super) struct Route {
 pub(super) enum Selection {
     /// Alignment decides.
     Alignment,
-    /// Pieces are broken up, which requests of their own would be too short for.
+    /// Pieces are broken up, and too short for requests of their own.
     BrokenPieces,
-    /// Either would do, and this way has not been measured yet.
+    /// Both are possible, and this one has not been measured yet.
     ToBeMeasured,
-    /// Either would do, and this way was measured to be faster.
+    /// Both are possible, and this one was measured to be faster.
     Faster,
 }
 
-/// How the files of one end are reached.
+/// How the files of one end are accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// Around the page cache, from and to buffers of this alignment.
+    /// Direct I/O, with buffers of this alignment.
     Direct(Alignment),
-    /// Through the page cache: a file has no direct I/O, or what is there is no file.
+    /// Through the page cache: a file has no direct I/O, or the end is no file.
     NotOffered,
-    /// Through the page cache: pieces do not begin and end where direct I/O can.
+    /// Through the page cache: pieces do not begin and end at the alignment of direct I/O.
     Misaligned { pieces: Alignment, needed: Alignment },
-    /// Through the page cache: direct I/O wants more than the engine's requests and buffers are
-    /// aligned to.
+    /// Through the page cache: direct I/O needs a stricter alignment than that of the engine's
+    /// requests and buffers.
     TooStrict { needed: Alignment },
 }
 
 impl Route {
     /// The route.
     ///
-    /// Parts of pieces go through the engine's buffers, and are as aligned in the file as whole
-    /// pieces are, or declined: the file's pages are not to be reached both ways.
+    /// Parts of pieces go through the engine's buffers. In the file they must be as aligned as
+    /// whole pieces, or they are declined: a file's pages must not be accessed both ways.
     ///
     /// # Errors
     ///
-    /// [`Declined::Kinds`] where no file takes part, or something that is neither file nor host
-    /// memory; [`Declined::BrokenPieces`].
+    /// [`Declined::Kinds`] if no file takes part, or if an end is neither a file nor host memory;
+    /// [`Declined::BrokenPieces`].
     pub(super) fn of(plan: &TransferPlan) -> Result<Self, Declined> {
         let (source, destination) = (plan.source(), plan.destination());
         let is_disk = |end: &Endpoint| end.kind() == StorageKind::Disk;
@@ -85,7 +85,7 @@ impl Route {
                 Reach::Direct(_) => alignment >= needed_in_files(plan.end(side)),
                 Reach::NotOffered | Reach::Misaligned { .. } | Reach::TooStrict { .. } => true,
             };
-            // Between files, each run is written where it goes on its own.
+            // Between files, each run is written to its own position.
             let written = match flow {
                 Flow::BetweenFiles => plan.run_alignment(Side::Destination),
                 Flow::Read | Flow::Write => plan.alignment(Side::Destination),
@@ -122,12 +122,12 @@ impl Route {
         }
     }
 
-    /// Whether the file at `side` is reached around the page cache.
+    /// Whether the file at `side` is accessed around the page cache.
     pub(super) fn is_direct(&self, side: Side) -> bool {
         matches!(self.reach(side), Reach::Direct(_))
     }
 
-    /// The end whose order in its file the requests follow.
+    /// The end whose file order the requests follow.
     pub(super) fn file_side(&self) -> Side {
         match self.flow {
             Flow::Read | Flow::BetweenFiles => Side::Source,
@@ -135,7 +135,7 @@ impl Route {
         }
     }
 
-    /// Whether bytes that need no buffer could pass through one.
+    /// Whether bytes that need no buffer could use one.
     pub(super) fn could_be_staged(&self) -> bool {
         self.flow != Flow::BetweenFiles && self.is_direct(self.file_side()) && !self.staged
     }
@@ -145,7 +145,7 @@ impl Route {
         Self { staged, selection, ..self }
     }
 
-    /// The route by the path that was quoted for it.
+    /// The route for a quoted path.
     pub(super) fn quoted(self, path: &str) -> Self {
         let staged = self.selected(true, self.selection);
         if self.could_be_staged() && staged.path() == path { staged } else { self }
@@ -219,7 +219,7 @@ impl fmt::Display for Reach {
     }
 }
 
-/// What direct I/O has to begin and end at a multiple of, in any of the end's files.
+/// The strictest alignment that direct I/O needs in any of the end's files.
 fn needed_in_files(end: &Endpoint) -> Alignment {
     let needed = end.bases().iter().filter_map(|base| match base {
         Location::File(position) => Some(position.file.direct?.offset_alignment),
@@ -228,8 +228,8 @@ fn needed_in_files(end: &Endpoint) -> Alignment {
     needed.max().unwrap_or(Alignment::BYTE)
 }
 
-/// How the files of `end` are reached: directly if all of them have direct I/O and every piece
-/// begins and ends where it can.
+/// How the files of `end` are accessed: directly if all of them have direct I/O and every piece is
+/// aligned for it.
 fn reach(end: &Endpoint) -> Reach {
     let mut strictest = Alignment::BYTE;
     for base in end.bases() {

@@ -22,8 +22,8 @@ use crate::{CopyFailure, CopyJob, Durability};
 
 /// The thread's state.
 ///
-/// The queue is the first field, so it drops first, and waits for what is in flight before the
-/// jobs let go of their memory and the buffers of theirs.
+/// The queue is the first field, so it drops first. It then waits for requests in flight before the
+/// jobs release their memory and the buffers theirs.
 pub(super) struct Worker {
     queue: IoQueue,
     jobs: Slab<Active>,
@@ -36,19 +36,19 @@ pub(super) struct Worker {
     request_bytes: u64,
     rates: Arc<Rates>,
     inbox: Receiver<CopyJob>,
-    /// Used again from request to request.
+    /// Reused for every request.
     buffers: Vec<IoBuffer>,
     spare_parts: Vec<Vec<Part>>,
 }
 
-/// A job in work.
+/// A job in progress.
 struct Active {
     job: CopyJob,
     route: Route,
     extents: Extents,
     operations: usize,
     failure: Option<CopyFailure>,
-    /// The files that have to be made durable, once all is written.
+    /// The files to make durable, once all is written.
     to_sync: Vec<(FileHandle, Durability)>,
 }
 
@@ -58,7 +58,7 @@ impl Active {
     }
 }
 
-/// What is done with the parts of one extent: one request, or a read and one or more writes.
+/// The requests for the parts of one extent: one request, or a read and one or more writes.
 struct Operation {
     job: usize,
     parts: Vec<Part>,
@@ -78,9 +78,10 @@ enum Stage {
 
 /// Whether a job could make a request.
 enum Step {
-    /// It has more to make. `copied` says whether bytes went into a buffer for this one.
+    /// It made one, and has more to make. `copied` says whether bytes went into a buffer for this
+    /// one.
     Made { copied: bool },
-    /// All its extents are requested, the last of them now or before.
+    /// All its extents are requested.
     NothingLeft,
     /// Every bounce buffer is in use; a completion changes that.
     Blocked,
@@ -127,7 +128,7 @@ impl Worker {
         }
     }
 
-    /// Takes in new jobs, and waits for one if there is nothing else to do. Says whether there is
+    /// Accepts new jobs, and waits for one if there is nothing else to do. Returns whether there is
     /// anything to do at all.
     fn accept(&mut self) -> bool {
         if self.jobs.is_empty() {
@@ -193,13 +194,12 @@ impl Worker {
         }
     }
 
-    /// Starts what was requested, before time goes into copies. A refusal is the next wait's to
-    /// report.
+    /// Submits the prepared requests before time goes into copies. The next wait reports a failure.
     fn start(&mut self) {
         let _ = self.queue.flush();
     }
 
-    /// Takes in the end of a request. Returns whether a buffer was copied for it.
+    /// Handles the completion of a request. Returns whether a buffer was copied for it.
     fn complete(&mut self, completion: IoCompletion) -> bool {
         let index = ByteCount::new(completion.token).to_usize();
         let Some(operation) = self.operations.get_mut(index) else { return false };
@@ -224,7 +224,7 @@ impl Worker {
         copied
     }
 
-    /// After a request that went well: copies out of the buffer, or goes on to write from it.
+    /// Continues after a successful request: copies out of the buffer, or writes from it.
     fn carry_on(&mut self, index: usize) -> Result<(), CopyFailure> {
         let Some(operation) = self.operations.get_mut(index) else { return Ok(()) };
         let Some(active) = self.jobs.get(operation.job) else { return Ok(()) };
@@ -244,7 +244,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends an operation of which nothing is in flight and nothing is left to do.
+    /// Ends an operation that has nothing in flight and nothing left to do.
     fn end_if_done(&mut self, index: usize, succeeded: bool) {
         let Some(operation) = self.operations.get(index) else { return };
         let failed = self.jobs.get(operation.job).is_none_or(|active| active.failure.is_some());
@@ -289,8 +289,8 @@ impl Worker {
         }
     }
 
-    /// Makes a job's files durable when all is written, and finishes it when that is done too, or
-    /// when it has failed and nothing of it is in flight any more.
+    /// Makes a job's files durable once all is written, and finishes the job after that. A failed
+    /// job is finished once it has nothing in flight.
     fn settle(&mut self, key: usize) {
         let Some(active) = self.jobs.get_mut(key) else { return };
         if active.operations > 0 {
@@ -307,7 +307,7 @@ impl Worker {
                 }
             }
         }
-        // Only a job that failed half-way can have a turn to come. There can be many others.
+        // Only a job that failed half-way can still have a turn. There can be many others.
         if self.jobs.get(key).is_some_and(Active::has_extents_left) {
             self.turns.retain(|&waiting| waiting != key);
         }
@@ -321,12 +321,12 @@ impl Worker {
         }
     }
 
-    /// The kernel refuses to be entered: ends every job, and every job to come, with that.
+    /// The kernel refuses to be entered: every present and later job fails with that error.
     fn give_up(self, error: StorageError) {
         let Self { queue, mut jobs, inbox, .. } = self;
         tracing::error!(%error, "the disk engine's queue failed");
         let error = Arc::new(error);
-        // Waits for what is in flight, so that jobs can let go of their memory.
+        // Waits for requests in flight, so that jobs can release their memory.
         drop(queue);
         for active in jobs.drain() {
             active.job.finish(Err(engine_failure(QueueFailed(Arc::clone(&error)))));

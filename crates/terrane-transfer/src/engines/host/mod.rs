@@ -21,16 +21,16 @@ use crate::engines::threads;
 use crate::{CopyEngine, CopyJob, Declined, Quote, Terms, TransferPlan};
 use work::{Queued, Work};
 
-/// Copies between host memory and host memory, system or pinned, on threads of its own and on those
+/// Copies between host memory and host memory, system or pinned. It uses its own threads and those
 /// that [wait](crate::Attend::serve) for a transfer.
 ///
-/// A large transfer is shared out among the threads in chunks, and written past the cache, which
-/// it would only sweep out; a small one is copied by one thread through the cache, in turn with
-/// the chunks of whatever large ones the thread is busy with. Of a layer-wise transfer, each layer
-/// is done when its last chunk has been copied.
+/// The threads share a large transfer in chunks. It is written with non-temporal stores, as it
+/// would only evict other data from the cache. One thread copies a small transfer through the
+/// cache, in turn with chunks of the large ones that it works on. Each layer of a layer-wise
+/// transfer is done when its last chunk has been copied.
 ///
-/// Dropping the engine lets its threads finish what was submitted, and joins them, unless it drops
-/// on a thread of an engine, which must not wait for others: then they end by themselves.
+/// Dropping the engine lets its threads finish what was submitted, and joins them. If it drops on
+/// an engine's thread, which must not join others, they exit by themselves.
 pub struct HostEngine {
     queue: Option<Sender<Arc<Queued>>>,
     threads: Vec<JoinHandle<()>>,
@@ -42,25 +42,27 @@ pub struct HostEngine {
 /// The options of a [`HostEngine`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostEngineOptions {
-    /// How many threads of the engine copy, besides those that wait. A few usually reach a processor's
-    /// memory bandwidth; the default is all that this process may use, but 8 at most.
+    /// The number of the engine's threads that copy, besides waiting threads. A few usually reach a
+    /// processor's memory bandwidth. The default is the number of processors that this process may
+    /// use, but at most 8.
     pub threads: NonZeroUsize,
-    /// How much one thread takes at a time, a byte at least. Bounds how late a deadline is noticed, and
-    /// how unevenly the threads can finish.
+    /// The bytes that one thread takes at a time, at least 1. It bounds how late a deadline is
+    /// noticed, and how unevenly the threads can finish.
     pub chunk: ByteCount,
-    /// From this size on, transfers are written past the cache. Off where the processor cannot.
+    /// The size in bytes from which transfers use non-temporal stores. Without effect if the
+    /// processor has none.
     pub streaming_from: ByteCount,
 }
 
-/// With runs shorter than this on average, nothing is written past the cache: too many of their lines
-/// are partial.
+/// With runs shorter than this on average, non-temporal stores are not used: too many lines are
+/// partial.
 const LEAST_STREAMED_RUN: ByteCount = ByteCount::kib(1);
 
 impl Default for HostEngineOptions {
     /// As many threads as processors up to 8, chunks of 1 MiB, streaming from 8 MiB on.
     ///
-    /// Measured on an AMD EPYC of 32 MiB cache: below 8 MiB a copy through the cache is as fast,
-    /// and leaves what it copied where the processor finds it.
+    /// Measured on an AMD EPYC with 32 MiB of cache. Below 8 MiB a copy through the cache is as
+    /// fast, and leaves the data in the cache.
     fn default() -> Self {
         let available = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let most = NonZeroUsize::MIN.saturating_add(7);
@@ -94,14 +96,14 @@ const PAST_CACHE: &str = "streaming copy";
 const RELAYOUT: &str = "re-layout through the cache";
 
 impl HostEngine {
-    /// An engine with these options, whose threads are named `terrane-copy-0` and so on.
+    /// An engine with these options. Its threads are named `terrane-copy-0` and so on.
     ///
     /// # Errors
     ///
-    /// [`OsError`] if a thread cannot be started; those that were are joined.
+    /// [`OsError`] if a thread cannot be started; threads that were started are joined.
     pub fn new(options: HostEngineOptions) -> Result<Self, OsError> {
-        // Guesses, until transfers have been measured: what one memory channel does, and what
-        // waking a thread costs.
+        // Guesses, until transfers have been measured: the rate of one memory channel, and the time
+        // to wake a thread.
         let guess = |rate| Rate::new(rate, Duration::from_micros(10), Duration::from_nanos(20));
         let (through, past, relayout) = (guess(8e9), guess(10e9), guess(8e9));
         let rates = Arc::new(Rates { through, past, relayout });
@@ -126,8 +128,8 @@ impl HostEngine {
     }
 }
 
-// SAFETY: the threads touch the bytes of the runs only, in `work`, and the job is
-// finished by whoever holds the last reference to the work, when no thread copies any more.
+// SAFETY: the threads touch the bytes of the runs only, in `work`. The thread that drops the last
+// reference to the work finishes the job; no thread copies any more then.
 unsafe impl CopyEngine for HostEngine {
     fn name(&self) -> &'static str {
         "host"
@@ -158,12 +160,12 @@ unsafe impl CopyEngine for HostEngine {
         let Some(queue) = &self.queue else { return };
         let caching = if job.path() == PAST_CACHE { Caching::Past } else { Caching::Through };
         let chunks = job.plan().bytes().get().div_ceil(self.options.chunk.get().max(1));
-        // A thread is worth waking for two chunks: to copy one takes about as long.
+        // Waking a thread pays off for two chunks: copying one takes about as long as waking.
         let threads =
             ByteCount::from_usize(self.threads.len()).get().min(chunks.div_ceil(2)).max(1);
         let work = Queued::new(Work::new(job, caching, self.options.chunk, &self.rates));
-        // One entry for each thread that takes part. If the threads are gone, the work drops here,
-        // and the job with it, which tells its caller.
+        // One entry for each thread that takes part. If the threads have exited, the work drops
+        // here, and the job with it, which notifies its caller.
         for _ in 1..threads {
             let _ = queue.send(Arc::clone(&work));
         }
@@ -187,14 +189,14 @@ impl fmt::Debug for HostEngine {
     }
 }
 
-/// What a thread does until the engine has dropped and what was submitted has ended.
+/// Runs a thread until the engine has dropped and what was submitted has ended.
 ///
 /// It copies a chunk of each of its transfers in turn, so that a small one does not wait for the
-/// end of a large one. It takes on another beside those it has only if no thread is `idle`.
+/// end of a large one. It accepts another one beside those it has only if no thread is `idle`.
 fn serve(queue: &Receiver<Arc<Queued>>, idle: &AtomicUsize) {
     let mut turns: VecDeque<Arc<Queued>> = VecDeque::new();
     loop {
-        // Relaxed: a hint. Whoever takes the work on, it is taken once.
+        // Relaxed: a hint. Any thread may take the work, and only one does.
         if turns.is_empty() {
             idle.fetch_add(1, Ordering::Relaxed);
             let arrived = queue.recv();

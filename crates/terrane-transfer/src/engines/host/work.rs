@@ -10,10 +10,10 @@ use super::Rates;
 use crate::engines::copy::{self, Caching};
 use crate::{Attend, CopyFailure, CopyJob, CopyRun, Endpoint, Side, TransferPlan};
 
-/// A job in the engine's queue, which threads that wait for it find as well.
+/// A job in the engine's queue, where threads that wait for it find it too.
 ///
-/// It is empty once every chunk has been taken. So the thread that copies the last one ends the job,
-/// although the engine's threads may still be about to wake for it.
+/// It is empty once every chunk has been taken. So the thread that copies the last one ends the
+/// job, even if an engine's thread is still waking for it.
 pub(super) struct Queued(Mutex<Option<Arc<Work>>>);
 
 impl Queued {
@@ -23,12 +23,12 @@ impl Queued {
         let queued = Arc::new(Self(Mutex::new(Some(Arc::clone(&work)))));
         let attendant: Arc<Self> = Arc::clone(&queued);
         work.job.attend(attendant);
-        // A thread that waited already may have copied everything by now: then this ends the job.
+        // A thread that waited already may have copied everything by now. Then this ends the job.
         Work::release(work);
         queued
     }
 
-    /// Copies a chunk that no thread has taken yet. Says whether there was one.
+    /// Copies a chunk that no thread has taken yet. Returns whether there was one.
     pub(super) fn copy_one_chunk(&self) -> bool {
         let Some(work) = lock(&self.0).clone() else { return false };
         let has_copied = work.copy_one_chunk();
@@ -42,7 +42,7 @@ impl Queued {
 }
 
 impl Attend for Queued {
-    /// The thread that copies the last chunk ends the job at once. There is nothing to look for.
+    /// The thread that copies the last chunk ends the job at once, so there is nothing to poll.
     fn poll(&self) {}
 
     fn serve(&self) -> bool {
@@ -52,20 +52,20 @@ impl Attend for Queued {
 
 /// A job, shared by the threads that execute it.
 ///
-/// It consists of units: the runs of the plan or, where pieces are broken up, its tiles, whose many
-/// runs are listed nowhere.
+/// It consists of units. These are the runs of the plan or, where pieces are broken up, its tiles;
+/// their many runs are not listed.
 pub(super) struct Work {
     caching: Caching,
     chunk: u64,
     cursor: Mutex<Cursor>,
     failure: Mutex<Option<CopyFailure>>,
     rates: Arc<Rates>,
-    /// The bytes of each layer that have not been copied; of no layer, if nobody wants to know.
+    /// The bytes of each layer that have not been copied; empty if layers are not reported.
     left_of_layers: Box<[AtomicU64]>,
     job: CopyJob,
 }
 
-/// Where the part of the job begins that no thread has taken yet.
+/// The start of the part of the job that no thread has taken yet.
 #[derive(Clone, Copy, Default)]
 struct Cursor {
     unit: usize,
@@ -90,7 +90,7 @@ impl Work {
         }
     }
 
-    /// Copies a chunk that no thread has taken yet. Says whether there was one.
+    /// Copies a chunk that no thread has taken yet. Returns whether there was one.
     fn copy_one_chunk(&self) -> bool {
         self.job.start();
         let Some((begin, bytes)) = self.take_chunk() else { return false };
@@ -115,7 +115,7 @@ impl Work {
         true
     }
 
-    /// Gives a reference back. The last one finishes the job.
+    /// Drops a reference. The last one finishes the job.
     fn release(work: Arc<Self>) {
         let Some(Self { job, failure, rates, .. }) = Arc::into_inner(work) else { return };
         if let Some(failure) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -125,7 +125,7 @@ impl Work {
         job.finish(Ok(()));
     }
 
-    /// Takes the next chunk: where it begins, and how many bytes it has.
+    /// Takes the next chunk: its start, and its number of bytes.
     fn take_chunk(&self) -> Option<(Cursor, u64)> {
         let plan = self.job.plan();
         let mut cursor = lock(&self.cursor);
@@ -164,7 +164,7 @@ impl Work {
         lock(&self.failure).get_or_insert(failure);
     }
 
-    /// Says of each layer that `bytes` from `begin` on were the last of, that it is done.
+    /// Reports each layer as done whose last bytes are among `bytes` from `begin` on.
     fn tell_layers(&self, begin: Cursor, mut bytes: u64) {
         let Some(signals) = self.job.layers() else { return };
         let plan = self.job.plan();
@@ -175,7 +175,8 @@ impl Work {
             let (layer, of_unit) = (tile.layer, tile.bytes());
             let length = (of_unit - offset).min(bytes);
             let index = ByteCount::new((layer - plan.layers().start).into()).to_usize();
-            // Released by whoever copied, and acquired by whoever was last and tells of all.
+            // The threads that copied release; the thread that copied last acquires, and reports
+            // all.
             let left = self.left_of_layers.get(index);
             if left.is_some_and(|left| left.fetch_sub(length, Ordering::AcqRel) == length) {
                 signals.done(layer..layer + 1);
@@ -211,10 +212,10 @@ fn copy_runs(
             let (offset, source) = (ByteCount::new(offset), Box::new(NotInHostMemory));
             return Err(CopyFailure::Run { index, offset, source });
         };
-        // SAFETY: the plan's runs lie within the regions of both ends, which the job keeps alive
-        // and whose bytes are valid by the contract of `Memory`; they do not overlap; the claims
-        // of the transfer keep all others from writing the source or touching the destination;
-        // and the chunks that threads take are disjoint.
+        // SAFETY: the plan's runs lie within the regions of both ends. The job keeps these alive,
+        // and their bytes are valid by the contract of `Memory`. The runs do not overlap. The
+        // claims of the transfer keep all others from writing the source or touching the
+        // destination. The chunks that threads take are disjoint.
         unsafe {
             let length = ByteCount::new(length).to_usize();
             copy::copy(source.as_ptr(), destination.as_ptr(), length, caching);
@@ -240,7 +241,7 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
         let Some(tile) = plan.tile(index) else { return Ok(()) };
         let failed = || {
             let source = Box::new(NotInHostMemory);
-            // The first run of a tile has the number of the runs before it.
+            // The index of a tile's first run is the number of runs before it.
             let index = ByteCount::new(plan.first_run_of(index)).to_usize();
             CopyFailure::Run { index, offset: ByteCount::ZERO, source }
         };
@@ -261,13 +262,13 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
             if result.is_err() {
                 return;
             }
-            // Distances wrap, as an iteration may go back to the beginning of an outer loop.
+            // Distances wrap, as an iteration may return to the start of an outer loop.
             let from = ByteCount::new(run.source_offset.wrapping_sub(from)).to_usize();
             let to = ByteCount::new(run.destination_offset.wrapping_sub(to)).to_usize();
             let from = source.as_ptr().wrapping_add(from);
             let to = destination.as_ptr().wrapping_add(to);
-            // SAFETY: as in `copy_runs`: the run is one of the plan's, so that both pointers are
-            // within their regions.
+            // SAFETY: as in `copy_runs`: the run is one of the plan's, so both pointers are within
+            // their regions.
             unsafe { copy::copy(from, to, length, Caching::Through) };
         });
         result?;
@@ -277,12 +278,12 @@ fn copy_tiles(plan: &TransferPlan, first: usize, mut bytes: u64) -> Result<(), C
     Ok(())
 }
 
-/// Memory whose kind says that it is the host's, and whose location says that it is not.
+/// Memory whose kind is the host's, and whose location is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("memory of a host kind has no host address; its implementation of Memory is wrong")]
 struct NotInHostMemory;
 
-/// Where a run begins at both ends.
+/// The start of a run at both ends.
 fn host_addresses(plan: &TransferPlan, run: &CopyRun) -> Option<[HostAddress; 2]> {
     let at = |end: &Endpoint, region, offset| {
         end.base(region).and_then(Location::as_host)?.checked_add(ByteCount::new(offset))
@@ -312,7 +313,7 @@ mod tests {
     use crate::job::{Claims, Ending};
     use crate::{Access, Explanation, Planner, Report, Terms, Ticket, Transfer, TransferError};
 
-    /// A thread that waits already: it copies everything before the engine does anything else.
+    /// A thread that waits already: it copies everything before the engine continues.
     struct CopiesAtOnce(mpsc::Sender<Result<Report, TransferError>>);
 
     impl Settle for CopiesAtOnce {

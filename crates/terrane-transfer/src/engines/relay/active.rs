@@ -1,4 +1,4 @@
-//! A transfer in work: its chunks, and the jobs that they are made of.
+//! A transfer in progress: its chunks and their jobs.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use super::step::{self, Failure, Part, RelayStep};
 use super::worker::Message;
 use crate::{CopyJob, Progress, Terms, TransferError, TransferPlan};
 
-/// A transfer in work.
+/// A transfer in progress.
 pub(super) struct Active {
     pub(super) job: CopyJob,
     pub(super) route: Route,
@@ -24,24 +24,24 @@ pub(super) struct Active {
     pub(super) destinations: Vec<u32>,
     /// The chunk that begins next.
     pub(super) next: usize,
-    /// Chunks that have a slot: each is on a hop, or waits for one.
+    /// Chunks that have a slot: each is on a hop, or waits for its engine.
     pub(super) chunks: Slab<Held>,
-    /// How many of them an engine has at a time.
+    /// The most chunks that an engine has at a time.
     pub(super) most: usize,
     /// Parts that have not ended.
     pub(super) in_flight: usize,
-    /// Of each group of layers, the chunks that have not arrived.
+    /// The number of chunks of each layer group that have not arrived.
     pub(super) to_arrive: Vec<usize>,
     /// Whether there is something left to make durable.
     pub(super) to_sync: bool,
-    /// Whether the peer has still to be told.
+    /// Whether the peer has yet to be notified.
     pub(super) to_tell: bool,
     pub(super) failure: Option<Failure>,
-    /// Whether a part has been given up, whose copy may go on.
+    /// Whether a part was given up, so that its copy may continue.
     pub(super) has_remains: bool,
 }
 
-/// A chunk, and the slot that it goes through.
+/// A chunk and its slot.
 pub(super) struct Held {
     pub(super) number: usize,
     pub(super) chunk: Chunk,
@@ -76,7 +76,7 @@ impl Active {
         self.failure.is_none() && self.next < self.route.cut.chunks()
     }
 
-    /// Has the next chunk, in this slot, wait for its engine.
+    /// Starts the next chunk in this slot, and queues it for its engine.
     pub(super) fn begin_chunk(
         &mut self,
         transfer: u64,
@@ -113,7 +113,7 @@ impl Active {
         })
     }
 
-    /// Hands a part to its engine. Says whether it could; if not, the transfer has failed.
+    /// Submits a part to its engine. Returns whether it could; if not, the transfer has failed.
     pub(super) fn submit(
         &mut self,
         plan: TransferPlan,
@@ -136,7 +136,7 @@ impl Active {
         true
     }
 
-    /// When it has to end, done or not, if that is not decided.
+    /// The deadline, unless the transfer has failed already.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.job.terms().deadline.filter(|_| self.failure.is_none())
     }
@@ -145,7 +145,8 @@ impl Active {
         self.deadline().is_some_and(|deadline| deadline <= now)
     }
 
-    /// A part has ended: takes its slot from the chunk, if it has one, and puts it where it belongs.
+    /// Handles the end of a part: takes the slot from the chunk, if it has one, and returns it or
+    /// leaves it to the copy.
     pub(super) fn release(&mut self, chunk: usize, has_remains: bool, bounce: &Bounce) {
         match self.chunks.try_remove(chunk) {
             Some(held) if has_remains => bounce.leave(held.slot),
@@ -154,13 +155,13 @@ impl Active {
         }
     }
 
-    /// Ends the transfer, of which nothing is in flight.
+    /// Ends the transfer, which has nothing in flight.
     pub(super) fn end(self, bounce: &Bounce) {
         let Self { job, failure, chunks, has_remains, .. } = self;
-        // Those of a failed transfer that wait for an engine: nothing will be made of them.
+        // The chunks of a failed transfer that wait for an engine are discarded.
         chunks.into_iter().for_each(|(_, held)| bounce.give_back(held.slot));
         if has_remains {
-            // For whom this is a part in turn.
+            // Another relay's transfer may have this job as a part.
             job.leaves_remains();
         }
         match failure {
@@ -172,7 +173,7 @@ impl Active {
         }
     }
 
-    /// Tells of the layers that have arrived with this chunk.
+    /// Reports the layers that have arrived with this chunk.
     pub(super) fn arrived(&mut self, chunk: usize) {
         let Some(layers) = self.job.layers() else { return };
         let cut = &self.route.cut;
@@ -199,8 +200,8 @@ impl Active {
     }
 }
 
-/// The pairs of blocks in the order of the file that is read; else as they are, which is that of
-/// the destination.
+/// The pairs of blocks in the order of the source file. Without one, in the order of the plan,
+/// which is that of the destination.
 fn in_order(plan: &TransferPlan) -> (Vec<u32>, Vec<u32>) {
     let (sources, destinations) = (plan.source_blocks(), plan.destination_blocks());
     if plan.source().kind() != StorageKind::Disk || sources.is_sorted() {

@@ -11,7 +11,7 @@ use terrane_layout::{Geometry, LayoutBuilder, LayoutError};
 use super::RelayOptions;
 use crate::Endpoint;
 
-/// Slots of one size: the first from the beginning, the others when they are needed.
+/// Slots of one size. The first is allocated at the start, the others on demand.
 pub(super) struct Bounce {
     allocate: Box<Allocating>,
     kind: StorageKind,
@@ -26,28 +26,27 @@ type Allocating = dyn Fn() -> Result<Region, AllocateError> + Send + Sync;
 struct State {
     free: Vec<Slot>,
     slots: RelaySlots,
-    /// The memory of a slot, over which quotes and jobs without bytes are planned.
+    /// The memory of a slot. Quotes and jobs without bytes are planned over it.
     first: Region,
-    /// Whether the slot has been left to a copy, so that another one should take its place here.
+    /// Whether that slot was left to a copy, so that another one should replace it here.
     first_is_left: bool,
 }
 
 /// The slots of a [`RelayEngine`](super::RelayEngine).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RelaySlots {
-    /// How many there are now.
+    /// The number of slots now.
     pub held: usize,
-    /// How many there may be.
+    /// The maximum number of slots.
     pub most: usize,
-    /// How often one more was wanted and the allocator refused it. Transfers then share those
-    /// that there are.
+    /// How often the allocator refused another slot. Transfers then share the existing ones.
     pub refused: u64,
-    /// How many were left to copies that their engines gave up. Their memory is freed when such a copy
-    /// has ended, and meanwhile comes on top of that of the slots that there are.
+    /// The number of slots left to copies that their engines gave up. Their memory is freed when
+    /// such a copy has ended. Until then it adds to the memory of the other slots.
     pub given_up: u64,
 }
 
-/// One of the slots, until it is given back.
+/// One of the slots, until it is returned.
 pub(super) struct Slot {
     region: Region,
     /// The endpoint of the latest chunk.
@@ -57,14 +56,14 @@ pub(super) struct Slot {
 impl Bounce {
     /// # Errors
     ///
-    /// [`AllocateError`] if the first slot cannot be had.
+    /// [`AllocateError`] if the first slot cannot be allocated.
     pub(super) fn new(
         allocator: impl Allocate + Send + Sync + 'static,
         options: &RelayOptions,
     ) -> Result<Self, AllocateError> {
         let kind = allocator.kind();
         let slot_bytes = options.slot_bytes.max(ByteCount::new(1));
-        // Pages are what direct I/O wants of buffers, at most.
+        // Direct I/O needs buffers aligned to a page, at most.
         let request =
             RegionRequest::new(slot_bytes).aligned_to(Alignment::PAGE).labelled("relay slot");
         let allocate = Box::new(move || allocator.allocate(&request).map(Region::new));
@@ -87,12 +86,12 @@ impl Bounce {
         lock(&self.state).slots
     }
 
-    /// A slot, or `None` if all that there are and may be are in use. Called by one thread at a
-    /// time, which may have to wait for the allocator.
+    /// A slot, or `None` if all slots are in use and no more are allowed or available. One thread
+    /// calls it at a time, and may have to wait for the allocator.
     ///
     /// # Errors
     ///
-    /// [`AllocateError`] if there is no slot at all, and none is to be had.
+    /// [`AllocateError`] if there is no slot at all, and none can be allocated.
     pub(super) fn take(&self) -> Result<Option<Slot>, AllocateError> {
         let mut state = lock(&self.state);
         if let Some(slot) = state.free.pop() {
@@ -121,7 +120,7 @@ impl Bounce {
                     return Err(error);
                 }
                 drop(state);
-                // Whoever wants a slot gets one of those that there are, in the end.
+                // A waiting chunk gets an existing slot later.
                 tracing::warn!(%error, "a relay goes on with fewer slots than it might have");
                 Ok(None)
             }
@@ -132,7 +131,7 @@ impl Bounce {
         lock(&self.state).free.push(slot);
     }
 
-    /// Leaves a slot to a copy that was given up, whose remains keep the memory.
+    /// Leaves a slot to a copy that was given up. Its remains keep the memory.
     pub(super) fn leave(&self, slot: Slot) {
         let mut state = lock(&self.state);
         state.slots.held -= 1;
@@ -142,21 +141,21 @@ impl Bounce {
         drop(slot);
     }
 
-    /// Takes those that are free for all that there are, as no chunk has any.
+    /// Sets the number of slots to that of the free ones, as no chunk has any.
     pub(super) fn count_free(&self) {
         let mut state = lock(&self.state);
         state.slots.held = state.free.len();
     }
 
-    /// Frees what is not in use, but for one slot: the first one, if it is there. Says how much that
-    /// was.
+    /// Frees idle slots, but keeps at least one slot, and the first one if it is idle. Returns the
+    /// bytes freed.
     pub(super) fn trim(&self) -> ByteCount {
         let mut state = lock(&self.state);
         let mut freed = std::mem::take(&mut state.free);
         let first = state.first.clone();
         let is_first = |slot: &Slot| slot.region.same_memory(&first);
         let kept = freed.iter().position(is_first).or_else(|| freed.len().checked_sub(1));
-        // Another one may be in use, and then there is one without this.
+        // If another slot is in use, only the first one has to be kept.
         if let Some(kept) = kept
             && (freed.len() == state.slots.held || freed.get(kept).is_some_and(is_first))
         {
@@ -164,15 +163,15 @@ impl Bounce {
         }
         state.slots.held -= freed.len();
         drop(state);
-        // Less than what is mapped, so that it fits.
+        // The sum is less than the mapped memory, so it fits.
         ByteCount::new(freed.iter().map(|slot| slot.region.length().get()).sum())
     }
 
-    /// An endpoint of such blocks, to plan by and not to copy by: its bytes are those of a slot
-    /// that others use.
+    /// An endpoint of such blocks, for planning only: its bytes are those of a slot that others
+    /// use.
     pub(super) fn to_plan_by(&self, geometry: &Geometry) -> Result<Endpoint, LayoutError> {
         let first = lock(&self.state).first.clone();
-        // An endpoint that drops may free memory, so none does under the lock.
+        // The drop of an endpoint may free memory, so none happens under the lock.
         let mut quoted = lock(&self.quoted).take();
         let endpoint = cached(&mut quoted, &first, geometry)?;
         let replaced = std::mem::replace(&mut *lock(&self.quoted), quoted);
@@ -192,8 +191,7 @@ impl fmt::Debug for Bounce {
 }
 
 impl Slot {
-    /// The slot as an endpoint of such blocks. It is for the chunk that the slot is taken for, and
-    /// for one hop at a time.
+    /// The slot as an endpoint of such blocks, for the current chunk and one hop at a time.
     pub(super) fn endpoint(&mut self, geometry: &Geometry) -> Result<Endpoint, LayoutError> {
         cached(&mut self.latest, &self.region, geometry)
     }
@@ -211,9 +209,9 @@ fn cached(
         .adopt([region.clone()])
         .unregistered()
         .build()?;
-    // SAFETY: a slot's bytes are reached by the endpoints made here only. A slot has one owner,
-    // who runs one hop at a time over it and gives it back when that has ended; by an endpoint
-    // that is made to plan by, nothing is copied.
+    // SAFETY: only endpoints made here access a slot's bytes. A slot has one owner, which runs one
+    // hop at a time over it and returns it when that hop has ended. Nothing is copied through an
+    // endpoint that is made for planning.
     let endpoint = unsafe { Endpoint::sharing(layout) };
     *latest = Some((geometry.clone(), endpoint.clone()));
     Ok(endpoint)

@@ -1,4 +1,4 @@
-//! How a plan is cut into chunks that fit a slot.
+//! Cuts a plan into chunks that fit a slot.
 
 use std::ops::Range;
 
@@ -8,16 +8,16 @@ use terrane_layout::Geometry;
 use super::slot;
 use crate::{Declined, TransferPlan};
 
-/// A plan's blocks and layers in chunks of so many, and what a chunk looks like in a slot:
-/// the geometry of whole blocks, of which only the layers of the chunk are there.
+/// A plan's blocks and layers in chunks, and the layout of a chunk in a slot. That layout has whole
+/// blocks, but only the layers of the chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// Of a full chunk. Its blocks and layers are those of a chunk.
+    /// The layout of a full chunk. Its blocks and layers are those of a chunk.
     pub(super) slot: Geometry,
     blocks: usize,
     layers: Range<u32>,
     landing: u32,
-    /// Whether some layers of all blocks come before the next layers.
+    /// Whether the first layers of all blocks come before the next layers.
     by_layer: bool,
 }
 
@@ -25,24 +25,25 @@ pub(super) struct Cut {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) pairs: Range<usize>,
-    /// By their numbers in the source.
+    /// The layers, by their numbers in the source.
     pub(super) layers: Range<u32>,
-    /// Which layer of the destination the first of them goes to.
+    /// The layer of the destination that the first of them goes to.
     pub(super) landing: u32,
 }
 
-/// With this many chunks, most of the shorter hop is hidden behind the other one.
+/// With this many chunks, the faster hop mostly overlaps with the slower one.
 const CHUNKS: u64 = 8;
 
-/// Smaller chunks would cost more in latency than they hide.
+/// Smaller chunks cost more in latency than the overlap gains.
 const LEAST_CHUNK: ByteCount = ByteCount::mib(1);
 
 impl Cut {
     /// Cuts `plan` for slots of `slot_bytes`.
     ///
-    /// Chunks are of whole blocks, as near to an eighth of the plan as the slots and the latency
-    /// of a hop allow; of some layers of one block, where a block does not fit; and of some layers
-    /// of all blocks, or of as many blocks as fit, where layers are wanted one after the other.
+    /// Chunks have whole blocks, and their size is as near to an eighth of the plan as the slots
+    /// and the latency of a hop allow. If a block does not fit, a chunk has some layers of one
+    /// block. If layers are copied in order, a chunk has some layers of all blocks, or of as many
+    /// as fit.
     pub(super) fn of(
         plan: &TransferPlan,
         by_layer: bool,
@@ -50,14 +51,15 @@ impl Cut {
     ) -> Result<Self, Declined> {
         let layers = plan.layers();
         let num_layers = u64::from(layers.end - layers.start);
-        // All of these are at most the bytes of the plan, which it proved to fit, or of a block.
+        // All of these are at most the bytes of a block, or of the plan, which has proved that they
+        // fit.
         let (layer_bytes, keeps_layers) = slot::layer_bytes(plan);
         let layer_bytes = layer_bytes.get();
         let blocks = plan.destination_blocks().len();
         let num_blocks = ByteCount::from_usize(blocks).get().max(1);
         let wanted = (plan.bytes().get() / CHUNKS).max(LEAST_CHUNK.get()).min(slot_bytes.get());
-        // How many of the outer dimension a chunk has of which as many of the inner one, if not
-        // even one of the former fits, of as many bytes each.
+        // The numbers of the outer and of the inner dimension in a chunk, each item of `bytes`
+        // bytes. If not even one outer item with `inner` inner ones fits, it has fewer inner ones.
         let fit = |outer: u64, inner: u64, bytes: u64| {
             if inner * bytes <= slot_bytes.get() {
                 ((wanted / (inner * bytes)).clamp(1, outer), inner)
@@ -83,7 +85,7 @@ impl Cut {
         Ok(Self { slot, blocks, layers, landing: plan.landing(), by_layer })
     }
 
-    /// How many chunks there are.
+    /// The number of chunks.
     pub(super) fn chunks(&self) -> usize {
         self.groups_of_blocks() * self.groups_of_layers()
     }
@@ -101,7 +103,7 @@ impl Cut {
         Some(Chunk { pairs, layers, landing })
     }
 
-    /// Which of the groups of layers a chunk is of.
+    /// The layer group of a chunk.
     pub(super) fn group_of_layers(&self, number: usize) -> Option<usize> {
         if number >= self.chunks() {
             return None;
@@ -119,18 +121,18 @@ impl Cut {
         Some(first..first.saturating_add(self.slot.num_layers()).min(self.layers.end))
     }
 
-    /// The groups that layers come in, of chunks of all blocks each.
+    /// The number of layer groups; each has chunks of all blocks.
     pub(super) fn groups_of_layers(&self) -> usize {
         index((self.layers.end - self.layers.start).div_ceil(self.slot.num_layers()))
     }
 
-    /// The chunks of a group of layers.
+    /// The number of chunks in a layer group.
     pub(super) fn groups_of_blocks(&self) -> usize {
         self.blocks.div_ceil(index(self.slot.num_blocks()))
     }
 }
 
-/// The heads or tokens that are copied, at one end and in a slot.
+/// The copied heads or tokens, at one end and in a slot.
 pub(super) fn rows_in_slot(range: Option<Range<u32>>) -> Option<[Range<u32>; 2]> {
     let range = range?;
     let count = range.end - range.start;

@@ -1,4 +1,4 @@
-//! How many chunks an engine has at a time.
+//! Limits the chunks that an engine has at a time.
 
 use std::collections::VecDeque;
 
@@ -6,15 +6,14 @@ use terrane_core::ByteCount;
 
 use super::step::{Part, RelayStep};
 
-/// Which of a relay's two engines, by its number.
+/// The number of one of a relay's two engines.
 pub(super) type LaneNumber = usize;
 
-/// What each of the two engines has, and what waits for it.
+/// The parts that each of the two engines has, and those that wait for it.
 ///
-/// Engines share themselves out among the jobs that they have. Of many chunks at once, all would
-/// end together, after as long as all of them take: the other engine idle until then, and this one
-/// from then on. So an engine has few, and gets the others in the order in which they came, those
-/// that go into slots and those that come out of them alike.
+/// An engine divides its bandwidth among its jobs. With many chunks at once, all would end
+/// together: the other engine would be idle until then, and this one afterwards. So an engine has
+/// few chunks at a time. It gets the others in the order in which they came, for both hops alike.
 #[derive(Default)]
 pub(super) struct Lanes {
     lanes: [Lane; 2],
@@ -23,24 +22,24 @@ pub(super) struct Lanes {
 #[derive(Default)]
 struct Lane {
     waiting: VecDeque<Part>,
-    /// How many of those that wait are on their first hop.
+    /// The number of waiting parts that are on their first hop.
     waiting_inwards: usize,
     running: usize,
 }
 
-/// An engine has two chunks at least, so that it never waits for the next, and as many as make up
-/// so much: a disk wants several requests at once.
+/// An engine has at least two chunks, so that it never waits for the next. It has at least this
+/// many bytes, as a disk needs several requests at once.
 const IN_FLIGHT: ByteCount = ByteCount::mib(16);
 
-/// How many chunks of so many bytes an engine has at a time, of a relay of so many slots: half of
-/// them at most, as the other half is for the other hop.
+/// The number of chunks of this size that an engine has at a time. It is half of the relay's slots
+/// at most, as the other half is for the other hop.
 pub(super) fn at_a_time(chunk: ByteCount, slots: usize) -> usize {
     let wanted = IN_FLIGHT.get().checked_div(chunk.get()).unwrap_or(2).max(2);
     ByteCount::new(wanted).to_usize().min(slots / 2).max(1)
 }
 
 impl Lanes {
-    /// Has a part wait for its engine.
+    /// Queues a part for its engine.
     pub(super) fn push(&mut self, number: LaneNumber, part: Part) {
         if let Some(lane) = self.lanes.get_mut(number) {
             lane.waiting_inwards += usize::from(part.step == RelayStep::IntoBounce);
@@ -48,14 +47,13 @@ impl Lanes {
         }
     }
 
-    /// Whether a chunk that is to go into a slot waits for the engine already: one is enough for
-    /// the engine to go on with, and further ones would keep slots from the other hop.
+    /// Whether a chunk on its first hop waits for the engine already. One keeps the engine busy;
+    /// more would keep slots from the other hop.
     pub(super) fn has_next(&self, number: LaneNumber) -> bool {
         self.lanes.get(number).is_none_or(|lane| lane.waiting_inwards > 0)
     }
 
-    /// The part that is the engine's next, which has it from now on, if `most` of it allows one
-    /// more.
+    /// Starts the engine's next part and returns it, if `most` of it allows one more.
     pub(super) fn begin(
         &mut self,
         number: LaneNumber,

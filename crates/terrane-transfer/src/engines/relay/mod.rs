@@ -1,4 +1,4 @@
-//! Copies by two other engines, by way of memory that both of them reach.
+//! Copies by two other engines, through memory that both of them can access.
 
 mod active;
 mod bounce;
@@ -32,46 +32,47 @@ use worker::{Begin, Message, Worker};
 
 const NAME: &str = "relay";
 
-/// Copies between two kinds of storage that no engine copies between, by way of memory of a third
-/// kind: from a device to a file through pinned memory, say, or from pageable memory to a device.
+/// Copies between two kinds of storage that no single engine connects, through memory of a third
+/// kind. Examples are a device and a file through pinned memory, or pageable memory and a device.
 ///
 /// A transfer is cut into chunks. One of the two engines copies each into a bounce slot, and the
-/// other one out of it: while some chunks are on their second hop, the next ones are on their first.
-/// An engine has a few at a time, as it would end more of them all at once. The engines are asked
-/// which of them takes which hop, so that one relay serves both directions.
+/// other one out of it. The second hop of some chunks overlaps with the first hop of the next. An
+/// engine has only a few chunks at a time, as many at once would all end late. The relay asks the
+/// engines which of them takes which hop, so one relay serves both directions.
 ///
 /// # Slots
 ///
-/// All transfers share the slots. One is allocated with the engine, as quotes are made over it;
-/// the others when they are first wanted, on the relay's thread; [`trim`](Self::trim) frees those
-/// that are idle. A chunk takes one slot and nothing else, so that slots always come back, and
-/// transfers take turns at them, a chunk each. Where the allocator refuses further slots, transfers
-/// go on with those that there are ([`slots`](Self::slots) tells).
+/// All transfers share the slots. One is allocated with the engine, as quotes are planned over it.
+/// The relay's thread allocates the others on demand, and [`trim`](Self::trim) frees idle ones. A
+/// chunk needs one slot and nothing else, so slots always come back. Transfers take turns at them,
+/// one chunk each. If the allocator refuses more slots, transfers continue with the existing ones
+/// ([`slots`](Self::slots) tells).
 ///
 /// # Terms
 ///
 /// A device order is waited for once, as of the submission, before the first chunk begins; no slot
-/// is held meanwhile. Files are made durable once, after the last chunk. The deadline is that of
-/// every part, and of a transfer that waits for its turn. Counted as copied are bytes that have arrived at the destination. A failure of
-/// either hop ends the transfer, when all that is in flight of it has ended, with the error that
-/// names the blocks, caused by [`StepFailed`].
+/// is held meanwhile. Files are made durable once, after the last chunk. The deadline holds for
+/// every part, and for a transfer that waits for its turn. Progress counts bytes that have arrived
+/// at the destination. If a hop fails, the transfer ends once nothing of it is in flight. Its error
+/// names the blocks, and its cause is [`StepFailed`].
 ///
 /// # Copies that cannot be stopped
 ///
-/// An engine may [give up](CopyJob::give_up) a part that nobody answers. The transfer then ends with that
-/// failure, its blocks stay claimed until the engine knows that the copy has ended, and the slot that
-/// the part goes through is no longer one of the relay's ([`RelaySlots::given_up`]). Another one is
-/// allocated when it is wanted; if there is none left and that is refused, transfers fail. Until the part
-/// is given up it keeps its slot, and its place among the few chunks that its engine has at a time:
-/// with no deadline of the transfer's or the engine's own, a peer that hangs holds up the others.
+/// An engine may [give up](CopyJob::give_up) a part that does not complete. The transfer then ends
+/// with that failure. Its blocks stay claimed until the engine knows that the copy has ended, and
+/// the relay no longer uses the slot of the part ([`RelaySlots::given_up`]). Another slot is
+/// allocated on demand. If no slot is left and that allocation fails, transfers fail.
+///
+/// Until the part is given up, it keeps its slot, and its place among the few chunks of its engine.
+/// So without a deadline of the transfer or of the engine, a peer that hangs delays the others.
 ///
 /// # Threads
 ///
-/// One thread, named `terrane-relay`, makes the plans of the parts and hands them to the engines;
-/// no bytes pass through it. It ends the transfers as well, so what drops with one must not wait for
-/// another ([`TransferManager::submit`](crate::TransferManager::submit)). Dropping the engine lets the thread finish what was submitted, and
-/// joins it, unless it drops on a thread of an engine, which must not wait for others: then it ends
-/// by itself.
+/// One thread, named `terrane-relay`, plans the parts and submits them to the engines; it copies no
+/// bytes itself. It also ends the transfers, so nothing that drops with one may wait for another
+/// ([`TransferManager::submit`](crate::TransferManager::submit)). Dropping the engine lets the
+/// thread finish what was submitted, and joins it. If it drops on an engine's thread, which must
+/// not join others, the thread exits by itself.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -110,27 +111,27 @@ pub struct RelayEngine {
 /// The options of a [`RelayEngine`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayOptions {
-    /// The bytes of a slot. It has to hold one layer of a block at least, and should hold a block.
+    /// The bytes of a slot. It has to hold at least one layer of a block, and should hold a block.
     pub slot_bytes: ByteCount,
-    /// How many slots there may be; there is always one. With less than two, hops take turns.
+    /// The maximum number of slots, at least one. With fewer than two, hops take turns.
     pub slots: usize,
 }
 
 impl Default for RelayOptions {
-    /// 8 slots of 16 MiB: several requests of a disk each, several of which are in flight.
+    /// 8 slots of 16 MiB. A slot holds several requests of a disk, and several slots are in flight.
     fn default() -> Self {
         Self { slot_bytes: ByteCount::mib(16), slots: 8 }
     }
 }
 
 impl RelayEngine {
-    /// An engine that copies by these two, by way of memory from `bounce`. Which of the two is
-    /// named first means nothing.
+    /// An engine that copies with these two, through memory from `bounce`. The order of the two
+    /// does not matter.
     ///
     /// # Errors
     ///
-    /// [`TransferError::EngineNotStarted`] if the first slot cannot be had, or the thread cannot be
-    /// started.
+    /// [`TransferError::EngineNotStarted`] if the first slot cannot be allocated, or the thread
+    /// cannot be started.
     pub fn new(
         first: Arc<dyn CopyEngine>,
         second: Arc<dyn CopyEngine>,
@@ -150,15 +151,14 @@ impl RelayEngine {
         Ok(Self { shared, messages, next, thread: Some(thread), owner })
     }
 
-    /// How many slots there are, and may be. In a process that was forked from the engine's there are
-    /// none.
+    /// The numbers of slots. In a process that was forked from the engine's there are none.
     #[must_use]
     pub fn slots(&self) -> RelaySlots {
         if self.owner.is_current() { self.shared.bounce.slots() } else { RelaySlots::default() }
     }
 
-    /// Frees the slots that no chunk is in, but for one, and says how much memory that was. They
-    /// are allocated again when they are wanted.
+    /// Frees idle slots, but keeps at least one slot, and returns the number of bytes freed. They
+    /// are allocated again on demand.
     ///
     /// A process that was forked from the engine's frees nothing.
     pub fn trim(&self) -> ByteCount {
@@ -166,7 +166,7 @@ impl RelayEngine {
     }
 
     fn begin(&self, begin: Begin) {
-        // Should the thread be gone, the job drops here, which tells its caller.
+        // If the thread has exited, the job drops here, which notifies its caller.
         let _ = self.messages.send(Message::Begin(Box::new(begin)));
     }
 
@@ -181,11 +181,11 @@ impl RelayEngine {
     }
 }
 
-// SAFETY: the engine touches no byte itself. The parts that it hands to others copy between the
-// blocks of the job's plan and slots, each of which belongs to one part at a time; it finishes the
-// job when every part has ended, and a part that is lost tells of its end as it drops. What a part
-// that was given up may still touch, the blocks and the slot, belongs to its remains: those hold the
-// claims of the job as well, and the slot is never used again.
+// SAFETY: the engine touches no byte itself. Its parts, which other engines execute, copy between
+// the blocks of the job's plan and slots. Each slot belongs to one part at a time. The engine
+// finishes the job when every part has ended, and a part that is lost reports its end as it drops.
+// A part that was given up may still touch its blocks and its slot. These belong to its remains,
+// which hold the claims of the job as well; the slot is never used again.
 unsafe impl CopyEngine for RelayEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -199,12 +199,12 @@ unsafe impl CopyEngine for RelayEngine {
     }
 
     fn submit(&self, job: CopyJob) {
-        // Relaxed: only uniqueness is asked for.
+        // Relaxed: only uniqueness is needed.
         let transfer = self.next.fetch_add(1, Ordering::Relaxed);
         if !has_order(job.terms()) {
             return self.begin(Begin { transfer, job, route: None, ordered: false });
         }
-        // Here and now, as what the device has been given by now is the order.
+        // Routed here, as the order covers the device's work that was submitted by now.
         let routed = self.shared.route_job(&job).and_then(|route| {
             let order = self.order(&route, &job, transfer)?;
             Ok((route, order))

@@ -1,4 +1,4 @@
-//! Which engine copies into the bounce slots and which out of them, and how long that takes.
+//! The engines that copy into and out of the bounce slots, and the predicted time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::{
     TransferError, TransferPlan,
 };
 
-/// What the engine and its thread share.
+/// State shared by the engine and its thread.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) engines: [Arc<dyn CopyEngine>; 2],
@@ -23,18 +23,18 @@ pub(super) struct Shared {
     pub(super) planner: Planner,
 }
 
-/// How a plan is relayed.
+/// The route of a plan through the relay.
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) cut: Cut,
-    /// The engine into the slots, and that out of them.
+    /// The engines into and out of the slots.
     engines: [Arc<dyn CopyEngine>; 2],
-    /// Which of the relay's these are.
+    /// Their numbers in the relay.
     lanes: [LaneNumber; 2],
     quotes: [Quote; 2],
-    /// The hop of the device whose order is stated.
+    /// The hop that the device of the stated order takes part in.
     order_step: RelayStep,
-    /// The hop of the peer that is told at the end.
+    /// The hop that the peer to notify takes part in.
     tells_by: RelayStep,
 }
 
@@ -52,7 +52,7 @@ impl Shared {
             self.planner.plan(&sample.inwards(plan, &slot)),
             self.planner.plan(&sample.outwards(&slot, plan)),
         ];
-        // Refused are layouts that overlap the slots', which no other can.
+        // The planner refuses only a layout that overlaps the slots'.
         let [Ok(into), Ok(out)] = hops else { return Err(Declined::Kinds) };
         let quotes = |into_slots: &dyn CopyEngine, out_of_slots: &dyn CopyEngine| {
             let [first, second] = quoted_terms(plan, terms, self);
@@ -61,7 +61,7 @@ impl Shared {
         let [one, other] = &self.engines;
         let order_step = order_step(plan, terms);
         let mut why = Declined::Kinds;
-        // They may be one and the same.
+        // Both may be the same engine.
         let second = usize::from(!Arc::ptr_eq(one, other));
         for ([into_slots, out_of_slots], lanes) in
             [([one, other], [0, second]), ([other, one], [second, 0])]
@@ -72,7 +72,7 @@ impl Shared {
                     let tells_by = telling_step(plan);
                     return Ok(Route { cut, engines, lanes, quotes, order_step, tells_by });
                 }
-                // Of two reasons, that which says more.
+                // Returns the more specific of two reasons.
                 Err(Declined::Kinds) => {}
                 Err(declined) => why = declined,
             }
@@ -86,7 +86,7 @@ impl Shared {
             .map_err(|why| Failure::declined(why, RelayStep::IntoBounce, super::NAME))
     }
 
-    /// The plan of a job that copies nothing, and is done when the device order has been reached.
+    /// The plan of a job that copies nothing, and completes when the device order has been reached.
     pub(super) fn order_plan(
         &self,
         route: &Route,
@@ -100,7 +100,7 @@ impl Shared {
         })
     }
 
-    /// The plan of a job that copies nothing, and is done when the destination is durable.
+    /// The plan of a job that copies nothing, and completes when the destination is durable.
     pub(super) fn durability_plan(
         &self,
         route: &Route,
@@ -110,7 +110,7 @@ impl Shared {
         self.planner.plan(&Sample::nothing().outwards(&slot, plan))
     }
 
-    /// The plan of a job that copies nothing, and tells the peer.
+    /// The plan of a job that copies nothing, and notifies the peer.
     pub(super) fn notification_plan(
         &self,
         route: &Route,
@@ -147,7 +147,7 @@ impl Shared {
 }
 
 impl Route {
-    /// Whoever is to make a step.
+    /// The engine that executes a step.
     pub(super) fn engine(&self, step: RelayStep) -> &Arc<dyn CopyEngine> {
         let [into, out] = &self.engines;
         let hop = if step == RelayStep::Order { self.order_step } else { step };
@@ -159,13 +159,13 @@ impl Route {
         }
     }
 
-    /// Which of the relay's engines makes a hop.
+    /// The number of the engine that executes a hop.
     pub(super) fn lane(&self, step: RelayStep) -> LaneNumber {
         let [into, out] = self.lanes;
         if step == RelayStep::OutOfBounce { out } else { into }
     }
 
-    /// What the manager is told.
+    /// The quote of the route.
     pub(super) fn quote(&self, bounce: &Bounce) -> Quote {
         let ([into, out], [first, second]) = (&self.engines, &self.quotes);
         let (into, out) = (into.name(), out.name());
@@ -185,13 +185,13 @@ impl Route {
     }
 }
 
-/// The first chunk by both hops, and the slower hop of every further one.
+/// The time of both hops of the first chunk, and of the slower hop of every further one.
 fn pipelined(first: Duration, second: Duration, chunks: usize) -> Duration {
     let further = u32::try_from(chunks.saturating_sub(1)).unwrap_or(u32::MAX);
     first.saturating_add(second).saturating_add(first.max(second).saturating_mul(further))
 }
 
-/// Which hop the device of a stated order takes part in.
+/// The hop that the device of a stated order takes part in.
 fn order_step(plan: &TransferPlan, terms: &Terms) -> RelayStep {
     let stated = match terms.device_order {
         Some(DeviceOrder::AfterStream(stream)) => Some(stream.device()),
@@ -209,7 +209,7 @@ fn order_step(plan: &TransferPlan, terms: &Terms) -> RelayStep {
     }
 }
 
-/// Which hop a peer takes part in.
+/// The hop that a peer takes part in.
 fn telling_step(plan: &TransferPlan) -> RelayStep {
     match plan.source().kind().is_remote() {
         true => RelayStep::IntoBounce,
@@ -217,8 +217,8 @@ fn telling_step(plan: &TransferPlan) -> RelayStep {
     }
 }
 
-/// The terms by which the hops are quoted: here the device's order and the durability have to be
-/// such as the engines take.
+/// The terms for the quotes of the hops. They state a device order and a durability that the
+/// engines accept.
 fn quoted_terms(plan: &TransferPlan, terms: &Terms, shared: &Shared) -> [Terms; 2] {
     let [mut first, mut second] =
         [RelayStep::IntoBounce, RelayStep::OutOfBounce].map(|step| shared.terms(step, plan, terms));
@@ -235,7 +235,7 @@ fn quoted_terms(plan: &TransferPlan, terms: &Terms, shared: &Shared) -> [Terms; 
     [first, second]
 }
 
-/// Whether the device's order has still to be waited for.
+/// Whether the device order has yet to be reached.
 pub(super) fn has_order(terms: &Terms) -> bool {
     !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised))
 }
@@ -297,7 +297,7 @@ impl<'a> Sample<'a> {
         (0..).take(self.sources.len()).collect()
     }
 
-    /// In a slot, the first layer of the chunk is layer 0.
+    /// In a slot, layer 0 is the first layer of the chunk.
     fn layered(&self, transfer: Transfer, side: Side) -> Transfer {
         let (layers, landing) = match &self.chunk {
             Some(chunk) => (chunk.layers.clone(), chunk.landing),
@@ -310,7 +310,7 @@ impl<'a> Sample<'a> {
         let counts = [&transfer.source, &transfer.destination]
             .map(|end| end.layout().geometry().num_layers());
         if layers == (0..counts[0]) && landing == 0 && counts[0] == counts[1] {
-            // All layers, as layouts need whose sections have none.
+            // All layers: layouts with sections that have no layers need that.
             return transfer;
         }
         Transfer { layers: Some(layers), landing: Some(landing), ..transfer }

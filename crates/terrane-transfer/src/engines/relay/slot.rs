@@ -5,7 +5,8 @@ use terrane_layout::{Axis, AxisSteps, Geometry, LayoutError, Section};
 
 use crate::{Endpoint, Side, TransferPlan};
 
-/// Blocks in a slot look like those of one end, so that the hop to that end copies long runs.
+/// The layout of blocks in a slot copies that of one end, so that the hop to that end has long
+/// runs.
 pub(super) fn geometry(
     plan: &TransferPlan,
     blocks: u32,
@@ -25,8 +26,8 @@ pub(super) fn geometry(
     Geometry::from_sections(image.unwrap_or_else(|| packed(plan, side, end, blocks, layers)))
 }
 
-/// The end whose blocks the chunks look like: what reorders pieces is then the other hop. Files
-/// and peers want what they have in one piece, and devices reorder best.
+/// The end whose layout the slots copy; the other hop then reorders pieces. Files and peers need
+/// contiguous pieces, and devices reorder best.
 fn shaping_side(plan: &TransferPlan) -> Side {
     let rank = |end: &Endpoint| match end.kind() {
         StorageKind::Disk => 3,
@@ -48,7 +49,7 @@ fn page_image(end: &Geometry, blocks: u32) -> Option<Vec<Section>> {
     Some(end.sections().iter().map(moved).collect())
 }
 
-/// What one block has of one layer, layer after layer, if that is one piece without gaps.
+/// The bytes of one layer of one block, layer after layer, if they are one piece without gaps.
 fn layer_image(end: &Geometry, blocks: u32, layers: u32) -> Option<Vec<Section>> {
     let first = end.sections().first()?;
     let start = end.sections().iter().map(Section::offset).min()?;
@@ -76,18 +77,18 @@ fn layer_image(end: &Geometry, blocks: u32, layers: u32) -> Option<Vec<Section>>
 
 const ROWS: [Axis; 3] = [Axis::Head, Axis::Token, Axis::Element];
 
-/// From the first byte of a block and a layer to behind the last one.
+/// The bytes from the first to the last of one block and layer.
 fn rows_span(section: &Section) -> u64 {
     let steps = ROWS.iter().flat_map(|&axis| {
         let steps = section.steps(axis);
         [steps.inner(), steps.outer()]
     });
-    // Each is at most the span of the section, which its geometry proved to fit.
+    // Each is at most the span of the section, which its geometry has proved to fit.
     let far: u64 = steps.map(|step| step.stride * u64::from(step.count - 1)).sum();
     far + section.element_bytes().get()
 }
 
-/// The rows that are copied, without gaps, in the order of tokens and heads that `end` has.
+/// The copied rows, without gaps, in the order of tokens and heads of `end`.
 fn packed(
     plan: &TransferPlan,
     side: Side,
@@ -167,8 +168,8 @@ impl Rows {
     }
 }
 
-/// The bytes of one layer of one block that are copied, and whether some section has no layers. Layers
-/// are then not copied apart from each other.
+/// The copied bytes of one layer of one block, and whether some section has no layers. In that
+/// case, layers are not copied separately.
 pub(super) fn layer_bytes(plan: &TransferPlan) -> (ByteCount, bool) {
     let side = shaping_side(plan);
     let end = plan.end(side).layout().geometry();

@@ -1,4 +1,4 @@
-//! The jobs that a relayed transfer is made of.
+//! The jobs of a relayed transfer.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,19 +16,19 @@ use crate::{
     TransferError, TransferPlan,
 };
 
-/// What a relay has another engine do.
+/// A step that another engine executes for a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RelayStep {
-    /// To wait for the device order that the transfer states.
+    /// Wait for the device order that the transfer states.
     Order,
-    /// To copy a chunk into a bounce slot.
+    /// Copy a chunk into a bounce slot.
     IntoBounce,
-    /// To copy a chunk out of a bounce slot.
+    /// Copy a chunk out of a bounce slot.
     OutOfBounce,
-    /// To make durable what has been written.
+    /// Make the written files durable.
     Durability,
-    /// To tell the peer that all has arrived.
+    /// Notify the peer that all bytes have arrived.
     Notification,
 }
 
@@ -44,25 +44,25 @@ impl fmt::Display for RelayStep {
     }
 }
 
-/// The cause of a relayed transfer's failure: which engine failed at what, and its own cause.
+/// The cause of a relayed transfer's failure: the engine, the step, and the engine's own error.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}, by engine {engine}, failed")]
 pub struct StepFailed {
-    /// What it was to do.
+    /// The step that failed.
     pub step: RelayStep,
     /// The engine.
     pub engine: &'static str,
-    /// What it said.
+    /// The engine's error.
     #[source]
     pub source: BoxedCause,
 }
 
-/// Which job of which transfer has ended.
+/// The identity of a job: its transfer, its step and its chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) transfer: u64,
     pub(super) step: RelayStep,
-    /// The chunk, of steps that copy one.
+    /// The chunk, for steps that copy one.
     pub(super) chunk: usize,
 }
 
@@ -70,11 +70,11 @@ pub(super) struct Part {
 pub(super) struct PartEnd {
     pub(super) part: Part,
     pub(super) result: Result<(), TransferError>,
-    /// Whether the copy may go on all the same: whoever had it has given it up.
+    /// Whether the copy may continue: its engine gave it up.
     pub(super) has_remains: bool,
 }
 
-/// Tells the relay's thread of the end of a part.
+/// Notifies the relay's thread of the end of a part.
 struct Notice {
     part: Part,
     has_remains: AtomicBool,
@@ -82,28 +82,28 @@ struct Notice {
 }
 
 impl Settle for Notice {
-    /// Nobody waits for a part: the thread that is told of its end does not look before.
+    /// No thread waits for a part: the relay's thread is notified of its end and does not poll.
     fn attend(&self, _: &Arc<dyn Attend>) {}
 
     fn leaves_remains(&self) {
-        // Relaxed: it is the same thread that settles.
+        // Relaxed: the same thread settles.
         self.has_remains.store(true, Ordering::Relaxed);
     }
 
     fn settle(&self, result: Result<Report, TransferError>) {
         let (part, has_remains) = (self.part, self.has_remains.load(Ordering::Relaxed));
         let end = PartEnd { part, result: result.map(drop), has_remains };
-        // The thread is there until every part has ended.
+        // The thread runs until every part has ended.
         let _ = self.to.send(Message::Ended(end));
     }
 }
 
-/// A job for `engine`, of whose end the relay's thread will be told. The engine is another one's
-/// code, whose panic must not end this thread and all its transfers.
+/// A job for `engine`, which notifies the relay's thread at its end. An engine's panic must not end
+/// this thread and all its transfers.
 ///
 /// # Errors
 ///
-/// That the engine does not take it, or panics.
+/// If the engine declines it, or panics.
 pub(super) fn job(
     engine: &Arc<dyn CopyEngine>,
     claims: &Arc<Claims>,
@@ -124,22 +124,22 @@ pub(super) fn job(
     Ok(CopyJob::part(claims, plan, terms, progress, ending))
 }
 
-/// Hands a part to its engine.
+/// Submits a part to its engine.
 pub(super) fn submit(engine: &Arc<dyn CopyEngine>, job: CopyJob) {
-    // A job that is lost in a panic tells of its end as it drops.
+    // A job that is lost in a panic reports its end as it drops.
     let _ = guarded(|| engine.submit(job));
 }
 
-/// Calls what is another one's code.
+/// Calls code of another engine.
 ///
 /// # Errors
 ///
-/// That it panicked.
+/// If it panicked.
 pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|_| TransferError::EngineStopped.into())
 }
 
-/// How a relayed transfer fails.
+/// The failure of a relayed transfer.
 #[derive(Debug)]
 pub(super) enum Failure {
     DeadlineExceeded,
@@ -147,8 +147,8 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// The failure of a step, said of the transfer: `pair` tells which blocks a block of the slot
-    /// stands for.
+    /// The failure of a step, in terms of the transfer: `pair` maps a block of the slot to the
+    /// transfer's blocks.
     pub(super) fn of(
         error: TransferError,
         step: RelayStep,
@@ -179,7 +179,7 @@ impl Failure {
         })
     }
 
-    /// A step that its engine does not take.
+    /// A step that its engine declines.
     pub(super) fn declined(declined: Declined, step: RelayStep, engine: &'static str) -> Self {
         let source = Box::new(StepFailed { step, engine, source: Box::new(declined) });
         Self::Other(TransferError::Engine { engine: super::NAME, source })
@@ -193,14 +193,14 @@ impl Failure {
     }
 }
 
-/// There is no memory for a slot, and no slot.
+/// No slot exists, and none can be allocated.
 impl From<AllocateError> for Failure {
     fn from(error: AllocateError) -> Self {
         Self::Other(TransferError::Engine { engine: super::NAME, source: Box::new(error) })
     }
 }
 
-/// What the relay itself could not do: its plan of a part was refused.
+/// The relay's plan of a part was refused.
 impl From<TransferError> for Failure {
     fn from(error: TransferError) -> Self {
         Self::Other(TransferError::Engine { engine: super::NAME, source: Box::new(error) })

@@ -1,4 +1,4 @@
-//! The thread that takes transfers from hop to hop.
+//! The thread that moves transfers from hop to hop.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ use super::step::{self, Failure, Part, PartEnd, RelayStep};
 use crate::job::shielded;
 use crate::{CopyJob, Terms, TransferError};
 
-/// What the thread is told.
+/// A message to the thread.
 pub(super) enum Message {
     Begin(Box<Begin>),
     /// A part of a transfer has ended.
@@ -28,7 +28,7 @@ pub(super) enum Message {
 pub(super) struct Begin {
     pub(super) transfer: u64,
     pub(super) job: CopyJob,
-    /// `None` where it has not been looked for yet.
+    /// `None` if it has not been computed yet.
     pub(super) route: Option<Result<Route, Failure>>,
     /// Whether a part that waits for the device's order is in flight.
     pub(super) ordered: bool,
@@ -37,15 +37,15 @@ pub(super) struct Begin {
 pub(super) struct Worker {
     shared: Arc<Shared>,
     inbox: Receiver<Message>,
-    /// To the inbox, for parts to tell of their ends.
+    /// A sender to the inbox, for parts to report their ends.
     outbox: Sender<Message>,
-    /// What came while the thread recovered, and goes before what is in the inbox.
+    /// Messages received during a recovery. They come before those of the inbox.
     backlog: VecDeque<Message>,
     transfers: FxHashMap<u64, Active>,
-    /// The transfers that want a slot, each for its next chunk, in turn.
+    /// The transfers that need a slot for their next chunk, in turn.
     turns: VecDeque<u64>,
     lanes: Lanes,
-    /// No slot was to be had, and none has come back since.
+    /// No slot was available, and none has been returned since.
     is_out_of_slots: bool,
     closed: bool,
 }
@@ -71,8 +71,8 @@ impl Worker {
 
     /// Serves transfers until the engine has dropped and all of them have ended.
     pub(super) fn serve(mut self) {
-        // Only foreign code can panic, such as an engine's or a subscriber's to traces. What is
-        // known to be such is guarded where it is called; of the rest, the transfers pay for it.
+        // Only foreign code can panic, such as an engine or a trace subscriber. Known calls are
+        // guarded where they are made. After any other panic, the transfers in progress fail.
         while catch_unwind(AssertUnwindSafe(|| self.serve_on())).is_err() {
             self.recover();
         }
@@ -90,24 +90,24 @@ impl Worker {
                 self.take_in(message);
             }
             self.end_late();
-            // An allocator that refused may have changed its mind by now.
+            // An allocator that refused may have memory by now.
             self.is_out_of_slots = false;
             while self.fill_slots() || self.feed_engines() {}
         }
     }
 
-    /// Waits for what comes next; `None` if a deadline passes first.
+    /// Waits for the next message; `None` if a deadline passes first.
     fn next(&mut self) -> Option<Message> {
         let nearest = || self.transfers.values().filter_map(Active::deadline).min();
         self.backlog.pop_front().or_else(|| match nearest() {
             Some(deadline) => self.inbox.recv_deadline(deadline).ok(),
-            // This thread has a sender itself.
+            // This thread holds a sender, so the channel stays open.
             None => self.inbox.recv().ok(),
         })
     }
 
-    /// Has transfers fail whose deadline has passed: at once where nothing of them is in flight, and
-    /// where something is, when that has ended, to which their engines see.
+    /// Fails transfers whose deadline has passed. One that has nothing in flight ends at once;
+    /// another ends once its engines have ended its parts.
     fn end_late(&mut self) {
         let now = Instant::now();
         let late = self.transfers.iter().filter(|(_, active)| active.is_late(now));
@@ -119,12 +119,12 @@ impl Worker {
         }
     }
 
-    /// After a panic: how far the thread had come is not known, so all that was begun fails. Each job
-    /// keeps what its parts touch, and so ends when none of them is in flight any more.
+    /// Recovers from a panic. The thread's progress is unknown, so all transfers that have begun
+    /// fail. Each job keeps the memory of its parts, and so ends when none of them is in flight.
     fn recover(&mut self) {
         let is_in_flight = |active: &Active| active.in_flight > 0;
         while self.transfers.values().any(is_in_flight) {
-            // This thread has a sender itself.
+            // This thread holds a sender, so the channel stays open.
             let Ok(message) = self.inbox.recv() else { break };
             match message {
                 Message::Ended(end) if self.transfers.contains_key(&end.part.transfer) => {
@@ -137,21 +137,21 @@ impl Worker {
                         }
                     }
                 }
-                // It has not begun, or is over.
+                // This transfer has not begun, or is over.
                 other => self.backlog.push_back(other),
             }
         }
         self.turns.clear();
         self.lanes = Lanes::default();
         for (_, active) in self.transfers.drain() {
-            // With the route, engines may drop.
+            // The drop of the route may drop engines.
             shielded(|| {
                 let mut active = active;
                 active.failure.get_or_insert(TransferError::EngineStopped.into());
                 active.end(&self.shared.bounce);
             });
         }
-        // One may have been lost on its way.
+        // A slot may have been lost in the panic.
         self.shared.bounce.count_free();
     }
 
@@ -176,7 +176,7 @@ impl Worker {
         }
     }
 
-    /// A part has ended: does what comes after it.
+    /// Handles the end of a part, and starts what follows.
     fn ended(&mut self, end: PartEnd) {
         let PartEnd { part, result, has_remains } = end;
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return };
@@ -216,11 +216,11 @@ impl Worker {
         }
     }
 
-    /// Gives slots to chunks, of one transfer after the other, while there are slots, and an engine
-    /// has none to go on with. Says whether anything has come of it.
+    /// Gives slots to chunks, of one transfer after the other, while slots are free and an engine
+    /// needs more chunks. Returns whether a chunk got one.
     ///
-    /// A chunk has all that it needs once it has a slot, as engines come to every chunk in turn. So
-    /// slots always come back; and a transfer waits for its turn behind each other one once at most.
+    /// A chunk needs nothing but a slot, as engines serve all chunks in turn. So slots always come
+    /// back. A transfer waits for its turn behind each other one at most once.
     fn fill_slots(&mut self) -> bool {
         let (mut has_filled, mut blocked) = (false, 0);
         while !self.is_out_of_slots
@@ -248,7 +248,7 @@ impl Worker {
             let taken = step::guarded(|| bounce.take()).and_then(|taken| Ok(taken?));
             let slot = match taken {
                 Ok(Some(slot)) => slot,
-                // Nobody has one that would come back.
+                // No chunk holds a slot that would be returned.
                 Err(failure) if bounce.slots().held == 0 => {
                     active.failure = Some(failure);
                     self.settle(transfer);
@@ -269,13 +269,13 @@ impl Worker {
         has_filled
     }
 
-    /// Hands the engines the chunks that wait for them, as far as each is to have more. Says
-    /// whether there were any.
+    /// Submits waiting chunks to the engines, up to the limit of each. Returns whether there were
+    /// any.
     fn feed_engines(&mut self) -> bool {
         let mut has_fed = false;
         for lane in 0..self.shared.engines.len() {
             let transfers = &self.transfers;
-            // Of a transfer that has gone, there is nothing to wait for.
+            // A part of a transfer that has ended has no limit.
             let most = |part: &Part| transfers.get(&part.transfer).map_or(usize::MAX, |it| it.most);
             let Some(part) = self.lanes.begin(lane, most) else { continue };
             has_fed = true;
@@ -288,7 +288,7 @@ impl Worker {
         has_fed
     }
 
-    /// Begins a hop of a chunk. Says whether it could; if not, the transfer has failed.
+    /// Begins a hop of a chunk. Returns whether it could; if not, the transfer has failed.
     fn copy(&mut self, part: Part) -> bool {
         let Some(active) = self.transfers.get_mut(&part.transfer) else { return false };
         if active.failure.is_some() {
@@ -301,7 +301,7 @@ impl Worker {
                 return false;
             }
         };
-        // What has arrived at the destination is what the transfer has come to.
+        // Only bytes that arrive at the destination count as the transfer's progress.
         let progress = match part.step {
             RelayStep::OutOfBounce => Arc::clone(active.job.progress()),
             _ => Arc::default(),
@@ -316,8 +316,8 @@ impl Worker {
         active.release(chunk, false, &self.shared.bounce);
     }
 
-    /// Makes a transfer's files durable when all has been written, tells the peer, and finishes it
-    /// when that is done too, or when it has failed and nothing of it is in flight any more.
+    /// Makes a transfer's files durable once all is written, notifies the peer, and then finishes
+    /// the transfer. A failed transfer is finished once it has nothing in flight.
     fn settle(&mut self, transfer: u64) {
         let Some(active) = self.transfers.get_mut(&transfer) else { return };
         let has_more = active.wants_slot() || !active.chunks.is_empty();

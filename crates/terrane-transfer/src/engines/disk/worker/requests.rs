@@ -1,4 +1,4 @@
-//! How the thread makes requests of the queue.
+//! Requests that the thread makes of the queue.
 
 use std::time::Instant;
 
@@ -33,7 +33,7 @@ impl Worker {
             }
         }
         let requested = self.request_extent(key, &mut buffer);
-        // Still here only if there is no request: a lost buffer would block staged jobs for ever.
+        // `Some` only if no request was made: a lost buffer would block staged jobs forever.
         if let Some(buffer) = buffer {
             self.bounce.give_back(buffer);
         }
@@ -87,9 +87,9 @@ impl Worker {
             _ => IoRequest::write(token, file, offset, &self.buffers),
         };
         let request = by_deadline(request, &active.job);
-        // SAFETY: the buffers are those of the job's runs, which the job keeps alive and claims,
-        // or one of the engine's; both are held until the completion has been handled, and the
-        // queue drops before either. The descriptors are open for as long as the memory is.
+        // SAFETY: the buffers are those of the job's runs, which the job keeps alive and claims, or
+        // one of the engine's. Both are held until the completion has been handled, and the queue
+        // drops before either. The descriptors stay open as long as the memory lives.
         unsafe { self.queue.submit(&request) }.map_err(engine_failure)?;
         active.operations += 1;
         self.operations.insert(Operation { job: key, parts, buffer: buffer.take(), stage });
@@ -109,8 +109,8 @@ impl Worker {
         self.settle(key);
     }
 
-    /// Requests a write of the parts, from the next one on, that are contiguous in the
-    /// destination. Says whether parts are left.
+    /// Requests a write of the parts, from the next one on, that are adjacent in the destination.
+    /// Returns whether parts are left.
     fn write_next(&mut self, index: usize) -> Result<bool, CopyFailure> {
         let Some(operation) = self.operations.get_mut(index) else { return Ok(false) };
         let Operation { job: key, parts, buffer, stage: Stage::Writing { next, requests } } =
