@@ -48,7 +48,7 @@ where
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A, F> Allocate for OnFailure<A, F>
 where
     A: Allocate,

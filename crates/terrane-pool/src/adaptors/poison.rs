@@ -252,7 +252,7 @@ impl Painter {
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Poison<A> {
     type Memory = Poisoned<A::Memory>;
 

@@ -42,7 +42,7 @@ impl<A: Allocate> Statistics<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Statistics<A> {
     type Memory = Counted<A::Memory>;
 

@@ -46,7 +46,7 @@ impl<A: Allocate> Tags<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Tags<A> {
     type Memory = Tagged<A::Memory>;
 

@@ -48,7 +48,7 @@ impl<A: Allocate, W: Write + Send + 'static> Trace<A, W> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate, W: Write + Send + 'static> Allocate for Trace<A, W> {
     type Memory = Traced<A::Memory, W>;
 
