@@ -3,10 +3,10 @@
 //! The owner of a magazine stores "I am inside" and then loads the gate. A sweeper stores "shut" in
 //! the gate and then loads whether the owner is inside. At least one of them must see the other's
 //! store, so neither load may be reordered before the store of its side. The usual price is a
-//! locked instruction on each side. The owner's side is the pool's hit path: a locked instruction
-//! takes 5.0 ns on an AMD EPYC of family 26, and the plain store takes 0.6 ns. Linux's `membarrier`
-//! lets the sweeper run a barrier on every core that runs a thread of this process. Then [`light`]
-//! must only stop the compiler from reordering.
+//! locked instruction on each side. The owner's side is the pool's hit path. On an AMD EPYC of
+//! family 26, a locked instruction takes 5.0 ns each time, and the plain store 0.6 ns. Linux's
+//! `membarrier` lets the sweeper run a barrier on every core that runs a thread of this process.
+//! Then [`light`] must only stop the compiler from reordering.
 //!
 //! If the kernel refuses `membarrier` (older than 4.14, or a sandbox), both sides are full
 //! barriers. A sandbox may start after the first pool. The first refusal then switches the process

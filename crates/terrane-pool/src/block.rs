@@ -120,8 +120,8 @@ impl<M: Memory> PoolBlock<M> {
     }
 
     /// Returns a view of the first `count` elements of the block as `T`s: their location, and the
-    /// proof that they fit the requested bytes and are aligned.
-    ///
+    /// Returns a view of the first `count` elements of the block as `T`s. The view holds their
+    /// location, and proves that they fit the requested bytes and are aligned.
     /// # Errors
     ///
     /// [`PoolError::ViewDoesNotFit`] if they do not fit or are not aligned.

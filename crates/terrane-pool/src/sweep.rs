@@ -229,8 +229,8 @@ impl<M: Memory> Stock<M> {
         }
     }
 
-    /// Tries to reserve `weight` bytes of a full cap for a block of `class`: first from credit that
-    /// threads do not use, then by evicting classes that have been idle.
+    /// Tries to reserve `weight` bytes of a full cap for a block of `class`. Uses credit that
+    /// threads do not need first, then evicts classes that have been idle.
     pub(crate) fn make_room(&self, class: usize, weight: u64) -> bool {
         let now = self.tick();
         let last = self.settled.load(Relaxed);

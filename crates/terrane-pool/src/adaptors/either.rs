@@ -87,8 +87,8 @@ impl MixedKinds {
     }
 }
 
-/// Returns limits within which one upstream or the other serves every request: the stricter limit
-/// of each sort, but the larger of the two largest regions.
+/// Returns limits within which one upstream or the other serves every request. Each is the stricter
+/// of the two, except that the largest region is the larger one.
 pub(super) fn limits_of_either(first: Limits, second: Limits) -> Limits {
     let largest_region = match (first.largest_region, second.largest_region) {
         (Some(a), Some(b)) => Some(a.max(b)),

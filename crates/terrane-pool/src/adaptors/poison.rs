@@ -55,7 +55,8 @@ pub trait Fill: Send + Sync + fmt::Debug + 'static {
         let Location::Host(address) = at else {
             return Err(Box::new(CannotReach { location: at }));
         };
-        // SAFETY: the caller promises that the span is valid and that no other code accesses it.
+        // SAFETY: the caller promises that the span is valid and that no other code accesses it, so
+        // it does not overlap `bytes`.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), address.as_ptr(), bytes.len()) };
         Ok(())
     }
@@ -267,7 +268,7 @@ unsafe impl<A: Allocate> Allocate for Poison<A> {
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let memory = self.upstream.allocate(request)?;
-        // SAFETY: only this function has the memory. After it, the caller uses the memory in the
+        // SAFETY: only this function has the memory. After that, the caller uses the memory in the
         // order of the stream.
         unsafe { self.painter.paint(&memory, self.painter.bytes.allocated) };
         Ok(Poisoned { memory, painter: Arc::clone(&self.painter) })
@@ -282,8 +283,8 @@ pub struct Poisoned<M: Memory> {
 
 impl<M: Memory> Drop for Poisoned<M> {
     fn drop(&mut self) {
-        // SAFETY: its owner is dropping it, so no code uses it any more, and it is freed after
-        // this.
+        // SAFETY: its owner is dropping it, so no code uses it any more, except earlier work on the
+        // stream. It is freed after this.
         unsafe { self.painter.paint(&self.memory, self.painter.bytes.freed) };
     }
 }

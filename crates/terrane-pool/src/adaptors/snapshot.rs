@@ -108,9 +108,9 @@ mod json {
     const VERSION: u32 = 1;
 
     impl Snapshot {
-        /// Returns the snapshot as JSON: `{"version": 1, "blocks": [{"kind": "device 0", "address":
-        /// "0x…",
-        /// "bytes": 512, "asked": 300, "tag": "kv", "state": "live", "sequence": 7}, …]}`.
+        /// Returns the snapshot as JSON:
+        /// `{"version": 1, "blocks": [{"kind": "device 0", "address": "0x…", "bytes": 512,
+        /// "asked": 300, "tag": "kv", "state": "live", "sequence": 7}, …]}`.
         ///
         /// Addresses are strings, because many readers of JSON lose the low bits of large numbers.
         ///

@@ -114,7 +114,7 @@ impl<T: Pod, M: Memory> TrackedSlice<T, M> {
     ///
     /// # Safety
     ///
-    /// For as long as the slice is borrowed, nothing else accesses the elements: no work of a
+    /// For as long as the slice is borrowed, nothing else accesses the elements. No work of a
     /// stream that uses them is in flight, and no code accesses them through their location.
     ///
     /// # Errors

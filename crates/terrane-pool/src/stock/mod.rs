@@ -1,9 +1,9 @@
 //! The shared part of a pool: every place that blocks return to, without the upstream.
 //!
-//! A free block is in one of three places: a thread's magazine ([`Slot`]), the shared queue of its
-//! class ([`Depot`]), or, while streams may still use it, the [`Parking`]. Blocks in use keep the
-//! stock alive, so it may outlive its pool. Free blocks would keep it alive too, so a pool closes
-//! its stock when it is dropped.
+//! A free block is in one of three places. It is in a thread's magazine ([`Slot`]) or in the shared
+//! queue of its class ([`Depot`]). While streams may still use it, it is in the [`Parking`]. Blocks
+//! in use keep the stock alive, so it may outlive its pool. Free blocks would keep it alive too, so
+//! a pool closes its stock when it is dropped.
 //!
 //! [`releasing`] returns blocks to these places.
 
