@@ -119,9 +119,9 @@ impl<M: Memory> PoolBlock<M> {
         Ok(())
     }
 
-    /// Returns a view of the first `count` elements of the block as `T`s: their location, and the
     /// Returns a view of the first `count` elements of the block as `T`s. The view holds their
     /// location, and proves that they fit the requested bytes and are aligned.
+    ///
     /// # Errors
     ///
     /// [`PoolError::ViewDoesNotFit`] if they do not fit or are not aligned.

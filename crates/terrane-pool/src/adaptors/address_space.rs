@@ -23,7 +23,7 @@ const BASE: u64 = 1 << 60;
 /// Addresses from [`BASE`] on.
 #[derive(Debug)]
 pub(super) enum AddressSpace {
-    /// The next address that was never handed out.
+    /// The next address that was never allocated.
     Endless(u64),
     /// Free ranges, neighbours joined: start to length.
     FirstFit(BTreeMap<u64, u64>),
