@@ -1,5 +1,5 @@
-//! Returns blocks to the stock: into the thread's magazine if possible. Otherwise into the shared
-//! queue of their class or into the parking, or to the upstream if there is no room.
+//! Returns blocks to the stock. A block goes into the thread's magazine if possible, else into the
+//! shared queue of its class or into the parking. Without room, it goes to the upstream.
 
 use std::sync::Arc;
 
