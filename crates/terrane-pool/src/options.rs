@@ -60,8 +60,9 @@ pub struct PoolOptions {
     /// an exhausted pool, in percent. The pool uses still larger blocks only after it has returned
     /// cached blocks to the upstream and was refused again. Default: 25.
     pub larger_class_waste: u8,
-    /// The longest time in all that an exhausted pool waits for streams to finish with freed blocks,
-    /// before it trims. A closed pool waits at most as long for pending blocks. Default: 1 s.
+    /// The longest time in all that an exhausted pool waits for streams to finish with freed
+    /// blocks, before it trims. A closed pool waits at most as long for pending blocks. Default: 1
+    /// s.
     pub pending_wait: Duration,
     /// The most calls of the exhaustion callback per request before the pool refuses. Default: 3.
     pub callback_attempts: u32,
