@@ -1,16 +1,16 @@
-//! An asymmetric pair of barriers: one side pays nothing, the other for both.
+//! An asymmetric pair of barriers: the frequent side costs nothing, the rare side pays for both.
 //!
-//! The owner of a magazine says "I am inside" and then looks whether the gate is shut; whoever
-//! sweeps the magazine shuts the gate and then looks whether the owner is inside. For one of them
-//! to see the other, neither look may pass its store. The usual price is a locked instruction on
-//! each side, and the owner's side is the pool's hit path: 5.0 ns each time on an AMD EPYC of
-//! family 26, against 0.6 ns for the plain store. Linux's `membarrier` lets the sweeper run a
-//! barrier on every core that runs a thread of this process, so that [`light`] has only to keep
-//! the compiler from reordering.
+//! The owner of a magazine stores "I am inside" and then loads the gate. A sweeper stores "shut" in
+//! the gate and then loads whether the owner is inside. At least one of them must see the other's
+//! store, so neither load may be reordered before the store of its side. The usual price is a
+//! locked instruction on each side. The owner's side is the pool's hit path. On an AMD EPYC of
+//! family 26, a locked instruction takes 5.0 ns each time, and the plain store 0.6 ns. Linux's
+//! `membarrier` lets the sweeper run a barrier on every core that runs a thread of this process.
+//! Then [`light`] must only stop the compiler from reordering.
 //!
-//! Where the kernel refuses `membarrier` (older than 4.14, or a sandbox), both sides are full
-//! barriers. A sandbox may start after the first pool: the first refusal then switches the process
-//! over, once and for all, and is reported.
+//! If the kernel refuses `membarrier` (older than 4.14, or a sandbox), both sides are full
+//! barriers. A sandbox may start after the first pool. The first refusal then switches the process
+//! to full barriers permanently, and is reported.
 
 /// The barrier of the frequent side.
 #[cfg(not(loom))]
@@ -33,8 +33,8 @@ pub(crate) fn heavy() {
     fence(Ordering::SeqCst);
 }
 
-/// Reports, once, that the kernel has begun to refuse `membarrier`. Subscribers are foreign code:
-/// the caller holds no lock.
+/// Reports, once, that the kernel has begun to refuse `membarrier`. Subscribers are foreign code,
+/// so the caller must hold no lock.
 #[cfg(not(loom))]
 pub(crate) fn report() {
     if linux::MODE.take_report() {
@@ -45,14 +45,14 @@ pub(crate) fn report() {
     }
 }
 
-/// Finds out what the kernel offers; every pool does so before its first hit.
+/// Detects the support of the kernel. Every pool does so before its first hit.
 #[cfg(not(loom))]
 pub(crate) fn prepare() {
     linux::MODE.prepare(linux::register);
 }
 
-// The model checker knows symmetric fences only. Each algorithm that is right with an asymmetric
-// pair is right with these, and every reordering that the pair forbids, these forbid.
+// The model checker supports only symmetric fences. They forbid every reordering that the
+// asymmetric pair forbids. So an algorithm that is correct with the pair is correct with these.
 #[cfg(loom)]
 pub(crate) fn light() {
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
@@ -74,15 +74,15 @@ mod linux {
 
     /// Both sides run full barriers.
     const SYMMETRIC: u8 = 0;
-    /// The light side runs full barriers from now on, but a thread may not know that yet.
+    /// The light side runs full barriers from now on, but a thread may not have read this mode yet.
     const SWITCHING: u8 = 1;
-    /// The light side only keeps the compiler from reordering.
+    /// The light side only stops the compiler from reordering.
     const ASYMMETRIC: u8 = 2;
 
     /// After this time every store has left its core's buffer, and every core reads the new mode.
     const SETTLING: Duration = Duration::from_millis(10);
 
-    /// Which barriers the two sides run.
+    /// The barriers that the two sides run.
     pub(super) struct Mode {
         mode: AtomicU8,
         /// A switch that no thread has reported yet.
@@ -90,7 +90,7 @@ mod linux {
         prepared: Once,
     }
 
-    /// That of the process.
+    /// The mode of the process.
     pub(super) static MODE: Mode = Mode::new();
 
     impl Mode {
@@ -104,7 +104,7 @@ mod linux {
             self.mode.load(Ordering::Relaxed) == ASYMMETRIC
         }
 
-        /// Registers this process by means of `register`, before its first pool exists.
+        /// Registers this process through `register`, before its first pool exists.
         pub(super) fn prepare(&self, register: impl FnOnce() -> bool) {
             self.prepared.call_once(|| {
                 if register() {
@@ -113,8 +113,8 @@ mod linux {
             });
         }
 
-        /// Runs a barrier everywhere by means of `expedited`, unless full barriers on both sides
-        /// have made it unnecessary. A refusal switches over to those.
+        /// Runs a barrier everywhere through `expedited`, unless full barriers on both sides have
+        /// made it unnecessary. A refusal switches to full barriers.
         pub(super) fn barrier_everywhere(&self, expedited: impl FnOnce() -> bool) {
             if self.mode.load(Ordering::SeqCst) == SYMMETRIC || expedited() {
                 return;
@@ -126,19 +126,19 @@ mod linux {
             }
         }
 
-        /// Whether a switch is still to be reported; `true` once.
+        /// Returns whether a switch is not yet reported; `true` once.
         pub(super) fn take_report(&self) -> bool {
             self.unreported.load(Ordering::Relaxed)
                 && self.unreported.swap(false, Ordering::Relaxed)
         }
     }
 
-    /// Announces to the kernel that this process runs barriers everywhere.
+    /// Registers with the kernel that this process runs barriers on all its cores.
     pub(super) fn register() -> bool {
         membarrier(REGISTER_PRIVATE_EXPEDITED)
     }
 
-    /// Runs a barrier on every core that runs a thread of this process; answers whether the kernel
+    /// Runs a barrier on every core that runs a thread of this process. Returns whether the kernel
     /// did.
     pub(super) fn expedited() -> bool {
         membarrier(PRIVATE_EXPEDITED)
@@ -148,16 +148,16 @@ mod linux {
     const PRIVATE_EXPEDITED: u64 = 1 << 3;
     const REGISTER_PRIVATE_EXPEDITED: u64 = 1 << 4;
 
-    /// Makes the system call `membarrier(command, 0, 0)`; answers whether it succeeded.
+    /// Makes the system call `membarrier(command, 0, 0)`. Returns whether it succeeded.
     ///
-    /// By hand, as one call of three integers is no reason to depend on a binding to the whole C
-    /// library.
+    /// Written in assembly, because one call of three integers does not justify a dependency on
+    /// bindings to the whole C library.
     #[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
     fn membarrier(command: u64) -> bool {
         const NUMBER: u64 = 324;
         let result: u64;
-        // SAFETY: the call takes three integers and accesses no memory of this process; the
-        // kernel overwrites rax, rcx and r11, and no other register.
+        // SAFETY: the call takes three integers and accesses no memory of this process. The kernel
+        // overwrites rax, rcx and r11, and no other register.
         unsafe {
             std::arch::asm!(
                 "syscall",
@@ -177,8 +177,8 @@ mod linux {
     fn membarrier(command: u64) -> bool {
         const NUMBER: u64 = 283;
         let result: u64;
-        // SAFETY: the call takes three integers and accesses no memory of this process; the
-        // kernel overwrites x0, and no other register.
+        // SAFETY: the call takes three integers and accesses no memory of this process. The kernel
+        // overwrites x0, and no other register.
         unsafe {
             std::arch::asm!(
                 "svc 0",
@@ -238,7 +238,7 @@ mod tests {
             eprintln!("skipped: the_kernel_offers_it: membarrier is refused here");
             return;
         }
-        // Registered once, it does not fail.
+        // A registered process does not fail here.
         assert!((0..100).all(|_| super::linux::expedited()));
     }
 }

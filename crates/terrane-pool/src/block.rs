@@ -1,4 +1,4 @@
-//! A block in use: an owned handle that goes back to its pool when dropped.
+//! A block in use: an owned handle that returns to its pool when dropped.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,19 +18,18 @@ use crate::{Access, PoolError, StreamId};
 
 /// A block of a [`Pool`](crate::Pool), for as long as it is in use.
 ///
-/// Dropping it gives the block back, from any thread, to the pool that it came from, whether
-/// that pool is still there or not. It is neither `Copy` nor `Clone`: releasing a block twice, or
-/// to another pool, does not compile.
+/// Dropping it, on any thread, returns the block to its pool, even if the pool was dropped. It is
+/// neither `Copy` nor `Clone`, so releasing a block twice, or to another pool, does not compile.
 ///
-/// Its [length](Memory::length) is what was granted, at least what was
-/// [asked](Self::asked) for.
+/// Its [length](Memory::length) is the granted size, which is at least the size
+/// [requested](Self::asked).
 pub struct PoolBlock<M: Memory> {
     record: ManuallyDrop<Box<Record<M>>>,
     grant: GrantRef<M>,
 }
 
 impl<M: Memory> PoolBlock<M> {
-    /// The block of a record, with the grant of its class. No stream uses it.
+    /// Makes the block of a record, with the grant of its class. No stream uses it.
     #[inline]
     pub(crate) fn new(record: Box<Record<M>>, grant: GrantRef<M>) -> Self {
         Self { record: ManuallyDrop::new(record), grant }
@@ -42,48 +41,48 @@ impl<M: Memory> PoolBlock<M> {
         unsafe { self.grant.get() }
     }
 
-    /// Makes `stream` the one on which the block is released.
+    /// Makes `stream` the stream that the block is released on.
     pub(crate) fn at_home_on(mut self, stream: StreamId) -> Self {
         self.record.order.home = Some(stream);
         self.set_apart();
         self
     }
 
-    /// Notes that streams use the block: the record says which.
+    /// Marks the block as used by streams; its record lists them.
     fn set_apart(&mut self) {
         self.record.asked = self.asked().get();
         let Grant { class, tag, .. } = self.grant();
         self.grant = self.record.stock.grant(class, tag, Use::Apart);
     }
 
-    /// How many bytes were asked for.
+    /// Returns the bytes requested.
     #[must_use]
     pub fn asked(&self) -> ByteCount {
         let grant = self.grant();
         ByteCount::new(if grant.is == Use::Whole { grant.weight } else { self.record.asked })
     }
 
-    /// How many bytes may be used: the size of the block.
+    /// Returns the usable bytes: the size of the block.
     #[must_use]
     pub fn granted(&self) -> ByteCount {
         ByteCount::new(self.record.granted)
     }
 
-    /// The stream on which the block was acquired, and is released.
+    /// Returns the stream that the block was acquired on, and is released on.
     #[must_use]
     pub fn stream(&self) -> Option<StreamId> {
         self.record.order.home
     }
 
-    /// Says that work has been, or is about to be, submitted to `stream` that uses the block.
+    /// Records that work that uses the block has been, or is about to be, submitted to `stream`.
     ///
-    /// The block is not reused until that stream has come to the point where the block was
-    /// dropped. Of several uses on one stream only the strongest is kept. Uses on the block's own
-    /// stream need not be said.
+    /// The block is not reused until that stream has passed the point where the block was dropped.
+    /// For several uses on one stream, only the strongest is kept. Uses on the block's own stream
+    /// need no record.
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoFences`] if the pool knows no streams.
+    /// [`PoolError::NoFences`] if the pool was made without streams.
     pub fn record_use(&mut self, stream: StreamId, access: Access) -> Result<(), PoolError> {
         if !self.record.stock.knows_streams() {
             return Err(PoolError::NoFences);
@@ -93,18 +92,18 @@ impl<M: Memory> PoolBlock<M> {
         Ok(())
     }
 
-    /// What streams other than the block's own use it, and how.
+    /// Returns the streams other than the block's own that use it, and how.
     #[must_use]
     pub fn uses(&self) -> &[(StreamId, Access)] {
         self.record.order.uses()
     }
 
-    /// Gives the block back on `stream`: there it can be reused at once, elsewhere only after
-    /// that stream, and every other that uses it, has come to this point.
+    /// Releases the block on `stream`. That stream can reuse it at once. Others can reuse it only
+    /// after that stream, and every other stream that uses the block, has passed this point.
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoFences`], and the block as it was, if the pool knows no streams.
+    /// [`PoolError::NoFences`], with the unchanged block, if the pool was made without streams.
     #[expect(clippy::result_large_err, reason = "a block that is refused comes back")]
     pub fn release_on(mut self, stream: StreamId) -> Result<(), (Self, PoolError)> {
         if !self.record.stock.knows_streams() {
@@ -120,12 +119,12 @@ impl<M: Memory> PoolBlock<M> {
         Ok(())
     }
 
-    /// The first `count` elements of the block as `T`s: proof that they fit what was asked for
-    /// and are aligned, and where they are.
+    /// Returns a view of the first `count` elements of the block as `T`s. The view holds their
+    /// location, and proves that they fit the requested bytes and are aligned.
     ///
     /// # Errors
     ///
-    /// [`PoolError::ViewDoesNotFit`] if they do not or are not.
+    /// [`PoolError::ViewDoesNotFit`] if they do not fit or are not aligned.
     pub fn typed<T>(&self, count: usize) -> Result<TypedSpan<'_, T>, PoolError> {
         let location = self.location();
         let (element, alignment) = (size_of::<T>(), align_of::<T>());
@@ -147,14 +146,14 @@ impl<M: Memory> PoolBlock<M> {
 impl<M: Memory> Drop for PoolBlock<M> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the record is not touched again, as the handle is being dropped.
+        // SAFETY: the record is not used again, because the handle is being dropped.
         let record = unsafe { ManuallyDrop::take(&mut self.record) };
         Stock::give_back(record, self.grant);
     }
 }
 
-// SAFETY: the record owns its memory, or a part of a slab that it keeps alive; neither moves, and
-// the record answers always the same. A block is handed out to one owner at a time.
+// SAFETY: the record owns its memory, or a part of a slab that it keeps alive. Neither moves, and
+// the record's answers never change. A block has one owner at a time.
 unsafe impl<M: Memory> Memory for PoolBlock<M> {
     fn kind(&self) -> StorageKind {
         self.record.kind
@@ -200,7 +199,7 @@ impl<M: Memory> fmt::Debug for PoolBlock<M> {
     }
 }
 
-/// Where `count` elements of a type lie in a block, whose size and alignment were checked.
+/// The location of `count` elements of a type in a block. Their size and alignment were checked.
 ///
 /// It borrows the block, so it cannot outlive it.
 #[derive(Debug)]
@@ -211,44 +210,45 @@ pub struct TypedSpan<'block, T> {
 }
 
 impl<T> TypedSpan<'_, T> {
-    /// How many elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Where the first one lies: a multiple of its alignment.
+    /// Returns the location of the first element: a multiple of its alignment.
     #[must_use]
     pub fn location(&self) -> Location {
         self.location
     }
 
-    /// The first element in the host's memory; `None` elsewhere. Reading or writing through it
-    /// is the caller's risk: the bytes are initialised, and a device may be using them.
+    /// Returns a pointer to the first element in host memory; `None` for other memory. Access
+    /// through it is the caller's responsibility: the bytes are initialised, but a device may be
+    /// using them.
     #[must_use]
     pub fn host_pointer(&self) -> Option<NonNull<T>> {
         NonNull::new(self.location.as_host()?.as_ptr().cast())
     }
 }
 
-/// What streams a block has to wait for before it is free for all.
+/// The streams that a block must wait for before it is free for all.
 #[derive(Debug, Default)]
 pub(crate) struct StreamOrder {
     pub(crate) home: Option<StreamId>,
-    /// In a place of their own, as few blocks have any: a record's first line stays short.
+    /// Boxed, because few blocks have any: the first cache line of a record stays short.
     uses: Option<Box<Uses>>,
 }
 
 type Uses = SmallVec<[(StreamId, Access); 4]>;
 
 impl StreamOrder {
-    /// Whether no stream uses the block.
+    /// Returns whether no stream uses the block.
     #[inline]
     pub(crate) fn is_free(&self) -> bool {
         self.home.is_none() && self.uses.is_none()
     }
 
-    /// The stream that the block was released on, if no other uses it.
+    /// Returns the stream that the block was released on, if no other stream uses it.
     #[inline]
     pub(crate) fn only_home(&self) -> Option<StreamId> {
         self.home.filter(|_| self.uses.is_none())
@@ -265,7 +265,7 @@ impl StreamOrder {
         }
     }
 
-    /// Forgets the uses of a stream.
+    /// Removes the uses of a stream.
     fn forget(&mut self, stream: StreamId) {
         if let Some(uses) = &mut self.uses {
             uses.retain(|&mut (other, _)| other != stream);
@@ -275,18 +275,18 @@ impl StreamOrder {
         }
     }
 
-    /// What streams other than the home use the block, and how.
+    /// Returns the streams other than the home stream that use the block, and how.
     fn uses(&self) -> &[(StreamId, Access)] {
         self.uses.as_ref().map_or(&[], |uses| uses.as_slice())
     }
 
-    /// Every stream of the order, once.
+    /// Iterates over every stream of the order, once.
     pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + '_ {
         self.home.into_iter().chain(self.uses().iter().map(|&(stream, _)| stream))
     }
 }
 
-/// Keeps the documentation's promise that blocks go to other threads.
+/// Checks the documented promise that blocks can move to other threads.
 const _: fn() = || {
     fn shared<T: Send + Sync>() {}
     shared::<PoolBlock<Arc<dyn Memory>>>();

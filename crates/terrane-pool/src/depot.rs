@@ -1,8 +1,8 @@
-//! The free blocks of one class that are in no magazine, and the cap on all that is cached.
+//! The free blocks of one class outside the magazines, and the cap on all cached bytes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-// No algorithm depends on the order of these, so the model checker need not see them.
+// No algorithm depends on the order of these, so they are invisible to the model checker.
 use std::sync::atomic::AtomicU64 as Word;
 
 use crossbeam_utils::CachePadded;
@@ -13,11 +13,12 @@ use crate::slot::{BATCH, Batch};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering};
 
 /// The shared queue of a class: blocks behind a lock that is held for a few instructions. The
-/// latest freed is taken first, as its record is still in a cache, and the oldest is evicted first.
+/// latest freed block is taken first, because its record is still in a CPU cache. The oldest is
+/// evicted first.
 #[derive(Debug)]
 pub(crate) struct Depot<M: Memory> {
     queue: Mutex<Queue<M>>,
-    /// The blocks in the queue; written under its lock, and read without.
+    /// The number of blocks in the queue; written under its lock, and read without.
     count: AtomicUsize,
     class: usize,
     size: u64,
@@ -32,12 +33,12 @@ pub(crate) struct Depot<M: Memory> {
 #[derive(Debug)]
 struct Queue<M: Memory> {
     blocks: VecDeque<Box<Record<M>>>,
-    /// Nothing goes in any more.
+    /// The queue accepts no more blocks.
     is_closed: bool,
 }
 
 impl<M: Memory> Depot<M> {
-    /// A queue of `most` blocks at most, of `size` bytes each.
+    /// Makes a queue of at most `most` blocks, of `size` bytes each.
     pub(crate) fn new(class: usize, size: u64, most: usize, occupied: Arc<Occupied>) -> Self {
         Self {
             queue: Mutex::new(Queue { blocks: VecDeque::new(), is_closed: false }),
@@ -53,7 +54,7 @@ impl<M: Memory> Depot<M> {
         }
     }
 
-    /// Runs `work` on the queue; takes no lock if it is empty.
+    /// Runs `work` on the queue. Takes no lock if the queue is empty.
     fn with_blocks<R>(
         &self,
         work: impl FnOnce(&mut VecDeque<Box<Record<M>>>) -> Option<R>,
@@ -74,7 +75,7 @@ impl<M: Memory> Depot<M> {
         Some(block)
     }
 
-    /// Takes the blocks that were freed last, `count` at most.
+    /// Takes the blocks that were freed last, at most `count`.
     pub(crate) fn take(&self, count: usize, now: u64) -> Option<Batch<M>> {
         let taken = self.with_blocks(|blocks| {
             let mut taken = Batch::new();
@@ -89,7 +90,8 @@ impl<M: Memory> Depot<M> {
         Some(taken)
     }
 
-    /// Takes the blocks that were freed first, `count` and a batch at most. An eviction is no use.
+    /// Takes the blocks that were freed first, at most `count` and at most a batch. An eviction
+    /// does not count as a use.
     pub(crate) fn take_oldest(&self, count: usize) -> Option<Batch<M>> {
         self.with_blocks(|blocks| {
             let mut taken = Batch::new();
@@ -102,25 +104,25 @@ impl<M: Memory> Depot<M> {
         })
     }
 
-    /// Takes all blocks, the one that was freed first first.
+    /// Takes all blocks, the earliest freed first.
     pub(crate) fn take_all(&self) -> VecDeque<Box<Record<M>>> {
         self.with_blocks(|blocks| Some(std::mem::take(blocks))).unwrap_or_default()
     }
 
-    /// Takes all blocks, and lets no other in.
+    /// Takes all blocks, and closes the queue to others.
     pub(crate) fn close(&self) -> VecDeque<Box<Record<M>>> {
         self.queue.lock().is_closed = true;
         self.take_all()
     }
 
-    /// Notes that the class was used, without a write if that is known.
+    /// Records that the class was used. Writes only if the value changes.
     fn touch(&self, now: u64) {
         if self.last_used.load(Ordering::Relaxed) < now {
             self.last_used.fetch_max(now, Ordering::Relaxed);
         }
     }
 
-    /// Puts in what `next` gives, until that has no more or there is no room.
+    /// Inserts the blocks of `next`, until it has no more or there is no room.
     pub(crate) fn put(&self, mut next: impl FnMut() -> Option<Box<Record<M>>>, now: u64) {
         let mut queue = self.queue.lock();
         while !queue.is_closed
@@ -137,7 +139,7 @@ impl<M: Memory> Depot<M> {
         self.touch(now);
     }
 
-    /// Whether there is no block; the class then ceases to be occupied.
+    /// Returns whether there is no block. If so, the class is no longer occupied.
     pub(crate) fn is_vacant(&self) -> bool {
         let is_vacant = self.blocks() == 0;
         if is_vacant {
@@ -149,7 +151,7 @@ impl<M: Memory> Depot<M> {
         is_vacant
     }
 
-    /// Shows every block to `visit`, which is of this crate, under the lock.
+    /// Calls `visit`, which must be code of this crate, with every block, under the lock.
     pub(crate) fn for_each(&self, visit: impl FnMut(&Record<M>)) {
         self.queue.lock().blocks.iter().map(|block| &**block).for_each(visit);
     }
@@ -162,7 +164,7 @@ impl<M: Memory> Depot<M> {
         self.class
     }
 
-    /// The bytes of the blocks in the queue.
+    /// Returns the bytes of the blocks in the queue.
     pub(crate) fn bytes(&self) -> u64 {
         self.size * ByteCount::from_usize(self.blocks()).get()
     }
@@ -172,7 +174,7 @@ impl<M: Memory> Depot<M> {
     }
 }
 
-/// Which classes may have a block in their queues; every class that has one is among them. Written
+/// The classes that may have a block in their queues; every class that has one is included. Written
 /// under the lock of the class, and only to change.
 #[derive(Debug)]
 pub(crate) struct Occupied(Box<[Word]>);
@@ -200,7 +202,7 @@ impl Occupied {
         }
     }
 
-    /// The classes, the smallest first.
+    /// Iterates over the classes, the smallest first.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + Clone {
         self.0.iter().enumerate().flat_map(|(index, word)| {
@@ -214,12 +216,12 @@ impl Occupied {
     }
 }
 
-/// The cap on cached bytes, by reservation: bytes are reserved before a block is cached and given
-/// back after it has gone, so what is cached never exceeds it. A thread reserves for several
-/// blocks at a time and keeps what is left as credit, so that a hit reserves nothing.
+/// The cap on cached bytes, by reservation. Bytes are reserved before a block is cached, and
+/// released after it has left the cache. So cached bytes never exceed the cap. A thread reserves
+/// for several blocks at a time and keeps the rest as credit, so a hit reserves nothing.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    /// On a line of its own: what is read on every hit must not lie beside it.
+    /// On a cache line of its own: data that every hit reads must not share the line.
     reserved: CachePadded<AtomicU64>,
     cap: u64,
 }
@@ -229,15 +231,15 @@ impl Budget {
         Self { reserved: CachePadded::new(AtomicU64::new(0)), cap }
     }
 
-    /// Reserves `bytes`, exactly or not at all. A refusal never makes another, fitting request
-    /// fail, as nothing is added that would have to be taken off again.
+    /// Reserves `bytes` completely or not at all. A refusal never makes a concurrent request fail
+    /// that fits, because a refused reservation is never added.
     #[inline]
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
         let within = |reserved: u64| reserved.checked_add(bytes).filter(|&sum| sum <= self.cap);
         self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
     }
 
-    /// The bytes that are reserved: those that are cached, and the credit of all threads.
+    /// Returns the reserved bytes: those of cached blocks, and the credit of all threads.
     #[inline]
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Relaxed)

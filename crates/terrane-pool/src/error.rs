@@ -1,4 +1,4 @@
-//! What can go wrong with a pool.
+//! The errors of a pool.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::managed::ManagedError;
 use crate::staging::StagingError;
 use crate::{FenceError, StreamError};
 
-/// The error of this crate: a pool that cannot be made, a block that cannot be used that way, or
-/// the error of another part of the crate, all of which convert into this one.
+/// The error of this crate. Its own variants report a pool that cannot be made, or a block that
+/// cannot be used as asked. The errors of all other parts of the crate convert into it.
 ///
-/// Refused memory is an [`AllocateError`](terrane_core::AllocateError); where a pool ran out, its
+/// Refused memory is an [`AllocateError`](terrane_core::AllocateError). If a pool ran out, its
 /// source is an [`Exhausted`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -23,12 +23,12 @@ pub enum PoolError {
          the smallest is a power of two from 16 B on, the largest no smaller, and at most 2^48 B"
     )]
     InvalidClassRange {
-        /// The smallest class asked for.
+        /// The smallest class requested.
         smallest: ByteCount,
-        /// The largest class asked for.
+        /// The largest class requested.
         largest: ByteCount,
     },
-    /// The slab is no slab.
+    /// The slab's stride or count is invalid.
     #[error(
         "a slab of {count} × {stride} cannot be had: the stride is a multiple of the \
          alignment ({alignment}), there is at least one block, and the product fits in 64 bits"
@@ -49,27 +49,27 @@ pub enum PoolError {
     UpstreamTooSmall {
         /// The kind of storage.
         kind: StorageKind,
-        /// What the pool would have to ask for.
+        /// The region that the pool would have to request.
         required: ByteCount,
         /// The largest region of the upstream.
         largest: ByteCount,
     },
-    /// The upstream gave memory that does not hold what was asked for. It was given back.
+    /// The upstream returned memory that does not hold the request. The pool freed it.
     #[error(
         "the upstream gave {granted} at a multiple of {available} for {asked} at one of \
          {alignment}; it breaks the contract of `Allocate`, and cannot be pooled"
     )]
     UnfitUpstream {
-        /// What was asked for.
+        /// The length requested, in bytes.
         asked: ByteCount,
-        /// What it gave.
+        /// The length returned, in bytes.
         granted: ByteCount,
-        /// The alignment that was asked for.
+        /// The alignment requested.
         alignment: Alignment,
-        /// The alignment of what it gave.
+        /// The alignment returned.
         available: Alignment,
     },
-    /// An environment variable whose value means nothing.
+    /// An environment variable has an invalid value.
     #[error("{name} is set to {value:?}, which means nothing; see `DebugOptions` for what does")]
     InvalidVariable {
         /// The variable.
@@ -77,31 +77,31 @@ pub enum PoolError {
         /// Its value.
         value: String,
     },
-    /// A block was used on a stream, and its pool knows no streams.
+    /// A block was used on a stream, but its pool was made without streams.
     #[error("the pool knows no streams; make it `with_fences` to use its blocks on one")]
     NoFences,
     /// A fence failed.
     #[error("the order of streams could not be kept")]
     Fence {
-        /// What failed.
+        /// The operation that failed.
         #[from]
         source: FenceError,
     },
-    /// A typed view that does not fit its block.
+    /// A typed view does not fit its block.
     #[error(
         "{count} elements of {element} bytes aligned to {alignment} do not fit a block of {asked} \
          at a multiple of {available}; ask the pool for more, or for that alignment"
     )]
     ViewDoesNotFit {
-        /// How many elements.
+        /// The number of elements.
         count: usize,
-        /// The size of one in bytes.
+        /// The size of one element in bytes.
         element: usize,
         /// The alignment that an element needs.
         alignment: usize,
-        /// How many bytes were asked for when the block was acquired.
+        /// The bytes requested when the block was acquired.
         asked: ByteCount,
-        /// The alignment that the block has.
+        /// The alignment of the block.
         available: Alignment,
     },
     /// Memory was refused.
@@ -110,10 +110,10 @@ pub enum PoolError {
     /// A budget has too little left.
     #[error(transparent)]
     OverBudget(#[from] OverBudget),
-    /// Managed memory could not be had or used.
+    /// Managed memory could not be allocated or used.
     #[error(transparent)]
     Managed(#[from] ManagedError),
-    /// Something could not be staged or read back.
+    /// Data could not be staged or read back.
     #[error(transparent)]
     Staging(#[from] StagingError),
     /// A stream could not be made.
@@ -124,7 +124,7 @@ pub enum PoolError {
     Trace(#[from] TraceError),
 }
 
-/// The state of a pool that could not serve a request after all it tried.
+/// The state of a pool that could not serve a request after every step of the ladder.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "the pool holds {held}: {live} live, {cached} cached, {pending} pending behind streams; \
@@ -135,21 +135,21 @@ pub enum PoolError {
 )]
 #[non_exhaustive]
 pub struct Exhausted {
-    /// The bytes obtained from the upstream and not given back.
+    /// Bytes obtained from the upstream and not returned.
     pub held: ByteCount,
-    /// The bytes of blocks in use.
+    /// Bytes of blocks in use.
     pub live: ByteCount,
-    /// The bytes of free blocks kept for the next request.
+    /// Bytes of free blocks kept for the next request.
     pub cached: ByteCount,
-    /// The bytes of freed blocks that streams may still be using.
+    /// Bytes of freed blocks that streams may still be using.
     pub pending: ByteCount,
     /// The largest class with a free block.
     pub largest_free: Option<ByteCount>,
     /// The labels with the most live bytes, the largest first.
     pub top_labels: Vec<(Label, ByteCount)>,
-    /// How many times the caller's callback was asked.
+    /// The number of calls of the exhaustion callback.
     pub callback_attempts: u32,
-    /// What the upstream said last.
+    /// The last error of the upstream.
     #[source]
     pub refusal: Option<Arc<AllocateError>>,
 }

@@ -1,9 +1,9 @@
-//! What a block in use says of itself.
+//! The data that a block in use carries with it.
 //!
-//! A record is hardly ever in a cache when a block of many comes back: to read its class there
-//! takes longer than the rest of the release. So a block in use carries, beside its record, a
-//! reference to a line of a table that its pool has for each class and label. Those are in a cache,
-//! and two words move in registers.
+//! When a block returns, its record is rarely in a CPU cache, and reading its class there takes
+//! longer than the rest of the release. So a block in use carries, beside its record, a reference
+//! to a line of a table. The pool has one line for each class and label. These lines are in a
+//! cache, and two words move in registers.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -18,15 +18,15 @@ use crate::tags::{TAGS, Tag};
 /// How a block is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// By the host alone. The record says how many bytes were asked for.
+    /// By the host alone. The record holds the bytes requested.
     Plain,
-    /// By the host alone, all of the block's bytes. The record need not even be written.
+    /// By the host alone, all of the block's bytes. The record is not even written.
     Whole,
-    /// Streams may use the block, as its record says, or it is not pooled.
+    /// Streams may use the block, as its record lists, or the block is not pooled.
     Apart,
 }
 
-/// What all blocks of one class and label that are in use alike have in common.
+/// The data that all blocks in use of one class, label and kind of use share.
 pub(crate) struct Grant<M: Memory> {
     /// The owner of this.
     pub(crate) stock: NonNull<Stock<M>>,
@@ -45,7 +45,7 @@ impl<M: Memory> Clone for Grant<M> {
 
 impl<M: Memory> Copy for Grant<M> {}
 
-// SAFETY: the pointer is used as a shared reference is, and a stock may be used by all threads.
+// SAFETY: the pointer is used only as a shared reference, and all threads may use a stock.
 unsafe impl<M: Memory> Send for Grant<M> {}
 
 // SAFETY: as for `Send`.
@@ -62,29 +62,30 @@ impl<M: Memory> Clone for GrantRef<M> {
 
 impl<M: Memory> Copy for GrantRef<M> {}
 
-// SAFETY: it is a shared reference but for its lifetime, and a grant may be used by all threads.
+// SAFETY: it is a shared reference except for its lifetime, and all threads may use a grant.
 unsafe impl<M: Memory> Send for GrantRef<M> {}
 
 // SAFETY: as for `Send`.
 unsafe impl<M: Memory> Sync for GrantRef<M> {}
 
 impl<M: Memory> GrantRef<M> {
-    /// The grant.
+    /// Returns the grant.
     ///
     /// # Safety
     ///
     /// The stock that it came from is alive.
     #[inline]
     pub(crate) unsafe fn get(self) -> Grant<M> {
-        // SAFETY: the stock owns the grant, does not move it, and is alive by the caller's promise.
+        // SAFETY: the stock owns the grant and does not move it. The caller promises that it is
+        // alive.
         unsafe { *self.0.as_ref() }
     }
 }
 
-/// The grants of a stock: those of each label, once it is used.
+/// The grants of a stock. Those of a label are made when it is first used.
 pub(crate) struct Grants<M: Memory>(Box<[OnceLock<Lines<M>>]>);
 
-/// Three grants for each class, and for what is not pooled.
+/// Three grants for each class, and three for blocks that are not pooled.
 type Lines<M> = Box<[[Grant<M>; 3]]>;
 
 impl<M: Memory> Grants<M> {
@@ -92,12 +93,12 @@ impl<M: Memory> Grants<M> {
         Self((0..TAGS).map(|_| OnceLock::new()).collect())
     }
 
-    /// The grant of a block of `class`, or of one that is not pooled. These are the grants of
-    /// `stock`.
+    /// Returns the grant of a block of `class`, or of one that is not pooled. These must be the
+    /// grants of `stock`.
     #[inline]
     pub(crate) fn get(&self, stock: &Stock<M>, class: usize, tag: Tag, is: Use) -> GrantRef<M> {
         let lines = self.0[tag.index()].get_or_init(|| lines(stock, tag));
-        // The last are of what is not pooled.
+        // The last grants are for blocks that are not pooled.
         let [plain, whole, apart] = &lines[class.min(lines.len() - 1)];
         GrantRef(NonNull::from(match is {
             Use::Plain => plain,

@@ -7,10 +7,11 @@ use crate::adaptors::{BlockRecord, BlockState, Inspect};
 use crate::record::Record;
 use crate::sweep::Frozen;
 
-/// Lists what is free: cached blocks, and pending ones, which streams may still be using.
+/// Lists free blocks: cached ones, and pending ones, which streams may still be using.
 ///
-/// What is in use, the pool does not list, as that would cost every hit a table; a
-/// [`Tags`](crate::adaptors::Tags) around the pool does, and the two make a whole snapshot:
+/// The pool does not list blocks in use, because that would cost every hit a table entry. A
+/// [`Tags`](crate::adaptors::Tags) around the pool lists them, and the two make a complete
+/// snapshot:
 ///
 /// ```
 /// use terrane_core::{Allocate, ByteCount, RegionRequest};
@@ -31,12 +32,12 @@ use crate::sweep::Frozen;
 /// # }
 /// ```
 ///
-/// Each source is as of one instant of its own: a block that comes or goes between the two may be
-/// in both or in neither.
+/// Each source is listed at an instant of its own. A block that moves between the two meanwhile may
+/// be in both or in neither.
 impl<A: Allocate> Inspect for Pool<A> {
     fn inspect(&self, show: &mut dyn FnMut(BlockRecord)) {
         let stock = &self.stock;
-        // Shown when other threads can go on: `show` may take long, use the pool, or panic.
+        // Called after other threads can continue: `show` may take long, use the pool, or panic.
         let mut found = Vec::new();
         let mut visit = |block| found.push(block);
         let mut frozen = Frozen::new(stock);

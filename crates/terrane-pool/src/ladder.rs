@@ -1,19 +1,18 @@
-//! What a pool does before it refuses.
+//! The steps that a pool tries before it refuses.
 //!
 //! When the upstream is exhausted, a pool tries these steps, the cheapest first:
 //!
 //! 1. It waits for freed blocks that streams still use.
 //! 2. It takes a cached block of its own class or of a larger one, if no more than
 //!    [`larger_class_waste`](crate::PoolOptions::larger_class_waste) is wasted.
-//! 3. It returns cached blocks to the upstream, as many bytes as are asked for and then all, and
-//!    asks the upstream again.
+//! 3. It returns cached blocks to the upstream and asks it again: first the bytes needed, then all.
 //! 4. It makes the upstream return its own reserves.
-//! 5. It asks the caller's callback, a bounded number of times.
+//! 5. It calls the caller's callback, a bounded number of times.
 //! 6. It takes a block of any larger class.
 //!
-//! Each step also finds blocks that another thread releases meanwhile. A pool that refuses says in
-//! the error what it holds. A step that has nothing to work on costs nothing: callers that evict
-//! when they are refused come here often.
+//! Each step also finds blocks that another thread releases meanwhile. The error of a pool that
+//! refuses contains the pool's state. A step without anything to work on costs nothing, because
+//! callers that evict on a refusal come here often.
 
 use terrane_core::{Allocate, AllocateError, ByteCount, RegionRequest};
 
@@ -23,9 +22,9 @@ use crate::snapshot::Rung;
 use crate::tags::Tag;
 use crate::{Exhausted, Pool, StreamId};
 
-/// An upstream that keeps reserves of its own and can give them back: a driver's pool.
+/// An upstream with internal reserves that it can free, such as a driver's pool.
 pub trait TrimUpstream: Send + Sync {
-    /// Gives reserves back, `wanted` bytes at least if there are that many, and answers how many.
+    /// Frees reserves, at least `wanted` bytes if there are that many, and returns the bytes freed.
     fn trim_upstream(&self, wanted: ByteCount) -> ByteCount;
 }
 
@@ -35,7 +34,7 @@ impl<F: Fn(ByteCount) -> ByteCount + Send + Sync> TrimUpstream for F {
     }
 }
 
-/// What the callback of an exhausted pool answers.
+/// The answer of an exhausted pool's callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// Memory was freed: try again.
@@ -50,7 +49,8 @@ pub(crate) type Callback = Box<dyn Fn(&Exhausted, ByteCount) -> Retry + Send + S
 type Found<A> = Result<Box<Record<<A as Allocate>::Memory>>, AllocateError>;
 
 impl<A: Allocate> Pool<A> {
-    /// What `fetch` fetches, counted as live, or what the ladder leads to if it is exhausted.
+    /// Returns the block that `fetch` returns, counted as live, or the ladder's result if the
+    /// upstream is exhausted.
     pub(crate) fn or_climb(
         &self,
         request: &RegionRequest,
@@ -87,7 +87,7 @@ impl<A: Allocate> Pool<A> {
             return self.reached(Rung::Larger, record);
         }
         let wanted = class.map_or(request.bytes.get(), |class| self.stock.table.size(class));
-        // Fewer bytes than are wanted may be what the upstream lacks.
+        // The upstream may lack fewer bytes than `wanted`, so any eviction is worth another try.
         if self.stock.evict(wanted) > 0
             && let Some(record) = ask_again(&fetch, &mut refusal)?
         {
@@ -144,10 +144,10 @@ impl<A: Allocate> Pool<A> {
         Ok(record)
     }
 
-    /// A block that streams have finished with, waiting for one if need be.
+    /// Takes a block that streams have finished with, after a wait if necessary.
     ///
-    /// With no class, nothing that is pooled serves the request, but what is freed may make room
-    /// for it: the pool waits until nothing is pending.
+    /// With no class, no pooled block serves the request, but freed blocks may make room for it.
+    /// The pool then waits until nothing is pending.
     fn wait_for_pending(
         &self,
         class: Option<usize>,
@@ -172,7 +172,7 @@ impl<A: Allocate> Pool<A> {
         class.and_then(|class| self.stock.take_shared(class, tag))
     }
 
-    /// A cached block of the class, or of a larger one that wastes little.
+    /// Takes a cached block of the class, or of a larger one that wastes little.
     fn similar(
         &self,
         class: Option<usize>,
@@ -183,7 +183,7 @@ impl<A: Allocate> Pool<A> {
         self.stock.take_anywhere(class?..=last, tag)
     }
 
-    /// What the caller's callback has released.
+    /// Takes a block that the caller's callback has released.
     fn released(
         &self,
         class: Option<usize>,
@@ -194,7 +194,7 @@ impl<A: Allocate> Pool<A> {
         self.take_pending(class?, tag, stream).or_else(|| self.similar(class, asked, tag))
     }
 
-    /// A freed block of any class that is large enough.
+    /// Takes a freed block of any class that is large enough.
     fn any_larger(
         &self,
         class: Option<usize>,
@@ -207,7 +207,7 @@ impl<A: Allocate> Pool<A> {
         pending.or_else(|| self.stock.take_anywhere(class..=last, tag))
     }
 
-    /// The state of the pool for an error.
+    /// Returns the state of the pool for an error.
     fn exhausted(&self, callback_attempts: u32) -> Exhausted {
         let mut state = if self.stock.knows_streams() || self.stock.is_in_threads() {
             self.snapshot().exhausted()
@@ -219,7 +219,7 @@ impl<A: Allocate> Pool<A> {
     }
 }
 
-/// Fetches again; `None`, with the new `refusal`, if the upstream is still exhausted.
+/// Fetches again. Returns `None`, with the new `refusal`, if the upstream is still exhausted.
 fn ask_again<R>(
     fetch: impl Fn() -> Result<R, AllocateError>,
     refusal: &mut AllocateError,

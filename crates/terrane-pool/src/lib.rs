@@ -1,23 +1,24 @@
 //! Pools, budgets and adaptors over any source of memory: device, pinned, system or disk.
 //!
-//! A [`Pool`] keeps freed memory in size classes for the next request. Acquiring and releasing a
-//! block costs some 9 ns on each of any number of threads; what is kept is bounded exactly;
-//! blocks that streams use are reused in the streams' order; and when memory runs out, the pool
-//! climbs a ladder before it refuses. A pool is an [`Allocate`](terrane_core::Allocate) over
-//! another, and so is every adaptor in [`adaptors`], in any order.
+//! A [`Pool`] keeps freed memory in size classes for the next request. A hit and its release cost
+//! about 9 ns together on each thread, for any number of threads. The kept bytes have an exact
+//! limit. Blocks that streams use are reused in the order of the streams. When memory runs out, the
+//! pool tries the steps of a ladder before it refuses. A pool is an
+//! [`Allocate`](terrane_core::Allocate) over another, and so is every adaptor in [`adaptors`], in
+//! any order.
 //!
 //! # Should I be using this crate?
 //!
 //! Use it alone to pool or to account for memory of any [`Allocate`](terrane_core::Allocate).
-//! Whoever serves models takes it with the rest of Terrane through the facade `terrane`.
+//! To serve models, use it with the rest of Terrane through the facade `terrane`.
 //!
 //! # What it does not do
 //!
-//! It names no driver, starts no thread and copies no bytes. It carves no region into blocks of
-//! mixed sizes: a class is a size, and slabs are cut into equal blocks, by
-//! [`SizeClasses::ExactSlab`] for one size and by [`adaptors::Slabs`] for every small class.
-//! A process that was forked from one with threads leaves the pools of its parent alone: another
-//! thread may have been at its magazines, and a sweep would wait for it for ever.
+//! It names no driver, starts no thread and copies no bytes. It does not split a region into blocks
+//! of mixed sizes. Slabs are cut into equal blocks, by [`SizeClasses::ExactSlab`] for one size and
+//! by [`adaptors::Slabs`] for every small class. A process that was forked from one with threads
+//! must not use the pools of its parent. Another thread may have been inside its magazines at the
+//! fork, and a sweep would wait for it without end.
 //!
 //! # How a pool works
 //!
@@ -29,7 +30,7 @@
 //!         └──► parking, for a block that other streams use
 //! ```
 //!
-//! The records of the decisions, with their numbers: `docs/decisions/0020` to `0033`.
+//! Decision records with the measurements: `docs/decisions/0020` to `0033`.
 //!
 //! # Small blocks
 //!
@@ -40,25 +41,25 @@
 //! # What is guaranteed
 //!
 //! - A block has one owner; a block in use, or that a stream may use, is never cached.
-//! - [`Pool::clear`] has an instant at which nothing is cached, in no class and no thread.
+//! - [`Pool::clear`] has an instant at which no class and no thread caches a block.
 //! - After [`Pool::close`], nothing is cached: late releases go to the upstream.
 //! - Cached bytes never exceed [`PoolOptions::cached_bytes`]; the queue of a class never exceeds
 //!   [`PoolOptions::blocks_per_class`].
-//! - A thread that ends gives its blocks back to the pools.
+//! - A thread that ends returns its blocks to the pools.
 //!
 //! # Metrics
 //!
-//! [`Pool::snapshot`] has everything as plain numbers. With the feature `metrics` a snapshot can be
-//! published through the facade of that name (`PoolSnapshot::publish`); nothing is published from
-//! within. Block by block, a pool is listed by [`adaptors::Snapshot`], which the feature `serde`
-//! turns into JSON.
+//! [`Pool::snapshot`] returns all counters as plain numbers. With the feature `metrics`,
+//! `PoolSnapshot::publish` publishes a snapshot through the facade of that name. The pool itself
+//! publishes nothing. [`adaptors::Snapshot`] lists a pool block by block, and the feature `serde`
+//! turns the list into JSON.
 //!
-//! Sweeps, the ladder, closing and whatever goes wrong with fences are traced; a hit, a miss and a
-//! release are not.
+//! Sweeps, the ladder, closing and failures of fences are traced. Hits, misses and releases are
+//! not.
 //!
 //! # Errors
 //!
-//! Every part has an error of its own, and all of them convert into [`PoolError`].
+//! Every part has its own error type, and all of them convert into [`PoolError`].
 
 pub mod adaptors;
 mod barrier;

@@ -1,4 +1,4 @@
-//! What can be chosen about a pool.
+//! The options of a pool.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use terrane_core::{Alignment, ByteCount};
 
 use crate::SizeClasses;
 
-/// The choices of a [`Pool`](crate::Pool), with defaults for scratch and staging memory.
+/// Options of a [`Pool`](crate::Pool), with defaults for scratch and staging memory.
 ///
 /// ```
 /// use terrane_core::ByteCount;
@@ -20,54 +20,55 @@ use crate::SizeClasses;
 /// ```
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// How sizes are rounded. Default: eight steps a doubling.
+    /// How sizes are rounded. Default: eight steps per doubling.
     pub classes: SizeClasses,
-    /// The smallest block: a power of two, 16 bytes or more, and no less than the granule of an
-    /// upstream whose regions are the blocks. Smaller requests get one of this size. Default:
-    /// 512 bytes.
+    /// The smallest block in bytes: a power of two, and at least 16. If blocks are regions of the
+    /// upstream, it is at least the upstream's granule. Smaller requests get a block of this size.
+    /// Default: 512 bytes.
     pub smallest_class: ByteCount,
     /// The largest request that is pooled, at most 2^48 bytes. Larger ones go straight to the
     /// upstream and back to it. Default: 1 GiB.
     pub largest_class: ByteCount,
-    /// What every pooled block is aligned to; where each block is a region of the upstream's and
-    /// those are aligned more strictly, so are the blocks. A request that is stricter still goes
+    /// The alignment of every pooled block. If each block is a region of the upstream and regions
+    /// are aligned more strictly, so are the blocks. A request for a stricter alignment goes
     /// straight to the upstream. Default: 512 bytes.
     pub alignment: Alignment,
-    /// The most bytes that the pool keeps beyond those in use, in all; never exceeded. Slabs do
-    /// not count. Default: 4 GiB.
+    /// The most bytes that the pool caches in all; never exceeded. Slabs do not count. Default: 4
+    /// GiB.
     pub cached_bytes: ByteCount,
-    /// How much of what the pool holds may be cached when it is about to hold more than ever
-    /// before, in percent: a miss then first returns cached blocks, those of the least recently used
-    /// class first, so that the peak stays near what is in use. Caches of up to 64 MiB are left
-    /// alone, and with 100 all are. Default: 10.
+    /// The share of held bytes that may be cached when a miss would raise the peak of held bytes,
+    /// in percent. Above it, the miss first returns cached blocks, those of the least recently used
+    /// class first. So the peak stays near the bytes in use. Caches of up to 64 MiB are left alone,
+    /// and with 100 all are. Default: 10.
     pub cached_percent: u8,
-    /// The most blocks that the shared queue of a class keeps; never exceeded. The magazines of
-    /// the threads hold up to [`magazine_depth`](Self::magazine_depth) blocks more each. Slabs do
-    /// not count. Default: 1,024.
+    /// The most blocks that the shared queue of a class keeps; never exceeded. The magazine of each
+    /// thread holds up to [`magazine_depth`](Self::magazine_depth) more. Slabs do not count.
+    /// Default: 1,024.
     pub blocks_per_class: usize,
-    /// The most blocks that a thread keeps of a class; more than 28 count as 28, and with 0 all
-    /// go through the shared queues. Default: 28.
+    /// The most blocks of a class that a thread keeps. More than 28 count as 28, and with 0 all
+    /// blocks go through the shared queues. Default: 28.
     pub magazine_depth: usize,
-    /// The most bytes that a thread keeps of a class; where not even one block fits, the class
-    /// has no magazines, but its blocks go through the shared queue. Of blocks that one stream uses
-    /// a thread keeps one of each class however large, unless that is more than a 64th of
-    /// [`cached_bytes`](Self::cached_bytes), to which it counts, or this is zero. Default: 8 MiB.
+    /// The most bytes of a class that a thread keeps. A class whose single block exceeds it has no
+    /// magazines, and its blocks go through the shared queue. A thread also keeps one block per
+    /// class that one stream uses, however large. It does not if this is zero, or if the block
+    /// exceeds 1/64 of [`cached_bytes`](Self::cached_bytes), to which it counts. Default: 8 MiB.
     pub magazine_bytes: ByteCount,
-    /// How many threads have magazines at a time; further ones use the shared queues.
+    /// The most threads that have magazines at a time. Further threads use the shared queues.
     /// Default: 256.
     pub threads: usize,
-    /// How much larger than the request a cached block of a larger class may be that serves it in
-    /// an exhausted pool, in percent. The pool takes blocks that are larger still only after it
-    /// has returned cached blocks to the upstream and was refused again. Default: 25.
+    /// The most by which a cached block of a larger class may exceed the request that it serves in
+    /// an exhausted pool, in percent. The pool uses still larger blocks only after it has returned
+    /// cached blocks to the upstream and was refused again. Default: 25.
     pub larger_class_waste: u8,
-    /// How long an exhausted pool waits for streams to finish with freed blocks, in all, before
-    /// it goes on to trim; and how long a closed pool waits for a block. Default: 1 s.
+    /// The longest time in all that an exhausted pool waits for streams to finish with freed
+    /// blocks, before it trims. A closed pool waits at most as long for pending blocks. Default: 1
+    /// s.
     pub pending_wait: Duration,
-    /// How often an exhausted pool asks the caller's callback before it refuses. Default: 3.
+    /// The most calls of the exhaustion callback per request before the pool refuses. Default: 3.
     pub callback_attempts: u32,
-    /// Whether a block that another stream is not yet done with may be handed out after making
-    /// the asking stream wait for that one, rather than asking the upstream for more.
-    /// Default: no.
+    /// Whether a request on one stream may get a block that another stream still uses. The
+    /// requesting stream is then made to wait for the other one, instead of asking the upstream for
+    /// more memory. Default: no.
     pub order_streams: bool,
 }
 

@@ -1,15 +1,15 @@
 //! Freed blocks that streams may still be using.
 //!
 //! Every stream numbers its frees with *tickets*. All frees since the last fence share the open
-//! ticket; recording a fence closes it, and when the fence completes, that ticket and all before
-//! it are done. A block waits for one ticket per stream that used it. So a fence is recorded only
-//! when somebody wants a block that waits for the open ticket, one fence serves all frees before
-//! it, and of all uses on a stream only the latest counts.
+//! ticket. Recording a fence closes it. When the fence completes, that ticket and all before it are
+//! done. A block waits for one ticket per stream that used it. So a fence is recorded only for a
+//! request that needs a block of the open ticket, and one fence serves all frees before it. For
+//! several uses on one stream, only the latest counts.
 //!
-//! A block whose last stream is that of the asker needs no fence at all: what the asker submits
-//! runs after what was submitted there before.
+//! A request on the block's last stream needs no fence: its work runs after the earlier work of
+//! that stream.
 //!
-//! Fences are foreign code: they are made, recorded, asked and waited for without the lock.
+//! Fences are foreign code: they are made, recorded, queried and waited for without the lock.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -30,17 +30,17 @@ mod lot;
 
 use lot::{Lot, Parked};
 
-/// The first and the longest time to wait for one fence before looking at the others.
+/// The first and the longest time to wait for one fence before checking the others.
 const WAIT_SLICES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(5)];
 
 pub(crate) struct Parking<M: Memory> {
     source: Arc<dyn FenceSource>,
-    /// How long a closed pool waits for its last blocks.
+    /// The longest wait of a closed pool for its last blocks.
     patience: Duration,
     lot: Mutex<Lot<M>>,
     /// The bytes in the lot, readable without its lock.
     bytes: AtomicU64,
-    /// How many fences threads are recording just now.
+    /// The number of fences that threads are recording now.
     recording: AtomicUsize,
     abandoned: AtomicU64,
 }
@@ -57,27 +57,28 @@ impl<M: Memory> Parking<M> {
         }
     }
 
-    /// The bytes of all parked blocks.
+    /// Returns the bytes of all parked blocks.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::SeqCst)
     }
 
-    /// The bytes that were never given back, as nobody could tell when their streams would end.
+    /// Returns the bytes that were never freed, because it was unknown when their streams would
+    /// end.
     pub(crate) fn abandoned(&self) -> u64 {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// How many parked blocks of each class there are, and the bytes of those of no class.
+    /// Returns the number of parked blocks of each class, and the bytes of those of no class.
     pub(crate) fn census(&self) -> FxHashMap<usize, usize> {
         self.lot.lock().census()
     }
 
-    /// Shows every parked block to `visit`, which is of this crate, under the lock.
+    /// Calls `visit`, which must be code of this crate, with every parked block, under the lock.
     pub(crate) fn for_each(&self, visit: impl FnMut(&Record<M>)) {
         self.lot.lock().records().for_each(visit);
     }
 
-    /// Takes in a block that its user has released.
+    /// Adds a block that its user has released.
     pub(crate) fn park(&self, record: Box<Record<M>>) {
         let bytes = record.granted;
         let mut lot = self.lot.lock();
@@ -85,13 +86,13 @@ impl<M: Memory> Parking<M> {
         lot.park(record);
     }
 
-    /// A block of `class` that was freed on `stream` and can be reused there at once.
+    /// Takes a block of `class` that was freed on `stream` and can be reused there at once.
     pub(crate) fn take_on(&self, class: usize, stream: StreamId) -> Option<Box<Record<M>>> {
         let parked = self.lot.lock().take_latest_on(class, stream)?;
         Some(self.leave(parked))
     }
 
-    /// Any parked block of `class` that `stream`, or with none the host, can have now.
+    /// Takes any parked block of `class` that is ready for `stream`, or for the host if `None`.
     pub(crate) fn take_free(
         &self,
         class: usize,
@@ -101,12 +102,12 @@ impl<M: Memory> Parking<M> {
         Some(self.leave(parked))
     }
 
-    /// A parked block of `class` that `stream` can have after it has been made to wait for the
-    /// others that use it.
+    /// Takes a parked block of `class` for `stream`, after making `stream` wait for the other
+    /// streams that use the block.
     ///
     /// # Errors
     ///
-    /// [`FenceError`], after which the stream may wait for more than it need have.
+    /// [`FenceError`]. After it, the stream may wait for more work than necessary.
     pub(crate) fn take_after(
         &self,
         class: usize,
@@ -122,7 +123,7 @@ impl<M: Memory> Parking<M> {
         Ok(parked.map(|parked| self.leave(parked)))
     }
 
-    /// Makes `stream` wait until `other` is done with `ticket`; answers whether it can.
+    /// Makes `stream` wait until `other` is done with `ticket`. Returns whether it can.
     fn delay(&self, stream: StreamId, other: StreamId, ticket: u64) -> Result<bool, FenceError> {
         let open = {
             let mut lot = self.lot.lock();
@@ -138,12 +139,12 @@ impl<M: Memory> Parking<M> {
         fence.map_or(Ok(false), |fence| fence.delay(stream))
     }
 
-    /// Looks which fences have completed, records those that somebody waits for, and answers all
-    /// blocks that are free for anyone now. Never blocks.
+    /// Checks which fences have completed, and records those that are wanted. Returns all blocks
+    /// that are free for any stream now. Never blocks.
     pub(crate) fn reap(&self) -> Vec<Box<Record<M>>> {
         self.poll();
         if self.record_wanted() {
-            // A stream that was idle has come to its fence already.
+            // An idle stream has passed its fence already.
             self.poll();
         }
         let mut lot = self.lot.lock();
@@ -153,7 +154,7 @@ impl<M: Memory> Parking<M> {
         free.into_iter().map(|parked| self.leave(parked)).collect()
     }
 
-    /// Asks the recorded fences, the oldest of each stream first, and notes which have completed.
+    /// Queries the recorded fences, the oldest of each stream first, and marks the completed ones.
     fn poll(&self) {
         let asked = self.lot.lock().fences();
         let mut done = SmallVec::<[(StreamId, u64); 8]>::new();
@@ -171,20 +172,21 @@ impl<M: Memory> Parking<M> {
         }
         let passed = self.lot.lock().pass(&done);
         drop(asked);
-        // A waiter may still have one: then it is dropped here, or by the waiter. Of the others
-        // this is the only owner.
+        // A waiter may still hold a fence. That fence is dropped here, or by the waiter. For the
+        // others this is the only owner.
         let spare = passed.into_iter().filter(|fence| Arc::strong_count(fence) == 1);
         let spare: SmallVec<[_; 8]> = spare.collect();
         self.lot.lock().keep_spare(spare);
     }
 
-    /// Records a fence on each stream whose open ticket is waited for, if none is under way;
-    /// answers whether there was one to record.
+    /// Records a fence on each stream whose open ticket is wanted, if no other fence of it is in
+    /// flight. Returns whether there was one to record.
     fn record_wanted(&self) -> bool {
         let wanted = self.lot.lock().close_wanted();
         for &(id, ticket) in &wanted {
             let Err(error) = self.record(id, ticket) else { continue };
-            // It is tried again at each miss, and mostly fails for good.
+            // Each miss tries again, and most failures are permanent, so only the first is
+            // reported.
             if self.lot.lock().is_news(id) {
                 tracing::warn!(
                     %error,
@@ -196,7 +198,7 @@ impl<M: Memory> Parking<M> {
         !wanted.is_empty()
     }
 
-    /// Records a fence behind a ticket of a stream that was closed for it.
+    /// Records a fence for a ticket of a stream that was closed for it.
     fn record(&self, id: StreamId, ticket: u64) -> Result<(), FenceError> {
         self.recording.fetch_add(1, Ordering::SeqCst);
         let _recording = Recording(&self.recording);
@@ -225,8 +227,8 @@ impl<M: Memory> Parking<M> {
         }
     }
 
-    /// Waits, without the lock, until a fence has completed or `deadline` has passed; answers
-    /// whether there is anything left to wait for, and time to do so.
+    /// Waits, without the lock, until a fence has completed or `deadline` has passed. Returns
+    /// whether there is still something to wait for, and time left.
     pub(crate) fn wait(&self, deadline: Instant) -> bool {
         let [mut slice, longest] = WAIT_SLICES;
         loop {
@@ -234,7 +236,7 @@ impl<M: Memory> Parking<M> {
             let recording = self.recording.load(Ordering::SeqCst) > 0;
             let fences = self.lot.lock().oldest_fences();
             if fences.is_empty() {
-                // What another thread is about to record may be all that there is.
+                // The only fence may be one that another thread is recording now.
                 if !recording || Instant::now() >= deadline {
                     return false;
                 }
@@ -244,12 +246,13 @@ impl<M: Memory> Parking<M> {
             for fence in fences {
                 let left = deadline.saturating_duration_since(Instant::now());
                 match fence.wait(slice.min(left)) {
-                    // Other threads may free blocks as fast as fences complete.
+                    // Other threads may free blocks as fast as fences complete, so the deadline
+                    // counts here too.
                     Ok(true) => return !left.is_zero(),
                     Ok(false) => {}
                     Err(error) => {
                         tracing::warn!(%error, "a fence cannot be waited for");
-                        // A driver that fails does so at once: not in a busy loop.
+                        // A driver may fail at once, so sleep instead of looping busily.
                         std::thread::sleep(slice.min(left));
                     }
                 }
@@ -261,9 +264,9 @@ impl<M: Memory> Parking<M> {
         }
     }
 
-    /// Gives every parked block back to the upstream, once its streams are done with it. Where
-    /// they are not in time, the block is abandoned: to leak is better than to hand out memory
-    /// that a copy still writes. What is parked meanwhile is left to whoever parked it.
+    /// Frees every parked block once its streams are done with it. If they are not done in time,
+    /// the block is abandoned: a leak is better than reuse of memory that a copy still writes. A
+    /// thread that parks a block meanwhile is responsible for that block.
     pub(crate) fn evacuate(&self) {
         let arrived = self.lot.lock().arrivals;
         let deadline = deadline_after(self.patience);
@@ -294,7 +297,7 @@ impl<M: Memory> Parking<M> {
     }
 }
 
-/// One of the fences being recorded, until it has been or the source has panicked.
+/// One of the fences being recorded, until it is recorded or the source panics.
 struct Recording<'parking>(&'parking AtomicUsize);
 
 impl Drop for Recording<'_> {
@@ -312,7 +315,7 @@ impl<M: Memory> fmt::Debug for Parking<M> {
     }
 }
 
-/// Whether blocks of this class are kept when their streams are done with them.
+/// Returns whether blocks of this class are kept when their streams are done with them.
 pub(crate) fn is_kept(class: usize) -> bool {
     class != UNPOOLED
 }

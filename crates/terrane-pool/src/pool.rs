@@ -2,9 +2,9 @@
 //!
 //! # Why it is built this way
 //!
-//! Acquiring and releasing a cached block has to cost less than everything that it saves: at most
-//! 10 ns a pair on each thread, whatever other threads do. Measured on two cores of an AMD EPYC
-//! (family 26), ns per pair, the bookkeeping of one magazine alone:
+//! Acquiring and releasing a cached block must cost at most 10 ns a pair on each thread, whatever
+//! other threads do. The table was measured on two cores of an AMD EPYC (family 26). It gives ns
+//! per pair for the bookkeeping of one magazine alone:
 //!
 //! | how the owner of a magazine keeps a sweeper out | ns |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! | compare and swap at each operation | 10.4 |
 //! | `std::sync::Mutex` | 19.7 |
 //!
-//! So the magazines are the pool's, not the thread's (they can be taken under pressure), and
-//! their owners enter them with plain stores. The decisions, with the figures of the whole:
+//! So the pool owns the magazines, not the thread, and can empty them under pressure. Their threads
+//! enter them with plain stores. The decisions, with the figures for the whole pool:
 //! `docs/decisions/0020-magazines-behind-an-asymmetric-gate.md` and the two after it.
 
 mod fetch;
@@ -41,9 +41,9 @@ use crate::{Exhausted, FenceSource, PoolBlock, PoolError, PoolSnapshot, Retry, S
 
 /// A pool of blocks over the memory of `A`.
 ///
-/// Acquiring gives an owned [`PoolBlock`], dropping that gives the block back; neither takes a
-/// lock, or writes memory that another thread writes, when the thread's magazine has a block or
-/// room for one. Dropping the pool [closes](Self::close) it; blocks may outlive it.
+/// Acquiring returns an owned [`PoolBlock`], and dropping the block returns it to the pool. Neither
+/// takes a lock or writes memory that another thread writes, if the thread's magazine has a block
+/// or room for one. Dropping the pool [closes](Self::close) it. Blocks may outlive it.
 ///
 /// ```
 /// use terrane_core::ByteCount;
@@ -70,20 +70,20 @@ pub struct Pool<A: Allocate> {
 }
 
 impl<A: Allocate> Pool<A> {
-    /// A pool of blocks that no stream uses.
+    /// Makes a pool of blocks that no stream uses.
     ///
     /// # Errors
     ///
-    /// [`PoolError`], if the options contradict themselves or the upstream.
+    /// [`PoolError`], if the options contradict each other or the upstream.
     pub fn new(upstream: A, options: PoolOptions) -> Result<Self, PoolError> {
         Self::make(upstream, options, None)
     }
 
-    /// A pool whose blocks are used on the streams of `fences`.
+    /// Makes a pool whose blocks are used on the streams of `fences`.
     ///
     /// # Errors
     ///
-    /// [`PoolError`], if the options contradict themselves or the upstream.
+    /// [`PoolError`], if the options contradict each other or the upstream.
     pub fn with_fences(
         upstream: A,
         options: PoolOptions,
@@ -99,9 +99,10 @@ impl<A: Allocate> Pool<A> {
     ) -> Result<Self, PoolError> {
         barrier::prepare();
         if !matches!(options.classes, SizeClasses::ExactSlab { .. }) {
-            // Each block is a region of the upstream's, so it is aligned like one.
+            // Each block is a region of the upstream, so it has the alignment of a region.
             options.alignment = options.alignment.max(upstream.limits().alignment);
-            // Less than the granule costs as much of the upstream, and would count as less here.
+            // A smaller block would still cost a granule of the upstream, and would count as less
+            // here.
             let granule = ByteCount::new(upstream.limits().granule.get());
             if granule <= options.largest_class {
                 options.smallest_class = options.smallest_class.max(granule);
@@ -131,17 +132,17 @@ impl<A: Allocate> Pool<A> {
         })
     }
 
-    /// Has the upstream give its own reserves back when the pool is exhausted, before the
-    /// [callback](Self::on_exhaustion) is asked.
+    /// Makes an exhausted pool trim the reserves of its upstream, before it calls the
+    /// [callback](Self::on_exhaustion).
     #[must_use]
     pub fn with_upstream_trim(mut self, trim: impl TrimUpstream + 'static) -> Self {
         self.trim_upstream = Some(Box::new(trim));
         self
     }
 
-    /// Asks `callback` when the pool is exhausted, at most
-    /// [`callback_attempts`](PoolOptions::callback_attempts) times a request. No lock is held
-    /// meanwhile, so it may release blocks of this pool.
+    /// Sets the callback that an exhausted pool calls, at most
+    /// [`callback_attempts`](PoolOptions::callback_attempts) times a request. The pool holds no
+    /// lock during the call, so the callback may release blocks of this pool.
     #[must_use]
     pub fn on_exhaustion(
         mut self,
@@ -151,18 +152,18 @@ impl<A: Allocate> Pool<A> {
         self
     }
 
-    /// A block of at least `bytes` bytes, for the host.
+    /// Acquires a block of at least `bytes` bytes, for use by the host.
     ///
     /// # Errors
     ///
-    /// [`AllocateError`]: that of the upstream, after the ladder if it was exhausted, or
-    /// [`Closed`](AllocateError::Closed).
+    /// [`AllocateError`]: the error of the upstream, after the ladder if the upstream was
+    /// exhausted, or [`Closed`](AllocateError::Closed).
     #[inline]
     pub fn acquire(&self, bytes: ByteCount) -> Result<PoolBlock<A::Memory>, AllocateError> {
         self.acquire_tagged(bytes, Tag::NONE)
     }
 
-    /// A block under a label that was looked up [before](Self::tag).
+    /// Acquires a block under a tag from [`Pool::tag`](Self::tag).
     ///
     /// # Errors
     ///
@@ -181,8 +182,9 @@ impl<A: Allocate> Pool<A> {
         self.acquire_slowly(&RegionRequest::new(bytes), tag, None)
     }
 
-    /// A block that work on `stream` uses: one that was released on that stream is ready at once,
-    /// whatever the stream is doing. It is released on the same stream when dropped.
+    /// Acquires a block that work on `stream` uses. A block that was released on that stream is
+    /// ready at once, whatever the stream is doing. The new block is released on the same stream
+    /// when dropped.
     ///
     /// # Errors
     ///
@@ -203,8 +205,8 @@ impl<A: Allocate> Pool<A> {
         {
             return Ok(self.hand_out(record, request.bytes, tag).at_home_on(stream));
         }
-        // What is taken here is free for this stream alone: it is handed out, whatever happens to
-        // the pool meanwhile, and never dropped.
+        // A block taken here is free for this stream alone. It is always handed out, even if the
+        // pool closes meanwhile, and never dropped.
         let open = class.filter(|_| !self.stock.is_closed());
         let block = match open.and_then(|class| parking.take_on(class, stream)) {
             Some(record) => {
@@ -219,14 +221,14 @@ impl<A: Allocate> Pool<A> {
         block.map(|block| block.at_home_on(stream))
     }
 
-    /// The tag of a label, to acquire under it without a look-up. The pool tells 62 labels apart;
-    /// later ones share [`Tag::OTHER`].
+    /// Returns the tag of a label, to acquire under it without a look-up. The pool distinguishes 62
+    /// labels. Later ones share [`Tag::OTHER`].
     pub fn tag(&self, label: &Label) -> Tag {
         self.stock.tag(label)
     }
 
-    /// Gives cached blocks back to the upstream until at most `to` bytes are cached, and answers
-    /// how many bytes went. Blocks that are released meanwhile may be kept.
+    /// Returns cached blocks to the upstream until at most `to` bytes are cached. Returns the
+    /// number of bytes freed. Blocks that are released meanwhile may be kept.
     pub fn trim(&self, to: ByteCount) -> ByteCount {
         self.stock.park_lanes();
         self.reap();
@@ -235,22 +237,22 @@ impl<A: Allocate> Pool<A> {
         freed
     }
 
-    /// Gives every cached block back to the upstream: whatever was released before the call, and
-    /// not acquired again, is gone after it. Blocks that streams still use stay pending.
+    /// Returns every cached block to the upstream. This includes every block that was released
+    /// before the call and not acquired again. Blocks that streams still use stay pending.
     pub fn clear(&self) -> ByteCount {
         self.trim(ByteCount::ZERO)
     }
 
-    /// Refuses requests from now on, and gives every free block back to the upstream; blocks in
-    /// use go there when they are released. Waits, for
-    /// [`pending_wait`](PoolOptions::pending_wait) at most, for blocks that streams still use.
+    /// Refuses requests from now on, and returns every free block to the upstream. Blocks in use go
+    /// there when they are released. Waits at most [`pending_wait`](PoolOptions::pending_wait) for
+    /// blocks that streams still use.
     pub fn close(&self) {
         self.stock.close();
     }
 
-    /// Looks which streams have come far enough, and makes the blocks they have finished with
-    /// free for all. Never waits. A miss does the same. What threads keep of a stream for
-    /// themselves stays with them; [`trim`](Self::trim) and exhaustion reach that, too.
+    /// Checks the fences of freed blocks, and makes the blocks that streams have finished with free
+    /// for all. Never waits. A miss does the same. Blocks that a thread keeps for one stream stay
+    /// with the thread. Only [`trim`](Self::trim) and exhaustion reach those.
     pub fn reap(&self) {
         let Some(parking) = &self.stock.parking else { return };
         if parking.bytes() == 0 {
@@ -261,24 +263,23 @@ impl<A: Allocate> Pool<A> {
         }
     }
 
-    /// The state of the pool, and what it has done so far.
+    /// Returns the state of the pool and its counters since it was made.
     pub fn snapshot(&self) -> PoolSnapshot {
         PoolSnapshot::new(&self.stock, &self.ladder)
     }
 
-    /// Where the memory comes from.
+    /// Returns the upstream.
     pub fn upstream(&self) -> &A {
         &self.upstream
     }
 
-    /// The choices that the pool was made with. The alignment is that of the upstream's regions if
-    /// they are aligned more strictly, and the smallest class the upstream's granule if that is
-    /// larger, but for slabs.
+    /// Returns the options in effect. The alignment is that of the upstream's regions if that is
+    /// stricter. The smallest class is the upstream's granule if that is larger, except for slabs.
     pub fn options(&self) -> &PoolOptions {
         &self.options
     }
 
-    /// The class that serves a request; `None` if it has to go to the upstream.
+    /// Returns the class that serves a request; `None` if the request goes to the upstream.
     fn class_of(&self, request: &RegionRequest) -> Option<usize> {
         if request.alignment > self.options.alignment {
             return None;
@@ -312,14 +313,14 @@ impl<A: Allocate> Pool<A> {
         Ok(self.hand_out(record, request.bytes, tag))
     }
 
-    /// A block of the thread's magazine.
+    /// Takes a block from the thread's magazine.
     #[inline]
     fn take(&self, class: usize, bytes: ByteCount, tag: Tag) -> Option<PoolBlock<A::Memory>> {
         let record = self.stock.take(class, tag)?;
         Some(self.block(record, class, bytes, tag))
     }
 
-    /// A block of a class.
+    /// Acquires a block of a class.
     #[inline]
     fn block(
         &self,
@@ -331,14 +332,15 @@ impl<A: Allocate> Pool<A> {
         let is = if bytes.get() == self.stock.weight(class) {
             Use::Whole
         } else {
-            // It is written where it is in no cache, but not read.
+            // The CPU may have this field in no cache. A store does not wait for it, but a load
+            // would.
             record.asked = bytes.get();
             Use::Plain
         };
         PoolBlock::new(record, self.stock.grant(class, tag, is))
     }
 
-    /// A block of the class that its record says, or of none.
+    /// Makes a block of the class in its record, or of no class.
     fn hand_out(
         &self,
         mut record: Box<Record<A::Memory>>,
@@ -354,7 +356,8 @@ impl<A: Allocate> Pool<A> {
     }
 }
 
-// SAFETY: a block is the upstream's, and has one owner at a time: it is out, cached or parked.
+// SAFETY: a block is memory of the upstream, and has one owner at a time: it is in use, cached or
+// parked.
 unsafe impl<A: Allocate> Allocate for Pool<A> {
     type Memory = PoolBlock<A::Memory>;
 
@@ -362,8 +365,8 @@ unsafe impl<A: Allocate> Allocate for Pool<A> {
         self.upstream.kind()
     }
 
-    /// The upstream's limits: what is not pooled goes there.
-    /// Any length is served, and every block is aligned like a pooled one.
+    /// The upstream's limits, because requests that are not pooled go there. Any length is served,
+    /// and every block is aligned like a pooled one.
     fn limits(&self) -> Limits {
         let largest_region = self.upstream.limits().largest_region;
         Limits { alignment: self.options.alignment, granule: Alignment::BYTE, largest_region }

@@ -1,8 +1,7 @@
-//! Snapshots for the [`metrics`] facade, which Prometheus, StatsD and others listen to.
+//! Snapshots for the [`metrics`] facade, which Prometheus, StatsD and others support.
 //!
-//! The facade was chosen as it is what serving engines in Rust have in common; it does nothing
-//! until somebody installs a recorder. Publishing is the caller's to do, as often as its exporter
-//! looks, so that no hit pays for it.
+//! Serving engines in Rust commonly use this facade. It does nothing until the program installs a
+//! recorder. The caller publishes, as often as its exporter reads, so that no hit pays for it.
 
 use metrics::{counter, gauge};
 
@@ -14,8 +13,7 @@ impl PoolSnapshot {
     /// - `terrane_pool_bytes` by `state` (`held`, `peak`, `live`, `cached`, `pending`,
     ///   `abandoned`): gauges;
     /// - `terrane_pool_requests` by `class` (bytes) and `from` (`magazine`, `queue`, `miss`), and
-    ///   `terrane_pool_evictions` by `class`: counters; classes that were never asked for are
-    ///   left out;
+    ///   `terrane_pool_evictions` by `class`: counters; classes without requests are left out;
     /// - `terrane_pool_ladder` by `rung`: counters.
     pub fn publish(&self, pool: &str) {
         let states = [
@@ -78,7 +76,7 @@ mod tests {
     use crate::adaptors::{Simulated, SimulatedOptions};
     use crate::{Pool, PoolOptions};
 
-    /// Every metric by its name and the values of its labels.
+    /// Every metric, by its name and the values of its labels.
     #[derive(Clone, Default)]
     struct Seen(Arc<Mutex<BTreeMap<String, f64>>>);
 

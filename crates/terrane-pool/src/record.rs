@@ -1,4 +1,4 @@
-//! What a pool knows of a block, in one allocation that moves with the block as a pointer.
+//! A pool's data on a block, in one allocation that moves with the block as a pointer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,21 +9,22 @@ use crate::block::StreamOrder;
 use crate::stock::Stock;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The class of a block that goes straight back to the upstream.
+/// The class of a block that is not pooled, and is freed straight to the upstream.
 pub(crate) const UNPOOLED: usize = usize::MAX;
 
-/// A block with its memory. Whoever has the box has the block.
+/// A block with its memory. The owner of the box owns the block.
 ///
-/// A hit does not read it: of many blocks, few records are in a cache.
+/// A hit does not read it: with many blocks, few records are in a CPU cache.
 pub(crate) struct Record<M: Memory> {
     pub(crate) stock: Arc<Stock<M>>,
     pub(crate) class: usize,
     pub(crate) granted: u64,
     pub(crate) asked: u64,
-    /// What the block waits for; nothing, unless it is in use apart, parked or in a lane.
+    /// The streams that the block waits for; empty, unless streams use it, or it is parked or in a
+    /// lane.
     pub(crate) order: StreamOrder,
     pub(crate) location: Location,
-    /// What the memory says of itself, so that it need not be asked under a lock.
+    /// A copy of the memory's answer, so that the memory is not asked under a lock.
     pub(crate) kind: StorageKind,
     backing: Backing<M>,
 }
@@ -34,7 +35,7 @@ enum Backing<M> {
 }
 
 impl<M: Memory> Record<M> {
-    /// A block that is the whole of `memory`.
+    /// Makes a block of the whole of `memory`.
     pub(crate) fn whole(
         stock: &Arc<Stock<M>>,
         memory: Held<M>,
@@ -45,8 +46,8 @@ impl<M: Memory> Record<M> {
         Self::new(stock, Backing::Whole(memory), (location, kind), class, granted)
     }
 
-    /// The block at `offset` of a slab; `None` if that leaves the address space, which a memory
-    /// that keeps its promises does not.
+    /// Makes the block at `offset` of a slab. Returns `None` if the offset leaves the address
+    /// space, which does not happen for a correct `Memory`.
     pub(crate) fn part(
         stock: &Arc<Stock<M>>,
         slab: &Arc<Held<M>>,
@@ -79,7 +80,7 @@ impl<M: Memory> Record<M> {
         })
     }
 
-    /// The memory that the block is in.
+    /// Returns the memory that the block is in.
     pub(crate) fn memory(&self) -> &M {
         match &self.backing {
             Backing::Whole(held) => &held.memory,
@@ -87,7 +88,7 @@ impl<M: Memory> Record<M> {
         }
     }
 
-    /// Where in that memory the block begins.
+    /// Returns the offset of the block in that memory.
     pub(crate) fn offset(&self) -> ByteCount {
         match &self.backing {
             Backing::Whole(_) => ByteCount::ZERO,
@@ -95,7 +96,7 @@ impl<M: Memory> Record<M> {
         }
     }
 
-    /// What tells the slab of the block from others.
+    /// Returns the identity of the block's slab.
     pub(crate) fn slab(&self) -> Option<*const Held<M>> {
         match &self.backing {
             Backing::Whole(_) => None,
@@ -114,10 +115,10 @@ impl<M: Memory> fmt::Debug for Record<M> {
     }
 }
 
-/// Memory obtained from the upstream, on the pool's account until it has been given back.
+/// Memory obtained from the upstream, on the pool's account until it is freed.
 #[derive(Debug)]
 pub(crate) struct Held<M> {
-    // Fields drop in this order: what has been given back is off the account afterwards.
+    // Fields drop in this order: memory leaves the account only after it is freed.
     memory: M,
     _charge: Charge,
 }
@@ -146,8 +147,8 @@ impl Drop for Charge {
     }
 }
 
-/// How many bytes a pool holds of its upstream. Written when blocks come and go there, never on
-/// a hit.
+/// The bytes that a pool holds of its upstream. Written when blocks are allocated or freed there,
+/// never on a hit.
 #[derive(Debug)]
 pub(crate) struct Account {
     held: AtomicU64,

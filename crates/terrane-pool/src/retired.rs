@@ -1,4 +1,4 @@
-//! What is kept until the streams that use it have come past it.
+//! Items that are kept until the streams that use them have passed their marks.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -12,7 +12,7 @@ use crate::fence::deadline_after;
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 use crate::{Fence, FenceError, FenceSource, StreamId};
 
-/// Fences that are made once and recorded over and over.
+/// Fences that are made once and recorded repeatedly.
 #[derive(Debug)]
 pub(crate) struct Fences {
     source: Arc<dyn FenceSource>,
@@ -35,25 +35,24 @@ impl Fences {
     }
 }
 
-/// Marks in streams: what must have run before something is free.
+/// Marks in streams: the work that must have run before an item is free.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     fences: SmallVec<[Arc<dyn Fence>; 2]>,
-    /// Streams in which no mark could be made yet. One that is made later proves the same and
-    /// more.
+    /// Streams without a mark, because recording failed. A later mark proves the same and more.
     unmarked: SmallVec<[StreamId; 2]>,
 }
 
 impl Marks {
-    /// Marks where each of `streams` stands now.
+    /// Marks the current position of each of `streams`.
     pub(crate) fn new(fences: &Fences, streams: impl IntoIterator<Item = StreamId>) -> Self {
         let mut marks = Self { fences: SmallVec::new(), unmarked: streams.into_iter().collect() };
-        // A mark that fails is tried again by whoever asks.
+        // A mark that fails is tried again at each query.
         let _ = marks.make(fences);
         marks
     }
 
-    /// Whether all the marked work has run. Never blocks.
+    /// Returns whether all the marked work has run. Never blocks.
     pub(crate) fn are_passed(&mut self, fences: &Fences) -> Result<bool, FenceError> {
         self.make(fences)?;
         while let Some(fence) = self.fences.last() {
@@ -65,7 +64,7 @@ impl Marks {
         Ok(true)
     }
 
-    /// Waits until all the marked work has run, or until `deadline`; says whether it has.
+    /// Waits until all the marked work has run, or until `deadline`. Returns whether it has run.
     pub(crate) fn wait(&mut self, fences: &Fences, deadline: Instant) -> Result<bool, FenceError> {
         self.make(fences)?;
         while let Some(fence) = self.fences.last() {
@@ -86,24 +85,24 @@ impl Marks {
     }
 }
 
-/// Things that some stream may still use.
+/// Items that some stream may still use.
 ///
-/// No lock is held while a fence is asked or waited for. What is left when this drops is waited
-/// for; what a stream still uses after that is leaked, as freeing it would pull it from under the
-/// stream's work.
+/// No lock is held while a fence is queried or waited for. The drop waits for the remaining items.
+/// An item that a stream still uses after the wait is leaked, because freeing it would invalidate
+/// memory under the stream's work.
 #[derive(Debug)]
 pub(crate) struct Retired<T> {
     fences: Fences,
     waiting: Mutex<VecDeque<Kept<T>>>,
-    /// How many somebody has taken out to look at, to wait for or to free. Goes up, and down for
-    /// what is put back, under the lock.
+    /// The number of items that threads have taken out to query, to wait for or to free. It
+    /// increases under the lock. It decreases under the lock for items that are put back.
     in_hand: AtomicUsize,
-    /// How many have been freed so far.
+    /// The number of items freed so far.
     freed: AtomicUsize,
     patience: Duration,
 }
 
-/// One of the things in hand, until it has been put back or freed.
+/// One of the items in hand, until it is put back or freed.
 #[derive(Debug)]
 struct Hand<'retired>(&'retired AtomicUsize);
 
@@ -113,12 +112,12 @@ impl Drop for Hand<'_> {
     }
 }
 
-/// A thing with its marks. Only what has passed them is taken out, and dropped; should a fence
-/// panic, the thing is leaked.
+/// An item with its marks. Only an item that has passed them is taken out, and dropped. If a fence
+/// panics, the item is leaked.
 type Kept<T> = (Marks, ManuallyDrop<T>);
 
 impl<T> Retired<T> {
-    /// Nothing yet; `patience` is how long a drop waits in all.
+    /// Makes an empty collection. Its drop waits for at most `patience` in all.
     pub(crate) fn new(source: Arc<dyn FenceSource>, patience: Duration) -> Self {
         let waiting = Mutex::new(VecDeque::new());
         let (in_hand, freed) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -145,12 +144,13 @@ impl<T> Retired<T> {
         waiting.len() + self.in_hand.load(Ordering::SeqCst)
     }
 
-    /// Frees what no stream uses any more, and says how much that was.
+    /// Frees the items that no stream uses any more, and returns their number.
     pub(crate) fn reap(&self, free: impl FnMut(T)) -> usize {
         self.reap_of(self.len(), free)
     }
 
-    /// The same of so many items only, the oldest if none has been looked at before.
+    /// Like [`reap`](Self::reap), but checks at most `count` items, the oldest if none was checked
+    /// before.
     fn reap_of(&self, count: usize, mut free: impl FnMut(T)) -> usize {
         let mut passed = Vec::new();
         for _ in 0..count {
@@ -167,7 +167,7 @@ impl<T> Retired<T> {
 
     fn free(&self, (hand, item): (Hand<'_>, T), free: impl FnOnce(T)) {
         free(item);
-        // In this order, others never see that nothing is left and nothing was freed.
+        // In this order, others never see zero items left before the free is counted.
         self.freed.fetch_add(1, Ordering::SeqCst);
         drop(hand);
     }
@@ -184,19 +184,20 @@ impl<T> Retired<T> {
         }
     }
 
-    /// Allocates, after a look at a few items, so that they do not pile up where nothing is ever
-    /// exhausted. If it is refused for want of memory, again once items have been freed, first
-    /// those that nobody has to wait for, then one after the other until patience has run out.
+    /// Allocates, after a check of a few items, so that items do not accumulate if memory is never
+    /// exhausted. If the request is refused for exhaustion, it is repeated after items have been
+    /// freed. First come the items that need no wait, then one after the other until patience has
+    /// run out.
     pub(crate) fn allocate_or_reclaim<M>(
         &self,
         mut allocate: impl FnMut() -> Result<M, AllocateError>,
         mut free: impl FnMut(T),
     ) -> Result<M, AllocateError> {
-        // More than the one that each allocation can leave behind.
+        // More than the one item that each allocation can leave behind.
         const LOOKS: usize = 2;
-        /// Between two looks at what others have in hand.
+        /// The time between two checks for items that other threads have in hand.
         const SLICE: Duration = Duration::from_micros(100);
-        // Looked at before the request: what others free meanwhile calls for another one.
+        // Read before the request: if others free items meanwhile, another request may succeed.
         let is_hopeful = self.len() > 0;
         if is_hopeful {
             self.reap_of(LOOKS, &mut free);
@@ -209,7 +210,7 @@ impl<T> Retired<T> {
         let deadline = deadline_after(self.patience);
         self.reap(&mut free);
         loop {
-            // Until this thread or another has freed something.
+            // Until this thread or another has freed an item.
             while self.freed.load(Ordering::SeqCst) == freed {
                 match self.wait_for_one(deadline) {
                     Some(passed) => self.free(passed, &mut free),
@@ -303,7 +304,7 @@ mod tests {
         };
         streams.submit(STREAM, || {});
         retired.keep(Marks::new(retired.fences(), [STREAM]), Arc::new(()));
-        // The one thing makes room for two.
+        // The one item makes room for two.
         let allocate = || match free.load(Ordering::SeqCst) {
             0 => Err(exhausted()),
             _ => Ok(()),
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&used), 1);
     }
 
-    /// A fence that panics when it is asked or waited for.
+    /// A fence that panics when it is queried or waited for.
     #[derive(Debug)]
     struct Broken;
 

@@ -1,8 +1,8 @@
 //! A small number for every thread: its seat, by which each pool finds the thread's magazines.
 //!
-//! A seat belongs to one thread at a time, and goes to another when the thread has ended, after
-//! every pool in which the thread had settled has taken its blocks back. A thread keeps the pools
-//! in which it has settled alive: nothing that it has entered goes away beneath it.
+//! A seat belongs to one thread at a time. It passes to another thread after its thread has ended
+//! and every pool that the thread settled in has taken its blocks back. A thread keeps the pools
+//! that it settled in alive, so a pool never drops while the thread is inside it.
 
 use std::sync::Arc;
 
@@ -11,19 +11,20 @@ pub(crate) use model::{current, settle};
 #[cfg(not(loom))]
 pub(crate) use threads::{current, settle};
 
-/// No seat, as yet or any more. No pool has that many.
+/// No seat: the thread has none yet, or is ending. No pool has this many seats.
 pub(crate) const UNSEATED: usize = usize::MAX;
 
-/// What a thread settles in.
+/// An object that a thread settles in: the shared part of a pool.
 pub(crate) trait Home: Send + Sync {
-    /// Takes back what the calling thread, which is ending, keeps at `seat`.
+    /// Takes back the blocks that the calling thread, which is ending, keeps at `seat`.
     fn vacate(&self, seat: usize);
 
-    /// Whether the thread need not keep this alive any longer, as it cannot enter again.
+    /// Returns whether the thread need not keep this alive any longer, because it cannot enter
+    /// again.
     fn is_closed(&self) -> bool;
 }
 
-/// Adds `home`, and takes out those that have been closed.
+/// Adds `home`, and takes out closed homes.
 fn replace_closed(homes: &mut Vec<Arc<dyn Home>>, home: Arc<dyn Home>) -> Vec<Arc<dyn Home>> {
     let closed = homes.extract_if(.., |home| home.is_closed()).collect();
     homes.push(home);
@@ -39,7 +40,7 @@ mod threads {
     use super::{Home, UNSEATED, replace_closed};
 
     thread_local! {
-        // Needs no destructor, so that reading it is one load.
+        // Needs no destructor, so reading it is one load.
         static SEAT: Cell<usize> = const { Cell::new(UNSEATED) };
         static SETTLED: Settled = const { Settled { homes: RefCell::new(Vec::new()) } };
     }
@@ -52,17 +53,17 @@ mod threads {
         taken: usize,
     }
 
-    /// The seat of the calling thread; before it has settled anywhere, and when it is ending,
-    /// [`UNSEATED`].
+    /// Returns the seat of the calling thread. Returns [`UNSEATED`] before the thread has settled
+    /// anywhere, and when it is ending.
     #[inline]
     pub(crate) fn current() -> usize {
         SEAT.get()
     }
 
-    /// Makes the calling thread keep `home` alive until it ends, and then vacate it. Returns the
+    /// Makes the calling thread keep `home` alive until the thread ends and vacates it. Returns the
     /// seat, and the closed homes that the thread no longer keeps; `None` if the thread is ending.
     ///
-    /// To drop a closed home runs foreign code: the caller drops it without a lock.
+    /// Dropping a closed home runs foreign code, so the caller must drop it without a lock.
     pub(crate) fn settle(home: Arc<dyn Home>) -> Option<(usize, Vec<Arc<dyn Home>>)> {
         let settle = |settled: &Settled| {
             let closed = replace_closed(&mut settled.homes.borrow_mut(), home);
@@ -74,7 +75,7 @@ mod threads {
         SETTLED.try_with(settle).ok()
     }
 
-    /// The lowest free seat.
+    /// Takes the lowest free seat.
     fn take() -> usize {
         let mut seats = SEATS.lock().unwrap_or_else(PoisonError::into_inner);
         seats.free.pop_first().unwrap_or_else(|| {
@@ -83,7 +84,7 @@ mod threads {
         })
     }
 
-    /// The homes of a thread. The destructor is the end of the thread.
+    /// The homes of a thread. The destructor runs when the thread ends.
     struct Settled {
         homes: RefCell<Vec<Arc<dyn Home>>>,
     }
@@ -102,7 +103,7 @@ mod threads {
     }
 }
 
-/// Threads of the model are not threads of the system; they take seats and do not return them.
+/// Threads of the model are not threads of the system. They take seats and do not return them.
 #[cfg(loom)]
 mod model {
     use std::cell::RefCell;

@@ -1,4 +1,4 @@
-//! Size classes: which lengths a pool keeps, and which of them serves a request.
+//! Size classes: the lengths that a pool keeps, and the class that serves a request.
 
 use terrane_core::{Alignment, ByteCount};
 
@@ -6,8 +6,7 @@ use crate::PoolError;
 
 /// How a pool rounds the sizes of its blocks.
 ///
-/// The finer the classes, the less memory rounding wastes, and the less often a freed block fits
-/// the next request.
+/// Finer classes waste less memory to rounding, but a freed block fits the next request less often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SizeClasses {
@@ -23,15 +22,15 @@ pub enum SizeClasses {
     /// A slab goes back to the upstream as a whole, when all of its blocks are cached. Larger
     /// requests go straight to the upstream.
     ExactSlab {
-        /// The length of a block; a multiple of the pool's alignment.
+        /// The length of a block in bytes; a multiple of the pool's alignment.
         stride: ByteCount,
-        /// How many blocks make a slab.
+        /// The number of blocks in a slab.
         count: u32,
     },
 }
 
 impl SizeClasses {
-    /// One class a doubling: the fewest classes, which are shared by the most sizes.
+    /// One class per doubling: the fewest classes, each shared by the most sizes.
     #[must_use]
     pub const fn powers_of_two() -> Self {
         Self::PowerOfTwo
@@ -47,8 +46,7 @@ pub(crate) struct ClassTable {
 
 #[derive(Clone, Copy, Debug)]
 enum Rounding {
-    /// 2^`step_bits` classes per doubling; `first` is the number of the smallest class among all
-    /// that the arithmetic can name.
+    /// 2^`step_bits` classes per doubling. `first` is the raw number of the smallest class.
     Geometric {
         step_bits: u32,
         smallest: u64,
@@ -77,7 +75,7 @@ impl ClassTable {
             }
         };
         let (least, most) = (smallest.get(), largest.get());
-        // Eight steps lead up to 16 bytes in whole bytes, and to nothing less.
+        // Eight steps per doubling are whole bytes from 16 bytes on, and not below.
         if !least.is_power_of_two() || least < 16 || least > most || most > 1 << 48 {
             return Err(PoolError::InvalidClassRange { smallest, largest });
         }
@@ -98,8 +96,7 @@ impl ClassTable {
         Ok(Self { rounding, sizes: Box::new([stride.get()]) })
     }
 
-    /// The class that serves `bytes`; `None` for nothing and for what is larger than the largest
-    /// class.
+    /// Returns the class that serves `bytes`; `None` for zero and for more than the largest class.
     #[inline]
     pub(crate) fn class_of(&self, bytes: u64) -> Option<usize> {
         match self.rounding {
@@ -113,14 +110,14 @@ impl ClassTable {
         }
     }
 
-    /// The length of the blocks of a class.
+    /// Returns the length of the blocks of a class.
     #[inline]
     pub(crate) fn size(&self, class: usize) -> u64 {
         self.sizes[class]
     }
 
-    /// The largest class whose blocks are at most `waste` percent larger than `asked`; `class`, if
-    /// there is none.
+    /// Returns the largest class whose blocks are at most `waste` percent larger than `asked`, or
+    /// `class` if there is none.
     pub(crate) fn last_within(&self, class: usize, asked: ByteCount, waste: u8) -> usize {
         let wasted = asked.get().saturating_mul(u64::from(waste)) / 100;
         let most = asked.get().saturating_add(wasted);
@@ -131,13 +128,13 @@ impl ClassTable {
         within.max(class)
     }
 
-    /// How many classes there are.
+    /// Returns the number of classes.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.sizes.len()
     }
 
-    /// How many blocks come at once from the upstream.
+    /// Returns the number of blocks that come at once from the upstream.
     #[inline]
     pub(crate) fn blocks_per_slab(&self) -> Option<u32> {
         match self.rounding {
@@ -147,7 +144,7 @@ impl ClassTable {
     }
 }
 
-/// The number of the class of `bytes` (more than 2^`step_bits`) among all
+/// Returns the raw number of the class of `bytes`, which must exceed 2^`step_bits`. It counts all
 /// classes of 2^`step_bits` steps per doubling: the exponent, then the step within the doubling.
 ///
 /// The lengths of one class share the exponent and the leading bits of `bytes - 1`.
@@ -159,7 +156,7 @@ fn raw_class(bytes: u64, step_bits: u32) -> usize {
     ByteCount::new((u64::from(exponent) << step_bits) | step).to_usize()
 }
 
-/// The largest length of a class: the inverse of [`raw_class`].
+/// Returns the largest length of a class: the inverse of [`raw_class`].
 fn raw_size(raw: usize, step_bits: u32) -> u64 {
     let raw = ByteCount::from_usize(raw).get();
     let (exponent, step) = (raw >> step_bits, raw & ((1 << step_bits) - 1));
@@ -242,13 +239,13 @@ mod tests {
                 prop_assert!(table.size(class) >= bytes);
                 prop_assert!(class == 0 || table.size(class - 1) < bytes);
                 for waste in [0, 12, 25, 100] {
-                    // The last of all classes that waste no more, found one by one.
+                    // The last class that wastes no more, found one by one.
                     let fits = |&other: &usize| (table.size(other) - bytes) * 100 <= bytes * waste;
                     let last = (class..table.len()).take_while(fits).last().unwrap_or(class);
                     let waste = u8::try_from(waste).unwrap();
                     prop_assert_eq!(table.last_within(class, ByteCount::new(bytes), waste), last);
                 }
-                // The waste is what the documentation says.
+                // The waste is as documented.
                 prop_assert!(bytes <= 256 || (table.size(class) - bytes) * steps < bytes);
             }
         }

@@ -1,19 +1,19 @@
-//! What one thread keeps of one pool: a magazine of free blocks for every class, and a lane of
-//! such for one stream.
+//! One thread's part of one pool: a magazine of free blocks for every class, and a lane of
+//! magazines for one stream.
 //!
-//! The owner enters its slot with plain stores and loads; a sweeper, which may be any thread,
-//! shuts the gate first and then waits until the owner is out:
+//! The owner enters its slot with plain stores and loads. A sweeper, which may be any thread, shuts
+//! the gate first and then waits until the owner is out:
 //!
 //! | owner | sweeper |
 //! |---|---|
 //! | `inside = true` | `gate = SHUT` |
 //! | [`barrier::light`] | [`barrier::heavy`] |
-//! | unless the gate is `OPEN`: out again, and around the magazines | until not `inside`: wait |
+//! | unless the gate is `OPEN`: leave, and skip the magazines | until not `inside`: wait |
 //! | magazines | magazines |
 //! | `inside = false` (release) | `gate = OPEN` (release) |
 //!
-//! By the barriers at least one of the two sees the other's store (Dekker), so they are never in
-//! the magazines at once.
+//! The barriers make at least one of the two see the other's store (Dekker), so they are never in
+//! the magazines at the same time.
 
 use std::sync::Arc;
 
@@ -28,11 +28,11 @@ use crate::tags::{Tag, Tally};
 
 /// The most blocks in a magazine: with its counters it fills four cache lines.
 pub(crate) const MAGAZINE: usize = 28;
-/// The most blocks that move between a magazine and the shared queue at a time: half a magazine, so
-/// that neither a run of acquires nor one of releases goes to the queue each time.
+/// The most blocks that move between a magazine and the shared queue at a time. It is half a
+/// magazine, so a run of acquires or of releases does not access the queue each time.
 pub(crate) const BATCH: usize = MAGAZINE / 2;
 
-/// Blocks on their way between a magazine and a shared queue.
+/// Blocks that move between a magazine and a shared queue.
 pub(crate) type Batch<M> = Stack<Box<Record<M>>, BATCH>;
 
 /// The magazines of one thread behind their gate.
@@ -41,7 +41,7 @@ pub(crate) struct Slot<M: Memory> {
     inside: AtomicBool,
     gate: AtomicUsize,
     shelf: Cell<Shelf<M>>,
-    /// That of the shelf, readable from outside of the gate.
+    /// The tally of the shelf, readable from outside the gate.
     pub(crate) tally: Arc<Tally>,
 }
 
@@ -49,15 +49,16 @@ pub(crate) struct Slot<M: Memory> {
 const OPEN: usize = 0;
 /// A sweeper is at work, or the pool is closed.
 const SHUT: usize = 1;
-/// The owner has ended, and nobody has its seat, or its heir has not settled yet.
+/// The owner has ended, and no thread has its seat, or the seat's next thread has not settled yet.
 const VACANT: usize = 2;
 
-// SAFETY: the shelf is reached by the owner inside the gate and by a sweeper behind it, never at
-// once; everything on it is `Send`.
+// SAFETY: the owner accesses the shelf inside the gate, and a sweeper accesses it behind the shut
+// gate, never at the same time. Everything on it is `Send`.
 unsafe impl<M: Memory> Sync for Slot<M> {}
 
 impl<M: Memory> Slot<M> {
-    /// Empty magazines of these depths, and a lane of those, if any; vacant.
+    /// Makes a vacant slot of empty magazines with the depths `depths`. The lane's magazines have
+    /// the depths `lane`, if any.
     pub(crate) fn new(
         depths: impl Iterator<Item = usize>,
         lane: impl Iterator<Item = usize>,
@@ -71,12 +72,12 @@ impl<M: Memory> Slot<M> {
         }
     }
 
-    /// Runs `work` on the shelf; `None`, without running it, unless the gate is open.
+    /// Runs `work` on the shelf. Returns `None`, without running it, unless the gate is open.
     ///
     /// # Safety
     ///
-    /// Only the thread whose seat this is may call it, and not from within `work`, which runs no
-    /// code of the pool's user and does not panic.
+    /// Only the thread that owns this seat may call it, and not from within `work`. `work` must run
+    /// no code of the pool's user and must not panic.
     #[inline]
     pub(crate) unsafe fn enter<R>(&self, work: impl FnOnce(&mut Shelf<M>) -> R) -> Option<R> {
         self.inside.store(true, Ordering::Relaxed);
@@ -86,22 +87,22 @@ impl<M: Memory> Slot<M> {
             return None;
         }
         let result = self.shelf.with_mut(|shelf| {
-            // SAFETY: the gate was open after `inside` was set, so no sweeper goes on before it
-            // is cleared; of owners there is one.
+            // SAFETY: the gate was open after `inside` was set, so every sweeper waits until
+            // `inside` is cleared. There is only one owner.
             work(unsafe { &mut *shelf })
         });
         self.inside.store(false, Ordering::Release);
         Some(result)
     }
 
-    /// Lets a new owner in. The caller holds the pool's sweeping lock.
+    /// Opens a vacant slot for a new owner. The caller holds the pool's sweeping lock.
     pub(crate) fn settle(&self) {
         if self.gate.load(Ordering::Relaxed) == VACANT {
             self.gate.store(OPEN, Ordering::Release);
         }
     }
 
-    /// Whether nobody has settled here.
+    /// Returns whether no thread has settled here.
     pub(crate) fn is_vacant(&self) -> bool {
         self.gate.load(Ordering::Relaxed) == VACANT
     }
@@ -111,8 +112,8 @@ impl<M: Memory> Slot<M> {
         self.gate.store(VACANT, Ordering::Release);
     }
 
-    /// Shuts the gate, if it is open. The caller holds the sweeping lock; a [`barrier::heavy`]
-    /// has to follow.
+    /// Shuts the gate, if it is open. The caller holds the sweeping lock, and must call
+    /// [`barrier::heavy`] afterwards.
     pub(crate) fn shut(&self) {
         if self.gate.load(Ordering::Relaxed) == OPEN {
             self.gate.store(SHUT, Ordering::Relaxed);
@@ -137,11 +138,11 @@ impl<M: Memory> Slot<M> {
     ///
     /// # Safety
     ///
-    /// The caller holds the pool's sweeping lock, and [`shut`](Self::shut) the gate;
-    /// [`barrier::heavy`] and [`wait`](Self::wait) followed.
+    /// The caller holds the pool's sweeping lock. It has [`shut`](Self::shut) the gate, then called
+    /// [`barrier::heavy`], then [`wait`](Self::wait).
     pub(crate) unsafe fn sweep<R>(&self, work: impl FnOnce(&mut Shelf<M>) -> R) -> R {
         self.shelf.with_mut(|shelf| {
-            // SAFETY: by the caller's promise the owner is out and stays out.
+            // SAFETY: the caller promises that the owner is out and stays out.
             work(unsafe { &mut *shelf })
         })
     }
@@ -150,28 +151,29 @@ impl<M: Memory> Slot<M> {
 /// A thread's magazines and counters.
 #[derive(Debug)]
 pub(crate) struct Shelf<M: Memory> {
-    /// Bytes that may be cached here beyond those that are: reserved of the pool's cap, unused.
+    /// Bytes reserved from the pool's cap and not yet used: more blocks of so many bytes may be
+    /// cached here.
     pub(crate) credit: u64,
     /// Live bytes by tag: acquired here less released here, so any one may be negative.
     pub(crate) tally: Arc<Tally>,
-    /// The last label that this thread asked with, to save a look-up.
+    /// The last label that this thread requested with, to save a look-up.
     pub(crate) label: Option<(Label, Tag)>,
     pub(crate) magazines: Box<[Magazine<M>]>,
     pub(crate) lane: Lane<M>,
 }
 
-/// What a thread keeps of one stream: blocks that it released there and that nobody else uses, so
-/// that they can be reused there at once. To everyone else they are pending.
+/// The blocks that a thread keeps for one stream. It released them there and no other stream uses
+/// them, so that stream can reuse them at once. For all others they are pending.
 #[derive(Debug)]
 pub(crate) struct Lane<M: Memory> {
     stream: Option<StreamId>,
-    /// How many blocks of other streams came by since one of this stream did.
+    /// The number of blocks of other streams since the last block of this stream.
     strangers: u32,
-    /// None, if the pool knows no streams.
+    /// Empty, if the pool was made without streams.
     pub(crate) magazines: Box<[Magazine<M>]>,
 }
 
-/// After how many blocks of other streams a lane goes over to one of them.
+/// After this many blocks of other streams, a lane changes to one of them.
 const STRANGERS: u32 = 16;
 
 /// The free blocks of one class in one thread.
@@ -181,11 +183,11 @@ pub(crate) struct Magazine<M: Memory> {
     pub(crate) blocks: Stack<Box<Record<M>>, MAGAZINE>,
     pub(crate) depth: usize,
     pub(crate) hits: u64,
-    /// How often the magazine was filled from the shared queue, with a block for the asker.
+    /// The number of fills from the shared queue that also served a request.
     pub(crate) shared_hits: u64,
 }
 
-/// Why a block could not go into a magazine.
+/// The reason why a block does not fit into a magazine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Full,
@@ -193,7 +195,7 @@ pub(crate) enum Refusal {
 }
 
 impl<M: Memory> Magazine<M> {
-    /// Puts the block in, at the expense of the credit.
+    /// Inserts the block, and takes its weight from the credit.
     #[inline]
     fn keep(
         &mut self,
@@ -225,7 +227,7 @@ impl<M: Memory> Shelf<M> {
         }
     }
 
-    /// Takes a block of `class`, whose blocks weigh `weight` of the cap.
+    /// Takes a block of `class`, each of which counts `weight` bytes of the cap.
     #[inline]
     pub(crate) fn take(&mut self, class: usize, weight: u64, tag: Tag) -> Option<Box<Record<M>>> {
         let magazine = self.magazines.get_mut(class)?;
@@ -236,8 +238,8 @@ impl<M: Memory> Shelf<M> {
         Some(record)
     }
 
-    /// Puts a block of `class`, which weighs `weight` of the cap, in its magazine, if there is room
-    /// and credit.
+    /// Inserts a block of `class`, which counts `weight` bytes of the cap, into its magazine, if
+    /// there is room and credit.
     #[inline]
     pub(crate) fn put(
         &mut self,
@@ -283,8 +285,8 @@ impl<M: Memory> Shelf<M> {
         Some(record)
     }
 
-    /// Puts a block that was released on `stream`, and that no other stream uses, in the lane, if
-    /// it is that stream's and there is room and credit.
+    /// Inserts a block that was released on `stream`, and that no other stream uses, into the lane.
+    /// The lane must be that stream's and have room and credit.
     #[inline]
     pub(crate) fn put_on(
         &mut self,
@@ -309,8 +311,8 @@ impl<M: Memory> Shelf<M> {
         }
     }
 
-    /// Gives the lane to `stream`, if it has none, or its own has not come by for long; its
-    /// blocks go into `flushed`, and what they weigh is answered.
+    /// Assigns the lane to `stream`, if it has no stream, or its own has not been used for long.
+    /// Moves its blocks into `flushed`, and returns their weight.
     pub(crate) fn bind_lane(
         &mut self,
         stream: StreamId,
@@ -327,7 +329,7 @@ impl<M: Memory> Shelf<M> {
         credit
     }
 
-    /// Takes all blocks out of the lane, and answers what they weigh.
+    /// Takes all blocks out of the lane, and returns their weight.
     pub(crate) fn empty_lane_into(
         &mut self,
         records: &mut Vec<Box<Record<M>>>,
@@ -341,7 +343,8 @@ impl<M: Memory> Shelf<M> {
         credit
     }
 
-    /// Takes about half of a full magazine, the oldest blocks or not, for the shared queue.
+    /// Takes about half of a full magazine for the shared queue. They need not be the oldest
+    /// blocks.
     pub(crate) fn spill(&mut self, class: usize) -> Option<Batch<M>> {
         let magazine = self.magazines.get_mut(class)?;
         if magazine.depth == 0 || magazine.blocks.len() < magazine.depth {
@@ -356,19 +359,19 @@ impl<M: Memory> Shelf<M> {
         Some(batch)
     }
 
-    /// Fills the magazine of `class` from a batch whose blocks weigh on the cap already.
+    /// Fills the magazine of `class` from a batch whose blocks already count to the cap.
     pub(crate) fn refill(&mut self, class: usize, batch: &mut Batch<M>) {
         let Some(magazine) = self.magazines.get_mut(class) else { return };
         magazine.shared_hits += 1;
         while magazine.blocks.len() < magazine.depth
             && let Some(block) = batch.pop()
         {
-            // There is room, as was just seen.
+            // The loop condition checked that there is room.
             let _ = magazine.blocks.push(block);
         }
     }
 
-    /// Takes the credit beyond what a magazine or lane of `class` may need.
+    /// Takes the credit that exceeds the need of a magazine or lane of `class`.
     pub(crate) fn surplus(&mut self, class: usize, weight: u64) -> u64 {
         let depths = [&self.magazines, &self.lane.magazines].map(|all| all.get(class));
         let depth = depths.into_iter().flatten().map(|magazine| magazine.depth).max().unwrap_or(0);
@@ -378,7 +381,7 @@ impl<M: Memory> Shelf<M> {
         surplus
     }
 
-    /// Takes all blocks, and answers the credit.
+    /// Takes all blocks, and returns the credit.
     pub(crate) fn empty_into(&mut self, blocks: &mut Vec<Box<Record<M>>>) -> u64 {
         for magazine in &mut self.magazines {
             blocks.extend(&mut magazine.blocks);
@@ -386,7 +389,7 @@ impl<M: Memory> Shelf<M> {
         std::mem::take(&mut self.credit)
     }
 
-    /// Counts bytes of `tag` that became live here, or ceased to be.
+    /// Counts bytes of `tag` that became live here, or stopped being live.
     #[inline]
     pub(crate) fn count(&mut self, tag: Tag, bytes: u64, live: bool) {
         if tag != Tag::NONE {

@@ -1,4 +1,4 @@
-//! What a pool shows of itself.
+//! The counters of a pool.
 
 use terrane_core::{ByteCount, Label, Memory};
 
@@ -7,17 +7,18 @@ use crate::stock::Stock;
 use crate::sweep::Frozen;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The state of a pool at one instant, with what it has done so far.
+/// The state of a pool at one instant, and its counters since it was made.
 ///
-/// Taking it stops every thread's magazines for a few microseconds, so that the byte counts fit
-/// one another: `held = live + cached + pending`, up to blocks that are on their way between two
+/// Taking a snapshot stops every thread's magazines for a few microseconds, so that the byte counts
+/// agree: `held = live + cached + pending`. Blocks that move between two places meanwhile count as
+/// live.
 /// places, which count as live.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolSnapshot {
-    /// Bytes obtained from the upstream and not given back.
+    /// Bytes obtained from the upstream and not returned.
     pub held: ByteCount,
-    /// The most that was ever held.
+    /// The highest number of held bytes so far.
     pub peak_held: ByteCount,
     /// Bytes of blocks in use.
     pub live: ByteCount,
@@ -25,13 +26,13 @@ pub struct PoolSnapshot {
     pub cached: ByteCount,
     /// Bytes of freed blocks that streams may still be using.
     pub pending: ByteCount,
-    /// Bytes that will never be given back, as the pool was closed before their streams ended.
+    /// Bytes that are never returned, because the pool was closed before their streams ended.
     pub abandoned: ByteCount,
     /// Every class, the smallest first.
     pub classes: Vec<ClassSnapshot>,
-    /// What exhaustion made the pool do.
+    /// Counters of what the pool did when exhausted.
     pub ladder: LadderSnapshot,
-    /// Live bytes by label, the largest first; unlabelled ones are not counted.
+    /// Live bytes by label, the largest first. Blocks without a label are not counted.
     pub labels: Vec<(Label, ByteCount)>,
 }
 
@@ -39,15 +40,15 @@ pub struct PoolSnapshot {
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct ClassSnapshot {
-    /// The length of a block.
+    /// The length of a block in bytes.
     pub size: ByteCount,
     /// Requests served from a magazine.
     pub magazine_hits: u64,
     /// Requests served from the shared queue.
     pub shared_hits: u64,
-    /// Requests that neither could serve at once.
+    /// Requests that neither served at once.
     pub misses: u64,
-    /// Free blocks that were given back to the upstream.
+    /// Free blocks that were returned to the upstream.
     pub evictions: u64,
     /// Free blocks in magazines.
     pub in_magazines: usize,
@@ -66,34 +67,34 @@ impl ClassSnapshot {
     }
 }
 
-/// How far an exhausted pool had to climb, and how often.
+/// How often each step of the ladder ran or served a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LadderSnapshot {
-    /// The upstream refused for want of memory.
+    /// The upstream refused because it was out of memory.
     pub exhausted: u64,
-    /// A freed block, finished or waited for, served the request.
+    /// A freed block served the request, after its streams had finished, with or without a wait.
     pub pending: u64,
-    /// A cached block, of the class or a larger one, served the request.
+    /// A cached block of the class, or of a larger one, served the request.
     pub larger: u64,
-    /// Giving cached blocks back made the upstream serve the request.
+    /// The upstream served the request after cached blocks were returned to it.
     pub trimmed: u64,
-    /// Having the upstream trim itself did.
+    /// The upstream served the request after it trimmed itself.
     pub upstream_trimmed: u64,
-    /// Asking the caller's callback did.
+    /// The request was served after a call of the exhaustion callback.
     pub callback: u64,
-    /// Nothing did.
+    /// No step helped, and the request was refused.
     pub refused: u64,
 }
 
-/// How many labels an error names.
+/// The most labels that an error names.
 const TOP: usize = 5;
 
-/// [`LadderSnapshot`] as it counts.
+/// The atomic counters behind [`LadderSnapshot`].
 #[derive(Debug, Default)]
 pub(crate) struct LadderCounts([AtomicU64; 7]);
 
-/// A rung of the ladder, in the order of the fields of [`LadderSnapshot`].
+/// A step of the ladder, in the order of the fields of [`LadderSnapshot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rung {
     Exhausted,
@@ -182,7 +183,7 @@ impl PoolSnapshot {
         Self {
             held: ByteCount::new(held),
             peak_held: ByteCount::new(stock.account.peak()),
-            // Blocks that came or went while this was summed up can make the sum too large.
+            // Blocks that moved during the summing can make the sum too large.
             live: ByteCount::new(held.saturating_sub(free)),
             cached: ByteCount::new(cached),
             pending: ByteCount::new(pending),
@@ -193,7 +194,7 @@ impl PoolSnapshot {
         }
     }
 
-    /// The same as the context of an error.
+    /// Returns the same state as the context of an error.
     pub(crate) fn exhausted(self) -> Exhausted {
         let free = self.classes.iter().rev().find(|class| !class.cached().is_zero());
         Exhausted {
@@ -210,7 +211,7 @@ impl PoolSnapshot {
 }
 
 impl<M: Memory> Stock<M> {
-    /// The state of a pool without streams whose threads keep nothing: no thread is stopped.
+    /// Returns the state of a pool without streams and without magazines. No thread is stopped.
     pub(crate) fn exhausted(&self) -> Exhausted {
         let (held, cached) = (self.account.held(), self.budget.reserved());
         let free = self.occupied.iter().filter_map(|class| self.depots.get(class));

@@ -1,6 +1,6 @@
-//! A stack of a few values in place.
+//! A stack of a few values, stored inline.
 
-/// At most `N` values, the last pushed the first popped.
+/// At most `N` values; the last pushed is the first popped.
 #[derive(Debug)]
 pub(crate) struct Stack<T, const N: usize> {
     length: usize,
@@ -16,12 +16,12 @@ impl<T, const N: usize> Stack<T, N> {
         self.length
     }
 
-    /// The values, the first pushed first.
+    /// Iterates over the values, the first pushed first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.values.iter().take(self.length).flatten()
     }
 
-    /// Pushes `value`, or gives it back if the stack is full.
+    /// Pushes `value`, or returns it if the stack is full.
     #[inline]
     pub(crate) fn push(&mut self, value: T) -> Result<(), T> {
         let Some(place) = self.values.get_mut(self.length) else { return Err(value) };

@@ -1,4 +1,4 @@
-//! Streams that are made once and lent out.
+//! Streams that are made once and leased.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -9,38 +9,38 @@ use terrane_core::BoxedCause;
 use crate::StreamId;
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
-/// Where streams come from: a device's driver, or a simulation of it.
+/// A source of streams: a device's driver, or a simulation of it.
 pub trait StreamSource: Send + Sync + fmt::Debug {
     /// Makes a stream.
     ///
     /// # Errors
     ///
-    /// [`StreamError`], if the driver has none to give.
+    /// [`StreamError`], if the driver cannot make a stream.
     fn create(&self) -> Result<StreamId, StreamError>;
 
-    /// Takes a stream back that [`create`](Self::create) made. What was submitted to it still
+    /// Destroys a stream that [`create`](Self::create) made. Work that was submitted to it still
     /// runs.
     fn destroy(&self, stream: StreamId);
 }
 
-/// A stream that could not be made.
+/// The error of a stream that could not be made.
 #[derive(Debug, thiserror::Error)]
 #[error("stream {index} of a pool of {count} could not be made; ask for fewer")]
 pub struct StreamError {
-    /// Which, from 0.
+    /// The index of the stream, from 0.
     pub index: usize,
-    /// How many there were to be.
+    /// The number of streams requested.
     pub count: usize,
-    /// What the driver said.
+    /// The driver's error.
     #[source]
     pub source: BoxedCause,
 }
 
 /// A fixed number of streams, made at once and destroyed with the pool.
 ///
-/// Work that only has to run beside other work takes [`any`](Self::any) stream in turn; work that
-/// must not queue behind somebody else's [leases](Self::lease) one for itself. The two do not
-/// mix: `any` may name a stream that is leased. Cloning gives another handle to the same pool.
+/// Work that must only run beside other work takes [`any`](Self::any) stream in turn. Work that
+/// must not queue behind other work [leases](Self::lease) a stream. Do not mix the two: `any` may
+/// return a leased stream. Cloning returns another handle to the same pool.
 #[derive(Clone, Debug)]
 pub struct StreamPool(Arc<Streams>);
 
@@ -55,12 +55,12 @@ struct Streams {
 }
 
 impl StreamPool {
-    /// A pool of `count` streams.
+    /// Makes a pool of `count` streams.
     ///
     /// # Errors
     ///
-    /// [`StreamError`] for the first stream that could not be made; those before it have been
-    /// destroyed.
+    /// [`StreamError`] for the first stream that could not be made. The streams made before it have
+    /// been destroyed.
     pub fn new(source: Arc<dyn StreamSource>, count: NonZeroUsize) -> Result<Self, StreamError> {
         let (next, free) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         let mut streams = Streams { source, all: Vec::new(), next, free };
@@ -76,22 +76,22 @@ impl StreamPool {
         Ok(Self(Arc::new(streams)))
     }
 
-    /// A stream, each in turn. Takes no lock.
+    /// Returns the next stream, each in turn. Takes no lock.
     #[must_use]
     pub fn any(&self) -> StreamId {
         let turn = self.0.next.fetch_add(1, Ordering::Relaxed) % self.0.all.len();
         self.0.all.get(turn).copied().unwrap_or(StreamId::new(0))
     }
 
-    /// A stream for oneself, or `None` if all are leased. It comes back when the lease drops;
-    /// what was submitted to it by then still runs, before what its next owner submits.
+    /// Leases a stream exclusively; `None` if all are leased. The stream returns when the lease
+    /// drops. Work submitted by then still runs, before the work of its next owner.
     #[must_use]
     pub fn lease(&self) -> Option<StreamLease> {
         let stream = self.0.free.lock().pop()?;
         Some(StreamLease { streams: Arc::clone(&self.0), stream })
     }
 
-    /// Every stream.
+    /// Returns every stream.
     #[must_use]
     pub fn streams(&self) -> &[StreamId] {
         &self.0.all
@@ -106,7 +106,7 @@ impl Drop for Streams {
     }
 }
 
-/// A stream of a [`StreamPool`] for oneself. It keeps the pool's streams alive.
+/// An exclusive lease of a stream of a [`StreamPool`]. It keeps the pool's streams alive.
 #[derive(Debug)]
 pub struct StreamLease {
     streams: Arc<Streams>,
@@ -114,7 +114,7 @@ pub struct StreamLease {
 }
 
 impl StreamLease {
-    /// The stream.
+    /// Returns the stream.
     #[must_use]
     pub fn id(&self) -> StreamId {
         self.stream
@@ -131,7 +131,7 @@ impl Drop for StreamLease {
 mod tests {
     use super::*;
 
-    /// Numbers its streams, and has so many.
+    /// Numbers its streams, and makes at most this many.
     #[derive(Debug)]
     struct Numbered {
         most: usize,

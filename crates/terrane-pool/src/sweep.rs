@@ -1,10 +1,11 @@
-//! Taking blocks out of the magazines of all threads: trim, clear, close, and making room.
+//! Takes blocks out of the magazines of all threads: trim, clear, close, and making room.
 //!
-//! A sweep shuts every gate, runs one heavy barrier, waits until the owners are out (a handful of
-//! instructions), and then has all magazines and shared queues to itself: whoever finds its gate
-//! shut waits for the sweepers' lock, for microseconds, as blocks are dropped after the gates are
-//! open again. Nothing is on its way between a magazine and a queue meanwhile, so there is an
-//! instant at which a clear has everything that was cached, and that is where it takes effect.
+//! A sweep shuts every gate, runs one heavy barrier and waits until the owners are out (a few
+//! instructions). Then it has exclusive access to all magazines and shared queues. A thread that
+//! finds its gate shut waits for the sweepers' lock for microseconds, because blocks are dropped
+//! after the gates are open again. No block is between a magazine and a queue meanwhile. So there
+//! is an instant at which a clear holds every block that was cached. It takes effect at that
+//! instant.
 
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
@@ -22,26 +23,26 @@ use crate::stock::Stock;
 use crate::sync::{MutexGuard, Ordering};
 use crate::tags::Tag;
 
-/// After how many trips of others to the upstream or the cap a class counts as idle.
+/// A class counts as idle after this many accesses of other classes to the upstream or the cap.
 const IDLE: u64 = 64;
 
-/// A cache of so many bytes is no burden: 64 MiB.
+/// Caches up to this size are left alone: 64 MiB.
 const UNSHED: u64 = 64 << 20;
 
-/// How many such trips have to lie between two sweeps for unused credit, so that a pool that is
-/// full does not sweep at each release.
+/// The number of such accesses between two sweeps for unused credit, so that a full pool does not
+/// sweep at each release.
 const SETTLING: u64 = 256;
 
 /// All magazines, with no owner in any.
 pub(crate) struct Frozen<'stock, M: Memory> {
     stock: &'stock Stock<M>,
     reopens: bool,
-    // Fields drop in this order: what is to be reported is reported without the lock.
+    // Fields drop in this order: the report is made after the lock is released.
     _sweeping: MutexGuard<'stock, ()>,
     _report: Report,
 }
 
-/// Reports on drop what the barrier found out.
+/// On drop, reports a failure of the barrier.
 struct Report;
 
 impl Drop for Report {
@@ -80,14 +81,14 @@ impl<'stock, M: Memory> Frozen<'stock, M> {
         }
     }
 
-    /// Gives the credit that threads have not used back to the cap.
+    /// Releases the credit that threads have not used to the cap.
     fn settle_credit(&mut self) {
         let mut credit = 0;
         self.for_each(|shelf| credit += std::mem::take(&mut shelf.credit));
         self.stock.budget.give_back(credit);
     }
 
-    /// Empties all magazines, whose blocks still weigh on the cap.
+    /// Empties all magazines. The blocks still count to the cap.
     fn empty(&mut self) -> Vec<Box<Record<M>>> {
         let (mut blocks, mut credit) = (Vec::new(), 0);
         self.for_each(|shelf| credit += shelf.empty_into(&mut blocks));
@@ -95,7 +96,7 @@ impl<'stock, M: Memory> Frozen<'stock, M> {
         blocks
     }
 
-    /// Empties all lanes, whose blocks do not weigh on the cap any more.
+    /// Empties all lanes. The blocks no longer count to the cap.
     fn empty_lanes(&mut self) -> Vec<Box<Record<M>>> {
         let (mut records, mut credit) = (Vec::new(), 0);
         let weight = |class| self.stock.weight(class);
@@ -118,10 +119,10 @@ impl<M: Memory> Drop for Frozen<'_, M> {
 }
 
 impl<M: Memory> Stock<M> {
-    /// Drops cached blocks until at most `to` bytes are cached, those of the class that was used
-    /// least recently first and those in magazines last; answers how many bytes went.
+    /// Drops cached blocks until at most `to` bytes are cached, and returns the bytes freed. Blocks
+    /// of the least recently used class are dropped first, and those in magazines last.
     ///
-    /// Slabs go as a whole or not at all.
+    /// Slabs are dropped whole or not at all.
     pub(crate) fn trim(&self, to: u64) -> u64 {
         if self.table.blocks_per_slab().is_some() {
             return self.trim_slabs(to);
@@ -170,8 +171,8 @@ impl<M: Memory> Stock<M> {
         self.drop_all(evicted)
     }
 
-    /// Gives back `wanted` bytes of the blocks in shared queues, if there are as many; returns how
-    /// many bytes went. No thread is disturbed.
+    /// Frees `wanted` bytes of the blocks in shared queues, if there are as many. Returns the bytes
+    /// freed. No thread is stopped.
     pub(crate) fn evict(&self, wanted: u64) -> u64 {
         if self.table.blocks_per_slab().is_some() {
             return 0;
@@ -186,7 +187,7 @@ impl<M: Memory> Stock<M> {
         freed
     }
 
-    /// Moves what threads keep of their streams to the parking, where others find it.
+    /// Moves the blocks that threads keep for their streams to the parking, where others find them.
     pub(crate) fn park_lanes(&self) {
         if let Some(parking) = &self.parking {
             let mut frozen = Frozen::new(self);
@@ -194,9 +195,9 @@ impl<M: Memory> Stock<M> {
         }
     }
 
-    /// Before the upstream is asked for `bytes` more: if that is going to be more than was ever
-    /// held, gives cached blocks back while they are more than `percent` of what is held, and as
-    /// many of them as make up for it.
+    /// Called before `bytes` more are requested from the upstream. If that would raise the peak of
+    /// held bytes, frees cached blocks, as many as the peak would rise by. Stops when the cache is
+    /// at most `percent` of the held bytes.
     pub(crate) fn shed(&self, bytes: u64, percent: u8) {
         let (held, peak) = (self.account.held(), self.account.peak());
         let mut surplus = held.saturating_add(bytes).saturating_sub(peak);
@@ -209,8 +210,8 @@ impl<M: Memory> Stock<M> {
         }
     }
 
-    /// Refuses from now on, and drops everything that is cached. Gates stay shut, so that late
-    /// releases find their way to the upstream.
+    /// Refuses requests from now on, and drops all cached blocks. Gates stay shut, so that late
+    /// releases go to the upstream.
     pub(crate) fn close(&self) {
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
@@ -228,8 +229,8 @@ impl<M: Memory> Stock<M> {
         }
     }
 
-    /// Tries to reserve `weight` bytes of a full cap for a block of `class`: first by credit that
-    /// threads do not use, then by evicting classes that have been idle.
+    /// Tries to reserve `weight` bytes of a full cap for a block of `class`. Uses credit that
+    /// threads do not need first, then evicts classes that have been idle.
     pub(crate) fn make_room(&self, class: usize, weight: u64) -> bool {
         let now = self.tick();
         let last = self.settled.load(Relaxed);
@@ -250,9 +251,10 @@ impl<M: Memory> Stock<M> {
         }
     }
 
-    /// A block of the smallest of `classes` that has one, from a shared queue or another thread.
+    /// Takes a block of the smallest of `classes` that has one, from a shared queue or another
+    /// thread.
     ///
-    /// Threads are stopped only if they have something.
+    /// Threads are stopped only if they have blocks or credit.
     pub(crate) fn take_anywhere(
         &self,
         classes: RangeInclusive<usize>,
@@ -280,15 +282,15 @@ impl<M: Memory> Stock<M> {
         Some(record)
     }
 
-    /// A block of the shared queue of `class`.
+    /// Takes a block of the shared queue of `class`.
     fn take_queued(&self, class: usize) -> Option<Box<Record<M>>> {
         let record = self.depots.get(class)?.take_one(0)?;
         self.lighten(class, 1);
         Some(record)
     }
 
-    /// The oldest blocks of the class that was used least recently, for `wanted` bytes; of `other`
-    /// classes than one, only an idle one.
+    /// Takes the oldest blocks of the least recently used class, for `wanted` bytes. With `other`,
+    /// takes only from classes other than that one, and only if they are idle.
     fn evict_oldest(&self, other: Option<(usize, u64)>, wanted: u64) -> Option<Batch<M>> {
         let take = |depot: &Depot<M>| {
             let count = wanted.div_ceil(self.table.size(depot.class()));
@@ -303,12 +305,13 @@ impl<M: Memory> Stock<M> {
             other.is_none_or(idle) && !depot.is_vacant()
         });
         let oldest = candidates.clone().min_by_key(|depot| depot.last_used())?;
-        // Another thread may take the last block of that class. Other classes may have some.
+        // Another thread may take the last block of that class. Other classes may still have
+        // blocks.
         take(oldest).or_else(|| candidates.find_map(|depot| take(depot)))
     }
 
-    /// Drops blocks of a class, and returns their bytes. All are off the cap before the first
-    /// drops: what the upstream does then may panic.
+    /// Drops blocks of a class, and returns their bytes. All are released from the cap before the
+    /// first drops, because the upstream may panic when it frees one.
     fn drop_evicted(&self, evicted: Batch<M>) -> u64 {
         let Some(class) = evicted.iter().next().map(|record| record.class) else { return 0 };
         self.lighten(class, evicted.len());
@@ -333,7 +336,7 @@ impl<M: Memory> Stock<M> {
         self.table.size(class) * ByteCount::from_usize(count).get()
     }
 
-    /// The bytes that are cached in magazines and shared queues.
+    /// Returns the bytes that are cached in magazines and shared queues.
     pub(crate) fn cached_in(&self, frozen: &mut Frozen<'_, M>) -> u64 {
         let mut cached = 0;
         frozen.for_each(|shelf| {

@@ -1,4 +1,4 @@
-//! The synchronisation primitives, which `--cfg loom` swaps for the model checker's.
+//! The synchronisation primitives, which `--cfg loom` replaces with the model checker's.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use loom::sync::Mutex as RawMutex;
 #[cfg(loom)]
 pub(crate) use loom::sync::MutexGuard;
 
-/// A mutex whose data stays consistent when a holder panics, so that poison says nothing.
+/// A mutex whose data stays consistent when a holder panics, so poisoning is ignored.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(RawMutex<T>);
 
@@ -60,8 +60,8 @@ impl<T> Cell<T> {
         Self(loom::cell::UnsafeCell::new(value))
     }
 
-    /// Hands the pointer to `access`, which promises that nobody else accesses the value
-    /// meanwhile.
+    /// Passes the pointer to `access`. The caller must ensure that no other code accesses the value
+    /// during the call.
     #[cfg(not(loom))]
     #[inline]
     pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {

@@ -9,21 +9,20 @@ use terrane_core::Label;
 
 use crate::sync::Mutex;
 
-/// How many labels one pool tells apart. Later ones are counted together.
+/// The number of labels that one pool distinguishes. Later ones are counted together.
 pub(crate) const TAGS: usize = 64;
 
-/// A label that a pool knows, from [`Pool::tag`](crate::Pool::tag). It means nothing to another
-/// pool than the one that it came from.
+/// A label that a pool knows, from [`Pool::tag`](crate::Pool::tag). It is valid only for that pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tag(u8);
 
 impl Tag {
     /// No label.
     pub const NONE: Self = Self(0);
-    /// Labels that came after the pool had learned all it can tell apart.
+    /// All labels after the pool has reached its limit of distinct labels.
     pub const OTHER: Self = Self(1);
 
-    /// The place in a table of [`TAGS`].
+    /// The index in a table of [`TAGS`].
     #[inline]
     pub(crate) fn index(self) -> usize {
         usize::from(self.0)
@@ -32,7 +31,7 @@ impl Tag {
 
 /// Live bytes by tag: acquired by one thread less released by it, so any may be negative.
 ///
-/// Statistics, which order nothing.
+/// These are statistics, and order no other memory access.
 #[derive(Debug)]
 pub(crate) struct Tally([AtomicI64; TAGS]);
 
@@ -43,11 +42,12 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Counts bytes that became live, or ceased to be. One thread at a time does.
+    /// Counts bytes that became live, or stopped being live. Only one thread may call this at a
+    /// time.
     #[inline]
     pub(crate) fn count(&self, tag: Tag, bytes: u64, live: bool) {
         let Some(count) = self.0.get(tag.index()) else { return };
-        // Two's complement: the sum over all threads is right whatever wraps in between.
+        // Two's complement: the sum over all threads is correct even if a part of it wraps.
         let before = count.load(Ordering::Relaxed);
         let after = if live {
             before.wrapping_add_unsigned(bytes)
@@ -57,7 +57,7 @@ impl Tally {
         count.store(after, Ordering::Relaxed);
     }
 
-    /// Adds this to `sums`, the first of which is that of the first tag.
+    /// Adds this to `sums`, whose first entry belongs to the first tag.
     pub(crate) fn add_to(&self, sums: &mut [i64]) {
         for (sum, count) in sums.iter_mut().zip(&self.0) {
             *sum = sum.wrapping_add(count.load(Ordering::Relaxed));
@@ -67,12 +67,12 @@ impl Tally {
 
 /// The labels of one pool.
 ///
-/// Looked up on each labelled request whose label is not the thread's previous one, and hardly
-/// ever written: what a sharded map is good at.
+/// Read at each request whose label differs from the thread's previous one, and rarely written. A
+/// sharded map suits this use.
 pub(crate) struct TagTable {
     tags: DashMap<Label, Tag, FxBuildHasher>,
     names: Mutex<Vec<Label>>,
-    /// How many names there are; written under their lock.
+    /// The number of names; written under their lock.
     known: AtomicUsize,
 }
 
@@ -83,7 +83,7 @@ impl TagTable {
         Self { tags: DashMap::with_hasher(FxBuildHasher), names: Mutex::new(names), known }
     }
 
-    /// The tag of `label`, a new one if there are any left.
+    /// Returns the tag of `label`, a new one if the limit allows.
     pub(crate) fn tag(&self, label: &Label) -> Tag {
         if label.as_str().is_empty() {
             return Tag::NONE;
@@ -92,14 +92,14 @@ impl TagTable {
             return *tag;
         }
         let mut names = self.names.lock();
-        // Another thread may have been first.
+        // Another thread may have added it first.
         if let Some(tag) = self.tags.get(label) {
             return *tag;
         }
         match u8::try_from(names.len()) {
             Ok(number) if names.len() < TAGS => {
                 names.push(label.clone());
-                // Before the tag can be counted under.
+                // Set before any bytes can be counted under the tag.
                 self.known.store(names.len(), Ordering::Release);
                 self.tags.insert(label.clone(), Tag(number));
                 Tag(number)
@@ -108,13 +108,14 @@ impl TagTable {
         }
     }
 
-    /// How many tags have a name, if any label but none and [`Tag::OTHER`] has been used.
+    /// Returns the number of tags in use; zero unless a label other than none and [`Tag::OTHER`]
+    /// exists.
     pub(crate) fn known(&self) -> usize {
         let known = self.known.load(Ordering::Acquire);
         if known > usize::from(Tag::OTHER.0) + 1 { known } else { 0 }
     }
 
-    /// The labels of the tags with these numbers, in that order.
+    /// Returns the labels of the tags with these numbers, in that order.
     pub(crate) fn named<T>(&self, values: Vec<(usize, T)>) -> Vec<(Label, T)> {
         let names = self.names.lock();
         let label = |(tag, value): (usize, T)| Some((names.get(tag)?.clone(), value));

@@ -1,4 +1,4 @@
-//! Stacks of adaptors, written in the order in which a request's memory passes them.
+//! Stacks of adaptors, written from the upstream outwards.
 
 use std::io::Write;
 use std::num::NonZeroU32;
@@ -12,39 +12,40 @@ use super::{
 };
 use crate::StreamId;
 
-/// Puts adaptors around any upstream. Each method wraps what it is called on.
+/// Wraps adaptors around any upstream. Each method wraps its receiver.
 pub trait Adapt: Allocate + Sized {
-    /// Refuses what `budget` refuses.
+    /// Limits allocations to `budget`.
     fn limited(self, budget: Budget) -> Limit<Self> {
         Limit::new(self, budget)
     }
 
-    /// Counts in `counters`.
+    /// Counts allocations in `counters`.
     fn counted(self, counters: Counters) -> Statistics<Self> {
         Statistics::new(self, counters)
     }
 
-    /// Logs to `sink`.
+    /// Logs allocations and frees to `sink`.
     fn traced<W: Write + Send + 'static>(self, sink: TraceSink<W>) -> Trace<Self, W> {
         Trace::new(self, sink)
     }
 
-    /// Watches for overlaps, writes out of bounds and stale references.
+    /// Detects overlaps, writes out of bounds and stale references.
     fn guarded(self) -> Guard<Self> {
         Guard::new(self)
     }
 
-    /// The same with canaries that `fill` reaches, in the order of `stream`.
+    /// Like [`guarded`](Self::guarded), with canaries that `fill` writes and reads, in the order of
+    /// `stream`.
     fn guarded_on(self, fill: impl Fill, stream: StreamId) -> Guard<Self> {
         Guard::ordered(self, fill, stream)
     }
 
-    /// Fills memory by means of `fill`, in the order of `stream`.
+    /// Fills memory with a pattern through `fill`, in the order of `stream`.
     fn poisoned(self, fill: impl Fill, bytes: PoisonBytes, stream: StreamId) -> Poison<Self> {
         Poison::new(self, fill, bytes, stream)
     }
 
-    /// Enters what is live in `blocks`.
+    /// Records live blocks in `blocks`.
     fn tagged(self, blocks: LiveBlocks) -> Tags<Self> {
         Tags::new(self, blocks)
     }
@@ -57,7 +58,7 @@ pub trait Adapt: Allocate + Sized {
         OnFailure::new(self, retries, callback)
     }
 
-    /// Asks `second` where this has nothing.
+    /// Sends requests that this upstream cannot serve to `second`.
     ///
     /// # Errors
     ///
@@ -71,12 +72,12 @@ pub trait Adapt: Allocate + Sized {
         Slabs::new(self, options)
     }
 
-    /// Fails as `plan` says.
+    /// Fails the calls that `plan` names.
     fn failing(self, plan: FaultPlan) -> Faulty<Self> {
         Faulty::new(self, plan)
     }
 
-    /// Takes memory back only when `delay` later blocks have been freed too.
+    /// Returns each freed block only after `delay` more have been freed.
     fn delayed(self, delay: usize) -> Delayed<Self> {
         Delayed::new(self, delay)
     }

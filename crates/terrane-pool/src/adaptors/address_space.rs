@@ -4,45 +4,45 @@ use std::collections::BTreeMap;
 
 use terrane_core::{Alignment, ByteCount};
 
-/// Whether, and how, a simulated device hands out addresses again.
+/// Whether, and how, a simulated device reuses addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reuse {
-    /// Each address once: nothing fragments, and a stale address is never a live one.
+    /// Each address once: the space never fragments, and a stale address is never a live one.
     #[default]
     Never,
-    /// The lowest addresses where a block fits, as a simple allocator does: freed addresses come
-    /// back soon, and the space fragments.
+    /// The lowest addresses where a block fits, as a simple allocator chooses. Freed addresses are
+    /// reused soon, and the space fragments.
     FirstFit,
 }
 
-/// Above the 57 bits of the largest address spaces, so that no device has these addresses, and
-/// aligned to whatever can be asked for.
+/// Above the 57 bits of the largest address spaces, so no device has these addresses. Aligned to
+/// every alignment that a request may have.
 const BASE: u64 = 1 << 60;
 
 /// Addresses from [`BASE`] on.
 #[derive(Debug)]
 pub(super) enum AddressSpace {
-    /// The next address that was never handed out.
+    /// The next address that was never allocated.
     Endless(u64),
-    /// Free ranges, neighbours joined: beginning to length.
+    /// Free ranges, neighbours joined: start to length.
     FirstFit(BTreeMap<u64, u64>),
 }
 
 impl AddressSpace {
-    /// A space of `capacity` bytes, or, if addresses are never reused, one without an end.
+    /// Makes a space of `capacity` bytes; without an end, if addresses are never reused.
     pub(super) fn new(reuse: Reuse, capacity: ByteCount) -> Self {
         match reuse {
             Reuse::Never => Self::Endless(BASE),
             Reuse::FirstFit => {
-                // What lies beyond the largest address cannot be handed out.
+                // Bytes beyond the largest address cannot be allocated.
                 let length = capacity.get().min(u64::MAX - BASE);
                 Self::FirstFit(BTreeMap::from_iter((length > 0).then_some((BASE, length))))
             }
         }
     }
 
-    /// The largest range that could be had, `available` bytes being free in all.
+    /// Returns the largest free range, if `available` bytes are free in all.
     pub(super) fn largest(&self, available: ByteCount) -> ByteCount {
         match self {
             Self::Endless(_) => available,
@@ -50,7 +50,7 @@ impl AddressSpace {
         }
     }
 
-    /// Takes `length` bytes, more than none.
+    /// Takes `length` bytes; `length` is not zero.
     pub(super) fn take(&mut self, length: u64, alignment: Alignment) -> Option<u64> {
         match self {
             Self::Endless(next) => {
@@ -76,7 +76,7 @@ impl AddressSpace {
         }
     }
 
-    /// Gives back a range that was taken.
+    /// Returns a range to the space.
     pub(super) fn give_back(&mut self, address: u64, length: u64) {
         let Self::FirstFit(free) = self else { return };
         let (mut start, mut end) = (address, address + length);

@@ -1,4 +1,4 @@
-//! An upstream's memory with what an adaptor has to undo when it goes.
+//! Memory of an upstream, with the state that an adaptor undoes on drop.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use terrane_core::Memory;
 
 /// Memory of an upstream together with what an adaptor attached to it.
 ///
-/// It is the upstream's memory in every respect. On drop, `Before` goes first, the memory after
-/// it and `After` last: a log says "free" before the address can be handed out again, and a
-/// budget counts bytes until they are really back.
+/// It behaves as the upstream's memory in every respect. On drop, `Before` drops first, then the
+/// memory, then `After`. So a log says "free" before the address can be reused, and a budget counts
+/// bytes until they are really freed.
 pub struct Attached<M, Before, After = ()> {
     // Fields drop in this order.
     _before: Before,
@@ -17,14 +17,14 @@ pub struct Attached<M, Before, After = ()> {
 }
 
 impl<M, Before> Attached<M, Before> {
-    /// `memory`, with something that drops before it.
+    /// Attaches a value to `memory` that drops before it.
     pub(crate) fn before(before: Before, memory: M) -> Self {
         Self { _before: before, memory, after: () }
     }
 }
 
 impl<M, After> Attached<M, (), After> {
-    /// `memory`, with something that drops after it.
+    /// Attaches a value to `memory` that drops after it.
     pub(crate) fn after(memory: M, after: After) -> Self {
         Self { _before: (), memory, after }
     }
@@ -36,13 +36,13 @@ impl<M, Before, After> Attached<M, Before, After> {
         &self.memory
     }
 
-    /// What drops after the memory.
+    /// The value that drops after the memory.
     pub(crate) fn last(&self) -> &After {
         &self.after
     }
 }
 
-// SAFETY: every answer is that of the memory, which is neither moved nor dropped before `self`.
+// SAFETY: every method asks the memory, which is neither moved nor dropped before `self`.
 unsafe impl<M, Before, After> Memory for Attached<M, Before, After>
 where
     M: Memory,

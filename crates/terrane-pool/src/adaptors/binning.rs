@@ -4,29 +4,29 @@ use terrane_core::{Allocate, AllocateError, ByteCount, Limits, RegionRequest, St
 
 use super::either::{MixedKinds, limits_of_either};
 
-/// Upstreams of one kind, each for requests up to a size, and one for the rest.
+/// Upstreams of one kind: each serves requests up to a size, and one serves the rest.
 ///
 /// Upstreams of different types share the bins as [`AnyUpstream`](super::AnyUpstream).
 #[derive(Debug)]
 pub struct Binning<A> {
-    /// By rising size.
+    /// In ascending order of size.
     bins: Vec<(ByteCount, A)>,
     rest: A,
 }
 
 impl<A: Allocate> Binning<A> {
-    /// Everything goes to `rest`, until there are bins.
+    /// Sends every request to `rest`, until bins are added.
     #[must_use]
     pub fn new(rest: A) -> Self {
         Self { bins: Vec::new(), rest }
     }
 
-    /// Sends requests of `largest` bytes and fewer, unless a smaller bin takes them, to
-    /// `upstream`. A bin of the same size is replaced.
+    /// Sends requests of at most `largest` bytes to `upstream`, unless a smaller bin takes them. A
+    /// bin of the same size is replaced.
     ///
     /// # Errors
     ///
-    /// [`MixedKinds`] if it is not of the same kind as the others.
+    /// [`MixedKinds`] if `upstream` is of another kind than the others.
     pub fn with_bin(mut self, largest: ByteCount, upstream: A) -> Result<Self, MixedKinds> {
         MixedKinds::check(&self.rest, &upstream)?;
         match self.bins.binary_search_by_key(&largest, |(size, _)| *size) {
@@ -40,7 +40,7 @@ impl<A: Allocate> Binning<A> {
         Ok(self)
     }
 
-    /// The upstream that serves requests of so many bytes.
+    /// Returns the upstream that serves requests of `bytes` bytes.
     #[must_use]
     pub fn upstream_for(&self, bytes: ByteCount) -> &A {
         let index = self.bins.partition_point(|(largest, _)| *largest < bytes);
@@ -48,7 +48,7 @@ impl<A: Allocate> Binning<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Binning<A> {
     type Memory = A::Memory;
 

@@ -2,16 +2,16 @@
 //!
 //! # How a reservation takes effect at one instant
 //!
-//! A request that is refused must never make a concurrent one fail that fits. Adding first and
-//! checking afterwards breaks this at one level; reserving level by level with a rollback breaks
-//! it in a tree, because the bytes sit in the child for as long as the parent thinks.
+//! A refused request must never make a concurrent request fail that fits. To add first and check
+//! afterwards breaks this at one level. To reserve level by level with a rollback breaks it in a
+//! tree, because the child counts the bytes until the parent has decided.
 //!
-//! Here nothing is ever taken back. The root is a compare-and-swap and nothing else. All levels
-//! below one child of the root, a *branch*, change under that branch's lock, which is held for a
-//! few loads and stores: every level below the root is checked, the root decides by its
-//! compare-and-swap, and only then are the bytes entered below. Other branches see nothing but
-//! the root, and the same branch sees nothing in between. Tiers that share a budget are branches
-//! of their own and never wait for one another.
+//! Here no reservation is rolled back. The root changes only by compare-and-swap. All levels below
+//! one child of the root, a *branch*, change under the lock of that branch. The lock is held for a
+//! few loads and stores. Every level below the root is checked, then the root decides by its
+//! compare-and-swap, and only then are the bytes entered below. Other branches can see only the
+//! root. The same branch sees no intermediate state. Tiers that share a budget are separate
+//! branches and never wait for one another.
 //!
 //! The alternatives and their cost are in `docs/decisions/0030-budget-trees.md`.
 
@@ -25,7 +25,7 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// A limit on bytes in use, alone or as a part of a larger budget.
 ///
-/// Cloning gives another handle to the same budget. Each operation takes effect at one instant on
+/// Cloning returns another handle to the same budget. Each operation takes effect at one instant on
 /// every level; see [`reserve`](Self::reserve).
 ///
 /// ```
@@ -49,8 +49,8 @@ pub struct Budget(Arc<Node>);
 struct Node {
     label: Label,
     limit: AtomicU64,
-    /// Bytes reserved here and below. At the root it changes by compare-and-swap; elsewhere only
-    /// under the branch's lock.
+    /// Bytes reserved here and below. The root's changes by compare-and-swap. Those of other levels
+    /// change only under the branch's lock.
     live: AtomicU64,
     peak: AtomicU64,
     /// `None` for the root.
@@ -64,14 +64,14 @@ struct Up {
 }
 
 impl Budget {
-    /// A budget of its own, of `limit` bytes. `u64::MAX` limits nothing and still counts.
+    /// Makes a root budget of `limit` bytes. `u64::MAX` limits nothing and still counts.
     #[must_use]
     pub fn new(label: impl Into<Label>, limit: ByteCount) -> Self {
         Self(Arc::new(Node::new(label.into(), limit, None)))
     }
 
-    /// A part of this budget: what is reserved from it counts here too. Its limit may exceed this
-    /// one's, as those of several parts together may.
+    /// Makes a part of this budget. Bytes reserved from the part count here too. The limit of a
+    /// part may exceed the limit of this budget, and so may the limits of several parts together.
     #[must_use]
     pub fn child(&self, label: impl Into<Label>, limit: ByteCount) -> Self {
         let branch = match &self.0.up {
@@ -82,13 +82,13 @@ impl Budget {
         Self(Arc::new(Node::new(label.into(), limit, Some(up))))
     }
 
-    /// Reserves `bytes` here and in every budget that this one is a part of. Zero bytes are
-    /// always granted.
+    /// Reserves `bytes` here and in every budget that this one is a part of. Zero bytes are always
+    /// granted.
     ///
     /// # Errors
     ///
-    /// [`OverBudget`] names the budget that has too little left, the lowest of them. It is exact:
-    /// at one instant during the call, the bytes did not fit. Nothing was reserved at any time.
+    /// [`OverBudget`] names the lowest budget that has too little left. It is exact: at one instant
+    /// during the call, the bytes did not fit. No bytes were reserved at any time.
     pub fn reserve(&self, bytes: ByteCount) -> Result<Reservation, OverBudget> {
         self.acquire(bytes.get())?;
         Ok(Reservation { budget: self.clone(), bytes })
@@ -104,47 +104,47 @@ impl Budget {
         self.levels().try_for_each(|node| node.fits(bytes.get()).map(|_| ()))
     }
 
-    /// What it was named, for errors.
+    /// Returns the name of the budget, for errors.
     #[must_use]
     pub fn label(&self) -> &Label {
         &self.0.label
     }
 
-    /// The limit.
+    /// Returns the limit.
     #[must_use]
     pub fn limit(&self) -> ByteCount {
         ByteCount::new(self.0.limit.load(Ordering::Relaxed))
     }
 
-    /// Changes the limit. Bytes already reserved beyond a lower one stay reserved.
+    /// Changes the limit. Bytes already reserved beyond a lower limit stay reserved.
     pub fn set_limit(&self, limit: ByteCount) {
         self.0.limit.store(limit.get(), Ordering::Relaxed);
     }
 
-    /// The bytes reserved here and below.
+    /// Returns the bytes reserved here and below.
     #[must_use]
     pub fn live(&self) -> ByteCount {
         ByteCount::new(self.0.live.load(Ordering::Relaxed))
     }
 
-    /// The most bytes that were reserved at once since the beginning, or since
-    /// [`reset_peak`](Self::reset_peak).
+    /// Returns the most bytes that were reserved at once since the budget was made, or since the
+    /// last [`reset_peak`](Self::reset_peak).
     #[must_use]
     pub fn peak(&self) -> ByteCount {
         ByteCount::new(self.0.peak.load(Ordering::Relaxed))
     }
 
-    /// Counts the peak anew from what is live.
+    /// Resets the peak to the bytes that are live.
     pub fn reset_peak(&self) {
         let node = &self.0;
         node.peak.store(node.live.load(Ordering::Relaxed), Ordering::Relaxed);
-        // A reservation that came in between has lost its entry: what is live now is entered
-        // again. Adding nothing reads the latest value, and orders the store above before the
-        // look at the peak of every reservation that comes later.
+        // The store may overwrite the peak of a reservation that came in between, so the live bytes
+        // are entered once more. Adding zero reads the latest value. It also orders the store above
+        // before every later reservation's access to the peak.
         node.peak.fetch_max(node.live.fetch_add(0, Ordering::AcqRel), Ordering::Relaxed);
     }
 
-    /// The largest reservation that would be granted just now, every level considered.
+    /// Returns the largest reservation that would be granted now at every level.
     #[must_use]
     pub fn remaining(&self) -> ByteCount {
         let _branch = self.0.up.as_ref().map(|up| up.branch.lock());
@@ -167,14 +167,14 @@ impl Budget {
     }
 
     fn release(&self, bytes: u64) {
-        // Under the lock as well: otherwise room would show at one level before the next.
+        // Also under the lock: otherwise one level would show the freed bytes before the next.
         let _branch = self.0.up.as_ref().map(|up| up.branch.lock());
         for node in self.levels() {
             node.live.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
-    /// From this budget up to the root.
+    /// Iterates from this budget up to the root.
     fn levels(&self) -> impl Iterator<Item = &Node> {
         iter::successors(Some(&*self.0), |node| node.up.as_ref().map(|up| &*up.parent.0))
     }
@@ -190,7 +190,7 @@ impl Node {
         Self { label, limit: AtomicU64::new(limit.get()), live, peak, up }
     }
 
-    /// What would be live with `bytes` more.
+    /// Returns the live bytes after adding `bytes`.
     fn fits(&self, bytes: u64) -> Result<u64, OverBudget> {
         self.fits_on(self.live.load(Ordering::Relaxed), bytes)
     }
@@ -212,8 +212,8 @@ impl Node {
         let mut live = self.live.load(Ordering::Relaxed);
         loop {
             let sum = self.fits_on(live, bytes)?;
-            // The counter guards no memory: the bytes that it counts travel between threads by
-            // means of their own. The order is for the peak, which may be reset meanwhile.
+            // The counter guards no memory: the counted bytes pass between threads with their own
+            // synchronisation. The ordering serves the peak, which may be reset meanwhile.
             match self.live.compare_exchange_weak(live, sum, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => {
                     self.raise_peak(sum);
@@ -225,7 +225,7 @@ impl Node {
     }
 
     fn raise_peak(&self, live: u64) {
-        // The load keeps the line shared for as long as there is no new peak.
+        // The load leaves the cache line shared unless there is a new peak.
         if live > self.peak.load(Ordering::Relaxed) {
             self.peak.fetch_max(live, Ordering::Relaxed);
         }
@@ -233,7 +233,7 @@ impl Node {
 
     fn remaining(&self) -> u64 {
         let limit = self.limit.load(Ordering::Relaxed);
-        // A limit that was lowered below what is live leaves nothing: no size is cut off here.
+        // A limit that was lowered below the live bytes leaves zero, which is the true remainder.
         limit.saturating_sub(self.live.load(Ordering::Relaxed))
     }
 }
@@ -249,7 +249,7 @@ impl fmt::Debug for Budget {
     }
 }
 
-/// Bytes reserved from a [`Budget`], given back on drop.
+/// Bytes reserved from a [`Budget`], released on drop.
 #[must_use = "a reservation that is dropped is given back"]
 #[derive(Debug)]
 pub struct Reservation {
@@ -258,24 +258,24 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// How many bytes are reserved.
+    /// Returns the number of bytes reserved.
     #[must_use]
     pub fn bytes(&self) -> ByteCount {
         self.bytes
     }
 
-    /// From which budget.
+    /// Returns the budget that the bytes are reserved from.
     #[must_use]
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// Makes this a reservation of `bytes` bytes.
+    /// Changes this reservation to `bytes` bytes.
     ///
     /// # Errors
     ///
-    /// [`OverBudget`] if it would grow by more than is left; then it stays as it was. To shrink
-    /// always succeeds.
+    /// [`OverBudget`] if it would grow by more than is left. The reservation then stays as it was.
+    /// Shrinking always succeeds.
     pub fn resize(&mut self, bytes: ByteCount) -> Result<(), OverBudget> {
         match (bytes.checked_sub(self.bytes), self.bytes.checked_sub(bytes)) {
             (Some(more), _) => self.budget.acquire(more.get())?,
@@ -286,8 +286,8 @@ impl Reservation {
         Ok(())
     }
 
-    /// Takes `bytes` out into a reservation of their own, or `None` if there are not as many. At
-    /// no time are they free.
+    /// Moves `bytes` into a separate reservation. Returns `None` if there are fewer. The bytes stay
+    /// reserved throughout.
     #[must_use]
     pub fn split(&mut self, bytes: ByteCount) -> Option<Self> {
         self.bytes = self.bytes.checked_sub(bytes)?;
@@ -301,16 +301,16 @@ impl Drop for Reservation {
     }
 }
 
-/// A budget that has too little left.
+/// The error of a budget that has too little left.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the budget {budget} of {limit} refuses {requested}: {live} are live; \
      free some or raise the limit"
 )]
 pub struct OverBudget {
-    /// The budget that refuses: the one asked, or one that it is a part of.
+    /// The budget that refused: the one asked, or one that it is a part of.
     pub budget: Label,
-    /// The bytes asked for.
+    /// The bytes requested.
     pub requested: ByteCount,
     /// The bytes reserved from it.
     pub live: ByteCount,
@@ -319,7 +319,7 @@ pub struct OverBudget {
 }
 
 impl OverBudget {
-    /// The refusal as an allocation's error, for memory with this label.
+    /// Converts the refusal into an error of an allocation with this label.
     #[must_use]
     pub fn for_label(self, label: Label) -> AllocateError {
         let Self { requested, live, limit, .. } = self;

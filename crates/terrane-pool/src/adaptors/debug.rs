@@ -1,4 +1,4 @@
-//! Which debugging adaptors stand around an upstream: chosen in code, or by the environment.
+//! Selects the debugging adaptors around an upstream, in code or by the environment.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -24,33 +24,33 @@ use crate::{PoolError, StreamId};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DebugOptions {
-    /// Whether a [`Guard`] watches for overlaps, writes out of bounds and stale references.
+    /// Whether a [`Guard`] detects overlaps, writes out of bounds and stale references.
     pub guard: bool,
-    /// With what a [`Poison`] fills memory, if at all.
+    /// The bytes that a [`Poison`] fills memory with; `None` for no poison.
     pub poison: Option<PoisonBytes>,
 }
 
 impl DebugOptions {
-    /// The variable that asks for a guard: `1` or `0`.
+    /// The variable that enables a guard: `1` or `0`.
     pub const GUARD: &'static str = "TERRANE_GUARD";
-    /// The variable that asks for poison: `1` for the default bytes, `0`, or the bytes on
-    /// allocation and on free in hexadecimal digits, `ff,de`.
+    /// The variable that enables poison: `1` for the default bytes, `0` for none, or two bytes in
+    /// hexadecimal digits, such as `ff,de`. The first is for allocation, the second for free.
     pub const POISON: &'static str = "TERRANE_POISON";
 
-    /// What the environment asks for, by [`GUARD`](Self::GUARD) and [`POISON`](Self::POISON); a
-    /// variable that is not set, or empty, asks for nothing.
+    /// Reads the options from the variables [`GUARD`](Self::GUARD) and [`POISON`](Self::POISON). A
+    /// variable that is empty or not set enables nothing.
     ///
-    /// This is the one place where the crate reads the environment, and nothing in it calls this.
+    /// The crate reads the environment only here, and never calls this itself.
     ///
     /// # Errors
     ///
-    /// [`PoolError::InvalidVariable`] for a value that means nothing.
+    /// [`PoolError::InvalidVariable`] for a value that is not valid.
     pub fn from_env() -> Result<Self, PoolError> {
         #[expect(clippy::disallowed_methods, reason = "a documented `from_env`")]
         Self::from_variables(std::env::var_os)
     }
 
-    /// The same with another environment than the process's.
+    /// Like [`from_env`](Self::from_env), with another environment than that of the process.
     ///
     /// # Errors
     ///
@@ -84,9 +84,9 @@ impl DebugOptions {
         })
     }
 
-    /// Puts the chosen adaptors around `upstream`, both by means of `fill` and in the order of
-    /// `stream`: poison, and the guard around that, so that its canaries are no part of what is
-    /// filled last.
+    /// Puts the chosen adaptors around `upstream`. They write through `fill`, in the order of
+    /// `stream`. The guard goes around the poison. So it writes its canaries after the fill on
+    /// allocation, and checks them before the fill on free.
     #[must_use]
     pub fn around<A>(&self, upstream: A, fill: impl Fill, stream: StreamId) -> Debugged
     where
@@ -116,21 +116,21 @@ impl PoisonBytes {
     }
 }
 
-/// An upstream with the debugging adaptors that were chosen, from [`DebugOptions::around`].
+/// An upstream with the chosen debugging adaptors, from [`DebugOptions::around`].
 pub struct Debugged {
     upstream: AnyUpstream,
     log: Option<GuardLog>,
 }
 
 impl Debugged {
-    /// What the guard has found, if there is one.
+    /// Returns the guard's log, if there is a guard.
     #[must_use]
     pub fn log(&self) -> Option<&GuardLog> {
         self.log.as_ref()
     }
 }
 
-// SAFETY: the memory is that of the stack of adaptors within.
+// SAFETY: the memory is that of the inner stack of adaptors.
 unsafe impl Allocate for Debugged {
     type Memory = Region;
 

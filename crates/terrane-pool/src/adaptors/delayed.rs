@@ -1,4 +1,4 @@
-//! Makes an upstream take its memory back late.
+//! Returns memory to an upstream late.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -12,11 +12,11 @@ use terrane_core::{
 
 use crate::sync::Mutex;
 
-/// An upstream to which memory returns only when a number of later blocks have been freed too,
-/// like that of a device which is still busy.
+/// An upstream that gets each freed block back only after a number of later ones have been freed.
+/// It behaves as the memory of a device that is still busy.
 ///
-/// Whoever reads memory that it has freed, or counts on it being back at once, is found out here.
-/// What is still held goes back when the adaptor and the last of its blocks have gone.
+/// This detects code that reads freed memory, or relies on its immediate return. Blocks that are
+/// still held are freed when the adaptor and the last of its blocks have dropped.
 #[derive(Debug)]
 pub struct Delayed<A: Allocate> {
     upstream: A,
@@ -36,14 +36,14 @@ impl<A: Allocate> Delayed<A> {
         Self { upstream, held: Arc::new(Held { delay, queue }) }
     }
 
-    /// Lets everything go back that is held, and says how many blocks that were.
+    /// Frees every block that is held, and returns their number.
     pub fn release(&self) -> usize {
         let released = std::mem::take(&mut *self.held.queue.lock());
         released.len()
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Delayed<A> {
     type Memory = DelayedMemory<A::Memory>;
 
@@ -64,9 +64,9 @@ unsafe impl<A: Allocate> Allocate for Delayed<A> {
     }
 }
 
-/// What [`Delayed`] hands out.
+/// Memory from [`Delayed`].
 pub struct DelayedMemory<M: Memory> {
-    /// Taken out on drop, and nowhere else.
+    /// Taken only on drop.
     memory: Option<M>,
     kind: StorageKind,
     location: Location,
@@ -79,14 +79,14 @@ impl<M: Memory> Drop for DelayedMemory<M> {
         let mut queue = self.held.queue.lock();
         queue.extend(self.memory.take());
         let due = if queue.len() > self.held.delay { queue.pop_front() } else { None };
-        // Freeing may take long, or come back here.
+        // Freeing may take long, or call this adaptor again.
         drop(queue);
         drop(due);
     }
 }
 
-// SAFETY: the answers are those that the memory gave when it was made, and gives always; it is
-// kept at least as long as `self`.
+// SAFETY: the answers are those of the memory, saved when it was allocated, and they never change.
+// The memory is kept at least as long as `self`.
 unsafe impl<M: Memory> Memory for DelayedMemory<M> {
     fn kind(&self) -> StorageKind {
         self.kind

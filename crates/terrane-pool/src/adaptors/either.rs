@@ -7,7 +7,7 @@ use terrane_core::{
     RegistrationRecord, StorageKind,
 };
 
-/// Memory from one of two upstreams, which says from which.
+/// Memory from one of two upstreams. It records which one.
 #[derive(Debug)]
 pub enum Either<A, B> {
     /// From the first.
@@ -17,7 +17,7 @@ pub enum Either<A, B> {
 }
 
 impl<A: Memory, B: Memory> Either<A, B> {
-    /// Whether the second upstream served it.
+    /// Returns whether the second upstream served it.
     #[must_use]
     pub fn is_second(&self) -> bool {
         matches!(self, Self::Second(_))
@@ -31,8 +31,8 @@ impl<A: Memory, B: Memory> Either<A, B> {
     }
 }
 
-// SAFETY: every answer is that of the memory inside, which stays the same one, is kept for as
-// long as `self`, and does not move its bytes when `self` moves.
+// SAFETY: every method asks the inner memory. It stays the same one, lives as long as `self`, and
+// does not move its bytes when `self` moves.
 unsafe impl<A: Memory, B: Memory> Memory for Either<A, B> {
     fn kind(&self) -> StorageKind {
         self.inner().kind()
@@ -67,7 +67,7 @@ unsafe impl<A: Memory, B: Memory> Memory for Either<A, B> {
     }
 }
 
-/// Upstreams of different kinds where one kind is promised.
+/// The error for upstreams of different kinds where one kind is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "upstreams of {first} and of {second} memory cannot stand for one another, as a source has \
@@ -76,7 +76,7 @@ unsafe impl<A: Memory, B: Memory> Memory for Either<A, B> {
 pub struct MixedKinds {
     /// The kind of the first upstream.
     pub first: StorageKind,
-    /// The kind that differs from it.
+    /// The other kind.
     pub second: StorageKind,
 }
 
@@ -87,8 +87,8 @@ impl MixedKinds {
     }
 }
 
-/// The limits within which every request is served by one upstream or the other: the stricter of
-/// each, but the larger of the largest regions.
+/// Returns limits within which one upstream or the other serves every request. Each is the stricter
+/// of the two, except that the largest region is the larger one.
 pub(super) fn limits_of_either(first: Limits, second: Limits) -> Limits {
     let largest_region = match (first.largest_region, second.largest_region) {
         (Some(a), Some(b)) => Some(a.max(b)),

@@ -1,26 +1,26 @@
-//! Hides an upstream's type of memory.
+//! Erases the memory type of an upstream.
 
 use std::sync::Arc;
 
 use terrane_core::{Allocate, AllocateError, Limits, Region, RegionRequest, StorageKind};
 
-/// An upstream whose memory is a type-erased [`Region`], so that upstreams of different types can
-/// stand in one place, such as the bins of a [`Binning`](super::Binning).
+/// An upstream whose memory is a type-erased [`Region`]. Upstreams of different types can then
+/// share one place, such as the bins of a [`Binning`](super::Binning).
 #[derive(Clone, Debug)]
 pub struct Erased<A>(pub A);
 
-/// Any upstream at all, shared.
+/// Any upstream, shared.
 pub type AnyUpstream = Arc<dyn Allocate<Memory = Region> + Send + Sync>;
 
 impl<A: Allocate + Send + Sync + 'static> Erased<A> {
-    /// The upstream with its own type hidden too.
+    /// Erases the type of the upstream too.
     #[must_use]
     pub fn shared(upstream: A) -> AnyUpstream {
         Arc::new(Self(upstream))
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Erased<A> {
     type Memory = Region;
 

@@ -1,14 +1,14 @@
-//! Asks a second upstream where the first has nothing.
+//! Sends requests that the first upstream cannot serve to a second.
 
 use terrane_core::{Allocate, AllocateError, Limits, RegionRequest, StorageKind};
 
 use super::either::{Either, MixedKinds, limits_of_either};
 
-/// Two upstreams of one kind, of which the second serves what the first cannot.
+/// Two upstreams of one kind. The second serves requests that the first cannot.
 ///
-/// It is asked where the first is exhausted or over its budget, or can never serve such a request
-/// because of its size or alignment. A first upstream that is closed or fails otherwise is not
-/// papered over. The memory says which upstream served it.
+/// A request goes to the second if the first is exhausted, over its budget, or can never serve its
+/// size or alignment. Other errors of the first upstream, such as a closed one, go to the caller.
+/// The memory records which upstream served it.
 #[derive(Debug)]
 pub struct Fallback<A, B> {
     first: A,
@@ -16,7 +16,7 @@ pub struct Fallback<A, B> {
 }
 
 impl<A: Allocate, B: Allocate> Fallback<A, B> {
-    /// `first`, with `second` behind it.
+    /// Makes a fallback from `first` to `second`.
     ///
     /// # Errors
     ///
@@ -27,7 +27,7 @@ impl<A: Allocate, B: Allocate> Fallback<A, B> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate, B: Allocate> Allocate for Fallback<A, B> {
     type Memory = Either<A::Memory, B::Memory>;
 
@@ -61,7 +61,7 @@ fn falls_back(error: &AllocateError) -> bool {
         )
 }
 
-/// Exhaustion if freeing memory could help with either.
+/// Returns exhaustion if freeing memory could help with either upstream.
 fn both_refused(
     kind: StorageKind,
     request: &RegionRequest,
@@ -79,7 +79,7 @@ fn both_refused(
     }
 }
 
-/// What each of the two upstreams of a [`Fallback`] said.
+/// The errors of both upstreams of a [`Fallback`].
 #[derive(Debug, thiserror::Error)]
 #[error("the first upstream said: {first}; the second: {second}")]
 pub struct BothRefused {

@@ -1,11 +1,11 @@
-//! Makes an upstream fail, on purpose and repeatably.
+//! Makes an upstream fail on purpose, repeatably.
 
 use terrane_core::{Allocate, AllocateError, ByteCount, Label, Limits, RegionRequest, StorageKind};
 
 use super::random::SplitMix64;
 use crate::sync::{AtomicU64, Ordering};
 
-/// An upstream that fails as a [`FaultPlan`] says. A call that is to fail does not reach the
+/// An upstream that fails as a [`FaultPlan`] says. A call that fails on purpose does not reach the
 /// upstream.
 #[derive(Debug)]
 pub struct Faulty<A> {
@@ -15,10 +15,10 @@ pub struct Faulty<A> {
     injected: AtomicU64,
 }
 
-/// Which calls fail: those that at least one of the rules names. Calls count from 0.
+/// The calls that fail: those that at least one rule names. Calls count from 0.
 ///
-/// The plan depends on nothing but the number of the call and the request, so a run repeats; with
-/// several threads, which of them makes which call does not.
+/// The plan depends only on the number of the call and on the request, so a run repeats. With
+/// several threads, the threads' order of calls does not repeat.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     rules: Vec<Rule>,
@@ -54,14 +54,14 @@ impl FaultPlan {
         self.with(Rule::From(call))
     }
 
-    /// Each call whose number, counted from 1, is a multiple of `period` fails. With a period of
-    /// 0, none.
+    /// Each call whose number, counted from 1, is a multiple of `period` fails. With a period of 0,
+    /// no call fails.
     #[must_use]
     pub fn fail_every(self, period: u64) -> Self {
         self.with(Rule::Every(period))
     }
 
-    /// So many calls of a million fail, chosen by the seed and the number of the call.
+    /// Out of a million calls, this many fail, chosen by the seed and the number of the call.
     #[must_use]
     pub fn fail_randomly(self, parts_per_million: u32, seed: u64) -> Self {
         self.with(Rule::Random { parts_per_million, seed })
@@ -79,7 +79,7 @@ impl FaultPlan {
         self.with(Rule::Labelled(label.into()))
     }
 
-    /// What fails does so as a broken backend, not as one that is out of memory.
+    /// Failures report a broken backend, not exhaustion.
     #[must_use]
     pub fn as_backend_failure(self) -> Self {
         Self { is_backend_failure: true, ..self }
@@ -96,7 +96,7 @@ impl FaultPlan {
             Rule::From(first) => call >= *first,
             Rule::Every(period) => *period > 0 && (call + 1).is_multiple_of(*period),
             Rule::Random { parts_per_million, seed } => {
-                // A generator of its own for each call: the answer is the same in any order.
+                // A separate generator for each call: the answer is the same in any order of calls.
                 let seed = SplitMix64::new(*seed).next() ^ call;
                 SplitMix64::new(seed).chance(*parts_per_million)
             }
@@ -113,20 +113,20 @@ impl<A: Allocate> Faulty<A> {
         Self { upstream, plan, calls: AtomicU64::new(0), injected: AtomicU64::new(0) }
     }
 
-    /// How often it was asked.
+    /// Returns the number of calls.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// How often it failed on purpose.
+    /// Returns the number of failures on purpose.
     #[must_use]
     pub fn injected(&self) -> u64 {
         self.injected.load(Ordering::Relaxed)
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Faulty<A> {
     type Memory = A::Memory;
 

@@ -1,4 +1,4 @@
-//! Refuses what a budget refuses.
+//! Limits an upstream to a budget.
 
 use terrane_core::{
     Allocate, AllocateError, Limits, Memory, RegionRequest, SizeOverflow, StorageKind,
@@ -9,16 +9,16 @@ use super::budget::{Budget, Reservation};
 
 /// An upstream within a [`Budget`].
 ///
-/// The bytes are reserved before the upstream is asked, rounded up to its granule; if it gives
-/// more than that, the rest is reserved too, or the memory goes back. So the budget counts what
-/// was obtained. The bytes are released after the upstream has its memory back.
+/// The bytes are reserved before the upstream is asked, rounded up to its granule. If the upstream
+/// returns more, the rest is reserved too, or the memory is freed. So the budget counts the bytes
+/// obtained. The bytes are released after the memory has been freed.
 #[derive(Debug)]
 pub struct Limit<A> {
     upstream: A,
     budget: Budget,
 }
 
-/// What [`Limit`] hands out.
+/// Memory from [`Limit`].
 pub type Limited<M> = Attached<M, (), Reservation>;
 
 impl<A: Allocate> Limit<A> {
@@ -41,7 +41,7 @@ impl<A: Allocate> Limit<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Limit<A> {
     type Memory = Limited<A::Memory>;
 
@@ -67,13 +67,13 @@ unsafe impl<A: Allocate> Allocate for Limit<A> {
 }
 
 impl<M> Limited<M> {
-    /// The bytes that this memory holds of the budget.
+    /// Returns the bytes that this memory reserves from the budget.
     pub fn reservation(&self) -> &Reservation {
         self.last()
     }
 }
 
-/// A request so large that its rounded size is no number of bytes.
+/// The refusal of a request whose rounded size exceeds `u64`.
 pub(super) fn size_overflow(
     kind: StorageKind,
     request: &RegionRequest,

@@ -1,12 +1,12 @@
-//! What is live, by its place.
+//! Live spans, ordered by location.
 
 use std::collections::BTreeMap;
 
 use terrane_core::{Location, Place, Span};
 
-/// Live spans that do not overlap, each with what is known of it.
+/// Live spans that do not overlap, each with a value.
 ///
-/// Spans of no bytes are at no place in particular and are not entered.
+/// Spans of no bytes have no particular place and are not entered.
 #[derive(Debug)]
 pub(crate) struct LiveRanges<T> {
     ranges: BTreeMap<Place, (Span, T)>,
@@ -17,7 +17,7 @@ impl<T> LiveRanges<T> {
         Self { ranges: BTreeMap::new() }
     }
 
-    /// The live span that overlaps `span`, if there is one.
+    /// Returns the live span that overlaps `span`, if there is one.
     pub(crate) fn overlapping(&self, span: &Span) -> Option<(&Span, &T)> {
         let place = span.location.place();
         // As the live spans are disjoint, only the two neighbours can overlap.
@@ -30,7 +30,7 @@ impl<T> LiveRanges<T> {
             .find(|(live, _)| live.overlaps(span))
     }
 
-    /// Enters a span that overlaps none.
+    /// Enters a span that overlaps no live span.
     pub(crate) fn insert(&mut self, span: Span, value: T) {
         if !span.length.is_zero() {
             self.ranges.insert(span.location.place(), (span, value));
@@ -44,7 +44,7 @@ impl<T> LiveRanges<T> {
         self.ranges.remove(&span.location.place()).map(|(_, value)| value)
     }
 
-    /// The span that contains `location`.
+    /// Returns the span that contains `location`.
     pub(crate) fn containing(&self, location: Location) -> Option<(&Span, &T)> {
         let place = location.place();
         let (start, (span, value)) = self.ranges.range(..=place).next_back()?;

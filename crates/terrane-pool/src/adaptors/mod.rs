@@ -1,7 +1,7 @@
 //! Adaptors: each takes an upstream, adds one thing, and is an [`Allocate`] itself.
 //!
-//! They compose in any order, and what an adaptor did at an allocation it undoes when the memory
-//! drops. [`Adapt`] writes a stack in the order in which a request passes upwards:
+//! They compose in any order. When memory drops, each adaptor undoes what it did at the allocation.
+//! [`Adapt`] builds a stack from the upstream outwards:
 //!
 //! ```
 //! use terrane_core::{Allocate, ByteCount, RegionRequest};
@@ -24,17 +24,17 @@
 //! |---|---|
 //! | [`Limit`] | a budget, alone or in a tree that tiers share |
 //! | [`Statistics`] | counts, peaks and measurement windows |
-//! | [`Trace`] | a log in RMM's columns, to be replayed |
+//! | [`Trace`] | a log in RMM's columns, for replay |
 //! | [`Guard`] | detection of overlaps, writes out of bounds and stale references |
 //! | [`Poison`] | a pattern in memory that is new or freed |
 //! | [`DebugOptions`] | guard and poison as code or the environment chooses |
-//! | [`Tags`] | a table of what is live, for a [`Snapshot`] |
+//! | [`Tags`] | a table of live blocks, for a [`Snapshot`] |
 //! | [`OnFailure`] | a callback that may make room, a bounded number of times |
 //! | [`Fallback`] | a second upstream behind the first |
 //! | [`Binning`] | an upstream for each range of sizes |
 //! | [`Slabs`] | small blocks, cut from large regions |
 //! | [`Erased`] | one type of memory for all upstreams |
-//! | [`Faulty`], [`Delayed`] | failures, and memory that comes back late, for tests |
+//! | [`Faulty`], [`Delayed`] | failures, and memory that is freed late, for tests |
 //!
 //! [`Simulated`] is an upstream of addresses without memory. Adaptors are for the slow path of a
 //! pool, or for debugging: most take a short lock.

@@ -7,8 +7,8 @@ use terrane_core::{Allocate, AllocateError, Limits, RegionRequest, StorageKind};
 
 /// An upstream that calls back when it is exhausted, and tries again if the callback says so.
 ///
-/// Errors other than exhaustion ([`AllocateError::is_exhaustion`]) go straight to the caller:
-/// no room that anybody makes helps against them. The callback runs on the allocating thread,
+/// Errors other than exhaustion ([`AllocateError::is_exhaustion`]) go straight to the caller,
+/// because freeing memory does not help against them. The callback runs on the allocating thread,
 /// with no lock held.
 pub struct OnFailure<A, F> {
     upstream: A,
@@ -16,23 +16,23 @@ pub struct OnFailure<A, F> {
     callback: F,
 }
 
-/// A request that was refused, as the callback of [`OnFailure`] sees it.
+/// A refused request, as the callback of [`OnFailure`] gets it.
 #[derive(Debug)]
 pub struct RefusedRequest<'r> {
     /// The request.
     pub request: &'r RegionRequest,
-    /// Why it was refused.
+    /// The refusal.
     pub error: &'r AllocateError,
-    /// How often the callback has been called for this request before.
+    /// The number of earlier calls of the callback for this request.
     pub earlier_calls: u32,
 }
 
-/// What the callback of [`OnFailure`] has to say.
+/// The answer of the callback of [`OnFailure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// There may be room now.
+    /// There may be room now: try again.
     Retry,
-    /// There is no more to be had.
+    /// There is no more memory to free: refuse.
     GiveUp,
 }
 
@@ -48,7 +48,7 @@ where
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A, F> Allocate for OnFailure<A, F>
 where
     A: Allocate,

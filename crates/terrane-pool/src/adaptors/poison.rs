@@ -1,5 +1,5 @@
-//! Fills memory with a pattern when it is handed out and when it goes, so that whoever reads what
-//! was never written, or is no longer theirs, sees it.
+//! Fills memory with a pattern when it is allocated and when it is freed. The pattern shows reads
+//! of uninitialised or freed memory.
 
 use std::fmt;
 use std::ptr;
@@ -12,21 +12,21 @@ use terrane_core::{
 use crate::StreamId;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 
-/// Writes a byte all over some memory, in the order of a stream, and reaches single bytes of it: what
-/// a [`Poison`] and a [`Guard`](super::Guard) do to memory.
+/// Fills memory with a byte in the order of a stream, and writes and reads single bytes of it. A
+/// [`Poison`] and a [`Guard`](super::Guard) access memory through it.
 pub trait Fill: Send + Sync + fmt::Debug + 'static {
-    /// Fills all of `memory` with `byte`: after what `stream` has been given to do so far, and
-    /// before what it is given later.
+    /// Fills all of `memory` with `byte`: after the work already submitted to `stream`, and before
+    /// later work.
     ///
     /// # Safety
     ///
-    /// Until the fill has finished, the memory is alive and nobody else accesses its bytes,
-    /// except on `stream`. What lies in host memory finishes before the call returns; memory of a
-    /// device goes back to its upstream in the order of `stream`.
+    /// Until the fill has finished, the memory is alive, and no other code accesses its bytes,
+    /// except on `stream`. A fill of host memory finishes before the call returns. Device memory is
+    /// freed to its upstream in the order of `stream`.
     ///
     /// # Errors
     ///
-    /// What the driver says, or [`CannotFill`] for a kind of memory that it does not know.
+    /// The driver's error, or [`CannotFill`] for a kind of memory that it does not know.
     unsafe fn fill(
         &self,
         memory: &dyn Memory,
@@ -34,32 +34,34 @@ pub trait Fill: Send + Sync + fmt::Debug + 'static {
         stream: StreamId,
     ) -> Result<(), BoxedCause>;
 
-    /// Whether memory of this kind can be written and read here. By default, if it is the host's.
+    /// Returns whether this can write and read memory of this kind. By default, only host memory.
     fn reaches(&self, kind: StorageKind) -> bool {
         kind.is_host()
     }
 
-    /// Writes `bytes` at `at`: after what `stream` has been given to do so far, and before the call
-    /// returns. By default, to host memory, and on the calling thread.
+    /// Writes `bytes` at `at`: after the work already submitted to `stream`, and before the call
+    /// returns. The default writes host memory on the calling thread.
     ///
     /// # Safety
     ///
-    /// The span is valid, and nobody else accesses it meanwhile, except on `stream` before.
+    /// The span is valid. No other code accesses it during the call, except earlier work on
+    /// `stream`.
     ///
     /// # Errors
     ///
-    /// What the driver says, or [`CannotReach`].
+    /// The driver's error, or [`CannotReach`].
     unsafe fn write(&self, at: Location, bytes: &[u8], stream: StreamId) -> Result<(), BoxedCause> {
         let _ = stream;
         let Location::Host(address) = at else {
             return Err(Box::new(CannotReach { location: at }));
         };
-        // SAFETY: the span is valid by the caller's promise, and no reference to it exists.
+        // SAFETY: the caller promises that the span is valid and that no other code accesses it, so
+        // it does not overlap `bytes`.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), address.as_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Reads the bytes at `at`, as [`write`](Self::write) writes them.
+    /// Reads the bytes at `at`, in the same order as [`write`](Self::write).
     ///
     /// # Safety
     ///
@@ -126,13 +128,13 @@ impl Fill for FillHost {
             return Err(Box::new(CannotFill { kind }));
         };
         let length = memory.length().to_usize();
-        // SAFETY: a memory's span is valid for writes, and the caller has it to itself.
+        // SAFETY: a memory's span is valid for writes, and the caller has exclusive access to it.
         unsafe { ptr::write_bytes(address.as_ptr(), byte, length) };
         Ok(())
     }
 }
 
-/// Memory of a kind that a [`Fill`] does not know.
+/// The error for memory of a kind that a [`Fill`] does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} memory cannot be filled from here; give a `Fill` that knows it")]
 pub struct CannotFill {
@@ -140,7 +142,7 @@ pub struct CannotFill {
     pub kind: StorageKind,
 }
 
-/// A place that a [`Fill`] cannot reach.
+/// The error for a place that a [`Fill`] cannot reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{location} cannot be reached from here; give a `Fill` that knows it")]
 pub struct CannotReach {
@@ -148,12 +150,12 @@ pub struct CannotReach {
     pub location: Location,
 }
 
-/// With what memory is filled.
+/// The bytes that memory is filled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoisonBytes {
-    /// When it is handed out. The default, `0xFF`, makes every binary floating-point number a NaN.
+    /// On allocation. The default, `0xFF`, makes every binary floating-point number a NaN.
     pub allocated: u8,
-    /// When it goes back. The default is `0xDE`.
+    /// On free. The default is `0xDE`.
     pub freed: u8,
 }
 
@@ -163,10 +165,10 @@ impl Default for PoisonBytes {
     }
 }
 
-/// An upstream whose memory is filled with a pattern when it is handed out and when it goes back.
+/// An upstream whose memory is filled with a pattern when it is allocated and when it is freed.
 ///
-/// A fill that fails refuses no memory: it is counted, and its cause kept, in
-/// [`report`](Self::report).
+/// A fill that fails refuses no memory. [`report`](Self::report) gives the number of failures and
+/// the last cause.
 #[derive(Debug)]
 pub struct Poison<A> {
     upstream: A,
@@ -183,21 +185,21 @@ struct Painter {
     last_failure: Mutex<Option<Arc<dyn std::error::Error + Send + Sync>>>,
 }
 
-/// What a [`Poison`] has done.
+/// The counts of a [`Poison`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct PoisonReport {
-    /// Fills that were carried out, or given to the stream.
+    /// Fills that were carried out, or submitted to the stream.
     pub filled: u64,
-    /// Fills that failed, so that memory kept what was in it.
+    /// Fills that failed, so that memory kept its content.
     pub failed: u64,
-    /// Why the last one failed.
+    /// The cause of the last failure.
     pub last_failure: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 impl<A: Allocate> Poison<A> {
-    /// Fills what `upstream` hands out by means of `fill`, in the order of `stream`, which host
-    /// memory ignores.
+    /// Fills memory of `upstream` through `fill`, in the order of `stream`. Host memory ignores the
+    /// stream.
     #[must_use]
     pub fn new(upstream: A, fill: impl Fill, bytes: PoisonBytes, stream: StreamId) -> Self {
         let painter = Painter {
@@ -211,13 +213,13 @@ impl<A: Allocate> Poison<A> {
         Self { upstream, painter: Arc::new(painter) }
     }
 
-    /// Fills what `upstream`, which is of host memory, hands out.
+    /// Fills memory of `upstream`, which must be host memory.
     #[must_use]
     pub fn on_host(upstream: A) -> Self {
         Self::new(upstream, FillHost, PoisonBytes::default(), StreamId::new(0))
     }
 
-    /// What has been filled, and what could not be.
+    /// Returns the counts of fills and failures.
     #[must_use]
     pub fn report(&self) -> PoisonReport {
         PoisonReport {
@@ -245,14 +247,14 @@ impl Painter {
                 tracing::warn!(%error, kind = %memory.kind(), "memory was not poisoned");
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 let before = self.last_failure.lock().replace(error.into());
-                // An error is foreign code when it drops.
+                // Dropping an error may run foreign code.
                 drop(before);
             }
         }
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Poison<A> {
     type Memory = Poisoned<A::Memory>;
 
@@ -266,14 +268,14 @@ unsafe impl<A: Allocate> Allocate for Poison<A> {
 
     fn allocate(&self, request: &RegionRequest) -> Result<Self::Memory, AllocateError> {
         let memory = self.upstream.allocate(request)?;
-        // SAFETY: nobody has the memory but this function, and then whoever it is handed to,
-        // in the order of the stream.
+        // SAFETY: only this function has the memory. After that, the caller uses the memory in the
+        // order of the stream.
         unsafe { self.painter.paint(&memory, self.painter.bytes.allocated) };
         Ok(Poisoned { memory, painter: Arc::clone(&self.painter) })
     }
 }
 
-/// What [`Poison`] hands out.
+/// Memory from [`Poison`].
 pub struct Poisoned<M: Memory> {
     memory: M,
     painter: Arc<Painter>,
@@ -281,12 +283,13 @@ pub struct Poisoned<M: Memory> {
 
 impl<M: Memory> Drop for Poisoned<M> {
     fn drop(&mut self) {
-        // SAFETY: its last user has given the memory up, and it goes back after this.
+        // SAFETY: its owner is dropping it, so no code uses it any more, except earlier work on the
+        // stream. It is freed after this.
         unsafe { self.painter.paint(&self.memory, self.painter.bytes.freed) };
     }
 }
 
-// SAFETY: every answer is that of the memory, which is neither moved nor dropped before `self`.
+// SAFETY: every method asks the memory, which is neither moved nor dropped before `self`.
 unsafe impl<M: Memory> Memory for Poisoned<M> {
     terrane_core::delegate_memory!(self, self.memory);
 }

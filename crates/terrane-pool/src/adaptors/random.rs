@@ -17,7 +17,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, or 0 if that is 0. The bias is below `bound` / 2^64.
+    /// Returns a number below `bound`, or 0 if that is 0. The bias is below `bound` / 2^64.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         let wide = u128::from(self.next()) * u128::from(bound);
         // The high half of a product with `bound` is below it.

@@ -11,14 +11,15 @@ use super::address_space::{AddressSpace, Reuse};
 use super::limit::size_overflow;
 use crate::sync::Mutex;
 
-/// Memory of a device that does not exist: addresses, with a capacity and an address space, and
-/// no bytes behind them.
+/// Memory of a simulated device: addresses, with a capacity and an address space, and no bytes
+/// behind them.
 ///
-/// A pool, an adaptor or a recorded trace runs over it as over a device of any size. The device's
-/// ordinal is one that no driver counts to, and its addresses are such as no device has, so
-/// memory from here that strays into a copy is refused by whoever should carry it out.
+/// A pool, an adaptor or a recorded trace runs over it as over a device of any size. No driver uses
+/// the device's ordinal, and no device has its addresses. So the code that would carry out a copy
+/// refuses this memory.
 ///
-/// What is still live when it should all be back is a leak: see [`usage`](Self::usage).
+/// Memory that is still live after all owners should have dropped it is a leak: see
+/// [`usage`](Self::usage).
 #[derive(Debug)]
 pub struct Simulated {
     device: DeviceId,
@@ -26,16 +27,16 @@ pub struct Simulated {
     state: Arc<Mutex<State>>,
 }
 
-/// What a [`Simulated`] device is like.
+/// The options of a [`Simulated`] device.
 #[derive(Clone, Copy, Debug)]
 pub struct SimulatedOptions {
-    /// How many bytes it has. The default is 2^48.
+    /// The capacity in bytes. The default is 2^48.
     pub capacity: ByteCount,
-    /// What it demands of requests.
+    /// The limits on requests.
     pub limits: Limits,
-    /// Whether, and how, addresses are handed out again.
+    /// Whether, and how, addresses are reused.
     pub reuse: Reuse,
-    /// Tells simulated devices from one another.
+    /// A number that distinguishes simulated devices.
     pub device: u16,
 }
 
@@ -50,7 +51,7 @@ impl Default for SimulatedOptions {
     }
 }
 
-/// What a [`Simulated`] device has handed out.
+/// The usage of a [`Simulated`] device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SimulatedUsage {
@@ -60,7 +61,7 @@ pub struct SimulatedUsage {
     pub live_blocks: u64,
     /// The most bytes that were live at once.
     pub peak_bytes: ByteCount,
-    /// Blocks handed out in all.
+    /// Blocks allocated in all.
     pub allocations: u64,
     /// Requests refused.
     pub failures: u64,
@@ -73,11 +74,11 @@ struct State {
     usage: SimulatedUsage,
 }
 
-/// No driver counts devices up to here.
+/// No driver numbers its devices this high.
 const FIRST_SIMULATED_DEVICE: u32 = 0xFFFF_0000;
 
 impl Simulated {
-    /// A device as `options` describe it.
+    /// Makes a device with `options`.
     #[must_use]
     pub fn new(options: SimulatedOptions) -> Self {
         let SimulatedOptions { capacity, limits, reuse, device } = options;
@@ -90,7 +91,7 @@ impl Simulated {
         }
     }
 
-    /// What has been handed out.
+    /// Returns the usage.
     #[must_use]
     pub fn usage(&self) -> SimulatedUsage {
         self.state.lock().usage
@@ -133,7 +134,7 @@ impl Simulated {
     }
 }
 
-// SAFETY: addresses of what is live do not overlap, and nothing lies behind them.
+// SAFETY: addresses of live memory do not overlap, and no bytes lie behind them.
 unsafe impl Allocate for Simulated {
     type Memory = SimulatedMemory;
 
@@ -179,12 +180,12 @@ pub struct SimulatedMemory {
     device: DeviceId,
     address: u64,
     length: ByteCount,
-    /// Where it goes back; `None` for a span of no bytes.
+    /// The device's state, to free the span in; `None` for a span of no bytes.
     state: Option<Arc<Mutex<State>>>,
 }
 
-// SAFETY: the span is one of a live allocation of the simulated device, which is the only device
-// of its ordinal; there are no bytes behind it that anybody could reach.
+// SAFETY: the span is one of a live allocation of the simulated device, which is the only device of
+// its ordinal. No bytes lie behind it, so no access can reach any.
 unsafe impl Memory for SimulatedMemory {
     fn kind(&self) -> StorageKind {
         StorageKind::Device(self.device)

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use terrane_core::{ByteCount, Label, Span};
 
-/// Every block of some sources at one instant each.
+/// Every block of some sources, each source at one instant.
 ///
-/// With the feature `serde` it serialises; `to_json` says in which form.
+/// With the feature `serde` it serialises. `to_json` documents the format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The blocks, source by source.
@@ -16,25 +16,25 @@ pub struct Snapshot {
 /// One block of a [`Snapshot`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockRecord {
-    /// What and where it is.
+    /// The kind, location and length.
     pub span: Span,
-    /// The bytes that were asked for; of a cached block, none.
+    /// The bytes requested; zero for a cached block.
     pub asked: ByteCount,
-    /// Whose it is.
+    /// The label of the owner.
     pub tag: Label,
-    /// What it is doing.
+    /// The state of the block.
     pub state: BlockState,
-    /// Which allocation of its source it came from, counted from 1; 0 where nobody counts.
+    /// The number of the allocation at its source, from 1; 0 if the source does not count.
     pub sequence: u64,
 }
 
-/// What a block is doing.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum BlockState {
     /// In use.
     Live,
-    /// Freed, while some stream may still use it.
+    /// Freed, but some stream may still use it.
     Pending,
     /// Freed, and kept for the next request.
     Cached,
@@ -54,24 +54,24 @@ impl BlockState {
 
 /// A source that can list its blocks.
 pub trait Inspect {
-    /// Shows every block to `visit`, as of one instant. It holds no lock meanwhile.
+    /// Calls `visit` with every block, as of one instant. It holds no lock during the calls.
     fn inspect(&self, visit: &mut dyn FnMut(BlockRecord));
 }
 
 /// The blocks and bytes of one tag in one state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagTotal {
-    /// How many blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// How many bytes they have.
+    /// The length of the blocks in bytes.
     pub bytes: u64,
-    /// How many bytes were asked for.
+    /// The bytes requested.
     pub asked: u64,
 }
 
 impl Snapshot {
-    /// The blocks of all `sources`, one source after the other: a [`Pool`](crate::Pool) lists its
-    /// free blocks, the table of a [`Tags`](super::Tags) around it those in use.
+    /// Takes the blocks of all `sources`, one source after the other. A [`Pool`](crate::Pool) lists
+    /// its free blocks. The table of a [`Tags`](super::Tags) around it lists those in use.
     #[must_use]
     pub fn of(sources: &[&dyn Inspect]) -> Self {
         let mut blocks = Vec::new();
@@ -81,7 +81,7 @@ impl Snapshot {
         Self { blocks }
     }
 
-    /// What each tag has in `state`, the largest first.
+    /// Returns the total of each tag in `state`, the largest first.
     #[must_use]
     pub fn by_tag(&self, state: BlockState) -> Vec<(Label, TagTotal)> {
         let mut totals: BTreeMap<&Label, TagTotal> = BTreeMap::new();
@@ -108,14 +108,15 @@ mod json {
     const VERSION: u32 = 1;
 
     impl Snapshot {
-        /// The snapshot as JSON: `{"version": 1, "blocks": [{"kind": "device 0", "address": "0x…",
-        /// "bytes": 512, "asked": 300, "tag": "kv", "state": "live", "sequence": 7}, …]}`.
+        /// Returns the snapshot as JSON:
+        /// `{"version": 1, "blocks": [{"kind": "device 0", "address": "0x…", "bytes": 512,
+        /// "asked": 300, "tag": "kv", "state": "live", "sequence": 7}, …]}`.
         ///
-        /// Addresses are strings, as many readers of JSON lose the low bits of large numbers.
+        /// Addresses are strings, because many readers of JSON lose the low bits of large numbers.
         ///
         /// # Errors
         ///
-        /// `serde_json`'s, which writing to memory does not meet.
+        /// The error of `serde_json`, which does not occur on writing to memory.
         pub fn to_json(&self) -> Result<String, serde_json::Error> {
             serde_json::to_string_pretty(self)
         }

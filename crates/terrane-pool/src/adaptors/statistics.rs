@@ -1,4 +1,4 @@
-//! Counts what an upstream hands out.
+//! Counts the allocations of an upstream.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use crate::sync::Mutex;
 
 /// An upstream whose allocations are counted.
 ///
-/// The counters live in a [`Counters`] handle, which may be shared by several upstreams. Bytes
-/// are those that were obtained, not those that were asked for.
+/// The counters are in a [`Counters`] handle, which several upstreams may share. Bytes are those
+/// obtained, not those requested.
 #[derive(Debug)]
 pub struct Statistics<A> {
     upstream: A,
     counters: Counters,
 }
 
-/// What [`Statistics`] hands out.
+/// Memory from [`Statistics`].
 pub type Counted<M> = Attached<M, (), Count>;
 
 impl<A: Allocate> Statistics<A> {
-    /// Counts what `upstream` hands out in `counters`.
+    /// Counts the allocations of `upstream` in `counters`.
     #[must_use]
     pub fn new(upstream: A, counters: Counters) -> Self {
         Self { upstream, counters }
@@ -42,7 +42,7 @@ impl<A: Allocate> Statistics<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Statistics<A> {
     type Memory = Counted<A::Memory>;
 
@@ -70,8 +70,8 @@ unsafe impl<A: Allocate> Allocate for Statistics<A> {
 
 /// Counters of allocations, exact and consistent with one another at every instant.
 ///
-/// All change together under one short lock: a peak of bytes, a peak of blocks and any number of
-/// measurement windows cannot be exact otherwise. Cloning gives another handle to the same
+/// All change together under one short lock. Otherwise a peak of bytes, a peak of blocks and any
+/// number of measurement windows could not all be exact. Cloning returns another handle to the same
 /// counters.
 #[derive(Clone, Debug)]
 pub struct Counters(Arc<Mutex<Ledger>>);
@@ -79,18 +79,18 @@ pub struct Counters(Arc<Mutex<Ledger>>);
 #[derive(Debug, Default)]
 struct Ledger {
     since_start: Totals,
-    /// The open windows; a closed one leaves its slot for the next.
+    /// The open windows. The slot of a closed one is reused.
     windows: Vec<Option<Totals>>,
 }
 
-/// What was counted, in a window or from the beginning.
+/// The counts of a window, or of all time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Bytes and blocks that are live.
     pub current: Amount,
     /// The most bytes, and the most blocks, that were live at once.
     pub peak: Amount,
-    /// All that was handed out, whether live or not.
+    /// All allocations, live or freed.
     pub total: Amount,
     /// Requests that were refused.
     pub failed: u64,
@@ -106,25 +106,25 @@ pub struct Amount {
 }
 
 impl Counters {
-    /// Counters that stand at zero.
+    /// Makes counters that are zero.
     #[must_use]
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new(Ledger::default())))
     }
 
-    /// What was counted from the beginning.
+    /// Returns the counts since the counters were made.
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.0.lock().since_start
     }
 
-    /// Counts the peaks from the beginning anew from what is live. Windows keep theirs.
+    /// Resets the peaks of all time to the live bytes and blocks. Windows keep their peaks.
     pub fn reset_peak(&self) {
         let totals = &mut self.0.lock().since_start;
         totals.peak = totals.current;
     }
 
-    /// Opens a measurement window: it counts from now on, whatever other windows do.
+    /// Opens a measurement window. It counts from now on, independently of other windows.
     #[must_use]
     pub fn window(&self) -> Window {
         let mut ledger = self.0.lock();
@@ -182,8 +182,8 @@ impl Totals {
 
 /// A measurement window over [`Counters`], open until it drops.
 ///
-/// `current` and `peak` include what was live when it opened; `total` and `failed` count only
-/// what came after.
+/// `current` and `peak` include the memory that was live when it opened. `total` and `failed` count
+/// only later events.
 #[derive(Debug)]
 pub struct Window {
     counters: Counters,
@@ -191,7 +191,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// What was counted since the window opened.
+    /// Returns the counts since the window opened.
     #[must_use]
     pub fn totals(&self) -> Totals {
         let ledger = self.counters.0.lock();

@@ -1,4 +1,4 @@
-//! Keeps a table of what is live, with the label that it was asked for under.
+//! Keeps a table of live blocks, with the labels of their requests.
 
 use std::sync::Arc;
 
@@ -10,30 +10,30 @@ use super::attached::Attached;
 use super::snapshot::{BlockRecord, BlockState, Inspect};
 use crate::sync::Mutex;
 
-/// An upstream whose live blocks are entered in a [`LiveBlocks`], by the labels of their requests.
+/// An upstream that records its live blocks in a [`LiveBlocks`], by the labels of their requests.
 #[derive(Debug)]
 pub struct Tags<A> {
     upstream: A,
     table: LiveBlocks,
 }
 
-/// What [`Tags`] hands out.
+/// Memory from [`Tags`].
 pub type Tagged<M> = Attached<M, TagEntry>;
 
-/// The live blocks of one or several upstreams. Cloning gives another handle to the same table.
+/// The live blocks of one or several upstreams. Cloning returns another handle to the same table.
 #[derive(Clone, Debug)]
 pub struct LiveBlocks(Arc<Mutex<Table>>);
 
 #[derive(Debug)]
 struct Table {
-    /// Freed entries are `None` until their place is taken again.
+    /// Freed entries are `None` until their place is reused.
     blocks: Vec<Option<BlockRecord>>,
     free: Vec<usize>,
     sequence: u64,
 }
 
 impl<A: Allocate> Tags<A> {
-    /// Enters what `upstream` hands out in `table`.
+    /// Records the live blocks of `upstream` in `table`.
     #[must_use]
     pub fn new(upstream: A, table: LiveBlocks) -> Self {
         Self { upstream, table }
@@ -46,7 +46,7 @@ impl<A: Allocate> Tags<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Tags<A> {
     type Memory = Tagged<A::Memory>;
 
@@ -66,14 +66,14 @@ unsafe impl<A: Allocate> Allocate for Tags<A> {
 }
 
 impl LiveBlocks {
-    /// An empty table.
+    /// Makes an empty table.
     #[must_use]
     pub fn new() -> Self {
         let table = Table { blocks: Vec::new(), free: Vec::new(), sequence: 0 };
         Self(Arc::new(Mutex::new(table)))
     }
 
-    /// How many blocks are live.
+    /// Returns the number of live blocks.
     #[must_use]
     pub fn live(&self) -> usize {
         let table = self.0.lock();
@@ -107,7 +107,7 @@ impl Inspect for LiveBlocks {
     }
 }
 
-/// The entry of a live block; it leaves the table on drop.
+/// The entry of a live block. It leaves the table on drop.
 #[derive(Debug)]
 pub struct TagEntry {
     table: LiveBlocks,

@@ -1,7 +1,7 @@
-//! The seam to streams: what a pool has to know of a device's queues of work.
+//! The interface to streams: what a pool must know of a device's queues of work.
 //!
-//! A *stream* is a queue whose work runs in order; a *fence* is a mark in a stream that says
-//! whether everything before it has run. CUDA's streams and events are the model;
+//! A *stream* is a queue whose work runs in order. A *fence* is a mark in a stream that reports
+//! whether all work before it has run. CUDA's streams and events are the model.
 //! [`SimulatedStreams`] has the same order without a device.
 
 use std::fmt;
@@ -14,24 +14,24 @@ mod simulated;
 
 pub use simulated::SimulatedStreams;
 
-/// Which stream: a number that the [`FenceSource`] gives a meaning to (a driver's handle, an
+/// The identity of a stream: a number that the [`FenceSource`] defines (a driver's handle, an
 /// index).
 ///
-/// To a pool a number is one stream for good: it reuses at once what was freed on it before, and
-/// may record a fence in it long after a block was freed. So a stream lives for as long as pools
-/// that know it, or until they have been trimmed and nothing is pending; and its number goes to
-/// another stream, as drivers do with handles, only when all of its work has run.
+/// A pool takes one number as one stream. It reuses at once the blocks that were freed on it, and
+/// may record a fence in it long after a block was freed. So a stream must live as long as the
+/// pools that know it, or until they have been trimmed and no block is pending. Its number may pass
+/// to another stream, as drivers do with handles, only when all of its work has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(u64);
 
 impl StreamId {
-    /// The stream of this number.
+    /// Makes the identity from its number.
     #[must_use]
     pub const fn new(id: u64) -> Self {
         Self(id)
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
@@ -44,79 +44,80 @@ impl fmt::Display for StreamId {
     }
 }
 
-/// How a stream uses a block. A write counts for more than a read.
+/// How a stream uses a block. A write is stronger than a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
     /// The work reads the block.
     Read,
-    /// The work writes the block, and may read it too.
+    /// The work writes the block, and may also read it.
     Write,
 }
 
-/// Where fences come from: the queues of one device, or a simulation of them.
+/// A source of fences: the queues of one device, or a simulation of them.
 ///
-/// A pool calls a source and its fences without a lock, so they may use the pool.
+/// A pool calls a source and its fences without holding a lock, so they may use the pool.
 pub trait FenceSource: Send + Sync + fmt::Debug {
     /// Makes a fence. It counts as complete until it is recorded.
     ///
-    /// A pool keeps its fences and records them over and over.
+    /// A pool keeps its fences and records them repeatedly.
     ///
     /// # Errors
     ///
-    /// [`FenceError`], if the driver has no fence to give.
+    /// [`FenceError`], if the driver cannot make a fence.
     fn create(&self) -> Result<Arc<dyn Fence>, FenceError>;
 }
 
 /// A mark in a stream.
 pub trait Fence: Send + Sync + fmt::Debug {
-    /// Moves the mark behind everything that has been submitted to `stream` so far.
+    /// Moves the mark behind all work that has been submitted to `stream` so far.
     ///
     /// # Errors
     ///
-    /// [`FenceError`], after which the fence proves nothing until it is recorded again.
+    /// [`FenceError`]. After it, the fence proves nothing until it is recorded again.
     fn record(&self, stream: StreamId) -> Result<(), FenceError>;
 
-    /// Whether everything before the mark has run. Never blocks.
+    /// Returns whether all work before the mark has run. Never blocks.
     ///
     /// # Errors
     ///
-    /// [`FenceError`], if the driver cannot tell: the work must be taken to be running.
+    /// [`FenceError`], if the driver cannot tell. The caller must assume that the work is running.
     fn is_complete(&self) -> Result<bool, FenceError>;
 
-    /// Blocks until everything before the mark has run, or `timeout` has passed; answers whether
-    /// it has run.
+    /// Blocks until all work before the mark has run, or `timeout` has passed. Returns whether the
+    /// work has run.
     ///
     /// # Errors
     ///
     /// [`FenceError`], as for [`is_complete`](Self::is_complete).
     fn wait(&self, timeout: Duration) -> Result<bool, FenceError>;
 
-    /// Makes what is submitted to `stream` from now on run after the mark, without blocking the
-    /// caller. Answers `false` where the source cannot order one stream after another.
+    /// Orders later work of `stream` after the mark, without blocking the caller. Returns `false`
+    /// if the source cannot order one stream after another.
     ///
     /// # Errors
     ///
-    /// [`FenceError`], after which nothing has been ordered.
+    /// [`FenceError`]. After it, nothing has been ordered.
     fn delay(&self, stream: StreamId) -> Result<bool, FenceError> {
         let _ = stream;
         Ok(false)
     }
 }
 
-/// When `patience` runs out. What no clock can tell is as good as never: a century from now.
+/// Returns the instant when `patience` ends. If no clock can represent it, returns a century from
+/// now, which is as good as never.
 pub(crate) fn deadline_after(patience: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     let now = Instant::now();
     now.checked_add(patience.min(CENTURY)).unwrap_or(now)
 }
 
-/// An operation on a fence that failed.
+/// The error of an operation on a fence.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} failed: the work before it has to be taken as still running")]
 pub struct FenceError {
-    /// The operation, as the driver calls it.
+    /// The operation, by the driver's name.
     pub operation: &'static str,
-    /// What the driver said.
+    /// The driver's error.
     #[source]
     pub source: BoxedCause,
 }

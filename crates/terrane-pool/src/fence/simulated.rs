@@ -9,8 +9,8 @@ use super::{Fence, FenceError, FenceSource, StreamId, deadline_after};
 
 /// A set of streams that run only when told to, in an order that a seed chooses.
 ///
-/// Within one stream work runs in the order of its submission; between streams, in any order
-/// that the [ordering of one stream after another](Fence::delay) allows. Clones share the streams.
+/// Work of one stream runs in the order of its submission. Work of different streams runs in any
+/// order that [`Fence::delay`] allows. Clones share the streams.
 ///
 /// ```
 /// use terrane_pool::{Fence as _, FenceSource as _, SimulatedStreams, StreamId};
@@ -52,7 +52,7 @@ struct Stream {
     queue: VecDeque<Work>,
     submitted: u64,
     completed: u64,
-    /// Someone runs the front of the queue just now.
+    /// A thread is running the front of the queue.
     running: bool,
 }
 
@@ -62,7 +62,7 @@ enum Work {
 }
 
 impl SimulatedStreams {
-    /// Streams that interleave as `seed` says.
+    /// Makes streams that interleave as `seed` chooses.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let streams = Self::default();
@@ -70,24 +70,24 @@ impl SimulatedStreams {
         streams
     }
 
-    /// Whether waiting for a fence runs the work before it, as a device would meanwhile. Without
-    /// it, the default, a wait lasts until another thread runs the work, or times out.
+    /// Sets whether waiting for a fence runs the work before it, as a device would meanwhile. By
+    /// default, a wait lasts until another thread runs the work, or times out.
     pub fn set_runs_on_wait(&self, runs: bool) {
         self.lock().runs_on_wait = runs;
     }
 
-    /// Lets the next `count` operations on fences fail.
+    /// Makes the next `count` operations on fences fail.
     pub fn fail_next(&self, count: u32) {
         self.lock().failures_due = count;
     }
 
-    /// How many fences have been made so far.
+    /// Returns the number of fences made so far.
     #[must_use]
     pub fn fences_created(&self) -> u64 {
         self.lock().fences
     }
 
-    /// How much work of `stream` has not run yet.
+    /// Returns the number of pieces of work of `stream` that have not run yet.
     #[must_use]
     pub fn backlog(&self, stream: StreamId) -> usize {
         self.lock().streams.get(&stream).map_or(0, |stream| stream.queue.len())
@@ -98,7 +98,7 @@ impl SimulatedStreams {
         self.lock().push(stream, Work::Run(Box::new(work)));
     }
 
-    /// Runs the next piece of work of `stream`; answers whether there was one that could run.
+    /// Runs the next piece of work of `stream`. Returns whether one could run.
     pub fn step(&self, stream: StreamId) -> bool {
         let mut state = self.lock();
         let Some(work) = state.start(stream) else { return false };
@@ -115,7 +115,7 @@ impl SimulatedStreams {
         true
     }
 
-    /// Runs one piece of work of a stream that the seed chooses; answers whether any could run.
+    /// Runs one piece of work of a stream that the seed chooses. Returns whether any could run.
     pub fn step_any(&self) -> bool {
         let mut state = self.lock();
         let mut ids: Vec<_> = state.streams.keys().copied().collect();
@@ -126,7 +126,7 @@ impl SimulatedStreams {
         ids.into_iter().any(|stream| self.step(stream))
     }
 
-    /// Runs everything that can run.
+    /// Runs all work that can run.
     pub fn run_all(&self) {
         while self.step_any() {}
     }

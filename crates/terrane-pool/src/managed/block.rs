@@ -16,64 +16,64 @@ use super::manager::{ManagedMemory, Shared};
 use crate::sync::Mutex;
 use crate::{Access, StreamId};
 
-/// An allocation of a [`MemoryManager`](super::MemoryManager), which goes back when it drops.
+/// An allocation of a [`MemoryManager`](super::MemoryManager), freed on drop.
 ///
-/// It may outlive its manager. It is neither `Copy` nor `Clone`: releasing it twice does not
-/// compile. [`export`](Self::export) turns it into a number for where no owned value can go.
+/// It may outlive its manager. It is neither `Copy` nor `Clone`, so releasing it twice does not
+/// compile. [`export`](Self::export) turns it into a number, for interfaces that cannot carry an
+/// owned value.
 pub struct TrackedBlock<M: Memory> {
-    /// Taken out on drop and on export, and nowhere else.
+    /// Taken only on drop and on export.
     memory: Option<ManagedMemory<M>>,
     block: ManagedBlock,
     span: Span,
     shared: Arc<Shared<M>>,
 }
 
-/// What a manager keeps of a live block, whatever memory it is made of.
+/// A manager's data on a live block, independent of the memory's type.
 ///
-/// Whoever has a view of a block's memory, a [`Region`](terrane_core::Region) say, finds it
-/// [here](Self::of), and can say which streams use the memory.
+/// Code with a view of a block's memory, such as a [`Region`](terrane_core::Region), finds it
+/// [here](Self::of), and can record the streams that use the memory.
 pub struct ManagedBlock {
     handle: BlockHandle,
     uses: Uses,
     manager: Arc<dyn Identify>,
 }
 
-/// A manager, to those who do not know what memory it has.
+/// A manager, without the type of its memory.
 pub(super) trait Identify: Send + Sync {
-    /// Whether streams may use blocks.
+    /// Returns whether streams may use blocks.
     fn knows_streams(&self) -> bool;
-    /// What the manager knows of a block.
+    /// Returns the identity of a block.
     fn identity(&self, handle: BlockHandle) -> Option<BlockIdentity>;
 }
 
 impl ManagedBlock {
-    /// The block that `memory` is, or is a part of, if a manager keeps it.
+    /// Returns the block that `memory` is, or is a part of, if a manager keeps it.
     #[must_use]
     pub fn of(memory: &(impl Memory + ?Sized)) -> Option<&Self> {
         memory.managed_block()?.downcast_ref()
     }
 
-    /// The block as a number. It stays this block's for as long as it is live, and is never
-    /// another's.
+    /// Returns the block as a number. It is unique among all blocks of the manager, live or freed.
     #[must_use]
     pub fn handle(&self) -> BlockHandle {
         self.handle
     }
 
-    /// What the manager knows of the block.
+    /// Returns the identity of the block.
     #[must_use]
     pub fn identity(&self) -> Option<BlockIdentity> {
         self.manager.identity(self.handle)
     }
 
-    /// Says that work has been, or is about to be, submitted to `stream` that uses the block.
+    /// Records that work that uses the block has been, or is about to be, submitted to `stream`.
     ///
-    /// The block goes back only after that stream has come to the point where the block was
-    /// dropped. One entry is kept for each stream, the strongest.
+    /// The block is freed only after that stream has passed the point where the block was dropped.
+    /// One entry is kept for each stream, the strongest.
     ///
     /// # Errors
     ///
-    /// [`ManagedError::NoFences`] if the manager knows no streams.
+    /// [`ManagedError::NoFences`] if the manager was made without fences.
     pub fn record_use(&self, stream: StreamId, access: Access) -> Result<(), ManagedError> {
         if !self.manager.knows_streams() {
             return Err(ManagedError::NoFences);
@@ -82,7 +82,7 @@ impl ManagedBlock {
         Ok(())
     }
 
-    /// What streams use the block, and how, one entry for each.
+    /// Returns the streams that use the block, and how, one entry for each.
     #[must_use]
     pub fn uses(&self) -> Vec<(StreamId, Access)> {
         self.uses.list()
@@ -98,7 +98,7 @@ impl fmt::Debug for ManagedBlock {
     }
 }
 
-/// What goes from hand to hand with a block.
+/// The parts of a block that move between its owner and its manager.
 pub(super) struct Parts<M: Memory> {
     pub(super) memory: ManagedMemory<M>,
     pub(super) uses: Uses,
@@ -113,49 +113,48 @@ impl<M: Memory> TrackedBlock<M> {
         Self { memory: Some(memory), block, span, shared }
     }
 
-    /// What the manager keeps of the block.
+    /// Returns the manager's data on the block.
     #[must_use]
     pub fn block(&self) -> &ManagedBlock {
         &self.block
     }
 
-    /// The block as a number. It stays this block's for as long as it is live, and is never
-    /// another's.
+    /// Returns the block as a number. It is unique among all blocks of the manager, live or freed.
     #[must_use]
     pub fn handle(&self) -> BlockHandle {
         self.block.handle
     }
 
-    /// What the manager knows of the block.
+    /// Returns the identity of the block.
     #[must_use]
     pub fn identity(&self) -> Option<BlockIdentity> {
         self.block.identity()
     }
 
-    /// Whose it is.
+    /// Returns the label of the block.
     #[must_use]
     pub fn tag(&self) -> Label {
         self.identity().map(|identity| identity.tag).unwrap_or_default()
     }
 
-    /// Says that work has been, or is about to be, submitted to `stream` that uses the block, as
+    /// Records that work that uses the block has been, or is about to be, submitted to `stream`, as
     /// [`ManagedBlock::record_use`] does.
     ///
     /// # Errors
     ///
-    /// [`ManagedError::NoFences`] if the manager knows no streams.
+    /// [`ManagedError::NoFences`] if the manager was made without fences.
     pub fn record_use(&self, stream: StreamId, access: Access) -> Result<(), ManagedError> {
         self.block.record_use(stream, access)
     }
 
-    /// What streams use the block, and how, one entry for each.
+    /// Returns the streams that use the block, and how, one entry for each.
     #[must_use]
     pub fn uses(&self) -> Vec<(StreamId, Access)> {
         self.block.uses()
     }
 
-    /// Gives the block into the keeping of its manager, and returns the handle by which
-    /// [`import`](super::MemoryManager::import) takes it out again, once.
+    /// Moves the block into its manager, and returns its handle.
+    /// [`import`](super::MemoryManager::import) moves the block out again, once.
     #[must_use = "the handle is all that is left of the block"]
     pub fn export(mut self) -> BlockHandle {
         if let Some(parts) = self.take() {
@@ -177,8 +176,8 @@ impl<M: Memory> Drop for TrackedBlock<M> {
     }
 }
 
-// SAFETY: the span is that of the memory, which is owned until `self` drops or is exported, and
-// does not move its bytes.
+// SAFETY: the span is that of the memory. The memory is owned until `self` drops or is exported,
+// and does not move its bytes.
 unsafe impl<M: Memory> Memory for TrackedBlock<M> {
     fn kind(&self) -> StorageKind {
         self.span.kind
@@ -224,7 +223,7 @@ impl<M: Memory> fmt::Debug for TrackedBlock<M> {
     }
 }
 
-/// The streams that use a block: no more entries than streams, however often they do.
+/// The streams that use a block, with at most one entry for each stream.
 #[derive(Debug)]
 pub(super) struct Uses(Mutex<SmallVec<[(StreamId, Access); 2]>>);
 

@@ -1,4 +1,4 @@
-//! What can go wrong with managed memory.
+//! The errors of managed memory.
 
 use std::fmt;
 
@@ -8,44 +8,44 @@ use terrane_core::{
 
 use super::identity::{BlockHandle, Lifecycle};
 
-/// Why managed memory could not be had or used.
+/// The error of managed memory that could not be allocated or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManagedError {
     /// The memory was refused.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
-    /// So many elements are more bytes than there can be.
+    /// The size of the elements in bytes overflows.
     #[error("the allocation is too large")]
     Size(#[from] SizeOverflow),
-    /// The block has gone.
+    /// The block was dropped or freed.
     #[error("use after free: block {handle} of {tag} is {state}; its owner has dropped it")]
     UseAfterFree {
-        /// What was presented.
+        /// The handle used.
         handle: BlockHandle,
-        /// Whose it was.
+        /// The label of the block.
         tag: Label,
-        /// What has become of it.
+        /// The state of the block.
         state: Lifecycle,
     },
-    /// The block has gone, and another has its place in the table.
+    /// The block was freed, and another block has its place in the table.
     #[error(
         "use after free: block {handle} has gone, and generation {current} has its place; \
          whoever presents it kept it too long"
     )]
     Stale {
-        /// What was presented.
+        /// The handle used.
         handle: BlockHandle,
-        /// The generation that has its place.
+        /// The generation of the block that has the place now.
         current: u32,
     },
     /// No block ever had this handle.
     #[error("{handle} is no block of this manager; was it truncated, or from another one?")]
     Unknown {
-        /// What was presented.
+        /// The handle used.
         handle: BlockHandle,
     },
-    /// A span leaves its block.
+    /// A span extends beyond its block.
     #[error(
         "{} bytes at offset {} leave block {handle} of {tag}, which has {}",
         .length.get(), .offset.get(), .block_length.get()
@@ -53,73 +53,73 @@ pub enum ManagedError {
     OutOfBounds {
         /// The block.
         handle: BlockHandle,
-        /// Whose it is.
+        /// The label of the block.
         tag: Label,
-        /// Where the span begins in it.
+        /// The offset of the span in the block.
         offset: ByteCount,
-        /// How long the span is.
+        /// The length of the span in bytes.
         length: ByteCount,
-        /// How long the block is.
+        /// The length of the block in bytes.
         block_length: ByteCount,
     },
-    /// A block that was not exported, or was imported already.
+    /// The block is not exported, or was already imported.
     #[error("block {handle} is live, and in somebody's hands: it was not exported")]
     NotExported {
-        /// What was presented.
+        /// The handle used.
         handle: BlockHandle,
     },
-    /// Bytes that are no whole number of elements.
+    /// The bytes are not a whole number of elements.
     #[error("{} bytes are no whole number of elements of {element} bytes", .bytes.get())]
     PartialElement {
-        /// The bytes.
+        /// The number of bytes.
         bytes: ByteCount,
-        /// The size of an element; nothing can be cut into elements of no bytes.
+        /// The size of an element. No bytes divide into elements of size zero.
         element: usize,
     },
-    /// An address that is not aligned for the elements.
+    /// The address is not aligned for the elements.
     #[error("{location} is aligned to {available}, and the elements need {needed}")]
     Misaligned {
-        /// Where the bytes are.
+        /// The location of the bytes.
         location: Location,
-        /// What the address is a multiple of.
+        /// The alignment of the address.
         available: Alignment,
-        /// What it would have to be a multiple of.
+        /// The alignment required.
         needed: Alignment,
     },
-    /// Memory that the processor cannot address.
+    /// The processor cannot address the memory.
     #[error("{kind} memory cannot be read here; copy it to the host first")]
     NotHost {
         /// The kind.
         kind: StorageKind,
     },
-    /// A use on a stream where the manager has no fences to wait for it.
+    /// A block was used on a stream, but the manager has no fences.
     #[error("the manager knows no streams; give it a fence source in its options")]
     NoFences,
-    /// More blocks than handles.
+    /// There are more blocks than handles.
     #[error("the manager has no handle left for another block; use a second one")]
     TooManyBlocks,
 }
 
 impl ManagedError {
-    /// Whether freeing memory, or raising a budget, could make the same request succeed.
+    /// Returns whether freeing memory, or raising a budget, could make the same request succeed.
     #[must_use]
     pub fn is_exhaustion(&self) -> bool {
         matches!(self, Self::Allocate(error) if error.is_exhaustion())
     }
 
-    /// Whether something was used that has gone.
+    /// Returns whether the handle of a freed block was used.
     #[must_use]
     pub fn is_use_after_free(&self) -> bool {
         matches!(self, Self::UseAfterFree { .. } | Self::Stale { .. })
     }
 }
 
-/// A reinterpretation that failed: the slice, as it was, and the cause.
+/// The error of a reinterpretation: the unchanged slice, and the cause.
 #[derive(Debug)]
 pub struct CastFailed<S> {
     /// The slice.
     pub slice: S,
-    /// Why it is none of the other type.
+    /// The cause.
     pub cause: ManagedError,
 }
 

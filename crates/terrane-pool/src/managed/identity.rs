@@ -1,4 +1,4 @@
-//! What tells a block from every other, earlier ones at its address included.
+//! Handles: they distinguish each block from every other, earlier ones at its address included.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use terrane_core::{ByteCount, DeviceId, Label, Location, StorageKind};
 
 use crate::StreamId;
 
-/// A block as a number, for where no owned value can go: an FFI boundary, a message, a log.
+/// A block as a number, for an FFI boundary, a message or a log.
 ///
-/// It holds a place in the manager's table and that place's generation, so that a handle to a
-/// block that has gone is told from one to its successor. It owns nothing.
+/// It holds a place in the manager's table and the generation of that place. So a handle to a freed
+/// block differs from the handle to the next block in its place. It owns nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHandle(u64);
 
@@ -18,20 +18,20 @@ impl BlockHandle {
         Self(u64::from(generation) << 32 | u64::from(slot))
     }
 
-    /// A handle that was turned into a number by [`to_raw`](Self::to_raw). Any number is legal
-    /// here; the manager finds out the wrong ones. Zero is never a block.
+    /// Makes a handle from the number that [`to_raw`](Self::to_raw) returned. Any number is valid
+    /// here; the manager detects the wrong ones. Zero is never a block.
     #[must_use]
     pub const fn from_raw(raw: u64) -> Self {
         Self(raw)
     }
 
-    /// The handle as a number.
+    /// Returns the handle as a number.
     #[must_use]
     pub const fn to_raw(self) -> u64 {
         self.0
     }
 
-    /// The generation, from 1.
+    /// Returns the generation, from 1.
     #[must_use]
     pub fn generation(self) -> u32 {
         u32::try_from(self.0 >> 32).unwrap_or(0)
@@ -54,29 +54,29 @@ impl fmt::Debug for BlockHandle {
     }
 }
 
-/// What a manager knows of a block.
+/// A manager's record of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockIdentity {
-    /// Its handle, with the generation.
+    /// The handle, with the generation.
     pub handle: BlockHandle,
     /// The kind of memory.
     pub kind: StorageKind,
-    /// Where it is, or was.
+    /// The location, also of a freed block.
     pub location: Location,
-    /// How long it is.
+    /// The length in bytes.
     pub length: ByteCount,
-    /// How many bytes were asked for.
+    /// The bytes requested.
     pub asked: ByteCount,
-    /// The stream in whose order it was allocated, and is freed.
+    /// The stream in whose order the block is allocated and freed.
     pub stream: Option<StreamId>,
-    /// Whose it is.
+    /// The label of the request.
     pub tag: Label,
-    /// What has become of it.
+    /// The state of the block.
     pub state: Lifecycle,
 }
 
 impl BlockIdentity {
-    /// The device, if it is a device's memory.
+    /// Returns the device, if the block is device memory.
     #[must_use]
     pub fn device(&self) -> Option<DeviceId> {
         match self.kind {
@@ -86,14 +86,14 @@ impl BlockIdentity {
     }
 }
 
-/// What has become of a block.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lifecycle {
-    /// Somebody owns it.
+    /// The block has an owner.
     Live,
-    /// Its owner has dropped it, and some stream may still use it.
+    /// The owner has dropped it, but some stream may still use it.
     PendingFree,
-    /// It has gone back to the upstream, which may hand out its bytes again.
+    /// It was freed to the upstream, which may reuse its bytes.
     Freed,
 }
 

@@ -24,22 +24,21 @@ use crate::retired::{Marks, Retired};
 use crate::sync::Mutex;
 use crate::{FenceSource, StreamId};
 
-/// What a manager's blocks are made of: the upstream's memory, counted and within the budget.
+/// The memory of a manager's blocks: the upstream's, counted and within the budget.
 pub type ManagedMemory<M> = Counted<Limited<M>>;
 
-/// The choices of a [`MemoryManager`].
+/// The options of a [`MemoryManager`].
 #[derive(Clone, Debug)]
 pub struct ManagerOptions {
-    /// Where fences come from. Without one, no stream may use a block.
+    /// The source of fences. Without one, no stream may use a block.
     pub fences: Option<Arc<dyn FenceSource>>,
-    /// Whether the upstream itself keeps a freed block from others until the stream that it was
-    /// allocated on has come past, as a driver's stream-ordered allocator does. A
-    /// [`Pool`](crate::Pool) does not for what is asked of it without a stream, as a manager asks.
-    /// If not, the manager waits for that stream as for any other. Default: no.
+    /// Whether the upstream reuses a freed block only in the order of the stream that it was
+    /// allocated on, as a driver's stream-ordered allocator does. If not, the manager waits for
+    /// that stream as for any other. A [`Pool`](crate::Pool) does not, because a manager requests
+    /// blocks from it without a stream. Default: no.
     pub upstream_is_stream_ordered: bool,
-    /// How long an exhausted manager, or one that is being dropped, waits for streams to come
-    /// past freed blocks. What they still use after that when it drops is leaked.
-    /// Default: 1 s.
+    /// The longest time that a manager waits for streams to pass freed blocks, when it is exhausted
+    /// or dropped. Blocks that streams still use after the wait on drop are leaked. Default: 1 s.
     pub patience: Duration,
 }
 
@@ -52,13 +51,13 @@ impl Default for ManagerOptions {
 
 /// Typed and raw allocations of one upstream under a budget, each with an identity.
 ///
-/// It is an [`Allocate`] too, so that pools and adaptors stack on it.
+/// It is an [`Allocate`] too, so pools and adaptors can use it as their upstream.
 pub struct MemoryManager<A: Allocate> {
     upstream: Statistics<Limit<A>>,
     shared: Arc<Shared<A::Memory>>,
 }
 
-/// What outlives the manager for as long as there are blocks.
+/// The state that outlives the manager while there are blocks.
 pub(super) struct Shared<M: Memory> {
     registry: Mutex<Registry<Parts<M>>>,
     /// Blocks that were dropped while streams may still use them.
@@ -67,7 +66,7 @@ pub(super) struct Shared<M: Memory> {
 }
 
 impl<A: Allocate> MemoryManager<A> {
-    /// A manager of what `upstream` has, within `budget`.
+    /// Makes a manager of memory of `upstream`, within `budget`.
     #[must_use]
     pub fn new(upstream: A, budget: Budget, options: ManagerOptions) -> Self {
         let ManagerOptions { fences, upstream_is_stream_ordered, patience } = options;
@@ -80,22 +79,22 @@ impl<A: Allocate> MemoryManager<A> {
         Self { upstream, shared: Arc::new(shared) }
     }
 
-    /// `len` elements of plain data. None is legal, and costs nothing.
+    /// Allocates `len` elements of plain data. Zero elements are valid, and cost nothing.
     ///
     /// # Errors
     ///
-    /// [`ManagedError::Allocate`] if they are refused; [`ManagedError::Size`] if they are more
-    /// bytes than there can be.
+    /// [`ManagedError::Allocate`] if the memory is refused; [`ManagedError::Size`] if the size in
+    /// bytes overflows.
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<TrackedSlice<T, A::Memory>, ManagedError> {
         self.alloc_slice(len, Label::default(), None)
     }
 
-    /// The same under a tag, and for work on a stream.
+    /// Like [`alloc`](Self::alloc), with a tag, and for work on a stream.
     ///
     /// # Errors
     ///
-    /// As for [`alloc`](Self::alloc); [`ManagedError::NoFences`] for a stream where the manager
-    /// knows none.
+    /// As for [`alloc`](Self::alloc); [`ManagedError::NoFences`] for a stream if the manager has no
+    /// fences.
     pub fn alloc_slice<T: Pod>(
         &self,
         len: usize,
@@ -109,7 +108,7 @@ impl<A: Allocate> MemoryManager<A> {
         TrackedSlice::new(self.alloc_block(&request, stream)?, len)
     }
 
-    /// `bytes` bytes under a tag.
+    /// Allocates `bytes` bytes under a tag.
     ///
     /// # Errors
     ///
@@ -122,7 +121,7 @@ impl<A: Allocate> MemoryManager<A> {
         self.alloc_block(&RegionRequest::new(bytes).labelled(tag), None)
     }
 
-    /// Whatever is asked for, for work on a stream.
+    /// Allocates any request, for work on a stream.
     ///
     /// # Errors
     ///
@@ -142,19 +141,19 @@ impl<A: Allocate> MemoryManager<A> {
         Ok(TrackedBlock::new(parts, handle, Arc::clone(&self.shared)))
     }
 
-    /// Takes an exported block out of the manager's keeping.
+    /// Moves an exported block out of the manager.
     ///
     /// # Errors
     ///
-    /// [`ManagedError::UseAfterFree`] or [`ManagedError::Stale`] for a block that has gone,
-    /// [`ManagedError::NotExported`] for one that is in somebody's hands, and
-    /// [`ManagedError::Unknown`] for what was never a block.
+    /// [`ManagedError::UseAfterFree`] or [`ManagedError::Stale`] for a freed block,
+    /// [`ManagedError::NotExported`] for one that has an owner, and [`ManagedError::Unknown`] for a
+    /// number that was never a block.
     pub fn import(&self, handle: BlockHandle) -> Result<TrackedBlock<A::Memory>, ManagedError> {
         let parts = self.shared.registry.lock().import(handle)?;
         Ok(TrackedBlock::new(parts, handle, Arc::clone(&self.shared)))
     }
 
-    /// What has become of a block. A freed one is known until another takes its place.
+    /// Returns the identity of a block. A freed block is known until another block takes its place.
     ///
     /// # Errors
     ///
@@ -163,7 +162,7 @@ impl<A: Allocate> MemoryManager<A> {
         self.shared.identity(handle)
     }
 
-    /// Where `length` bytes from `offset` on of a live block are, for whoever has only its handle.
+    /// Returns the location of `length` bytes at `offset` in a live block, by its handle alone.
     ///
     /// # Errors
     ///
@@ -178,55 +177,55 @@ impl<A: Allocate> MemoryManager<A> {
         self.shared.registry.lock().access(handle, offset, length)
     }
 
-    /// Gives back freed blocks that no stream uses any more, and says how many. It never waits,
-    /// and is done before an exhausted manager refuses anything.
+    /// Frees dropped blocks that no stream uses any more, and returns their number. Never waits. An
+    /// exhausted manager does this before it refuses a request.
     pub fn reap(&self) -> usize {
         let Some(retired) = &self.shared.retired else { return 0 };
         retired.reap(|(handle, parts)| self.shared.free(handle, parts))
     }
 
-    /// Freed blocks that some stream may still use.
+    /// Returns the number of dropped blocks that some stream may still use.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.shared.retired.as_ref().map_or(0, Retired::len)
     }
 
-    /// The bytes that were obtained and not given back, pending blocks included.
+    /// Returns the bytes obtained and not yet freed, pending blocks included.
     #[must_use]
     pub fn allocated(&self) -> ByteCount {
         ByteCount::new(self.counters().totals().current.bytes)
     }
 
-    /// The most bytes that were obtained at once, from the beginning or the last
+    /// Returns the most bytes allocated at once, since the manager was made or since the last
     /// [`reset_peak`](Self::reset_peak).
     #[must_use]
     pub fn peak(&self) -> ByteCount {
         ByteCount::new(self.counters().totals().peak.bytes)
     }
 
-    /// Counts the peak anew from what is allocated.
+    /// Resets the peak to the bytes that are allocated.
     pub fn reset_peak(&self) {
         self.counters().reset_peak();
     }
 
-    /// How many requests there were, refused ones included.
+    /// Returns the number of requests, refused ones included.
     #[must_use]
     pub fn requests(&self) -> u64 {
         let totals = self.counters().totals();
         totals.total.count + totals.failed
     }
 
-    /// The largest request that the budget would grant just now.
+    /// Returns the largest request that the budget would grant now.
     #[must_use]
     pub fn remaining(&self) -> ByteCount {
         self.budget().remaining()
     }
 
-    /// Checks whether the budget would grant `bytes` just now, without asking the upstream.
+    /// Checks whether the budget would grant `bytes` now, without asking the upstream.
     ///
     /// # Errors
     ///
-    /// [`OverBudget`], with what is live and the limit.
+    /// [`OverBudget`], with the live bytes and the limit.
     pub fn check(&self, bytes: ByteCount) -> Result<(), OverBudget> {
         self.budget().check(bytes)
     }
@@ -237,7 +236,7 @@ impl<A: Allocate> MemoryManager<A> {
         self.counters().window()
     }
 
-    /// The budget.
+    /// Returns the budget.
     #[must_use]
     pub fn budget(&self) -> &Budget {
         self.upstream.upstream().budget()
@@ -258,7 +257,7 @@ impl<A: Allocate> MemoryManager<A> {
     }
 }
 
-// SAFETY: the block is the upstream's, and goes to one caller.
+// SAFETY: the block is memory of the upstream, and goes to one caller.
 unsafe impl<A: Allocate> Allocate for MemoryManager<A> {
     type Memory = TrackedBlock<A::Memory>;
 
@@ -328,7 +327,7 @@ impl<M: Memory> Shared<M> {
         self.registry.lock().export(handle, parts);
     }
 
-    /// Frees a block, or keeps it until the streams that use it have come past this point.
+    /// Frees a block, or keeps it until the streams that use it have passed this point.
     pub(super) fn give_back(&self, handle: BlockHandle, parts: Parts<M>) {
         let mut streams = parts.uses.streams();
         if !self.upstream_is_stream_ordered
@@ -340,7 +339,7 @@ impl<M: Memory> Shared<M> {
         match &self.retired {
             Some(retired) if !streams.is_empty() => {
                 self.registry.lock().set_pending(handle);
-                // Should a fence panic, the block is leaked.
+                // If a fence panics, the block is leaked.
                 let parts = ManuallyDrop::new(parts);
                 let marks = Marks::new(retired.fences(), streams);
                 retired.keep(marks, (handle, ManuallyDrop::into_inner(parts)));
@@ -349,7 +348,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// No handle says that a block is live whose memory has gone.
+    /// Marks the block as freed first, so that no handle to freed memory is live.
     fn free(&self, handle: BlockHandle, parts: Parts<M>) {
         self.registry.lock().set_freed(handle);
         drop(parts);
@@ -368,7 +367,7 @@ impl<M: Memory> Identify for Shared<M> {
 
 impl<M: Memory> Drop for Shared<M> {
     fn drop(&mut self) {
-        // Exported blocks that nobody took out again: no handle reaches them any more.
+        // Exported blocks that were never imported: no handle can reach them any more.
         let exported: Vec<_> = self.registry.lock().drain_exported().collect();
         for (handle, parts) in exported {
             self.give_back(handle, parts);

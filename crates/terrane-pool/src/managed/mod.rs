@@ -1,9 +1,9 @@
 //! Managed memory: typed and raw allocations under a budget, each with an identity.
 //!
-//! A [`MemoryManager`] stands over any upstream: system memory, a pool, a device. It hands out
-//! [`TrackedSlice`]s of plain data and raw [`TrackedBlock`]s, which return their bytes when they
-//! drop; if streams other than the upstream's own order may still use them, only after those
-//! streams have come past the drop.
+//! A [`MemoryManager`] allocates from any upstream: system memory, a pool, a device. It returns
+//! [`TrackedSlice`]s of plain data and raw [`TrackedBlock`]s, which are freed on drop. If streams
+//! outside the upstream's own order may still use them, they are freed after those streams have
+//! passed the drop.
 //!
 //! ```
 //! use terrane_core::ByteCount;

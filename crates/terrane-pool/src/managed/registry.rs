@@ -6,10 +6,10 @@ use super::error::ManagedError;
 use super::identity::{BlockHandle, BlockIdentity, Lifecycle};
 use crate::StreamId;
 
-/// Every block of a manager by its handle. `P` is what of an exported block is kept here.
+/// Every block of a manager by its handle. `P` is the part of an exported block that is kept here.
 ///
-/// A freed block's entry stays until its place is taken, so that for a while a stale handle can
-/// be told whose block it was.
+/// A freed block's entry stays until its place is reused. Until then, an error for a stale handle
+/// can give the block's label.
 #[derive(Debug)]
 pub(super) struct Registry<P> {
     slots: Vec<Slot<P>>,
@@ -39,7 +39,7 @@ impl<P> Registry<P> {
         let identity =
             |handle| BlockIdentity { handle, kind, location, length, asked, stream, tag, state };
         let place = self.free.pop().and_then(|index| {
-            // A place whose generations have run out is not in the list.
+            // A place without further generations is dropped from the list.
             let slot = self.slots.get_mut(to_index(index))?;
             Some((slot.identity.handle.generation().checked_add(1)?, index, slot))
         });
@@ -54,12 +54,12 @@ impl<P> Registry<P> {
         Ok(handle)
     }
 
-    /// What has become of a block, whatever it is.
+    /// Returns the identity of a block in any state.
     pub(super) fn identity(&self, handle: BlockHandle) -> Result<&BlockIdentity, ManagedError> {
         self.slot(handle).map(|slot| &slot.identity)
     }
 
-    /// A block that is live.
+    /// Returns the identity of a live block.
     pub(super) fn live(&self, handle: BlockHandle) -> Result<&BlockIdentity, ManagedError> {
         let identity = self.identity(handle)?;
         match identity.state {
@@ -68,7 +68,7 @@ impl<P> Registry<P> {
         }
     }
 
-    /// Where `length` bytes from `offset` on of a live block are.
+    /// Returns the location of `length` bytes at `offset` in a live block.
     pub(super) fn access(
         &self,
         handle: BlockHandle,
@@ -117,7 +117,7 @@ impl<P> Registry<P> {
             .ok_or(ManagedError::NotExported { handle })
     }
 
-    /// Takes out everything that is exported.
+    /// Takes out all exported blocks.
     pub(super) fn drain_exported(&mut self) -> impl Iterator<Item = (BlockHandle, P)> {
         self.slots.iter_mut().filter_map(|slot| Some((slot.identity.handle, slot.exported.take()?)))
     }

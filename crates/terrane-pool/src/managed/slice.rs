@@ -10,7 +10,7 @@ use terrane_core::{Alignment, ByteCount, Location, Memory};
 use super::block::TrackedBlock;
 use super::error::{CastFailed, ManagedError};
 
-/// A managed allocation of `len` elements of plain data, wherever it lies.
+/// A managed allocation of `len` elements of plain data, in any kind of memory.
 pub struct TrackedSlice<T, M: Memory> {
     block: TrackedBlock<M>,
     len: usize,
@@ -18,8 +18,8 @@ pub struct TrackedSlice<T, M: Memory> {
 }
 
 impl<T: Pod, M: Memory> TrackedSlice<T, M> {
-    /// The manager has asked for the bytes and the alignment that `len` elements need; that they
-    /// were granted is checked again here.
+    /// The manager has requested the bytes and the alignment that `len` elements need. This checks
+    /// again that they were granted.
     pub(super) fn new(block: TrackedBlock<M>, len: usize) -> Result<Self, ManagedError> {
         let length = ByteCount::from_usize(size_of::<T>())
             .checked_mul("elements", ByteCount::from_usize(len).get())?;
@@ -36,70 +36,70 @@ impl<T: Pod, M: Memory> TrackedSlice<T, M> {
         Ok(Self { block, len, element: PhantomData })
     }
 
-    /// How many elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The size of the elements in bytes.
+    /// Returns the size of the elements in bytes.
     #[must_use]
     pub fn bytes(&self) -> ByteCount {
         ByteCount::from_usize(self.len * size_of::<T>())
     }
 
-    /// Where the first element lies.
+    /// Returns the location of the first element.
     #[must_use]
     pub fn location(&self) -> Location {
         self.block.location()
     }
 
-    /// The allocation.
+    /// Returns the allocation.
     #[must_use]
     pub fn block(&self) -> &TrackedBlock<M> {
         &self.block
     }
 
-    /// The allocation, without the type.
+    /// Converts into the allocation, without the type.
     #[must_use]
     pub fn into_block(self) -> TrackedBlock<M> {
         self.block
     }
 
-    /// The elements as their bytes.
+    /// Views the elements as bytes.
     #[must_use]
     pub fn as_bytes(&self) -> TypedView<'_, u8> {
         TypedView { location: self.location(), len: self.bytes().to_usize(), slice: PhantomData }
     }
 
-    /// The same bytes as elements of another type.
+    /// Views the same bytes as elements of another type.
     ///
     /// # Errors
     ///
-    /// [`ManagedError::PartialElement`] if they are no whole number of such elements, and
+    /// [`ManagedError::PartialElement`] if the bytes are not a whole number of such elements, and
     /// [`ManagedError::Misaligned`] if the address is not aligned for them.
     pub fn view_as<U: Pod>(&self) -> Result<TypedView<'_, U>, ManagedError> {
         view_of(self.location(), self.bytes())
     }
 
-    /// The allocation as one of bytes.
+    /// Converts into an allocation of bytes.
     #[must_use]
     pub fn into_bytes(self) -> TrackedSlice<u8, M> {
         let len = self.len * size_of::<T>();
         TrackedSlice { block: self.block, len, element: PhantomData }
     }
 
-    /// The allocation as one of elements of another type, without a copy.
+    /// Converts into an allocation of elements of another type, without a copy.
     ///
     /// # Errors
     ///
-    /// As for [`view_as`](Self::view_as), with the slice as it was.
+    /// As for [`view_as`](Self::view_as), with the unchanged slice.
     #[expect(clippy::result_large_err, reason = "the error is the slice itself, given back")]
     pub fn try_cast<U: Pod>(self) -> Result<TrackedSlice<U, M>, CastFailed<Self>> {
         match self.view_as::<U>() {
@@ -110,12 +110,12 @@ impl<T: Pod, M: Memory> TrackedSlice<T, M> {
         }
     }
 
-    /// The elements, where the processor can address them.
+    /// Returns the elements, if the processor can address them.
     ///
     /// # Safety
     ///
-    /// For as long as the slice is borrowed, nothing else accesses the elements: no stream's work
-    /// that uses them is in flight, and nobody uses their location.
+    /// For as long as the slice is borrowed, nothing else accesses the elements. No work of a
+    /// stream that uses them is in flight, and no code accesses them through their location.
     ///
     /// # Errors
     ///
@@ -125,9 +125,9 @@ impl<T: Pod, M: Memory> TrackedSlice<T, M> {
         let Location::Host(address) = self.location() else {
             return Err(ManagedError::NotHost { kind });
         };
-        // SAFETY: `new` checked the size and the alignment of the elements, which lie in memory
-        // that is valid and initialised for as long as the block; every pattern of bits is a `T`;
-        // and the caller promises that nobody else accesses them.
+        // SAFETY: `new` checked the size and the alignment of the elements. They are in memory that
+        // is valid and initialised for as long as the block lives. Every pattern of bits is a `T`.
+        // The caller promises that nothing else accesses them.
         Ok(unsafe { slice::from_raw_parts_mut(address.as_ptr().cast(), self.len) })
     }
 }
@@ -138,8 +138,8 @@ impl<T, M: Memory> fmt::Debug for TrackedSlice<T, M> {
     }
 }
 
-/// Where `len` elements of a type lie in a block that it borrows: their size and alignment were
-/// checked.
+/// The location of `len` elements of a type in a block that it borrows. Their size and alignment
+/// were checked.
 #[derive(Clone, Copy, Debug)]
 pub struct TypedView<'slice, T> {
     location: Location,
@@ -148,26 +148,26 @@ pub struct TypedView<'slice, T> {
 }
 
 impl<T> TypedView<'_, T> {
-    /// Where the first element lies.
+    /// Returns the location of the first element.
     #[must_use]
     pub fn location(&self) -> Location {
         self.location
     }
 
-    /// How many elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// `bytes` bytes at `location` as elements.
+/// Divides `bytes` bytes at `location` into elements.
 fn view_of<'slice, T: Pod>(
     location: Location,
     bytes: ByteCount,
@@ -176,7 +176,7 @@ fn view_of<'slice, T: Pod>(
     let length = bytes.to_usize();
     let len = match (length.checked_div(size), length.checked_rem(size)) {
         (Some(len), Some(0)) => len,
-        // No bytes are no elements, even of a type that has no size.
+        // Zero bytes are zero elements, even of a type of size zero.
         _ if length == 0 => 0,
         _ => return Err(ManagedError::PartialElement { bytes, element: size }),
     };

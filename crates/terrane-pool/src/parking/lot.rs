@@ -1,5 +1,5 @@
 //! The table of pending blocks and of the streams that they wait for. It calls no foreign code, so
-//! that it can be used under a lock.
+//! it can be used under a lock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,28 +11,28 @@ use terrane_core::Memory;
 use crate::record::Record;
 use crate::{Fence, StreamId};
 
-/// How many of the blocks freed last on a stream are looked at for one that can be reused there
-/// at once; only those that other streams use as well cannot.
+/// The number of blocks freed last on a stream that are searched for one to reuse there at once.
+/// Only blocks that other streams also use fail the search.
 const LOOK_BACK: usize = 4;
 
 /// The class of the blocks in a row, and the stream that they were released on.
 pub(super) type Row = (usize, Option<StreamId>);
 
-/// The tickets that a block waits for, at most one a stream.
+/// The tickets that a block waits for, at most one per stream.
 pub(super) type Tickets = SmallVec<[(StreamId, u64); 2]>;
 
 /// Recorded fences with the tickets that they close, the oldest first.
 pub(super) type Fences = SmallVec<[(u64, Arc<dyn Fence>); 1]>;
 
 pub(super) struct Lot<M: Memory> {
-    /// Those with tickets that are not done, and others until the next reap.
+    /// Streams with tickets that are not done, and others until the next reap.
     pub(super) streams: FxHashMap<StreamId, Stream>,
-    /// Above the tickets of all streams that have gone from the table, all of which are done.
+    /// Above the tickets of all streams that were removed from the table. All of those are done.
     floor: u64,
     rows: FxHashMap<Row, VecDeque<Parked<M>>>,
     /// Fences that can be recorded again.
     spare: Vec<Arc<dyn Fence>>,
-    /// How many blocks have been parked so far.
+    /// The number of blocks parked so far.
     pub(super) arrivals: u64,
 }
 
@@ -43,27 +43,27 @@ pub(super) struct Stream {
     open: u64,
     /// Whether a block waits for the open ticket, or for one whose fence could not be recorded.
     wanted: bool,
-    /// Those of tickets that are not done, in the order of the tickets.
+    /// The fences of tickets that are not done, in the order of the tickets.
     fences: VecDeque<(u64, Arc<dyn Fence>)>,
-    /// Whether it has been said that no fence can be recorded.
+    /// Whether the failure to record a fence has been reported.
     is_reported: bool,
 }
 
 pub(super) struct Parked<M: Memory> {
     pub(super) record: Box<Record<M>>,
-    /// Rises along a row.
+    /// Increases along a row.
     arrival: u64,
     tickets: Tickets,
 }
 
 impl Stream {
-    /// One whose tickets begin with this number.
+    /// Makes a stream whose tickets begin with this number.
     fn beginning(first: u64) -> Self {
         let fences = VecDeque::new();
         Self { done: first, open: first, wanted: false, fences, is_reported: false }
     }
 
-    /// Whether there is nothing to remember of it.
+    /// Returns whether the stream has no state to keep.
     fn is_idle(&self) -> bool {
         !self.wanted && self.fences.is_empty() && self.done == self.open
     }
@@ -77,7 +77,7 @@ impl Stream {
 }
 
 impl<M: Memory> Parked<M> {
-    /// Whether every stream but `own` is done with the block.
+    /// Returns whether every stream except `own` is done with the block.
     fn is_free(&self, streams: &FxHashMap<StreamId, Stream>, own: Option<StreamId>) -> bool {
         self.tickets.iter().all(|&(id, ticket)| {
             Some(id) == own || streams.get(&id).is_none_or(|stream| ticket < stream.done)
@@ -93,7 +93,7 @@ impl<M: Memory> Lot<M> {
 
     // ---- blocks
 
-    /// Takes in a block, which waits for the open tickets of its streams.
+    /// Adds a block, which waits for the open tickets of its streams.
     pub(super) fn park(&mut self, record: Box<Record<M>>) {
         let mut tickets = Tickets::new();
         for id in record.order.streams() {
@@ -107,7 +107,7 @@ impl<M: Memory> Lot<M> {
         row.push_back(Parked { record, arrival: self.arrivals, tickets });
     }
 
-    /// How many blocks of each class there are.
+    /// Returns the number of blocks of each class.
     pub(super) fn census(&self) -> FxHashMap<usize, usize> {
         let mut census = FxHashMap::default();
         for ((class, _), row) in &self.rows {
@@ -120,7 +120,8 @@ impl<M: Memory> Lot<M> {
         self.rows.values().flatten().map(|parked| &*parked.record)
     }
 
-    /// One of the latest blocks of `class` that were released on `stream` and that no other uses.
+    /// Takes one of the latest blocks of `class` that were released on `stream` and that no other
+    /// stream uses.
     pub(super) fn take_latest_on(&mut self, class: usize, stream: StreamId) -> Option<Parked<M>> {
         let row = self.rows.get_mut(&(class, Some(stream)))?;
         let streams = &self.streams;
@@ -129,7 +130,7 @@ impl<M: Memory> Lot<M> {
         row.remove(at)
     }
 
-    /// A block of `class` that every stream but `own` is done with.
+    /// Takes a block of `class` that every stream except `own` is done with.
     pub(super) fn take_any(&mut self, class: usize, own: Option<StreamId>) -> Option<Parked<M>> {
         let rows = self.rows.iter_mut().filter(|((of, _), _)| *of == class);
         for (_, row) in rows {
@@ -157,7 +158,7 @@ impl<M: Memory> Lot<M> {
         free
     }
 
-    /// Takes all blocks that had come by this arrival, free or not.
+    /// Takes all blocks up to this arrival, free or not.
     pub(super) fn take_until(&mut self, arrival: u64) -> Vec<Parked<M>> {
         let mut taken = Vec::new();
         for row in self.rows.values_mut() {
@@ -167,7 +168,7 @@ impl<M: Memory> Lot<M> {
         taken
     }
 
-    /// The oldest block of a row of `class`: the row, its arrival, and what it waits for.
+    /// Returns the oldest block of a row of `class`: the row, the block's arrival and its tickets.
     pub(super) fn oldest(&self, class: usize) -> Option<(Row, u64, Tickets)> {
         let mut rows = self.rows.iter().filter(|((of, _), _)| *of == class);
         rows.find_map(|(row, parked)| {
@@ -185,7 +186,7 @@ impl<M: Memory> Lot<M> {
 
     // ---- streams and fences
 
-    /// Whether a stream is done with a ticket.
+    /// Returns whether a stream is done with a ticket.
     pub(super) fn is_done(&self, id: StreamId, ticket: u64) -> bool {
         self.streams.get(&id).is_none_or(|stream| ticket < stream.done)
     }
@@ -196,32 +197,32 @@ impl<M: Memory> Lot<M> {
         Some(stream.close())
     }
 
-    /// Closes the ticket of each stream that somebody waits for and that has no fence under way.
+    /// Closes the ticket of each stream that is wanted and has no fence in flight.
     pub(super) fn close_wanted(&mut self) -> SmallVec<[(StreamId, u64); 8]> {
         let wanted = |stream: &Stream| stream.wanted && stream.fences.is_empty();
         let streams = self.streams.iter_mut().filter(|(_, stream)| wanted(stream));
         streams.map(|(&id, stream)| (id, stream.close())).collect()
     }
 
-    /// A fence after which `ticket` is done.
+    /// Returns a fence whose completion proves that `ticket` is done.
     pub(super) fn fence_after(&self, id: StreamId, ticket: u64) -> Option<Arc<dyn Fence>> {
         let fences = &self.streams.get(&id)?.fences;
         fences.iter().find(|&&(closes, _)| closes >= ticket).map(|(_, fence)| Arc::clone(fence))
     }
 
-    /// The recorded fences of each stream.
+    /// Returns the recorded fences of each stream.
     pub(super) fn fences(&self) -> Vec<(StreamId, Fences)> {
         let busy = self.streams.iter().filter(|(_, stream)| !stream.fences.is_empty());
         busy.map(|(&id, stream)| (id, stream.fences.iter().cloned().collect())).collect()
     }
 
-    /// The oldest fence of each stream.
+    /// Returns the oldest fence of each stream.
     pub(super) fn oldest_fences(&self) -> SmallVec<[Arc<dyn Fence>; 4]> {
         let oldest = self.streams.values().filter_map(|stream| stream.fences.front());
         oldest.map(|(_, fence)| Arc::clone(fence)).collect()
     }
 
-    /// Notes that tickets are done, and takes out the fences that have thereby been passed.
+    /// Marks tickets as done, and takes out the fences that have thereby been passed.
     pub(super) fn pass(&mut self, done: &[(StreamId, u64)]) -> Vec<Arc<dyn Fence>> {
         let mut passed = Vec::new();
         for &(id, ticket) in done {
@@ -235,7 +236,7 @@ impl<M: Memory> Lot<M> {
         passed
     }
 
-    /// Keeps fences that nobody else has, to record them again.
+    /// Keeps fences that have no other owner, to record them again.
     pub(super) fn keep_spare(&mut self, fences: impl IntoIterator<Item = Arc<dyn Fence>>) {
         self.spare.extend(fences);
     }
@@ -244,8 +245,8 @@ impl<M: Memory> Lot<M> {
         self.spare.pop()
     }
 
-    /// Enters a fence that was recorded for a closed ticket; gives it back if nothing waits for
-    /// that any more.
+    /// Adds a fence that was recorded for a closed ticket. Returns it if no block waits for that
+    /// ticket any more.
     pub(super) fn enter(
         &mut self,
         id: StreamId,
@@ -256,21 +257,21 @@ impl<M: Memory> Lot<M> {
             return Some(fence);
         };
         stream.is_reported = false;
-        // Another thread may have recorded one for a later ticket meanwhile.
+        // Another thread may have recorded a fence for a later ticket meanwhile.
         let at = stream.fences.partition_point(|&(other, _)| other < ticket);
         stream.fences.insert(at, (ticket, fence));
         None
     }
 
-    /// Notes that no fence could be recorded. A later one proves the same and more.
+    /// Marks that no fence could be recorded. A later fence proves the same and more.
     pub(super) fn fail(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.wanted = true;
         }
     }
 
-    /// Whether the failure to record a fence on a stream is still to be said. A stream that no
-    /// block waits for is done.
+    /// Returns whether the failure to record a fence on a stream is not yet reported. If no block
+    /// waits for the stream, marks all its tickets as done.
     pub(super) fn is_news(&mut self, id: StreamId) -> bool {
         let is_awaited = self.is_awaited(id);
         let Some(stream) = self.streams.get_mut(&id) else { return false };
@@ -281,16 +282,16 @@ impl<M: Memory> Lot<M> {
         !std::mem::replace(&mut stream.is_reported, true)
     }
 
-    /// Whether a block waits for a stream. What did may have been taken by now.
+    /// Returns whether a block waits for a stream. The blocks that did may be taken by now.
     fn is_awaited(&self, id: StreamId) -> bool {
         let done = self.streams.get(&id).map_or(self.floor, |stream| stream.done);
         let mut parked = self.rows.values().flatten();
         parked.any(|parked| parked.tickets.iter().any(|&(of, ticket)| of == id && ticket >= done))
     }
 
-    /// Forgets the streams that nothing is pending on: their numbers may never come again. Blocks
-    /// that other streams still use may have tickets of them. Should one come again, its tickets go
-    /// on above those, which therefore stay done.
+    /// Removes the streams that nothing is pending on, because their numbers may never be used
+    /// again. Blocks that other streams still use may have tickets of them. If such a number is
+    /// used again, its tickets start above those, so those stay done.
     pub(super) fn forget_idle(&mut self) {
         let floor = &mut self.floor;
         self.streams.retain(|_, stream| {

@@ -1,4 +1,4 @@
-//! Streams that come and go, and fences that do not tell the truth.
+//! Streams that come and go, and fences that report wrong results.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by panicking")]
 
 use std::sync::atomic::AtomicU32;
@@ -8,8 +8,8 @@ use crate::adaptors::{Simulated, SimulatedOptions};
 use crate::{Access, Fence, Pool, PoolOptions, SimulatedStreams};
 use terrane_core::RegionRequest;
 
-/// Streams whose fences say that they have been reached when they are waited for, and fail
-/// or not, and never when they are asked.
+/// Streams whose fences contradict themselves: a wait reports completion or fails at once, and a
+/// query never reports completion.
 #[derive(Clone, Debug)]
 struct Contradictory {
     waits_fail: bool,
@@ -56,14 +56,14 @@ fn waits_end_and_do_not_spin_whatever_fences_say() {
     }
 }
 
-/// A pool over streams that the test runs.
+/// Makes a pool over streams that the test runs.
 fn pool_over(streams: &SimulatedStreams) -> Pool<Simulated> {
     let upstream = SimulatedOptions { capacity: ByteCount::mib(4), ..Default::default() };
     let options = PoolOptions { pending_wait: Duration::ZERO, ..PoolOptions::default() };
     Pool::with_fences(Simulated::new(upstream), options, Arc::new(streams.clone())).unwrap()
 }
 
-/// How many streams the pool remembers.
+/// Returns the number of streams that the pool remembers.
 fn remembered(pool: &Pool<Simulated>) -> usize {
     pool.stock.parking.as_ref().unwrap().lot.lock().streams.len()
 }
@@ -108,7 +108,7 @@ fn a_forgotten_stream_that_comes_again_holds_up_no_block_of_before() {
         pool.reap();
     }
     assert_eq!((pending(&pool), remembered(&pool)), (before, 1), "the quick one is done");
-    // Its tickets begin anew, and something is pending on it.
+    // Its tickets start again, and a block is pending on it.
     streams.submit(quick, || {});
     park(&pool, quick, StreamId::new(3));
     assert_eq!(pending(&pool), 2 * before);
@@ -120,7 +120,7 @@ fn a_forgotten_stream_that_comes_again_holds_up_no_block_of_before() {
     assert_eq!((pending(&pool), remembered(&pool)), (0, 0));
 }
 
-/// Streams of which the source knows none any more.
+/// Streams that the source does not know any more.
 #[derive(Debug, Default)]
 struct Gone {
     records: Arc<AtomicU32>,
@@ -157,7 +157,7 @@ fn a_stream_that_has_gone_is_forgotten_unless_a_block_waits_for_it() {
     let taken = StreamId::new(1);
     let request = RegionRequest::new(ByteCount::kib(4));
     drop(pool.acquire_on(taken, &request).unwrap());
-    // What only its own stream used is there once the threads have given it up.
+    // A block that only its own stream used is parked once the trim has taken it from the thread.
     pool.trim(ByteCount::ZERO);
     park(&pool, StreamId::new(2), StreamId::new(3));
     let two = pending(&pool);

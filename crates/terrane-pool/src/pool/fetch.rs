@@ -1,4 +1,4 @@
-//! Where blocks come from that no magazine has: what streams have finished with, and the upstream.
+//! Finds a block for a miss: one that streams have finished with, or one of the upstream.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::tags::Tag;
 use crate::{PoolError, StreamId, parking};
 
 impl<A: Allocate> Pool<A> {
-    /// A freed block that can be had without waiting.
+    /// Finds a freed block that is available without waiting.
     pub(crate) fn take_pending(
         &self,
         class: usize,
@@ -37,7 +37,7 @@ impl<A: Allocate> Pool<A> {
         Some(free)
     }
 
-    /// A block of `class` from the upstream, not yet counted as live.
+    /// Allocates a block of `class` from the upstream. It does not yet count as live.
     pub(crate) fn fetch(
         &self,
         class: usize,
@@ -64,7 +64,7 @@ impl<A: Allocate> Pool<A> {
         })
     }
 
-    /// Memory of the upstream for blocks of `size` bytes.
+    /// Allocates memory of the upstream for blocks of `size` bytes.
     fn obtain(
         &self,
         bytes: ByteCount,
@@ -81,7 +81,7 @@ impl<A: Allocate> Pool<A> {
         Ok(Held::new(self.allocate_fitting(&request)?, &self.stock.account))
     }
 
-    /// A block that is not pooled.
+    /// Allocates a block that is not pooled.
     pub(super) fn fetch_one(
         &self,
         request: &RegionRequest,
@@ -92,8 +92,8 @@ impl<A: Allocate> Pool<A> {
         Ok(Record::whole(&self.stock, held, UNPOOLED, length))
     }
 
-    /// Memory of the upstream that holds what is asked for. `Allocate` is a trait that safe code
-    /// implements, and a block answers for its length: so this is checked.
+    /// Allocates upstream memory, and checks that it holds the request. Safe code may implement
+    /// `Allocate` wrongly, and a block's views rely on its length.
     fn allocate_fitting(&self, request: &RegionRequest) -> Result<A::Memory, AllocateError> {
         let memory = self.upstream.allocate(request)?;
         let (asked, granted) = (request.bytes, memory.length());
@@ -121,7 +121,7 @@ impl<A: Allocate> Pool<A> {
 }
 
 impl<M: Memory> Stock<M> {
-    /// Keeps a block that its streams have finished with, if it is of a class and there is room.
+    /// Keeps a block that its streams have finished with, if it has a class and there is room.
     pub(crate) fn keep_freed(self: &Arc<Self>, record: Box<Record<M>>) {
         if parking::is_kept(record.class) {
             // It was counted as released when it was parked.

@@ -1,8 +1,7 @@
-//! Recorded and random sequences of allocations, to be run over any upstream.
+//! Recorded and random sequences of allocations, to run over any upstream.
 //!
-//! A [`Program`] is what a trace comes to when addresses are forgotten: allocate so many bytes
-//! into a slot, free a slot. [`Program::replay`] runs it step by step, so that a benchmark can
-//! time each one.
+//! A [`Program`] is a trace without its addresses: allocate bytes into a slot, free a slot.
+//! [`Program::replay`] runs it step by step, so a benchmark can time each step.
 //!
 //! ```
 //! use terrane_pool::adaptors::{Simulated, SimulatedOptions, TraceReader};
@@ -43,31 +42,31 @@ pub struct Program {
 pub enum Step {
     /// Allocate into an empty slot.
     Allocate {
-        /// Where the block is kept.
+        /// The slot of the block.
         slot: usize,
-        /// The bytes to ask for.
+        /// The bytes to request.
         bytes: ByteCount,
     },
-    /// Free what is in a slot.
+    /// Free the block in a slot.
     Free {
-        /// Where the block is kept.
+        /// The slot of the block.
         slot: usize,
     },
 }
 
 impl Program {
-    /// The program that a trace recorded. Failures are left out; whether a request fails is for
-    /// the upstream to say. All threads and streams become one sequence.
+    /// Makes the program that a trace recorded. Failures are left out, because the upstream decides
+    /// whether a request fails. All threads and streams become one sequence.
     ///
     /// # Errors
     ///
-    /// Whatever error is among the events; [`TraceError::NotLive`] and
-    /// [`TraceError::AlreadyLive`] for a trace that cannot have happened.
+    /// Any error among the events; [`TraceError::NotLive`] and [`TraceError::AlreadyLive`] for an
+    /// impossible trace.
     pub fn from_events(
         events: impl IntoIterator<Item = Result<TraceEvent, TraceError>>,
     ) -> Result<Self, TraceError> {
         let mut program = Recorder::default();
-        // Blocks of no bytes may share an address with one another and with others.
+        // Blocks of zero bytes may share an address with one another and with others.
         let mut live: FxHashMap<u64, usize> = FxHashMap::default();
         for (index, event) in events.into_iter().enumerate() {
             let TraceEvent { action, pointer, size, .. } = event?;
@@ -93,25 +92,25 @@ impl Program {
         Ok(program.finish())
     }
 
-    /// A random program, the same for the same rules.
+    /// Makes a random program. Equal rules make equal programs.
     #[must_use]
     pub fn random(rules: &RandomRules) -> Self {
         rules.program()
     }
 
-    /// A program like a serving engine's, the same for the same rules.
+    /// Makes a program like a serving engine's. Equal rules make equal programs.
     #[must_use]
     pub fn serving(rules: &ServingRules) -> Self {
         rules.program()
     }
 
-    /// The steps.
+    /// Returns the steps.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// How many blocks are live at once at most.
+    /// Returns the most blocks that are live at once.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
@@ -126,7 +125,7 @@ impl Program {
     }
 }
 
-/// Steps being put together: freed slots are used again, the latest first.
+/// Collects steps. Freed slots are reused, the latest first.
 #[derive(Debug, Default)]
 struct Recorder {
     program: Program,
@@ -153,7 +152,7 @@ impl Recorder {
     }
 }
 
-/// A [`Program`] that is running over an upstream. What is live when it drops is freed.
+/// A [`Program`] that is running over an upstream. Live blocks are freed when it drops.
 #[derive(Debug)]
 pub struct Replay<'p, A: Allocate> {
     program: &'p Program,
@@ -163,28 +162,28 @@ pub struct Replay<'p, A: Allocate> {
     outcome: ReplayOutcome,
 }
 
-/// What a replay came to.
+/// The outcome of a replay.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct ReplayOutcome {
     /// Requests that were granted.
     pub granted: u64,
-    /// Requests that were refused. A refused block's free is skipped.
+    /// Requests that were refused. The free of a refused block is skipped.
     pub refused: u64,
     /// The first refusal.
     pub first_refusal: Option<AllocateError>,
-    /// The bytes that are live, as they were asked for.
+    /// The live bytes, as requested.
     pub live_asked: ByteCount,
-    /// The most bytes that were live at once, as they were asked for.
+    /// The most bytes that were live at once, as requested.
     pub peak_asked: ByteCount,
-    /// The bytes that are live, as they were obtained.
+    /// The live bytes, as obtained.
     pub live_obtained: ByteCount,
-    /// The most bytes that were live at once, as they were obtained.
+    /// The most bytes that were live at once, as obtained.
     pub peak_obtained: ByteCount,
 }
 
 impl<A: Allocate> Replay<'_, A> {
-    /// Runs the next step and says which it was, or `None` at the end.
+    /// Runs the next step and returns it, or `None` at the end.
     pub fn step(&mut self) -> Option<Step> {
         let step = *self.program.steps.get(self.next)?;
         self.next += 1;
@@ -195,14 +194,14 @@ impl<A: Allocate> Replay<'_, A> {
         Some(step)
     }
 
-    /// Runs the rest of the program. What is live at its end is freed afterwards.
+    /// Runs the rest of the program. Blocks that are live at its end are freed afterwards.
     #[must_use]
     pub fn run(mut self) -> ReplayOutcome {
         while self.step().is_some() {}
         self.outcome
     }
 
-    /// What it has come to so far.
+    /// Returns the outcome so far.
     #[must_use]
     pub fn outcome(&self) -> &ReplayOutcome {
         &self.outcome
@@ -271,7 +270,7 @@ mod tests {
         let log = sink.finish().unwrap().unwrap();
         let events = TraceReader::new(&*log).unwrap();
         let recorded = Program::from_events(events).unwrap();
-        // The recording goes on to free what was live at the end.
+        // The recording also frees the blocks that were live at the end.
         assert_eq!(recorded.steps()[..program.steps().len()], *program.steps());
     }
 

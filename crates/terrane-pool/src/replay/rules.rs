@@ -5,26 +5,26 @@ use terrane_core::ByteCount;
 use super::{Program, Recorder};
 use crate::adaptors::SplitMix64;
 
-/// The rules of a random [`Program`]; by default those of RMM's `random_allocations` benchmark
-/// (`cpp/benchmarks/random_allocations/random_allocations.cpp`).
+/// The rules of a random [`Program`]. The defaults are those of RMM's `random_allocations`
+/// benchmark (`cpp/benchmarks/random_allocations/random_allocations.cpp`).
 ///
-/// Each step is, with the probability of an allocation and within both limits, one of a size that
-/// is uniform between one byte and the largest; otherwise a free of a random live block. With
-/// nothing live, it allocates.
+/// Each step allocates with the given probability, within both limits. The size is uniform between
+/// one byte and the largest. Otherwise the step frees a random live block. With no live block, it
+/// allocates.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomRules {
-    /// How many steps; RMM makes two for each of its "allocations".
+    /// The number of steps. RMM makes two for each of its "allocations".
     pub steps: usize,
-    /// How often a step allocates, in percent.
+    /// The probability that a step allocates, in percent.
     pub allocation_percent: u32,
-    /// The most allocations of the whole program, unless nothing is live; RMM allows half as many
+    /// The most allocations of the whole program, unless nothing is live. RMM allows half as many
     /// as there are steps.
     pub allocations: usize,
     /// The largest block.
     pub largest: ByteCount,
     /// The most bytes that are live at once.
     pub cap: ByteCount,
-    /// Equal seeds give equal programs.
+    /// Equal seeds make equal programs.
     pub seed: u64,
 }
 

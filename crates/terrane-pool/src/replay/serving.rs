@@ -7,19 +7,20 @@ use crate::adaptors::SplitMix64;
 
 /// A serving engine with continuous batching, as its allocator sees it.
 ///
-/// Each step, sequences join until the batch is full: a prompt takes its KV blocks at once, and
-/// its tokens are prefilled in this step. Every running sequence then makes one token, and takes
-/// a KV block when it begins a page. Around that, the step allocates activations and logits whose
-/// size follows its number of tokens, and frees them at its end. A sequence that is done frees
-/// its blocks. Prompt and output lengths are skewed: most are short, a few are long.
+/// At each step, sequences join until the batch is full. The KV blocks of a prompt are allocated at
+/// once, and its tokens are prefilled in this step. Every running sequence then generates one
+/// token, and a KV block is allocated when it begins a page. Around that, the step allocates
+/// activations and logits whose size follows its number of tokens, and frees them at its end. A
+/// finished sequence frees its blocks. Prompt and output lengths are skewed: most are short, a few
+/// are long.
 ///
-/// This is a model, not a recording; it has what makes serving hard on an allocator, many
-/// equal blocks that live long between scratch of ever-changing sizes that does not.
+/// This is a model, not a recording. It has the property of serving that is hard on an allocator:
+/// many equal blocks with a long life, between short-lived scratch of varying size.
 #[derive(Clone, Copy, Debug)]
 pub struct ServingRules {
-    /// How many steps of the engine.
+    /// The number of steps of the engine.
     pub engine_steps: usize,
-    /// How many sequences run at once.
+    /// The number of sequences that run at once.
     pub batch: usize,
     /// The longest prompt, in tokens.
     pub longest_prompt: u64,
@@ -33,7 +34,7 @@ pub struct ServingRules {
     pub activation_bytes: ByteCount,
     /// Bytes of logits for each sequence of a step.
     pub logit_bytes: ByteCount,
-    /// Equal seeds give equal programs.
+    /// Equal seeds make equal programs.
     pub seed: u64,
 }
 
@@ -68,7 +69,7 @@ impl ServingRules {
         let mut running: Vec<Sequence> = Vec::new();
         for _ in 0..self.engine_steps {
             let mut prefilled = 0;
-            // One prompt a step, as engines bound the tokens that they prefill.
+            // One prompt per step, because engines limit the tokens that they prefill.
             if running.len() < self.batch {
                 let tokens = skewed(&mut random, self.longest_prompt);
                 let last = tokens + skewed(&mut random, self.longest_output);
@@ -88,7 +89,7 @@ impl ServingRules {
                 (self.activation_bytes, prefilled + sequences),
                 (self.logit_bytes, sequences),
             ];
-            // A step of more bytes than there can be allocates no such scratch.
+            // A step whose size in bytes overflows allocates no such scratch.
             let scratch: Vec<usize> = scratch
                 .into_iter()
                 .filter_map(|(bytes, count)| bytes.checked_mul("tokens", count).ok())
@@ -103,8 +104,8 @@ impl ServingRules {
     }
 }
 
-/// Between 1 and `longest`, and mostly far below: the product of two uniform numbers, of which
-/// half are below a sixth of the longest.
+/// Returns a number between 1 and `longest`, usually far below: the product of two uniform numbers.
+/// Half of the results are below a sixth of `longest`.
 fn skewed(random: &mut SplitMix64, longest: u64) -> u64 {
     let first = random.below(longest.max(1)) + 1;
     random.below(first) + 1

@@ -1,4 +1,4 @@
-//! Where staging buffers come from, and wait until they can go back.
+//! The area that provides staging buffers, and keeps them until they can be freed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,40 +12,41 @@ use super::transfer::TransferTable;
 use crate::retired::Retired;
 use crate::{Fence, FenceError, FenceSource};
 
-/// A source of staging tables over an upstream, and the keeper of buffers that streams still use.
+/// A source of staging tables over an upstream. It keeps dropped buffers that streams still use.
 ///
-/// Cloning gives another handle to the same area. When the last handle and the last table have
-/// gone, what streams still use is waited for, and leaked if they are not done in time.
+/// Cloning returns another handle to the same area. When the last handle and the last table have
+/// dropped, the area waits for the streams. Buffers that streams still use after the wait are
+/// leaked.
 pub struct StagingArea<A: Allocate>(Arc<Area<A>>);
 
 struct Area<A: Allocate> {
-    // Fields drop in this order: buffers go back before their upstream goes.
+    // Fields drop in this order: buffers are freed before their upstream drops.
     retired: Retired<Vec<A::Memory>>,
     upstream: A,
     knows_streams: bool,
 }
 
 impl<A: Allocate> StagingArea<A> {
-    /// An area over `upstream`, whose buffers are used on the streams of `fences`. An exhausted
-    /// area waits for them, and so does its end, for `patience`.
+    /// Makes an area over `upstream`, whose buffers are used on the streams of `fences`. The area
+    /// waits for the streams for at most `patience`, when it is exhausted and when it drops.
     #[must_use]
     pub fn new(upstream: A, fences: Arc<dyn FenceSource>, patience: Duration) -> Self {
         let retired = Retired::new(fences, patience);
         Self(Arc::new(Area { retired, upstream, knows_streams: true }))
     }
 
-    /// An area whose buffers no stream uses: copies are done when they are submitted.
+    /// Makes an area whose buffers no stream uses: copies are complete when they are submitted.
     #[must_use]
     pub fn without_streams(upstream: A) -> Self {
         let retired = Retired::new(Arc::new(NoStreams), Duration::ZERO);
         Self(Arc::new(Area { retired, upstream, knows_streams: false }))
     }
 
-    /// An empty table of transfers.
+    /// Makes an empty table of transfers.
     ///
     /// # Errors
     ///
-    /// [`StagingError::NotHost`] if the upstream's memory is not the host's.
+    /// [`StagingError::NotHost`] if the upstream's memory is not host memory.
     pub fn transfer_table(&self) -> Result<TransferTable<A>, StagingError> {
         let kind = self.0.upstream.kind();
         if kind.is_host() {
@@ -55,25 +56,25 @@ impl<A: Allocate> StagingArea<A> {
         }
     }
 
-    /// An empty dispatch set.
+    /// Makes an empty dispatch set.
     #[must_use]
     pub fn dispatch_set(&self) -> DispatchSet<A> {
         DispatchSet::new(self.clone())
     }
 
-    /// Gives back the buffers that no stream uses any more, and says of how many tables they
-    /// were. It never waits. An exhausted area does so before it refuses anything.
+    /// Frees the buffers that no stream uses any more, and returns the number of their tables.
+    /// Never waits. An exhausted area does this before it refuses a request.
     pub fn reap(&self) -> usize {
         self.0.retired.reap(drop)
     }
 
-    /// How many tables there are whose owners have gone and whose buffers are still in use.
+    /// Returns the number of dropped tables whose buffers are still in use.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.0.retired.len()
     }
 
-    /// The upstream.
+    /// Returns the upstream.
     #[must_use]
     pub fn upstream(&self) -> &A {
         &self.0.upstream
@@ -107,7 +108,7 @@ impl<A: Allocate> fmt::Debug for StagingArea<A> {
     }
 }
 
-/// The streams of an area without streams. It is never asked for a fence.
+/// The fence source of an area without streams. The area never requests a fence of it.
 #[derive(Debug)]
 struct NoStreams;
 

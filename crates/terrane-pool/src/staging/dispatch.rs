@@ -10,22 +10,22 @@ use super::error::{NotFinished, StagingError};
 use super::lease::{Lease, try_reserve};
 use crate::StreamId;
 
-/// The allocations of a dispatch that is being prepared.
+/// The allocations of a dispatch in preparation.
 pub struct DispatchSet<A: Allocate> {
     lease: Lease<A>,
-    /// The buffer of each allocation; `None` for one of no bytes.
+    /// The buffer of each allocation; `None` for an allocation of zero bytes.
     allocations: Vec<Option<usize>>,
     parameters: Parameters,
 }
 
-/// Which of a set's allocations.
+/// The index of an allocation in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AllocationId(usize);
 
 #[derive(Clone, Copy, Debug)]
 enum Parameters {
     None,
-    /// `None` for a buffer of no bytes.
+    /// `None` for a buffer of zero bytes.
     Buffer(Option<usize>),
 }
 
@@ -35,7 +35,7 @@ impl<A: Allocate> DispatchSet<A> {
         Self { lease, allocations: Vec::new(), parameters }
     }
 
-    /// Makes room for `additional` allocations and the parameter buffer.
+    /// Reserves space for `additional` allocations and the parameter buffer.
     ///
     /// # Errors
     ///
@@ -46,11 +46,11 @@ impl<A: Allocate> DispatchSet<A> {
         try_reserve(&mut self.allocations, additional)
     }
 
-    /// Acquires one more allocation. Nothing is acquired for no bytes.
+    /// Acquires one more allocation. Zero bytes acquire nothing.
     ///
     /// # Errors
     ///
-    /// [`StagingError::Allocate`] or [`StagingError::Reserve`]; the set is as it was.
+    /// [`StagingError::Allocate`] or [`StagingError::Reserve`]. The set is unchanged.
     pub fn allocate(&mut self, request: &RegionRequest) -> Result<AllocationId, StagingError> {
         try_reserve(&mut self.allocations, 1)?;
         let buffer = self.lease.acquire(request)?;
@@ -73,24 +73,25 @@ impl<A: Allocate> DispatchSet<A> {
         Ok(())
     }
 
-    /// How many allocations there are, without the parameter buffer.
+    /// Returns the number of allocations, without the parameter buffer.
     #[must_use]
     pub fn len(&self) -> usize {
         self.allocations.len()
     }
 
-    /// Whether there is no allocation.
+    /// Returns whether there is no allocation.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.allocations.is_empty()
     }
 
-    /// Shows where the allocations are, for work that is submitted to `streams` and to no other.
+    /// Gives access to the locations of the allocations, for work that is submitted only to
+    /// `streams`.
     ///
     /// # Errors
     ///
-    /// [`StagingError::NoFences`], with the set as it was, if there are streams and the area
-    /// knows none.
+    /// [`StagingError::NoFences`], with the unchanged set, if there are streams and the area has no
+    /// fences.
     #[expect(clippy::result_large_err, reason = "the error gives the set back")]
     pub fn begin(mut self, streams: &[StreamId]) -> Result<Launched<A>, (Self, StagingError)> {
         match self.lease.begin(streams) {
@@ -107,11 +108,11 @@ pub struct Launched<A: Allocate> {
 }
 
 impl<A: Allocate> Launched<A> {
-    /// Where an allocation is; `None` for one of no bytes.
+    /// Returns the location of an allocation; `None` for one of zero bytes.
     ///
     /// # Errors
     ///
-    /// [`StagingError::NoSuchAllocation`] for one of another set.
+    /// [`StagingError::NoSuchAllocation`] for an allocation of another set.
     pub fn location(&self, allocation: AllocationId) -> Result<Option<Location>, StagingError> {
         let allocations = &self.set.allocations;
         let buffer = allocations.get(allocation.0).ok_or(StagingError::NoSuchAllocation {
@@ -121,7 +122,7 @@ impl<A: Allocate> Launched<A> {
         Ok(buffer.and_then(|index| self.set.lease.location(index)))
     }
 
-    /// Where every allocation is, in the order in which they were acquired.
+    /// Iterates over the locations of all allocations, in the order of acquisition.
     pub fn locations(&self) -> impl Iterator<Item = Option<Location>> {
         self.set
             .allocations
@@ -129,7 +130,7 @@ impl<A: Allocate> Launched<A> {
             .map(|buffer| buffer.and_then(|index| self.set.lease.location(index)))
     }
 
-    /// Where the parameter buffer is, if there is one that is not empty.
+    /// Returns the location of the parameter buffer, if there is one that is not empty.
     #[must_use]
     pub fn parameters(&self) -> Option<Location> {
         match self.set.parameters {
@@ -138,7 +139,7 @@ impl<A: Allocate> Launched<A> {
         }
     }
 
-    /// All the work has been submitted. To drop a launched set says the same.
+    /// Declares that all the work has been submitted. Dropping a launched set declares the same.
     #[must_use]
     pub fn submitted(mut self) -> PendingDispatch<A> {
         self.set.lease.submitted();
@@ -146,28 +147,28 @@ impl<A: Allocate> Launched<A> {
     }
 }
 
-/// A dispatch whose work has been submitted. Dropping it leaves the allocations to the area,
-/// which gives them back when the streams are done.
+/// A dispatch whose work has been submitted. Dropping it moves the allocations to the area, which
+/// frees them when the streams are done.
 #[derive(Debug)]
 pub struct PendingDispatch<A: Allocate> {
     lease: Lease<A>,
 }
 
 impl<A: Allocate> PendingDispatch<A> {
-    /// Whether the streams are done with it. Never blocks.
+    /// Returns whether the streams are done with it. Never blocks.
     ///
     /// # Errors
     ///
-    /// [`StagingError::Fence`] if that cannot be told.
+    /// [`StagingError::Fence`] if a fence fails.
     pub fn is_complete(&mut self) -> Result<bool, StagingError> {
         self.lease.is_complete()
     }
 
-    /// Waits until the streams are done with it, and gives the allocations back.
+    /// Waits until the streams are done with it, and frees the allocations.
     ///
     /// # Errors
     ///
-    /// [`NotFinished`], with the dispatch, after `timeout`, or if it cannot be told.
+    /// [`NotFinished`], with the dispatch, after `timeout` or if a fence fails.
     #[expect(clippy::result_large_err, reason = "the error gives the dispatch back")]
     pub fn wait(mut self, timeout: Duration) -> Result<(), NotFinished<Self>> {
         self.lease.wait(timeout).map_err(|cause| NotFinished { pending: self, cause })

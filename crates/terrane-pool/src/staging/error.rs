@@ -1,4 +1,4 @@
-//! What can go wrong with staging.
+//! The errors of staging.
 
 use std::collections::TryReserveError;
 use std::fmt;
@@ -8,67 +8,67 @@ use terrane_core::{AllocateError, ByteCount, StorageKind};
 
 use crate::FenceError;
 
-/// Why something could not be staged or read back. Tables and outputs are as they were.
+/// The error of staging or reading back. Tables and outputs are unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StagingError {
-    /// No buffer could be had.
+    /// No buffer could be allocated.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
     /// A table or an output vector could not grow.
     #[error("a table of {entries} more entries, or an output of as many bytes, cannot be had")]
     Reserve {
-        /// How many entries, or bytes, there were to be.
+        /// The number of entries, or bytes, requested.
         entries: usize,
-        /// What the global allocator said.
+        /// The global allocator's error.
         #[source]
         source: TryReserveError,
     },
-    /// The upstream's memory is not the host's.
+    /// The upstream's memory is not host memory.
     #[error("{kind} memory cannot be filled from here; a transfer table needs a host upstream")]
     NotHost {
         /// The kind.
         kind: StorageKind,
     },
-    /// The upstream gave less than was asked for.
+    /// The upstream returned less than requested.
     #[error("the upstream gave {granted} for {asked}; it breaks its contract")]
     Short {
-        /// What was asked for.
+        /// The bytes requested.
         asked: ByteCount,
-        /// What it gave.
+        /// The bytes returned.
         granted: ByteCount,
     },
-    /// Padding that cuts off the data.
+    /// The padded length is shorter than the data.
     #[error("{length} do not fit in a padded length of {padded}; pad to no less than the data")]
     PaddingTooShort {
         /// The length of the data.
         length: ByteCount,
-        /// The length to pad it to.
+        /// The padded length.
         padded: ByteCount,
     },
-    /// A stream where nobody can wait for one.
+    /// A stream was named, but the area has no fences.
     #[error("the staging area knows no streams; make it with a fence source to use one")]
     NoFences,
-    /// A dispatch set that has a parameter buffer already.
+    /// The dispatch set already has a parameter buffer.
     #[error("the dispatch set has a parameter buffer already; it takes one")]
     ParametersTaken,
-    /// An entry of another table, or one of the other direction.
+    /// The entry belongs to another table or to the other direction.
     #[error("entry {index} is no output of this table, which has {entries} entries")]
     NoSuchOutput {
         /// The entry.
         index: usize,
-        /// How many entries the table has.
+        /// The number of entries in the table.
         entries: usize,
     },
-    /// An allocation of another dispatch set.
+    /// The allocation belongs to another dispatch set.
     #[error("allocation {index} is none of this dispatch set, which has {allocations}")]
     NoSuchAllocation {
         /// The allocation.
         index: usize,
-        /// How many the set has.
+        /// The number of allocations in the set.
         allocations: usize,
     },
-    /// A range that leaves its output.
+    /// The range extends beyond its output.
     #[error(
         "{} bytes at offset {} leave output {index}, which has {}",
         .length.get(), .offset.get(), .output.get()
@@ -76,48 +76,48 @@ pub enum StagingError {
     OutOfBounds {
         /// The entry.
         index: usize,
-        /// Where the range begins.
+        /// The start of the range.
         offset: ByteCount,
-        /// How long it is.
+        /// The length of the range.
         length: ByteCount,
-        /// How long the output is.
+        /// The length of the output.
         output: ByteCount,
     },
-    /// Another number of slices than of outputs.
+    /// The number of slices differs from the number of outputs.
     #[error("{given} slices were given for {outputs} outputs")]
     WrongCount {
-        /// How many outputs there are.
+        /// The number of outputs.
         outputs: usize,
-        /// How many slices there were for them.
+        /// The number of slices.
         given: usize,
     },
-    /// A slice of another length than its output.
+    /// The length of a slice differs from the length of its output.
     #[error("slice {position} has {} bytes, and its output {}", .given.get(), .output.get())]
     WrongLength {
-        /// Which slice, from 0.
+        /// The index of the slice, from 0.
         position: usize,
-        /// How long the output is.
+        /// The length of the output.
         output: ByteCount,
-        /// How long the slice is.
+        /// The length of the slice.
         given: ByteCount,
     },
-    /// The streams did not come past in time.
+    /// The streams did not finish in time.
     #[error("the streams were not done after {waited:?}; wait again, or look at what they do")]
     TimedOut {
-        /// How long they were waited for.
+        /// The time waited.
         waited: Duration,
     },
-    /// A fence failed, so that nobody can say whether the streams are done.
+    /// A fence failed, so it is unknown whether the streams are done.
     #[error("whether the streams are done cannot be told")]
     Fence(#[from] FenceError),
 }
 
-/// A wait that failed: what was waited for, as it was, and the cause.
+/// The error of a wait: the unchanged object that was waited for, and the cause.
 #[derive(Debug)]
 pub struct NotFinished<P> {
-    /// What is not finished. Dropped, it returns its buffers when it is.
+    /// The unfinished object. When dropped, its buffers are freed once the streams are done.
     pub pending: P,
-    /// Why it is not known to be.
+    /// The cause: a timeout, or the failure of a fence.
     pub cause: StagingError,
 }
 

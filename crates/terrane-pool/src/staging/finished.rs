@@ -1,4 +1,4 @@
-//! The outputs of a transfer table whose copies are done.
+//! The outputs of a transfer table whose copies are complete.
 
 use std::slice;
 
@@ -8,10 +8,10 @@ use super::error::StagingError;
 use super::lease::try_reserve;
 use super::transfer::{Direction, Entry, EntryId, TransferTable};
 
-/// A table whose copies are done: its outputs can be read, in place or into the caller's memory.
+/// A table whose copies are complete. Its outputs can be read in place or copied into the caller's
+/// memory.
 ///
-/// A call that fails leaves what it was to write as it was. Dropping the table gives its buffers
-/// back.
+/// A call that fails leaves its destination unchanged. Dropping the table frees its buffers.
 #[derive(Debug)]
 pub struct FinishedTransfer<A: Allocate> {
     table: TransferTable<A>,
@@ -23,13 +23,13 @@ impl<A: Allocate> FinishedTransfer<A> {
         Self { table }
     }
 
-    /// How many outputs there are.
+    /// Returns the number of outputs.
     #[must_use]
     pub fn outputs(&self) -> usize {
         self.output_entries().count()
     }
 
-    /// An output, without its padding.
+    /// Returns an output, without its padding.
     ///
     /// # Errors
     ///
@@ -42,11 +42,11 @@ impl<A: Allocate> FinishedTransfer<A> {
         }
     }
 
-    /// A part of an output.
+    /// Returns a part of an output.
     ///
     /// # Errors
     ///
-    /// [`StagingError::OutOfBounds`] if it leaves the output; otherwise as for
+    /// [`StagingError::OutOfBounds`] if the part extends beyond the output; otherwise as for
     /// [`output`](Self::output).
     pub fn range(
         &self,
@@ -65,7 +65,7 @@ impl<A: Allocate> FinishedTransfer<A> {
         })
     }
 
-    /// Copies the part of an output that begins at `offset` and is as long as `into`.
+    /// Copies `into.len()` bytes of an output, from `offset` on.
     ///
     /// # Errors
     ///
@@ -81,8 +81,8 @@ impl<A: Allocate> FinishedTransfer<A> {
         Ok(())
     }
 
-    /// Copies every output into a vector of its own, in order. Vectors that are there already
-    /// keep their capacity; there are as many as outputs afterwards.
+    /// Copies each output into one vector, in order. Afterwards there are as many vectors as
+    /// outputs. Existing vectors keep their capacity.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl<A: Allocate> FinishedTransfer<A> {
     pub fn collect(&self, outputs: &mut Vec<Vec<u8>>) -> Result<(), StagingError> {
         let found: Vec<&[u8]> =
             self.output_entries().map(|output| self.bytes(output)).collect::<Result<_, _>>()?;
-        // First everything that can fail, none of which changes what the vectors hold.
+        // First every step that can fail; none of them changes the content of the vectors.
         for (bytes, output) in found.iter().zip(outputs.iter_mut()) {
             let more = bytes.len().saturating_sub(output.len());
             try_reserve(output, more)?;
@@ -112,12 +112,12 @@ impl<A: Allocate> FinishedTransfer<A> {
         Ok(())
     }
 
-    /// Copies every output into a slice of the caller's, in order.
+    /// Copies each output into one slice of the caller, in order.
     ///
     /// # Errors
     ///
     /// [`StagingError::WrongCount`] if there are more or fewer slices than outputs, and
-    /// [`StagingError::WrongLength`] if one is not as long as its output.
+    /// [`StagingError::WrongLength`] if a slice and its output differ in length.
     pub fn collect_into(&self, slices: &mut [&mut [u8]]) -> Result<(), StagingError> {
         let (outputs, given) = (self.outputs(), slices.len());
         if outputs != given {
@@ -147,9 +147,9 @@ impl<A: Allocate> FinishedTransfer<A> {
         };
         let address =
             buffer.location().as_host().ok_or(StagingError::NotHost { kind: buffer.kind() })?;
-        // SAFETY: the buffer holds at least so many bytes, which was checked when it was acquired;
-        // host memory is initialised; and nobody writes to it, as every stream that was to use
-        // it has come past.
+        // SAFETY: the buffer holds at least this many bytes, which was checked when it was
+        // acquired. Host memory is initialised. No code writes to it, because every stream that was
+        // to use it has passed the end of the work.
         Ok(unsafe { slice::from_raw_parts(address.as_ptr(), entry.length.to_usize()) })
     }
 }

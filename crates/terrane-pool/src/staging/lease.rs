@@ -1,4 +1,4 @@
-//! Buffers that go back together, when the streams that use them are done.
+//! Buffers that are freed together, when the streams that use them are done.
 
 use std::fmt;
 use std::mem::{self, ManuallyDrop};
@@ -20,10 +20,10 @@ pub(super) struct Lease<A: Allocate> {
     hold: Hold,
 }
 
-/// What keeps buffers from going back.
+/// The work that must finish before buffers can be freed.
 enum Hold {
     Nothing,
-    /// Work on these streams may be being submitted.
+    /// Work may still be submitted to these streams.
     Streams(SmallVec<[StreamId; 2]>),
     /// All work has been submitted before these marks.
     Marks(Marks),
@@ -38,7 +38,7 @@ impl<A: Allocate> Lease<A> {
         try_reserve(&mut self.buffers, additional)
     }
 
-    /// Acquires one more buffer, and says which it is. Nothing is acquired for no bytes.
+    /// Acquires one more buffer, and returns its index. Zero bytes acquire nothing.
     pub(super) fn acquire(
         &mut self,
         request: &RegionRequest,
@@ -64,7 +64,7 @@ impl<A: Allocate> Lease<A> {
         self.buffer(index).map(Memory::location)
     }
 
-    /// From here on, work on `streams` may use the buffers.
+    /// Allows work on `streams` to use the buffers from here on.
     pub(super) fn begin(&mut self, streams: &[StreamId]) -> Result<(), StagingError> {
         if !streams.is_empty() && !self.area.knows_streams() {
             return Err(StagingError::NoFences);
@@ -73,7 +73,7 @@ impl<A: Allocate> Lease<A> {
         Ok(())
     }
 
-    /// All the work that uses the buffers has been submitted.
+    /// Declares that all the work that uses the buffers has been submitted.
     pub(super) fn submitted(&mut self) {
         if let Hold::Streams(streams) = &self.hold {
             let marks = Marks::new(self.area.retired().fences(), streams.iter().copied());
@@ -81,7 +81,7 @@ impl<A: Allocate> Lease<A> {
         }
     }
 
-    /// Whether no stream uses the buffers any more.
+    /// Returns whether no stream uses the buffers any more.
     pub(super) fn is_complete(&mut self) -> Result<bool, StagingError> {
         match &mut self.hold {
             Hold::Nothing => Ok(true),
@@ -105,7 +105,7 @@ impl<A: Allocate> Lease<A> {
 
 impl<A: Allocate> Drop for Lease<A> {
     fn drop(&mut self) {
-        // Should a fence panic, they are leaked.
+        // If a fence panics, the buffers are leaked.
         let buffers = ManuallyDrop::new(mem::take(&mut self.buffers));
         self.submitted();
         let mut marks = match mem::replace(&mut self.hold, Hold::Nothing) {

@@ -1,17 +1,16 @@
-//! Staging: buffers that go out together and come back together, when the device is done.
+//! Staging: sets of buffers that are used together, and freed together when the device is done.
 //!
-//! A [`StagingArea`] stands over any upstream, a pool as a rule. From it come
+//! A [`StagingArea`] stands over any upstream, usually a pool. It makes
 //!
-//! - [`TransferTable`]s over host memory: what is to be uploaded and what is to be read back, and
+//! - [`TransferTable`]s over host memory: the data to upload, room for the data to read back, and
 //!   afterwards the outputs;
-//! - [`DispatchSet`]s over a device's memory: the allocations and the parameter buffer of one
-//!   dispatch.
+//! - [`DispatchSet`]s over device memory: the allocations and the parameter buffer of one dispatch.
 //!
-//! Both pass through the same states. While being *filled*, nobody else knows the buffers.
-//! [`begin`](TransferTable::begin) names the streams that will use them and shows where they are.
-//! [`submitted`](Copying::submitted) says that all work is on its way, and only when the streams
-//! have come past that point are outputs readable, and do buffers go back. A table that is
-//! dropped at any time behaves the same: no buffer goes back under a running copy.
+//! Both pass through the same states. While a table is being *filled*, no other code knows its
+//! buffers. [`begin`](TransferTable::begin) names the streams that will use them and gives their
+//! locations. [`submitted`](Copying::submitted) declares that all work has been submitted. Only
+//! when the streams have passed that point are outputs readable and buffers freed. Dropping a table
+//! at any time keeps this order: no buffer is freed under a running copy.
 //!
 //! ```
 //! use std::time::Duration;

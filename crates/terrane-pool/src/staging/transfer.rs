@@ -1,4 +1,4 @@
-//! Transfer tables: what goes to a device, and what comes back.
+//! Transfer tables: uploads to a device, and outputs read back from it.
 
 use std::fmt;
 use std::ptr;
@@ -12,32 +12,32 @@ use super::finished::FinishedTransfer;
 use super::lease::{Lease, try_reserve};
 use crate::StreamId;
 
-/// Transfers that are being put together in host memory.
+/// Transfers in preparation, in host memory.
 ///
-/// Uploads are copied in at once, so that the caller's bytes are free again; outputs are room for
-/// what will come back. Entries of no bytes acquire nothing and are never copied, but keep their
-/// place. An error leaves the table as it was.
+/// Uploads are copied in at once, so the caller may reuse its bytes. Outputs are room for data that
+/// the device will write. Entries of zero bytes acquire nothing and are never copied, but keep
+/// their index. An error leaves the table unchanged.
 pub struct TransferTable<A: Allocate> {
     pub(super) lease: Lease<A>,
     pub(super) entries: Vec<Entry>,
 }
 
-/// Which of a table's entries, uploads and outputs counted together.
+/// The index of an entry in a table, uploads and outputs counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntryId(pub(super) usize);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) direction: Direction,
-    /// The bytes that mean something.
+    /// The bytes of data, without padding.
     pub(super) length: ByteCount,
-    /// The bytes that are copied.
+    /// The bytes to copy, with padding.
     padded: ByteCount,
     /// `None` if there are none.
     pub(super) buffer: Option<usize>,
 }
 
-/// Which way bytes go.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From host memory to the device.
@@ -46,18 +46,18 @@ pub enum Direction {
     FromDevice,
 }
 
-/// One copy that a table asks for.
+/// One copy that a table requires.
 #[derive(Clone, Copy, Debug)]
 pub struct HostCopy {
     /// The entry.
     pub entry: EntryId,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// The host's end: exactly the bytes to copy.
+    /// The host side: exactly the bytes to copy.
     pub host: Span,
-    /// How many bytes to copy, padding included; more than none.
+    /// The number of bytes to copy, padding included; never zero.
     pub length: ByteCount,
-    /// The address by which the device reaches the host's end, where it does.
+    /// The address by which the device accesses the host side, if it can.
     pub device_alias: Option<DeviceAddress>,
 }
 
@@ -66,7 +66,7 @@ impl<A: Allocate> TransferTable<A> {
         Self { lease: Lease::new(area), entries: Vec::new() }
     }
 
-    /// Makes room for `additional` entries.
+    /// Reserves space for `additional` entries.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl<A: Allocate> TransferTable<A> {
         try_reserve(&mut self.entries, additional)
     }
 
-    /// Copies `bytes` in, to go to the device.
+    /// Copies `bytes` in, for upload to the device.
     ///
     /// # Errors
     ///
@@ -85,12 +85,12 @@ impl<A: Allocate> TransferTable<A> {
         self.upload_padded(bytes, ByteCount::from_usize(bytes.len()))
     }
 
-    /// Copies `bytes` in, followed by zeros up to `padded` bytes, to go to the device.
+    /// Copies `bytes` in, followed by zeros up to `padded` bytes, for upload to the device.
     ///
     /// # Errors
     ///
-    /// [`StagingError::PaddingTooShort`] if `padded` is less than there is; otherwise as for
-    /// [`upload`](Self::upload).
+    /// [`StagingError::PaddingTooShort`] if `padded` is less than the length of `bytes`; otherwise
+    /// as for [`upload`](Self::upload).
     pub fn upload_padded(
         &mut self,
         bytes: &[u8],
@@ -104,7 +104,7 @@ impl<A: Allocate> TransferTable<A> {
         Ok(self.push(entry))
     }
 
-    /// Copies `words` in as they lie in memory, to go to the device.
+    /// Copies `words` in with their layout in memory, for upload to the device.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl<A: Allocate> TransferTable<A> {
         self.upload(bytemuck::cast_slice(words))
     }
 
-    /// Room for `length` bytes that come back.
+    /// Acquires room for an output of `length` bytes.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl<A: Allocate> TransferTable<A> {
         self.output_padded(length, length)
     }
 
-    /// Room for `padded` bytes that come back, of which the first `length` are the output.
+    /// Acquires room for `padded` bytes to read back. The first `length` are the output.
     ///
     /// # Errors
     ///
@@ -136,24 +136,25 @@ impl<A: Allocate> TransferTable<A> {
         Ok(self.push(entry))
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is no entry.
+    /// Returns whether there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Shows where the buffers are, for copies that are submitted to `streams` and to no other.
+    /// Gives access to the locations of the buffers, for copies that are submitted only to
+    /// `streams`.
     ///
     /// # Errors
     ///
-    /// [`StagingError::NoFences`], with the table as it was, if there are streams and the area
-    /// knows none.
+    /// [`StagingError::NoFences`], with the unchanged table, if there are streams and the area has
+    /// no fences.
     #[expect(clippy::result_large_err, reason = "the error gives the table back")]
     pub fn begin(mut self, streams: &[StreamId]) -> Result<Copying<A>, (Self, StagingError)> {
         match self.lease.begin(streams) {
@@ -162,7 +163,7 @@ impl<A: Allocate> TransferTable<A> {
         }
     }
 
-    /// An entry, with room for it in the table, that has not been entered yet.
+    /// Makes an entry, and reserves space for it in the table, without adding it yet.
     fn acquire(
         &mut self,
         direction: Direction,
@@ -187,17 +188,17 @@ impl<A: Allocate> TransferTable<A> {
     }
 }
 
-/// Copies `bytes` to the beginning of a buffer that nobody else has, and zeroes the rest up to
-/// `padded`, which the buffer has been checked to hold.
+/// Copies `bytes` to the start of a buffer to which the table has exclusive access. Zeroes the rest
+/// up to `padded`. The buffer was checked to hold `padded` bytes.
 fn write(buffer: &impl Memory, bytes: &[u8], padded: ByteCount) -> Result<(), StagingError> {
     let address =
         buffer.location().as_host().ok_or(StagingError::NotHost { kind: buffer.kind() })?;
     let start = address.as_ptr();
-    // SAFETY: the buffer is valid for `padded` bytes, which is no less than these are; it was
-    // acquired by this table, which has shown it to nobody, so it does not overlap them either.
+    // SAFETY: the buffer is valid for `padded` bytes, which is at least the length of `bytes`. This
+    // table acquired the buffer and has shown it to no other code, so it does not overlap `bytes`.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
     let tail = padded.to_usize() - bytes.len();
-    // SAFETY: from the end of the bytes to that of the padding, within the buffer.
+    // SAFETY: from the end of the bytes to the end of the padding, within the buffer.
     unsafe { ptr::write_bytes(start.wrapping_add(bytes.len()), 0, tail) };
     Ok(())
 }
@@ -209,7 +210,7 @@ pub struct Copying<A: Allocate> {
 }
 
 impl<A: Allocate> Copying<A> {
-    /// The copies to submit, in the order of the entries. There is none for an entry of no bytes.
+    /// Returns the copies to submit, in the order of the entries. An entry of zero bytes has none.
     pub fn copies(&self) -> impl Iterator<Item = HostCopy> {
         self.table.entries.iter().enumerate().filter_map(|(index, entry)| {
             let buffer = self.table.lease.buffer(entry.buffer?)?;
@@ -223,7 +224,7 @@ impl<A: Allocate> Copying<A> {
         })
     }
 
-    /// All the copies have been submitted. To drop the table here says the same.
+    /// Declares that all the copies have been submitted. Dropping the table here declares the same.
     #[must_use]
     pub fn submitted(mut self) -> PendingTransfer<A> {
         self.table.lease.submitted();
@@ -231,28 +232,28 @@ impl<A: Allocate> Copying<A> {
     }
 }
 
-/// A table whose copies have been submitted. Dropping it leaves the buffers to the area, which
-/// gives them back when the streams are done.
+/// A table whose copies have been submitted. Dropping it moves the buffers to the area, which frees
+/// them when the streams are done.
 #[derive(Debug)]
 pub struct PendingTransfer<A: Allocate> {
     table: TransferTable<A>,
 }
 
 impl<A: Allocate> PendingTransfer<A> {
-    /// Whether the streams are done with it. Never blocks.
+    /// Returns whether the streams are done with it. Never blocks.
     ///
     /// # Errors
     ///
-    /// [`StagingError::Fence`] if that cannot be told.
+    /// [`StagingError::Fence`] if a fence fails.
     pub fn is_complete(&mut self) -> Result<bool, StagingError> {
         self.table.lease.is_complete()
     }
 
-    /// Waits until the streams are done with it; then the outputs can be read.
+    /// Waits until the streams are done with it. Then the outputs can be read.
     ///
     /// # Errors
     ///
-    /// [`NotFinished`], with the table, after `timeout`, or if it cannot be told.
+    /// [`NotFinished`], with the table, after `timeout` or if a fence fails.
     #[expect(clippy::result_large_err, reason = "the error gives the table back")]
     pub fn wait(mut self, timeout: Duration) -> Result<FinishedTransfer<A>, NotFinished<Self>> {
         match self.table.lease.wait(timeout) {

@@ -1,11 +1,11 @@
-//! The shared part of a pool: everything that blocks come back to, and nothing of the upstream.
+//! The shared part of a pool: every place that blocks return to, without the upstream.
 //!
-//! A free block is in one of three places: a thread's magazine ([`Slot`]), the shared queue of
-//! its class ([`Depot`]), or, while streams may still use it, the [`Parking`]. Blocks in use hold
-//! the stock alive, so it outlives its pool for as long as they do; free ones would, too, which is
-//! why a pool closes its stock when it is dropped.
+//! A free block is in one of three places. It is in a thread's magazine ([`Slot`]) or in the shared
+//! queue of its class ([`Depot`]). While streams may still use it, it is in the [`Parking`]. Blocks
+//! in use keep the stock alive, so it may outlive its pool. Free blocks would keep it alive too, so
+//! a pool closes its stock when it is dropped.
 //!
-//! How blocks come back is in [`releasing`].
+//! [`releasing`] returns blocks to these places.
 
 mod releasing;
 
@@ -39,29 +39,29 @@ pub(crate) struct Stock<M: Memory> {
     /// Held while gates are shut and while a slot is made.
     pub(crate) sweeping: Mutex<()>,
     pub(crate) closed: AtomicBool,
-    /// Live bytes by tag, where no slot could count them.
+    /// Live bytes by tag that no slot could count.
     stray_tally: Mutex<Tally>,
-    /// What each class's magazines may hold.
+    /// The depth of each class's magazines.
     depths: Box<[usize]>,
-    /// What each class's lanes may hold.
+    /// The depth of each class's lanes.
     lane_depths: Box<[usize]>,
-    /// The clock by which classes are idle; see [`now`](Self::now).
+    /// The clock for idle classes; see [`now`](Self::now).
     clock: CachePadded<AtomicU64>,
-    /// When unused credit was last collected.
+    /// The time when unused credit was last collected.
     pub(crate) settled: CachePadded<AtomicU64>,
-    /// How many more releases go past the magazines, as the upstream has run out: what is in a
-    /// shared queue is found without a sweep.
+    /// The number of further releases that bypass the magazines after an exhaustion. Blocks in a
+    /// shared queue can be found without a sweep.
     pressure: CachePadded<AtomicU64>,
 }
 
-/// A thread keeps a block of a stream's that is at most such a part of all that may be cached,
-/// however large it is: without it, every use of a large block would go through the parking.
+/// A thread keeps a block for a stream, however large, up to this fraction of the cap on cached
+/// bytes. Without it, every use of a large block would go through the parking.
 const LANE_SHARE: u64 = 64;
 
-/// After an exhaustion so many releases go past the magazines.
+/// The number of releases after an exhaustion that bypass the magazines.
 const PRESSURE: u64 = 256;
 
-/// The place of one thread, whose slot is made when the thread settles in.
+/// The place of one thread. Its slot is made when the thread settles in.
 type Seat<M> = OnceLock<Box<CachePadded<Slot<M>>>>;
 
 impl<M: Memory> Stock<M> {
@@ -108,13 +108,13 @@ impl<M: Memory> Stock<M> {
         })
     }
 
-    /// The grant of a block of `class` under `tag`.
+    /// Returns the grant of a block of `class` under `tag`.
     #[inline]
     pub(crate) fn grant(&self, class: usize, tag: Tag, is: Use) -> GrantRef<M> {
         self.grants.get(self, class, tag, is)
     }
 
-    /// What a block of the class weighs of the cap on cached bytes.
+    /// Returns the weight of a block of the class: the bytes that it counts of the cap.
     #[inline]
     pub(crate) fn weight(&self, class: usize) -> u64 {
         self.table.size(class)
@@ -132,12 +132,12 @@ impl<M: Memory> Stock<M> {
         self.depth(class) > 0
     }
 
-    /// The time: how often the pool has come to the upstream, or to its cap.
+    /// Returns the time: the number of times that the pool has reached the upstream, or its cap.
     pub(crate) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// Notes that the upstream has run out.
+    /// Records that the upstream was exhausted.
     pub(crate) fn press(&self) {
         self.pressure.store(PRESSURE, Ordering::Relaxed);
     }
@@ -146,43 +146,43 @@ impl<M: Memory> Stock<M> {
         self.pressure.load(Ordering::Relaxed) > 0
     }
 
-    /// Counts a release that goes past the magazines; answers whether it does.
+    /// Counts a release that bypasses the magazines. Returns whether it does.
     fn passes_magazines(&self) -> bool {
         let is_pressed = self.is_pressed();
         if is_pressed {
-            // Of two threads at the end both may subtract: the next exhaustion begins again.
+            // Two threads may both subtract at the end. The next exhaustion sets the count again.
             let less = |pressure: u64| pressure.checked_sub(1);
             let _ = self.pressure.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
         is_pressed
     }
 
-    /// Whether threads have blocks or credit, which only a sweep finds.
+    /// Returns whether threads have blocks or credit, which only a sweep finds.
     pub(crate) fn is_in_threads(&self) -> bool {
         let reserved = self.budget.reserved();
         if reserved == 0 {
             return false;
         }
         let depots = self.occupied.iter().filter_map(|class| self.depots.get(class));
-        // What moves meanwhile changes the reservation.
+        // A block that moves meanwhile changes the reservation.
         reserved > depots.map(|depot| depot.bytes()).sum() || reserved != self.budget.reserved()
     }
 
-    /// Lets the time go on, and answers it.
+    /// Advances the time, and returns it.
     pub(crate) fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     // ---- acquiring
 
-    /// A free block from the thread's magazine.
+    /// Takes a free block from the thread's magazine.
     #[inline]
     pub(crate) fn take(&self, class: usize, tag: Tag) -> Option<Box<Record<M>>> {
         let weight = self.weight(class);
         self.enter(|shelf| shelf.take(class, weight, tag))?
     }
 
-    /// A block that was released on `stream` by this thread.
+    /// Takes a block that this thread released on `stream`.
     #[inline]
     pub(crate) fn take_on(
         &self,
@@ -194,7 +194,7 @@ impl<M: Memory> Stock<M> {
         self.enter(|shelf| shelf.take_on(stream, class, weight, tag))?
     }
 
-    /// A free block from the shared queue, with company for the magazine.
+    /// Takes a free block from the shared queue, and more blocks for the magazine.
     pub(crate) fn take_shared(self: &Arc<Self>, class: usize, tag: Tag) -> Option<Box<Record<M>>> {
         let depot = self.depots.get(class)?;
         if depot.blocks() == 0 {
@@ -231,7 +231,7 @@ impl<M: Memory> Stock<M> {
         Some(record)
     }
 
-    /// The tag of `label`.
+    /// Returns the tag of `label`.
     #[inline]
     pub(crate) fn tag(&self, label: &Label) -> Tag {
         if label.as_str().is_empty() {
@@ -243,7 +243,7 @@ impl<M: Memory> Stock<M> {
         known.flatten().unwrap_or_else(|| {
             let tag = self.tags.tag(label);
             let mut last = Some((label.clone(), tag));
-            // The label that was last drops here, outside.
+            // The previous label drops here, outside the gate.
             self.enter(|shelf| std::mem::swap(&mut shelf.label, &mut last));
             tag
         })
@@ -251,9 +251,9 @@ impl<M: Memory> Stock<M> {
 
     // ---- both ways
 
-    /// Runs `work` while no sweep is under way: inside the thread's gate, with its shelf, or
-    /// behind the sweepers' lock. What moves between a magazine and a shared queue does so here,
-    /// so that a sweep never finds it in neither. `work` runs no code of the pool's user.
+    /// Runs `work` while no sweep runs: inside the thread's gate, with its shelf, or under the
+    /// sweepers' lock. Blocks move between a magazine and a shared queue only here, so a sweep
+    /// always finds them in one of the two. `work` must run no code of the pool's user.
     fn undisturbed<R>(&self, work: impl FnOnce(Option<&mut Shelf<M>>) -> R) -> Option<R> {
         let mut work = Some(work);
         let inside = self.enter(|shelf| Some(work.take()?(Some(shelf))));
@@ -264,7 +264,7 @@ impl<M: Memory> Stock<M> {
         })
     }
 
-    /// Takes `count` blocks of the class off the cap.
+    /// Releases the weight of `count` blocks of the class from the cap.
     pub(crate) fn lighten(&self, class: usize, count: usize) {
         let count = ByteCount::from_usize(count).get();
         self.budget.give_back(self.weight(class) * count);
@@ -285,31 +285,31 @@ impl<M: Memory> Stock<M> {
 
     // ---- the thread's slot
 
-    /// Runs `work` on the calling thread's shelf; `None`, without running it, if it has none or
-    /// a sweeper is at it.
+    /// Runs `work` on the calling thread's shelf. Returns `None`, without running it, if the thread
+    /// has no shelf or a sweep is running.
     #[inline]
     pub(crate) fn enter<R>(&self, work: impl FnOnce(&mut Shelf<M>) -> R) -> Option<R> {
         let slot = self.slots.get(seat::current())?.get()?;
-        // SAFETY: the seat is this thread's own, and no `work` enters again: the closures of this
-        // module and of its siblings move blocks and count.
+        // SAFETY: the seat is this thread's own. No `work` enters again, because the closures of
+        // this module and of its siblings only move blocks and count.
         unsafe { slot.enter(work) }
     }
 
-    /// Whether the calling thread has a slot, and so keeps the stock alive.
+    /// Returns whether the calling thread has a slot, and so keeps the stock alive.
     fn is_settled(&self) -> bool {
         let slot = self.slots.get(seat::current()).and_then(OnceLock::get);
         slot.is_some_and(|slot| !slot.is_vacant())
     }
 
-    /// Gives the calling thread a slot, if it has none and there is a seat for it. What runs into
-    /// a sweeper goes without, for now.
+    /// Gives the calling thread a slot, if it has none and its seat has a place. During a sweep the
+    /// thread continues without a slot.
     fn settle_in(self: &Arc<Self>) {
-        // More threads than seats.
+        // There may be more threads than places.
         let seat = seat::current();
         if self.is_settled() || (seat != seat::UNSEATED && seat >= self.slots.len()) {
             return;
         }
-        // A sweeper must not find more slots at the end than it shut at the beginning.
+        // A sweeper must find the same slots at the end that it shut at the beginning.
         let Some(sweeping) = self.sweeping.try_lock() else { return };
         if self.is_closed() {
             return;
@@ -323,12 +323,12 @@ impl<M: Memory> Stock<M> {
             place.get_or_init(slot).settle();
         }
         drop(sweeping);
-        // The last to keep a closed pool alive drops its upstream's memory and its fences here,
-        // which may come back to this pool.
+        // The last owner of a closed pool's stock drops the upstream's memory and the fences here.
+        // Their code may call this pool.
         drop(closed);
     }
 
-    /// Counts bytes of `tag` that became live, or ceased to be.
+    /// Counts bytes of `tag` that became live, or stopped being live.
     pub(crate) fn count(&self, tag: Tag, bytes: u64, live: bool) {
         if tag == Tag::NONE || self.enter(|shelf| shelf.count(tag, bytes, live)).is_some() {
             return;
@@ -336,10 +336,10 @@ impl<M: Memory> Stock<M> {
         self.stray_tally.lock().count(tag, bytes, live);
     }
 
-    /// The labels with the most live bytes, `count` at most, the largest first.
+    /// Returns the labels with the most live bytes, at most `count`, the largest first.
     pub(crate) fn labels(&self, count: usize) -> Vec<(Label, ByteCount)> {
         let mut sums = [0; TAGS];
-        // A refusal comes here: it sums up no more tags than there are.
+        // Every refusal runs this, so it sums only the tags that exist.
         let known = self.tags.known();
         let Some(sums) = sums.get_mut(..known).filter(|sums| !sums.is_empty()) else {
             return Vec::new();
@@ -366,7 +366,8 @@ impl<M: Memory> Home for Stock<M> {
                 shelf.empty_into(&mut blocks)
                     + shelf.empty_lane_into(&mut lane, |class| self.weight(class))
             };
-            // SAFETY: the seat is that of the calling thread, which is ending; see `enter`.
+            // SAFETY: the seat belongs to the calling thread, which is ending, and `work` does not
+            // enter again; see `enter`.
             let credit = unsafe { slot.enter(work) };
             slot.vacate();
             if let Some(parking) = &self.parking {
@@ -399,7 +400,7 @@ mod tests {
             drop(pool.acquire(ByteCount::kib(4)).unwrap());
             Arc::strong_count(&pool.stock)
         };
-        // This thread may hold the stock once; its block, which is cached, does too.
+        // This thread may hold the stock once, and so does its cached block.
         let first = holders();
         for _ in 0..100 {
             assert_eq!(holders(), first);

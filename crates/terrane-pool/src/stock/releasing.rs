@@ -1,5 +1,5 @@
-//! How blocks come back to the stock: into the thread's magazine at best, else into the shared queue
-//! of their class or into the parking, and back to the upstream where there is no room.
+//! Returns blocks to the stock. A block goes into the thread's magazine if possible, else into the
+//! shared queue of its class or into the parking. Without room, it goes to the upstream.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use crate::slot::{Batch, Refusal, Shelf};
 use crate::tags::Tag;
 
 impl<M: Memory> Stock<M> {
-    /// Takes a block back from its user. The grant is of the record's stock.
+    /// Takes a block back from its user. The grant must belong to the record's stock.
     #[inline]
     pub(crate) fn give_back(record: Box<Record<M>>, grant: GrantRef<M>) {
-        // SAFETY: as long as the block is ours it keeps its stock alive.
+        // SAFETY: the record keeps its stock alive, and this function owns the record.
         let grant = unsafe { grant.get() };
         if grant.is == Use::Apart {
             return Self::give_back_apart(record, grant);
         }
         let mut record = Some(record);
-        // SAFETY: as above; when the block has gone into a magazine of this thread, this thread
-        // keeps the stock alive, as it has settled there (`settle_in`).
+        // SAFETY: as above, while `record` holds the block. If the block has moved into a magazine
+        // of this thread, the thread has settled there (`settle_in`), and keeps the stock alive.
         let stock = unsafe { grant.stock.as_ref() };
         let work =
             |shelf: &mut Shelf<M>| shelf.put(grant.class, grant.weight, grant.tag, &mut record);
@@ -67,8 +67,8 @@ impl<M: Memory> Stock<M> {
         stock.park([record]);
     }
 
-    /// Sees to it that the next block like this may go into the thread's lane, which has no
-    /// credit yet, or serves another stream.
+    /// Prepares the thread's lane for the next block like this one. The lane has no credit yet, or
+    /// serves another stream.
     fn extend_lane(&self, record: &Record<M>) {
         let Some(stream) = record.order.only_home() else { return };
         if record.class == UNPOOLED || self.is_closed() {
@@ -95,9 +95,10 @@ impl<M: Memory> Stock<M> {
         self.evacuate_if_closed();
     }
 
-    /// What was parked after the pool was closed has to leave by itself.
+    /// Empties the parking if the pool is closed: `close` may have missed a block that was parked
+    /// later.
     pub(super) fn evacuate_if_closed(&self) {
-        // Close shuts the door, has a heavy barrier, and then empties the parking.
+        // `close` sets `closed`, runs a heavy barrier, and then empties the parking.
         barrier::light();
         if let Some(parking) = &self.parking
             && self.is_closed()
@@ -109,9 +110,9 @@ impl<M: Memory> Stock<M> {
     #[cold]
     fn give_back_slowly(record: Box<Record<M>>, grant: Grant<M>, refusal: Option<Refusal>) {
         let Grant { class, weight, tag, .. } = grant;
-        // SAFETY: until the block has been put somewhere, it keeps its stock alive. Afterwards this
-        // thread does: it has settled there, and runs no code of others' that may end that, before
-        // the stock was used last. Or `kept` does.
+        // SAFETY: until the block is stored somewhere, it keeps its stock alive. Afterwards `kept`
+        // does, or this thread does, because it has settled there. Foreign code may end that, but
+        // the thread runs none before the last use of the stock.
         let stock = unsafe { grant.stock.as_ref() };
         let mut kept = None;
         if !stock.is_settled() {
@@ -122,8 +123,8 @@ impl<M: Memory> Stock<M> {
         drop(kept);
     }
 
-    /// [`give_back_slowly`](Self::give_back_slowly), by a thread that keeps the stock alive. What
-    /// drops drops last.
+    /// [`give_back_slowly`](Self::give_back_slowly), on a thread that keeps the stock alive. Blocks
+    /// that do not fit drop last.
     fn give_back_settled(
         &self,
         record: Box<Record<M>>,
@@ -138,9 +139,9 @@ impl<M: Memory> Stock<M> {
         if !self.has_magazine(class) || self.passes_magazines() {
             return self.give_back_shared(class, tag, record);
         }
-        // Making room runs code of others', after which the thread may keep the stock no more.
+        // Making room runs foreign code. After it, the thread may no longer keep the stock alive.
         let mut kept = None;
-        // What a full magazine spills takes its reservation along.
+        // The blocks that a full magazine spills keep their reservation.
         let reserved = if refusal == Some(Refusal::Full) {
             let spilled = self.depth(class).div_ceil(2);
             let weight = weight * ByteCount::from_usize(spilled).get();
@@ -161,7 +162,7 @@ impl<M: Memory> Stock<M> {
             let Some(shelf) = shelf else { return (None, credit) };
             shelf.credit += credit;
             let over = shelf.spill(class).map(|batch| self.shelve_batch(class, batch));
-            // Where credit is short, the shared queue is next.
+            // If credit is short, the block goes into the shared queue below.
             let _ = shelf.put(class, weight, tag, &mut record);
             (over, 0)
         });
@@ -174,8 +175,8 @@ impl<M: Memory> Stock<M> {
         drop(kept);
     }
 
-    /// Reserves credit for a block at least; for a magazine's worth, to save the next trips, if
-    /// there is as much.
+    /// Reserves credit for a full magazine if there is as much, to save later calls. Otherwise
+    /// reserves credit for one block.
     fn reserve_credit(&self, class: usize, weight: u64) -> Option<u64> {
         let most = weight * ByteCount::from_usize(self.depth(class).max(1)).get();
         if self.budget.reserve(most) {
@@ -185,7 +186,7 @@ impl<M: Memory> Stock<M> {
         }
     }
 
-    /// Takes a block back without a magazine. What drops drops last.
+    /// Takes a block back without a magazine. A block that does not fit drops last.
     pub(crate) fn give_back_shared(&self, class: usize, tag: Tag, record: Box<Record<M>>) {
         let weight = self.weight(class);
         self.count(tag, weight, false);
@@ -204,8 +205,8 @@ impl<M: Memory> Stock<M> {
         drop(kept);
     }
 
-    /// Puts a free block of `class`, which weighs on the cap already, into the shared queue. Returns
-    /// it if the queue is full or the pool is closed; it weighs nothing any more.
+    /// Puts a free block of `class`, which already counts to the cap, into the shared queue. If the
+    /// queue is full or the pool is closed, returns the block, which then no longer counts.
     pub(crate) fn shelve(&self, class: usize, record: Box<Record<M>>) -> Option<Box<Record<M>>> {
         let mut record = Some(record);
         self.depots.get(class)?.put(|| record.take(), self.now());
@@ -216,7 +217,7 @@ impl<M: Memory> Stock<M> {
         record
     }
 
-    /// Puts new blocks into the shared queue, which weigh nothing yet.
+    /// Puts new blocks, which do not yet count to the cap, into the shared queue.
     pub(crate) fn stock_up(&self, records: impl IntoIterator<Item = Box<Record<M>>>) {
         for record in records {
             if self.budget.reserve(self.weight(record.class)) {

@@ -1,4 +1,4 @@
-//! Bytes around a block that nobody has business to change.
+//! Canaries: guard bytes around a block that no correct program changes.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use terrane_core::{
 use crate::StreamId;
 use crate::adaptors::Fill;
 
-/// The bytes that are watched on each side of a block: more than the widest vector store.
+/// The canary bytes on each side of a block: more than the widest vector store.
 pub(super) const WIDTH: usize = 64;
 
-/// By what means canaries are written and read, and in the order of which stream.
+/// Writes and reads canaries, in the order of one stream.
 #[derive(Clone, Debug)]
 pub(super) struct Reach {
     pub(super) fill: Arc<dyn Fill>,
@@ -25,26 +25,26 @@ impl Reach {
     }
 }
 
-/// How a block with canaries lies in the memory that it is cut from.
+/// The layout of a block with canaries in the memory that it is cut from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
-    /// Where the block begins. The canary is what lies just before.
+    /// The start of the block. One canary lies just before it.
     pub(super) offset: ByteCount,
-    /// How long the block is. The other canary is what lies just behind.
+    /// The length of the block. The other canary lies just behind it.
     pub(super) length: ByteCount,
-    /// How much memory it takes.
+    /// The bytes of memory needed.
     pub(super) whole: ByteCount,
 }
 
 impl Frame {
-    /// For a block of `length` bytes at multiples of `alignment`.
+    /// Makes the frame of a block of `length` bytes at multiples of `alignment`.
     pub(super) fn new(length: ByteCount, alignment: Alignment) -> Result<Self, SizeOverflow> {
         let offset = ByteCount::from_usize(WIDTH).align_up(alignment)?;
         let whole = offset.checked_add(length)?.checked_add(ByteCount::from_usize(WIDTH))?;
         Ok(Self { offset, length, whole })
     }
 
-    /// The block within what was granted, if that is long enough.
+    /// Returns the block within the granted span, if that is long enough.
     pub(super) fn cut(&self, granted: &Span) -> Option<Span> {
         let location = granted.location.checked_add(self.offset)?;
         (granted.length >= self.whole).then_some(Span {
@@ -57,16 +57,16 @@ impl Frame {
 
 /// The canaries of one live block, by their addresses.
 ///
-/// Whoever holds this owes that the memory is alive whenever its methods run.
+/// The owner must keep the memory alive whenever the methods run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Canaries {
     before: Location,
     after: Location,
-    /// What the bytes are made from, so that a neighbour's canary is not taken for this one's.
+    /// The seed of the bytes, so that a neighbour's canary does not match this one's.
     seed: u64,
 }
 
-/// On which side of a block something was overwritten.
+/// The side of a block on which bytes were overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// Below its first byte.
@@ -76,17 +76,17 @@ pub enum Side {
 }
 
 impl Canaries {
-    /// Writes the canaries around the block that `frame` cuts out of `memory`; `None` if that is too
-    /// short.
+    /// Writes the canaries around the block that `frame` cuts out of `memory`. Returns `None` if
+    /// the memory is too short.
     ///
     /// # Errors
     ///
-    /// Why they could not be written.
+    /// The cause, if they could not be written.
     ///
     /// # Safety
     ///
-    /// Nobody else accesses the canaries' bytes now, except on the stream of `reach` before, and
-    /// nobody is entitled to until the memory drops.
+    /// No other code accesses the canaries' bytes now, except earlier work on the stream of
+    /// `reach`. No other code may access them until the memory drops.
     pub(super) unsafe fn write(
         memory: &impl Memory,
         frame: &Frame,
@@ -96,8 +96,8 @@ impl Canaries {
         let Some(canaries) = Self::around(memory, frame, seed) else { return Ok(None) };
         let bytes = canaries.bytes();
         for at in [canaries.before, canaries.after] {
-            // SAFETY: both are `WIDTH` bytes within the memory, which `whole` spans; and by the
-            // caller's promise.
+            // SAFETY: both are `WIDTH` bytes within the memory, which `whole` spans. The caller
+            // promises that no other code accesses them.
             unsafe { reach.fill.write(at, &bytes, reach.stream) }?;
         }
         Ok(Some(canaries))
@@ -116,12 +116,12 @@ impl Canaries {
         })
     }
 
-    /// The sides that were overwritten, each with the distance from the block of the nearest
-    /// byte that changed: 0 for the neighbour of its first or last byte.
+    /// Returns the overwritten sides, each with the distance from the block of the nearest byte
+    /// that changed. The distance is 0 for the neighbour of its first or last byte.
     ///
     /// # Errors
     ///
-    /// Why they could not be read.
+    /// The cause, if they could not be read.
     ///
     /// # Safety
     ///
@@ -132,7 +132,7 @@ impl Canaries {
     ) -> Result<impl Iterator<Item = (Side, usize)> + use<>, BoxedCause> {
         let expected = self.bytes();
         let (mut before, mut after) = ([0; WIDTH], [0; WIDTH]);
-        // SAFETY: by the caller's promise; whoever writes there has no business to.
+        // SAFETY: the caller promises that the memory is alive. No correct program writes there.
         unsafe { reach.fill.read(self.before, &mut before, reach.stream) }?;
         // SAFETY: as above.
         unsafe { reach.fill.read(self.after, &mut after, reach.stream) }?;
@@ -143,7 +143,7 @@ impl Canaries {
         Ok(below.into_iter().chain(above))
     }
 
-    /// Never a run of equal bytes, and never zeros.
+    /// Returns a pattern that is never a run of equal bytes, and never zeros.
     fn bytes(&self) -> [u8; WIDTH] {
         let mut bytes = [0; WIDTH];
         let seed = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();

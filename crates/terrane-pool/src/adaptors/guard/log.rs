@@ -1,4 +1,4 @@
-//! What a guard has found, and what it watches.
+//! The log of a guard: its violations and its live blocks.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,14 +9,15 @@ use super::violation::{GuardViolation, StaleReference};
 use crate::adaptors::live_ranges::LiveRanges;
 use crate::sync::{Mutex, yield_now};
 
-/// What a [`Guard`](super::Guard) has found. Cloning gives another handle to the same log.
+/// The violations that a [`Guard`](super::Guard) has found. Cloning returns another handle to the
+/// same log.
 #[derive(Clone, Debug)]
 pub struct GuardLog(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     state: Mutex<State>,
-    /// Neither this nor a subscriber of traces is called under the lock of the state.
+    /// The guard calls neither this nor a subscriber of traces under the lock of the state.
     reach: Reach,
 }
 
@@ -31,45 +32,45 @@ struct State {
 /// A live block.
 #[derive(Debug)]
 struct Watched {
-    /// What was handed out of the span that was granted: all, or what lies between the canaries.
+    /// The block within the granted span: all of it, or the part between the canaries.
     block: Span,
     generation: u64,
     label: Label,
-    /// Set once they are written. A thread reads them while it holds a reference to this; the block's
-    /// entry waits for such references before the memory drops.
+    /// Set once the canaries are written. A thread reads them while it holds a reference to this.
+    /// The block's entry waits for such references before the memory drops.
     canaries: OnceLock<Canaries>,
 }
 
-/// So many violations are kept; more are only counted.
+/// The most violations that are kept; further ones are only counted.
 const KEPT_VIOLATIONS: usize = 1024;
 
 impl GuardLog {
-    /// An empty one. Canaries of what is watched are read by means of `reach`.
+    /// Makes an empty log. Canaries are read through `reach`.
     pub(super) fn new(reach: Reach) -> Self {
         let state =
             State { live: LiveRanges::new(), next_generation: 1, violations: Vec::new(), found: 0 };
         Self(Arc::new(Inner { state: Mutex::new(state), reach }))
     }
 
-    /// The violations found so far, the first 1,024 of them.
+    /// Returns the violations found so far, at most the first 1,024.
     #[must_use]
     pub fn violations(&self) -> Vec<GuardViolation> {
         self.0.state.lock().violations.clone()
     }
 
-    /// How many violations were found.
+    /// Returns the number of violations found.
     #[must_use]
     pub fn found(&self) -> u64 {
         self.0.state.lock().found
     }
 
-    /// How many blocks are live.
+    /// Returns the number of live blocks.
     #[must_use]
     pub fn live(&self) -> usize {
         self.0.state.lock().live.len()
     }
 
-    /// Enters a violation, and traces it.
+    /// Records a violation, and traces it.
     pub(super) fn report(&self, violation: GuardViolation) {
         let text = violation.to_string();
         {
@@ -82,7 +83,7 @@ impl GuardLog {
         tracing::error!(violation = text, "guarded memory was violated");
     }
 
-    /// Reports each canary that was overwritten, or that they cannot be read. Returns the number of
+    /// Reports each overwritten canary, or that the canaries cannot be read. Returns the number of
     /// violations.
     fn report_reading(&self, reading: Reading) -> usize {
         let Reading { block, label, overwritten } = reading;
@@ -102,11 +103,11 @@ impl GuardLog {
         count
     }
 
-    /// Checks the canaries of every live block, and says how many violations there were.
+    /// Checks the canaries of every live block, and returns the number of violations.
     pub(super) fn verify(&self) -> usize {
         let live: Vec<_> =
             self.0.state.lock().live.iter().map(|(_, watched)| Arc::clone(watched)).collect();
-        // The references end before anything is reported: a subscriber of traces may drop a block.
+        // The references end before any report: a subscriber of traces may drop a block.
         let read = |watched: Arc<Watched>| {
             // SAFETY: the entry waits for this reference before its memory drops.
             unsafe { watched.read(&self.0.reach) }
@@ -123,7 +124,7 @@ impl GuardLog {
     ///
     /// # Errors
     ///
-    /// [`StaleReference`] if the block is gone, has been replaced, or is shorter.
+    /// [`StaleReference`] if the block was freed, has been replaced, or is shorter.
     pub(super) fn check(
         &self,
         location: Location,
@@ -154,7 +155,7 @@ impl GuardLog {
         }
     }
 
-    /// Enters what was granted, canaries included, unless a part of it is live.
+    /// Records a granted span, canaries included, unless a part of it is live.
     pub(super) fn enter(
         &self,
         memory: &impl Memory,
@@ -163,17 +164,17 @@ impl GuardLog {
         label: &Label,
     ) -> Result<Entry, Box<GuardViolation>> {
         let granted = Span::of(memory);
-        // In a statement of its own: the lock is held no longer.
+        // A statement of its own, so that the lock is released here.
         let watched = self.0.state.lock().watch(granted, block, label);
         let watched = watched.inspect_err(|violation| self.report((**violation).clone()))?;
         let entry = Entry { log: self.clone(), granted, watched };
         if let Some(frame) = frame {
             let seed = entry.watched.generation;
-            // SAFETY: the memory has not been handed out, overlaps nothing that is live, and what
-            // will be handed out of it is the block between the canaries.
+            // SAFETY: the memory has not been given to a caller, and overlaps no live block. The
+            // caller will get only the block between the canaries.
             match unsafe { Canaries::write(memory, frame, seed, &self.0.reach) } {
                 Ok(Some(written)) => {
-                    // Only this call sets them, so there are none yet.
+                    // Only this call sets the canaries, so they are not set yet.
                     let _: Result<(), _> = entry.watched.canaries.set(written);
                 }
                 Ok(None) => {}
@@ -188,7 +189,7 @@ impl GuardLog {
 }
 
 impl State {
-    /// Enters a block of what was granted, without canaries, unless a part of that is live.
+    /// Records a block of the granted span, without canaries, unless a part of the span is live.
     fn watch(
         &mut self,
         granted: Span,
@@ -220,21 +221,21 @@ impl Watched {
     /// The memory is alive.
     unsafe fn read(&self, reach: &Reach) -> Option<Reading> {
         let canaries = self.canaries.get()?;
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller promises that the memory is alive.
         let overwritten = unsafe { canaries.overwritten(reach) };
         let overwritten = overwritten.map(Iterator::collect);
         Some(Reading { block: self.block, label: self.label.clone(), overwritten })
     }
 }
 
-/// The changed canaries of a block: on which side, and how far from the block.
+/// The changed canaries of a block: the side, and the distance from the block.
 struct Reading {
     block: Span,
     label: Label,
     overwritten: Result<Vec<(Side, usize)>, BoxedCause>,
 }
 
-/// The entry of a live block; on drop, its canaries are checked and it leaves the table.
+/// The entry of a live block. On drop, it checks the canaries and leaves the table.
 pub(super) struct Entry {
     log: GuardLog,
     granted: Span,
@@ -253,7 +254,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // In a statement of its own: the lock is held no longer.
+        // A statement of its own, so that the lock is released here.
         let left = self.log.0.state.lock().live.remove(&self.granted);
         drop(left);
         while Arc::get_mut(&mut self.watched).is_none() {

@@ -1,4 +1,4 @@
-//! Watches over what an upstream hands out: overlaps, writes out of bounds, stale references.
+//! Checks the blocks of an upstream: overlaps, writes out of bounds, stale references.
 //!
 //! A debugging aid: every allocation and every free takes one lock and searches an ordered map.
 
@@ -25,36 +25,36 @@ use log::Entry;
 pub use log::GuardLog;
 pub use violation::{GuardViolation, StaleReference};
 
-/// An upstream that is watched.
+/// An upstream whose blocks are checked.
 ///
-/// - A block that overlaps a live one is not handed out. The request fails, and the block is kept
-///   until the guard drops, as giving it back might free the other.
-/// - Blocks of host memory, and of what else the guard was given a way to [reach](Self::ordered),
-///   lie between canaries of 64 bytes, which are checked when the block goes and on
-///   [`verify`](Self::verify). Such a block is exactly as long as was asked for, whatever the
-///   upstream rounds up to: the first byte behind what was asked for is the canary's.
-/// - Each block has a generation, by which [`check`](Self::check) tells a reference to it from a
-///   stale one to an earlier block at the same place.
+/// - A block that overlaps a live one is not returned. The request fails, and the guard keeps the
+///   block until it drops, because freeing the block might free the other.
+/// - Host memory lies between canaries of 64 bytes, and so does memory that the guard can
+///   [reach](Self::ordered). Canaries are checked when the block drops and on
+///   [`verify`](Self::verify). Such a block is exactly as long as its request, whatever the
+///   upstream rounds up to. The first byte behind it belongs to the canary.
+/// - Each block has a generation. [`check`](Self::check) uses it to detect a stale reference to an
+///   earlier block at the same place.
 ///
-/// Violations are entered in a [`GuardLog`] and traced as errors.
+/// Violations are recorded in a [`GuardLog`] and traced as errors.
 pub struct Guard<A: Allocate> {
     upstream: A,
     log: GuardLog,
     reach: Reach,
-    /// Blocks that the upstream should not have handed out.
+    /// Overlapping blocks of the upstream, kept until the guard drops.
     quarantine: Mutex<Vec<A::Memory>>,
 }
 
 impl<A: Allocate> Guard<A> {
-    /// Watches over what `upstream` hands out, with canaries if that is the host's memory.
+    /// Checks the blocks of `upstream`, with canaries if it has host memory.
     #[must_use]
     pub fn new(upstream: A) -> Self {
         Self::ordered(upstream, FillHost, StreamId::new(0))
     }
 
-    /// Watches over what `upstream` hands out, with canaries that are written and read by means of
-    /// `fill`, in the order of `stream`. Writes out of bounds that other streams are still to make
-    /// when the block goes are not seen: have them waited for before.
+    /// Checks the blocks of `upstream`, with canaries that `fill` writes and reads, in the order of
+    /// `stream`. A write out of bounds on another stream is missed if it runs after the block
+    /// drops. Synchronise with such streams before the drop.
     #[must_use]
     pub fn ordered(upstream: A, fill: impl Fill, stream: StreamId) -> Self {
         let reach = Reach { fill: Arc::new(fill), stream };
@@ -62,13 +62,13 @@ impl<A: Allocate> Guard<A> {
         Self { upstream, log, reach, quarantine: Mutex::new(Vec::new()) }
     }
 
-    /// What has been found.
+    /// Returns the log of violations.
     #[must_use]
     pub fn log(&self) -> &GuardLog {
         &self.log
     }
 
-    /// Checks the canaries of every live block, and says how many violations there were.
+    /// Checks the canaries of every live block, and returns the number of violations.
     pub fn verify(&self) -> usize {
         self.log.verify()
     }
@@ -77,7 +77,7 @@ impl<A: Allocate> Guard<A> {
     ///
     /// # Errors
     ///
-    /// [`StaleReference`] if the block is gone, has been replaced, or is shorter.
+    /// [`StaleReference`] if the block was freed, has been replaced, or is shorter.
     pub fn check(
         &self,
         location: Location,
@@ -87,7 +87,7 @@ impl<A: Allocate> Guard<A> {
         self.log.check(location, length, generation)
     }
 
-    /// How the block is framed, and the request to the upstream that this comes to.
+    /// Returns the frame of the block, and the resulting request to the upstream.
     fn frame(&self, request: &RegionRequest) -> Result<Option<Frame>, AllocateError> {
         if request.bytes.is_zero() || !self.reach.reaches(self.kind()) {
             return Ok(None);
@@ -99,7 +99,7 @@ impl<A: Allocate> Guard<A> {
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate> Allocate for Guard<A> {
     type Memory = Guarded<A::Memory>;
 
@@ -107,7 +107,7 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
         self.upstream.kind()
     }
 
-    /// The upstream's; of the largest region, the canaries take their part, and lengths between
+    /// The upstream's limits. Canaries take their part of the largest region, and lengths between
     /// canaries are not rounded up.
     fn limits(&self) -> Limits {
         let limits = self.upstream.limits();
@@ -126,7 +126,7 @@ unsafe impl<A: Allocate> Allocate for Guard<A> {
         let frame = self.frame(request)?;
         let asked = RegionRequest {
             bytes: frame.map_or(request.bytes, |frame| frame.whole),
-            // A frame moves the pieces from where they are counted.
+            // A frame shifts the block, and so the position that pieces count from.
             unit: if frame.is_some() { ByteCount::ZERO } else { request.unit },
             ..request.clone()
         };
@@ -172,25 +172,25 @@ impl<A: Allocate + fmt::Debug> fmt::Debug for Guard<A> {
     }
 }
 
-/// What [`Guard`] hands out.
+/// Memory from [`Guard`].
 pub struct Guarded<M> {
-    // Fields drop in this order: the canaries are read while the memory is still there.
+    // Fields drop in this order: the canaries are read while the memory is still alive.
     entry: Entry,
     memory: M,
-    /// Where the block begins within the upstream's memory.
+    /// The start of the block within the upstream's memory.
     offset: ByteCount,
 }
 
 impl<M> Guarded<M> {
-    /// The block's generation, which no other block of this guard has.
+    /// Returns the block's generation. No other block of this guard has the same one.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.entry.generation()
     }
 }
 
-// SAFETY: the block is the memory, or the part of it between its canaries, which `allocate` has
-// checked to lie within it; everything else is the memory's answer.
+// SAFETY: the block is the memory, or the part of it between its canaries. `allocate` has checked
+// that the part lies within the memory. Every other method asks the memory.
 unsafe impl<M: Memory> Memory for Guarded<M> {
     fn kind(&self) -> StorageKind {
         self.memory.kind()
@@ -239,7 +239,7 @@ mod tests {
     use crate::adaptors::{Simulated, SimulatedOptions};
     use terrane_core::DeviceAddress;
 
-    /// Hands out the same address again and again.
+    /// Returns the same address on every call.
     #[derive(Debug)]
     struct Confused(Simulated);
 
@@ -260,7 +260,7 @@ mod tests {
         }
     }
 
-    // SAFETY: what is handed out is the test's alone.
+    // SAFETY: only the test accesses the memory.
     unsafe impl Allocate for Confused {
         type Memory = Same;
 

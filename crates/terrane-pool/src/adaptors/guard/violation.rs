@@ -1,30 +1,30 @@
-//! What a guard finds.
+//! The violations that a guard finds.
 
 use terrane_core::{ByteCount, Label, Location, RegionRequest, Span};
 
 use super::canary::Side;
 
-/// Something that a [`Guard`](super::Guard) has found.
+/// A violation that a [`Guard`](super::Guard) has found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuardViolation {
-    /// The upstream handed out what it had handed out before.
+    /// The upstream returned memory that overlaps a live block.
     #[error(
         "the upstream handed out {} bytes at {} for {label}, which overlap the live {} at {} of \
          {existing_label}; its books are broken",
         .new.length.get(), .new.location, .existing.length, .existing.location
     )]
     Overlap {
-        /// What it handed out.
+        /// The memory returned.
         new: Span,
-        /// For whom.
+        /// The label of the request.
         label: Label,
-        /// What is live.
+        /// The live block.
         existing: Span,
-        /// Whose it is.
+        /// The label of the live block.
         existing_label: Label,
     },
-    /// The upstream handed out less, or something else, than it was asked for.
+    /// The upstream returned less memory than was requested, or other memory.
     #[error(
         "the upstream handed out {} bytes of {} memory at {} for {}, which had asked for {} at \
          multiples of {}; it breaks its contract",
@@ -32,28 +32,28 @@ pub enum GuardViolation {
         .asked.label, .asked.bytes, .asked.alignment
     )]
     Unfit {
-        /// What it handed out, and took back.
+        /// The memory returned, which was freed.
         granted: Span,
-        /// What it was asked for.
+        /// The bytes requested.
         asked: RegionRequest,
     },
-    /// Somebody wrote outside a block.
+    /// A write outside a block.
     #[error(
         "{label}: bytes {side:?} the block of {} at {} were overwritten, the nearest at a \
          distance of {distance}; look for a write out of bounds",
         .block.length, .block.location
     )]
     Overwritten {
-        /// The block next to it.
+        /// The block next to the write.
         block: Span,
-        /// Whose it is.
+        /// The label of the block.
         label: Label,
-        /// On which side.
+        /// The side of the block.
         side: Side,
-        /// How far from the block the nearest such byte is; 0 for its neighbour.
+        /// The distance in bytes from the block to the nearest changed byte; 0 for its neighbour.
         distance: usize,
     },
-    /// The bytes around a block could not be written or read, so that nobody can say.
+    /// The canaries of a block could not be written or read, so writes outside it are unknown.
     #[error(
         "{label}: the bytes around the block of {} at {} could not be reached, so that writes out \
          of bounds go unseen; the log has the reason",
@@ -62,44 +62,44 @@ pub enum GuardViolation {
     Unwatched {
         /// The block.
         block: Span,
-        /// Whose it is.
+        /// The label of the block.
         label: Label,
     },
 }
 
-/// A reference to memory that a [`Guard`](super::Guard) does not know, or not any more.
+/// A reference to memory that is not live in a [`Guard`](super::Guard).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StaleReference {
-    /// Nothing is live there.
+    /// No block is live there.
     #[error("nothing is live at {location}: use after free, or an address from elsewhere")]
     NotLive {
-        /// Where.
+        /// The location of the reference.
         location: Location,
     },
-    /// Another block lies there by now.
+    /// Another block is live there now.
     #[error(
         "use after free: generation {presented} of the block at {location} has gone, and \
          generation {live} for {label} lies there now"
     )]
     Generation {
-        /// Where.
+        /// The location of the reference.
         location: Location,
         /// The generation of the reference.
         presented: u64,
-        /// The generation of what is live.
+        /// The generation of the live block.
         live: u64,
-        /// Whose that is.
+        /// The label of the live block.
         label: Label,
     },
-    /// It reaches beyond its block.
+    /// The reference extends beyond its block.
     #[error("{length} from {location} on leave the block of {block_length} around it")]
     OutOfBounds {
-        /// Where the reference begins.
+        /// The start of the reference.
         location: Location,
-        /// How long it is.
+        /// The length of the reference in bytes.
         length: ByteCount,
-        /// How long the block is.
+        /// The length of the block in bytes.
         block_length: ByteCount,
     },
 }

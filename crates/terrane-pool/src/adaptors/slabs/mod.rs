@@ -17,19 +17,19 @@ use crate::record::{Account, Held};
 use crate::sync::Mutex;
 use table::{Stride, Table};
 
-/// The choices of a [`Slabs`].
+/// The options of a [`Slabs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlabOptions {
-    /// The largest block that is cut from a slab. Larger requests go to the upstream as they are.
+    /// The largest block that is cut from a slab. Larger requests go to the upstream unchanged.
     /// Default: 64 KiB.
     pub largest_block: ByteCount,
-    /// The first slab of a size; it holds one block at least. Each further slab is as long as all
-    /// slabs of that size together. Default: 64 KiB.
+    /// The bytes of the first slab of a size; it holds at least one block. Each further slab is as
+    /// long as all slabs of that size together. Default: 64 KiB.
     pub smallest_slab: ByteCount,
-    /// The most bytes of a slab. It holds one block at least. Default: 2 MiB.
+    /// The most bytes of a slab. It holds at least one block. Default: 2 MiB.
     pub largest_slab: ByteCount,
-    /// What each block is aligned to, and its length is a multiple of; in files, the alignment of
-    /// the upstream if that is stricter. Default: 512 bytes.
+    /// The alignment of each block; its length is a multiple of it. In files, the upstream's
+    /// alignment if that is stricter. Default: 512 bytes.
     pub alignment: Alignment,
 }
 
@@ -44,11 +44,11 @@ impl Default for SlabOptions {
     }
 }
 
-/// An upstream that is asked for slabs, out of which small blocks are cut.
+/// An upstream that allocates slabs and cuts small blocks out of them.
 ///
 /// Each region of system memory is a mapping, and a process has at most `vm.max_map_count` of them:
-/// 65,530 by default. A pool that stands on slabs keeps 1,000,000 blocks of 4 KiB in some 2,000
-/// mappings. It also asks the kernel, or a driver, once for many blocks.
+/// 65,530 by default. A pool over slabs keeps 1,000,000 blocks of 4 KiB in about 2,000 mappings. It
+/// also calls the kernel, or a driver, once for many blocks.
 ///
 /// ```
 /// use terrane_core::{Allocate as _, ByteCount};
@@ -68,17 +68,17 @@ impl Default for SlabOptions {
 /// # }
 /// ```
 ///
-/// A slab holds blocks of one length. The oldest slab with a free block serves a request. A slab
-/// goes back to the upstream when its last block drops, whether a pool trims it or a user drops it.
-/// One block in use keeps a whole slab: [`usage`](Self::usage) says how many bytes that costs.
-/// Where the upstream refuses a slab for want of memory, it is asked for a single block.
+/// A slab holds blocks of one length. The oldest slab with a free block serves a request. A slab is
+/// freed when its last block drops, whether a pool trims it or a user drops it. One block in use
+/// keeps a whole slab: [`usage`](Self::usage) gives the cost in bytes. If the upstream is too
+/// exhausted for a slab, it is asked for a single block.
 ///
-/// A budget below counts slabs, and a budget above counts blocks. A slab bears the label of the
-/// request that it was made for. Its blocks share pages: a registrar that locks pages belongs below
-/// this adaptor.
+/// A budget below counts slabs, and a budget above counts blocks. A slab has the label of the
+/// request that it was made for. Its blocks share pages, so a registrar that locks pages belongs
+/// below this adaptor.
 ///
-/// A lock is held for a few instructions when a block comes or goes; the upstream is called without
-/// it. In a process that was forked from its own, it refuses, and keeps what drops.
+/// A lock is held for a few instructions when a block is allocated or freed. The upstream is called
+/// without it. In a forked child process, requests are refused, and dropped blocks are not freed.
 #[derive(Debug)]
 pub struct Slabs<A: Allocate> {
     upstream: A,
@@ -86,24 +86,23 @@ pub struct Slabs<A: Allocate> {
     shared: Arc<Shared<A::Memory>>,
 }
 
-/// What [`Slabs`] hands out: a region of the upstream, or a block of a slab.
+/// Memory from [`Slabs`]: a region of the upstream, or a block of a slab.
 pub type SlabMemory<M> = Either<M, SlabBlock<M>>;
 
-/// What a [`Slabs`] has obtained and handed out. Regions that went through it as they are do not
-/// count.
+/// The usage of a [`Slabs`]. Regions that went through it unchanged do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SlabUsage {
-    /// The slabs.
+    /// The number of slabs.
     pub slabs: u64,
     /// The bytes of the slabs.
     pub held: ByteCount,
-    /// The most bytes that slabs ever had.
+    /// The peak of the bytes of the slabs.
     pub peak_held: ByteCount,
-    /// The blocks in use.
+    /// The number of blocks in use.
     pub blocks: u64,
-    /// The bytes of the blocks in use. The rest of what is held is free, or the end of a slab that
-    /// is too short for a block.
+    /// The bytes of the blocks in use. The rest of the slabs is free, or an end that is too short
+    /// for a block.
     pub in_use: ByteCount,
 }
 
@@ -115,11 +114,11 @@ struct Shared<M: Memory> {
 }
 
 impl<A: Allocate> Slabs<A> {
-    /// Slabs of `upstream`.
+    /// Cuts blocks out of slabs of `upstream`.
     #[must_use]
     pub fn new(upstream: A, mut options: SlabOptions) -> Self {
         if !upstream.kind().is_host() && !upstream.kind().is_device() {
-            // What reads and writes files past the page cache needs it.
+            // Reads and writes of files that bypass the page cache need this alignment.
             options.alignment = options.alignment.max(upstream.limits().alignment);
         }
         let shared = Shared {
@@ -136,13 +135,13 @@ impl<A: Allocate> Slabs<A> {
         &self.upstream
     }
 
-    /// The choices that it was made with.
+    /// The options in effect.
     #[must_use]
     pub fn options(&self) -> &SlabOptions {
         &self.options
     }
 
-    /// What it has obtained and handed out; nothing, in a process that was forked from its own.
+    /// Returns the usage; zeros in a forked child process.
     #[must_use]
     pub fn usage(&self) -> SlabUsage {
         if !self.shared.owner.is_current() {
@@ -158,7 +157,7 @@ impl<A: Allocate> Slabs<A> {
         }
     }
 
-    /// How the blocks of a request are cut; `None`, if it goes to the upstream as it is.
+    /// Returns the stride for a request; `None` if it goes to the upstream unchanged.
     fn stride(&self, request: &RegionRequest) -> Result<Option<Stride>, AllocateError> {
         if request.bytes > self.options.largest_block || request.bytes.is_zero() {
             return Ok(None);
@@ -172,7 +171,7 @@ impl<A: Allocate> Slabs<A> {
         Ok(is_small.then_some(Stride { bytes: bytes.get(), alignment }))
     }
 
-    /// A slab of as many blocks as the upstream gives, and the first of them.
+    /// Adds a slab of as many blocks as the upstream gives, and returns its first block.
     fn slab(
         &self,
         stride: Stride,
@@ -187,7 +186,7 @@ impl<A: Allocate> Slabs<A> {
         Ok(self.block(slab, number))
     }
 
-    /// How many blocks the next slab has.
+    /// Returns the number of blocks of the next slab.
     fn blocks_of_next(&self, stride: Stride) -> u64 {
         let held = ByteCount::new(self.shared.table.lock().held(stride));
         let largest = self.upstream.limits().largest_region.unwrap_or(self.options.largest_slab);
@@ -195,7 +194,7 @@ impl<A: Allocate> Slabs<A> {
         (held.max(self.options.smallest_slab).min(largest).get() / stride.bytes).max(1)
     }
 
-    /// A slab of `count` blocks, if the upstream keeps its promises.
+    /// Allocates a slab of `count` blocks, and checks the memory that the upstream returns.
     fn obtain(
         &self,
         stride: Stride,
@@ -220,12 +219,12 @@ impl<A: Allocate> Slabs<A> {
             let unfit = PoolError::UnfitUpstream { asked, granted, alignment, available };
             return Err(self.backend_error(request, unfit.into()));
         }
-        // The upstream may have rounded up to more blocks than were asked for.
+        // The upstream may have rounded up to more blocks than requested.
         let blocks = u32::try_from(granted.get() / stride.bytes).unwrap_or(u32::MAX);
         Ok(Slab { memory: Held::new(memory, &self.shared.account), stride, blocks })
     }
 
-    /// The block of this number.
+    /// Makes the block of this number.
     fn block(
         &self,
         slab: Arc<Slab<A::Memory>>,
@@ -233,7 +232,7 @@ impl<A: Allocate> Slabs<A> {
     ) -> SlabBlock<A::Memory> {
         let offset = ByteCount::new(slab.stride.bytes * u64::from(index));
         let start = slab.memory.memory().location();
-        // The end of the slab can be computed, so this can.
+        // `obtain` checked that the end of the slab can be computed, so this can too.
         let location = start.checked_add(offset).unwrap_or(start);
         let shared = Arc::clone(&self.shared);
         SlabBlock { location, number, index, slab, shared }
@@ -245,8 +244,8 @@ impl<A: Allocate> Slabs<A> {
     }
 }
 
-// SAFETY: a region of the upstream is handed on, or cut into blocks that do not overlap and of
-// which each has one owner: it is free in the table, or out.
+// SAFETY: a region of the upstream is either returned whole, or cut into blocks that do not
+// overlap. Each block has one owner: the table while it is free, or the caller while it is in use.
 unsafe impl<A: Allocate> Allocate for Slabs<A> {
     type Memory = SlabMemory<A::Memory>;
 
@@ -254,8 +253,8 @@ unsafe impl<A: Allocate> Allocate for Slabs<A> {
         self.upstream.kind()
     }
 
-    /// The alignment and the granule are those of blocks; larger requests are served as the
-    /// upstream serves them.
+    /// The alignment and the granule are those of blocks. The upstream serves larger requests with
+    /// its own.
     fn limits(&self) -> Limits {
         let (alignment, granule) = (self.options.alignment, self.options.alignment);
         Limits { alignment, granule, largest_region: self.upstream.limits().largest_region }
@@ -281,12 +280,12 @@ impl<A: Allocate> Drop for Slabs<A> {
 }
 
 impl<M: Memory> Shared<M> {
-    /// Whether this is another process than the slabs' own. There the table may be in the middle of
-    /// a change, and is never dropped.
+    /// Returns whether this process was forked from the slabs' process. In a child, the table may
+    /// be in the middle of a change, so it is never dropped.
     fn keep_in_fork(self: &Arc<Self>) -> bool {
         let is_forked = !self.owner.is_current();
         if is_forked {
-            // Never dropped: the table goes with the process.
+            // Never dropped: the table ends with the process.
             let _kept = ManuallyDrop::new(Arc::clone(self));
         }
         is_forked
@@ -301,11 +300,11 @@ struct Slab<M: Memory> {
     blocks: u32,
 }
 
-/// A block of a slab. Dropping it makes it free; the last block of a slab gives the slab back.
+/// A block of a slab. Dropping it makes it free. Dropping the last block of a slab frees the slab.
 #[derive(Debug)]
 pub struct SlabBlock<M: Memory> {
     location: Location,
-    /// That of the slab, among those of its stride.
+    /// The number of the slab among those of its stride.
     number: u64,
     /// The block's place in the slab.
     index: u32,
@@ -314,13 +313,13 @@ pub struct SlabBlock<M: Memory> {
 }
 
 impl<M: Memory> SlabBlock<M> {
-    /// Where in the slab the block begins.
+    /// Returns the offset of the block in the slab.
     #[must_use]
     pub fn offset(&self) -> ByteCount {
         ByteCount::new(self.slab.stride.bytes * u64::from(self.index))
     }
 
-    /// The region that the block is a part of.
+    /// Returns the region that the block is a part of.
     #[must_use]
     pub fn slab(&self) -> &M {
         self.slab.memory.memory()
@@ -333,13 +332,13 @@ impl<M: Memory> Drop for SlabBlock<M> {
             return;
         }
         let empty = self.shared.table.lock().give_back(self.slab.stride, self.number, self.index);
-        // The upstream is called without the lock: by this, or by another block that is dropping.
+        // The upstream is called without the lock, by this block or by another that is dropping.
         drop(empty);
     }
 }
 
-// SAFETY: the span is a part of the slab's, which is kept alive, does not move and answers always
-// the same. The table hands it to one owner at a time.
+// SAFETY: the span is a part of the slab's. The slab is kept alive, does not move, and its answers
+// never change. The table gives the block to one owner at a time.
 unsafe impl<M: Memory> Memory for SlabBlock<M> {
     fn kind(&self) -> StorageKind {
         self.slab().kind()

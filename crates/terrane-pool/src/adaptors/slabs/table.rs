@@ -1,4 +1,4 @@
-//! Which blocks of which slabs are free.
+//! The table of slabs and of their free blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use terrane_core::{Alignment, Memory};
 
 use super::Slab;
 
-/// How a slab is cut.
+/// The stride that a slab is cut by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stride {
     /// The length of a block: a multiple of the alignment.
@@ -16,7 +16,7 @@ pub(super) struct Stride {
     pub(super) alignment: Alignment,
 }
 
-/// The number of a slab among those of its stride, and that of a block in the slab.
+/// The number of a slab among those of its stride, and of a block in the slab.
 pub(super) type Place = (u64, u32);
 
 /// The slabs that have a block in use.
@@ -32,7 +32,7 @@ pub(super) struct Table<M: Memory> {
 #[derive(Debug)]
 struct Family<M: Memory> {
     slabs: BTreeMap<u64, Entry<M>>,
-    /// Those with a free block.
+    /// The slabs with a free block.
     open: BTreeSet<u64>,
     /// The bytes of all blocks, free ones included.
     held: u64,
@@ -42,7 +42,7 @@ struct Family<M: Memory> {
 #[derive(Debug)]
 struct Entry<M: Memory> {
     slab: Arc<Slab<M>>,
-    /// The free blocks, of which the last is taken first.
+    /// The free blocks. The last one is taken first.
     free: Vec<u32>,
 }
 
@@ -83,7 +83,7 @@ impl<M: Memory> Table<M> {
         self.strides.get(&stride).map_or(0, |family| family.held)
     }
 
-    /// A free block of the oldest slab that has one: the younger ones become empty.
+    /// Takes a free block of the oldest slab that has one, so that younger slabs become empty.
     pub(super) fn take(&mut self, stride: Stride) -> Option<(Arc<Slab<M>>, Place)> {
         let family = self.strides.get_mut(&stride)?;
         let number = *family.open.first()?;
@@ -115,7 +115,7 @@ impl<M: Memory> Table<M> {
         (number, 0)
     }
 
-    /// Makes a block free. Returns its slab if all blocks are free: the table forgets it.
+    /// Makes a block free. If all blocks of its slab are free, removes the slab and returns it.
     pub(super) fn give_back(
         &mut self,
         stride: Stride,

@@ -1,4 +1,4 @@
-//! What one row of a trace says.
+//! The rows of a trace.
 
 use std::fmt;
 use std::io;
@@ -14,33 +14,33 @@ pub(crate) const COLUMNS: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "S
 pub struct TraceEvent {
     /// A number for the thread.
     pub thread: u64,
-    /// When it happened.
+    /// The time of day.
     pub time: TraceTime,
-    /// What happened.
+    /// The action.
     pub action: TraceAction,
     /// The address, or the position in a file; 0 for a failure.
     pub pointer: u64,
-    /// The bytes asked for.
+    /// The bytes requested.
     pub size: ByteCount,
     /// The stream; 0 is the default one.
     pub stream: u64,
 }
 
-/// What happened.
+/// The action of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TraceAction {
-    /// Memory was handed out.
+    /// Memory was allocated.
     Allocate,
     /// A request was refused.
     AllocateFailure,
-    /// Memory came back.
+    /// Memory was freed.
     Free,
 }
 
 impl TraceAction {
     const ALL: [Self; 3] = [Self::Allocate, Self::AllocateFailure, Self::Free];
 
-    /// The word in the log.
+    /// Returns the word in the log.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl TraceAction {
 pub struct TraceTime(u64);
 
 impl TraceTime {
-    /// The time of day now.
+    /// Returns the time of day now.
     #[must_use]
     pub fn now() -> Self {
         // A clock before 1970 counts as midnight.
@@ -69,14 +69,14 @@ impl TraceTime {
         Self(microseconds + u64::from(since.subsec_micros()))
     }
 
-    /// Microseconds since midnight.
+    /// Returns microseconds since midnight.
     #[must_use]
     pub const fn microseconds(self) -> u64 {
         self.0
     }
 
-    /// From `15:47:02.841961`, or with a colon before the fraction, as older logs have it, or
-    /// from seconds since 1970, as in RMM's user guide.
+    /// Parses `15:47:02.841961`, or with a colon before the fraction, as in older logs. Also parses
+    /// seconds since 1970, as in RMM's user guide.
     pub(super) fn parse(text: &str) -> Option<Self> {
         if let Some((seconds, fraction)) = text.split_once('.')
             && !text.contains(':')
@@ -98,7 +98,7 @@ impl TraceTime {
     }
 }
 
-/// The digits of a fraction of a second, six at most, in microseconds.
+/// Parses the digits of a fraction of a second, at most six, as microseconds.
 fn parse_fraction(digits: &str) -> Option<u64> {
     let is_number = digits.len() <= 6 && digits.bytes().all(|digit| digit.is_ascii_digit());
     is_number.then(|| format!("{digits:0<6}").parse().ok()).flatten()
@@ -112,39 +112,39 @@ impl fmt::Display for TraceTime {
     }
 }
 
-/// Why a trace could not be written, read or replayed.
+/// The error of a trace that could not be written, read or replayed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// The log could not be written; what follows the last row that was is lost.
+    /// The log could not be written; rows after the last written one are lost.
     #[error("the trace could not be written, and {lost_rows} rows are lost; check the disk")]
     Write {
-        /// Rows that are not in the log.
+        /// The number of lost rows.
         lost_rows: u64,
-        /// What the writer said.
+        /// The writer's error.
         #[source]
         source: io::Error,
     },
     /// The log could not be read, or is not UTF-8, or has rows of different lengths.
     #[error("the trace could not be read")]
     Read(#[source] csv::Error),
-    /// It has other columns.
+    /// The log has other columns.
     #[error("the trace has the columns {found:?}; it needs {COLUMNS:?}, in this order")]
     Columns {
-        /// The columns that it has.
+        /// The columns of the log.
         found: Vec<String>,
     },
-    /// A field makes no sense.
+    /// A field is not valid.
     #[error("line {line} of the trace: {value:?} is no {column}")]
     Field {
         /// The line, from 1.
         line: u64,
         /// The column.
         column: &'static str,
-        /// What stands there.
+        /// The text of the field.
         value: String,
     },
-    /// Something is freed that is not live.
+    /// An event frees an address that is not live.
     #[error("event {event} of the trace frees {pointer:#x}, which is not live; was it cut short?")]
     NotLive {
         /// The event, from 0.
@@ -152,7 +152,7 @@ pub enum TraceError {
         /// The address.
         pointer: u64,
     },
-    /// Something is handed out that is live.
+    /// An event allocates an address that is live.
     #[error("event {event} of the trace allocates {pointer:#x}, which is live already")]
     AlreadyLive {
         /// The event, from 0.

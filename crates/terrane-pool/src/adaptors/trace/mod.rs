@@ -1,10 +1,10 @@
-//! Logs what an upstream hands out, as CSV that RMM's tools read.
+//! Logs the allocations of an upstream, as CSV that RMM's tools read.
 //!
 //! The columns are those of RMM's `logging_resource_adaptor`
 //! (`cpp/src/mr/detail/logging_resource_adaptor_impl.cpp`):
-//! `Thread,Time,Action,Pointer,Size,Stream`, with the actions `allocate`, `allocate failure` and
-//! `free`, the time as `%H:%M:%S.%f`, and the size that was asked for. [`TraceReader`] reads such
-//! a log back, and [`replay`](crate::replay) runs it over any upstream.
+//! `Thread,Time,Action,Pointer,Size,Stream`. The actions are `allocate`, `allocate failure` and
+//! `free`, the time is `%H:%M:%S.%f`, and the size is the one requested. [`TraceReader`] reads such
+//! a log, and [`replay`](crate::replay) runs it over any upstream.
 
 mod event;
 mod reader;
@@ -23,7 +23,7 @@ pub use sink::TraceSink;
 
 /// An upstream whose allocations and frees are written to a [`TraceSink`].
 ///
-/// A log that cannot be written refuses no memory: the sink keeps the error.
+/// A failure to write the log refuses no memory. The sink keeps the error.
 #[derive(Debug)]
 pub struct Trace<A, W: Write> {
     upstream: A,
@@ -31,24 +31,24 @@ pub struct Trace<A, W: Write> {
     stream: u64,
 }
 
-/// What [`Trace`] hands out.
+/// Memory from [`Trace`].
 pub type Traced<M, W> = Attached<M, TracedBlock<W>>;
 
 impl<A: Allocate, W: Write + Send + 'static> Trace<A, W> {
-    /// Logs what `upstream` hands out to `sink`, on the default stream.
+    /// Logs the allocations of `upstream` to `sink`, on the default stream.
     #[must_use]
     pub fn new(upstream: A, sink: TraceSink<W>) -> Self {
         Self { upstream, sink, stream: 0 }
     }
 
-    /// The same with this number in the column of streams.
+    /// Sets the number in the column of streams.
     #[must_use]
     pub fn on_stream(self, stream: u64) -> Self {
         Self { stream, ..self }
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other caller.
 unsafe impl<A: Allocate, W: Write + Send + 'static> Allocate for Trace<A, W> {
     type Memory = Traced<A::Memory, W>;
 
@@ -77,8 +77,8 @@ unsafe impl<A: Allocate, W: Write + Send + 'static> Allocate for Trace<A, W> {
     }
 }
 
-/// A live block of a trace; dropping it writes the row of its end, before the upstream can hand
-/// out the address again.
+/// A live block of a trace. Dropping it writes the row of its free, before the upstream can reuse
+/// the address.
 #[derive(Debug)]
 pub struct TracedBlock<W: Write> {
     sink: TraceSink<W>,

@@ -6,10 +6,10 @@ use terrane_core::ByteCount;
 
 use super::event::{COLUMNS, TraceAction, TraceError, TraceEvent, TraceTime};
 
-/// The events of a log, one after the other.
+/// An iterator over the events of a log.
 ///
-/// It reads what [`Trace`](super::Trace) and what RMM writes: addresses and streams in
-/// hexadecimal after `0x`, plain in decimal, or as the `(nil)` of C.
+/// It reads the logs of [`Trace`](super::Trace) and of RMM. Addresses and streams are hexadecimal
+/// after `0x`, plain decimal, or the `(nil)` of C.
 pub struct TraceReader<R> {
     rows: csv::Reader<R>,
     row: csv::StringRecord,

@@ -1,4 +1,4 @@
-//! Where the rows of a trace go.
+//! The log that the rows of a trace are written to.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -11,14 +11,14 @@ use terrane_core::ByteCount;
 use super::event::{COLUMNS, TraceAction, TraceError, TraceTime};
 use crate::sync::{Mutex, yield_now};
 
-/// A log that several upstreams may share. Cloning gives another handle to it.
+/// A log that several upstreams may share. Cloning returns another handle to it.
 ///
-/// Rows are buffered; [`flush`](Self::flush) and [`finish`](Self::finish) write them out and say
-/// whether any were lost. The writer is called without a lock: it may use memory that is traced.
+/// Rows are buffered. [`flush`](Self::flush) and [`finish`](Self::finish) write them out and report
+/// lost rows. The writer is called without a lock, because it may use memory that is traced.
 pub struct TraceSink<W: Write>(Arc<Mutex<Log<W>>>);
 
 struct Log<W: Write> {
-    /// Rows that are still to be written.
+    /// Rows that are not yet written.
     rows: Vec<u8>,
     count: u64,
     /// `None` while a thread writes with it.
@@ -28,14 +28,14 @@ struct Log<W: Write> {
     failure: Option<io::Error>,
 }
 
-/// What a thread takes out of a log, to write it without the lock.
+/// The writer and the rows that a thread takes out of a log, to write them without the lock.
 struct Chunk<W> {
     writer: W,
     rows: Vec<u8>,
     count: u64,
 }
 
-/// A writer that is put back when the thread is done with it, also by a panic.
+/// A writer that is returned to the log when the thread has written, even after a panic.
 struct Lent<'log, W: Write> {
     log: &'log Mutex<Log<W>>,
     writer: Option<W>,
@@ -48,7 +48,7 @@ impl<W: Write> Drop for Lent<'_, W> {
 }
 
 impl<W: Write> Log<W> {
-    /// Everything that is still to be written, unless a thread is writing.
+    /// Takes all unwritten rows, unless a thread is writing.
     fn take(&mut self) -> Option<Chunk<W>> {
         let writer = self.writer.take()?;
         let (rows, count) = (mem::take(&mut self.rows), mem::take(&mut self.count));
@@ -56,11 +56,11 @@ impl<W: Write> Log<W> {
     }
 }
 
-/// So many bytes of rows are written at a time.
+/// The bytes of rows that are written at a time.
 const CHUNK: usize = 1 << 16;
 
 impl<W: Write> TraceSink<W> {
-    /// A log that is written to `writer`, beginning with the line of columns.
+    /// Makes a log that is written to `writer`, beginning with the line of columns.
     #[must_use]
     pub fn new(writer: W) -> Self {
         let rows = format!("{}\n", COLUMNS.join(",")).into_bytes();
@@ -71,16 +71,16 @@ impl<W: Write> TraceSink<W> {
     pub(super) fn write(&self, action: TraceAction, pointer: u64, size: ByteCount, stream: u64) {
         let (thread, action, size) = (thread_number(), action.as_str(), size.get());
         let mut log = self.0.lock();
-        // Under the lock, so that times rise from row to row.
+        // Under the lock, so that times increase from row to row.
         let time = TraceTime::now();
-        // No field needs quotes, and a vector refuses nothing.
+        // No field needs quotes, and writing to a vector does not fail.
         let row = format!("{thread},{time},{action},{pointer:#x},{size},{stream:#x}\n");
         log.rows.extend_from_slice(row.as_bytes());
         log.count += 1;
         if log.rows.len() < CHUNK {
             return;
         }
-        // While another thread writes, rows wait for the next.
+        // While another thread writes, the rows stay for a later write.
         let Some(chunk) = log.take() else { return };
         drop(log);
         self.write_out(chunk, false);
@@ -90,7 +90,7 @@ impl<W: Write> TraceSink<W> {
     ///
     /// # Errors
     ///
-    /// [`TraceError::Write`] if that fails, or if rows were lost since the last call.
+    /// [`TraceError::Write`] if writing fails, or if rows were lost since the last call.
     pub fn flush(&self) -> Result<(), TraceError> {
         let chunk = loop {
             if let Some(chunk) = self.0.lock().take() {
@@ -118,14 +118,14 @@ impl<W: Write> TraceSink<W> {
         }
     }
 
-    /// Rows that are not in the log because they could not be written.
+    /// Returns the number of rows that are not in the log because they could not be written.
     #[must_use]
     pub fn lost_rows(&self) -> u64 {
         self.0.lock().lost_rows
     }
 
-    /// Writes out what is buffered, and gives the writer back if this is the last handle: no
-    /// upstream traces to it any more, and no memory from one is live.
+    /// Writes out all buffered rows. Returns the writer if this is the last handle: no upstream
+    /// traces to it any more, and no memory of one is live.
     ///
     /// # Errors
     ///
@@ -148,14 +148,14 @@ impl<W: Write> fmt::Debug for TraceSink<W> {
     }
 }
 
-/// A number for this thread, from 1 on in the order of the first rows.
+/// Returns a number for this thread, from 1 on in the order of the first rows.
 ///
-/// The standard library does not tell the system's number for a thread.
+/// The standard library does not give the system's number of a thread.
 fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
         static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
     }
-    // A thread that is ending has none any more.
+    // The thread-local number of an ending thread may be destroyed already.
     NUMBER.try_with(|number| *number).unwrap_or(0)
 }
