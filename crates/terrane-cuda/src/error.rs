@@ -200,7 +200,7 @@ pub enum CudaError {
          as many tiles; copy them in parts"
     )]
     TooManyRuns {
-        /// The number or length of the runs.
+        /// The number of runs.
         runs: usize,
         /// The maximum.
         most: u32,
