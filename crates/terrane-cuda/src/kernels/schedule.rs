@@ -111,7 +111,7 @@ impl GridSchedule {
             }
             _ => (Split::Groups, cells, 1),
         };
-        // A cell that fills no tiles has few words. Other cells do not come here.
+        // A cell that fills no tiles has few words. For other cells this number is not used.
         let words_per_cell = u32::try_from(cell_words).unwrap_or(MOST).min(MOST);
         let group_cells = (GROUP_WORDS / words_per_cell).max(1);
         let tiles = match split {
