@@ -113,7 +113,7 @@ fn parse(text: &str) -> Result<Calibration, Cause> {
         return Err(cause(Flaw::Format { found: head.format }));
     }
     let file: Form = serde_json::from_str(text).map_err(cause)?;
-    // A path that the file does not mention keeps its figures.
+    // A path that the file does not mention keeps the built-in figures.
     let mut calibration =
         Calibration { device: file.device, driver: file.driver, ..Calibration::built_in() };
     for entry in file.costs {
