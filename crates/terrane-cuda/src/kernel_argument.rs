@@ -167,8 +167,8 @@ impl CudarcStream {
         Ok(CudaArgumentMut(self.used_region(region, offset, len, Access::Write)?))
     }
 
-    /// Returns `len` elements of memory without a manager, for example memory of another library,
-    /// starting at `offset` bytes of the region, for work on this stream that reads them.
+    /// Returns `len` elements of memory without a manager, starting at `offset` bytes of the
+    /// region, for work on this stream that reads them. An example is memory of another library.
     ///
     /// # Errors
     ///

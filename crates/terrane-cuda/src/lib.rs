@@ -3,8 +3,8 @@
 //!
 //! # Should I be using this crate?
 //!
-//! Use it directly to find out at run time whether CUDA can be used, to put device or pinned memory
-//! under a layout or a pool, or to let a pool follow the order of CUDA streams.
+//! Use it directly to find out at run time whether CUDA can be used. Use it also to put device or
+//! pinned memory under a layout or a pool, or to let a pool follow the order of CUDA streams.
 //!
 //! It works beside `cudarc`, candle or PyTorch in one process. It uses each device's primary
 //! context, which all of them share, and it accepts their streams and pointers. It leaves every

@@ -163,8 +163,8 @@ impl Divisor {
             return Self { value, multiplier: 0, shift: 0 };
         }
         // With p = 31 + ceil(log2 value) the rounded-up quotient of 2^p exceeds the exact one by
-        // less than 1, so that a product with a number below 2³¹ is off by less than 2³¹ / 2^p,
-        // which is at most 1 / value: too little to reach the next whole number.
+        // less than 1. A product with a number below 2³¹ is then off by less than 2³¹ / 2^p. That
+        // is at most 1 / value: too little to reach the next whole number.
         let power = 63 - (value - 1).leading_zeros();
         let multiplier = (1_u64 << power).div_ceil(u64::from(value));
         Self {
