@@ -15,20 +15,20 @@ use crate::error::{CudaError, check};
 use crate::event::IdleEvents;
 use crate::holdings::{Counters, Holdings};
 
-/// The primary context of one device: the one that the CUDA runtime, `cudarc` and PyTorch use as
-/// well, so that their pointers and streams are valid here.
+/// The primary context of one device. The CUDA runtime, `cudarc` and PyTorch use the same context,
+/// so their pointers and streams are valid here.
 ///
-/// It is bound for each call, on whatever thread the call is made, and what was current there
-/// before is current again afterwards. Cloning costs a reference count; streams, events and memory
-/// hold one each, and the context is let go of with the last.
+/// Each call binds the context on the calling thread, and restores the previous current context
+/// afterwards. Cloning costs a reference count. Streams, events and memory hold one reference each.
+/// The context is released with the last reference.
 ///
 /// In a process that was forked after the driver was loaded, every call fails with
 /// [`CudaError::Forked`], and drops leave everything to the parent.
 ///
-/// A call that the driver answers with a code after which [nothing works any
-/// more](DriverCode::loses_context) returns [`CudaError::DeviceLost`], and the context remembers
-/// the first such code ([`lost`](Self::lost)). A drop has nobody to tell: its failure is counted
-/// ([`failed_drops`](Self::failed_drops)) and traced, and never handed to a later caller.
+/// Some driver codes mean that [the context is lost](DriverCode::loses_context). A call that gets
+/// such a code returns [`CudaError::DeviceLost`], and the context stores the first such code
+/// ([`lost`](Self::lost)). A drop cannot return an error: its failure is counted
+/// ([`failed_drops`](Self::failed_drops)) and traced. It is never reported to a later caller.
 #[derive(Clone)]
 pub struct Context(Arc<Shared>);
 
@@ -44,18 +44,18 @@ struct Shared {
     failed_drops: AtomicU64,
 }
 
-// SAFETY: the handle is a number to everyone but the driver, which takes it on any thread.
+// SAFETY: the handle is a number to everyone but the driver, which accepts it on any thread.
 unsafe impl Send for Shared {}
-// SAFETY: as for `Send`; everything else in it is synchronised.
+// SAFETY: as for `Send`; all other fields are synchronised.
 unsafe impl Sync for Shared {}
 
 impl Context {
-    /// The primary context of a device. Loads the driver if need be.
+    /// Returns the primary context of a device. Loads the driver if necessary.
     ///
     /// # Errors
     ///
-    /// Those of [`probe`](crate::probe), [`CudaError::UnknownDevice`], and [`CudaError::Driver`]
-    /// if the device refuses (in exclusive mode, say, because another process has it).
+    /// The errors of [`probe`](crate::probe); [`CudaError::UnknownDevice`]; [`CudaError::Driver`]
+    /// if the device refuses (in exclusive mode, for example, because another process uses it).
     pub fn primary(device: DeviceId) -> Result<Self, CudaError> {
         let driver = Driver::load()?;
         let device = driver.device(device)?;
@@ -88,13 +88,13 @@ impl Context {
         self.0.driver
     }
 
-    /// The kind of memory that the device has.
+    /// The kind of the device's memory.
     #[must_use]
     pub fn kind(&self) -> StorageKind {
         StorageKind::Device(self.0.device.id)
     }
 
-    /// The memory of the device that is free, and all of it.
+    /// The device's free memory, and its total memory.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl Context {
         Ok((ByteCount::from_usize(free), ByteCount::from_usize(total)))
     }
 
-    /// The code that lost the context, once one has.
+    /// The code that lost the context; `None` while it works.
     #[must_use]
     pub fn lost(&self) -> Option<DriverCode> {
         match self.0.lost.load(Ordering::Relaxed) {
@@ -118,23 +118,23 @@ impl Context {
         }
     }
 
-    /// How many drops of streams, events and memory the driver has answered with an error so far,
-    /// how often it did not restore what was current on a thread, and how often something was
-    /// [kept](Self::keep_for_ever).
+    /// The number of failures without a caller to report to. It counts drops of streams, events and
+    /// memory that the driver answered with an error. It also counts failures to restore a thread's
+    /// current context, and values that were [kept](Self::keep_for_ever).
     #[must_use]
     pub fn failed_drops(&self) -> u64 {
         self.0.failed_drops.load(Ordering::Relaxed)
     }
 
-    /// Keeps what cannot be let go of safely, as the driver did not say whether its device still
-    /// uses it. It is one of the [`failed_drops`](Self::failed_drops).
+    /// Leaks a value that cannot be freed safely, because the driver did not say whether its device
+    /// still uses it. Counts as one of the [`failed_drops`](Self::failed_drops).
     pub fn keep_for_ever<T: Send + 'static>(&self, value: T, why: &CudaError) {
         let _kept = ManuallyDrop::new(value);
         note_failed_drop(&self.0, why);
     }
 
-    /// What is held through this context and its clones: memory, streams, events. Other contexts
-    /// of the same device, from another [`primary`](Self::primary), count apart.
+    /// Counts the memory, streams and events that this context and its clones hold. Other contexts
+    /// of the same device, from another [`primary`](Self::primary), count separately.
     #[must_use]
     pub fn holdings(&self) -> Holdings {
         let counters = &self.0.counters;
@@ -151,13 +151,13 @@ impl Context {
         }
     }
 
-    /// Checks that `length` bytes from `address` on lie within one live allocation of this
-    /// device's memory, whoever made it: the first half of adopting it as
-    /// [`ForeignMemory`](terrane_core::ForeignMemory).
+    /// Checks that `length` bytes starting at `address` lie within one live allocation of this
+    /// device's memory. Any library may have made the allocation. This is the first step of
+    /// adopting it as [`ForeignMemory`](terrane_core::ForeignMemory).
     ///
-    /// Memory that was mapped piece by piece into one range of addresses (`cuMemMap`, as PyTorch's
-    /// expandable segments are) is several allocations to the driver, and counts as one here.
-    /// Other allocations that happen to be neighbours do not.
+    /// Memory that was mapped piece by piece into one address range (`cuMemMap`, as in PyTorch's
+    /// expandable segments) is several allocations to the driver. It counts as one here. Other
+    /// adjacent allocations do not.
     ///
     /// ```
     /// use terrane_core::{ByteCount, DeviceAddress, ForeignMemory, Region};
@@ -180,7 +180,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`CudaError::NotDeviceMemory`] if they do not, [`CudaError::DeviceLost`].
+    /// [`CudaError::NotDeviceMemory`] if they do not; [`CudaError::DeviceLost`].
     pub fn device_span(
         &self,
         address: DeviceAddress,
@@ -202,11 +202,11 @@ impl Context {
         Ok(Span { kind: self.kind(), location: Location::Device { device, address }, length })
     }
 
-    /// Where the allocation of the device ends that an address lies in.
+    /// The end of the device allocation that contains an address.
     ///
     /// # Errors
     ///
-    /// Any but [`CudaError::DeviceLost`] if there is none.
+    /// Any error but [`CudaError::DeviceLost`] if no allocation contains the address.
     fn allocation_end(&self, address: DeviceAddress) -> Result<u64, CudaError> {
         let device = self.device().id;
         let ask = |attribute| self.pointer_attribute(address, attribute);
@@ -224,11 +224,11 @@ impl Context {
             .ok_or(CudaError::NotDeviceMemory { address: address.get(), length, device })
     }
 
-    /// Whether memory of the device was mapped to where it is, beside other memory that it belongs
-    /// with. What was allocated at once can be shared with other processes by the older interface;
-    /// what comes out of a pool has that.
+    /// Whether the device memory at this address was mapped as part of a larger range (`cuMemMap`).
+    /// Memory allocated in one call can be shared with other processes by the legacy IPC interface.
+    /// Memory from a memory pool belongs to that pool.
     fn is_mapped(&self, address: DeviceAddress) -> Result<bool, CudaError> {
-        // A driver that does not know a question has no such memory.
+        // A driver that does not know an attribute has no such memory.
         let ask = |attribute, otherwise| match self.pointer_attribute(address, attribute) {
             Err(error) if error.is_device_lost() => Err(error),
             answer => Ok(answer.unwrap_or(otherwise)),
@@ -238,18 +238,19 @@ impl Context {
         Ok(ask(shared, 1)? == 0 && ask(pool, 0)? == 0)
     }
 
-    /// What the driver says of an address, as a number of at most eight bytes.
+    /// Returns an attribute of an address, as a number of at most eight bytes.
     ///
     /// # Errors
     ///
-    /// [`CudaError::Driver`] for an address that it does not know, [`CudaError::DeviceLost`].
+    /// [`CudaError::Driver`] for an address that the driver does not know;
+    /// [`CudaError::DeviceLost`].
     pub(crate) fn pointer_attribute(
         &self,
         address: DeviceAddress,
         attribute: CUpointer_attribute,
     ) -> Result<u64, CudaError> {
-        // The attributes that are asked for have at most eight bytes, and the host is
-        // little-endian, so that a shorter one is the same number.
+        // The requested attributes have at most eight bytes. The host is little-endian, so a
+        // shorter value is the same number.
         let mut value = 0_u64;
         self.bound(|functions| {
             let to = (&raw mut value).cast();
@@ -260,21 +261,21 @@ impl Context {
         Ok(value)
     }
 
-    /// Runs `call` with this context current, and then makes current again what was so before.
+    /// Runs `call` with this context current, and then restores the previous current context.
     pub(crate) fn bound<T>(
         &self,
         call: impl FnOnce(&'static Functions) -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
         let result = self.0.bound(call);
         if let Err(CudaError::DeviceLost { code, .. }) = &result {
-            // The first one stays: it is the nearest to the cause.
+            // The first error stays: it is the nearest to the cause.
             let _ =
                 self.0.lost.compare_exchange(0, code.get(), Ordering::Relaxed, Ordering::Relaxed);
         }
         result
     }
 
-    /// As [`bound`](Self::bound), for what a drop does.
+    /// Like [`bound`](Self::bound), for the calls of a drop.
     pub(crate) fn bound_in_drop(
         &self,
         call: impl FnOnce(&'static Functions) -> Result<(), CudaError>,
@@ -292,14 +293,15 @@ impl Context {
         &self.0.idle_events
     }
 
-    /// Lets kernels and copies of this context reach the memory of another device, of its own
-    /// accord until the process ends. Answers whether they do.
+    /// Lets kernels and copies of this context access the memory of another device. The access
+    /// stays enabled until the process ends. Returns whether access is enabled.
     ///
     /// # Errors
     ///
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub(crate) fn reach_peer(&self, peer: &Self) -> Result<bool, CudaError> {
-        /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`: whoever did so, it is done.
+        /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`: another caller enabled it, which is
+        /// equivalent.
         const ALREADY: u32 = 704;
         let functions = self.0.driver.functions();
         let (Some(can), Some(enable)) =
@@ -315,7 +317,7 @@ impl Context {
             return Ok(false);
         }
         self.bound(|_| {
-            // SAFETY: the peer's context is retained by `peer`; access is not taken away again.
+            // SAFETY: `peer` retains the peer's context; the access is never disabled again.
             match unsafe { enable(peer.0.raw, 0) } {
                 ALREADY => Ok(true),
                 code => check("cuCtxEnablePeerAccess", code).map(|()| true),
@@ -323,12 +325,12 @@ impl Context {
         })
     }
 
-    /// Whether the handle is that of this context.
+    /// Whether the handle is this context's handle.
     pub(crate) fn is(&self, raw: CUcontext) -> bool {
         self.0.raw == raw
     }
 
-    /// Whether both are one context.
+    /// Whether both are the same context.
     pub(crate) fn same(&self, other: &Self) -> bool {
         self.0.raw == other.0.raw
     }
@@ -379,7 +381,7 @@ impl Drop for Shared {
 
 fn note_failed_drop(shared: &Shared, error: &CudaError) {
     if matches!(error, CudaError::Forked) {
-        // It is the parent's, which gives it back.
+        // The context belongs to the parent, which releases it.
         return;
     }
     shared.failed_drops.fetch_add(1, Ordering::Relaxed);
@@ -390,7 +392,7 @@ fn note_failed_drop(shared: &Shared, error: &CudaError) {
     tracing::warn!(device = %shared.device.id, %error, "the driver refused to take something back");
 }
 
-/// A context on this thread's stack, taken off it again at the end.
+/// A context pushed on this thread's stack, and popped when this value drops.
 struct Pushed<'a> {
     functions: &'static Functions,
     failed_drops: &'a AtomicU64,
@@ -399,11 +401,11 @@ struct Pushed<'a> {
 impl Drop for Pushed<'_> {
     fn drop(&mut self) {
         let mut popped = ptr::null_mut();
-        // SAFETY: the function writes one handle; what is popped is what was pushed, as everything
-        // between was balanced.
+        // SAFETY: the function writes one handle. The popped context is the pushed one, because
+        // everything between was balanced.
         let code = unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut popped) };
         if check("cuCtxPopCurrent_v2", code).is_err() {
-            // Only counted: callers hold locks under which nothing foreign may run.
+            // The failure is only counted: callers hold locks under which no foreign code may run.
             self.failed_drops.fetch_add(1, Ordering::Relaxed);
         }
     }

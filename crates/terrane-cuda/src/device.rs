@@ -1,4 +1,4 @@
-//! What the driver says of a device, read once.
+//! The properties of a device, read once from the driver.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -13,34 +13,35 @@ use crate::error::{CudaError, check};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// Its ordinal, as the driver counts in this process.
+    /// Its ordinal in the driver's numbering of this process.
     pub id: DeviceId,
     /// Its name: `"NVIDIA H200"`.
     pub name: String,
-    /// Where it sits; `None` if the driver gives no address that is one.
+    /// Its PCI address; `None` if the driver reports no valid address.
     pub pci_address: Option<PciAddress>,
-    /// All its memory.
+    /// Its total memory.
     pub memory: ByteCount,
     /// The major and the minor number of its compute capability: `(9, 0)`.
     pub compute_capability: (u32, u32),
-    /// How many multiprocessors it has.
+    /// Its number of multiprocessors.
     pub multiprocessors: u32,
-    /// How many copies it runs beside kernels: 1, or 2 and more for both directions at once.
+    /// The number of copies that it runs beside kernels: 1, or 2 and more for both directions at
+    /// once.
     pub copy_engines: u32,
-    /// Whether it has stream-ordered memory pools.
+    /// Whether it supports stream-ordered memory pools.
     pub has_memory_pools: bool,
-    /// Whether it reaches registered host memory at the host's own addresses.
+    /// Whether it accesses registered host memory at the host's own addresses.
     pub uses_host_addresses: bool,
 }
 
 impl Device {
-    /// The NUMA node that the device is attached to, where the system says so.
+    /// The NUMA node that the device is attached to, if the system reports it.
     #[must_use]
     pub fn numa_node(&self, topology: &NumaTopology) -> Option<NodeId> {
         topology.node_of_pci_device(self.pci_address?)
     }
 
-    /// Reads one device of the driver's.
+    /// Reads one device of the driver.
     pub(crate) fn read(driver: Driver, id: DeviceId) -> Result<Self, CudaError> {
         let functions = driver.functions();
         let device = handle(driver, id)?;
@@ -105,13 +106,13 @@ fn total_memory(functions: &Functions, device: CUdevice) -> Result<ByteCount, Cu
     Ok(ByteCount::from_usize(bytes))
 }
 
-/// A text that the driver writes into a buffer; what is no UTF-8 is replaced.
+/// Returns a text that the driver writes into a buffer. Invalid UTF-8 is replaced.
 fn text(
     operation: &'static str,
     write: impl FnOnce(*mut c_char, c_int) -> u32,
 ) -> Result<String, CudaError> {
     let mut buffer = [0_u8; 256];
-    // One byte less than there is: the last stays zero.
+    // The length passed is one byte short: the last byte stays zero.
     check(operation, write(buffer.as_mut_ptr().cast(), 255))?;
     let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())

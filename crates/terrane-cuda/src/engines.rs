@@ -1,4 +1,4 @@
-//! All the engines of a machine with devices, put together.
+//! All the engines of a machine with devices, combined.
 
 use std::sync::Arc;
 
@@ -15,24 +15,26 @@ use crate::memory::{PinnedAllocator, PinnedOptions};
 /// The options of [`engines`].
 #[derive(Clone, Debug, Default)]
 pub struct EnginesOptions {
-    /// Of the engine of each device.
+    /// Options of the engine of each device.
     pub device: DeviceEngineOptions,
-    /// Of the engine between all sorts of host memory.
+    /// Options of the engine between all kinds of host memory.
     pub host: HostEngineOptions,
-    /// Of the engine between host memory and files.
+    /// Options of the engine between host memory and files.
     pub disk: DiskEngineOptions,
-    /// Of each of the two relays of a device: what passes through pinned memory, and how much of it they take.
+    /// Options of each device's two relays: the data that passes through pinned memory, and the
+    /// amount of it that they take.
     pub relay: RelayOptions,
-    /// Of the relays' pinned memory.
+    /// Options of the relays' pinned memory.
     pub pinned: PinnedOptions,
 }
 
-/// The engines between devices, pinned and system memory, and files: each pair of them is served,
-/// two devices if one reaches the memory of the other. What no engine copies by itself (device ↔ file,
-/// device ↔ system memory) goes by way of pinned memory.
+/// Returns the engines between devices, pinned and system memory, and files. Together they serve
+/// each pair of these. They serve two devices if one can access the memory of the other. Routes
+/// that no engine copies directly (device ↔ file, device ↔ system memory) pass through pinned
+/// memory.
 ///
-/// From one device to another the engine of the destination copies by a kernel, because its device
-/// reads faster than the other one writes. With the context of one device alone, that one reads
+/// Between two devices, the engine of the destination copies with a kernel, because its device
+/// reads faster than the other one writes. If only one device's context is given, that device reads
 /// and writes.
 ///
 /// ```
@@ -56,8 +58,8 @@ pub struct EnginesOptions {
 ///
 /// # Errors
 ///
-/// [`TransferError::EngineNotStarted`] names the engine that could not be made; those made before it
-/// have ended.
+/// [`TransferError::EngineNotStarted`] names the engine that could not be created. The engines
+/// created before it have ended.
 pub fn engines<'a>(
     contexts: impl IntoIterator<Item = &'a Context>,
     options: &EnginesOptions,

@@ -13,21 +13,21 @@ use terrane_transfer::LayerError;
 
 use crate::driver::{DriverCode, DriverVersion};
 
-/// Why something could not be had of CUDA.
+/// The reason why a CUDA operation failed.
 ///
-/// No variant needs the driver to be shown, and none holds a type of the bindings.
+/// All variants can be displayed without the driver, and none holds a type of the bindings.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// There is no driver library on this machine, or it cannot be loaded.
+    /// This machine has no driver library, or it cannot be loaded.
     #[error(
         "the CUDA driver library {library} cannot be loaded; install NVIDIA's driver, or work \
          without a device"
     )]
     LibraryMissing {
-        /// What was looked for.
+        /// The names that were searched for.
         library: String,
-        /// What the dynamic linker said.
+        /// The message of the dynamic linker.
         #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
@@ -37,23 +37,23 @@ pub enum CudaError {
         .version.map(|version| format!(" (CUDA {version})")).unwrap_or_default()
     )]
     DriverTooOld {
-        /// The function that it lacks.
+        /// The missing function.
         symbol: &'static str,
-        /// The version of CUDA that the driver serves, where it says so.
+        /// The CUDA version that the driver supports, if it reports one.
         version: Option<DriverVersion>,
     },
-    /// The driver works, and counts no device.
+    /// The driver works, but reports no device.
     #[error(
         "the CUDA driver finds no device; check that one is fitted, that the process may use it, \
          and CUDA_VISIBLE_DEVICES"
     )]
     NoDevice,
-    /// There is no device of this ordinal.
+    /// No device has this ordinal.
     #[error("there is no CUDA device {device}; the driver counts {count}, from 0")]
     UnknownDevice {
         /// The ordinal.
         device: DeviceId,
-        /// How many devices there are.
+        /// The number of devices.
         count: u32,
     },
     /// A parent of this process loaded the driver, and this process was forked afterwards.
@@ -62,15 +62,15 @@ pub enum CudaError {
          fork before CUDA is first used, or start the child with `exec`"
     )]
     Forked,
-    /// The device, or the process's context on it, is of no more use.
+    /// The device, or the process's context on it, is lost.
     #[error("the CUDA context is lost ({operation}: {code}); end the process and start another")]
     DeviceLost {
-        /// The call that met it, which need not be the one that caused it.
+        /// The call that reported the loss. Another call may have caused it.
         operation: &'static str,
         /// The driver's code.
         code: DriverCode,
     },
-    /// A call of the driver failed.
+    /// A driver call failed.
     #[error("{operation} failed: {code}")]
     Driver {
         /// The call.
@@ -78,35 +78,35 @@ pub enum CudaError {
         /// The driver's code.
         code: DriverCode,
     },
-    /// Two things that were to work together belong to different contexts.
+    /// Two objects that must share a context belong to different contexts.
     #[error(
         "the {what} belongs to another CUDA context; use one of device {device}'s primary context"
     )]
     WrongContext {
-        /// What belongs elsewhere.
+        /// The object that belongs to another context.
         what: &'static str,
         /// The device whose context was expected.
         device: DeviceId,
     },
-    /// The per-thread default stream, where work of several threads is ordered by a stream.
+    /// The per-thread default stream was given to order the work of several threads.
     ///
-    /// Its handle, 2, names another stream on each thread: what one thread records, waits for or
-    /// frees there says nothing of the work of another.
+    /// Its handle, 2, names a different stream on each thread. Records, waits and frees of one
+    /// thread on it do not order the work of another.
     #[error(
         "the per-thread default stream (handle 2) is another stream on each thread; use a stream of \
          its own, or an event that the submitting thread records by `record_on_thread_stream`"
     )]
     PerThreadStream,
-    /// A number that names no stream of this source, or one that has been destroyed.
+    /// A number that names no stream of this source, or a stream that has been destroyed.
     #[error("no stream has the number {number}; it was destroyed, or belongs to another source")]
     UnknownStream {
         /// The number.
         number: u64,
     },
-    /// A transfer was to run after a stream, or an event, that is captured into a graph.
+    /// A transfer was to run after a stream, or an event, that is being captured into a graph.
     ///
-    /// The capture of a stream goes on. That of an event does not: the driver ends it when anything
-    /// is asked of its events.
+    /// The capture of a stream continues. The capture of an event does not: the driver ends it on
+    /// any query of the capture's events.
     #[error(
         "the {what} that the transfer is to run after is captured into a graph, of which a transfer \
          is no part; submit the transfer before the capture, or after it behind the stream that the \
@@ -116,13 +116,13 @@ pub enum CudaError {
         /// `"stream"` or `"event"`.
         what: &'static str,
     },
-    /// An event's last record failed, so that it proves nothing.
+    /// The event's last record failed, so it proves nothing.
     #[error("the event was not recorded; record it again before asking it")]
     NotRecorded,
-    /// An event without timing was asked for a time.
+    /// A time was requested of an event without timing.
     #[error("the event keeps no time; take it with `Timing::On`, and record both events")]
     NoTiming,
-    /// A span that is not, or not wholly, memory of the device.
+    /// A span that does not lie wholly in the device's memory.
     #[error("the {length} at {address:#x} are not one allocation of memory of device {device}")]
     NotDeviceMemory {
         /// The address.
@@ -132,37 +132,37 @@ pub enum CudaError {
         /// The device.
         device: DeviceId,
     },
-    /// A place that this operation cannot reach.
+    /// A location that this operation cannot access.
     #[error("a stream copies between host and device addresses, not {location}")]
     Unreachable {
-        /// The place, as it is shown.
+        /// The location, as displayed.
         location: terrane_core::Location,
     },
-    /// More than can be asked for at once.
+    /// A request exceeds the maximum size.
     #[error("{requested} exceed the largest region, {largest}; split it")]
     TooLarge {
-        /// The bytes asked for.
+        /// The requested bytes.
         requested: ByteCount,
-        /// The most.
+        /// The maximum.
         largest: ByteCount,
     },
-    /// No such alignment can be had.
+    /// The alignment is not supported.
     #[error("memory at multiples of {requested} cannot be had; {largest} is the strictest")]
     TooStrictlyAligned {
-        /// The alignment asked for.
+        /// The requested alignment.
         requested: Alignment,
-        /// The strictest.
+        /// The maximum alignment.
         largest: Alignment,
     },
-    /// A unit that no registration can hold whole.
+    /// A unit that does not fit into one registration.
     #[error(
         "a registration of at most {largest} cannot hold whole pages and whole units of {unit}; \
          choose a smaller unit, or a multiple of the page"
     )]
     UnitTooLarge {
-        /// The unit that is not to be split.
+        /// The unit that must not be split.
         unit: ByteCount,
-        /// The most bytes that are registered at once.
+        /// The maximum number of bytes in one registration.
         largest: ByteCount,
     },
     /// The driver cannot compile the kernels for the device.
@@ -174,13 +174,13 @@ pub enum CudaError {
     KernelsRefused {
         /// The driver's code.
         code: DriverCode,
-        /// What the driver's compiler said.
+        /// The message of the driver's compiler.
         log: String,
     },
-    /// A launch of no thread blocks.
+    /// A launch without thread blocks.
     #[error("a kernel cannot run on no thread blocks; allow one at least")]
     NoThreadBlocks,
-    /// More cells than one launch counts.
+    /// More cells than one launch supports.
     #[error(
         "{} cells of {bytes} bytes are more than one launch counts, which is {most} cells and as \
          many tiles of 128 words; copy them in parts, of fewer pairs each",
@@ -191,50 +191,51 @@ pub enum CudaError {
         counts: [u32; 5],
         /// The length of a cell.
         bytes: u64,
-        /// The most.
+        /// The maximum.
         most: u32,
     },
-    /// More runs, or longer ones, than one launch counts.
+    /// More runs, or longer runs, than one launch supports.
     #[error(
         "these {runs} runs are more, or longer, than one launch counts, which is {most} runs and \
          as many tiles; copy them in parts"
     )]
     TooManyRuns {
-        /// How many there are.
+        /// The number of runs.
         runs: usize,
-        /// The most.
+        /// The maximum.
         most: u32,
     },
-    /// Block ids that lie beyond those that a copy carries.
+    /// Block ids beyond those that a copy carries.
     #[error(
         "{pairs} block ids from number {first} on are more than the {most} that a copy carries; \
          list them in memory that the device reads"
     )]
     InlineBlocks {
-        /// The first that was meant.
+        /// The first requested id.
         first: u32,
-        /// How many were meant.
+        /// The number of requested ids.
         pairs: u32,
-        /// How many there are.
+        /// The number of ids that the copy carries.
         most: usize,
     },
     /// Runs that did not come from `RunCopy::arrange`.
     #[error("the runs were not arranged; make the copy with `RunCopy::arrange`")]
     RunsNotArranged,
-    /// Something that a policy requires was not granted.
+    /// A capability that a policy requires was not granted.
     #[error(transparent)]
     Capability(#[from] CapabilityMissing),
-    /// A size left the range of 64 bits.
+    /// A size exceeds the range of 64 bits.
     #[error(transparent)]
     Overflow(#[from] SizeOverflow),
-    /// A thread of an engine could not be started.
+    /// An engine thread could not be started.
     #[error("a thread of the copy engine could not be started; see the cause")]
     Thread {
-        /// Why not.
+        /// The reason.
         #[source]
         source: OsError,
     },
-    /// Memory that a device's copies or kernels do not reach, met where a quote had said otherwise.
+    /// A device's copies or kernels cannot access this memory, although a quote had assumed that
+    /// they can.
     #[error(
         "device {device} does not reach an end of the transfer; lock host memory with the driver, \
          and see that the transfer is as it was quoted"
@@ -248,7 +249,7 @@ pub enum CudaError {
     Calibration {
         /// The path.
         path: &'static str,
-        /// Why not.
+        /// The reason.
         #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
@@ -257,11 +258,11 @@ pub enum CudaError {
     CalibrationFile {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// A calibration was measured on another model of device.
+    /// A calibration was measured on a different device model.
     #[error(
         "the calibration {} was measured on {measured_on}, and the device is {device}; measure \
          again",
@@ -270,56 +271,56 @@ pub enum CudaError {
     CalibrationOfAnother {
         /// The file.
         path: PathBuf,
-        /// The model that it was measured on.
+        /// The device model that it was measured on.
         measured_on: String,
         /// The model of the device.
         device: String,
     },
-    /// A layer of a transfer will not arrive.
+    /// A layer of a transfer failed and will not arrive.
     #[error(transparent)]
     Layer(#[from] LayerError),
     /// Managed memory could not be used.
     #[error("the managed memory cannot be used by a stream")]
     Managed {
-        /// Why.
+        /// The reason.
         #[source]
         source: Arc<ManagedError>,
     },
-    /// Memory that no manager keeps until a stream has run.
+    /// Memory without a manager that keeps it until a stream has run.
     #[error(
         "no manager keeps the memory at {location} until the stream has run; allocate it through \
          a `MemoryManager`, or promise that it stays (`read_unmanaged`)"
     )]
     Unmanaged {
-        /// Where the bytes are.
+        /// The location of the bytes.
         location: terrane_core::Location,
     },
-    /// A part that a region does not have.
+    /// A part that a region does not contain.
     #[error("the argument leaves its region")]
     View(#[from] terrane_core::ViewOutOfBounds),
-    /// Host memory could not be brought up.
+    /// Host memory could not be allocated.
     #[error("the host memory that was to be pinned could not be brought up")]
     HostMemory {
-        /// Why.
+        /// The reason.
         #[source]
         source: Arc<StorageError>,
     },
 }
 
 impl CudaError {
-    /// Whether CUDA cannot be used on this machine at all, so that the answer is to work without.
+    /// Whether CUDA is unusable on this machine, so that the caller should work without it.
     #[must_use]
     pub const fn is_unavailable(&self) -> bool {
         matches!(self, Self::LibraryMissing { .. } | Self::DriverTooOld { .. } | Self::NoDevice)
     }
 
-    /// Whether the context is of no more use.
+    /// Whether the context is lost.
     #[must_use]
     pub const fn is_device_lost(&self) -> bool {
         matches!(self, Self::DeviceLost { .. })
     }
 
-    /// The driver's code, where a call of the driver failed.
+    /// The driver's code, if a driver call failed.
     #[must_use]
     pub const fn code(&self) -> Option<DriverCode> {
         match self {
@@ -331,8 +332,8 @@ impl CudaError {
         }
     }
 
-    /// The error as every allocator reports it: of `kind`, for `requested` bytes for `label`.
-    /// `available` is what is left of the memory, where that is known.
+    /// The error in the form that all allocators report: of `kind`, for `requested` bytes for
+    /// `label`. `available` is the remaining memory, if it is known.
     #[must_use]
     pub fn into_allocate_error(
         self,
@@ -372,7 +373,7 @@ impl CudaError {
     }
 }
 
-/// The result of a call of the driver, from its code.
+/// The result of a driver call, from its code.
 ///
 /// # Errors
 ///
@@ -390,11 +391,11 @@ pub(crate) const fn check(operation: &'static str, code: u32) -> Result<(), Cuda
     }
 }
 
-/// The result of a call that asks whether work has ended.
+/// The result of a query whether work has ended.
 ///
 /// # Errors
 ///
-/// The error of the code, unless it says yes or no.
+/// The error of the code, unless the code means yes or no.
 pub(crate) fn check_ready(operation: &'static str, code: u32) -> Result<bool, CudaError> {
     if DriverCode::new(code) == DriverCode::NOT_READY {
         return Ok(false);
@@ -414,7 +415,7 @@ mod tests {
         let error = check("cuMemAlloc_v2", 2).unwrap_err();
         assert_eq!(error.code(), Some(DriverCode::OUT_OF_MEMORY));
         assert!(error.to_string().contains("cuMemAlloc_v2"), "{error}");
-        // A code of a driver from the future.
+        // A code of a newer driver.
         let error = check("cuInit", 4_000_000_000).unwrap_err();
         assert!(error.to_string().contains("4000000000"), "{error}");
         assert!(format!("{error:?}").contains("4000000000"));

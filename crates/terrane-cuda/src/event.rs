@@ -1,4 +1,4 @@
-//! Events: marks in streams, which cost more to make than to use, and so are kept.
+//! Events: marks in streams. Creating one costs more than using one, so contexts keep them.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -16,26 +16,26 @@ use crate::driver::Functions;
 use crate::error::{CudaError, check, check_ready};
 use crate::stream::{Stream, of_this_thread};
 
-/// `CU_EVENT_BLOCKING_SYNC`: a thread that waits sleeps.
+/// `CU_EVENT_BLOCKING_SYNC`: a waiting thread sleeps.
 const BLOCKING_SYNC: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`: cheaper to record.
 const DISABLE_TIMING: u32 = 2;
 
-/// How many events a context keeps of each sort. Making and destroying one costs some 2 µs, and an
-/// idle one some hundred bytes.
+/// The number of idle events of each kind that a context keeps. Creating and destroying one costs
+/// about 2 µs, and an idle one takes about a hundred bytes.
 const MOST_IDLE: usize = 1024;
 
-/// Whether an event keeps the time at which the stream came to it.
+/// Whether an event stores the time at which the stream reached it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Timing {
-    /// It does not, which makes it cheaper.
+    /// Without timing, which is cheaper.
     #[default]
     Off,
-    /// It does.
+    /// With timing.
     On,
 }
 
-/// A mark in a stream, on loan from its context, which keeps it for the next user afterwards.
+/// A mark in a stream. The event is borrowed from its context, which keeps it afterwards for reuse.
 pub struct Event {
     raw: RawEvent,
     context: Context,
@@ -43,28 +43,28 @@ pub struct Event {
     state: AtomicU8,
 }
 
-/// What an event is for.
+/// The purpose of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sort {
-    /// Threads sleep until it happens, for which the device has to interrupt a processor.
+    /// Threads can sleep until it completes. The device has to interrupt a processor for that.
     Waited,
-    /// The same, with the time.
+    /// The same, with timing.
     Timed,
-    /// It is asked, and waited for by streams. It is recorded once.
+    /// Threads query it, and streams wait for it. It is recorded once.
     Asked,
 }
 
-/// The mark is nowhere yet, and counts as passed.
+/// The event is not recorded, and counts as complete.
 const NEW: u8 = 0;
-/// The mark is in a stream.
+/// The event is recorded in a stream.
 const RECORDED: u8 = 1;
-/// Recording failed, and the mark proves nothing.
+/// Recording failed, so the event proves nothing.
 const BROKEN: u8 = 2;
-/// Everything before the mark is known to have run. It will not be recorded again.
+/// All work before the mark is known to have run. The event will not be recorded again.
 const PASSED: u8 = 3;
 
 impl Event {
-    /// An event that has not been recorded, and so counts as passed.
+    /// Creates an event that has not been recorded, and so counts as complete.
     ///
     /// # Errors
     ///
@@ -74,10 +74,12 @@ impl Event {
         Self::of_sort(context, sort)
     }
 
-    /// An event behind everything that has been submitted to `stream` so far, for threads to ask and
-    /// streams to wait for. The device interrupts no processor for it, so that it is recorded and
-    /// passed sooner, by a microsecond together; and once it is known to have been passed, the driver
-    /// is not asked again. A thread that waits for it all the same asks again and again.
+    /// Creates an event after all work submitted to `stream` so far. Threads can query it and
+    /// streams can wait for it.
+    ///
+    /// The device interrupts no processor for it, so recording and completion are faster, by one
+    /// microsecond together. Once it is known to be complete, the driver is not queried again. A
+    /// thread that waits for it polls.
     ///
     /// # Errors
     ///
@@ -97,19 +99,20 @@ impl Event {
         Ok(Self { raw, context: context.clone(), sort, state: AtomicU8::new(NEW) })
     }
 
-    /// Whether no thread can sleep until it happens.
+    /// Whether threads cannot sleep until it completes.
     pub(crate) fn is_only_asked(&self) -> bool {
         self.sort == Sort::Asked
     }
 
-    /// Moves the mark behind everything that has been submitted to `stream` so far.
+    /// Records the event after all work submitted to `stream` so far.
     ///
     /// # Errors
     ///
-    /// [`CudaError::WrongContext`] if the stream is of another device, [`CudaError::Driver`],
-    /// [`CudaError::DeviceLost`]. The event proves nothing then until it is recorded again.
+    /// [`CudaError::WrongContext`] if the stream belongs to another device, [`CudaError::Driver`],
+    /// [`CudaError::DeviceLost`]. After an error the event proves nothing until it is recorded
+    /// again.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
-        // Before the call: who asks meanwhile must not be told that all has run.
+        // Before the call: a concurrent query must not report that all work has run.
         self.state.store(BROKEN, Ordering::SeqCst);
         if !self.context.same(stream.context()) {
             let device = self.context.device().id;
@@ -118,7 +121,7 @@ impl Event {
         self.record_on(stream.raw())
     }
 
-    /// Moves the mark behind everything that the calling thread has submitted so far to its own
+    /// Records the event after all work that the calling thread has submitted so far to its own
     /// default stream (`CU_STREAM_PER_THREAD`) of the event's context.
     ///
     /// # Errors
@@ -129,7 +132,7 @@ impl Event {
         self.record_on(of_this_thread())
     }
 
-    /// Records it on a stream of its context. The state is `BROKEN` until then.
+    /// Records the event on a stream of its context. The state is `BROKEN` until then.
     fn record_on(&self, stream: CUstream) -> Result<(), CudaError> {
         self.context.bound(|functions| {
             // SAFETY: event and stream are alive, and of one context, which is current.
@@ -139,9 +142,9 @@ impl Event {
         Ok(())
     }
 
-    /// Makes what the calling thread submits from now on to its own default stream
-    /// (`CU_STREAM_PER_THREAD`) of `context` run after what the event marks, without blocking.
-    /// An event that was never recorded delays nothing.
+    /// Makes later work of the calling thread's own default stream (`CU_STREAM_PER_THREAD`) of
+    /// `context` run after the work that the event marks, without blocking. An event that was never
+    /// recorded delays nothing.
     ///
     /// # Errors
     ///
@@ -157,7 +160,7 @@ impl Event {
         })
     }
 
-    /// The context that it belongs to.
+    /// The context of the event.
     #[must_use]
     pub const fn context(&self) -> &Context {
         &self.context
@@ -201,12 +204,12 @@ impl Event {
         })
     }
 
-    /// Blocks until everything before the mark has run, or `timeout` has passed; answers whether
-    /// it has run.
+    /// Blocks until all work before the mark has run, or `timeout` has passed. Returns whether the
+    /// work has run.
     ///
-    /// The driver knows no wait that ends, so the event is asked again and again: at once for some
-    /// microseconds, then between naps that grow with the time waited, to a tenth of a millisecond
-    /// at most.
+    /// The driver has no wait with a timeout, so the call polls the event. It polls without a pause
+    /// for some microseconds. Then it sleeps between polls; the sleeps grow with the time waited,
+    /// up to a tenth of a millisecond.
     ///
     /// # Errors
     ///
@@ -218,7 +221,7 @@ impl Event {
         self.ask_for(timeout)
     }
 
-    /// Asks until the answer is yes, or `timeout` has passed.
+    /// Polls until the answer is yes, or `timeout` has passed.
     fn ask_for(&self, timeout: Duration) -> Result<bool, CudaError> {
         const SPIN: Duration = Duration::from_micros(20);
         const LONGEST_NAP: Duration = Duration::from_micros(100);
@@ -239,12 +242,12 @@ impl Event {
         }
     }
 
-    /// How long the device took from `earlier` to this event, to about half a microsecond.
+    /// The device time from `earlier` to this event, accurate to about half a microsecond.
     ///
     /// # Errors
     ///
-    /// [`CudaError::NoTiming`] if either was made without timing or was not recorded,
-    /// [`CudaError::Driver`] if the device has not come to both yet.
+    /// [`CudaError::NoTiming`] if either event was created without timing or was not recorded.
+    /// [`CudaError::Driver`] if the device has not reached both yet.
     pub fn elapsed_since(&self, earlier: &Self) -> Result<Duration, CudaError> {
         for event in [self, earlier] {
             if event.sort != Sort::Timed || !event.marks_something()? {
@@ -263,18 +266,18 @@ impl Event {
     }
 
     /// The driver's handle, a `CUevent`, for other libraries. It is valid for as long as this value
-    /// lives; destroying it is not theirs.
+    /// lives. Other libraries must not destroy it.
     #[must_use]
     pub const fn handle(&self) -> *mut c_void {
         self.raw.0.cast()
     }
 
-    /// The device that it belongs to.
+    /// The device of the event.
     pub(crate) fn device(&self) -> DeviceId {
         self.context.device().id
     }
 
-    /// Whether the event is in a stream.
+    /// Whether the event is recorded in a stream.
     ///
     /// # Errors
     ///
@@ -283,7 +286,7 @@ impl Event {
         Ok(self.state()? != NEW)
     }
 
-    /// Whether the driver has to be asked if the mark has been passed.
+    /// Whether the driver must be queried to know if the event is complete.
     ///
     /// # Errors
     ///
@@ -299,7 +302,7 @@ impl Event {
         }
     }
 
-    /// After a record that could not even be tried: the event proves nothing.
+    /// Marks the event as broken, because a record could not be tried: the event proves nothing.
     pub(crate) fn forget_mark(&self) {
         self.state.store(BROKEN, Ordering::SeqCst);
     }
@@ -314,8 +317,8 @@ impl Drop for Event {
         if self.context.driver().is_of_parent() {
             return;
         }
-        // Streams that wait for it have taken note of what it marks, so that it can be recorded
-        // elsewhere at once.
+        // The driver has noted the mark for waiting streams, so the event can be recorded elsewhere
+        // at once.
         if let Some(surplus) = self.context.idle_events().keep(self.raw, self.sort) {
             self.context.counters().events.subtract(ByteCount::ZERO);
             self.context.bound_in_drop(|functions| surplus.destroy(functions));
@@ -333,11 +336,11 @@ impl fmt::Debug for Event {
     }
 }
 
-/// An event of the driver's, that somebody has to destroy.
+/// A driver event that its owner must destroy.
 #[derive(Clone, Copy)]
 pub(crate) struct RawEvent(CUevent);
 
-// SAFETY: the driver takes an event's handle on any thread, and synchronises.
+// SAFETY: the driver accepts an event's handle on any thread, and synchronises.
 unsafe impl Send for RawEvent {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RawEvent {}
@@ -359,15 +362,15 @@ impl RawEvent {
         Ok(Self(raw))
     }
 
-    /// Destroys the event, which nobody uses any more.
+    /// Destroys the event, which is no longer in use.
     pub(crate) fn destroy(self, functions: &Functions) -> Result<(), CudaError> {
-        // SAFETY: an event is destroyed only by the context's end, or where none is kept; both
-        // took it from its last user.
+        // SAFETY: an event is destroyed only when its context ends, or when the context keeps no
+        // more. Both took it from its last user.
         check("cuEventDestroy_v2", unsafe { (functions.cuEventDestroy_v2)(self.0) })
     }
 }
 
-/// The events of a context that nobody uses just now.
+/// The idle events of a context.
 #[derive(Default)]
 pub(crate) struct IdleEvents {
     waited: Mutex<Vec<RawEvent>>,
@@ -389,7 +392,7 @@ impl IdleEvents {
         self.of(sort).pop()
     }
 
-    /// Keeps an event, or gives it back if there are enough.
+    /// Keeps an event, or returns it if there are enough.
     fn keep(&self, event: RawEvent, sort: Sort) -> Option<RawEvent> {
         let mut idle = self.of(sort);
         if idle.len() >= MOST_IDLE {
@@ -404,7 +407,7 @@ impl IdleEvents {
         ByteCount::from_usize(sorts.map(|sort| self.of(sort).len()).iter().sum()).get()
     }
 
-    /// All of them, for the context's end.
+    /// Takes all of them, for the context's end.
     pub(crate) fn take_all(&mut self) -> Vec<RawEvent> {
         let sorts = [&mut self.waited, &mut self.timed, &mut self.asked];
         let lists = sorts.map(|idle| idle.get_mut().unwrap_or_else(PoisonError::into_inner));

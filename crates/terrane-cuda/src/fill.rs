@@ -9,13 +9,12 @@ use terrane_pool::adaptors::{CannotFill, CannotReach, Fill};
 use crate::error::CudaError;
 use crate::streams::CudaStreams;
 
-/// By what means [`Poison`](terrane_pool::adaptors::Poison) and
-/// [`Guard`](terrane_pool::adaptors::Guard) reach a device's memory and the host's, in the order of
-/// a stream of [`CudaStreams`].
+/// Lets [`Poison`](terrane_pool::adaptors::Poison) and [`Guard`](terrane_pool::adaptors::Guard)
+/// access device and host memory, in the order of a stream of [`CudaStreams`].
 ///
-/// Device memory is filled by the device, on the stream, and canaries are copied on it. Host memory,
-/// pinned or not, is written and read by the calling thread when the stream is done with what it
-/// has been given.
+/// The device fills device memory on the stream, and canaries are copied on the stream. The calling
+/// thread writes and reads host memory, pinned or not, after the stream has finished its earlier
+/// work.
 ///
 /// ```no_run
 /// use terrane_core::DeviceId;
@@ -43,15 +42,15 @@ pub struct CudaFill {
 }
 
 impl CudaFill {
-    /// Fills that have been carried out when they return: the memory is then anybody's, on any
-    /// stream, and may go back to any upstream.
+    /// Fills that are complete when they return. The memory is then usable on any stream, and may
+    /// return to any upstream.
     #[must_use]
     pub fn new(streams: &CudaStreams) -> Self {
         Self { streams: streams.clone(), waits: true }
     }
 
-    /// Fills of device memory that have been given to the stream when they return: for memory that
-    /// is used on that stream alone, and whose upstream takes it back in the order of the stream.
+    /// Fills of device memory that are submitted to the stream when they return. Use them for
+    /// memory of that stream alone, whose upstream frees it in the order of the stream.
     #[must_use]
     pub fn without_waiting(streams: &CudaStreams) -> Self {
         Self { streams: streams.clone(), waits: false }
@@ -62,12 +61,12 @@ impl CudaFill {
         matches!(location, Location::Device { device, .. } if device == own)
     }
 
-    /// Copies on the stream between a place and the caller's bytes, and waits.
+    /// Copies on the stream between a location and the caller's bytes, and waits.
     ///
     /// # Safety
     ///
-    /// Both spans are valid, and nobody else uses them, except on the stream before. The host's is
-    /// pageable.
+    /// Both spans are valid, and nothing else uses them, except earlier work of the stream. The
+    /// host's span is pageable.
     unsafe fn copy(
         &self,
         from: Location,
@@ -76,8 +75,9 @@ impl CudaFill {
         stream: StreamId,
     ) -> Result<(), CudaError> {
         let stream = self.streams.get(stream)?;
-        // SAFETY: by the caller's promise; and the driver is done with pageable host memory, which
-        // the caller's is, when the call returns: it reads it before, and writes it before.
+        // SAFETY: the caller guarantees it. The caller's host memory is pageable, and the driver
+        // has finished with pageable memory when the call returns: it has read or written it
+        // before.
         unsafe { stream.copy(from, to, ByteCount::from_usize(bytes)) }?;
         stream.synchronize()
     }
@@ -94,14 +94,14 @@ impl Fill for CudaFill {
         match location {
             Location::Host(address) => {
                 self.streams.get(stream)?.synchronize()?;
-                // SAFETY: a memory's span is valid for writes, and the caller has it to itself but
-                // for the stream, which is done.
+                // SAFETY: a memory's span is valid for writes, and the caller uses it exclusively
+                // except for the stream, which has finished.
                 unsafe { ptr::write_bytes(address.as_ptr(), byte, length.to_usize()) };
             }
             _ if self.is_own(location) => {
                 let stream = self.streams.get(stream)?;
-                // SAFETY: the memory is alive until the fill has run, and nobody else uses it, as
-                // the caller promised.
+                // SAFETY: the memory is alive until the fill has run, and nothing else uses it, as
+                // the caller guarantees.
                 unsafe { stream.fill(location, byte, length) }?;
                 if self.waits {
                     stream.synchronize()?;
@@ -121,13 +121,14 @@ impl Fill for CudaFill {
             Location::Host(address) => {
                 self.streams.get(stream)?.synchronize()?;
                 let from = bytes.as_ptr();
-                // SAFETY: the span is valid, and nobody else uses it, as the caller promised.
+                // SAFETY: the span is valid, and nothing else uses it, as the caller guarantees.
                 unsafe { ptr::copy_nonoverlapping(from, address.as_ptr(), bytes.len()) };
                 Ok(())
             }
             _ if self.is_own(at) => {
                 let from = Location::Host(HostAddress::new(ptr::NonNull::from(bytes).cast::<u8>()));
-                // SAFETY: the caller's promise, and the bytes are borrowed until it returns.
+                // SAFETY: the caller's guarantee, and the bytes are borrowed until the call
+                // returns.
                 Ok(unsafe { self.copy(from, at, bytes.len(), stream) }?)
             }
             _ => Err(Box::new(CannotReach { location: at })),
@@ -145,13 +146,14 @@ impl Fill for CudaFill {
             Location::Host(address) => {
                 self.streams.get(stream)?.synchronize()?;
                 let from = address.as_ptr();
-                // SAFETY: the span is valid, and nobody else uses it, as the caller promised.
+                // SAFETY: the span is valid, and nothing else uses it, as the caller guarantees.
                 unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), length) };
                 Ok(())
             }
             _ if self.is_own(at) => {
                 let to = Location::Host(HostAddress::new(ptr::NonNull::from(into).cast::<u8>()));
-                // SAFETY: the caller's promise, and the bytes are borrowed until it returns.
+                // SAFETY: the caller's guarantee, and the bytes are borrowed until the call
+                // returns.
                 Ok(unsafe { self.copy(at, to, length, stream) }?)
             }
             _ => Err(Box::new(CannotReach { location: at })),

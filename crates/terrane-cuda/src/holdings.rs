@@ -1,48 +1,47 @@
-//! What a process holds of a device through one context, counted.
+//! Counts of a process's device resources, for each context.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrane_core::ByteCount;
 
-/// What is held through a [`Context`](crate::Context) and its clones at one moment, from
+/// The resources of a [`Context`](crate::Context) and its clones at one moment, from
 /// [`Context::holdings`](crate::Context::holdings).
 ///
-/// Each number is exact; together they are of one moment only where nothing is made or dropped
+/// Each number is exact. Together they describe one moment only if nothing is created or dropped
 /// meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holdings {
-    /// Device memory from a [`DeviceAllocator`](crate::DeviceAllocator), as was asked of the
+    /// Device memory from a [`DeviceAllocator`](crate::DeviceAllocator), as requested from the
     /// driver.
     pub device: Held,
-    /// Device memory in use from [`DevicePool`](crate::DevicePool)s. What they keep beyond that,
-    /// each of them says.
+    /// Device memory in use from [`DevicePool`](crate::DevicePool)s. Each pool reports the memory
+    /// that it holds beyond that.
     pub pooled: Held,
-    /// Host memory that was registered with the driver, by registration.
+    /// Host memory registered with the driver, by registration.
     pub registered: Held,
     /// Host memory that the driver allocated.
     pub host: Held,
-    /// Streams that were made here; borrowed ones do not count.
+    /// Streams that were created here; borrowed ones do not count.
     pub streams: u64,
-    /// Events that the driver was asked to make so far. It stays as it is where events are used
-    /// again.
+    /// Events that the driver has created so far. Reusing an event does not change the number.
     pub events_created: u64,
-    /// Events that the driver has, in use or kept for the next user.
+    /// Events that exist, in use or idle.
     pub events: u64,
-    /// Events that are kept for the next user.
+    /// Idle events, kept for reuse.
     pub events_idle: u64,
     /// Handles to the context: one for each clone, and for each stream, event in use, pool and
     /// region of memory.
     pub handles: usize,
 }
 
-/// So many of something, with so many bytes.
+/// A number of objects, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// How many.
+    /// The number of objects.
     pub count: u64,
-    /// How many bytes they have together.
+    /// Their total bytes.
     pub bytes: ByteCount,
 }
 
@@ -63,7 +62,7 @@ impl fmt::Display for Holdings {
     }
 }
 
-/// [`Holdings`] as they are counted.
+/// The counters behind [`Holdings`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) device: Tally,
@@ -75,7 +74,7 @@ pub(crate) struct Counters {
     pub(crate) events_created: AtomicU64,
 }
 
-/// How many there are of something, and their bytes.
+/// A number of objects, and their bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     count: AtomicU64,
@@ -88,7 +87,7 @@ impl Tally {
         self.bytes.fetch_add(bytes.get(), Ordering::Relaxed);
     }
 
-    /// Takes back what was added.
+    /// Subtracts an added amount.
     pub(crate) fn subtract(&self, bytes: ByteCount) {
         self.count.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(bytes.get(), Ordering::Relaxed);

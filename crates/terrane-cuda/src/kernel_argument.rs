@@ -1,7 +1,7 @@
-//! Managed memory as an argument of `cudarc`'s kernels and copies: slices, and regions of blocks, a
-//! column's buffers say.
+//! Managed memory as an argument of `cudarc`'s kernels and copies: slices, and regions of blocks (a
+//! column's buffers, for example).
 //!
-//! The types of `cudarc` stand in the public signatures of this module, and in those of no other.
+//! Only this module has the types of `cudarc` in its public signatures.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -19,8 +19,8 @@ use crate::event::{Event, Timing};
 use crate::stream::Stream;
 use crate::streams::CudaStreams;
 
-/// A stream of `cudarc`'s that [`CudaStreams`] has a number for, on which [`TrackedSlice`]s can be
-/// used: as arguments of kernels that `cudarc` launches, and as an end of its copies.
+/// A `cudarc` stream with a number in [`CudaStreams`]. [`TrackedSlice`]s can be used on it: as
+/// arguments of kernels that `cudarc` launches, and as source or destination of its copies.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -58,33 +58,34 @@ use crate::streams::CudaStreams;
 /// # }
 /// ```
 ///
-/// # What it costs
+/// # Cost
 ///
-/// No event and no reference for each slice: a use is an entry in the slice's block, by stream. An
-/// event of the context's is recorded only where a slice changes from one stream to another, and
-/// when a slice drops that streams have used; both come from those that are kept.
+/// A use costs no event and no reference per slice: it is an entry in the slice's block, by stream.
+/// An event of the context is recorded only when a slice moves from one stream to another, and when
+/// a slice drops after streams have used it. Both events come from the context's idle events.
 #[derive(Clone)]
 pub struct CudarcStream {
     streams: CudaStreams,
     id: StreamId,
-    /// The same stream as `streams` has it.
+    /// The same stream, as `streams` holds it.
     ours: Arc<Stream>,
     theirs: Arc<CudaStream>,
 }
 
 impl CudarcStream {
-    /// Gives a stream of `cudarc`'s a number in `streams`, which keep a reference to it until the
-    /// number is [removed](CudaStreams::remove).
+    /// Gives a `cudarc` stream a number in `streams`, which keep a reference to it until the number
+    /// is [removed](CudaStreams::remove).
     ///
     /// # Errors
     ///
-    /// [`CudaError::WrongContext`] if it is not of the primary context of their device,
-    /// [`CudaError::PerThreadStream`] for the per-thread default stream,
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::WrongContext`] if it does not belong to the primary context of their device,
+    /// [`CudaError::PerThreadStream`] for the per-thread default stream, [`CudaError::Driver`],
+    /// [`CudaError::DeviceLost`].
     pub fn new(streams: &CudaStreams, stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         let (handle, owner) = (stream.cu_stream().cast(), Arc::clone(stream));
-        // SAFETY: `cudarc` destroys a stream of its own with its last owner, of which this is one,
-        // the default stream never, and for another's whoever wrapped it vouched.
+        // SAFETY: `cudarc` destroys its own stream with the last owner, and this value is one
+        // owner. It never destroys the default stream. For a stream of another library, the caller
+        // that wrapped it guarantees the lifetime.
         let ours = Arc::new(unsafe { Stream::borrow(streams.context(), handle, owner) }?);
         let id = streams.add(Arc::clone(&ours))?;
         Ok(Self { streams: streams.clone(), id, ours, theirs: Arc::clone(stream) })
@@ -102,17 +103,16 @@ impl CudarcStream {
         &self.theirs
     }
 
-    /// The slice for work on this stream that reads it: after what other streams have been given
-    /// to write it, and before the slice's memory goes back.
+    /// Returns the slice for work on this stream that reads it. The work runs after earlier writes
+    /// of other streams, and before the slice's memory is freed.
     ///
-    /// The work is to be submitted while the argument lives.
+    /// The work must be submitted while the argument lives.
     ///
     /// # Errors
     ///
-    /// [`CudaError::Unreachable`] for memory that the device does not reach,
-    /// [`CudaError::Managed`] if the slice's manager knows no streams,
-    /// [`CudaError::UnknownStream`] if it was used on a stream of other `CudaStreams`,
-    /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// [`CudaError::Unreachable`] for memory that the device cannot access, [`CudaError::Managed`]
+    /// if the slice's manager has no streams, [`CudaError::UnknownStream`] if the slice was used on
+    /// a stream of other `CudaStreams`, [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub fn read<'a, T: Pod, M: Memory>(
         &'a self,
         slice: &'a TrackedSlice<T, M>,
@@ -121,8 +121,8 @@ impl CudarcStream {
         Ok(CudaArgument(self.used(block, block.block(), slice.len(), Access::Read)?))
     }
 
-    /// The slice for work on this stream that writes it, or reads and writes it: after whatever
-    /// other streams have been given to do with it, and before the slice's memory goes back.
+    /// Returns the slice for work on this stream that writes it, or reads and writes it. The work
+    /// runs after all earlier uses by other streams, and before the slice's memory is freed.
     ///
     /// # Errors
     ///
@@ -135,14 +135,14 @@ impl CudarcStream {
         Ok(CudaArgumentMut(self.used(block, block.block(), slice.len(), Access::Write)?))
     }
 
-    /// `len` elements of a managed block's memory, from `offset` bytes of the region on, for work on
-    /// this stream that reads them, as [`read`](Self::read) does for a slice.
+    /// Returns `len` elements of a managed block's memory, starting at `offset` bytes of the
+    /// region, for work on this stream that reads them. See [`read`](Self::read) for slices.
     ///
     /// # Errors
     ///
-    /// As for [`read`](Self::read); [`CudaError::Unmanaged`] if the region is not of a managed block,
-    /// [`CudaError::View`] if it has fewer bytes, and [`CudaError::Managed`] if the elements are
-    /// misaligned there.
+    /// As for [`read`](Self::read). [`CudaError::Unmanaged`] if the region does not belong to a
+    /// managed block, [`CudaError::View`] if it has fewer bytes, and [`CudaError::Managed`] if the
+    /// elements are misaligned there.
     pub fn read_region<'a, T: Pod>(
         &'a self,
         region: &'a Region,
@@ -152,8 +152,8 @@ impl CudarcStream {
         Ok(CudaArgument(self.used_region(region, offset, len, Access::Read)?))
     }
 
-    /// The same for work that writes the elements, or reads and writes them. The block waits for all
-    /// of its uses: those of other parts, too.
+    /// The same for work that writes the elements, or reads and writes them. The block waits for
+    /// all of its uses, including those of other parts.
     ///
     /// # Errors
     ///
@@ -167,16 +167,16 @@ impl CudarcStream {
         Ok(CudaArgumentMut(self.used_region(region, offset, len, Access::Write)?))
     }
 
-    /// `len` elements of memory that no manager keeps, another library's say, from `offset` bytes of
-    /// the region on, for work on this stream that reads them.
+    /// Returns `len` elements of memory without a manager, starting at `offset` bytes of the
+    /// region, for work on this stream that reads them. An example is memory of another library.
     ///
     /// # Errors
     ///
-    /// As for [`read_region`](Self::read_region), but for the manager.
+    /// As for [`read_region`](Self::read_region), except for the manager's errors.
     ///
     /// # Safety
     ///
-    /// Until the stream has run the work, the memory stays, and nobody writes it.
+    /// Until the stream has run the work, the memory stays valid, and nothing writes it.
     pub unsafe fn read_unmanaged<'a, T: Pod>(
         &'a self,
         region: &'a Region,
@@ -196,15 +196,15 @@ impl CudarcStream {
     ///
     /// # Safety
     ///
-    /// Until the stream has run the work, the memory stays, it may be written, and nobody else uses
-    /// it.
+    /// Until the stream has run the work, the memory stays valid and writable, and nothing else
+    /// uses it.
     pub unsafe fn write_unmanaged<'a, T: Pod>(
         &'a self,
         region: &'a Region,
         offset: ByteCount,
         len: usize,
     ) -> Result<CudaArgumentMut<'a, T>, CudaError> {
-        // SAFETY: the caller's promise is the stronger one.
+        // SAFETY: the caller's guarantee is the stronger one.
         let CudaArgument(used) = unsafe { self.read_unmanaged(region, offset, len) }?;
         Ok(CudaArgumentMut(used))
     }
@@ -222,7 +222,7 @@ impl CudarcStream {
         self.used(&part, block, len, access)
     }
 
-    /// Where the device finds the memory.
+    /// The device address of the memory.
     fn address(&self, memory: &impl Memory) -> Result<CUdeviceptr, CudaError> {
         let own = self.streams.context().device().id;
         match memory.location() {
@@ -234,7 +234,7 @@ impl CudarcStream {
         }
     }
 
-    /// Enters the use of a block of which `memory` is all or a part.
+    /// Records the use of a block; `memory` is all or a part of it.
     fn used<'a, T: Pod>(
         &'a self,
         memory: &impl Memory,
@@ -243,7 +243,7 @@ impl CudarcStream {
         access: Access,
     ) -> Result<Used<'a, T>, CudaError> {
         let address = self.address(memory)?;
-        // Before anything is submitted: whatever fails after this, the memory waits for it.
+        // Before any submission: whatever fails after this, the memory waits for the work.
         block
             .record_use(self.id, access)
             .map_err(|error| CudaError::Managed { source: Arc::new(error) })?;
@@ -255,7 +255,7 @@ impl CudarcStream {
         Ok(Used { address, len, on: self, element: PhantomData })
     }
 
-    /// Makes what is submitted from now on run after what `other` has been given so far.
+    /// Makes later work run after all work that `other` has been given so far.
     fn wait_for(&self, other: StreamId) -> Result<(), CudaError> {
         let event = Event::new(self.streams.context(), Timing::Off)?;
         event.record(&*self.streams.get(other)?)?;
@@ -269,7 +269,7 @@ impl fmt::Debug for CudarcStream {
     }
 }
 
-/// The bytes of `len` elements from `offset` bytes of a region on.
+/// The bytes of `len` elements, starting at `offset` bytes of a region.
 fn part<T: Pod>(region: &Region, offset: ByteCount, len: usize) -> Result<Region, CudaError> {
     let managed = |source: ManagedError| CudaError::Managed { source: Arc::new(source) };
     let length = ByteCount::from_usize(size_of::<T>())
@@ -284,8 +284,8 @@ fn part<T: Pod>(region: &Region, offset: ByteCount, len: usize) -> Result<Region
     Ok(part)
 }
 
-/// A slice or region whose use on a stream is on record, or of which somebody else sees to it. The address comes first: a kernel is given a
-/// pointer to this, and reads as many bytes as its parameter has.
+/// A slice or region whose use on a stream is recorded, or ensured by the caller. The address comes
+/// first: a kernel gets a pointer to this, and reads as many bytes as its parameter has.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Used<'a, T> {
@@ -296,13 +296,13 @@ struct Used<'a, T> {
 }
 
 impl<'a, T> Used<'a, T> {
-    /// The address for work on `stream`, and what to do when that has been submitted.
+    /// The address for work on `stream`, and the record to make after the work has been submitted.
     fn pointer(&self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let said = &self.on.theirs;
         if stream.cu_stream() == said.cu_stream() && stream.context() == said.context() {
             return (self.address, SyncOnDrop::Record(None));
         }
-        // Another stream than was said: no number is known for it, so that it is waited for.
+        // The stream differs from the named one. It has no known number, so it is waited for.
         stream.context().record_err(stream.join(&self.on.theirs));
         (self.address, SyncOnDrop::sync_stream(stream))
     }
@@ -310,23 +310,21 @@ impl<'a, T> Used<'a, T> {
 
 /// Memory that work on a stream reads, from [`CudarcStream::read`] or
 /// [`CudarcStream::read_region`].
-///
-/// A reference to it is an argument of a kernel launch, where it stands for the address of the
-/// first element; and it is the source of `cudarc`'s copies.
+/// A reference to it is an argument of a kernel launch and represents the address of the first
+/// element. It is also a source of `cudarc`'s copies.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct CudaArgument<'a, T>(Used<'a, T>);
 
 /// Memory that work on a stream writes, from [`CudarcStream::write`] or
 /// [`CudarcStream::write_region`].
-///
-/// A reference to it is an argument of a kernel launch, where it stands for the address of the
-/// first element; and it is either end of `cudarc`'s copies.
+/// A reference to it is an argument of a kernel launch and represents the address of the first
+/// element. It is also a source or destination of `cudarc`'s copies.
 #[repr(transparent)]
 pub struct CudaArgumentMut<'a, T>(Used<'a, T>);
 
-// SAFETY: what a launch copies from here is a parameter of a pointer's size, and that is the
-// address; a kernel whose parameter is larger is the wrong kernel, which the launch is unsafe for.
+// SAFETY: a launch copies a parameter of a pointer's size from here, and that is the address. A
+// kernel with a larger parameter is the wrong kernel, which the launch's `unsafe` covers.
 unsafe impl<T> DeviceRepr for CudaArgument<'_, T> {}
 // SAFETY: as for `CudaArgument`.
 unsafe impl<T> DeviceRepr for CudaArgumentMut<'_, T> {}

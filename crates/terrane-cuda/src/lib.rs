@@ -1,46 +1,46 @@
-//! CUDA devices as Terrane backends: whether there are any, contexts, streams, events, device
-//! memory, pinned host memory, and the engine that moves blocks between them.
+//! CUDA devices as Terrane backends: a probe for devices, contexts, streams, events, device memory,
+//! pinned host memory, and the engine that moves blocks between them.
 //!
 //! # Should I be using this crate?
 //!
-//! Use it directly to find out at run time whether CUDA can be used, to put device or pinned
-//! memory under a layout or a pool, or to let a pool follow the order of CUDA streams. It stands
-//! beside `cudarc`, candle or PyTorch in one process: it works on each device's primary context,
-//! which all of them share, leaves every thread's current context as it found it, and takes their
-//! streams and pointers.
+//! Use it directly to find out at run time whether CUDA can be used. Use it also to put device or
+//! pinned memory under a layout or a pool, or to let a pool follow the order of CUDA streams.
+//!
+//! It works beside `cudarc`, candle or PyTorch in one process. It uses each device's primary
+//! context, which all of them share, and it accepts their streams and pointers. It leaves every
+//! thread's current context unchanged.
 //!
 //! # What it does not do
 //!
-//! It does not use managed (unified) memory. It needs no CUDA to build, and links none: without a
-//! driver every entry point answers with a typed [`CudaError`].
+//! It does not use managed (unified) memory. It needs no CUDA to build, and links none. Without a
+//! driver, every entry point returns a typed [`CudaError`].
 //!
-//! # What there is
+//! # Contents
 //!
-//! - [`probe`] says what is missing, or which [`Device`]s there are; [`Driver`] is the library.
-//! - [`Context`] is a device's primary context, bound for each call on whatever thread it comes
-//!   from.
-//! - [`Stream`]s are owned or borrowed; [`Event`]s are pooled, with timing where asked for. Either is
-//!   what a transfer [runs after](Stream::order), and a stream [waits](Stream::wait_for_layer) for a
-//!   layer of one.
-//!   [`CudaStreams`] is both as a pool's [`FenceSource`](terrane_pool::FenceSource) and
-//!   [`StreamSource`](terrane_pool::StreamSource).
+//! - [`probe`] reports a missing requirement, or lists the [`Device`]s; [`Driver`] is the library.
+//! - [`Context`] is a device's primary context. Each call binds it on the calling thread.
+//! - [`Stream`]s are owned or borrowed. [`Event`]s are pooled; timing is optional. A transfer can
+//!   [run after](Stream::order) either, and a stream can [wait](Stream::wait_for_layer) for one
+//!   layer of a transfer. [`CudaStreams`] provides both to a pool, as its
+//!   [`FenceSource`](terrane_pool::FenceSource) and [`StreamSource`](terrane_pool::StreamSource).
 //! - [`Kernels`] copy many scattered cells ([`GridCopy`]) or runs ([`RunCopy`]) in one launch.
-//! - [`DeviceEngine`] copies blocks between layouts in the device's memory and in pinned memory, for
-//!   a [`TransferManager`](terrane_transfer::TransferManager), by the [`CopyPath`] that a
+//! - [`DeviceEngine`] copies blocks between layouts in the device's memory and in pinned memory,
+//!   for a [`TransferManager`](terrane_transfer::TransferManager). It takes the [`CopyPath`] that a
 //!   [`Calibration`] predicts to be the fastest.
-//! - [`DeviceAllocator`] and [`DevicePool`] hand out device memory, [`PinnedAllocator`] pinned
-//!   host memory, also [while it comes up](PinnedAllocator::bring_up_in_background). What is held of
-//!   all that, [`Context::holdings`] counts. Somebody else's device memory is checked by
-//!   [`Context::device_span`] and adopted as [`ForeignMemory`](terrane_core::ForeignMemory).
-//! - [`DeviceEngine`] copies blocks between the device and pinned memory; [`engines`] puts it
-//!   together with those of host memory and files, and with relays between what is left.
-//! - [`kernel_argument`] makes managed memory an argument of `cudarc`'s kernels and copies, and
+//! - [`DeviceAllocator`] and [`DevicePool`] allocate device memory. [`PinnedAllocator`] allocates
+//!   pinned host memory, optionally [in the background](PinnedAllocator::bring_up_in_background).
+//!   [`Context::holdings`] counts all live memory, streams and events. [`Context::device_span`]
+//!   checks device memory of another library, which [`ForeignMemory`](terrane_core::ForeignMemory)
+//!   adopts.
+//! - [`engines`] combines the [`DeviceEngine`] with the engines of host memory and files, and with
+//!   relays for the remaining routes.
+//! - [`kernel_argument`] makes managed memory an argument of `cudarc`'s kernels and copies.
 //!   [`CudaFill`] lets poison and guards reach device memory.
 //!
 //! # Example
 //!
-//! Memory of both sorts, and a copy there and back. [`DeviceEngine`] has one of blocks that are
-//! offloaded and brought back, layer by layer.
+//! The example allocates both kinds of memory, and copies there and back. The docs of
+//! [`DeviceEngine`] show how blocks are offloaded and brought back, layer by layer.
 //!
 //! ```
 //! use terrane_core::{Allocate, ByteCount, DeviceId, Memory, RegionRequest};

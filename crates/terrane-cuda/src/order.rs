@@ -1,4 +1,4 @@
-//! What transfers run after on a device, and what runs after their layers.
+//! The device order of transfers, and of work after their layers.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -10,9 +10,9 @@ use crate::event::Event;
 use crate::stream::Stream;
 
 impl Stream {
-    /// Everything that has been submitted to this stream, as what a
-    /// [transfer](terrane_transfer::Transfer::device_order) runs after: the stream of the compute
-    /// that writes a transfer's source, or reads its destination.
+    /// All work submitted to this stream so far, as the order of a
+    /// [transfer](terrane_transfer::Transfer::device_order): the transfer runs after it. Use the
+    /// stream of the compute that writes a transfer's source, or reads its destination.
     ///
     /// # Safety
     ///
@@ -20,20 +20,20 @@ impl Stream {
     #[must_use]
     pub unsafe fn order(&self) -> DeviceOrder {
         let device = self.context().device().id;
-        // SAFETY: the stream is alive, and stays so as the caller promised.
+        // SAFETY: the stream is alive, and stays alive as the caller guarantees.
         DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(device, number(self.handle())) })
     }
 
-    /// Makes what is submitted from now on run after the arrival of a layer of a transfer.
+    /// Makes later work of this stream run after the arrival of a transfer's layer.
     ///
-    /// Blocks the thread until the engine has put the layer on a stream, and not until the layer
-    /// has arrived, so that compute on layer 0 is submitted while layer 1 travels. If the device
-    /// fails meanwhile, only the outcome of the transfer tells.
+    /// Blocks the thread until the engine has put the layer on a stream. It does not wait for the
+    /// layer's arrival, so compute on layer 0 is submitted while layer 1 travels. If the device
+    /// fails meanwhile, only the outcome of the transfer reports it.
     ///
     /// # Errors
     ///
     /// [`CudaError::Layer`] if the transfer failed before the layer was submitted, or does not move
-    /// it, [`CudaError::Driver`], [`CudaError::DeviceLost`].
+    /// the layer; [`CudaError::Driver`]; [`CudaError::DeviceLost`].
     pub fn wait_for_layer(&self, layers: &Layers, layer: u32) -> Result<(), CudaError> {
         match layers.event(layer)? {
             // SAFETY: the layers keep the event alive.
@@ -44,8 +44,8 @@ impl Stream {
 }
 
 impl Event {
-    /// What this event marks, as what a [transfer](terrane_transfer::Transfer::device_order) runs
-    /// after.
+    /// The work that this event marks, as the order of a
+    /// [transfer](terrane_transfer::Transfer::device_order): the transfer runs after it.
     ///
     /// # Safety
     ///
@@ -53,13 +53,13 @@ impl Event {
     /// ended.
     #[must_use]
     pub unsafe fn order(&self) -> DeviceOrder {
-        // SAFETY: the event is alive, and stays so as the caller promised.
+        // SAFETY: the event is alive, and stays alive as the caller guarantees.
         let event = unsafe { EventHandle::from_raw(self.device(), number(self.handle())) };
         DeviceOrder::AfterEvent(event)
     }
 }
 
-/// Handles cross to `terrane-transfer` as numbers.
+/// Handles are passed to `terrane-transfer` as numbers.
 fn number(handle: *mut c_void) -> u64 {
     terrane_core::ByteCount::from_usize(handle.expose_provenance()).get()
 }

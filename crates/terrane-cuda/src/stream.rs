@@ -13,19 +13,19 @@ use crate::driver::DriverCode;
 use crate::error::{CudaError, check, check_ready};
 use crate::event::Event;
 
-/// `CU_STREAM_PER_THREAD`: the handle of the per-thread default stream, another stream on each thread.
+/// `CU_STREAM_PER_THREAD`: the handle of the per-thread default stream, a different stream on each
+/// thread.
 const PER_THREAD: usize = 2;
 
-/// `CU_STREAM_NON_BLOCKING`: the legacy default stream does not wait for it, nor it for that.
+/// `CU_STREAM_NON_BLOCKING`: the stream and the legacy default stream do not wait for each other.
 const NON_BLOCKING: u32 = 1;
 
-/// How a stream's work ranks against that of other streams, where there is not enough device for
-/// all of it.
+/// The priority of a stream's work against that of other streams, when the device is fully used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StreamPriority {
-    /// Below everything else, the default included where the device can.
+    /// Below everything else. Below the default as well, if the device supports that.
     Lowest,
-    /// As streams are by default.
+    /// The default priority of streams.
     #[default]
     Default,
     /// Above everything else.
@@ -35,10 +35,10 @@ pub enum StreamPriority {
 /// A queue of a device's work, which runs in the order of its submission.
 ///
 /// It is the same queue on every thread. The per-thread default stream is not, so it cannot be
-/// borrowed; [`Event::record_on_thread_stream`] and [`Event::delay_thread_stream`] order it against
+/// borrowed. [`Event::record_on_thread_stream`] and [`Event::delay_thread_stream`] order it against
 /// other streams.
 ///
-/// An owned stream is destroyed when it drops; what was submitted still runs.
+/// An owned stream is destroyed when it drops. Work already submitted still runs.
 pub struct Stream {
     raw: CUstream,
     context: Context,
@@ -52,7 +52,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream of its own, which does not wait for the legacy default stream.
+    /// Creates a stream that does not synchronise with the legacy default stream.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Stream {
         Self::with_priority(context, StreamPriority::Default)
     }
 
-    /// A stream of its own with a priority.
+    /// Creates a stream with a priority.
     ///
     /// # Errors
     ///
@@ -90,13 +90,13 @@ impl Stream {
         Ok(Self { raw, context: context.clone(), owner: None })
     }
 
-    /// Borrows somebody else's stream by its handle (a `CUstream` or `cudaStream_t`; null is the
-    /// legacy default stream). `owner` is kept for as long as this value lives.
+    /// Borrows a stream of another library by its handle (a `CUstream` or `cudaStream_t`; null is
+    /// the legacy default stream). The value keeps `owner` for as long as it lives.
     ///
     /// # Errors
     ///
-    /// [`CudaError::WrongContext`] if the stream is not of this context,
-    /// [`CudaError::PerThreadStream`] for the per-thread default stream; the owner drops then.
+    /// [`CudaError::WrongContext`] if the stream belongs to another context.
+    /// [`CudaError::PerThreadStream`] for the per-thread default stream. `owner` drops on error.
     ///
     /// # Safety
     ///
@@ -124,29 +124,29 @@ impl Stream {
     }
 
     /// The driver's handle, a `CUstream`, for other libraries. It is valid for as long as this
-    /// value lives; destroying it is not theirs.
+    /// value lives. Other libraries must not destroy it.
     #[must_use]
     pub const fn handle(&self) -> *mut c_void {
         self.raw.cast()
     }
 
-    /// The context that it belongs to.
+    /// The context of the stream.
     #[must_use]
     pub const fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Whether it is somebody else's.
+    /// Whether the stream is borrowed.
     #[must_use]
     pub const fn is_borrowed(&self) -> bool {
         self.owner.is_some()
     }
 
-    /// Whether everything that was submitted has run. Never blocks.
+    /// Whether all submitted work has run. Never blocks.
     ///
     /// # Errors
     ///
-    /// [`CudaError::DeviceLost`] or [`CudaError::Driver`], also for what earlier work met.
+    /// [`CudaError::DeviceLost`] or [`CudaError::Driver`], also for errors of earlier work.
     pub fn is_idle(&self) -> Result<bool, CudaError> {
         self.context.bound(|functions| {
             // SAFETY: the stream is alive.
@@ -154,8 +154,8 @@ impl Stream {
         })
     }
 
-    /// Whether what is submitted goes to a graph, so that nothing of it runs. Never blocks, and
-    /// does the capture no harm. A driver that cannot say has no captures.
+    /// Whether the stream is being captured into a graph, so that submitted work does not run.
+    /// Never blocks, and does not disturb the capture. A driver without this query has no captures.
     ///
     /// # Errors
     ///
@@ -166,7 +166,7 @@ impl Stream {
             let mut status = 0;
             // SAFETY: the stream is alive; one number is written.
             let code = unsafe { ask(self.raw, &raw mut status) };
-            // The legacy default stream cannot be used while any stream that waits for it is
+            // The legacy default stream cannot be used while any stream that waits for it is being
             // captured.
             if DriverCode::new(code).is_of_capture() {
                 return Ok(true);
@@ -175,7 +175,7 @@ impl Stream {
         })
     }
 
-    /// Blocks until everything that was submitted has run.
+    /// Blocks until all submitted work has run.
     ///
     /// # Errors
     ///
@@ -187,8 +187,9 @@ impl Stream {
         })
     }
 
-    /// Makes what is submitted from now on run after what `event` marks, without blocking the
-    /// caller. The event may be of another device; one that was never recorded delays nothing.
+    /// Makes later work of this stream run after the work that `event` marks, without blocking the
+    /// caller. The event may belong to another device. An event that was never recorded delays
+    /// nothing.
     ///
     /// # Errors
     ///
@@ -199,15 +200,15 @@ impl Stream {
             return Ok(());
         }
         self.context.bound(|functions| {
-            // SAFETY: stream and event are alive; the event may be used again at once, as the
-            // driver has taken note of what it marks when the call returns.
+            // SAFETY: stream and event are alive. The event may be reused at once: the driver has
+            // noted its mark when the call returns.
             let code = unsafe { (functions.cuStreamWaitEvent)(self.raw, event.raw(), 0) };
             check("cuStreamWaitEvent", code)
         })
     }
 
-    /// As [`wait_for`](Self::wait_for), for somebody else's event by its handle (a `CUevent` or
-    /// `cudaEvent_t`): the event of a layer of a transfer, say.
+    /// Like [`wait_for`](Self::wait_for), for an event of another library by its handle (a
+    /// `CUevent` or `cudaEvent_t`), for example the event of a transfer's layer.
     ///
     /// # Errors
     ///
@@ -215,7 +216,7 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// The handle is a live event. It may go when the call has returned.
+    /// The handle is a live event. It may be destroyed after the call has returned.
     pub unsafe fn wait_for_handle(&self, event: *mut c_void) -> Result<(), CudaError> {
         self.context.bound(|functions| {
             // SAFETY: the stream is alive, and the event is, as the caller promised.
@@ -224,8 +225,9 @@ impl Stream {
         })
     }
 
-    /// Submits the copy of `length` bytes from one contiguous span to another, each of them the
-    /// host's or a device's. With pageable host memory the call may block until the copy has run.
+    /// Submits a copy of `length` bytes from one contiguous span to another. Each span is in host
+    /// memory or in a device's memory. With pageable host memory the call may block until the copy
+    /// has run.
     ///
     /// # Errors
     ///
@@ -234,8 +236,8 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// Until the stream has come past the copy, both spans are valid, nobody writes the source,
-    /// and nobody else reads or writes the destination; they do not overlap.
+    /// Until the stream has passed the copy, both spans are valid, nothing writes the source, and
+    /// nothing else reads or writes the destination. The spans do not overlap.
     pub unsafe fn copy(
         &self,
         source: Location,
@@ -247,14 +249,14 @@ impl Stream {
             return Ok(());
         }
         self.context.bound(|functions| {
-            // SAFETY: the caller promised it of both spans.
+            // SAFETY: the caller guarantees it for both spans.
             let code = unsafe { (functions.cuMemcpyAsync)(to, from, length.to_usize(), self.raw) };
             check("cuMemcpyAsync", code)
         })
     }
 
-    /// Submits writing `value` to `length` bytes of device memory, or of host memory that the
-    /// device reaches at its own address.
+    /// Submits a fill of `length` bytes with `value`, in device memory or in host memory that the
+    /// device accesses at the host's own address.
     ///
     /// # Errors
     ///
@@ -262,7 +264,7 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// Until the stream has come past it, the span is valid and nobody else uses it.
+    /// Until the stream has passed the fill, the span is valid and nothing else uses it.
     pub unsafe fn fill(
         &self,
         destination: Location,
@@ -274,7 +276,7 @@ impl Stream {
             return Ok(());
         }
         self.context.bound(|functions| {
-            // SAFETY: the caller promised it of the span.
+            // SAFETY: the caller guarantees it for the span.
             let code =
                 unsafe { (functions.cuMemsetD8Async)(to, value, length.to_usize(), self.raw) };
             check("cuMemsetD8Async", code)
@@ -286,16 +288,16 @@ impl Stream {
     }
 }
 
-/// What the driver takes for the default stream of the thread that calls it, in the current context.
+/// The driver's handle for the calling thread's default stream in the current context.
 pub(crate) const fn of_this_thread() -> CUstream {
     ptr::without_provenance_mut(PER_THREAD)
 }
 
-/// A location in the one address space that the driver has for host and devices.
+/// A location in the driver's unified address space of host and devices.
 fn number(location: Location) -> Result<CUdeviceptr, CudaError> {
     match location {
         Location::Host(address) => {
-            // The driver makes a pointer of the number again.
+            // The driver converts the number back to a pointer.
             Ok(ByteCount::from_usize(address.as_ptr().expose_provenance()).get())
         }
         Location::Device { address, .. } => Ok(address.get()),
@@ -310,7 +312,7 @@ impl Drop for Stream {
         }
         self.context.counters().streams.subtract(ByteCount::ZERO);
         self.context.bound_in_drop(|functions| {
-            // SAFETY: the stream was made here, and nobody uses it any more.
+            // SAFETY: the stream was created here, and nothing uses it any more.
             check("cuStreamDestroy_v2", unsafe { (functions.cuStreamDestroy_v2)(self.raw) })
         });
     }

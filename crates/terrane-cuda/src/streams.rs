@@ -1,4 +1,4 @@
-//! A context's streams and events as what a pool has to know of them.
+//! A context's streams and events, as a pool uses them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,9 +14,9 @@ use crate::stream::{Stream, StreamPriority};
 
 /// The streams of one context by number, and fences over its events.
 ///
-/// A number is given once in a process and never again, so that one that outlives its stream, or
-/// belongs to other `CudaStreams`, is refused instead of naming another. Cloning gives another handle
-/// to the same streams.
+/// A number is given once in a process and never again. A number is refused if its stream is gone,
+/// or if it belongs to other `CudaStreams`; it never names another stream. Cloning gives another
+/// handle to the same streams.
 #[derive(Clone, Debug)]
 pub struct CudaStreams(Arc<Registry>);
 
@@ -28,23 +28,24 @@ struct Registry {
 }
 
 impl CudaStreams {
-    /// No streams yet, of this context. Those that it will make have the default priority.
+    /// Creates an empty set of streams of this context. Streams that it creates have the default
+    /// priority.
     #[must_use]
     pub fn new(context: &Context) -> Self {
         Self::with_priority(context, StreamPriority::Default)
     }
 
-    /// No streams yet, of this context. Those that it will make have this priority.
+    /// Creates an empty set of streams of this context. Streams that it creates have this priority.
     #[must_use]
     pub fn with_priority(context: &Context, priority: StreamPriority) -> Self {
         Self(Arc::new(Registry { context: context.clone(), priority, streams: RwLock::default() }))
     }
 
-    /// Gives a stream a number: one made elsewhere, or a borrowed one.
+    /// Gives a stream a number. The stream was created elsewhere, or is borrowed.
     ///
     /// # Errors
     ///
-    /// [`CudaError::WrongContext`] if the stream is of another device, [`CudaError::Forked`].
+    /// [`CudaError::WrongContext`] if the stream belongs to another device; [`CudaError::Forked`].
     pub fn add(&self, stream: Arc<Stream>) -> Result<StreamId, CudaError> {
         if !self.0.context.same(stream.context()) {
             let device = self.0.context.device().id;
@@ -57,15 +58,15 @@ impl CudaStreams {
         Ok(id)
     }
 
-    /// Lets go of a stream: its number names nothing any more. The stream, if it was here, is
-    /// destroyed with its last user. In a process that was forked from that of the streams, nothing
-    /// is removed.
+    /// Removes a stream: its number is no longer valid. The stream, if present, is destroyed when
+    /// its last user drops it. In a process that was forked from the streams' process, nothing is
+    /// removed.
     pub fn remove(&self, id: StreamId) -> Option<Arc<Stream>> {
         self.0.context.driver().check_process().ok()?;
         self.0.streams.write().unwrap_or_else(PoisonError::into_inner).remove(&id)
     }
 
-    /// The stream of a number.
+    /// Returns the stream with a number.
     ///
     /// # Errors
     ///
@@ -112,7 +113,7 @@ impl FenceSource for CudaStreams {
     }
 }
 
-/// An event that knows which stream a number names.
+/// An event that can look up streams by number.
 #[derive(Debug)]
 struct CudaFence {
     event: Event,

@@ -1,4 +1,4 @@
-//! Captures of streams into graphs, which calls of other threads can end.
+//! Captures of streams into graphs, which calls of other threads can invalidate.
 
 use std::ffi::c_uint;
 use std::marker::PhantomData;
@@ -8,18 +8,18 @@ use super::{Driver, Functions};
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_uint = 2;
 
-/// Until this drops, the calls of its thread neither end a capture that another thread has begun,
-/// nor fail because there is one.
+/// Until this drops, the calls of its thread do not end a capture of another thread, and do not
+/// fail because of one.
 ///
-/// By default a call that asks an event or a stream, waits for one, or allocates, is refused while
-/// any thread captures in the global mode (which is the default, too), and the capture is lost.
-/// What the engine asks concerns streams of its own alone, which no graph has a part in.
+/// By default some calls are refused while any thread captures in the global mode, which is the
+/// default as well. These calls query an event or a stream, wait for one, or allocate. The capture
+/// is then lost. The engine's calls concern only its own streams, which are part of no graph.
 #[derive(Debug)]
 pub(crate) struct BesideCaptures {
     driver: Driver,
-    /// What the thread's mode was; `None` if it was not changed.
+    /// The thread's previous mode; `None` if it was not changed.
     before: Option<c_uint>,
-    /// The mode is the thread's.
+    /// Not `Send`: the mode belongs to the thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -39,7 +39,7 @@ impl Drop for BesideCaptures {
     }
 }
 
-/// Sets the thread's mode, and answers what it was; `None` where the driver has no such thing.
+/// Sets the thread's mode, and returns the previous one; `None` if the driver has no modes.
 fn exchange(functions: &Functions, mode: c_uint) -> Option<c_uint> {
     let mut exchanged = mode;
     // SAFETY: one number is read and written.

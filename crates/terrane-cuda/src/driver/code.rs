@@ -1,4 +1,4 @@
-//! The driver's codes, as numbers that anyone can print.
+//! The driver's codes, as printable numbers.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -8,8 +8,8 @@ use super::Driver;
 
 /// A code of the CUDA driver. Zero is success.
 ///
-/// Showing one never needs the driver: its own name for the code is looked up where the driver is
-/// loaded already; elsewhere, and for codes that it does not know, the number stands alone.
+/// Displaying one never needs the driver. If the driver is loaded and knows the code, its name for
+/// the code is shown. Otherwise only the number is shown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DriverCode(u32);
 
@@ -18,21 +18,21 @@ impl DriverCode {
     pub const SUCCESS: Self = Self(0);
     /// `CUDA_ERROR_OUT_OF_MEMORY`.
     pub const OUT_OF_MEMORY: Self = Self(2);
-    /// `CUDA_ERROR_DEINITIALIZED`: the process is ending, and the driver has ended before it.
+    /// `CUDA_ERROR_DEINITIALIZED`: the process is ending, and the driver has shut down first.
     pub const DEINITIALIZED: Self = Self(4);
     /// `CUDA_ERROR_NO_DEVICE`.
     pub const NO_DEVICE: Self = Self(100);
     /// `CUDA_ERROR_NOT_READY`: not an error, but the answer "not yet".
     pub const NOT_READY: Self = Self(600);
 
-    /// The code of this number.
+    /// Returns the code with this number.
     #[must_use]
     pub const fn new(code: u32) -> Self {
         Self(code)
     }
 
-    /// Whether the code says that a stream or an event is a part of a capture into a graph, or that
-    /// one is in the way.
+    /// Whether the code means that a stream or an event is part of a graph capture, or that a
+    /// capture prevents the call.
     #[must_use]
     pub const fn is_of_capture(self) -> bool {
         matches!(self.0, 900..=908)
@@ -44,9 +44,9 @@ impl DriverCode {
         self.0
     }
 
-    /// Whether the code means that the context is of no more use, so that every later call on it
-    /// fails as well: the driver's documentation says of each of these that the process must be
-    /// terminated and relaunched, or that the device is gone.
+    /// Whether the code means that the context is lost, so that every later call on it fails. For
+    /// each of these codes the driver's documentation says that the process must be terminated and
+    /// relaunched, or that the device is lost.
     #[must_use]
     pub const fn loses_context(self) -> bool {
         matches!(
@@ -60,7 +60,7 @@ impl DriverCode {
         )
     }
 
-    /// The driver's name for the code, where the driver is loaded and knows it.
+    /// The driver's name for the code, if the driver is loaded and knows it.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         let look_up = Driver::if_loaded()?.functions().cuGetErrorName?;
@@ -70,7 +70,7 @@ impl DriverCode {
         if code != 0 || name.is_null() {
             return None;
         }
-        // SAFETY: it is a string of the driver's, and the driver is never unloaded.
+        // SAFETY: it is a string of the driver, and the driver is never unloaded.
         unsafe { CStr::from_ptr(name) }.to_str().ok()
     }
 }

@@ -1,9 +1,11 @@
 //! The functions of the driver's library, found by name when it is loaded.
 //!
-//! Two things speak against calling the bindings of `cudarc` directly: where the library or a
-//! symbol is missing they panic, and they return codes as a Rust `enum`, which a newer driver can
-//! leave. So the library is opened here, codes are plain numbers, and the bindings serve as what
-//! each declaration is checked against when this file compiles: a wrong argument is no build.
+//! This module does not call the bindings of `cudarc` directly, for two reasons. They panic if the
+//! library or a symbol is missing. They also return codes as a Rust `enum`, and a newer driver can
+//! return codes outside it.
+//!
+//! Instead, the library is opened here, and codes are plain numbers. The compiler checks each
+//! declaration against the bindings: a wrong argument does not compile.
 
 #![allow(non_snake_case, reason = "the names are the driver's, as its documentation has them")]
 
@@ -17,10 +19,10 @@ use sys::{
     CUpointer_attribute, CUresult, CUstream,
 };
 
-/// What the dynamic linker is asked for, in this order.
+/// The library names for the dynamic linker, in this order.
 pub(crate) const LIBRARY_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// `CUmemPoolProps`, whose fields `cudarc` names differently for different versions of CUDA.
+/// `CUmemPoolProps`, whose fields have different names in `cudarc` for different CUDA versions.
 #[repr(C)]
 pub(crate) struct PoolProperties {
     pub(crate) allocation_type: c_uint,
@@ -31,7 +33,7 @@ pub(crate) struct PoolProperties {
     pub(crate) rest: [u8; 64],
 }
 
-/// `CUmemcpyAttributes`, which not every version of the bindings has.
+/// `CUmemcpyAttributes`, which some versions of the bindings lack.
 #[repr(C)]
 pub(crate) struct CopyAttributes {
     /// When the sources are read.
@@ -58,7 +60,7 @@ macro_rules! functions {
             $(pub(crate) $unbound: unsafe extern "C" fn($($unbound_argument),*) -> u32,)*
             $(pub(crate) $optional:
                 Option<unsafe extern "C" fn($($optional_argument),*) -> u32>,)*
-            /// What the functions are code of.
+            /// The library that contains the functions.
             _library: Library,
         }
 
@@ -73,11 +75,11 @@ macro_rules! functions {
             ///
             /// # Safety
             ///
-            /// Functions of these names in the library are those of the CUDA driver.
+            /// Functions with these names in the library are those of the CUDA driver.
             pub(crate) unsafe fn find(library: Library) -> Result<Self, (Library, &'static str)> {
                 $(
-                    // SAFETY: the caller promised that it is the driver's, whose declaration
-                    // this is, and the library is kept beside it.
+                    // SAFETY: the caller guarantees that it is the driver's function, which has
+                    // this declaration. The library is kept beside it.
                     let $bound = match unsafe { library.get(stringify!($bound)) } {
                         Ok(symbol) => *symbol,
                         Err(_) => return Err((library, stringify!($bound))),
@@ -105,7 +107,7 @@ macro_rules! functions {
 }
 
 functions! {
-    // Of every driver that is supported, and of every version of the bindings.
+    // All supported drivers and all versions of the bindings have these.
     bound {
         fn cuInit(c_uint);
         fn cuDriverGetVersion(*mut c_int);
@@ -154,11 +156,11 @@ functions! {
             *mut *mut c_void, *mut *mut c_void
         );
     }
-    // Of every driver, but not of every version of the bindings.
+    // All supported drivers have these, but some versions of the bindings lack them.
     unbound {
         fn cuEventElapsedTime(*mut f32, CUevent, CUevent);
     }
-    // Not of every driver; what needs one is refused with its name.
+    // Some drivers lack these. A call that needs one then fails with the function's name.
     optional {
         fn cuGetErrorName(u32, *mut *const c_char);
         fn cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
@@ -170,10 +172,10 @@ functions! {
         fn cuMemPoolTrimTo(CUmemoryPool, usize);
         fn cuCtxEnablePeerAccess(CUcontext, c_uint);
         fn cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
-        // The mode and the status are enums of the driver's, which a newer one may add to.
+        // The mode and the status are driver enums, and a newer driver may add values.
         fn cuThreadExchangeStreamCaptureMode(*mut c_uint);
         fn cuStreamIsCapturing(CUstream, *mut c_uint);
-        // Of CUDA 12.8, with the index of a failed copy, and of CUDA 13, without.
+        // CUDA 12.8 has the index of a failed copy as a parameter; CUDA 13 does not.
         fn cuMemcpyBatchAsync(
             *mut CUdeviceptr,
             *mut CUdeviceptr,

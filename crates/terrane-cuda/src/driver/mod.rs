@@ -18,17 +18,17 @@ pub(crate) use functions::{CopyAttributes, Functions, PoolProperties};
 use crate::device::Device;
 use crate::error::{CudaError, check};
 
-/// The functions, once they have been found. The library is not unloaded: its threads and the
-/// memory that it handed out would be left behind.
+/// The functions, once they have been found. The library is never unloaded, because its threads and
+/// its memory would be left behind.
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
-/// The process that loaded the driver, and is the only one that it works in.
+/// The process that loaded the driver. The driver works only in this process.
 static OWNER: OnceLock<OwnerProcess> = OnceLock::new();
 
-/// Asks whether CUDA can be used here, and with which devices.
+/// Checks whether CUDA is usable here, and lists the devices.
 ///
-/// Never panics and never aborts, whatever is missing, and leaves nothing behind but the loaded
-/// library. It can be asked again: a failure is not remembered.
+/// Never panics and never aborts, whatever is missing. The only lasting effect is the loaded
+/// library. A call can be repeated: failures are not cached.
 ///
 /// ```
 /// match terrane_cuda::probe() {
@@ -48,27 +48,27 @@ pub fn probe() -> Result<Availability, CudaError> {
     Ok(Availability { version: driver.version()?, devices })
 }
 
-/// What a [`probe`] found.
+/// The result of [`probe`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Availability {
-    /// The newest version of CUDA that the driver serves.
+    /// The newest CUDA version that the driver supports.
     pub version: DriverVersion,
-    /// Every device, by its ordinal; one at least.
+    /// All devices, by ordinal; at least one.
     pub devices: Vec<Device>,
 }
 
 /// A version of CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DriverVersion {
-    /// The first number.
+    /// The major version.
     pub major: u32,
-    /// The second number.
+    /// The minor version.
     pub minor: u32,
 }
 
 impl DriverVersion {
-    /// From the driver's number: 13000 is 13.0, 12080 is 12.8.
+    /// Converts the driver's number: 13000 is 13.0, 12080 is 12.8.
     fn from_number(number: u32) -> Self {
         Self { major: number / 1000, minor: number % 1000 / 10 }
     }
@@ -80,22 +80,22 @@ impl fmt::Display for DriverVersion {
     }
 }
 
-/// The driver of this process, loaded and initialised. Copying it costs nothing.
+/// The driver of this process, loaded and initialised. A copy costs nothing.
 #[derive(Clone, Copy)]
 pub struct Driver(&'static Functions);
 
 impl Driver {
-    /// Loads and initialises the driver, or answers with the one that is loaded.
+    /// Loads and initialises the driver, or returns the loaded one.
     ///
     /// # Errors
     ///
-    /// As for [`probe`]. A failure is not remembered.
+    /// As for [`probe`]. Failures are not cached.
     pub fn load() -> Result<Self, CudaError> {
         static LOADING: Mutex<()> = Mutex::new(());
         let functions = match FUNCTIONS.get() {
             Some(functions) => functions,
             None => {
-                // Nothing is left half-done by a thread that panicked here.
+                // A thread that panicked here leaves no partial state.
                 let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
                 match FUNCTIONS.get() {
                     Some(functions) => functions,
@@ -113,13 +113,14 @@ impl Driver {
         Ok(Self(functions))
     }
 
-    /// The driver, if it has been loaded already, in this process.
+    /// Returns the driver, if it is already loaded in this process.
     pub(crate) fn if_loaded() -> Option<Self> {
         FUNCTIONS.get().map(Self).filter(|driver| !driver.is_of_parent())
     }
 
-    /// Fails in a process that was forked from the one that loaded the driver. A call of the driver
-    /// there may fail, hang or crash: the driver's threads and the device's mappings stayed behind.
+    /// Fails in a process that was forked from the one that loaded the driver. A driver call there
+    /// may fail, hang or crash: the driver's threads and the device's mappings exist only in the
+    /// parent.
     ///
     /// # Errors
     ///
@@ -129,8 +130,8 @@ impl Driver {
         if self.is_of_parent() { Err(CudaError::Forked) } else { Ok(()) }
     }
 
-    /// Whether a parent of this process loaded the driver. What is dropped here then belongs to the
-    /// parent as well: nothing is given back, no lock is taken, and no thread is waited for.
+    /// Whether a parent of this process loaded the driver. Values dropped here then belong to the
+    /// parent as well: nothing is freed, no lock is taken, and no thread is waited for.
     #[inline]
     pub(crate) fn is_of_parent(self) -> bool {
         OWNER.get().is_some_and(|owner| !owner.is_current())
@@ -140,7 +141,7 @@ impl Driver {
         self.0
     }
 
-    /// The newest version of CUDA that the driver serves.
+    /// The newest CUDA version that the driver supports.
     ///
     /// # Errors
     ///
@@ -150,7 +151,7 @@ impl Driver {
         version(self.0.cuDriverGetVersion)
     }
 
-    /// How many devices there are; one at least.
+    /// The number of devices; at least one.
     ///
     /// # Errors
     ///
@@ -166,7 +167,7 @@ impl Driver {
         }
     }
 
-    /// Every device, by its ordinal.
+    /// All devices, by ordinal.
     ///
     /// # Errors
     ///
@@ -175,7 +176,7 @@ impl Driver {
         (0..self.device_count()?).map(|ordinal| self.device(DeviceId::new(ordinal))).collect()
     }
 
-    /// One device.
+    /// Returns one device.
     ///
     /// # Errors
     ///
@@ -195,11 +196,11 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// Finds the driver's functions in the first of the libraries that can be loaded.
+/// Finds the driver's functions in the first library that can be loaded.
 fn find(names: &[&Path]) -> Result<Functions, CudaError> {
     let mut refusal = None;
     for name in names {
-        // SAFETY: the initialisers are those of NVIDIA's driver, whose library alone has the name.
+        // SAFETY: the initialisers are those of NVIDIA's driver; only its library has this name.
         match unsafe { Library::new(*name) } {
             Ok(library) => {
                 // SAFETY: the library is the driver's.
@@ -209,7 +210,7 @@ fn find(names: &[&Path]) -> Result<Functions, CudaError> {
                     version: version_of(&library),
                 });
             }
-            // The first name is the one that a driver installs.
+            // A driver installs the first name.
             Err(error) => refusal = refusal.or(Some((name, error))),
         }
     }
@@ -222,7 +223,7 @@ fn find(names: &[&Path]) -> Result<Functions, CudaError> {
 
 type GetVersion = unsafe extern "C" fn(*mut std::ffi::c_int) -> u32;
 
-/// The version that a library says, if it can say one.
+/// The version that a library reports, if it can report one.
 fn version_of(library: &Library) -> Option<DriverVersion> {
     // SAFETY: a function of this name has this type.
     let get: libloading::Symbol<'_, GetVersion> =
@@ -232,7 +233,7 @@ fn version_of(library: &Library) -> Option<DriverVersion> {
 
 fn version(get: GetVersion) -> Result<DriverVersion, CudaError> {
     let mut number = 0;
-    // SAFETY: the function writes one number, and needs no initialised driver.
+    // SAFETY: the function writes one number, and does not need an initialised driver.
     check("cuDriverGetVersion", unsafe { get(&raw mut number) })?;
     Ok(DriverVersion::from_number(u32::try_from(number).unwrap_or(0)))
 }
@@ -262,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_library_without_the_functions_is_too_old_and_says_which_is_missing() {
-        // A library that every Linux program with the C library has loaded.
+        // Every Linux program with the C library has loaded this library.
         let error = find(&[Path::new("libc.so.6")]).err();
         let Some(CudaError::DriverTooOld { symbol, version }) = error else {
             panic!("{error:?}");

@@ -1,4 +1,4 @@
-//! What failed jobs leave behind while nobody can say whether the device still uses it.
+//! Resources of failed jobs, kept while the driver does not say whether the device still uses them.
 
 use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,10 +13,10 @@ use super::scratch::Scratch;
 use super::streams::{Lanes, Rest};
 use crate::kernels::Kernels;
 
-/// All that the device may still use of a job that was given up.
+/// All resources of an abandoned job that the device may still use.
 pub(super) struct Abandoned {
     pub(super) lanes: Lanes,
-    /// With the desk that it goes back to.
+    /// The buffer, with the desk that it returns to.
     pub(super) scratch: Option<(Scratch, Arc<Desk>)>,
     pub(super) lists: Option<BlockLists>,
     /// The memory at both ends, and the claims on its blocks.
@@ -26,7 +26,7 @@ pub(super) struct Abandoned {
 }
 
 impl Abandoned {
-    /// Lets go of it, once nothing of it is on the device.
+    /// Releases the resources, once the device uses none of them.
     fn let_go(self) {
         let Self { lanes, scratch, lists, remains, ends, kernels } = self;
         drop((lanes, lists));
@@ -37,11 +37,11 @@ impl Abandoned {
     }
 }
 
-/// Such things of an engine, which are asked after from time to time.
+/// The abandoned jobs of an engine, which are checked from time to time.
 #[derive(Default)]
 pub(super) struct Lost {
     all: Mutex<Vec<Abandoned>>,
-    /// As many as there are, for whoever only wants to know whether there are any.
+    /// Their number, for callers that only check whether there are any.
     count: AtomicUsize,
 }
 
@@ -51,13 +51,13 @@ impl Lost {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).push(abandoned);
     }
 
-    /// Lets go of what has come to rest meanwhile.
+    /// Releases the jobs that have come to rest meanwhile.
     pub(super) fn ask_again(&self) {
-        // Relaxed: what is kept just now is asked after the next time.
+        // Relaxed: a job that is added just now is checked the next time.
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // Asked without the lock, as what drops runs foreign code.
+        // Queried without the lock, because the drops run foreign code.
         let all = mem::take(&mut *self.all.lock().unwrap_or_else(PoisonError::into_inner));
         for mut abandoned in all {
             self.count.fetch_sub(1, Ordering::Relaxed);
@@ -72,7 +72,7 @@ impl Lost {
 impl Drop for Lost {
     fn drop(&mut self) {
         self.ask_again();
-        // Memory that the device may write to is nobody's any more, for good: nobody drops it.
+        // The device may still write to this memory, so it is never freed.
         let all = mem::take(&mut *self.all.lock().unwrap_or_else(PoisonError::into_inner));
         let _leaked = ManuallyDrop::new(all);
     }

@@ -1,4 +1,4 @@
-//! Many copies in one call of the driver, where it has such a call.
+//! Many copies in one driver call, if the driver has such a call.
 
 use std::ffi::c_int;
 
@@ -9,7 +9,7 @@ use crate::driver::{CopyAttributes, Functions};
 use crate::error::{CudaError, check};
 use crate::stream::Stream;
 
-/// Copies that are to be submitted together.
+/// Copies that are submitted together.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     sources: Vec<u64>,
@@ -45,34 +45,35 @@ impl Batch {
         self.sizes.clear();
     }
 
-    /// Submits the copies, in one call if there are several and the driver can, and forgets them.
+    /// Submits the copies and clears the list. It uses one call if there are several copies and the
+    /// driver supports it.
     ///
     /// # Errors
     ///
-    /// The driver's. Some of the copies may have been submitted.
+    /// The errors of the driver. Some of the copies may have been submitted.
     ///
     /// # Safety
     ///
-    /// As for [`Stream::copy`], of each.
+    /// As for [`Stream::copy`], for each copy.
     pub(super) unsafe fn submit(&mut self, stream: &Stream) -> Result<(), CudaError> {
         let submitted = stream.context().bound(|functions| {
             if self.len() > 1 {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees it.
                 match unsafe { self.submit_together(functions, stream) } {
-                    // A driver may have the call and not the means; what it has taken is copied
-                    // again, from the same bytes.
+                    // A driver may have the call but not support it. Copies that it has accepted
+                    // run again, from the same bytes.
                     Some((_, NOT_SUPPORTED)) | None => {}
                     Some((call, code)) => return check(call, code),
                 }
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { self.submit_each(functions, stream) }
         });
         self.clear();
         submitted
     }
 
-    /// As [`submit`](Self::submit), with a call for each copy.
+    /// Like [`submit`](Self::submit), with one call for each copy.
     ///
     /// # Errors
     ///
@@ -82,14 +83,14 @@ impl Batch {
     ///
     /// As for [`submit`](Self::submit).
     pub(super) unsafe fn submit_one_by_one(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let submitted =
             stream.context().bound(|functions| unsafe { self.submit_each(functions, stream) });
         self.clear();
         submitted
     }
 
-    /// The call, and the driver's code; `None` if it has no such call.
+    /// Makes the call and returns the driver's code; `None` if the driver has no such call.
     ///
     /// # Safety
     ///
@@ -104,15 +105,15 @@ impl Batch {
             hints: [[0 as c_int; 2]; 2],
             flags: 0,
         };
-        // The attributes hold from the first copy on.
+        // The attributes apply from the first copy on.
         let mut first = 0_usize;
         let (destinations, sources, sizes) =
             (self.destinations.as_mut_ptr(), self.sources.as_mut_ptr(), self.sizes.as_mut_ptr());
         let count = self.sizes.len();
         let (attributes, first) = (&raw mut attributes, &raw mut first);
         if let Some(call) = functions.cuMemcpyBatchAsync_v2 {
-            // SAFETY: the lists have as many elements each, the driver has read them when it
-            // returns, and the caller promised the rest.
+            // SAFETY: the lists have equal numbers of elements, the driver has read them when it
+            // returns, and the caller guarantees the rest.
             let code = unsafe {
                 call(destinations, sources, sizes, count, attributes, first, 1, stream.raw())
             };
@@ -134,7 +135,7 @@ impl Batch {
     unsafe fn submit_each(&self, functions: &Functions, stream: &Stream) -> Result<(), CudaError> {
         let ends = self.sources.iter().zip(&self.destinations);
         for ((&source, &destination), &bytes) in ends.zip(&self.sizes) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             let code =
                 unsafe { (functions.cuMemcpyAsync)(destination, source, bytes, stream.raw()) };
             check("cuMemcpyAsync", code)?;

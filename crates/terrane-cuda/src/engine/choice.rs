@@ -1,4 +1,4 @@
-//! Which path a transfer takes: the one of the smallest predicted cost.
+//! The choice of a transfer's path: the one with the smallest predicted cost.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,24 +7,24 @@ use std::time::Duration;
 use super::calibration::{Calibration, Direction, path_index};
 use super::options::CopyPath;
 
-/// What of a transfer its cost depends on.
+/// The properties of a transfer that determine its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) direction: Direction,
     pub(super) bytes: u64,
     /// Stretches that are contiguous at both ends.
     pub(super) runs: u64,
-    /// What a kernel copies one by one.
+    /// Pieces that a kernel copies one by one.
     pub(super) cells: u64,
     /// Stretches that are contiguous at the packed end; `None` if the transfer cannot be staged.
     pub(super) stretches: Option<u64>,
-    /// Whether kernels reach both ends.
+    /// Whether kernels can access both ends.
     pub(super) kernels: bool,
     /// Whether the driver copies many runs in one call.
     pub(super) batches: bool,
 }
 
-/// A path, and why.
+/// A path, and the reason for it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Choice {
     pub(super) path: CopyPath,
@@ -32,20 +32,20 @@ pub(super) struct Choice {
     pub(super) reason: Cow<'static, str>,
 }
 
-/// How long a call of the driver, a launch or a copy, keeps the thread that submits.
+/// The time that a driver call (a launch or a copy) takes on the submitting thread.
 const CALL: f64 = 4e-6;
 
-/// What a path costs besides the transfer's time: staging takes a call more than the other paths,
-/// for a thread that has other things to do, and a buffer. So it has to be faster by as much.
+/// The extra cost of a path besides the transfer's time. Staging takes one more call than the other
+/// paths, on a thread with other work, and a buffer. So it must be faster by this amount.
 fn burden(path: CopyPath) -> f64 {
     if path == CopyPath::Staged { CALL } else { 0.0 }
 }
 
-/// Runs of this length on average are long: at half of it a copy for each run loses a tenth.
+/// Runs with at least this mean length are long: at half of it, a copy for each run loses a tenth.
 const LONG: u64 = 1 << 20;
 
 impl Shape {
-    /// How many pieces the path handles one by one; `None` if it cannot copy this.
+    /// The number of pieces that the path handles one by one; `None` if it cannot copy this.
     fn pieces(&self, path: CopyPath) -> Option<u64> {
         use Direction::{ToDevice, ToHost, WithinDevice};
         let with_host = matches!(self.direction, ToDevice | ToHost);
@@ -61,7 +61,7 @@ impl Shape {
         }
     }
 
-    /// The two paths of copies differ in name only: one says that its runs are long.
+    /// The two paths of copies differ only in name: one states that its runs are long.
     fn is_fitting(&self, path: CopyPath) -> bool {
         let is_long = self.bytes >= LONG.saturating_mul(self.runs) || self.runs <= 1;
         match path {
@@ -71,7 +71,7 @@ impl Shape {
         }
     }
 
-    /// The path to take; `None` if the one that is forced cannot copy this.
+    /// The path to take; `None` if the forced path cannot copy this.
     pub(super) fn choose(
         &self,
         calibration: &Calibration,
@@ -122,8 +122,8 @@ fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 2)
 }
 
-/// What two paths would take, in whole microseconds. Every submit writes it, so it is put together
-/// without the machinery of formatting, which takes longer than to plan a block.
+/// The predicted times of two paths, in whole microseconds. Every submit writes this text. It
+/// avoids the formatting machinery, which takes longer than planning a block.
 fn compared(paths: [(CopyPath, f64); 2]) -> String {
     let mut text = String::with_capacity(64);
     for (number, (path, seconds)) in paths.into_iter().enumerate() {
@@ -145,22 +145,22 @@ fn push_number(text: &mut String, number: u64) {
     text.extend(digit);
 }
 
-/// How much longer or shorter than predicted transfers have been taking, within a quarter.
+/// The ratio of measured to predicted times, within a quarter.
 #[derive(Debug)]
 pub(super) struct Corrections {
-    /// As the bits of floats.
+    /// The bits of floats.
     factors: [[AtomicU64; CopyPath::ALL.len()]; Direction::ALL.len()],
     learns: bool,
 }
 
-/// The weight of the latest transfer: one that was held up by something else changes little.
+/// The weight of the latest transfer. It is small, so that one delayed transfer changes little.
 const WEIGHT: f64 = 0.125;
-/// How much of what was learned of a path each transfer that takes another one takes back.
+/// The fraction of a path's correction that each transfer on another path removes.
 const FORGOTTEN: f64 = 1.0 / 32.0;
-/// How far predictions are bent: as far as one path may pass another where the calibration is
-/// right about both and something else is in the way.
+/// The limit of a correction. It is the amount by which one path may overtake another if the
+/// calibration is right about both and an external cause delays one.
 const BOUND: f64 = 1.25;
-/// Transfers of fewer bytes say more about latency than about a path.
+/// Smaller transfers measure latency rather than a path's rate.
 const LEAST_TELLING: u64 = 4 << 20;
 
 impl Corrections {
@@ -179,10 +179,10 @@ impl Corrections {
         self.slot(direction, path).map_or(1.0, |slot| f64::from_bits(slot.load(Ordering::Relaxed)))
     }
 
-    /// Takes note of a transfer that had the wire to itself.
+    /// Learns from a transfer that had the wire to itself.
     ///
-    /// Between devices nothing is learned. There a manager compares the engines of both devices, and
-    /// the one that no longer copies would not learn that its device is idle again.
+    /// Nothing is learned between devices. There a manager compares the engines of both devices.
+    /// The engine that no longer copies would not learn that its device is idle again.
     pub(super) fn learn(
         &self,
         direction: Direction,
@@ -197,12 +197,12 @@ impl Corrections {
         }
         let Some(slot) = self.slot(direction, path) else { return };
         let old = f64::from_bits(slot.load(Ordering::Relaxed));
-        // The prediction had the factor in it.
+        // The prediction already contained the factor.
         let latest = old * took.as_secs_f64() / predicted.as_secs_f64();
         let new = old + (latest.clamp(1.0 / BOUND, BOUND) - old) * WEIGHT;
-        // Of two that learn at once one is forgotten, which does no harm.
+        // If two threads learn at once, one update is lost, which is harmless.
         slot.store(new.to_bits(), Ordering::Relaxed);
-        // What was learned of a path that is no longer taken is forgotten, so that it is tried again.
+        // The correction of an unused path decays, so that the path is tried again.
         for other in CopyPath::ALL.into_iter().filter(|other| *other != path) {
             let Some(slot) = self.slot(direction, other) else { continue };
             let factor = f64::from_bits(slot.load(Ordering::Relaxed));

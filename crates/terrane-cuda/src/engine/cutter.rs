@@ -1,12 +1,12 @@
-//! How a transfer is cut into parts, and in what order their sizes come: pure arithmetic.
+//! The cutting of a transfer into parts, and the order of their sizes: pure arithmetic.
 
 use super::packing::{Order, Packing, Part};
 
 /// Cuts a transfer into parts that fit into a buffer.
 ///
-/// Nothing travels before the first part is packed, nor is anything usable before the last is
-/// unpacked. So the parts of a transfer to the host begin small and grow, and those of one to the
-/// device shrink at the end.
+/// No byte travels before the first part is packed, and no byte is usable before the last part is
+/// unpacked. So the parts of a transfer to the host begin small and grow. The parts of a transfer
+/// to the device shrink at the end.
 #[derive(Clone, Debug)]
 pub(super) struct Cutter {
     packing: Packing,
@@ -18,7 +18,7 @@ pub(super) struct Cutter {
     total: u64,
 }
 
-/// Which end of a transfer is cut small.
+/// The end of a transfer that is cut small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ramp {
     /// The beginning.
@@ -31,16 +31,16 @@ pub(super) enum Ramp {
 
 /// The smallest part. Packing it takes about as long as it takes to start a kernel.
 const LEAST: u64 = 2 << 20;
-/// The last part of those that grow: what travels while a thread wakes up, twice.
+/// The last growing part: the bytes that travel during two wake-ups of a thread.
 const LAST: u64 = 12 << 20;
-/// The first of those that grow: what travels until a thread has woken up and submitted the next.
-/// With nothing else going on, packing it takes hardly longer than starting a kernel.
+/// The first growing part: the bytes that travel until a thread has woken up and submitted the next
+/// part. On an idle device, packing it takes hardly longer than starting a kernel.
 const FIRST: u64 = 8 << 20;
-/// How much larger the next may be: packing is more than four times as fast as the wire.
+/// The growth factor of parts: packing is more than four times as fast as the wire.
 const GROWTH: u64 = 4;
 
 impl Cutter {
-    /// `None` if not even one layer of a block fits into `largest` bytes.
+    /// Returns `None` if not even one layer of a block fits into `largest` bytes.
     pub(super) fn new(packing: Packing, pairs: u32, largest: u64, ramp: Ramp) -> Option<Self> {
         let of_layer = packing.of_layer();
         if of_layer > largest {
@@ -55,7 +55,7 @@ impl Cutter {
         self.packing.bytes(part)
     }
 
-    /// Pairs of blocks, in all.
+    /// The total number of block pairs.
     pub(super) fn pairs(&self) -> u32 {
         self.pairs
     }
@@ -70,12 +70,12 @@ impl Cutter {
         self.total <= self.largest
     }
 
-    /// The same without small parts: what fits into one is one.
+    /// The same without small parts: a transfer that fits into one part is one part.
     pub(super) fn flat(&self) -> Self {
         Self { ramp: Ramp::Flat, ..self.clone() }
     }
 
-    /// How many bytes the next part should have.
+    /// The number of bytes that the next part should have.
     fn aim(&self) -> u64 {
         match self.ramp {
             Ramp::Up => {

@@ -23,19 +23,19 @@ use crate::error::CudaError;
 pub(super) struct Feed {
     pub(super) work: Box<Work>,
     pub(super) predicted: Duration,
-    /// The first part, if it is on the device already.
+    /// The first part, if it is already on the device.
     pub(super) begun: Option<Chunk>,
-    /// Where it is counted.
+    /// The job's place in the count of jobs.
     pub(super) seat: Seat,
 }
 
-/// What a feeder and those who bring it jobs share.
+/// State shared by a feeder and the threads that bring it jobs.
 #[derive(Debug)]
 pub(super) struct Desk {
     pub(super) scratch: Mutex<ScratchPool>,
-    /// Jobs that have been brought, and not submitted to their end.
+    /// Jobs that were brought, and are not completely submitted.
     jobs: AtomicUsize,
-    /// The same of all desks of the engine.
+    /// The same for all desks of the engine.
     of_all: Arc<AtomicUsize>,
 }
 
@@ -45,7 +45,7 @@ impl Desk {
         Arc::new(Self { scratch, jobs: AtomicUsize::new(0), of_all: Arc::clone(of_all) })
     }
 
-    /// Counts a job in; answers whether it is the only one here.
+    /// Counts a job in. Returns whether it is the only one here.
     pub(super) fn enter(self: &Arc<Self>) -> (Seat, bool) {
         // Relaxed, here and below: hints.
         self.of_all.fetch_add(1, Ordering::Relaxed);
@@ -53,7 +53,7 @@ impl Desk {
         (Seat(Arc::clone(self)), is_only)
     }
 
-    /// Whether no desk has another job: what goes the other way takes its share of the wire.
+    /// Whether no desk has another job: traffic in the other direction shares the wire.
     fn is_alone(&self) -> bool {
         self.of_all.load(Ordering::Relaxed) <= 1
     }
@@ -62,7 +62,7 @@ impl Desk {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of the buffer that a part uses until its event.
+    /// Records the buffer that a part uses until its event.
     pub(super) fn lend(&self, mut chunk: Chunk) -> Chunk {
         if let Some(mut scratch) = chunk.scratch.take() {
             scratch.in_use_until(Arc::clone(&chunk.event));
@@ -71,7 +71,7 @@ impl Desk {
         chunk
     }
 
-    /// Takes back a buffer that was not needed.
+    /// Takes back an unused buffer.
     pub(super) fn give_back(&self, scratch: Option<Scratch>) {
         if let Some(scratch) = scratch {
             self.scratch().give_back(scratch);
@@ -79,7 +79,7 @@ impl Desk {
     }
 }
 
-/// A job's place at a desk, which counts it out when it drops.
+/// A job's place at a desk. Its drop counts the job out.
 #[derive(Debug)]
 pub(super) struct Seat(Arc<Desk>);
 
@@ -90,8 +90,8 @@ impl Drop for Seat {
     }
 }
 
-/// A job that is to come to a feeder when it may begin. Until then it holds no stream, no buffer,
-/// and no seat.
+/// A job that goes to a feeder when it may begin. Until then it holds no stream, no buffer, and no
+/// seat.
 pub(super) struct Gated {
     pub(super) gate: Gate,
     pub(super) work: Box<Work>,
@@ -101,23 +101,23 @@ pub(super) struct Gated {
 }
 
 impl Gated {
-    /// Hands the job on.
+    /// Hands the job to its feeder.
     pub(super) fn go_on(self) {
         let Self { gate, work, predicted, queue, desk } = self;
         drop(gate);
         let (seat, _) = desk.enter();
-        // Should the feeder be gone, the job drops here.
+        // If the feeder has ended, the job drops here.
         drop(queue.send(Feed { work, predicted, begun: None, seat }));
     }
 
-    /// Ends the job, of which nothing has been submitted.
+    /// Ends the job, without any submitted work.
     pub(super) fn cancel(self, error: CudaError) {
         self.work.into_cargo(None).finish(Err(engine_failure(error)));
     }
 }
 
-/// One direction's thread: it takes a part of each of its jobs in turn, so that a short one does
-/// not wait for the end of a long one, and keeps a bounded number of parts on the device.
+/// The thread of one direction. It takes a part of each of its jobs in turn, so that a short job
+/// does not wait for the end of a long one. It keeps a bounded number of parts on the device.
 pub(super) struct Feeder {
     shared: Arc<Shared>,
     jobs: Receiver<Feed>,
@@ -139,7 +139,7 @@ impl Feeder {
         Self { shared, jobs, watchers, desk, turns, pending }
     }
 
-    /// Serves until nobody can bring a job any more, and all have been submitted.
+    /// Serves jobs until no source of jobs is left, and all jobs are submitted.
     pub(super) fn serve(mut self) {
         loop {
             let was_idle = self.turns.is_empty();
@@ -151,18 +151,18 @@ impl Feeder {
             }
             self.turns.extend(self.jobs.try_iter());
             let Some(feed) = self.turns.pop_front() else { continue };
-            // Only foreign code can panic, such as a subscriber to traces. The thread has other jobs
-            // to serve; this one drops, which waits for what has been submitted of it.
+            // Only foreign code can panic, such as a subscriber to traces. The thread must continue
+            // with other jobs. This job drops, which waits for its submitted work.
             let turn = catch_unwind(AssertUnwindSafe(|| self.turn(feed, was_idle)));
             if let Ok(Some(feed)) = turn {
                 self.turns.push_back(feed);
             }
         }
-        // The buffers go with the desk, when nothing uses them any more.
+        // The buffers are freed with the desk, when nothing uses them any more.
         while self.retire_oldest() {}
     }
 
-    /// Submits a part of a job; gives it back if there is more of it.
+    /// Submits a part of a job. Returns the job if parts are left.
     fn turn(&mut self, mut feed: Feed, was_idle: bool) -> Option<Feed> {
         if was_idle {
             self.retire_ended();
@@ -182,7 +182,7 @@ impl Feeder {
         }
         let shared = &*self.shared;
         let work = &mut feed.work;
-        // The context is bound once for all the calls of a part.
+        // The context is bound once for all driver calls of a part.
         let mut stepped = None;
         let bound = shared.context.bound(|_| {
             stepped = Some(work.step(shared));
@@ -199,8 +199,8 @@ impl Feeder {
                 if !feed.work.is_submitted() {
                     return Some(feed);
                 }
-                // At once, not when there would be room for another part: who waits for the end has
-                // to hear of it while it is far off.
+                // At once, not when another part fits: waiting threads must learn of the end while
+                // it is far off.
                 self.all_submitted(feed);
                 None
             }
@@ -230,18 +230,18 @@ impl Feeder {
             }
             Err(cargo) => Task::Drained(cargo),
         };
-        // There are watchers for as long as there are feeders.
+        // Watchers exist as long as feeders exist.
         self.watchers.send(task);
     }
 
-    /// When the parts on the device should have ended, if the job has it to itself.
+    /// The predicted end of the parts on the device, if the job is alone there.
     fn due(&self, feed: &Feed) -> Option<Range<Instant>> {
         let job = feed.work.job();
         if !self.turns.is_empty() || job.layers().is_some() {
             return None;
         }
         let all: u64 = self.pending.iter().map(|part| part.bytes).sum();
-        // How far the first of them has come is not known.
+        // The progress of the first part is unknown.
         let first = self.pending.front().map_or(0, |part| part.bytes);
         let time = |bytes: u64| {
             let share = bytes as f64 / job.plan().bytes().get().max(1) as f64;
@@ -250,23 +250,22 @@ impl Feeder {
         due(time(all - first)?..time(all)?)
     }
 
-    /// Has a job end when what has been submitted of it has.
+    /// Finishes a failed job once its submitted parts complete.
     fn fail(&mut self, feed: Feed, failure: CopyFailure) {
         let Feed { work, seat, .. } = feed;
         drop(seat);
-        // Not here, where others wait for their turn: it takes as long as it takes, and finishing
-        // a job runs foreign code. There are watchers for as long as there are feeders.
+        // Not on this thread, where other jobs wait for their turn. The wait may be long, and
+        // finishing a job runs foreign code. Watchers exist as long as feeders exist.
         let failed = Failed::new(work.into_cargo(Some(&self.desk)), failure);
         self.watchers.send(Task::Drain(failed));
         self.retire_ended();
     }
 
-    /// Waits until another part may be submitted, and gives the job the buffer for it, if it needs
-    /// one.
+    /// Waits until another part may be submitted. Gives the job a buffer for it, if it needs one.
     ///
     /// # Errors
     ///
-    /// That there is no memory for a buffer, and no way without.
+    /// No memory is left for a buffer, and the job cannot continue without one.
     fn make_room(&mut self, work: &mut Work) -> Result<(), CudaError> {
         self.retire_ended();
         let most = ByteCount::new(self.shared.options.scratch_buffers.get().max(2).into());
@@ -296,7 +295,7 @@ impl Feeder {
         Ok(())
     }
 
-    /// Waits for the buffer that is free the soonest.
+    /// Waits for the buffer that becomes free first.
     ///
     /// # Errors
     ///
@@ -310,16 +309,16 @@ impl Feeder {
                 let broken = self.desk.scratch().take_broken();
                 drop(broken);
             }
-            // A job that failed has it.
+            // A failed job holds it.
             None => return work.do_without_scratch(&self.shared),
         }
         Ok(())
     }
 
-    /// Takes note of parts that have ended.
+    /// Removes the parts that have ended.
     fn retire_ended(&mut self) {
         while let Some(chunk) = self.pending.front() {
-            // That it failed, the job's end says as well.
+            // The job's end also reports the failure.
             if matches!(chunk.event.is_complete(), Ok(false)) {
                 return;
             }
@@ -327,7 +326,7 @@ impl Feeder {
         }
     }
 
-    /// Waits for the oldest part; answers whether there was one.
+    /// Waits for the oldest part. Returns whether there was one.
     fn retire_oldest(&mut self) -> bool {
         let Some(chunk) = self.pending.pop_front() else { return false };
         if chunk.event.wait().is_ok() {

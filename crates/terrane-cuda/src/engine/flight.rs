@@ -23,43 +23,44 @@ use crate::error::CudaError;
 use crate::event::{Event, Timing};
 use crate::kernels::Kernels;
 
-/// A job whose last work is on a stream. Whoever first sees that its end event has happened, a
-/// thread of the engine or of the caller, takes the job out and finishes it.
+/// A job whose last work is on a stream. The first thread, of the engine or of the caller, that
+/// sees its end event complete takes the job out and finishes it.
 pub(super) struct Flight {
-    /// Behind the last of the work. If threads cannot sleep until it happens, the first of the job's
-    /// streams has it.
+    /// The event after the last work. If threads cannot sleep until it completes, the job's first
+    /// stream carries it.
     end: Arc<Event>,
-    /// Behind the work before that, if the whole takes long.
+    /// The event after the work before that, if the whole job takes long.
     before_end: Option<Arc<Event>>,
-    /// When it should happen, if that is known.
+    /// The predicted end, if it is known.
     due: Option<Range<Instant>>,
-    /// Taken out by who ends the job. Nothing foreign runs while it is locked.
+    /// The thread that ends the job takes it out. No foreign code runs while it is locked.
     cargo: Mutex<Option<Cargo>>,
-    /// Where layers are told of. That runs foreign code, which may wait for this very job.
+    /// The receiver of arrived layers. Reporting runs foreign code, which may wait for this same
+    /// job.
     signals: Option<LayerSignals>,
-    /// Layers that are to be told of, with the event behind each, in their order.
+    /// Layers to report, with the event after each, in their order.
     layers: Box<[(Range<u32>, Arc<Event>)]>,
-    /// How many of them have been told of. Only who is telling changes it.
+    /// The number of reported layers. Only the reporting thread changes it.
     told: AtomicUsize,
     telling: AtomicBool,
 }
 
-/// What a job needs until it has ended.
+/// The resources that a job needs until it has ended.
 pub(super) struct Cargo {
-    /// The first to drop, so that the rest outlives what is on them.
+    /// The streams drop first, so that the rest outlives the work on them.
     pub(super) lanes: Lanes,
-    /// A buffer that work which failed may still use.
+    /// A buffer that failed work may still use.
     pub(super) scratch: Option<(Scratch, Arc<Desk>)>,
     pub(super) lists: Option<BlockLists>,
     pub(super) job: Box<CopyJob>,
     pub(super) count: Arc<Count>,
     pub(super) ends: [Arc<Reach>; 2],
     pub(super) lesson: Option<Lesson>,
-    /// They must not be unloaded while they run, whatever becomes of the engine.
+    /// The kernels must stay loaded while they run, even if the engine drops.
     pub(super) kernels: Option<Kernels>,
 }
 
-/// What can be learned of a job.
+/// The data for corrections of the calibration.
 pub(super) struct Lesson {
     pub(super) corrections: Arc<Corrections>,
     pub(super) direction: Direction,
@@ -88,7 +89,7 @@ impl Flight {
         })
     }
 
-    /// Lets threads that wait for the job look for themselves.
+    /// Lets a thread that waits for the job poll it before it sleeps.
     pub(super) fn invite(self: &Arc<Self>) {
         if let Some(cargo) = &*self.lock() {
             let attendant: Arc<dyn Attend> = self.clone();
@@ -96,27 +97,28 @@ impl Flight {
         }
     }
 
-    /// Whether it should end soon, and has an end that is asked for.
+    /// Whether it should end soon, and its end event is polled.
     pub(super) fn is_short(&self) -> bool {
         self.end.is_only_asked() && self.layers.is_empty()
     }
 
-    /// Whether the end has not happened, and nothing else is to be told of.
+    /// Whether the end event is pending, and no layer is left to report.
     pub(super) fn is_pending(&self) -> bool {
         self.is_short() && matches!(self.end.is_complete(), Ok(false))
     }
 
-    /// Looks whether the job has ended, and finishes it if so. Answers whether it has.
+    /// Polls whether the job has ended, and finishes it if so. Returns whether it has ended.
     pub(super) fn look(&self) -> bool {
-        // Whether the work has ended is not known if that fails. The engine's own thread waits for it.
+        // On an error it is unknown whether the work has ended. The engine's own thread waits for
+        // it.
         self.try_look().unwrap_or(false)
     }
 
-    /// As [`look`](Self::look).
+    /// Like [`look`](Self::look), with errors.
     ///
     /// # Errors
     ///
-    /// Why it is not known whether the job has ended.
+    /// The reason why it is unknown whether the job has ended.
     pub(super) fn try_look(&self) -> Result<bool, CudaError> {
         if self.end.is_complete()? {
             if let Some(cargo) = self.take() {
@@ -128,10 +130,10 @@ impl Flight {
         Ok(false)
     }
 
-    /// Waits for the end, and finishes the job; gives it back if it is not known whether it has
+    /// Waits for the end, and finishes the job. Returns the job if it is unknown whether it has
     /// ended.
     pub(super) fn see_through(self: &Arc<Self>) -> Option<Failed> {
-        // The failure of an event is that of the end, too.
+        // The failure of an event is also the failure of the end.
         let told = self.told.load(Ordering::Relaxed);
         for (_, event) in self.layers.get(told..).unwrap_or_default() {
             if event.wait().is_err() {
@@ -140,7 +142,7 @@ impl Flight {
             self.tell_layers();
         }
         if let Some(before) = &self.before_end {
-            // From here on it does not take long, and to be woken takes as long.
+            // From here on the wait is short, and waking up would take as long.
             if before.wait().is_ok() {
                 self.invite();
                 let begun = Instant::now();
@@ -159,23 +161,23 @@ impl Flight {
                 cargo.finish(Ok(()));
                 None
             }
-            // Of the streams it is found out whether anything still runs.
+            // The streams are queried whether any work still runs.
             Err(error) => Some(Failed::new(Box::new(cargo), engine_failure(error))),
         }
     }
 
-    /// Sleeps until the end, or until somebody else has finished the job.
+    /// Sleeps until the end, or until another thread has finished the job.
     ///
     /// # Errors
     ///
-    /// Those of the driver.
+    /// The errors of the driver.
     fn await_end(&self) -> Result<(), CudaError> {
         if !self.end.is_only_asked() {
             return self.end.wait();
         }
         let behind = match self.lock().as_ref().map(|cargo| cargo.lanes.first()) {
             None => return Ok(()),
-            // For as long as the job has not been taken out, and that is locked, the stream is its own.
+            // The stream belongs to the job until the job is taken out, and that is locked.
             Some(stream) => stream.map(|stream| {
                 let behind = Event::new(self.end.context(), Timing::Off)?;
                 behind.record(stream).map(|()| behind)
@@ -184,22 +186,22 @@ impl Flight {
         match behind {
             Some(Ok(behind)) => {
                 behind.wait()?;
-                // Now it is known to whoever asks for the buffer next.
+                // Now the next user of the buffer can see the end.
                 self.end.is_complete().map(|_| ())
             }
-            // That there is no such event says nothing about the end.
+            // A missing event says nothing about the end.
             Some(Err(_)) | None => self.end.wait(),
         }
     }
 
-    /// As [`see_through`](Self::see_through), where the end event fails.
+    /// Like [`see_through`](Self::see_through), for a failed end event.
     pub(super) fn give_up(&self, error: CudaError) -> Option<Failed> {
         let cargo = self.take()?;
         Some(Failed::new(Box::new(cargo), engine_failure(error)))
     }
 
-    /// Tells of the layers that have arrived, unless another thread is at it, or this one further up
-    /// its stack: then it goes on with them when it comes back.
+    /// Reports the layers that have arrived. If another thread, or this thread further up its
+    /// stack, is already reporting, that call continues with them.
     fn tell_layers(&self) {
         let Some(signals) = &self.signals else { return };
         while self.arrived().is_some() {
@@ -210,19 +212,19 @@ impl Flight {
                 self.told.store(number + 1, Ordering::Relaxed);
                 signals.done(layers.clone());
             }
-            // Who was turned away before this has left a layer that is found by looking once more.
+            // A thread that was turned away before this has left a layer. One more check finds it.
             self.telling.store(false, Ordering::Release);
         }
     }
 
-    /// The next layers to tell of, if they have arrived.
+    /// The next layers to report, if they have arrived.
     fn arrived(&self) -> Option<(usize, &Range<u32>)> {
         let told = self.told.load(Ordering::Relaxed);
         let (layers, event) = self.layers.get(told)?;
         matches!(event.is_complete(), Ok(true)).then_some((told, layers))
     }
 
-    /// The job, for whoever comes first.
+    /// Takes the job; only the first caller gets it.
     fn take(&self) -> Option<Cargo> {
         self.lock().take()
     }
@@ -232,7 +234,7 @@ impl Flight {
     }
 }
 
-/// How long a thread looks for an end that is near before it goes to sleep.
+/// The time for which a thread polls for an end that is near, before it sleeps.
 const LAST_SPIN: Duration = Duration::from_micros(500);
 
 impl Attend for Flight {
@@ -240,7 +242,7 @@ impl Attend for Flight {
         if self.end.context().driver().is_of_parent() {
             return;
         }
-        // It runs on threads of callers, beside whatever others of theirs are capturing.
+        // It runs on callers' threads, while other threads of the caller may be capturing.
         let beside = BesideCaptures::new(self.end.context().driver());
         self.look();
         drop(beside);
@@ -252,7 +254,7 @@ impl Attend for Flight {
 }
 
 impl Cargo {
-    /// Finishes the job, of which nothing is on the device any more.
+    /// Finishes the job, which has no more work on the device.
     pub(super) fn finish(self, result: Result<(), CopyFailure>) {
         let Self { mut lanes, scratch, lists, job, count, ends, lesson, kernels } = self;
         lanes.at_rest();
@@ -264,7 +266,7 @@ impl Cargo {
                 corrections.learn(direction, path, bytes, predicted, took);
             }
         }
-        // Others may use the streams before the caller hears of the end.
+        // The streams are free for others before the caller is told of the end.
         drop((lanes, lists));
         if let Some((scratch, desk)) = scratch {
             desk.give_back(Some(scratch));
@@ -273,8 +275,8 @@ impl Cargo {
         drop((ends, kernels));
     }
 
-    /// Ends a job that has not come to rest, and perhaps never will. What the device may use is
-    /// kept by `lost`.
+    /// Ends a job whose work may never come to rest. `lost` keeps the resources that the device may
+    /// use.
     fn abandon(self, failure: CopyFailure, lost: &Lost) {
         let Self { lanes, scratch, lists, job, count: _, ends, lesson: _, kernels } = self;
         let remains = job.give_up(failure);
@@ -282,11 +284,11 @@ impl Cargo {
     }
 }
 
-/// A job that has failed, and of which work may be on the device.
+/// A failed job that may still have work on the device.
 pub(super) struct Failed {
     cargo: Box<Cargo>,
     failure: CopyFailure,
-    /// How often the driver has not said whether any is.
+    /// The number of times that the driver has not said whether it has.
     unknown: u32,
 }
 
@@ -295,8 +297,9 @@ impl Failed {
         Self { cargo, failure, unknown: 0 }
     }
 
-    /// Finishes the job if nothing of it is on the device any more, and gives it back otherwise. If
-    /// the driver has not said so for long, it ends all the same, and what the device may use stays.
+    /// Finishes the job if none of its work is on the device, and returns it otherwise. If the
+    /// driver has given no answer for long, the job ends all the same, and the resources that the
+    /// device may use are kept.
     pub(super) fn look(mut self, lost: &Lost) -> Option<Self> {
         match self.cargo.lanes.rest() {
             Rest::Come => {
@@ -315,7 +318,7 @@ impl Failed {
         }
     }
 
-    /// Does so again and again.
+    /// Retries until the job has ended.
     pub(super) fn see_through(self, lost: &Lost) {
         let mut naps = Naps::default();
         let mut left = self.look(lost);
@@ -326,14 +329,14 @@ impl Failed {
     }
 }
 
-/// When a job should end that takes so long from now on, as far as that can be said, and what it
-/// takes to fall asleep and to be woken; `None` if that is far off.
+/// The predicted end of a job with this remaining time, as far as it is known, and the time to fall
+/// asleep and wake up. `None` if the end is far off.
 pub(super) fn due(left: Range<Duration>) -> Option<Range<Instant>> {
     const FAR: Duration = Duration::from_millis(5);
     const EARLY: Duration = Duration::from_micros(100);
     const LATE: Duration = Duration::from_micros(250);
-    /// What a prediction for a short job may be wrong by. Who wakes too early looks for so long; who
-    /// wakes too late has lost it.
+    /// The tolerance of a prediction for a short job. A thread that wakes too early polls for this
+    /// time. A thread that wakes too late has lost it.
     const DOUBT: Duration = Duration::from_micros(400);
     if left.end > FAR {
         return None;
@@ -347,11 +350,11 @@ pub(super) fn engine_failure(error: CudaError) -> CopyFailure {
     CopyFailure::Engine { source: Box::new(error) }
 }
 
-/// The progress of a job, which several threads report and which ends at all of its bytes.
+/// The progress of a job. Several threads report it, and it ends at all of the job's bytes.
 #[derive(Debug)]
 pub(super) struct Count {
     progress: Arc<Progress>,
-    /// Of the whole job. Parts that are copied twice count once.
+    /// The bytes of the whole job. Parts that are copied twice count once.
     all: u64,
     /// `None` once the job has ended.
     counted: Mutex<Option<u64>>,

@@ -9,16 +9,16 @@ use crate::error::CudaError;
 use crate::kernels::{BlockIds, CopyEnd, GridCopy, INLINE_BLOCKS, Kernels};
 use crate::stream::Stream;
 
-/// What the kernel finds at one end.
+/// The contents of one end, for the kernel.
 #[derive(Clone, Copy)]
 pub(super) enum KernelEnd<'a> {
     /// Blocks of a layout.
     Layout {
         reach: &'a Reach,
         end: &'a GridEnd,
-        /// Of all pairs of the transfer.
+        /// The ids for all pairs of the transfer.
         blocks: &'a [u32],
-        /// The same in the device's memory, if they are there; or null.
+        /// The same ids in the device's memory, if they are there; or null.
         list: u64,
     },
     /// A buffer on the device, packed for `end`.
@@ -26,7 +26,7 @@ pub(super) enum KernelEnd<'a> {
 }
 
 impl<'a> KernelEnd<'a> {
-    /// The ids of some pairs' blocks that a launch is to carry; none of a packed end.
+    /// The ids of some pairs' blocks that a launch carries; none for a packed end.
     fn blocks(self, first: u32, pairs: u32) -> &'a [u32] {
         match self {
             Self::Layout { blocks, list: 0, .. } => {
@@ -37,7 +37,7 @@ impl<'a> KernelEnd<'a> {
     }
 }
 
-/// What launches need.
+/// The inputs of launches.
 pub(super) struct Launcher<'a> {
     pub(super) kernels: &'a Kernels,
     pub(super) tables: &'a Tables,
@@ -50,13 +50,14 @@ impl Launcher<'_> {
     ///
     /// # Errors
     ///
-    /// [`CudaError::NotReached`] if the device does not reach an end, which no quote allows;
-    /// those of the driver. Some of the launches may have been submitted.
+    /// [`CudaError::NotReached`] if the device cannot access an end, which no quote allows; the
+    /// errors of the driver. Some of the launches may have been submitted.
     ///
     /// # Safety
     ///
-    /// The part is of a validated transfer between the layouts of these ends, or a buffer that is
-    /// large enough, and nobody else uses what it copies until the stream has come past it.
+    /// The part belongs to a validated transfer between the layouts of these ends, or to a buffer
+    /// that is large enough. Nothing else uses the copied bytes until the stream has passed the
+    /// copy.
     pub(super) unsafe fn copy(
         &self,
         grid: &CopyGrid,
@@ -78,7 +79,7 @@ impl Launcher<'_> {
         while first < part.pairs.end {
             let left = part.pairs.end - first;
             let pairs = fill_blocks(&mut arguments, part, [source, destination], first, left);
-            // SAFETY: the caller's promise; the addresses are those of the part's cells, by the
+            // SAFETY: the caller guarantees it; the addresses are those of the part's cells, by the
             // definition of the grid.
             unsafe { self.kernels.copy(self.stream, &arguments, self.ctas) }?;
             first += pairs;
@@ -86,7 +87,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    /// An end but for its blocks.
+    /// An end without its blocks.
     fn end(&self, part: &Part, end: KernelEnd<'_>) -> Result<CopyEnd, CudaError> {
         match end {
             KernelEnd::Packed { address, strides, end } => Ok(CopyEnd {
@@ -125,8 +126,8 @@ impl Launcher<'_> {
 /// The bytes of an id in a list.
 const ID_BYTES: u64 = 4;
 
-/// Fills in the blocks of as many pairs as fit, at most `left`, from `first` on; says how many.
-/// The bases are those of the pairs that follow one another from the first of the part on.
+/// Sets the blocks of as many pairs as fit, at most `left`, starting at `first`. Returns their
+/// number. The bases are those of consecutive pairs, starting at the first of the part.
 fn fill_blocks(
     arguments: &mut GridCopy,
     part: &Part,

@@ -9,12 +9,12 @@ use crate::error::CudaError;
 use crate::memory::{DeviceAllocator, DeviceMemory, PinnedAllocator, PinnedMemory, PinnedOptions};
 use crate::stream::Stream;
 
-/// The memory of lists that have gone.
+/// The memory of dropped lists, for reuse.
 #[derive(Debug)]
 pub(super) struct ListPool {
     device: DeviceAllocator,
-    /// What lies in pinned memory is copied without the caller's thread, which the driver holds up
-    /// for other memory until it has read it.
+    /// Pinned memory is copied without the caller's thread. For other memory the driver blocks that
+    /// thread until it has read it.
     pinned: PinnedAllocator,
     kept: Mutex<Kept>,
 }
@@ -22,40 +22,39 @@ pub(super) struct ListPool {
 #[derive(Debug, Default)]
 struct Kept {
     free: Vec<Room>,
-    /// The smallest of those that were too many, which a thread of the engine frees: that waits for
-    /// the device.
+    /// The smallest of the excess rooms. A thread of the engine frees them, because a free waits
+    /// for the device.
     surplus: Vec<Room>,
 }
 
-/// Where lists are written, and where they go.
+/// The memory in which lists are written, and their destination.
 #[derive(Debug)]
 struct Room {
     host: PinnedMemory,
     device: DeviceMemory,
 }
 
-/// The least memory that lists get: as much as those of any transfer that is submitted by its
-/// caller's thread need.
+/// The minimum memory for lists. It suffices for any transfer that its caller's thread submits.
 const LEAST: u64 = 128 << 10;
-/// The most pairs that a caller's thread lists, of two ids of four bytes each.
+/// The maximum number of pairs that a caller's thread lists, with two ids of four bytes each.
 pub(super) const MOST_SMALL_PAIRS: u32 = 16 << 10;
-/// As many are kept: more than there are large kernels at a time.
+/// The number of rooms that are kept: more than there are large kernels at a time.
 const MOST_FREE: usize = 8;
 
 impl ListPool {
     pub(super) fn new(context: &Context) -> Result<Arc<Self>, CudaError> {
-        // So little memory is the driver's to allocate.
+        // The driver allocates memory of this small size.
         let options = PinnedOptions { registration: Wish::Off, ..PinnedOptions::default() };
         let pinned = PinnedAllocator::new(context, options)?;
         let device = DeviceAllocator::new(context);
         let pool = Arc::new(Self { device, pinned, kept: Mutex::default() });
-        // Without memory now, there may be some by the time that it is needed.
+        // If there is no memory now, there may be some when it is needed.
         let first = pool.make(ByteCount::ZERO).ok();
         pool.kept().free.extend(first);
         Ok(pool)
     }
 
-    /// Room for lists of so many bytes, if there is some that is not in use.
+    /// Room for lists of this size, if some is unused.
     pub(super) fn take(self: &Arc<Self>, bytes: ByteCount) -> Option<BlockLists> {
         let mut kept = self.kept();
         let fitting = kept.free.iter().enumerate().filter(|(_, room)| room.bytes() >= bytes);
@@ -65,7 +64,7 @@ impl ListPool {
         Some(self.lend(room))
     }
 
-    /// The same, made anew if need be, which the driver takes its time over.
+    /// The same, newly allocated if necessary, which takes the driver some time.
     ///
     /// # Errors
     ///
@@ -91,8 +90,8 @@ impl ListPool {
         Ok(Room { host: self.pinned.bring_up(&request)?, device })
     }
 
-    /// Takes a room back. Of too many the smallest goes, whatever came first: a larger one serves
-    /// in its place.
+    /// Takes a room back. If there are too many, the smallest is removed, whatever its age: a
+    /// larger one can replace it.
     fn keep(&self, room: Room) {
         let mut kept = self.kept();
         kept.free.push(room);
@@ -105,7 +104,7 @@ impl ListPool {
         }
     }
 
-    /// Frees what was too much. For threads that may wait for the device.
+    /// Frees the excess rooms. Only for threads that may wait for the device.
     pub(super) fn free_surplus(&self) {
         let surplus = std::mem::take(&mut self.kept().surplus);
         // Without the lock.
@@ -132,15 +131,15 @@ impl Room {
 /// The blocks of a transfer's ends, on the device. It lives until the transfer has ended.
 #[derive(Debug)]
 pub(super) struct BlockLists {
-    /// Of the source's, and of the destination's.
+    /// The ids of the source's blocks, and of the destination's.
     pub(super) addresses: [u64; 2],
     room: Option<Room>,
     pool: Arc<ListPool>,
 }
 
 impl BlockLists {
-    /// Has the blocks of both ends copied to the device's memory, in the order of `reader`. There is
-    /// [room](list_bytes) for them.
+    /// Copies the block ids of both ends to the device's memory, in the order of `reader`. The
+    /// lists have [room](list_bytes) for them.
     ///
     /// # Errors
     ///
@@ -152,15 +151,15 @@ impl BlockLists {
         let Some(at) = from.as_host() else { return Err(CudaError::NotReached { device }) };
         let at = at.as_ptr().cast::<u32>();
         let [sources, destinations] = blocks;
-        // SAFETY: the memory has room for both lists, is aligned to pages, and is this list's alone:
-        // the copy of the one before it has ended with its transfer.
+        // SAFETY: the memory has room for both lists, is aligned to pages, and belongs to this list
+        // alone: the copy of the previous list has ended with its transfer.
         unsafe { at.copy_from_nonoverlapping(sources.as_ptr(), sources.len()) };
-        // SAFETY: it has room for as many and more.
+        // SAFETY: it has room for at least this many.
         let behind = unsafe { at.add(sources.len()) };
         // SAFETY: as above.
         unsafe { behind.copy_from_nonoverlapping(destinations.as_ptr(), destinations.len()) };
-        // SAFETY: both live until the transfer has ended, which comes after this copy, and are
-        // nobody else's.
+        // SAFETY: both live until the transfer has ended, which is after this copy, and nothing
+        // else uses them.
         unsafe { reader.copy(from, to, list_bytes(blocks)) }?;
         let first = room.device.address().get();
         self.addresses = [first, first + ByteCount::from_usize(size_of_val(sources)).get()];

@@ -57,28 +57,30 @@ use tables::Tables;
 use watch::{Task, Watch, Watchers};
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
-/// between it and that of another device.
+/// between it and the memory of another device.
 ///
-/// Of several [paths](CopyPath) each transfer takes the one that should be fastest, as a
-/// [`Calibration`] says. A small transfer is put on a stream by the thread that submits it, which
-/// takes some microseconds and waits for nothing; a large one is fed to the device in parts by a
-/// thread of the engine, a part of each such transfer in turn, so that none has the wire to itself
-/// for long. Both ends of pinned memory that other libraries have locked (PyTorch's) are served as
-/// well.
+/// Each transfer takes one of several [paths](CopyPath): the one that a [`Calibration`] predicts to
+/// be the fastest.
 ///
-/// Dropping the engine lets its threads finish what was submitted, and joins them, unless it drops
-/// on a thread that finishes transfers, which must not wait for others: then they end by
-/// themselves. In a process that was forked after the engine was made, a transfer fails with
-/// [`CudaError::Forked`], and dropping the engine waits for nothing.
+/// The thread that submits a small transfer puts it on a stream. That takes some microseconds and
+/// does not block. A thread of the engine submits a large transfer to the device in parts. It takes
+/// one part of each such transfer in turn, so that no transfer occupies the wire for long.
 ///
-/// It copies between the device and *pinned* memory. To other memory of the host, and to files, a
-/// [`RelayEngine`](terrane_transfer::engines::RelayEngine) joins it with the engine that reaches
-/// those. One manager has them all, and each transfer goes to the one that is fastest.
+/// The engine also serves pinned memory that other libraries have locked (PyTorch's).
+///
+/// Dropping the engine lets its threads finish the submitted work, and joins them. A thread that
+/// finishes transfers must not wait for others. If the engine drops on such a thread, its threads
+/// end without a join. In a process that was forked after the engine was created, a transfer fails
+/// with [`CudaError::Forked`], and dropping the engine waits for nothing.
+///
+/// It copies between the device and *pinned* memory. For other host memory and for files, a
+/// [`RelayEngine`](terrane_transfer::engines::RelayEngine) combines it with the engine that reaches
+/// those. One manager holds all engines, and each transfer goes to the fastest one.
 ///
 /// # Example
 ///
-/// Blocks of a model go from the device to pinned memory, and come back to other blocks, layer by
-/// layer, while compute on the first of them runs:
+/// The example copies blocks of a model from the device to pinned memory. It brings them back to
+/// other blocks, layer by layer, while compute on the first layers runs:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -145,28 +147,28 @@ use watch::{Task, Watch, Watchers};
 /// ```
 pub struct DeviceEngine {
     shared: Arc<Shared>,
-    /// To the device, to the host, and between devices' memories.
+    /// Counters for copies to the device, to the host, and between devices' memories.
     feeders: Option<[(Sender<Feed>, Arc<Desk>); 3]>,
     watchers: Option<Watchers>,
-    /// To those who wait until jobs may begin.
+    /// The counter for threads that wait until jobs may begin.
     gates: Option<Watchers>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the engine's threads share.
+/// State shared by the engine's threads.
 struct Shared {
     context: Context,
     options: DeviceEngineOptions,
     kernels: Option<Kernels>,
-    /// What became of the wish for kernels.
+    /// The result of the request for kernels.
     capabilities: CapabilityReport,
     reach: ReachCache,
     tables: Tables,
     lists: Arc<ListPool>,
-    /// What jobs copy on.
+    /// The streams that jobs copy on.
     streams: Arc<StreamPool>,
-    /// What jobs that have not begun wait on, where their order is somebody else's event: as many as
-    /// there are such jobs at a time.
+    /// The streams on which unstarted jobs wait, if their order is another library's event. There
+    /// are as many as there are such jobs at a time.
     gate_streams: Arc<StreamPool>,
     peers: Arc<Peers>,
     calibration: Calibration,
@@ -174,11 +176,11 @@ struct Shared {
     has_batches: bool,
 }
 
-/// Threads that wait until large transfers may begin on the device. The last of them looks at all
-/// that the others have no time for.
+/// Threads that wait until large transfers may begin on the device. The last thread polls all
+/// transfers that the others cannot serve.
 const GATE_KEEPERS: u32 = 2;
 
-/// Streams that are there from the beginning, so that the first submits need not make any.
+/// Streams that are created in advance, so that the first submits need not create any.
 const READY: u32 = 4;
 const READY_GATES: u32 = 1;
 
@@ -192,13 +194,14 @@ impl Shared {
 }
 
 impl DeviceEngine {
-    /// An engine for the context's device. Loads the kernels, if the driver takes them, and starts the threads, which are
-    /// named `terrane-cuda-feed-0` and so on, `terrane-cuda-gate-0` and `terrane-cuda-wait-0`.
+    /// Creates an engine for the context's device. Loads the kernels, if the driver accepts them,
+    /// and starts the threads. The threads are named `terrane-cuda-feed-0` and so on,
+    /// `terrane-cuda-gate-0` and `terrane-cuda-wait-0`.
     ///
     /// # Errors
     ///
-    /// [`CudaError::KernelsRefused`] if they are [required](DeviceEngineOptions::kernels), those of
-    /// making a stream, [`CudaError::Thread`].
+    /// [`CudaError::KernelsRefused`] if they are [required](DeviceEngineOptions::kernels), the
+    /// errors of creating a stream, [`CudaError::Thread`].
     pub fn new(context: &Context, options: DeviceEngineOptions) -> Result<Self, CudaError> {
         let _beside = BesideCaptures::new(context.driver());
         let (kernels, capabilities) = load_kernels(context, options.kernels)?;
@@ -221,7 +224,7 @@ impl DeviceEngine {
         let lost = Arc::default();
         let [tasks, gated] = [(); 2].map(|()| Watch::new(&lost, &shared.lists));
         let [watchers, gates] = [&tasks, &gated].map(Watchers::new);
-        // Dropped on the way out, it joins the threads that have been started.
+        // If this is dropped on an error, it joins the threads that have been started.
         let mut engine = Self {
             shared,
             feeders: None,
@@ -258,11 +261,11 @@ impl DeviceEngine {
     ) -> Result<(), CudaError> {
         let shared = Arc::clone(&self.shared);
         let beside = move || {
-            // For as long as the thread lives, whatever other threads capture.
+            // The mode applies for the thread's lifetime, whatever other threads capture.
             let _beside = BesideCaptures::new(shared.context.driver());
             serve();
-            // To free memory waits for the device: if the engine goes on a thread that must not wait,
-            // that is left to the last of these, which has seen all jobs through.
+            // Freeing memory waits for the device. If the engine drops on a thread that must not
+            // wait, the last of these threads frees it, after all jobs have ended.
             drop(shared);
         };
         let thread = threads::spawn(name, beside).map_err(|source| CudaError::Thread { source })?;
@@ -270,7 +273,7 @@ impl DeviceEngine {
         Ok(())
     }
 
-    /// The context whose device it copies from and to.
+    /// The context of the engine's device.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.shared.context
@@ -282,20 +285,22 @@ impl DeviceEngine {
         &self.shared.options
     }
 
-    /// What it takes the paths to cost.
+    /// The calibration: the predicted costs of the paths.
     #[must_use]
     pub fn calibration(&self) -> &Calibration {
         &self.shared.calibration
     }
 
-    /// Whether it copies by kernels; its [capabilities](CopyEngine::capabilities) say why not.
+    /// Whether it copies with kernels. Its [capabilities](CopyEngine::capabilities) give the reason
+    /// if not.
     #[must_use]
     pub fn has_kernels(&self) -> bool {
         self.shared.kernels.is_some()
     }
 }
 
-/// The kernels, if they are wished for and the driver takes them, and what became of the wish.
+/// Returns the kernels, if they are requested and the driver accepts them, and the result of the
+/// request.
 fn load_kernels(
     context: &Context,
     wish: Wish,
@@ -304,7 +309,7 @@ fn load_kernels(
     let (kernels, grant) = match loaded {
         None => (None, Grant::NotTried),
         Some(Ok(kernels)) => (Some(kernels), Grant::Granted),
-        // That there is no memory now says nothing of the driver.
+        // A present lack of memory says nothing about the driver.
         Some(Err(CudaError::KernelsRefused { code, .. }))
             if wish == Wish::Preferred && code != DriverCode::OUT_OF_MEMORY =>
         {
@@ -318,9 +323,9 @@ fn load_kernels(
     Ok((kernels, capabilities))
 }
 
-// SAFETY: what is submitted for a job copies the bytes of its plan's runs and of the engine's own
-// buffers. The job is finished by `Cargo::finish`, which comes after an event behind the last of
-// that has happened, or after the job's streams have been waited for.
+// SAFETY: the work submitted for a job copies the bytes of its plan's runs and of the engine's own
+// buffers. `Cargo::finish` finishes the job. It runs after an event behind the last of that work
+// has completed, or after the job's streams have been waited for.
 unsafe impl CopyEngine for DeviceEngine {
     fn name(&self) -> &'static str {
         "cuda"
@@ -345,7 +350,7 @@ unsafe impl CopyEngine for DeviceEngine {
 
     fn submit(&self, job: CopyJob) {
         if let Err(error) = self.shared.context.driver().check_process() {
-            // None of the engine's threads is here to do it.
+            // None of the engine's threads exists in this process.
             return job.finish(Err(engine_failure(error)));
         }
         if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -355,9 +360,9 @@ unsafe impl CopyEngine for DeviceEngine {
         if job.plan().bytes().is_zero() && device_of(job.terms().device_order).is_none() {
             return self.watch(Task::Over(Box::new(job), Ok(())));
         }
-        // The thread is the caller's, of whom another may be capturing.
+        // The thread belongs to the caller; another thread of the caller may be capturing.
         let _beside = BesideCaptures::new(self.shared.context.driver());
-        // The context is bound once for all the calls of the driver.
+        // The context is bound once for all driver calls.
         let mut job = Some(Box::new(job));
         let bound = self.shared.context.bound(|_| {
             if let Some(Err(refused)) = job.take().map(|job| self.dispatch(job)) {
@@ -375,7 +380,8 @@ unsafe impl CopyEngine for DeviceEngine {
 impl Drop for DeviceEngine {
     fn drop(&mut self) {
         if self.shared.context.driver().is_of_parent() {
-            // None of the threads is here: what they share stays as it was at the fork.
+            // None of the threads exists in this process: their shared state stays as it was at the
+            // fork.
             let senders = (self.feeders.take(), self.watchers.take(), self.gates.take());
             // The parent drops them.
             let _left = ManuallyDrop::new((senders, std::mem::take(&mut self.threads)));

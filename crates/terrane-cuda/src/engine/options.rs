@@ -1,4 +1,4 @@
-//! What an engine can be told, and the ways in which it copies.
+//! The options of an engine, and its ways to copy.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -8,24 +8,24 @@ use terrane_core::{ByteCount, Wish};
 use super::calibration::Calibration;
 use crate::stream::StreamPriority;
 
-/// A way to copy blocks. Which one a transfer takes is decided by a [`Calibration`].
+/// A way to copy blocks. A [`Calibration`] decides which one a transfer takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum CopyPath {
-    /// A request to the device's copy engines for each run, where runs are few and long.
+    /// One request to the device's copy engines per run, if runs are few and long.
     Contiguous,
-    /// The same where they are not: what everything else is measured against.
+    /// The same if runs are not few and long. All other paths are measured against this one.
     CopyEach,
-    /// Many runs in one call of the driver, where it has such a call.
+    /// Many runs in one driver call, if the driver has such a call.
     Batched,
     /// A kernel that reads or writes pinned memory in place.
     Direct,
     /// A kernel that gathers blocks in a buffer on the device, which then travel as few long
-    /// requests; or the other way round.
+    /// requests. In the other direction, a kernel scatters them.
     Staged,
     /// A kernel on all multiprocessors, within the device's memory.
     Relayout,
-    /// A kernel that reads or writes the memory of another device in place.
+    /// A kernel that reads or writes another device's memory in place.
     Peer,
 }
 
@@ -41,7 +41,7 @@ impl CopyPath {
         Self::Peer,
     ];
 
-    /// The path as explanations name it.
+    /// The path's name in explanations.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,7 +55,7 @@ impl CopyPath {
         }
     }
 
-    /// The path of a [name](Self::name).
+    /// Returns the path with a [name](Self::name).
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|path| path.name() == name)
@@ -70,49 +70,51 @@ impl fmt::Display for CopyPath {
 
 /// The options of a [`DeviceEngine`](super::DeviceEngine).
 ///
-/// Those that bound one piece of work keep a transfer from holding up the device's other work: a
-/// kernel or a request that has begun is not interrupted.
+/// Some options limit one piece of work. They keep a transfer from delaying the device's other
+/// work: a kernel or a request that has begun is not interrupted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceEngineOptions {
-    /// Take this path for every transfer that it can copy, whatever another would cost. For tests
-    /// and measurements; what it cannot copy is declined.
+    /// Takes this path for every transfer that it can copy, whatever another path would cost. For
+    /// tests and measurements. The engine declines transfers that the path cannot copy.
     pub path: Option<CopyPath>,
-    /// What the paths cost on this device. By default the figures of an H200.
+    /// The costs of the paths on this device. The default is the figures of an H200.
     pub calibration: Option<Calibration>,
-    /// Whether to copy by kernels. Without them, as where the driver is too old for them or the
-    /// device is, everything goes by the driver's copies, which are slower for short pieces.
+    /// Whether to copy with kernels. Without them, all transfers use the driver's copies, which are
+    /// slower for short pieces. The same applies if the driver or the device is too old for
+    /// kernels.
     pub kernels: Wish,
-    /// How large one buffer of the staged path is.
+    /// The size of one buffer of the staged path.
     pub scratch_bytes: ByteCount,
-    /// How many such buffers each direction has, 2 at least. They are allocated when a transfer
+    /// The number of such buffers per direction, at least 2. They are allocated when a transfer
     /// first needs them, and kept.
     pub scratch_buffers: NonZeroU32,
     /// Thread blocks of a kernel that packs or unpacks a buffer.
     pub pack_ctas: NonZeroU32,
-    /// Thread blocks of a kernel that reads or writes pinned memory. As many as it takes to fill
-    /// the wire, and no more, as each takes up a multiprocessor for as long.
+    /// Thread blocks of a kernel that reads or writes pinned memory. Use just enough to fill the
+    /// wire, because each block occupies a multiprocessor for that time.
     pub direct_ctas: NonZeroU32,
-    /// Thread blocks of a kernel that reads or writes another device's memory. Over NVLink, 48 reach
-    /// the rate of a kernel on all multiprocessors where they read, and 0.96 of it where they write.
+    /// Thread blocks of a kernel that reads or writes another device's memory. Over NVLink, 48
+    /// blocks reach the rate of a kernel on all multiprocessors for reads, and 0.96 of it for
+    /// writes.
     pub peer_ctas: NonZeroU32,
-    /// Thread blocks of a kernel within the device's memory; `None` for as many as it has work for.
-    /// That is fastest, as the device hands the work out in order, and another kernel's thread
-    /// blocks come between whenever some of these end, which is every few microseconds.
+    /// Thread blocks of a kernel within the device's memory; `None` for as many as there is work
+    /// for. `None` is fastest, because the device hands out the work in order. Another kernel's
+    /// thread blocks run whenever some of these end, which is every few microseconds.
     pub relayout_ctas: Option<NonZeroU32>,
-    /// The most bytes that one request, or one kernel that uses the wire, copies.
+    /// The maximum number of bytes that one request, or one kernel that uses the wire, copies.
     pub request_bytes: ByteCount,
-    /// The most bytes that one kernel within the device's memory copies: a gigabyte takes half a
-    /// millisecond, and the step from one kernel to the next some microseconds.
+    /// The maximum number of bytes that one kernel within the device's memory copies. A gigabyte
+    /// takes half a millisecond, and the step from one kernel to the next takes some microseconds.
     pub relayout_bytes: ByteCount,
-    /// How the engine's streams rank against others.
+    /// The priority of the engine's streams.
     pub priority: StreamPriority,
-    /// How many streams there are at most. Transfers beyond share them.
+    /// The maximum number of streams. Further transfers share them.
     pub streams: NonZeroU32,
-    /// How many threads wait for transfers to end. While as many transfers are on the device, one
-    /// of the threads looks after what they have no time for, every 100 µs, rather than sleep.
+    /// The number of threads that wait for transfers to end. If more transfers than that are on the
+    /// device, one thread polls the remaining ones every 100 µs instead of sleeping.
     pub watchers: NonZeroU32,
-    /// Whether what transfers took corrects the calibration, within a quarter. Transfers between
-    /// devices do not.
+    /// Whether measured transfer times correct the calibration, by at most a quarter. Transfers
+    /// between devices do not correct it.
     pub learns: bool,
 }
 
@@ -125,8 +127,8 @@ const fn number(number: u32) -> NonZeroU32 {
 }
 
 impl Default for DeviceEngineOptions {
-    /// Three buffers of 32 MiB in each direction, 24 thread blocks to pack, 32 for what uses the
-    /// bus to the host, 48 for what uses the one to another device, requests of at most 32 MiB:
+    /// Three buffers of 32 MiB in each direction; 24 thread blocks to pack, 32 for the bus to the
+    /// host, and 48 for the bus to another device; requests of at most 32 MiB. The figures were
     /// measured on an H200.
     fn default() -> Self {
         Self {

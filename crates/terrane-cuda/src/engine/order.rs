@@ -1,4 +1,5 @@
-//! What a job runs after: asked whether it has happened, and waited for only where it has not.
+//! The order of a job: the code queries whether it is already satisfied, and waits only if it is
+//! not.
 
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,22 +15,22 @@ use crate::error::{CudaError, check_ready};
 use crate::event::{Event, Timing};
 use crate::stream::Stream;
 
-/// What has not happened yet.
+/// An order that is not yet satisfied.
 #[derive(Debug)]
 pub(super) enum Pending {
-    /// An event of the engine's, behind what somebody's stream had been given.
+    /// An event of the engine, after all earlier work of the caller's stream.
     Stream(Event),
-    /// Somebody's event, by its handle.
+    /// An event of another library, by its handle.
     Event(*mut c_void),
 }
 
 impl Pending {
-    /// What of an order is still to happen; `None` if nothing is.
+    /// The unsatisfied part of an order; `None` if it is satisfied.
     ///
     /// # Errors
     ///
-    /// [`CudaError::Captured`] if it is a part of a graph, [`CudaError::WrongContext`] if the stream
-    /// is not one of the primary context of its device, those of the driver.
+    /// [`CudaError::Captured`] if it is part of a graph, [`CudaError::WrongContext`] if the stream
+    /// does not belong to the primary context of its device, the errors of the driver.
     pub(super) fn of(
         order: Option<DeviceOrder>,
         context: &Context,
@@ -44,21 +45,21 @@ impl Pending {
             }
             Some(DeviceOrder::AfterEvent(handle)) => {
                 let event = pointer(handle.raw());
-                // SAFETY: whoever made the handle promised that it is live until the transfer has
-                // ended, which it has not.
+                // SAFETY: the creator of the handle guarantees that it is live until the transfer
+                // has ended, and the transfer has not ended.
                 let has_happened = unsafe { has_happened(event, context) }?;
                 Ok((!has_happened).then_some(Self::Event(event)))
             }
-            // Everything else is ready as it is: the host knows that it has finished.
+            // All other orders are ready: the host knows that they have finished.
             _ => Ok(None),
         }
     }
 
     fn of_stream(handle: StreamHandle, context: &Context) -> Result<Option<Self>, CudaError> {
-        // SAFETY: whoever made the handle promised that it is live until the transfer has ended, and
-        // the borrowed stream goes before this function returns.
+        // SAFETY: the creator of the handle guarantees that it is live until the transfer has
+        // ended, and the borrowed stream drops before this function returns.
         let stream = unsafe { Stream::borrow(context, pointer(handle.raw()), ()) }?;
-        // To ask a captured stream, or to record an event there, would end the capture or drag the
+        // A query of a captured stream, or a record on it, would end the capture or pull the
         // engine's streams into it.
         if stream.is_captured()? {
             return Err(CudaError::Captured { what: "stream" });
@@ -71,27 +72,28 @@ impl Pending {
         Ok(Some(Self::Stream(event)))
     }
 
-    /// Makes what is submitted to a stream from now on run after it, without waiting for it.
+    /// Makes later work of a stream run after it, without waiting for it.
     ///
     /// # Errors
     ///
-    /// Those of the driver.
+    /// The errors of the driver.
     pub(super) fn delay(&self, stream: &Stream) -> Result<(), CudaError> {
         match self {
             Self::Stream(event) => stream.wait_for(event),
-            // SAFETY: whoever made the handle promised that it is live until the transfer has ended.
+            // SAFETY: the creator of the handle guarantees that it is live until the transfer has
+            // ended.
             Self::Event(event) => unsafe { stream.wait_for_handle(*event) },
         }
     }
 
-    /// The same as something that can be asked and waited for later.
+    /// Converts it to an event that can be queried and waited for later.
     ///
-    /// Somebody else's event may be recorded again meanwhile, and mark something else then. So what
-    /// it marks now goes to one of `streams`, which nothing else is on, and is marked there.
+    /// Another library may record its event again meanwhile, which moves the mark. So the present
+    /// mark is transferred to one of `streams` that is otherwise empty, and is recorded there.
     ///
     /// # Errors
     ///
-    /// Those of the driver, and of making a stream.
+    /// The errors of the driver, and of creating a stream.
     pub(super) fn into_gate(
         self,
         context: &Context,
@@ -108,11 +110,11 @@ impl Pending {
     }
 }
 
-/// What a job that has not begun waits for. It holds none of the streams that others copy on.
+/// The order of a job that has not begun. It holds none of the streams that others copy on.
 #[derive(Debug)]
 pub(super) struct Gate {
     event: Arc<Event>,
-    /// The stream that the event is on, which is nobody else's until then.
+    /// The stream with the event. No other job uses it until then.
     stream: Option<StreamLease>,
 }
 
@@ -126,7 +128,7 @@ impl Gate {
         self.event.wait()
     }
 
-    /// As the order of another job.
+    /// Returns it as the order of another job.
     ///
     /// # Safety
     ///
@@ -141,18 +143,18 @@ impl Gate {
     }
 }
 
-/// Whether somebody else's event has happened.
+/// Whether another library's event has completed.
 ///
 /// # Errors
 ///
-/// [`CudaError::Captured`] if it marks a place in a graph, those of the driver.
+/// [`CudaError::Captured`] if it marks a place in a graph, the errors of the driver.
 ///
 /// # Safety
 ///
 /// The handle is a live event.
 unsafe fn has_happened(event: *mut c_void, context: &Context) -> Result<bool, CudaError> {
     context.bound(|functions| {
-        // SAFETY: the event is alive, as the caller promised.
+        // SAFETY: the event is alive, as the caller guarantees.
         let code = unsafe { (functions.cuEventQuery)(event.cast()) };
         if DriverCode::new(code).is_of_capture() {
             return Err(CudaError::Captured { what: "event" });
@@ -161,7 +163,7 @@ unsafe fn has_happened(event: *mut c_void, context: &Context) -> Result<bool, Cu
     })
 }
 
-/// The driver's handle, as a pointer again.
+/// The driver's handle, converted back to a pointer.
 fn pointer(raw: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(ByteCount::new(raw).to_usize())
 }
@@ -173,11 +175,11 @@ pub(super) struct Peers(RwLock<FxHashMap<DeviceId, Context>>);
 impl Peers {
     /// # Errors
     ///
-    /// Those of [`Context::primary`].
+    /// The errors of [`Context::primary`].
     pub(super) fn get(&self, device: DeviceId) -> Result<Context, CudaError> {
         {
             let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-            // One that is lost may be another by now.
+            // A lost context may have been replaced by now.
             if let Some(context) = known.get(&device).filter(|known| known.lost().is_none()) {
                 return Ok(context.clone());
             }

@@ -1,15 +1,15 @@
-//! How blocks are cut into chunks that are contiguous where they are packed: pure arithmetic.
+//! The cutting of blocks into chunks that are contiguous in their packed form: pure arithmetic.
 
 use std::ops::Range;
 
 use terrane_layout::Page;
 use terrane_transfer::{CopyGrid, GridEnd};
 
-/// In what order the cells of a transfer follow one another without a gap at one of its ends, the
-/// other end's order notwithstanding: the order in which they are packed.
+/// The order in which the cells of a transfer are contiguous at one of its ends, whatever the other
+/// end's order: the order in which they are packed.
 ///
-/// A *unit* is all that is contiguous whatever the layout: the rows and columns of one piece, or
-/// more where both ends hold more together.
+/// A *unit* is contiguous in every layout: the rows and columns of one piece. It is larger if both
+/// ends keep more together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packing {
     pub(super) order: Order,
@@ -17,13 +17,13 @@ pub(super) struct Packing {
     pub(super) unit: u64,
     pub(super) layers: u32,
     pub(super) outers: u32,
-    /// Whether what follows a block's part is the same part of the block with the next number.
+    /// Whether a block's part is followed by the same part of the block with the next number.
     pub(super) joins: bool,
-    /// The pages, if these are packed as they are at the end.
+    /// The pages, if they are packed in the end's own form.
     pub(super) page: Option<Page>,
 }
 
-/// Which index changes slowest.
+/// The index that changes slowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// Blocks are whole: blocks, layers, outers.
@@ -34,13 +34,13 @@ pub(super) enum Order {
     Outers,
 }
 
-/// What a buffer is as an end of a grid: strides from its beginning.
+/// A buffer as an end of a grid: strides from its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PackedStrides {
     pub(super) pair: u64,
     pub(super) layer: u64,
     pub(super) outer: u64,
-    /// Where the first cell of block 0 lies.
+    /// The address of the first cell of block 0.
     pub(super) offset: u64,
 }
 
@@ -51,8 +51,8 @@ pub(super) struct Part {
     pub(super) layers: Range<u32>,
 }
 
-/// A contiguous stretch of a packed part: where it begins in the buffer, at which block, layer and
-/// outer it begins at the other end, and its length.
+/// A contiguous stretch of a packed part: its offset in the buffer, its first block, layer and
+/// outer at the other end, and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub(super) at: u64,
@@ -63,7 +63,7 @@ pub(super) struct Stretch {
 }
 
 impl Packing {
-    /// How cells are packed for `end`; `None` if not even its units are contiguous.
+    /// The packing of cells for `end`; `None` if not even its units are contiguous.
     pub(super) fn of(grid: &CopyGrid, end: &GridEnd) -> Option<Self> {
         let bytes = grid.bytes.get();
         let (rows, columns) = (u64::from(grid.rows), u64::from(grid.columns));
@@ -90,15 +90,15 @@ impl Packing {
         Some(Self { order, unit, layers: grid.layers, outers: grid.outers, joins, page: None })
     }
 
-    /// Whole pages of an end of which everything is copied. Whichever strides the pages have inside,
-    /// they are packed as they are.
+    /// Whole pages of an end that is copied completely. They are packed unchanged, whatever their
+    /// inner strides.
     pub(super) fn of_pages(page: &Page) -> Self {
         let (unit, joins) = (page.bytes(), page.stride() == page.bytes());
         let order = if page.is_whole() { Order::Blocks } else { Order::Outers };
         Self { order, unit, layers: 1, outers: page.parts(), joins, page: Some(*page) }
     }
 
-    /// The part of a grid that is launched for a part of this packing.
+    /// The part of a grid to launch for a part of this packing.
     pub(super) fn of_grid(&self, part: &Part, grid: &CopyGrid) -> Part {
         let layers = if self.page.is_some() { 0..grid.layers } else { part.layers.clone() };
         Part { pairs: part.pairs.clone(), layers }
@@ -115,7 +115,7 @@ impl Packing {
         }
     }
 
-    /// How a kernel that packs nothing is to be cut: blocks one after the other, or layers.
+    /// The cut for a kernel that packs nothing: blocks one after the other, or layers.
     pub(super) fn unpacked(grids: &[CopyGrid], layer_wise: bool) -> Self {
         let layers = grids.first().map_or(1, |grid| grid.layers);
         // At most the bytes of a block.
@@ -125,7 +125,7 @@ impl Packing {
         Self { order, unit, layers, outers: 1, joins: false, page: None }
     }
 
-    /// The bytes of one layer of one block: the least that is copied at once.
+    /// The bytes of one layer of one block: the smallest copy.
     pub(super) fn of_layer(&self) -> u64 {
         self.unit * u64::from(self.outers)
     }
@@ -135,7 +135,7 @@ impl Packing {
         self.of_layer() * count(&part.layers) * count(&part.pairs)
     }
 
-    /// Where the cells of a part lie in the buffer.
+    /// The locations of a part's cells in the buffer.
     pub(super) fn strides(&self, part: &Part, end: &GridEnd) -> PackedStrides {
         let (pairs, layers) = (count(&part.pairs), count(&part.layers));
         let (unit, of_layer) = (self.unit, self.of_layer());
@@ -157,8 +157,8 @@ impl Packing {
         PackedStrides { pair, layer, outer, offset: 0 }
     }
 
-    /// Shows `each` the stretches of a part, in the order of the buffer. `blocks` are those of the
-    /// end that it is packed for, of all pairs of the transfer.
+    /// Calls `each` with the stretches of a part, in the order of the buffer. `blocks` are the
+    /// blocks of the packed end, for all pairs of the transfer.
     pub(super) fn stretches(&self, part: &Part, blocks: &[u32], mut each: impl FnMut(Stretch)) {
         let mine = blocks.get(index(part.pairs.start)..index(part.pairs.end)).unwrap_or_default();
         let mut at = 0;
@@ -169,7 +169,7 @@ impl Packing {
             Order::Layers => (part.layers.clone(), 1, self.of_layer()),
             Order::Outers => (part.layers.clone(), self.outers, self.unit),
         };
-        // A part of some layers of a block touches no other block's.
+        // A part with some layers of a block contains no other block.
         let joins = self.joins
             && (self.order != Order::Blocks || count(&part.layers) == u64::from(self.layers));
         for layer in layers {
@@ -196,7 +196,7 @@ impl Packing {
         }
     }
 
-    /// How many stretches all of the transfer has, if it is cut nowhere and its blocks are sorted.
+    /// The number of stretches of the whole transfer, without cuts and with sorted blocks.
     pub(super) fn count_stretches(&self, blocks: &[u32]) -> u64 {
         let breaks = if self.joins { count_rows(blocks) } else { blocks.len() };
         let breaks = terrane_core::ByteCount::from_usize(breaks).get();
@@ -208,7 +208,7 @@ impl Packing {
     }
 }
 
-/// How many rows of neighbours there are among blocks in any order.
+/// The number of rows of neighbours among blocks in any order.
 fn count_rows(blocks: &[u32]) -> usize {
     if blocks.is_sorted() {
         let apart = |pair: &[u32]| matches!(pair, [a, b] if a.checked_add(1) != Some(*b));

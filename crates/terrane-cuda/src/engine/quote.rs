@@ -1,4 +1,4 @@
-//! What a transfer is to this engine, and what it would cost by each path.
+//! A transfer's properties for this engine, and its cost by each path.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::work::packing_for;
 use crate::error::CudaError;
 
 impl DeviceEngine {
-    /// Between what a plan copies, if it is a device's engine's to copy, and this device's.
+    /// The direction of a plan's copy relative to this device, if a device engine copies it.
     pub(super) fn direction(&self, plan: &TransferPlan) -> Option<Direction> {
         let own = self.shared.context.device().id;
         match (plan.source().kind(), plan.destination().kind()) {
@@ -36,18 +36,18 @@ impl DeviceEngine {
         }
     }
 
-    /// How the device reaches both ends; `None` if it does not.
+    /// The device's access to both ends; `None` if it cannot access them.
     pub(super) fn reach(&self, plan: &TransferPlan) -> Result<Option<[Arc<Reach>; 2]>, CudaError> {
         let source = self.shared.reach.get(plan.source())?;
         let destination = self.shared.reach.get(plan.destination())?;
         Ok(source.zip(destination).map(|(source, destination)| [source, destination]))
     }
 
-    /// The path that it is to take, or the one that it is made to take.
+    /// The path for the transfer: the forced one, or the chosen one.
     ///
     /// # Errors
     ///
-    /// Why the engine does not serve it.
+    /// The reason why the engine does not serve it.
     pub(super) fn choose(
         &self,
         plan: &TransferPlan,
@@ -63,7 +63,7 @@ impl DeviceEngine {
                 return Err(Declined::DeviceOrder);
             }
         }
-        // What the driver cannot be asked is not served.
+        // If a driver query fails, the transfer is not served.
         let ends = self.reach(plan).ok().flatten().ok_or(Declined::Kinds)?;
         let sides = [Side::Source, Side::Destination];
         if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
@@ -73,7 +73,7 @@ impl DeviceEngine {
         let mut choice = shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)
             .ok_or(Declined::Kinds)?;
-        // Each of the two devices can copy, so the explanation says which one does.
+        // Both devices can copy, so the explanation names the one that does.
         match direction {
             Direction::ToPeer => choice.reason.to_mut().push_str("; the source's device writes"),
             Direction::FromPeer => {
@@ -84,7 +84,7 @@ impl DeviceEngine {
         Ok(choice)
     }
 
-    /// What of it its cost depends on.
+    /// The properties that determine its cost.
     fn shape(
         &self,
         plan: &TransferPlan,
@@ -122,7 +122,7 @@ impl DeviceEngine {
     }
 }
 
-/// The device of whose stream or event an order speaks.
+/// The device of an order's stream or event.
 pub(super) fn device_of(order: Option<DeviceOrder>) -> Option<DeviceId> {
     match order {
         Some(DeviceOrder::AfterStream(stream)) => Some(stream.device()),

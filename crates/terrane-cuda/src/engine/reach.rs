@@ -1,4 +1,4 @@
-//! How the device reaches the two ends of a transfer: found out once for each endpoint.
+//! The device's access to the two ends of a transfer, determined once for each endpoint.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -16,23 +16,23 @@ use crate::error::CudaError;
 use crate::memory::device_pointer;
 use crate::stream::Stream;
 
-/// Where the regions of an endpoint are for a device.
+/// The locations of an endpoint's regions for a device.
 #[derive(Debug)]
 pub(super) struct Reach {
     /// For the driver's copies.
     copies: Box<[u64]>,
-    /// Addresses at which a copy has to be split, ascending; nearly always none.
+    /// Addresses at which a copy must be split, ascending; nearly always none.
     splits: Box<[u64]>,
     kernels: KernelBases,
-    /// How many bytes of each region are locked, from the first on, where memory has not come up;
-    /// `None` if all of it has.
+    /// The number of locked bytes of each region, counted from the first, while memory is still in
+    /// preparation; `None` if all of it is locked.
     locked: Option<Box<[u64]>>,
 }
 
-/// Where kernels find the regions.
+/// The regions' locations for kernels.
 #[derive(Debug)]
 enum KernelBases {
-    /// They reach them not at all.
+    /// Kernels cannot access this memory.
     Unreachable,
     /// At regular distances.
     Regular { first: u64, step: u64 },
@@ -40,21 +40,21 @@ enum KernelBases {
     Listed { bases: Box<[u64]>, tables: Mutex<Vec<(u32, Arc<Table>)>> },
 }
 
-/// Where a kernel finds the region of a layer, as its parameters say it.
+/// A layer's region, in the form of a kernel's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KernelBase {
     /// Of the first layer.
     pub(super) base: u64,
-    /// From a layer's region to the next, where that is regular.
+    /// The distance between the regions of consecutive layers, if it is regular.
     pub(super) layer_step: u64,
-    /// The device's list of bases from the first layer on, if there is one; or null.
+    /// The device's list of bases, starting at the first layer, if there is one; or null.
     pub(super) table: u64,
-    /// The bits that some base of the list has.
+    /// The bits that are set in any base of the list.
     pub(super) table_bits: u64,
 }
 
 impl Reach {
-    /// Asks the driver how `context`'s device reaches the endpoint; `None` if it does not.
+    /// Queries how `context`'s device accesses the endpoint; `None` if it cannot.
     fn of(
         context: &Context,
         peers: &Peers,
@@ -81,7 +81,7 @@ impl Reach {
                     let bytes = find_splits(context, region, address, &mut splits);
                     locked.push(bytes);
                     let is_whole = splits.len() == before;
-                    // No kernel is led beyond what is locked.
+                    // No kernel may access bytes beyond the locked ones.
                     let is_up = bytes >= region.length().get();
                     let alias =
                         if is_up { alias(context, region, address, is_whole) } else { None };
@@ -103,7 +103,7 @@ impl Reach {
         Ok(Some(Self { copies: copies.into(), splits: splits.into(), kernels, locked }))
     }
 
-    /// Whether all that a plan copies at this end is locked.
+    /// Whether all bytes that a plan copies at this end are locked.
     pub(super) fn covers(&self, plan: &TransferPlan, side: Side) -> bool {
         let Some(locked) = &self.locked else { return true };
         plan.runs().iter().all(|run| {
@@ -117,12 +117,12 @@ impl Reach {
         !matches!(self.kernels, KernelBases::Unreachable)
     }
 
-    /// Where copies find an offset of a region.
+    /// The location of a region's offset for copies.
     pub(super) fn copy_address(&self, region: u32, offset: u64) -> Option<u64> {
         self.copies.get(index(region))?.checked_add(offset)
     }
 
-    /// How many bytes from `address` on one copy may have, at most `bytes`.
+    /// The number of bytes that one copy starting at `address` may have, at most `bytes`.
     pub(super) fn unsplit(&self, address: u64, bytes: u64) -> u64 {
         let Some(next) = self.splits.get(self.splits.partition_point(|&split| split <= address))
         else {
@@ -131,8 +131,8 @@ impl Reach {
         bytes.min(next - address)
     }
 
-    /// Where kernels find the regions of `end` from `layer` of the transfer on. `stream`'s work
-    /// from now on finds the list, if one is needed.
+    /// The regions of `end` for kernels, starting at `layer` of the transfer. If a list is needed,
+    /// later work of `stream` can read it.
     pub(super) fn kernel_base(
         &self,
         tables: &Tables,
@@ -217,13 +217,13 @@ impl KernelBases {
     }
 }
 
-/// The driver takes host and device addresses as one sort of number.
+/// The driver accepts host and device addresses as the same kind of number.
 fn host_number(address: HostAddress) -> u64 {
-    // It makes a pointer of the number again.
+    // The driver converts the number back to a pointer.
     ByteCount::from_usize(address.as_ptr().expose_provenance()).get()
 }
 
-/// Whether the driver knows host memory as locked.
+/// Whether the driver knows the host memory as locked.
 fn is_pinned(context: &Context, region: &Region, address: HostAddress) -> Result<bool, CudaError> {
     /// `CU_MEMORYTYPE_HOST`.
     const HOST: u64 = 1;
@@ -240,16 +240,17 @@ fn is_pinned(context: &Context, region: &Region, address: HostAddress) -> Result
     match context.pointer_attribute(DeviceAddress::new(host_number(address)), attribute) {
         Ok(kind) => Ok(kind & u64::from(u32::MAX) == HOST),
         Err(error) if error.is_device_lost() => Err(error),
-        // "Invalid value" for an address that it does not know.
+        // The driver returns "invalid value" for an address that it does not know.
         Err(_) => Ok(false),
     }
 }
 
-/// More than a region of locked memory is ever made of; beyond it the answers make no sense.
+/// An upper bound on the pieces of a region of locked memory. Beyond it the answers make no sense.
 const MOST_SPLITS: usize = 4096;
 
-/// Finds where in a region one locked stretch ends and the next begins: from the memory, or from
-/// the driver where the memory does not know. Answers how many bytes are locked, from the first on.
+/// Finds the boundaries between locked stretches of a region. They come from the memory, or from
+/// the driver if the memory does not know them. Returns the number of locked bytes, counted from
+/// the first.
 fn find_splits(
     context: &Context,
     region: &Region,
@@ -284,7 +285,8 @@ fn find_splits(
     length
 }
 
-/// How many bytes from an address on are one allocation or registration, as the driver says.
+/// The number of bytes starting at an address that are one allocation or registration, according to
+/// the driver.
 fn stretch_of_driver(context: &Context, address: u64) -> Option<u64> {
     let ask = |attribute| context.pointer_attribute(DeviceAddress::new(address), attribute).ok();
     let start = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?;
@@ -292,20 +294,21 @@ fn stretch_of_driver(context: &Context, address: u64) -> Option<u64> {
     start.checked_add(size)?.checked_sub(address)
 }
 
-/// Where kernels reach a region of host memory, if they reach all of it.
+/// The device address of a region of host memory, if kernels can access all of it.
 fn alias(context: &Context, region: &Region, address: HostAddress, is_whole: bool) -> Option<u64> {
     if let Some(alias) = region.device_alias() {
         return Some(alias.get());
     }
-    // The driver answers for one stretch; what follows it may be elsewhere.
+    // The driver answers for one stretch; the next one may be elsewhere.
     let may_ask = is_whole || context.device().uses_host_addresses;
     may_ask.then(|| device_pointer(context, address).ok()).flatten().map(DeviceAddress::get)
 }
 
-/// Whether kernels of `context`'s device reach another device's memory at this address.
+/// Whether kernels of `context`'s device can access another device's memory at this address.
 ///
-/// A kernel that touches what it does not reach loses the context, so this is for sure: peers
-/// reach plain allocations once access is enabled, and those of pools only if the pool says so.
+/// A kernel that touches inaccessible memory loses the context, so the answer must be certain.
+/// Peers can access plain allocations once access is enabled. They can access allocations of a pool
+/// only if the pool permits it.
 fn reaches_peer(
     context: &Context,
     peers: &Peers,
@@ -314,7 +317,7 @@ fn reaches_peer(
 ) -> Result<bool, CudaError> {
     let StorageKind::Device(device) = kind else { return Ok(false) };
     let peer = peers.get(device)?;
-    // Only of plain allocations can handles for other processes be had in the old way.
+    // Legacy handles for other processes exist only for plain allocations.
     let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
     let plain = peer.pointer_attribute(address, attribute).is_ok_and(|plain| plain & 0xFF != 0);
     if !plain || !context.reach_peer(&peer)? {
@@ -323,7 +326,7 @@ fn reaches_peer(
     Ok(true)
 }
 
-/// What has been found out of endpoints, until they have gone.
+/// The known facts about endpoints, for as long as these exist.
 #[derive(Debug)]
 pub(super) struct ReachCache {
     context: Context,
@@ -334,7 +337,7 @@ pub(super) struct ReachCache {
 #[derive(Debug, Default)]
 struct Known {
     by_endpoint: FxHashMap<EndpointId, (WeakEndpoint, Arc<Reach>)>,
-    /// At how many entries those are looked for whose endpoints have gone.
+    /// The number of entries at which entries of dropped endpoints are removed.
     sweep_at: usize,
 }
 
@@ -343,7 +346,7 @@ impl ReachCache {
         Self { context: context.clone(), peers: Arc::clone(peers), known: RwLock::default() }
     }
 
-    /// How the device reaches an endpoint; `None` if it does not.
+    /// Returns how the device accesses an endpoint; `None` if it cannot.
     pub(super) fn get(&self, endpoint: &Endpoint) -> Result<Option<Arc<Reach>>, CudaError> {
         let id = endpoint.id();
         {
@@ -354,7 +357,7 @@ impl ReachCache {
         }
         let _beside = BesideCaptures::new(self.context.driver());
         let Some(found) = Reach::of(&self.context, &self.peers, endpoint)?.map(Arc::new) else {
-            // It may be locked by the next time.
+            // It may be locked at the next query.
             return Ok(None);
         };
         if found.locked.is_some() {
@@ -366,14 +369,14 @@ impl ReachCache {
         let entry = entry.or_insert_with(|| (endpoint.downgrade(), Arc::clone(&found)));
         let first = Arc::clone(&entry.1);
         drop(known);
-        // Without the lock: to free what is the device's waits for it, and a refusal is logged.
+        // Without the lock: freeing device memory waits for the device, and a refusal is logged.
         drop(gone);
         Ok(Some(first))
     }
 }
 
 impl Known {
-    /// The entries of endpoints that have gone, if it is time to look for them.
+    /// The entries of dropped endpoints, if a check for them is due.
     fn take_gone(&mut self) -> Vec<(WeakEndpoint, Arc<Reach>)> {
         if self.by_endpoint.len() < self.sweep_at {
             return Vec::new();

@@ -17,7 +17,7 @@ use crate::memory::{DeviceAllocator, DeviceMemory};
 pub(super) struct Scratch {
     memory: DeviceMemory,
     _counted: Counted,
-    /// Behind the work that used it last, which is passed where the buffer is free.
+    /// The event after its last use. The buffer is free when the event is complete.
     used_until: Option<Arc<Event>>,
 }
 
@@ -26,22 +26,22 @@ impl Scratch {
         self.memory.address().get()
     }
 
-    /// Says that the device uses the buffer until `event`.
+    /// Records that the device uses the buffer until `event`.
     pub(super) fn in_use_until(&mut self, event: Arc<Event>) {
         self.used_until = Some(event);
     }
 
-    /// Whether the work that used it last has ended.
+    /// Whether the work of its last use has ended.
     ///
     /// # Errors
     ///
-    /// Why that is not known.
+    /// The reason why that is unknown.
     fn is_free(&self) -> Result<bool, CudaError> {
         self.used_until.as_ref().map_or(Ok(true), |event| event.is_complete())
     }
 }
 
-/// One of the buffers that there are.
+/// One of the existing buffers.
 #[derive(Debug)]
 struct Counted(Arc<AtomicU32>);
 
@@ -52,14 +52,15 @@ impl Drop for Counted {
     }
 }
 
-/// What a pool of buffers has to give.
+/// An offer of a pool of buffers.
 #[derive(Debug)]
 pub(super) enum Taken {
     Free(Scratch),
     ToMake(Maker),
 }
 
-/// What makes one more buffer. The driver takes its time over that, so nobody else waits meanwhile.
+/// The means to allocate one more buffer. The driver takes time for that, and no other thread waits
+/// meanwhile.
 #[derive(Debug)]
 pub(super) struct Maker {
     allocator: DeviceAllocator,
@@ -69,11 +70,11 @@ pub(super) struct Maker {
 }
 
 impl Maker {
-    /// The buffer; `None` if there is no memory for one, and another will come back.
+    /// Returns the buffer; `None` if there is no memory for one, and another buffer will come back.
     ///
     /// # Errors
     ///
-    /// The driver's, if there is no memory for even one.
+    /// The driver's error, if there is no memory for even one.
     pub(super) fn make(self) -> Result<Option<Scratch>, CudaError> {
         let request = RegionRequest::new(self.bytes).labelled("scratch of the copy engine");
         match self.allocator.bring_up(&request) {
@@ -87,23 +88,23 @@ impl Maker {
     }
 }
 
-/// The buffers of one direction. They are allocated when they are first needed, and kept; where
-/// memory is short, there are as many as there is memory for.
+/// The buffers of one direction. They are allocated on first use, and kept. If memory is short,
+/// there are as many as fit.
 ///
-/// A buffer comes back as soon as what uses it has been submitted, with the event behind that: so
-/// whoever needs one next looks whether the event has happened, and no thread has to see to it.
+/// A buffer comes back as soon as its work has been submitted, with the event after that work. The
+/// next user checks whether the event is complete, so no thread has to watch it.
 ///
-/// The pool is behind a lock, so that it drops no event and no buffer: the driver's refusal of
-/// either is logged.
+/// The pool is behind a lock, so it drops no event and no buffer: a driver refusal of either drop
+/// is logged.
 #[derive(Debug)]
 pub(super) struct ScratchPool {
     allocator: DeviceAllocator,
     bytes: ByteCount,
     most: u32,
-    /// How many there are, wherever they are.
+    /// The number of buffers, wherever they are.
     made: Arc<AtomicU32>,
     free: Vec<Scratch>,
-    /// Those that the device uses, in the order of their submission.
+    /// The buffers that the device uses, in the order of their submission.
     lent: VecDeque<Scratch>,
 }
 
@@ -119,7 +120,7 @@ impl ScratchPool {
         }
     }
 
-    /// A buffer that has been allocated, and that nothing uses any more.
+    /// A buffer that is allocated and unused.
     pub(super) fn take_free(&mut self) -> Option<Scratch> {
         if let Some(free) = self.free.pop() {
             return Some(free);
@@ -127,21 +128,21 @@ impl ScratchPool {
         for index in 0..self.lent.len() {
             match self.lent.get(index).map(Scratch::is_free) {
                 Some(Ok(true)) => return self.lent.remove(index),
-                // Whether that one is still in use is not known.
+                // It is unknown whether that one is still in use.
                 Some(Err(_)) => {}
-                // Those behind it have been submitted later.
+                // Later ones have been submitted later.
                 Some(Ok(false)) | None => return None,
             }
         }
         None
     }
 
-    /// A buffer, or the means to make one more; `None` if all are in use.
+    /// Returns a buffer, or the means to allocate one more; `None` if all are in use.
     pub(super) fn take(&mut self) -> Option<Taken> {
         if let Some(free) = self.take_free() {
             return Some(Taken::Free(free));
         }
-        // Relaxed: only this direction's feeder adds to it, and others take away.
+        // Relaxed: only this direction's feeder increases it; others decrease it.
         let made = self.made.fetch_add(1, Ordering::Relaxed);
         let counted = Counted(Arc::clone(&self.made));
         (made < self.most).then(|| {
@@ -150,7 +151,7 @@ impl ScratchPool {
         })
     }
 
-    /// Takes back a buffer of which nothing on the device uses anything.
+    /// Takes back a buffer that no work on the device uses.
     pub(super) fn give_back(&mut self, scratch: Scratch) {
         self.free.push(scratch);
     }
@@ -160,13 +161,13 @@ impl ScratchPool {
         self.lent.push_back(scratch);
     }
 
-    /// The event of the buffer that is free the soonest.
+    /// The event of the buffer that becomes free first.
     pub(super) fn next_event(&self) -> Option<Arc<Event>> {
         self.lent.front().and_then(|scratch| scratch.used_until.clone())
     }
 
-    /// The buffers whose events fail: whether they are in use is not known, so that they have to be
-    /// freed, which waits for the device.
+    /// The buffers whose events fail. It is unknown whether they are in use, so they must be freed,
+    /// which waits for the device.
     pub(super) fn take_broken(&mut self) -> Vec<Scratch> {
         let (kept, broken) = std::mem::take(&mut self.lent)
             .into_iter()
@@ -179,7 +180,7 @@ impl ScratchPool {
 impl Drop for ScratchPool {
     fn drop(&mut self) {
         for event in self.lent.iter().filter_map(|scratch| scratch.used_until.as_ref()) {
-            // If it fails, nothing is known; freeing waits for the device in any case.
+            // If it fails, the state is unknown; freeing waits for the device in any case.
             let _ = event.wait();
         }
     }

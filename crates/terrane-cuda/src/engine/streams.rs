@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::error::CudaError;
 use crate::stream::{Stream, StreamPriority};
 
-/// Streams that are made when they are first needed, and kept.
+/// Streams that are created on first use, and kept.
 #[derive(Debug)]
 pub(super) struct StreamPool {
     context: Context,
@@ -23,19 +23,19 @@ pub(super) struct StreamPool {
 struct Kept {
     idle: Vec<Arc<Stream>>,
     all: Vec<Arc<Stream>>,
-    /// How many there are, or are being made.
+    /// The number of streams that exist or are being created.
     made: usize,
     next_shared: usize,
-    /// How many are lent to jobs that wait on the device for what they run after.
+    /// The number of streams that are lent to jobs that wait on the device for their order.
     waiting: usize,
 }
 
 impl StreamPool {
-    /// A pool of at most `most` streams, of which `ready` are made at once.
+    /// Creates a pool of at most `most` streams. `ready` of them are created at once.
     ///
     /// # Errors
     ///
-    /// Those of making one.
+    /// The errors of creating a stream.
     pub(super) fn new(
         context: &Context,
         priority: StreamPriority,
@@ -49,12 +49,12 @@ impl StreamPool {
         Ok(Arc::new(Self { context, priority, most, kept }))
     }
 
-    /// A stream with nothing on it, or, if there are enough already, one with another transfer's
-    /// work.
+    /// Returns an idle stream. If there are enough streams already, it returns one with another
+    /// transfer's work.
     ///
     /// # Errors
     ///
-    /// Those of making one.
+    /// The errors of creating a stream.
     pub(super) fn take(self: &Arc<Self>) -> Result<StreamLease, CudaError> {
         if let Some(own) = self.take_own()? {
             return Ok(self.lease(own, Use::Own));
@@ -64,7 +64,7 @@ impl StreamPool {
         kept.next_shared = number + 1;
         match kept.all.get(number) {
             Some(stream) => Ok(self.lease(Arc::clone(stream), Use::Shared)),
-            // The first one is being made by another thread.
+            // Another thread is creating the first one.
             None => {
                 drop(kept);
                 let own = Stream::with_priority(&self.context, self.priority)?;
@@ -73,13 +73,13 @@ impl StreamPool {
         }
     }
 
-    /// A stream with nothing on it, for a job that is to wait there; `None` if half of all streams
-    /// have such jobs on them already. Who is given one waits for nobody else's compute then, and
-    /// leaves streams to those who need not wait.
+    /// Returns an idle stream for a job that will wait there; `None` if half of all streams already
+    /// carry such jobs. The job then waits for no other job's compute, and streams remain for jobs
+    /// that need not wait.
     ///
     /// # Errors
     ///
-    /// Those of making one.
+    /// The errors of creating a stream.
     pub(super) fn take_to_wait(self: &Arc<Self>) -> Result<Option<StreamLease>, CudaError> {
         {
             let mut kept = self.kept();
@@ -95,7 +95,7 @@ impl StreamPool {
         Ok(own?.map(|own| self.lease(own, Use::Waiting)))
     }
 
-    /// An idle stream, or one more, which is made while others take theirs; `None` if there are
+    /// An idle stream, or a new one, created while other threads take theirs; `None` if there are
     /// enough.
     fn take_own(&self) -> Result<Option<Arc<Stream>>, CudaError> {
         {
@@ -129,18 +129,18 @@ impl StreamPool {
     }
 }
 
-/// How a stream is lent.
+/// The way in which a stream is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     /// To one job.
     Own,
     /// To one job, which waits on it.
     Waiting,
-    /// Beside others.
+    /// To several jobs.
     Shared,
 }
 
-/// A stream of the engine's, given back when it drops. What it has been given to do goes on.
+/// A stream of the engine, returned when it drops. Its submitted work continues.
 #[derive(Debug)]
 pub(super) struct StreamLease {
     stream: Arc<Stream>,
@@ -167,9 +167,9 @@ impl Drop for StreamLease {
     }
 }
 
-/// The streams of one job. Dropped while something of the job may be on them, they are waited for:
-/// whatever becomes of a job, panics included, what it uses is declared behind them, and outlives
-/// what has been submitted.
+/// The streams of one job. If they drop while the job may have work on them, the drop waits for
+/// that work. This applies to every end of a job, including panics. The resources of a job are
+/// declared after the streams, so they outlive the submitted work.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     streams: SmallVec<[StreamLease; 2]>,
@@ -182,17 +182,17 @@ impl Lanes {
         self.streams.push(stream);
     }
 
-    /// Says that something of the job is about to be submitted.
+    /// Records that work of the job is about to be submitted.
     pub(super) fn begin(&mut self) {
         self.is_used = true;
     }
 
-    /// Says that nothing of the job is on the device any more.
+    /// Records that no work of the job is on the device any more.
     pub(super) fn at_rest(&mut self) {
         self.is_used = false;
     }
 
-    /// Asks whether anything of the job may still be on the device. Never blocks.
+    /// Queries whether any work of the job may still be on the device. Never blocks.
     pub(super) fn rest(&mut self) -> Rest {
         if !self.is_used {
             return Rest::Come;
@@ -201,10 +201,10 @@ impl Lanes {
             match stream.is_idle() {
                 Ok(true) => {}
                 Ok(false) => return Rest::NotYet,
-                // Nothing runs in a context that is lost, nor for a process that was forked.
+                // Nothing runs in a lost context, nor for a process that was forked.
                 Err(error) if error.is_device_lost() => break,
                 Err(CudaError::Forked) => break,
-                // Another error is one of the question, and says nothing about the work.
+                // Any other error concerns the query, and says nothing about the work.
                 Err(error) => return Rest::Unknown(error),
             }
         }
@@ -212,11 +212,11 @@ impl Lanes {
         Rest::Come
     }
 
-    /// Waits for what has been submitted, if anything has, however long that takes.
+    /// Waits for the submitted work, if there is any, however long that takes.
     ///
     /// # Errors
     ///
-    /// Why nobody knows whether it has ended, after having asked again and again.
+    /// The reason why it is unknown whether the work has ended, after repeated queries.
     pub(super) fn come_to_rest(&mut self) -> Result<(), CudaError> {
         let mut naps = Naps::default();
         let mut unknown = 0;
@@ -243,10 +243,10 @@ pub(super) enum Rest {
     Unknown(CudaError),
 }
 
-/// How often a driver that does not say is asked: with the naps between, for some seconds.
+/// The maximum number of queries without an answer: with the sleeps between, some seconds.
 pub(super) const MOST_QUESTIONS: u32 = 256;
 
-/// Sleeps between questions, which become longer.
+/// Sleeps between queries, which become longer.
 #[derive(Debug, Default)]
 pub(super) struct Naps(u32);
 
@@ -269,8 +269,9 @@ impl std::ops::Deref for Lanes {
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        // What drops after this is the device's until it has come to rest, and has nowhere else to
-        // go: for as long as the driver does not say, it stays here.
+        // The device may use the resources that drop after this until the work has come to rest,
+        // and they have no other place. The drop therefore blocks here until the driver gives an
+        // answer.
         while self.come_to_rest().is_err() {}
     }
 }

@@ -1,4 +1,4 @@
-//! What the thread that submits a job does of it: all, if that takes a few calls of the driver, or
+//! The work of the thread that submits a job: the whole job, if that takes a few driver calls, or
 //! its beginning.
 
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use super::work::Work;
 use crate::error::CudaError;
 
 impl DeviceEngine {
-    /// Puts a job on its way.
+    /// Starts a job.
     ///
     /// # Errors
     ///
-    /// The job, and why it has to end; nothing of it has been submitted.
+    /// The job, and the reason why it must end. None of its work has been submitted.
     pub(super) fn dispatch(&self, job: Box<CopyJob>) -> Result<(), (Box<CopyJob>, CudaError)> {
         let plan = job.plan();
         let found = self.direction(plan).zip(CopyPath::from_name(job.path()));
@@ -52,13 +52,13 @@ impl DeviceEngine {
         Ok(())
     }
 
-    /// Has a job begin when what it runs after has happened.
+    /// Makes a job begin when its order is satisfied.
     fn submit_later(&self, direction: Direction, mut work: Work, pending: Pending) {
         let shared = &*self.shared;
         let is_empty = work.job().plan().bytes().is_zero();
         let waited = || -> Result<Option<Gate>, CudaError> {
             if !is_empty && work.is_small(shared) && work.is_equipped(shared) {
-                // All of it is on the device then, and begins without a thread that has to wake.
+                // The whole job is then on the device, and begins without waking a thread.
                 if let Some(stream) = shared.streams.take_to_wait()? {
                     return work.wait_on(stream, &pending).map(|()| None);
                 }
@@ -88,8 +88,8 @@ impl DeviceEngine {
         }
     }
 
-    /// Submits all of a small job, which begins at once or when the device comes to it.
-    /// A buffer that it has comes back to the desk.
+    /// Submits all of a small job. It begins at once, or when the device reaches it. Its buffer, if
+    /// any, returns to the desk.
     fn submit_now(&self, mut work: Work, at_once: bool, desk: Option<&Arc<Desk>>) {
         work.in_one_go();
         work.job().start();
@@ -132,22 +132,22 @@ impl DeviceEngine {
             if let Some(scratch) = taken {
                 feed.work.put_scratch(scratch);
                 if feed.work.fits_one_buffer() {
-                    // To wake the feeder would take as long as to do it.
+                    // Waking the feeder would take as long as the submit.
                     feed.work.in_one_part();
                     return self.submit_now(*feed.work, true, Some(desk));
                 }
-                // The wire need not be idle while the feeder wakes.
+                // The wire stays busy while the feeder wakes.
                 feed = match self.begin(feed, desk) {
                     Some(feed) => feed,
                     None => return,
                 };
             }
         }
-        // Should the threads be gone, the job drops here, and its caller is told.
+        // If the threads have ended, the job drops here, and its caller is told.
         drop(queue.send(feed));
     }
 
-    /// Submits the first part of a staged job, which has a buffer. Gives the job back, unless that
+    /// Submits the first part of a staged job, which has a buffer. Returns the job, unless that
     /// failed.
     fn begin(&self, mut feed: Feed, desk: &Arc<Desk>) -> Option<Feed> {
         feed.work.job().start();

@@ -1,4 +1,4 @@
-//! Lists of regions' bases on the device, for kernels where they are not at regular distances.
+//! Lists of regions' bases on the device, for kernels whose bases are not at regular distances.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use crate::stream::Stream;
 
 /// The bytes of a base in a list.
 pub(super) const ENTRY_BYTES: u64 = 8;
-/// How many bases fit into a place of the common table: more than models have layers.
+/// The number of bases that fit into a slot of the common table: more than models have layers.
 const PLACE_ENTRIES: usize = 256;
 const PLACES: u32 = 512;
 
@@ -25,10 +25,10 @@ pub(super) struct Tables {
     places: Arc<Places>,
 }
 
-/// One allocation that most lists have a place in.
+/// One allocation with slots for most lists.
 #[derive(Debug)]
 struct Places {
-    /// `None` if there was none when the engine was made.
+    /// `None` if there was none when the engine was created.
     memory: Option<DeviceMemory>,
     free: Mutex<Vec<u32>>,
 }
@@ -50,7 +50,7 @@ enum TablePlace {
 impl Tables {
     /// # Errors
     ///
-    /// Those of making a stream. If there is no memory, each list asks for its own.
+    /// The errors of creating a stream. Without memory, each list allocates its own.
     pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
         let stream = Stream::new(context)?;
         let all = ByteCount::new(place_bytes().get() * u64::from(PLACES));
@@ -61,17 +61,17 @@ impl Tables {
         Ok(Self { context: context.clone(), stream, places })
     }
 
-    /// Has `bases` written to the device's memory, without waiting for it.
+    /// Writes `bases` to the device's memory, without waiting for it.
     pub(super) fn upload(&self, bases: &[u64]) -> Result<Table, CudaError> {
         let bytes = ByteCount::from_usize(size_of_val(bases));
         let (address, place) = self.place(bases.len(), bytes)?;
         let from = Location::Host(HostAddress::new(NonNull::from(bases).cast::<u64>()));
         let device = self.context.device().id;
         let to = Location::Device { device, address: DeviceAddress::new(address) };
-        // SAFETY: the source is pageable, so that the driver has read it when the call returns;
-        // the place is this list's alone, and its last user has ended, as it held the list.
+        // SAFETY: the source is pageable, so the driver has read it when the call returns. The slot
+        // belongs to this list alone. Its last user has ended, because it held the list.
         unsafe { self.stream.copy(from, to, bytes) }?;
-        // Should that fail, the next list in this place is written behind this one.
+        // If that fails, the next list in this slot is written after this one.
         let written = Event::asked_behind(&self.stream)?;
         Ok(Table { address, written, _place: place })
     }
@@ -97,13 +97,13 @@ impl Places {
     }
 }
 
-/// The bytes of a place.
+/// The bytes of a slot.
 fn place_bytes() -> ByteCount {
     ByteCount::new(ByteCount::from_usize(PLACE_ENTRIES).get() * ENTRY_BYTES)
 }
 
 impl Table {
-    /// Has `stream` wait for the list, if it is not known to be there.
+    /// Makes `stream` wait for the list, unless it is known to be there.
     pub(super) fn ready_for(&self, stream: &Stream) -> Result<(), CudaError> {
         if self.written.is_complete()? { Ok(()) } else { stream.wait_for(&self.written) }
     }

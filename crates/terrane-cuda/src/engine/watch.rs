@@ -1,4 +1,4 @@
-//! The threads that wait for the device, and what they wait for.
+//! The threads that wait for the device, and their tasks.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,22 +12,22 @@ use super::feeder::Gated;
 use super::flight::{Cargo, Failed, Flight};
 use super::lists::ListPool;
 
-/// What a watcher does.
+/// A task of a watcher.
 pub(super) enum Task {
     /// Waits for a job's end.
     End(Arc<Flight>),
-    /// Finishes a job of which nothing has been submitted: not on the caller's thread.
+    /// Finishes a job without submitted work, outside the caller's thread.
     Over(Box<CopyJob>, Result<(), CopyFailure>),
-    /// Waits for what has been submitted of a job that failed, and finishes it.
+    /// Waits for the submitted work of a failed job, and finishes the job.
     Drain(Failed),
     /// Finishes a job that had nothing to submit.
     Drained(Box<Cargo>),
-    /// Waits until a job may begin, and hands it on.
+    /// Waits until a job may begin, and hands it to its feeder.
     Gate(Box<Gated>),
 }
 
 impl Task {
-    /// Does it, however long that takes.
+    /// Completes the task, however long that takes.
     fn see_through(self, lost: &Lost) {
         match self {
             Self::End(flight) => {
@@ -45,17 +45,17 @@ impl Task {
         }
     }
 
-    /// Whether it waits for a transfer that should end soon, and for which threads of callers look.
+    /// Whether it waits for a transfer that should end soon, and that callers' threads also poll.
     fn is_short(&self) -> bool {
         matches!(self, Self::End(flight) if flight.is_short())
     }
 
-    /// Whether looking at it now would change nothing. Runs no foreign code.
+    /// Whether a poll now would change nothing. Runs no foreign code.
     fn is_pending(&self) -> bool {
         matches!(self, Self::End(flight) if flight.is_pending())
     }
 
-    /// Does it if there is nothing to wait for, and gives it back otherwise.
+    /// Completes the task if nothing is left to wait for, and returns it otherwise.
     fn look(self, lost: &Lost) -> Option<Self> {
         match self {
             Self::End(flight) => match flight.try_look() {
@@ -83,19 +83,20 @@ impl Task {
     }
 }
 
-/// The tasks of some threads, each of which sleeps until one is done. One of them, the attendant,
-/// looks at several in turn: at those that are [short](Task::is_short), and, if no other thread is
-/// left, at all that come, so that none waits for the device behind others that it holds up.
+/// The tasks of some threads, each of which sleeps until one task is done. One of them, the
+/// attendant, polls several tasks in turn. It polls the [short](Task::is_short) ones. If no other
+/// thread is free, it polls all new ones, so that no task waits for the device behind others that
+/// it delays.
 ///
-/// To wake a thread takes the thread that submits a microsecond or more, so the attendant lingers: for
-/// a while after the last short task it looks for the next one by itself.
+/// Waking a thread costs the submitting thread a microsecond or more, so the attendant lingers. For
+/// a while after the last short task it polls for the next one.
 ///
-/// To end a job runs foreign code: a guard's drop or a waker, which may wait for another job. So a
-/// thread has one task at a time, also the attendant: the others lie in the queue, where any thread
-/// finds them that has come back from its own.
+/// Ending a job runs foreign code: a guard's drop or a waker, which may wait for another job. So
+/// every thread, including the attendant, holds one task at a time. The other tasks lie in the
+/// queue, where any free thread finds them.
 pub(super) struct Watch {
     queue: Mutex<Queue>,
-    /// There is a task for a thread that has none, or there will be no more.
+    /// Signals a task for a free thread, or the end of tasks.
     changed: Condvar,
     lost: Arc<Lost>,
     lists: Arc<ListPool>,
@@ -106,14 +107,15 @@ struct Queue {
     tasks: VecDeque<Task>,
     /// Threads without a task.
     idle: usize,
-    /// Whether there is an attendant. It is not said while that thread may run foreign code, which may
-    /// not return: another one that comes back meanwhile takes its place.
+    /// Whether there is an attendant. It is false while that thread may run foreign code, which may
+    /// not return. Another thread that returns meanwhile takes its place.
     is_attended: bool,
-    /// Those who can give a task.
+    /// The number of task sources.
     givers: usize,
 }
 
-/// Who gives tasks to a [`Watch`]. When the last one has gone, its threads end with what is left.
+/// A source of tasks for a [`Watch`]. When the last source drops, the threads end after the
+/// remaining tasks.
 pub(super) struct Watchers(Arc<Watch>);
 
 impl Watchers {
@@ -122,7 +124,7 @@ impl Watchers {
         Self(Arc::clone(watch))
     }
 
-    /// There are threads for as long as there is this.
+    /// The threads exist while this value exists.
     pub(super) fn send(&self, task: Task) {
         let is_short = task.is_short();
         let mut queue = self.0.queue();
@@ -148,11 +150,12 @@ impl Drop for Watchers {
     }
 }
 
-/// The naps of the attendant between two looks at all of its tasks.
+/// The attendant's sleeps between two polls of all its tasks.
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(100);
-/// For so long the attendant looks for short tasks after the last one has come or ended. A row of
-/// small transfers is one of its turns, and a lone one is followed by twenty wake-ups.
+/// The time for which the attendant polls for short tasks after the last one has come or ended. A
+/// series of small transfers stays within one such period. A single transfer is followed by twenty
+/// wake-ups.
 const LINGERS: Duration = Duration::from_millis(2);
 
 impl Watch {
@@ -161,7 +164,7 @@ impl Watch {
         Arc::new(Self { queue: Mutex::default(), changed: Condvar::new(), lost, lists })
     }
 
-    /// What a thread does until nobody can give it a task any more.
+    /// The loop of a thread, until no source of tasks is left.
     pub(super) fn serve(&self) {
         while let Some((task, attends)) = self.next() {
             if attends {
@@ -173,7 +176,8 @@ impl Watch {
         }
     }
 
-    /// A task, and whether the thread is to look after all that come; `None` if there will be none.
+    /// A task, and whether the thread must also serve all new ones; `None` if no more tasks will
+    /// come.
     fn next(&self) -> Option<(Task, bool)> {
         let mut queue = self.queue();
         loop {
@@ -191,11 +195,11 @@ impl Watch {
         }
     }
 
-    /// Looks at this task and all others in turn, as the attendant, until no short one has come for a
-    /// while, and another thread is there for what comes next.
+    /// Polls this task and all others in turn, as the attendant. Ends when no short task has come
+    /// for a while, and another thread is free for the next one.
     fn take_turns(&self, task: Task) {
         let mut task = Some(task);
-        // Looks in a row that changed nothing, and since when.
+        // The number of consecutive polls that changed nothing, and their start.
         let (mut in_vain, mut since) = (0, Instant::now());
         loop {
             let lingers = since.elapsed() < LINGERS;
@@ -223,7 +227,7 @@ impl Watch {
                     queue.tasks.push_back(waits);
                     in_vain += 1;
                     if !lingers && queue.idle > 0 {
-                        // It takes one of them, and sleeps until that is done.
+                        // It takes one of them, and sleeps until that one is done.
                         self.changed.notify_one();
                     }
                 }
@@ -248,7 +252,7 @@ impl Watch {
         }
     }
 
-    /// Looks at a task, for which the attendant gives up its place where foreign code may run.
+    /// Polls a task. The attendant gives up its role while foreign code may run.
     fn look_at(&self, task: Task) -> Look {
         if task.is_pending() {
             return Look::Waits(task);
@@ -264,7 +268,7 @@ impl Watch {
         left.map_or(Look::Done, Look::Waits)
     }
 
-    /// Does what no caller's thread should.
+    /// Does the work that must not run on a caller's thread.
     fn clear_up(&self) {
         guarded(|| self.lost.ask_again());
         self.lists.free_surplus();
@@ -275,18 +279,18 @@ impl Watch {
     }
 }
 
-/// What the attendant found.
+/// The result of a poll by the attendant.
 enum Look {
     /// The task is done.
     Done,
-    /// There is still something to wait for.
+    /// The task is still waiting.
     Waits(Task),
-    /// Another thread has become the attendant meanwhile, and has the task.
+    /// Another thread has become the attendant meanwhile, and holds the task.
     Replaced,
 }
 
-/// Only foreign code can panic, such as the drop of a caller's guard. The thread has other jobs to
-/// see through.
+/// Only foreign code can panic, such as the drop of a caller's guard. The thread must continue with
+/// other jobs.
 fn guarded<T>(run: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(run)).ok()
 }

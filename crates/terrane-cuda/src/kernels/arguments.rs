@@ -1,25 +1,24 @@
-//! The arguments of the copy kernels, as the kernels read them, and what each kernel does with
-//! them. Nothing here needs a device: whoever stands in for one can interpret a launch.
+//! The arguments of the copy kernels, as the kernels read them, and the effect of each kernel. This
+//! module needs no device: a substitute for one can interpret a launch.
 //!
 //! # Entry points
 //!
-//! Each exists once for every [`CopyWidth`], as `NAME_16`, `NAME_8`, `NAME_4`, `NAME_2` and
-//! `NAME_1`, and is launched with blocks of 512 threads in one dimension, as many as one likes, and
-//! no dynamic shared memory:
+//! Each entry point exists once for every [`CopyWidth`], as `NAME_16`, `NAME_8`, `NAME_4`, `NAME_2`
+//! and `NAME_1`. It is launched with any number of one-dimensional blocks of 512 threads, and no
+//! dynamic shared memory:
 //!
 //! - `terrane_grid_copy_WIDTH(GridCopy, GridSchedule)` copies every cell of the [`GridCopy`].
-//!   [`GridCopy::for_each_cell`] is what it does, said in Rust; the second parameter only says how
-//!   the work is split among the threads.
-//! - `terrane_run_copy_WIDTH(RunCopy, u32)` copies [`RunCopy::count`] runs, which are
-//!   [`CopyRun`]s that lie one after the other at the address [`RunCopy::runs`]. The second
-//!   parameter only says how the work is split.
+//!   [`GridCopy::for_each_cell`] is the model of it in Rust. The second parameter only splits the
+//!   work among the threads.
+//! - `terrane_run_copy_WIDTH(RunCopy, u32)` copies [`RunCopy::count`] runs, which are contiguous
+//!   [`CopyRun`]s at the address [`RunCopy::runs`]. The second parameter only splits the work.
 //!
 //! Both parameters are passed by value. The order in which bytes are copied is undefined, and the
 //! width changes no result: it divides every address, stride and length that is used.
 
 use std::mem::offset_of;
 
-/// How many block ids a [`GridCopy`] carries in itself, both ends together.
+/// The number of block ids that a [`GridCopy`] carries itself, both ends together.
 pub const INLINE_BLOCKS: usize = 256;
 
 /// Nested counts of cells, and where they lie at both ends: `pairs · layers · outers · rows ·
@@ -32,8 +31,8 @@ pub const INLINE_BLOCKS: usize = 256;
 ///      + row · row_stride + column · column_stride
 /// ```
 ///
-/// where `bases[layer]` is 0 without a table, and `block(pair)` is what [`BlockIds`] says. Sums and
-/// products wrap around, as addresses do.
+/// `bases[layer]` is 0 without a table, and [`BlockIds`] defines `block(pair)`. Sums and products
+/// wrap around, as addresses do.
 ///
 /// Neighbouring threads copy neighbouring bytes of a cell, then the cell of the next column, then
 /// the next row: an end whose columns are near each other is walked in the order of its memory.
@@ -51,36 +50,36 @@ pub struct GridCopy {
     pub rows: u32,
     /// Columns of a row.
     pub columns: u32,
-    /// Nothing.
+    /// Padding.
     pub reserved: u32,
     /// The length of a cell in bytes.
     pub bytes: u64,
-    /// Where the cells come from.
+    /// The source of the cells.
     pub source: CopyEnd,
-    /// Where they go.
+    /// The destination of the cells.
     pub destination: CopyEnd,
     /// The ids of the ends that are [`BlockIds::Inline`].
     pub inline_blocks: [u32; INLINE_BLOCKS],
 }
 
-/// One end of a [`GridCopy`]. Strides are in bytes; that of a dimension of one means nothing.
+/// One end of a [`GridCopy`]. Strides are in bytes. The stride of a dimension of one is ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CopyEnd {
-    /// The address of the first cell of block 0; with a table, what is added to each of its
+    /// The address of the first cell of block 0. With a table, it is added to each of the table's
     /// addresses.
     pub base: u64,
-    /// Where a table of as many addresses as there are layers begins, each a `u64`, in memory that
-    /// the device reads; 0 for none.
+    /// The address of a table with one `u64` address per layer, in memory that the device reads; 0
+    /// for none.
     pub bases: u64,
-    /// All addresses of the table or-ed together: its lowest bits say how they are aligned.
+    /// All addresses of the table combined with bitwise or: its lowest bits give their alignment.
     pub bases_bits: u64,
-    /// Where as many `u32` ids as there are pairs lie, in memory that the device reads, with
+    /// The address of one `u32` id per pair, in memory that the device reads, with
     /// [`BlockIds::Listed`].
     pub blocks: u64,
-    /// Where the block ids come from.
+    /// The source of the block ids.
     pub block_ids: BlockIds,
-    /// Which of [`GridCopy::inline_blocks`] is that of pair 0, with [`BlockIds::Inline`].
+    /// The index of pair 0 in [`GridCopy::inline_blocks`], with [`BlockIds::Inline`].
     pub first_inline: u32,
     /// From a block to the next id.
     pub block_stride: u64,
@@ -94,16 +93,16 @@ pub struct CopyEnd {
     pub column_stride: u64,
 }
 
-/// Where an end's block ids come from.
+/// The source of an end's block ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum BlockIds {
-    /// The id is the pair's number: so are scratch buffers and packed sides described.
+    /// The id is the pair's number. Scratch buffers and packed sides are described like this.
     #[default]
     Identity = 0,
     /// From the list at [`CopyEnd::blocks`].
     Listed = 1,
-    /// From [`GridCopy::inline_blocks`], from [`CopyEnd::first_inline`] on.
+    /// From [`GridCopy::inline_blocks`], starting at [`CopyEnd::first_inline`].
     Inline = 2,
 }
 
@@ -111,13 +110,13 @@ pub enum BlockIds {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CopyRun {
-    /// The address of the first byte that is read.
+    /// The address of the first byte to read.
     pub source: u64,
-    /// The address of the first byte that is written.
+    /// The address of the first byte to write.
     pub destination: u64,
     /// The length, which may be 0.
     pub bytes: u64,
-    /// How many tiles the runs before this one have; [`RunCopy::arrange`] fills it in.
+    /// The number of tiles in the runs before this one; [`RunCopy::arrange`] sets it.
     pub first_tile: u64,
 }
 
@@ -127,18 +126,18 @@ pub struct CopyRun {
 pub struct RunCopy {
     /// The address of the first [`CopyRun`], in memory that the device reads.
     pub runs: u64,
-    /// How many there are.
+    /// The number of runs.
     pub count: u32,
-    /// How many tiles they have together.
+    /// The total number of tiles.
     pub tiles: u32,
-    /// How many threads share a tile, as a power of two.
+    /// The number of threads that share a tile, as a power of two.
     pub lanes_log2: u32,
     /// The width in bytes that divides every address and length.
     pub width: u32,
 }
 
 impl GridCopy {
-    /// A copy of nothing, to be filled in: one cell of no bytes.
+    /// An empty copy to be filled in: one cell of no bytes.
     pub const EMPTY: Self = Self {
         pairs: 1,
         layers: 1,
@@ -152,9 +151,9 @@ impl GridCopy {
         inline_blocks: [0; INLINE_BLOCKS],
     };
 
-    /// Calls `visit` with source address, destination address and length of every cell: the model
-    /// of what the kernel copies. The lists and tables are read by `read_id` and `read_address`,
-    /// which are given addresses of a `u32` and of a `u64`.
+    /// Calls `visit` with the source address, destination address and length of every cell: the
+    /// model of the kernel's copy. `read_id` and `read_address` read the lists and tables. They get
+    /// the address of a `u32` and of a `u64`.
     ///
     /// An inline id beyond the array counts as 0; [`Kernels::copy`](crate::Kernels::copy) refuses
     /// such a copy.
@@ -180,7 +179,7 @@ impl GridCopy {
         }
     }
 
-    /// The copy of `count` of the pairs, from `first` on; `None` if there are not as many.
+    /// The copy of `count` of the pairs, starting at `first`; `None` if there are fewer.
     #[must_use]
     pub fn of_pairs(&self, first: u32, count: u32) -> Option<Self> {
         let end = first.checked_add(count)?;
@@ -238,7 +237,7 @@ impl CopyEnd {
         column_stride: 0,
     };
 
-    /// The id of a pair's block among the inline ones, if it is there.
+    /// The id of a pair's block among the inline ones, if it is present.
     fn inline_block(&self, grid: &GridCopy, pair: u32) -> Option<u32> {
         let index = usize::try_from(u64::from(self.first_inline) + u64::from(pair)).ok()?;
         grid.inline_blocks.get(index).copied()

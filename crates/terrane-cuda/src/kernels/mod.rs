@@ -22,7 +22,7 @@ use crate::error::{CudaError, check};
 use crate::stream::Stream;
 use schedule::{BLOCK_THREADS, GridSchedule};
 
-/// What `cargo xtask kernels build` made of copy.cu.
+/// The result of `cargo xtask kernels build` for copy.cu.
 const PTX: &str = concat!(include_str!("copy.ptx"), "\0");
 
 /// The entry points, in the order of [`CopyWidth::ALL`].
@@ -43,12 +43,12 @@ const RUN_COPIES: [&CStr; 5] = [
     c"terrane_run_copy_16",
 ];
 
-/// The copy kernels, loaded into one context. Cloning costs a reference count; they are unloaded
-/// with the last.
+/// The copy kernels, loaded into one context. Cloning costs a reference count. The last clone
+/// unloads them.
 ///
-/// Loading compiles them for the device, which the driver remembers on disk from one process to
-/// the next, and which takes a good fraction of a second the first time. A launch is one call of
-/// the driver: nothing is allocated, looked up or waited for.
+/// Loading compiles them for the device. The driver caches the result on disk across processes; the
+/// first time takes a good fraction of a second. A launch is one driver call: it allocates nothing,
+/// looks up nothing and waits for nothing.
 #[derive(Clone)]
 pub struct Kernels(Arc<Module>);
 
@@ -59,22 +59,22 @@ struct Module {
     run_copies: [CUfunction; 5],
 }
 
-// SAFETY: the handles are numbers to everyone but the driver, which takes them on any thread.
+// SAFETY: the handles are numbers to everyone but the driver, which accepts them on any thread.
 unsafe impl Send for Module {}
 // SAFETY: as for `Send`; nothing in it changes.
 unsafe impl Sync for Module {}
 
-/// What the driver made of one kernel.
+/// The driver's figures for one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelFigures {
     /// The entry point.
     pub name: &'static str,
-    /// The registers of a thread.
+    /// The registers per thread.
     pub registers: u32,
-    /// The bytes of a thread that did not fit into registers.
+    /// The bytes per thread that did not fit into registers.
     pub local_bytes: u32,
-    /// The threads that a block may have.
+    /// The maximum threads per block.
     pub most_threads: u32,
 }
 
@@ -98,20 +98,20 @@ impl Kernels {
             find_all(functions, raw, RUN_COPIES, &mut module.run_copies)
         })?;
         let kernels = Self(Arc::new(module));
-        // With lazy loading a kernel comes onto the device when its figures are asked for: now,
-        // rather than at its first launch, which would wait for the device.
+        // With lazy loading, a query of its figures loads a kernel onto the device. That happens
+        // now rather than at its first launch, which would wait for the device.
         kernels.figures()?;
         Ok(kernels)
     }
 
-    /// The context that they are loaded into.
+    /// The context that the kernels are loaded into.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.0.context
     }
 
-    /// Submits the copy of every cell of a grid, by at most `thread_blocks` blocks of 512 threads,
-    /// two of which share a multiprocessor; fewer where there is less work. The result does not
+    /// Submits the copy of every cell of a grid, with at most `thread_blocks` blocks of 512
+    /// threads. Two blocks share a multiprocessor. Less work uses fewer blocks. The result does not
     /// depend on their number.
     ///
     /// # Errors
@@ -122,10 +122,11 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// Until the stream has come past the copy, these kernels are loaded, and every cell at both
-    /// ends, every table and list is memory that the device of the stream reaches at the address
-    /// given. Nobody writes what is read, and nobody else reads or writes the destination. No
-    /// destination cell overlaps another or a source cell. [`CopyEnd::bases_bits`] is as it says.
+    /// Until the stream has passed the copy, these kernels are loaded. Until then, all cells at
+    /// both ends, all tables and all lists are memory that the stream's device can access at the
+    /// given address. Nothing writes the bytes that are read, and nothing else reads or writes the
+    /// destination. No destination cell overlaps another or a source cell. [`CopyEnd::bases_bits`]
+    /// matches its description.
     pub unsafe fn copy(
         &self,
         stream: &Stream,
@@ -139,8 +140,8 @@ impl Kernels {
         let mut parameters =
             [ptr::from_ref(grid).cast_mut().cast(), ptr::from_ref(&schedule).cast_mut().cast()];
         let function = pick(&self.0.grid_copies, width);
-        // SAFETY: the function takes a `GridCopy` and a `GridSchedule`; of what they say the
-        // caller promised that it may be copied, and the width divides it.
+        // SAFETY: the function takes a `GridCopy` and a `GridSchedule`. The caller guarantees that
+        // the copy they describe is allowed, and the width divides it.
         unsafe { self.launch(stream, function, schedule.blocks(thread_blocks), &mut parameters) }
     }
 
@@ -154,11 +155,11 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// Until the stream has come past the copy, these kernels are loaded,
-    /// [`runs`](RunCopy::runs) is where the list lies as it was arranged with this copy, and the
-    /// runs and the list are memory that the device of the stream reaches at the address given.
-    /// Nobody writes what is read, and nobody else reads or writes the destinations. No
-    /// destination overlaps another or a source.
+    /// Until the stream has passed the copy, these kernels are loaded. [`runs`](RunCopy::runs) is
+    /// the address of the list as it was arranged with this copy. The runs and the list are memory
+    /// that the stream's device can access at the given address. Nothing writes the bytes that are
+    /// read, and nothing else reads or writes the destinations. No destination overlaps another or
+    /// a source.
     pub unsafe fn copy_runs(
         &self,
         stream: &Stream,
@@ -177,12 +178,12 @@ impl Kernels {
         let mut parameters =
             [ptr::from_ref(runs).cast_mut().cast(), ptr::from_ref(&share).cast_mut().cast()];
         let function = pick(&self.0.run_copies, width);
-        // SAFETY: the function takes a `RunCopy` and a number; of what they say the caller
-        // promised that it may be copied.
+        // SAFETY: the function takes a `RunCopy` and a number. The caller guarantees that the copy
+        // they describe is allowed.
         unsafe { self.launch(stream, function, blocks, &mut parameters) }
     }
 
-    /// What the driver made of each kernel.
+    /// The driver's figures for each kernel.
     ///
     /// # Errors
     ///
@@ -205,7 +206,7 @@ impl Kernels {
         let ask = |attribute| {
             let mut value: c_int = 0;
             self.0.context.bound(|functions| {
-                // SAFETY: the function is of a loaded module, and one number is written.
+                // SAFETY: the function belongs to a loaded module, and one number is written.
                 let code =
                     unsafe { (functions.cuFuncGetAttribute)(&raw mut value, attribute, function) };
                 check("cuFuncGetAttribute", code)
@@ -233,7 +234,7 @@ impl Kernels {
 
     /// # Safety
     ///
-    /// The function takes these parameters, and may do what it does.
+    /// The function takes these parameters, and its effects are allowed.
     unsafe fn launch(
         &self,
         stream: &Stream,
@@ -243,8 +244,8 @@ impl Kernels {
     ) -> Result<(), CudaError> {
         let parameters = parameters.as_mut_ptr();
         self.0.context.bound(|functions| {
-            // SAFETY: function and stream are of this context; the driver copies the parameters
-            // before it returns; the caller promised the rest.
+            // SAFETY: function and stream belong to this context. The driver copies the parameters
+            // before it returns. The caller guarantees the rest.
             let code = unsafe {
                 (functions.cuLaunchKernel)(
                     function,
@@ -282,11 +283,11 @@ fn load_module(functions: &Functions, ptx: &str) -> Result<CUmodule, CudaError> 
     let mut log: [c_char; LOG_BYTES] = [0; LOG_BYTES];
     let mut options =
         [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-    // The second value is a number in the place of a pointer.
+    // The second value is a number in place of a pointer.
     let mut values: [*mut c_void; 2] =
         [log.as_mut_ptr().cast(), ptr::without_provenance_mut(LOG_BYTES)];
-    // SAFETY: the text ends with a zero; there are two options and two values, the buffer is as
-    // long as is said, and one handle is written.
+    // SAFETY: the text ends with a zero. There are two options and two values, the buffer has the
+    // given length, and one handle is written.
     let code = unsafe {
         (functions.cuModuleLoadDataEx)(
             &raw mut raw,
@@ -305,10 +306,10 @@ fn load_module(functions: &Functions, ptx: &str) -> Result<CUmodule, CudaError> 
     }
 }
 
-/// The most that the driver says about what it refuses.
+/// The maximum length of the driver's message about a refusal.
 const LOG_BYTES: usize = 4096;
 
-/// What stands before the first zero.
+/// The text before the first zero.
 fn text(log: &[c_char]) -> String {
     let bytes: Vec<u8> =
         log.iter().take_while(|&&sign| sign != 0).map(|sign| sign.to_ne_bytes()[0]).collect();
@@ -332,8 +333,8 @@ fn find_all(
 impl Drop for Module {
     fn drop(&mut self) {
         self.context.bound_in_drop(|functions| {
-            // SAFETY: it was loaded here, and whoever launched from it promised that the launches
-            // have run.
+            // SAFETY: it was loaded here, and the callers of its launches guaranteed that the
+            // launches have run.
             check("cuModuleUnload", unsafe { (functions.cuModuleUnload)(self.raw) })
         });
     }

@@ -1,8 +1,8 @@
-//! How the work of a copy is split among the warps of the device.
+//! The split of a copy's work among the warps of the device.
 //!
-//! A warp has [`TILE_WORDS`] words in flight at once, four for each thread. Tiles are dealt out to
-//! all warps in turn, whatever their number, so that few long cells and many short ones keep all of
-//! them busy. What a tile is depends on the cells:
+//! A warp has [`TILE_WORDS`] words in flight at once, four for each thread. Tiles are distributed
+//! to all warps in turn, whatever their number, so both few long cells and many short ones keep all
+//! warps busy. The cells determine the tiles:
 //!
 //! - cells that fill tiles are cut into tiles of their own ([`Split::Cells`]): one address for each
 //!   end and tile;
@@ -11,7 +11,7 @@
 //! - shorter cells of shorter pieces are grouped ([`Split::Groups`]), so that a warp serves several
 //!   pieces at once.
 //!
-//! Divisions are multiplications with numbers that are worked out here.
+//! Divisions are multiplications with numbers that are computed here.
 
 use std::mem::offset_of;
 
@@ -29,14 +29,14 @@ const IN_FLIGHT: u32 = 4;
 pub(super) const TILE_WORDS: u32 = WARP_THREADS * IN_FLIGHT;
 /// The words of a group of short cells, unless one cell has more.
 const GROUP_WORDS: u32 = 2 * TILE_WORDS;
-/// The most cells, and the most tiles, of one launch: what a [`Divisor`] divides.
+/// The maximum number of cells, and of tiles, of one launch: the range of a [`Divisor`].
 pub(super) const MOST: u32 = (1 << 31) - 1;
 
-/// The most blocks of a launch: far more than a device runs at once, and few enough for the kernels
-/// to number their threads in 32 bits.
+/// The maximum number of blocks of a launch. It is far more than a device runs at once, and few
+/// enough for the kernels to number their threads in 32 bits.
 const MOST_BLOCKS: u32 = 1 << 16;
 
-/// What a warp takes at a time.
+/// The unit of work that a warp takes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Split {
@@ -55,7 +55,7 @@ pub(super) struct GridSchedule {
     cells: u32,
     group_cells: u32,
     piece_words: u32,
-    /// Of a cell or of a piece; one for groups.
+    /// Tiles of a cell or of a piece; one for groups.
     tiles_per_unit: Divisor,
     words_per_cell: Divisor,
     columns: Divisor,
@@ -84,7 +84,7 @@ impl GridSchedule {
     ///
     /// # Errors
     ///
-    /// [`CudaError::InlineBlocks`] if a block id is not there, [`CudaError::TooManyCells`].
+    /// [`CudaError::InlineBlocks`] if a block id is missing, [`CudaError::TooManyCells`].
     pub(super) fn of(grid: &GridCopy, width: CopyWidth) -> Result<Option<Self>, CudaError> {
         check_inline_blocks(grid, &grid.source)?;
         check_inline_blocks(grid, &grid.destination)?;
@@ -111,7 +111,7 @@ impl GridSchedule {
             }
             _ => (Split::Groups, cells, 1),
         };
-        // Words of a cell that fills no tiles are few, and those of others are not asked for here.
+        // A cell that fills no tiles has few words. For other cells this number is not used.
         let words_per_cell = u32::try_from(cell_words).unwrap_or(MOST).min(MOST);
         let group_cells = (GROUP_WORDS / words_per_cell).max(1);
         let tiles = match split {
@@ -135,13 +135,13 @@ impl GridSchedule {
         }))
     }
 
-    /// How many blocks to launch, if at most `most` may be: no more than there is work for.
+    /// The number of blocks to launch, at most `most`, and no more than there is work for.
     pub(super) fn blocks(&self, most: u32) -> u32 {
         most.min(MOST_BLOCKS).min(self.tiles.div_ceil(BLOCK_THREADS / WARP_THREADS))
     }
 }
 
-/// Whether at least four fifths of the tiles that these words are cut into are filled.
+/// Whether at least four fifths of these words' tiles are filled.
 fn fills_tiles(words: u64) -> bool {
     let cut = u128::from(words.div_ceil(TILE_WORDS.into())) * u128::from(TILE_WORDS);
     cut * 4 <= u128::from(words) * 5
@@ -163,8 +163,8 @@ impl Divisor {
             return Self { value, multiplier: 0, shift: 0 };
         }
         // With p = 31 + ceil(log2 value) the rounded-up quotient of 2^p exceeds the exact one by
-        // less than 1, so that a product with a number below 2³¹ is off by less than 2³¹ / 2^p,
-        // which is at most 1 / value: too little to reach the next whole number.
+        // less than 1. A product with a number below 2³¹ is then off by less than 2³¹ / 2^p. That
+        // is at most 1 / value: too little to reach the next whole number.
         let power = 63 - (value - 1).leading_zeros();
         let multiplier = (1_u64 << power).div_ceil(u64::from(value));
         Self {
@@ -177,11 +177,11 @@ impl Divisor {
 }
 
 impl RunCopy {
-    /// Prepares a list of runs: fills in what the kernel needs to split them, and answers the copy
-    /// of them, whose [`runs`](Self::runs) is to be set to where the list is put.
+    /// Prepares a list of runs. Sets the fields that the kernel needs to split them, and returns
+    /// their copy. The caller must set [`runs`](Self::runs) of the copy to the address of the list.
     ///
-    /// One width serves all runs, the widest that divides every address and length; where few runs
-    /// are odd, two lists are faster.
+    /// One width serves all runs: the widest that divides every address and length. If only a few
+    /// runs are odd, two lists are faster.
     ///
     /// # Errors
     ///
@@ -210,8 +210,8 @@ impl RunCopy {
         Ok(Self { runs: 0, count, tiles, lanes_log2, width: width.bytes().into() })
     }
 
-    /// How many blocks to launch, if at most `most` may be, and how many tiles each worker takes
-    /// then: as many workers as threads divided by lanes.
+    /// The number of blocks to launch, at most `most`, and the number of tiles for each worker. The
+    /// number of workers is the number of threads divided by the lanes.
     pub(super) fn shares(&self, most: u32) -> (u32, u32) {
         let workers_per_block = BLOCK_THREADS >> self.lanes_log2;
         let blocks = most.min(MOST_BLOCKS).min(self.tiles.div_ceil(workers_per_block));
@@ -221,8 +221,8 @@ impl RunCopy {
     }
 }
 
-/// The threads for a run of this mean length, as a power of two: two words for each, where runs are
-/// short, so that neighbours still touch a whole sector of memory.
+/// The threads for a run of this mean length, as a power of two. Short runs get one thread per two
+/// words, so that neighbours still touch a whole sector of memory.
 fn lanes_log2(mean_words: u128) -> u32 {
     (1..5).find(|&log2| mean_words <= 2 << log2).unwrap_or(5)
 }

@@ -1,14 +1,14 @@
-//! The width in which a copy moves its bytes.
+//! The width of a copy's memory accesses.
 
 use super::arguments::{BlockIds, CopyEnd, GridCopy};
 
-/// How many bytes a thread of a copy kernel reads and writes at once.
+/// The number of bytes that a thread of a copy kernel reads and writes at once.
 ///
-/// It has to divide every address that is read or written, and so every stride and length.
+/// It must divide every address that is read or written, and so every stride and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum CopyWidth {
-    /// One byte: what always works.
+    /// One byte, which always works.
     One = 1,
     /// Two bytes.
     Two = 2,
@@ -16,7 +16,7 @@ pub enum CopyWidth {
     Four = 4,
     /// Eight bytes.
     Eight = 8,
-    /// Sixteen bytes, the widest that the device has.
+    /// Sixteen bytes, the device's maximum.
     Sixteen = 16,
 }
 
@@ -27,8 +27,8 @@ impl CopyWidth {
     /// The widest that divides all of these numbers.
     #[must_use]
     pub fn of(numbers: impl IntoIterator<Item = u64>) -> Self {
-        // The lowest bit of any is the lowest bit of all or-ed together; of no number, or of
-        // zeros alone, it is beyond the last.
+        // The lowest bit of any is the lowest bit of all combined with bitwise or. Without numbers,
+        // or with zeros alone, it is beyond the last.
         match numbers.into_iter().fold(0, |bits, number| bits | number).trailing_zeros() {
             0 => Self::One,
             1 => Self::Two,
@@ -44,7 +44,7 @@ impl CopyWidth {
         self as u8
     }
 
-    /// Which of [`ALL`](Self::ALL) it is, which is also its logarithm to base 2.
+    /// Its index in [`ALL`](Self::ALL), which is also its logarithm to base 2.
     pub(super) const fn index(self) -> u8 {
         match self {
             Self::One => 0,
@@ -57,8 +57,8 @@ impl CopyWidth {
 }
 
 impl GridCopy {
-    /// The widest width that divides every address and length of the copy. It follows from what
-    /// the copy says alone; tables and lists are not read.
+    /// The widest width that divides every address and length of the copy. It depends only on the
+    /// copy itself; tables and lists are not read.
     #[must_use]
     pub fn width(&self) -> CopyWidth {
         let numbers = |end: &CopyEnd| {

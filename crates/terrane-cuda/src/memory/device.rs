@@ -1,4 +1,4 @@
-//! Device memory, each region an allocation of the driver's.
+//! Device memory: each region is one allocation of the driver.
 
 use terrane_core::{
     Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, Limits, Location, Memory,
@@ -9,10 +9,10 @@ use super::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
 use crate::context::Context;
 use crate::error::{CudaError, check};
 
-/// Hands out device memory, each region an allocation of the driver's (`cuMemAlloc`).
+/// Allocates device memory; each region is one driver allocation (`cuMemAlloc`).
 ///
 /// An allocation takes tens of microseconds and is mapped in steps of 2 MiB, and a free waits for
-/// the device: this is for memory that stays. For memory that comes and goes there is
+/// the device. Use this for memory with a long lifetime. For memory with a short lifetime use
 /// [`DevicePool`](crate::DevicePool), or a pool of `terrane-pool` over either.
 #[derive(Clone, Debug)]
 pub struct DeviceAllocator {
@@ -20,19 +20,19 @@ pub struct DeviceAllocator {
 }
 
 impl DeviceAllocator {
-    /// An allocator of the context's device.
+    /// Creates an allocator for the context's device.
     #[must_use]
     pub fn new(context: &Context) -> Self {
         Self { context: context.clone() }
     }
 
-    /// Allocates one region; what [`allocate`](Allocate::allocate) does, with this crate's error.
+    /// Allocates one region, like [`allocate`](Allocate::allocate), but returns this crate's error.
     ///
     /// # Errors
     ///
-    /// [`CudaError::TooStrictlyAligned`] above 2 MiB, [`CudaError::TooLarge`] for more than the
-    /// device has, [`CudaError::Driver`] with `CUDA_ERROR_OUT_OF_MEMORY` if as much is not left,
-    /// [`CudaError::DeviceLost`].
+    /// [`CudaError::TooStrictlyAligned`] above 2 MiB; [`CudaError::TooLarge`] for more than the
+    /// device's memory; [`CudaError::Driver`] with `CUDA_ERROR_OUT_OF_MEMORY` if less memory is
+    /// left; [`CudaError::DeviceLost`].
     pub fn bring_up(&self, request: &RegionRequest) -> Result<DeviceMemory, CudaError> {
         check_request(&self.context, request)?;
         let context = self.context.clone();
@@ -57,7 +57,7 @@ impl DeviceAllocator {
     }
 }
 
-// SAFETY: each region is an allocation of the driver's, made for this call.
+// SAFETY: each region is a driver allocation, made for this call.
 unsafe impl Allocate for DeviceAllocator {
     type Memory = DeviceMemory;
 
@@ -78,13 +78,13 @@ unsafe impl Allocate for DeviceAllocator {
     }
 }
 
-/// A region of device memory, freed when it drops. What it holds at first is arbitrary.
+/// A region of device memory, freed when it drops. Its initial contents are arbitrary.
 #[derive(Debug)]
 pub struct DeviceMemory {
     context: Context,
-    /// What the driver allocated; `None` for no bytes.
+    /// The driver allocation; `None` for no bytes.
     base: Option<u64>,
-    /// The first byte that is aligned as was asked for.
+    /// The first byte with the requested alignment.
     first: DeviceAddress,
     length: ByteCount,
 }
@@ -96,15 +96,15 @@ impl DeviceMemory {
         self.first
     }
 
-    /// The context that it was allocated in.
+    /// The context of the allocation.
     #[must_use]
     pub const fn context(&self) -> &Context {
         &self.context
     }
 }
 
-// SAFETY: the span lies within an allocation of the driver's that is this value's alone and is
-// freed when it drops, wherever it moves.
+// SAFETY: the span lies within a driver allocation that this value alone owns. It is freed when the
+// value drops, wherever the value moves.
 unsafe impl Memory for DeviceMemory {
     fn kind(&self) -> StorageKind {
         self.context.kind()
@@ -130,7 +130,7 @@ impl Drop for DeviceMemory {
 
 fn free(context: &Context, base: u64) {
     context.bound_in_drop(|functions| {
-        // SAFETY: it was allocated here, and nobody uses it any more.
+        // SAFETY: it was allocated here, and nothing uses it any more.
         check("cuMemFree_v2", unsafe { (functions.cuMemFree_v2)(base) })
     });
 }

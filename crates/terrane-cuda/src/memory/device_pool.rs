@@ -1,4 +1,4 @@
-//! Device memory from a pool of the driver's, which keeps what is given back.
+//! Device memory from a driver pool, which keeps freed memory for reuse.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -17,13 +17,13 @@ use crate::driver::PoolProperties;
 use crate::error::{CudaError, check};
 use crate::stream::Stream;
 
-/// A memory pool of the driver's (`cuMemPoolCreate`), apart from the one that the process's other
-/// libraries share, with a release threshold of our own.
+/// A memory pool of the driver (`cuMemPoolCreate`) with its own release threshold. It is separate
+/// from the pool that the process's other libraries share.
 ///
-/// Memory is allocated and freed in the order of a stream that is the pool's alone and otherwise
-/// idle. An allocation waits for that stream, which takes microseconds, so that the memory is good
-/// for every stream and for other libraries from the start; a free waits for nothing. What one
-/// stream alone is to use, [`allocate_on`](Self::allocate_on) allocates without any wait. Cloning
+/// Memory is allocated and freed in the order of a stream that belongs to the pool and is otherwise
+/// idle. An allocation waits for that stream, which takes microseconds. The memory is therefore
+/// usable on every stream and by other libraries at once. A free does not wait.
+/// [`allocate_on`](Self::allocate_on) allocates memory for one stream without any wait. Cloning
 /// gives another handle to the same pool.
 #[derive(Clone, Debug)]
 pub struct DevicePool(Arc<Pool>);
@@ -31,7 +31,7 @@ pub struct DevicePool(Arc<Pool>);
 #[derive(Debug)]
 struct Pool {
     raw: RawPool,
-    /// Destroyed after the pool, as fields drop in their order.
+    /// Destroyed after the pool, because fields drop in their order.
     stream: Stream,
 }
 
@@ -41,24 +41,24 @@ struct RawPool {
     context: Context,
 }
 
-// SAFETY: the driver takes a pool's handle on any thread, and synchronises.
+// SAFETY: the driver accepts a pool's handle on any thread, and synchronises.
 unsafe impl Send for RawPool {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RawPool {}
 
 impl DevicePool {
-    /// A pool that keeps up to `kept` bytes of what is given back to it. The driver's own default
-    /// is zero: everything goes back to the system whenever a stream is waited for.
+    /// Creates a pool that keeps up to `kept` bytes of freed memory. The driver's own default is
+    /// zero: all free memory returns to the system at each stream synchronisation.
     ///
     /// # Errors
     ///
-    /// [`CudaError::DriverTooOld`] if the driver has no pools, [`CudaError::Driver`] if the device
-    /// has none, [`CudaError::DeviceLost`].
+    /// [`CudaError::DriverTooOld`] if the driver does not support pools; [`CudaError::Driver`] if
+    /// the device does not; [`CudaError::DeviceLost`].
     pub fn new(context: &Context, kept: ByteCount) -> Result<Self, CudaError> {
         let stream = Stream::new(context)?;
         let functions = context.driver().functions();
         let create = require(context, functions.cuMemPoolCreate, "cuMemPoolCreate")?;
-        // What an allocation and the end of the pool need, before there is one.
+        // Checks the functions for allocation and for the pool's end, before the pool exists.
         let allocate = functions.cuMemAllocFromPoolAsync;
         require(context, allocate, "cuMemAllocFromPoolAsync")?;
         require(context, functions.cuMemFreeAsync, "cuMemFreeAsync")?;
@@ -88,7 +88,7 @@ impl DevicePool {
         Ok(Self(Arc::new(Pool { raw, stream })))
     }
 
-    /// The bytes that the pool holds of the device's memory, in use or not.
+    /// The bytes of device memory that the pool holds, in use or not.
     ///
     /// # Errors
     ///
@@ -106,8 +106,8 @@ impl DevicePool {
         self.0.raw.get(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
     }
 
-    /// Gives memory that is not in use back to the system, until the pool holds no more than
-    /// `kept`. Waits for what has been freed.
+    /// Returns unused memory to the system, until the pool holds no more than `kept`. Waits for
+    /// pending frees.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl DevicePool {
         })
     }
 
-    /// Allocates one region; what [`allocate`](Allocate::allocate) does, with this crate's error.
+    /// Allocates one region, like [`allocate`](Allocate::allocate), but returns this crate's error.
     ///
     /// # Errors
     ///
@@ -147,12 +147,12 @@ impl DevicePool {
         Ok(memory)
     }
 
-    /// Allocates one region in the order of `stream`, and waits for nothing.
+    /// Allocates one region in the order of `stream`, without waiting.
     ///
-    /// What is submitted to `stream` from now on may use the memory. Work of another stream may if
-    /// it runs after an event that was recorded on `stream` from now on: before that, the driver
-    /// may still have somebody else's work in these bytes. For memory that is good for all,
-    /// [`settle`](OrderedMemory::settle) it.
+    /// Work submitted to `stream` from now on may use the memory. Work of another stream may use it
+    /// if it runs after an event that is recorded on `stream` from now on. Before that, the driver
+    /// may still run earlier work of others in these bytes. Call [`settle`](OrderedMemory::settle)
+    /// to make the memory usable everywhere.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -172,7 +172,7 @@ impl DevicePool {
     ///
     /// # Errors
     ///
-    /// [`CudaError::WrongContext`] if the stream is of another device, and as for
+    /// [`CudaError::WrongContext`] if the stream belongs to another device, and the errors of
     /// [`bring_up`](Self::bring_up).
     pub fn allocate_on(
         &self,
@@ -225,8 +225,8 @@ impl Pool {
         let context = &self.raw.context;
         context.bound_in_drop(|functions| {
             let free = require(context, functions.cuMemFreeAsync, "cuMemFreeAsync")?;
-            // SAFETY: it was allocated here, before whatever the stream has been given, and nobody
-            // uses it but what the stream was given before.
+            // SAFETY: it was allocated here, before all later work of the stream. Only work that
+            // the stream got before this call uses it.
             check("cuMemFreeAsync", unsafe { free(base, stream.raw()) })
         });
     }
@@ -279,14 +279,14 @@ impl Drop for RawPool {
     fn drop(&mut self) {
         self.context.bound_in_drop(|functions| {
             let destroy = require(&self.context, functions.cuMemPoolDestroy, "cuMemPoolDestroy")?;
-            // SAFETY: the last memory of the pool has gone; what was freed on streams and has not
-            // come to pass, the driver waits for by itself.
+            // SAFETY: the last memory of the pool has been dropped. The driver itself waits for
+            // frees that are still pending on streams.
             check("cuMemPoolDestroy", unsafe { destroy(self.raw) })
         });
     }
 }
 
-// SAFETY: each region is an allocation of the driver's, made for this call.
+// SAFETY: each region is a driver allocation, made for this call.
 unsafe impl Allocate for DevicePool {
     type Memory = DevicePoolMemory;
 
@@ -307,7 +307,8 @@ unsafe impl Allocate for DevicePool {
     }
 }
 
-/// What a pool over device memory does when memory is out: it takes back what this one keeps.
+/// Frees memory for a pool over device memory that is exhausted: returns the memory that this pool
+/// keeps.
 impl TrimUpstream for DevicePool {
     fn trim_upstream(&self, wanted: ByteCount) -> ByteCount {
         let trimmed = || -> Result<Option<ByteCount>, CudaError> {
@@ -315,19 +316,19 @@ impl TrimUpstream for DevicePool {
             self.trim(before.checked_sub(wanted).unwrap_or(ByteCount::ZERO))?;
             Ok(before.checked_sub(self.held()?))
         };
-        // What cannot be asked gives nothing back, and the request fails with its own error.
+        // If the query fails, nothing is freed, and the request fails with its own error.
         trimmed().ok().flatten().unwrap_or(ByteCount::ZERO)
     }
 }
 
-/// A region of device memory from a [`DevicePool`], given back to it when it drops. What it holds
-/// at first is arbitrary. It keeps the pool alive.
+/// A region of device memory from a [`DevicePool`], returned to it when it drops. Its initial
+/// contents are arbitrary. It keeps the pool alive.
 #[derive(Debug)]
 pub struct DevicePoolMemory {
     pool: Arc<Pool>,
-    /// What the pool allocated; `None` for no bytes.
+    /// The pool's allocation; `None` for no bytes.
     base: Option<u64>,
-    /// The first byte that is aligned as was asked for.
+    /// The first byte with the requested alignment.
     first: DeviceAddress,
     length: ByteCount,
 }
@@ -340,8 +341,8 @@ impl DevicePoolMemory {
     }
 }
 
-// SAFETY: the span lies within an allocation of the pool's that is this value's alone and is freed
-// when it drops, wherever it moves; the stream that it was allocated on has come to it.
+// SAFETY: the span lies within a pool allocation that this value alone owns. It is freed when the
+// value drops, wherever the value moves. The stream of the allocation has reached it.
 unsafe impl Memory for DevicePoolMemory {
     fn kind(&self) -> StorageKind {
         self.pool.raw.context.kind()
@@ -367,13 +368,13 @@ impl Drop for DevicePoolMemory {
 
 /// Device memory in the order of a stream, from [`DevicePool::allocate_on`].
 ///
-/// It is no [`Memory`] yet, as it is not good for every user. When it drops, it is freed in the
-/// order of its stream: what was submitted there before may still use it. Uses of other streams
-/// have to be over, or the stream made to wait for them ([`Stream::wait_for`]), before that.
+/// It is not a [`Memory`] yet, because not every stream can use it. When it drops, it is freed in
+/// the order of its stream: work submitted there before may still use it. Before the drop, uses by
+/// other streams must be complete, or the stream must wait for them ([`Stream::wait_for`]).
 #[derive(Debug)]
 #[must_use = "dropped, it is freed in the order of its stream"]
 pub struct OrderedMemory {
-    /// Its base is taken out on drop, so that it is not freed on the pool's stream as well.
+    /// The drop takes the base out, so that the memory is not also freed on the pool's stream.
     memory: DevicePoolMemory,
     stream: Arc<Stream>,
 }
@@ -385,31 +386,31 @@ impl OrderedMemory {
         self.memory.first
     }
 
-    /// Where the first byte lies, for work in the order of the stream.
+    /// The location of the first byte, for work in the order of the stream.
     #[must_use]
     pub fn location(&self) -> Location {
         self.memory.location()
     }
 
-    /// How many bytes there are.
+    /// The length in bytes.
     #[must_use]
     pub const fn length(&self) -> ByteCount {
         self.memory.length
     }
 
-    /// The stream that it is freed on.
+    /// The stream on which it is freed.
     #[must_use]
     pub const fn stream(&self) -> &Arc<Stream> {
         &self.stream
     }
 
-    /// Frees it in the order of another stream, which has been made to wait for every use that is
-    /// not its own.
+    /// Frees it in the order of another stream. That stream must already wait for every use on
+    /// other streams.
     ///
     /// # Errors
     ///
-    /// [`CudaError::WrongContext`] if that stream is of another device; it is freed on its own
-    /// stream then.
+    /// [`CudaError::WrongContext`] if that stream belongs to another device. The memory is then
+    /// freed on its own stream.
     pub fn free_on(mut self, stream: &Arc<Stream>) -> Result<(), CudaError> {
         let context = &self.memory.pool.raw.context;
         if !context.same(stream.context()) {
@@ -420,11 +421,11 @@ impl OrderedMemory {
         Ok(())
     }
 
-    /// Waits until the stream has come past the allocation: then the memory is good for all.
+    /// Waits until the stream has passed the allocation. The memory is then usable everywhere.
     ///
     /// # Errors
     ///
-    /// [`CudaError::DeviceLost`] or [`CudaError::Driver`], and it is freed.
+    /// [`CudaError::DeviceLost`] or [`CudaError::Driver`]; the memory is then freed.
     pub fn settle(mut self) -> Result<DevicePoolMemory, CudaError> {
         self.stream.synchronize()?;
         let DevicePoolMemory { pool, base, first, length } = &mut self.memory;

@@ -1,4 +1,4 @@
-//! The kinds of memory that CUDA has: the device's, and the host's pinned for it.
+//! The kinds of CUDA memory: device memory, and pinned host memory.
 
 mod device;
 mod device_pool;
@@ -17,14 +17,14 @@ pub(crate) use pinned::device_pointer;
 use crate::context::Context;
 use crate::error::CudaError;
 
-/// What every allocation of the driver's is a multiple of at least ("Device Memory Accesses" in
-/// the CUDA C++ programming guide: 256 bytes).
+/// The minimum alignment of all driver allocations ("Device Memory Accesses" in the CUDA C++
+/// programming guide: 256 bytes).
 const DRIVER_ALIGNMENT: Alignment = match Alignment::new(256) {
     Ok(alignment) => alignment,
     Err(_) => Alignment::BYTE,
 };
 
-/// The strictest alignment that is served: that of the driver's large pages.
+/// The maximum alignment that is supported: that of the driver's large pages.
 const STRICTEST: Alignment = Alignment::HUGE_PAGE;
 
 /// Checks a request for device memory.
@@ -46,20 +46,21 @@ fn check_request(context: &Context, request: &RegionRequest) -> Result<(), CudaE
     Ok(())
 }
 
-/// The error of a request for device memory, with what is left where memory ran out.
+/// The error of a request for device memory, with the remaining memory if memory ran out.
 fn refusal(context: &Context, error: CudaError, request: &RegionRequest) -> AllocateError {
     let available = context.memory().ok().map(|(free, _)| free);
     let kind = context.kind();
     error.into_allocate_error(kind, request.bytes, available, request.label.clone())
 }
 
-/// Device memory that begins at a multiple of the alignment: `allocate` is asked for the bytes
-/// alone first, which are aligned by luck more often than not, and for enough to cut the beginning
-/// off otherwise. Answers the address of the allocation, and that of the first aligned byte.
+/// Allocates device memory that begins at a multiple of the alignment. First `allocate` is called
+/// with the bytes alone, because most results are already aligned. Otherwise it is called with
+/// enough bytes to skip the unaligned beginning. Returns the address of the allocation, and the
+/// address of the first aligned byte.
 ///
 /// # Errors
 ///
-/// Those of `allocate`.
+/// The errors of `allocate`.
 fn aligned(
     request: &RegionRequest,
     mut allocate: impl FnMut(ByteCount) -> Result<u64, CudaError>,
@@ -76,14 +77,14 @@ fn aligned(
     Ok((base, first.get()))
 }
 
-/// Where a span of no bytes is: an aligned number, at which nothing is.
+/// The address of an empty span: an aligned number, with no memory behind it.
 fn nowhere(alignment: Alignment) -> HostAddress {
     let address = ByteCount::new(alignment.get()).to_usize();
     let address = std::ptr::without_provenance_mut::<u8>(address);
     HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling()))
 }
 
-/// What a pinned allocation is.
+/// The capabilities of a pinned allocation.
 const PINNED: StorageKind = StorageKind::Pinned;
 
 #[cfg(test)]

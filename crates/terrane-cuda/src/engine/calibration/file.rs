@@ -34,7 +34,7 @@ struct Entry {
     bytes_per_second: f64,
 }
 
-/// What is wrong with a file.
+/// The defect of a file.
 #[derive(Debug, thiserror::Error)]
 enum Flaw {
     #[error("its format is {found}, and this version reads {FORMAT}; measure again")]
@@ -68,8 +68,8 @@ pub(super) fn write(calibration: &Calibration, path: &Path) -> Result<(), CudaEr
 
 /// Creates a file in the folder of `path`, so that a rename does not leave the file system.
 ///
-/// The name can be predicted, so whatever has it already is left alone: the file is created with
-/// `O_EXCL`, which opens no file that exists and follows no symbolic link.
+/// The name is predictable, so an existing file of that name is left alone. The file is created
+/// with `O_EXCL`, which opens no existing file and follows no symbolic link.
 fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
     /// More names than dead processes and other writers leave behind.
     const MOST_NAMES: usize = 1024;
@@ -78,7 +78,7 @@ fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
     options.write(true).create_new(true);
     let mut taken = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
     for _ in 0..MOST_NAMES {
-        // Relaxed: only uniqueness in this process is asked for.
+        // Relaxed: the number only has to be unique in this process.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut beside = path.as_os_str().to_owned();
         beside.push(format!(".{}-{number}.new", std::process::id()));
@@ -113,7 +113,7 @@ fn parse(text: &str) -> Result<Calibration, Cause> {
         return Err(cause(Flaw::Format { found: head.format }));
     }
     let file: Form = serde_json::from_str(text).map_err(cause)?;
-    // A path that the file does not speak of is not lost.
+    // A path that the file does not mention keeps the built-in figures.
     let mut calibration =
         Calibration { device: file.device, driver: file.driver, ..Calibration::built_in() };
     for entry in file.costs {

@@ -1,4 +1,4 @@
-//! Measuring what paths cost.
+//! Measures the costs of paths.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -21,25 +21,25 @@ use crate::engine::{DeviceEngine, batch};
 use crate::error::CudaError;
 use crate::memory::{DeviceAllocator, PinnedAllocator, PinnedOptions};
 
-/// How a calibration is measured.
+/// Options of a measurement.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct CalibrationOptions {
-    /// What the largest transfers move. Four times as much is taken of the device's memory, and
-    /// twice as much of pinned memory.
+    /// The size of the largest transfers. The measurement allocates four times as much device
+    /// memory, and twice as much pinned memory.
     pub bytes: ByteCount,
-    /// How often each transfer is repeated; the lower quartile counts.
+    /// The number of repetitions of each transfer; the lower quartile counts.
     pub repetitions: u32,
-    /// Whether paths to another device are measured, where there is one: the first that has the
-    /// room, of which twice as many bytes are taken. Access to its memory stays enabled, as after a
-    /// transfer.
+    /// Whether to measure paths to another device, if there is one. The first device with enough
+    /// room is taken, and twice as many bytes are allocated there. Access to its memory stays
+    /// enabled, as after a transfer.
     pub peers: bool,
-    /// The engine whose paths are measured; which path it is to take does not matter.
+    /// The options of the measured engine. Its forced path is ignored.
     pub engine: DeviceEngineOptions,
 }
 
 impl Default for CalibrationOptions {
-    /// 128 MiB, 9 times, another device included.
+    /// 128 MiB, 9 repetitions, another device included.
     fn default() -> Self {
         let engine = DeviceEngineOptions::default();
         Self { bytes: ByteCount::mib(128), repetitions: 9, peers: true, engine }
@@ -49,7 +49,7 @@ impl Default for CalibrationOptions {
 /// The bytes of a token of one layer.
 const ROW: u64 = 256;
 
-/// What is transferred: blocks of so many layers, each in a piece of so many bytes.
+/// A transfer's shape: blocks of a number of layers, each in one piece of a number of bytes.
 #[derive(Clone, Copy, Debug)]
 struct Cells {
     blocks: u64,
@@ -57,10 +57,11 @@ struct Cells {
     piece: u64,
 }
 
-/// The transfers from which the cost of a path is found: one block or hardly anything, few pieces
+/// The transfers from which the cost of a path is derived: one block or hardly anything, few pieces
 /// with many bytes, many long pieces, many short ones.
 ///
-/// What is small next to the bytes is told from them by differences of transfers of as many bytes,
+/// Costs that are small next to the bytes come from differences between transfers of equal size.
+/// The number of pieces is so large that other disturbances are small for each piece.
 /// and by so many pieces that what else disturbs a transfer is little for each.
 fn shapes(path: CopyPath, all: u64) -> [Cells; 4] {
     let of = |layers: u32, piece: u64, bytes: u64| Cells {
@@ -69,12 +70,12 @@ fn shapes(path: CopyPath, all: u64) -> [Cells; 4] {
         piece: piece.min(all / u64::from(layers)),
     };
     let nothing = Cells { blocks: 1, layers: 2, piece: 4 << 10 };
-    // Which of the kernels' paths takes a single block is decided by what is fixed: so that is found
-    // from a block as models have them. With a few KiB each takes some microseconds less, and not
-    // as many less as the other.
+    // The fixed cost decides which kernel path takes a single block. It is therefore measured with
+    // a block of a real model's size. With a few KiB each path takes some microseconds less, but
+    // not equally many.
     let block = Cells { blocks: 1, layers: 64, piece: 8 << 10 };
     match path {
-        // Of these the pieces are blocks.
+        // Here the pieces are blocks.
         CopyPath::Staged => {
             [block, of(8, 1 << 20, all), of(8, 8 << 10, all / 2), of(2, 4 << 10, all / 8)]
         }
@@ -93,7 +94,7 @@ pub(super) fn measure(
     options: &CalibrationOptions,
 ) -> Result<Calibration, CudaError> {
     let mut options = options.clone();
-    // Some blocks of every shape at least.
+    // At least some blocks of every shape.
     options.bytes = options.bytes.max(ByteCount::mib(1));
     options.engine.learns = false;
     let room = options.bytes.checked_mul("ends", 2)?;
@@ -128,7 +129,7 @@ pub(super) fn measure(
                 Ok(error) => *error,
                 Err(source) => CudaError::Calibration { path: path.name(), source: source.into() },
             };
-            // Kernels may not reach another device.
+            // Kernels may be unable to access another device.
             let Some(samples) = bench.samples(direction, path).map_err(refused)? else { continue };
             let cost = fit(&samples);
             calibration.set(direction, path, cost);
@@ -140,8 +141,8 @@ pub(super) fn measure(
     Ok(calibration)
 }
 
-/// Memory of the first other device that has as much; `None` if there is none. Others may use
-/// those devices: that they are full says nothing of this one.
+/// Memory of the first other device with enough memory; `None` if there is none. Other processes
+/// may use those devices: a full one says nothing about this device.
 fn find_peer(context: &Context, request: &RegionRequest) -> Result<Option<Region>, CudaError> {
     let own = context.device().id;
     for device in context.driver().devices()? {
@@ -167,10 +168,10 @@ struct Bench {
     options: CalibrationOptions,
 }
 
-/// Transfers before those that count.
+/// Warm-up transfers, which do not count.
 const WARM_UPS: u32 = 2;
 
-/// A transfer that was measured.
+/// A measured transfer.
 #[derive(Clone, Copy)]
 struct Sample {
     seconds: f64,
@@ -195,8 +196,8 @@ impl Bench {
         Ok(Some(samples))
     }
 
-    /// How long some transfers of scattered blocks take: the lower quartile, as what disturbs one
-    /// never makes it shorter.
+    /// The duration of some transfers of scattered blocks. It is the lower quartile, because
+    /// disturbances never make a transfer shorter.
     fn sample(
         &self,
         direction: Direction,
@@ -205,7 +206,7 @@ impl Bench {
     ) -> Result<Option<Sample>, BoxedCause> {
         let of_block = u64::from(layers) * piece;
         let blocks = u32::try_from(blocks)?;
-        // Every other block of twice as many, so that none touch.
+        // Every second block of twice as many, so that no two are adjacent.
         let shape = config(blocks.saturating_mul(2), layers, piece)?;
         let ids: Vec<u32> = (0..blocks).map(|block| block * 2 + 1).collect();
         let apart = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
@@ -231,7 +232,7 @@ impl Bench {
             return Ok(None);
         }
         let mut times = Vec::new();
-        // The first ones bring up what the others find.
+        // The first ones allocate the resources that the others reuse.
         for _ in 0..WARM_UPS + self.options.repetitions.max(1) {
             let begun = Instant::now();
             let completion = manager.submit(transfer(), ()).map_err(|rejected| rejected.cause)?;
@@ -252,7 +253,7 @@ impl Bench {
     }
 }
 
-/// No memory is faster than this many bytes a second.
+/// A rate in bytes per second that no memory exceeds.
 const FASTEST: f64 = 2e13;
 
 /// Finds the cost that explains the samples of [`shapes`].
@@ -261,7 +262,8 @@ fn fit([nothing, whole, long, short]: &[Sample; 4]) -> PathCost {
         ((sample.seconds - fixed - sample.bytes * per_byte) / sample.pieces).max(0.0)
     };
     let (mut fixed, mut per_piece, mut per_short, mut per_byte) = (0.0, 0.0, 0.0, 0.0);
-    // Each from the others; some rounds are enough, as each sample is mostly one of them.
+    // Each value is derived from the others. A few rounds are enough, because each sample consists
+    // mostly of one of them.
     for _ in 0..32 {
         let of_bytes = whole.seconds - fixed - whole.pieces * per_piece;
         per_byte = (of_bytes / whole.bytes).clamp(1.0 / FASTEST, 1e-6);
@@ -269,7 +271,7 @@ fn fit([nothing, whole, long, short]: &[Sample; 4]) -> PathCost {
         per_short = of_piece(short, fixed, per_byte);
         fixed = (nothing.seconds - nothing.pieces * per_short - nothing.bytes * per_byte).max(0.0);
     }
-    // Picoseconds, and whole numbers of the others: a file holds them as they are.
+    // Rounded to picoseconds, and the others to whole numbers: a file stores them exactly.
     let picoseconds = |seconds: f64| (seconds * 1e12).round() / 1e3;
     PathCost {
         fixed: Duration::try_from_secs_f64((fixed * 1e9).round() * 1e-9).unwrap_or_default(),
@@ -290,7 +292,7 @@ fn config(blocks: u32, layers: u32, piece: u64) -> Result<LayoutConfig, BoxedCau
     Ok(config.build()?)
 }
 
-/// Blocks over the beginning of a region.
+/// Blocks at the beginning of a region.
 fn adopt(region: &Region, shape: LayoutConfig, kind: LayoutKind) -> Result<Endpoint, BoxedCause> {
     let geometry = Geometry::new(&shape, kind)?;
     let bytes = geometry.region_bytes(0);
@@ -303,14 +305,14 @@ fn adopt(region: &Region, shape: LayoutConfig, kind: LayoutKind) -> Result<Endpo
     Ok(Endpoint::new(layout)?)
 }
 
-/// An engine that takes one path.
+/// An engine that takes only one path.
 #[derive(Debug)]
 struct Forced {
     engine: Arc<DeviceEngine>,
     path: CopyPath,
 }
 
-// SAFETY: all that is done is done by the engine, whose promise it is.
+// SAFETY: the inner engine does all the work, and gives the guarantee.
 unsafe impl CopyEngine for Forced {
     fn name(&self) -> &'static str {
         "cuda"

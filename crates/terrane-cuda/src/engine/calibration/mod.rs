@@ -1,4 +1,4 @@
-//! What each path costs on a device: measured, saved and loaded.
+//! The cost of each path on a device: measured, saved and loaded.
 
 mod file;
 mod measure;
@@ -12,7 +12,7 @@ use super::options::CopyPath;
 use crate::context::Context;
 use crate::error::CudaError;
 
-/// What a transfer copies between, as seen from the engine's device.
+/// The direction of a transfer, as seen from the engine's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Direction {
@@ -22,9 +22,9 @@ pub enum Direction {
     ToHost,
     /// Within the device's memory.
     WithinDevice,
-    /// From the device to another one: this device writes the other's memory.
+    /// From the device to another one: this device writes the other device's memory.
     ToPeer,
-    /// From another device to this one, which reads the other's memory.
+    /// From another device to this one: this device reads the other device's memory.
     FromPeer,
 }
 
@@ -49,19 +49,20 @@ impl Direction {
     }
 }
 
-/// What a path costs: `fixed + pieces · per_piece_ns + bytes / bytes_per_second`.
+/// The cost of a path: `fixed + pieces · per_piece_ns + bytes / bytes_per_second`.
 ///
-/// A piece is what the path handles one by one: a run of a path of copies, a cell of a kernel, a
+/// A piece is the unit that the path handles: a run of a path of copies, a cell of a kernel, or a
 /// stretch of the packed end of the staged path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathCost {
-    /// What a transfer costs however little it moves.
+    /// The fixed cost of a transfer of any size.
     pub fixed: Duration,
-    /// What each piece costs besides its bytes, in nanoseconds: often a small part of one.
+    /// The cost of each piece besides its bytes, in nanoseconds. It is often a small fraction of
+    /// one.
     pub per_piece_ns: f64,
-    /// The same of pieces of less than 32 KiB.
+    /// The same for pieces of less than 32 KiB.
     pub per_short_piece_ns: f64,
-    /// How fast bytes travel.
+    /// The rate of the bytes.
     pub bytes_per_second: f64,
 }
 
@@ -69,7 +70,7 @@ pub struct PathCost {
 const SHORT: u64 = 32 << 10;
 
 impl PathCost {
-    /// How long a transfer should take, in seconds.
+    /// The predicted duration of a transfer, in seconds.
     #[must_use]
     pub fn predict(&self, bytes: u64, pieces: u64) -> f64 {
         let is_short = bytes < SHORT.saturating_mul(pieces);
@@ -80,7 +81,7 @@ impl PathCost {
     }
 }
 
-/// What the paths cost on a device, by direction.
+/// The costs of the paths on a device, by direction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
     device: String,
@@ -89,15 +90,15 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// The figures of an H200 on PCIe 5, driver 580 (CUDA 13.0): right in their proportions
-    /// wherever a device's copy engines and multiprocessors fill the wire, and the best there is
-    /// where nothing has been measured.
+    /// The figures of an H200 on PCIe 5, driver 580 (CUDA 13.0). Their proportions are right
+    /// wherever a device's copy engines and multiprocessors fill the wire. They are the best
+    /// figures available without a measurement.
     #[must_use]
     pub fn built_in() -> Self {
         use CopyPath::{Batched, Contiguous, CopyEach, Direct, Peer, Relayout, Staged};
         use Direction::{FromPeer, ToDevice, ToHost, ToPeer, WithinDevice};
         let mut built_in = Self::empty("NVIDIA H200", "13.0");
-        // Nanoseconds: fixed, a piece, a short piece; gigabytes a second.
+        // Nanoseconds: fixed, per piece, per short piece; then gigabytes per second.
         let figures: [(Direction, CopyPath, [f64; 4]); 22] = [
             (ToDevice, Contiguous, [6e3, 2.1e3, 2.1e3, 55.0]),
             (ToDevice, CopyEach, [6e3, 2.1e3, 2.4e3, 55.0]),
@@ -137,14 +138,15 @@ impl Calibration {
         built_in
     }
 
-    /// Measures the paths on a device, in about a second: moves some hundred MiB of memory of its
-    /// own each way. Anything else that the device does meanwhile spoils the figures. What it does
-    /// not measure keeps the built-in ones: what the driver lacks, and paths between devices where no
-    /// other has the room.
+    /// Measures the paths on a device, in about a second. It moves some hundred MiB of its own
+    /// memory each way. Other work on the device at the same time distorts the figures.
+    ///
+    /// Paths that it does not measure keep the built-in figures. These are paths that the driver
+    /// lacks, and paths between devices if no other device has enough memory.
     ///
     /// # Errors
     ///
-    /// Those of memory, streams and kernels.
+    /// The errors of memory, streams and kernels.
     pub fn measure(context: &Context, options: &CalibrationOptions) -> Result<Self, CudaError> {
         measure::measure(context, options)
     }
@@ -153,8 +155,8 @@ impl Calibration {
     ///
     /// # Errors
     ///
-    /// [`CudaError::CalibrationFile`] if it cannot be read,
-    /// [`CudaError::CalibrationOfAnother`] if it was measured on another model.
+    /// [`CudaError::CalibrationFile`] if it cannot be read, [`CudaError::CalibrationOfAnother`] if
+    /// it was measured on another model.
     pub fn load(file: &Path, context: &Context) -> Result<Self, CudaError> {
         let loaded = file::read(file)?;
         let device = &context.device().name;
@@ -168,7 +170,8 @@ impl Calibration {
         })
     }
 
-    /// Writes the calibration to a file, as JSON. What the file held before is replaced as a whole.
+    /// Writes the calibration to a file, as JSON. The previous contents of the file are replaced as
+    /// a whole.
     ///
     /// # Errors
     ///
@@ -177,19 +180,19 @@ impl Calibration {
         file::write(self, file)
     }
 
-    /// The model of the device that it was measured on.
+    /// The device model that it was measured on.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.device
     }
 
-    /// The version of CUDA that the driver served then.
+    /// The CUDA version that the driver supported at that time.
     #[must_use]
     pub fn driver(&self) -> &str {
         &self.driver
     }
 
-    /// What a path costs; `None` if it does not serve the direction.
+    /// The cost of a path; `None` if it does not serve the direction.
     #[must_use]
     pub fn cost(&self, direction: Direction, path: CopyPath) -> Option<&PathCost> {
         self.costs.get(direction.index())?.get(path_index(path))?.as_ref()
@@ -215,7 +218,7 @@ impl Default for Calibration {
     }
 }
 
-/// The place of a path in tables.
+/// The index of a path in tables.
 pub(super) const fn path_index(path: CopyPath) -> usize {
     match path {
         CopyPath::Contiguous => 0,

@@ -1,4 +1,4 @@
-//! A job on its way to the device: what of it has been submitted, and what comes next.
+//! A job that is being submitted: the parts that are submitted, and the next part.
 
 mod steps;
 
@@ -26,38 +26,38 @@ use crate::kernels::Kernels;
 pub(super) use steps::packing_for;
 use steps::{Staged, Stepped, Steps};
 
-/// A job, and how far it has been submitted.
+/// A job, and the progress of its submission.
 pub(super) struct Work {
-    /// The first one has all the work of a path of one stream; of the staged path, the first one
-    /// has the copies and the second one the kernels. They drop first, so that whatever the job
-    /// uses outlives what is on them.
+    /// The streams. For a path with one stream, the first carries all work. For the staged path,
+    /// the first carries the copies and the second the kernels. They drop first, so that the job's
+    /// resources outlive the work on them.
     lanes: Lanes,
     /// The buffer of the next part, if it needs one.
     scratch: Option<Scratch>,
-    /// Where the kernels find the blocks, if a launch does not carry them.
+    /// The block lists for the kernels, if a launch does not carry them.
     lists: Option<BlockLists>,
-    /// Where there is room for them, before they are written.
+    /// The room for these lists, before they are written.
     room: Option<BlockLists>,
     job: Box<CopyJob>,
-    /// They outlive the engine, if that goes while they run.
+    /// The kernels outlive the engine, if it drops while they run.
     kernels: Option<Kernels>,
     direction: Direction,
     path: CopyPath,
     /// Of source and destination.
     ends: [Arc<Reach>; 2],
-    /// What is copied, as strides; none if the driver copies run by run.
+    /// The copy in the form of strides; none if the driver copies run by run.
     grids: Box<[CopyGrid]>,
     steps: Steps,
     count: Arc<Count>,
     /// Events behind the latest parts, with the bytes submitted up to each.
     marks: VecDeque<(Arc<Event>, u64)>,
     submitted: u64,
-    /// Layers that have been submitted, counted from the first of the transfer.
+    /// The number of submitted layers, counted from the first of the transfer.
     layers_submitted: u32,
     layers: VecDeque<(Range<u32>, Arc<Event>)>,
-    /// Whether what it takes says something about its path.
+    /// Whether its duration can correct the costs of its path.
     is_telling: bool,
-    /// Whether all of it is submitted in one go, to one stream.
+    /// Whether all of it is submitted at once, to one stream.
     is_whole: bool,
 }
 
@@ -70,13 +70,14 @@ pub(super) struct Chunk {
     pub(super) count: Arc<Count>,
 }
 
-/// How many of the latest parts are remembered.
+/// The number of latest parts that are kept.
 const MARKS: usize = 4;
-/// What travels while a thread wakes up, and another one: the end is near when no more is left.
+/// The bytes that travel while one thread wakes up, and then another: the end is near when no more
+/// is left.
 const NEAR: u64 = 10 << 20;
 
 impl Work {
-    /// Prepares a job, of which nothing has been submitted.
+    /// Prepares a job without submitted work.
     pub(super) fn new(
         shared: &Shared,
         job: Box<CopyJob>,
@@ -125,11 +126,11 @@ impl Work {
         &self.job
     }
 
-    /// Has the job, of one stream, wait on the device for what it runs after.
+    /// Makes the job, which has one stream, wait on the device for its order.
     ///
     /// # Errors
     ///
-    /// Those of the driver.
+    /// The errors of the driver.
     pub(super) fn wait_on(
         &mut self,
         stream: StreamLease,
@@ -140,7 +141,7 @@ impl Work {
         Ok(())
     }
 
-    /// Takes the streams that the next part needs, which the job keeps until it has ended.
+    /// Takes the streams for the next part. The job keeps them until it has ended.
     fn take_lanes(&mut self, shared: &Shared) -> Result<(), CudaError> {
         let wanted = match &self.steps {
             Steps::Staged(staged) if !staged.is_only() => 2,
@@ -152,16 +153,16 @@ impl Work {
         Ok(())
     }
 
-    /// Says whether the job has the device to itself.
+    /// Sets whether the job has the device to itself.
     pub(super) fn teach(&mut self, is_alone: bool) {
         self.is_telling = is_alone;
     }
 
-    /// Says that all of it is submitted from here on in one go, to one stream.
+    /// Records that all of it is submitted at once, to one stream, from here on.
     ///
-    /// Threads that wait for so short a job look for its end themselves. That of the engine which is
-    /// to sleep until then marks it anew, so that neither the mark that others ask for nor the
-    /// submitting thread has to do with it.
+    /// Threads that wait for such a short job poll its end themselves. The engine's thread that
+    /// sleeps until the end records a separate event. The polled event and the submitting thread
+    /// are not involved.
     pub(super) fn in_one_go(&mut self) {
         self.is_whole = true;
     }
@@ -170,35 +171,35 @@ impl Work {
         matches!(self.steps, Steps::Staged(_))
     }
 
-    /// Whether all of it fits into one buffer, so that it takes a few calls of the driver with one.
+    /// Whether all of it fits into one buffer, so that a few driver calls with one buffer suffice.
     pub(super) fn fits_one_buffer(&self) -> bool {
-        // Layers are told of one by one.
+        // Layers are reported one by one.
         match &self.steps {
             Steps::Staged(staged) => self.job.layers().is_none() && staged.fits_one(),
             _ => false,
         }
     }
 
-    /// Submits all of it as one part, in the buffer that it is [given](Self::put_scratch).
+    /// Submits all of it as one part, in the [given](Self::put_scratch) buffer.
     pub(super) fn in_one_part(&mut self) {
         if let Steps::Staged(staged) = &mut self.steps {
             staged.in_one_part();
         }
     }
 
-    /// Where no buffer can be had: goes on without, on the first stream.
+    /// Continues without a buffer, on the first stream, if no buffer is available.
     ///
-    /// What has been submitted is copied again. The same bytes come to the same places, so that
-    /// layers which have been told of stay as they are.
+    /// The submitted parts are copied again. The same bytes go to the same places, so layers that
+    /// were already reported do not change.
     ///
     /// # Errors
     ///
-    /// Those of the driver.
+    /// The errors of the driver.
     pub(super) fn do_without_scratch(&mut self, shared: &Shared) -> Result<(), CudaError> {
         if let [first, others @ ..] = &*self.lanes
             && self.submitted > 0
         {
-            // The end of all of it is to be behind the first stream's last work.
+            // The end event must come after the first stream's last work.
             for other in others {
                 first.wait_for(&Event::asked_behind(other)?)?;
             }
@@ -215,20 +216,19 @@ impl Work {
         Ok(())
     }
 
-    /// Whether all of it takes a few calls of the driver, and so may be submitted by the caller's
-    /// thread.
+    /// Whether all of it takes a few driver calls, so that the caller's thread may submit it.
     pub(super) fn is_small(&self, shared: &Shared) -> bool {
         /// Copies, each a call of two microseconds.
         const MOST_COPIES: u64 = 3;
         /// Runs of a batch, at a third of a microsecond each.
         const MOST_BATCHED: u64 = 16;
-        /// As much as fits into a buffer of the staged path, which one thread submits as well. It keeps
-        /// the wire for as long as a thread takes to wake up, some times.
+        /// The bytes of one buffer of the staged path, which one thread also submits. They occupy
+        /// the wire for several times the duration of a thread's wake-up.
         const MOST_BYTES: u64 = 32 << 20;
-        /// Launches, for which a list of their pairs may be uploaded.
+        /// Launches; a list of their pairs may be uploaded for them.
         const MOST_LAUNCHES: usize = 8;
         let plan = self.job.plan();
-        // One launch between devices copies up to a gigabyte whichever thread submits it.
+        // One launch between devices copies up to a gigabyte, whichever thread submits it.
         let has_host = matches!(self.direction, Direction::ToDevice | Direction::ToHost);
         let is_large = has_host && plan.bytes().get() > MOST_BYTES;
         if self.job.layers().is_some() || is_large {
@@ -246,8 +246,8 @@ impl Work {
         }
     }
 
-    /// Takes what the job needs besides streams, if that is there; answers whether it is. What has
-    /// to be made is made by a feeder, and not while a caller waits.
+    /// Takes the resources that the job needs besides streams, if they exist. Returns whether they
+    /// do. A feeder creates missing ones, so that no caller waits for that.
     pub(super) fn is_equipped(&mut self, shared: &Shared) -> bool {
         let wants_lists = matches!(self.steps, Steps::Kernels { lists: true, .. });
         if wants_lists && self.room.is_none() {
@@ -272,18 +272,17 @@ impl Work {
         self.scratch = Some(scratch);
     }
 
-    /// The buffer that the job was given and did not need.
+    /// The buffer that the job was given but did not need.
     pub(super) fn take_scratch(&mut self) -> Option<Scratch> {
         self.scratch.take()
     }
 
-    /// Submits the next part, and answers what of it is on its way; `None` if there is none left.
-    /// Without a
+    /// Submits the next part, and returns the submitted work; `None` if no part is left. Without a
     /// [buffer](Self::put_scratch) nothing is staged.
     ///
     /// # Errors
     ///
-    /// What failed. Some of the part may have been submitted, and may use the buffer.
+    /// The failure. Some of the part may have been submitted, and may use the buffer.
     pub(super) fn step(&mut self, shared: &Shared) -> Result<Option<Chunk>, CopyFailure> {
         if self.needs_scratch() && self.scratch.is_none() && !self.is_submitted() {
             self.do_without_scratch(shared).map_err(engine_failure)?;
@@ -303,7 +302,7 @@ impl Work {
         Ok(Some(Chunk { event, scratch: self.scratch.take(), bytes, count }))
     }
 
-    /// An event behind what a stream has been given, which is also that of `layers`.
+    /// An event after a stream's work so far, which is also the event of `layers`.
     fn mark(
         &mut self,
         shared: &Shared,
@@ -327,7 +326,7 @@ impl Work {
             let first = self.job.plan().layers().start;
             let arrived = first + self.layers_submitted..first + layers;
             let raw = ByteCount::from_usize(event.raw().expose_provenance()).get();
-            // SAFETY: the event is one of this device, and its owner goes with the handle.
+            // SAFETY: the event belongs to this device, and its owner travels with the handle.
             let handle = unsafe { EventHandle::from_raw(shared.context.device().id, raw) };
             signals.submitted(arrived.clone(), handle, Arc::clone(&event) as _);
             self.layers.push_back((arrived, Arc::clone(&event)));
@@ -336,14 +335,14 @@ impl Work {
         Ok(event)
     }
 
-    /// Of a job that copies nothing: what its end is behind.
+    /// For a job that copies nothing: the work before its end.
     pub(super) fn end_with(&mut self, gate: Gate) {
         let (event, stream) = gate.into_parts();
         self.marks.push_back((event, 0));
         stream.into_iter().for_each(|stream| self.lanes.push(stream));
     }
 
-    /// All has been submitted.
+    /// All parts have been submitted.
     pub(super) fn into_flight(
         self,
         shared: &Shared,
@@ -367,7 +366,7 @@ impl Work {
         }
     }
 
-    /// Part of it failed. A buffer that it has goes back to the desk.
+    /// A part of it failed. Its buffer, if any, returns to the desk.
     pub(super) fn into_cargo(self, desk: Option<&Arc<Desk>>) -> Box<Cargo> {
         let Self { lanes, scratch, lists, job, kernels, count, ends, .. } = self;
         let scratch = scratch.zip(desk.map(Arc::clone));

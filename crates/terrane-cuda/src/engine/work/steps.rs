@@ -22,7 +22,7 @@ use crate::kernels::{INLINE_BLOCKS, Kernels};
 use crate::stream::Stream;
 
 pub(super) enum Steps {
-    /// The driver's copies, from the run of this number on, from that offset in it.
+    /// The driver's copies, starting at this run, at this offset in it.
     Runs {
         next: usize,
         offset: u64,
@@ -33,7 +33,7 @@ pub(super) enum Steps {
     Kernels {
         cutter: Cutter,
         ctas: u32,
-        /// Whether the blocks are still to be listed.
+        /// Whether the blocks still have to be listed.
         lists: bool,
     },
     Staged(Box<Staged>),
@@ -43,17 +43,17 @@ pub(super) struct Staged {
     cutter: Cutter,
     packing: Packing,
     batch: Batch,
-    /// The blocks in the order of the host's, where that is not the plan's: those of the source,
-    /// and those of the destination.
+    /// The blocks in the host's order, if the plan has another order: those of the source, and
+    /// those of the destination.
     sorted: Option<[Vec<u32>; 2]>,
     is_first: bool,
     is_only: bool,
 }
 
-/// The most calls of the driver for one chunk, and the most runs of one batch.
+/// The maximum number of driver calls for one chunk, and of runs in one batch.
 const MOST_CALLS: usize = 64;
 const MOST_TOGETHER: usize = 4096;
-/// What a layer-wise transfer puts together at most: an event costs as much as 50 KiB.
+/// The maximum size that a layer-wise transfer combines: an event costs as much as 50 KiB.
 const LAYERS_TOGETHER: u64 = 4 << 20;
 
 impl Work {
@@ -91,8 +91,8 @@ impl Work {
             return Ok(None);
         }
         let submitted = if *together {
-            // SAFETY: the plan's runs lie within the regions of both ends, which the job keeps
-            // alive until the stream has come past; its claims keep others off them.
+            // SAFETY: the plan's runs lie within the regions of both ends. The job keeps them alive
+            // until the stream has passed the copies, and its claims exclude other users.
             unsafe { batch.submit(stream) }
         } else {
             // SAFETY: as above.
@@ -121,15 +121,15 @@ impl Work {
         for grid in &self.grids {
             let [source, destination] =
                 layout_ends(plan, grid, &self.ends, None, self.lists.as_ref());
-            // SAFETY: the plan has been validated, the job keeps both ends alive until the stream has
-            // come past, and its claims keep others off them.
+            // SAFETY: the plan has been validated. The job keeps both ends alive until the stream
+            // has passed the copies, and its claims exclude other users.
             unsafe { launcher.copy(grid, &part, source, destination) }?;
         }
         let layers = layers_up_to(&self.grids, plan, &part);
         Ok(Some(Stepped { bytes: cutter.bytes(&part), stream: 0, layers }))
     }
 
-    /// Puts the blocks into the device's memory, where a launch does not carry them all.
+    /// Writes the block ids into the device's memory, if a launch does not carry them all.
     fn list_blocks(&mut self, shared: &Shared) -> Result<(), CudaError> {
         let plan = self.job.plan();
         let Steps::Kernels { lists: wanted, .. } = &mut self.steps else { return Ok(()) };
@@ -145,7 +145,7 @@ impl Work {
         match filled {
             Ok(lists) => self.lists = Some(lists),
             Err(error) if error.is_device_lost() => return Err(error),
-            // They go with the launches then, of which there are more.
+            // The launches then carry the ids, and there are more launches.
             Err(error) => tracing::debug!(%error, "no list of blocks"),
         }
         Ok(())
@@ -153,15 +153,15 @@ impl Work {
 
     pub(super) fn step_staged(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
         let Steps::Staged(staged) = &mut self.steps else { return Ok(None) };
-        // What is one part has one stream.
+        // A transfer of one part uses one stream.
         let Some(copies) = self.lanes.first() else { return Ok(None) };
         let packing = self.lanes.get(1).unwrap_or(copies);
         let Some(scratch) = &self.scratch else { return Ok(None) };
         let Some(part) = staged.cutter.next() else { return Ok(None) };
         let plan = self.job.plan();
         let to_host = self.direction == Direction::ToHost;
-        // Nothing else goes on beside the first part to the host, nor beside one that is all there
-        // is: more thread blocks shorten it, and one stream has both of its halves.
+        // No other work runs beside the first part to the host, nor beside the only part of a
+        // transfer. More thread blocks shorten it, and one stream carries both of its halves.
         let is_first = std::mem::replace(&mut staged.is_first, false);
         let is_alone = staged.is_only || (is_first && to_host);
         let pack = shared.options.pack_ctas.get();
@@ -209,7 +209,7 @@ impl Work {
             }
         });
         found?;
-        // What follows on the other stream comes after this.
+        // Later work on the other stream runs after this.
         let hand_over = |from: &Stream, to: &Stream| {
             if is_alone {
                 return Ok(());
@@ -224,8 +224,9 @@ impl Work {
                 let packed = KernelEnd::Packed { address: scratch.address(), strides, end };
                 let (source, destination) =
                     if to_host { (source, packed) } else { (packed, destination) };
-                // SAFETY: the part is of a validated plan whose ends the job keeps alive and to
-                // itself until the streams have come past; the buffer holds it and has no other user.
+                // SAFETY: the part belongs to a validated plan. The job keeps the plan's ends alive
+                // and exclusive until the streams have passed it. The buffer has room for it and
+                // has no other user.
                 unsafe { launcher.copy(grid, &mine, source, destination) }?;
             }
             Ok::<_, CudaError>(())
@@ -249,7 +250,7 @@ impl Work {
     }
 }
 
-/// The kernels, which no quote does without where its path has some.
+/// The kernels. A quote for a path with kernels always has them.
 fn kernels(shared: &Shared) -> Result<&Kernels, CudaError> {
     let device = shared.context.device().id;
     shared.kernels.as_ref().ok_or(CudaError::NotReached { device })
@@ -258,13 +259,14 @@ fn kernels(shared: &Shared) -> Result<&Kernels, CudaError> {
 /// A part that has been submitted.
 pub(super) struct Stepped {
     pub(super) bytes: u64,
-    /// Which of the streams comes to its end.
+    /// The stream that reaches its end.
     pub(super) stream: usize,
-    /// How many layers of a layer-wise transfer have been submitted whole.
+    /// The number of complete submitted layers of a layer-wise transfer.
     pub(super) layers: u32,
 }
 
-/// Of a transfer that is cut layer by layer: how many layers are whole with this part.
+/// For a transfer that is cut layer by layer: the number of layers that are complete with this
+/// part.
 fn layers_up_to(grids: &[CopyGrid], plan: &TransferPlan, part: &Part) -> u32 {
     // All grids have the layers of the transfer.
     let layers = grids.first().map_or(1, |grid| grid.layers);
@@ -322,11 +324,11 @@ impl Steps {
         };
         let packing = Packing::unpacked(grids, layer_wise);
         let limit = if layer_wise { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
-        // A layer of a block is copied whole, however long it is.
+        // A layer of a block is copied whole, whatever its length.
         let limit = limit.max(packing.of_layer());
         match Cutter::new(packing, pairs_of(plan), limit, Ramp::Flat) {
             Some(cutter) => {
-                // A launch carries so many of each end.
+                // A launch carries this many ids of each end.
                 let most = INLINE_BLOCKS / 2;
                 let lists =
                     cutter.clone().any(|part| index(part.pairs.end - part.pairs.start) > most);
@@ -371,7 +373,7 @@ impl Staged {
         let largest =
             if layer_wise { largest.min(LAYERS_TOGETHER.max(packing.of_layer())) } else { largest };
         let cutter = Cutter::new(packing, pairs_of(plan), largest, ramp)?;
-        // The plan has its destinations in order already.
+        // The plan already has its destinations in order.
         let is_sorted = side == Side::Destination || plan.source_blocks().is_sorted();
         let sorted = (!is_sorted).then(|| plan.pairs_by_source());
         Some(Self {
@@ -385,10 +387,10 @@ impl Staged {
     }
 }
 
-/// How a transfer is packed for one of its ends, if it can be staged.
+/// The packing of a transfer for one of its ends, if it can be staged.
 ///
-/// Of a block that is packed whole no layer arrives before the others, so layers that are to
-/// arrive one by one are packed one by one.
+/// If a block is packed whole, no layer of it arrives before the others. So layers that must arrive
+/// one by one are packed one by one.
 pub(in super::super) fn packing_for(
     plan: &TransferPlan,
     grids: &[CopyGrid],
@@ -404,7 +406,8 @@ pub(in super::super) fn packing_for(
         return single;
     }
     let bytes: u64 = grids.iter().map(CopyGrid::block_bytes).sum();
-    // Everything in a page is copied if as many bytes are, as no byte is copied twice.
+    // Everything in a page is copied if the number of bytes matches, because no byte is copied
+    // twice.
     let is_whole = |page: &&Page| bytes == page.bytes() * u64::from(page.parts());
     let page = plan.end(side).layout().geometry().pages().filter(is_whole);
     match page.filter(|_| !layer_wise) {

@@ -1,4 +1,4 @@
-//! Pinned memory that is used while it comes up.
+//! Pinned memory that is usable while it is prepared in the background.
 
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
@@ -15,39 +15,40 @@ use super::{Backing, PinnedAllocator, PinnedMemory, host_memory};
 use crate::context::Context;
 use crate::error::CudaError;
 
-/// How far pinned memory has come up: the prefix that is usable is locked for the device.
+/// The progress of pinned memory: the usable prefix is locked for the device.
 pub type PinnedBringUp = BringUp<CudaError>;
 
 impl PinnedAllocator {
-    /// Maps a region and hands it out at once, to be used while it comes up: threads touch it from
-    /// the front, and as soon as one more [step](super::PinnedOptions::background_step) has its
-    /// pages, it is registered. The [`PinnedBringUp`] says how far that is, and waits for it.
+    /// Maps a region and returns it at once, for use while it is prepared. Threads touch it from
+    /// the front. When the pages of one more [step](super::PinnedOptions::background_step) are
+    /// present, that step is registered. The [`PinnedBringUp`] reports the progress, and waits for
+    /// it.
     ///
-    /// All of the memory is mapped and zeroed from the start, so that the processor may use any of
-    /// it, and a copy to or from any of it is correct; but only what is within the usable prefix
-    /// is copied as pinned memory is, and a [`DeviceEngine`](crate::DeviceEngine) declines blocks
-    /// beyond it, rather than keep its caller waiting. How many blocks of a layout that are says
-    /// `LayoutPlan::blocks_within`.
+    /// All of the memory is mapped and zeroed from the start. The processor may use any of it, and
+    /// a copy to or from any of it is correct. Only the usable prefix is copied at the speed of
+    /// pinned memory. A [`DeviceEngine`](crate::DeviceEngine) declines blocks beyond it, rather
+    /// than block its caller. `LayoutPlan::blocks_within` returns the number of a layout's blocks
+    /// within the prefix.
     ///
-    /// - The [device alias](Memory::device_alias) is there when all of the memory is, and only if
-    ///   the device reaches the steps one after the other: until then no kernel can be led beyond
-    ///   what is registered.
+    /// - The [device alias](Memory::device_alias) is available when all of the memory is ready, and
+    ///   only if the steps are contiguous in the device's address space. Until then no kernel can
+    ///   access bytes beyond the registered ones.
     /// - No copy may cross a multiple of the [registration
-    ///   length](PinnedMemory::registration_length), which is that of a step; a step splits no
-    ///   [unit](RegionRequest::unit) of the request.
-    /// - If the driver refuses a step, or there are no pages, coming up ends with the error. What
-    ///   is registered stays so for as long as the memory lives, as copies may be using it.
-    ///   Nothing takes its place: where the driver registers no memory at all,
-    ///   [`bring_up`](Self::bring_up) has the driver allocate it.
-    /// - Dropping the memory while it comes up stops that, waits for the threads, and unregisters
-    ///   what was registered.
+    ///   length](PinnedMemory::registration_length), which is the length of a step. A step splits
+    ///   no [unit](RegionRequest::unit) of the request.
+    /// - If the driver refuses a step, or no pages are available, the background work ends with the
+    ///   error. Registered steps stay registered for the lifetime of the memory, because copies may
+    ///   be using them. There is no fallback. If the driver registers no memory at all, use
+    ///   [`bring_up`](Self::bring_up), where the driver allocates.
+    /// - Dropping the memory during the background work stops that work, waits for the threads, and
+    ///   unregisters the registered steps.
     ///
-    /// What the driver itself is to allocate (registration off, or write-combined memory) is up
-    /// when this returns.
+    /// Memory that the driver itself allocates (registration off, or write-combined memory) is
+    /// ready when this returns.
     ///
     /// # Errors
     ///
-    /// As for [`bring_up`](Self::bring_up), but for what happens in the background.
+    /// As for [`bring_up`](Self::bring_up), except for errors of the background work.
     pub fn bring_up_in_background(
         &self,
         request: &RegionRequest,
@@ -98,12 +99,12 @@ impl PinnedAllocator {
     }
 }
 
-/// Memory that is coming up, or has come up, in the background.
+/// Memory that is being prepared, or is ready, in the background.
 #[derive(Debug)]
 pub(super) struct Rising {
     context: Context,
     bring_up: PinnedBringUp,
-    /// Taken by the drop. What it returns is unregistered when it drops.
+    /// The drop takes this. The thread's return value unregisters the memory when it drops.
     thread: Option<JoinHandle<Registered>>,
     step: ByteCount,
     wish: Wish,
@@ -111,17 +112,17 @@ pub(super) struct Rising {
     _memory: Arc<SystemMemory>,
 }
 
-/// What has been registered, and after it, as fields drop in their order, the memory.
+/// The registrations, and then the memory, because fields drop in their order.
 #[derive(Debug)]
 struct Registered {
     _registrations: Registrations,
     _memory: Arc<SystemMemory>,
 }
 
-/// What is known when all has come up.
+/// Results that are known when all of the memory is ready.
 #[derive(Debug, Default)]
 struct End {
-    /// Before it is said that all is usable.
+    /// Set before all of the memory is reported as usable.
     alias: OnceLock<Option<DeviceAddress>>,
     touched: OnceLock<CapabilityReport>,
 }
@@ -139,7 +140,7 @@ impl Rising {
         *self.end.alias.get()?
     }
 
-    /// Enters what has become of the wish to register, by now.
+    /// Adds the current result of the request for registration.
     pub(super) fn report_to(&self, report: &mut CapabilityReport) {
         if let Some(touched) = self.end.touched.get() {
             report.extend(touched.outcomes().iter().cloned());
@@ -161,7 +162,7 @@ impl Rising {
 impl Drop for Rising {
     fn drop(&mut self) {
         if self.context.driver().is_of_parent() {
-            // The thread is the parent's, which joins it.
+            // The thread belongs to the parent, which joins it.
             let _left = ManuallyDrop::new(self.thread.take());
             return;
         }
@@ -169,14 +170,15 @@ impl Drop for Rising {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // Not where a waker that the thread itself called drops the memory: what it returns is
-            // dropped as it ends. If it panicked, that unregistered what it had registered.
+            // No join if a waker that the thread itself called drops the memory. The thread's
+            // return value is then dropped as the thread ends. If the thread panicked, the
+            // unwinding unregistered its steps.
             drop(thread.join());
         }
     }
 }
 
-/// What the thread that brings memory up works with.
+/// The state of the thread that prepares the memory.
 struct Raise {
     context: Context,
     system: SystemAllocator,
@@ -200,7 +202,7 @@ impl Raise {
                     Ok(()) => {
                         registered = prefix;
                         if registered >= self.memory.length() {
-                            // It is set here only.
+                            // This is the only place that sets it.
                             let _ = self.end.alias.set(registrations.device_alias());
                         }
                         raising.usable(prefix);
@@ -213,13 +215,13 @@ impl Raise {
             });
         match (refusal, touched) {
             (Some(error), _) => raising.fail(error),
-            // Dropped, it says so.
+            // Its drop reports the end.
             (None, Err(StorageError::Cancelled { .. })) => drop(raising),
             (None, Err(error)) => raising.fail(host_memory(error)),
-            // All was touched, and not all registered.
+            // All was touched, but not all registered.
             (None, Ok(_)) if registered < self.memory.length() => drop(raising),
             (None, Ok(touched)) => {
-                // It is set here only.
+                // This is the only place that sets it.
                 let _ = self.end.touched.set(touched);
                 tracing::debug!(bytes = %registered, "pinned memory has come up");
                 raising.complete();
@@ -228,7 +230,7 @@ impl Raise {
         Registered { _registrations: registrations, _memory: self.memory }
     }
 
-    /// Registers what lies between two steps.
+    /// Registers the bytes between two steps.
     fn register(
         &self,
         registrations: &mut Registrations,
@@ -238,7 +240,7 @@ impl Raise {
         let bytes = to.checked_sub(from).unwrap_or(ByteCount::ZERO);
         let Some(chunk) = self.address.checked_add(from) else { return Ok(()) };
         // SAFETY: the chunk lies in the memory, which stays mapped until the registrations have
-        // dropped: `run` holds it for longer than them, and returns it behind them.
+        // dropped: `run` holds the memory longer than them, and returns it after them.
         unsafe { registrations.register(chunk, bytes) }
     }
 }

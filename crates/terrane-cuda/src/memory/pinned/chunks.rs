@@ -10,7 +10,7 @@ use crate::error::{CudaError, check};
 /// device's address space.
 const PORTABLE_AND_MAPPED: u32 = 1 | 2;
 
-/// Mapped memory that is locked for the device, chunk by chunk, until it drops.
+/// Mapped memory that is locked for the device, chunk by chunk, until this drops.
 #[derive(Debug)]
 pub(super) struct Registrations {
     context: Context,
@@ -20,48 +20,48 @@ pub(super) struct Registrations {
 }
 
 impl Registrations {
-    /// None yet, of a span that is registered in chunks of `chunk_length`.
+    /// Creates an empty registration of a span, for chunks of `chunk_length`.
     pub(super) fn none(context: &Context, chunk_length: ByteCount) -> Self {
         Self { context: context.clone(), chunks: Vec::new(), chunk_length }
     }
 
-    /// Registers a span in chunks of `chunk_length`, as long as `go_on`, which is told before each
-    /// how many bytes are registered, has no objection.
+    /// Registers a span in chunks of `chunk_length`. Before each chunk, `go_on` gets the number of
+    /// registered bytes and may stop the work with an error.
     ///
     /// # Errors
     ///
-    /// The driver's refusal of the first chunk that it refuses, or the objection; what was
-    /// registered before it is so no longer.
+    /// The driver's first refusal, or the error of `go_on`. The chunks that were registered before
+    /// are unregistered.
     ///
     /// # Safety
     ///
-    /// The span is mapped, and stays so until the value drops.
+    /// The span is mapped, and stays mapped until the value drops.
     pub(super) unsafe fn new(
         context: &Context,
         (address, length): (HostAddress, ByteCount),
         chunk_length: ByteCount,
         go_on: impl Fn(ByteCount) -> Result<(), CudaError>,
     ) -> Result<Self, CudaError> {
-        // Dropped on the way out, it unregisters what had been registered.
+        // If this is dropped on an error, it unregisters the registered chunks.
         let mut registrations = Self::none(context, chunk_length);
         for (offset, bytes) in chunks(length, chunk_length) {
             go_on(offset)?;
             let Some(chunk) = address.checked_add(offset) else { break };
-            // SAFETY: a part of the span, for which the caller promised it.
+            // SAFETY: a part of the span, for which the caller guarantees it.
             unsafe { registrations.register(chunk, bytes) }?;
         }
         Ok(registrations)
     }
 
-    /// Registers the next chunk, which has `chunk_length` bytes unless it is the last.
+    /// Registers the next chunk. It has `chunk_length` bytes unless it is the last.
     ///
     /// # Errors
     ///
-    /// The driver's refusal; what was registered stays so.
+    /// The driver's refusal; earlier chunks stay registered.
     ///
     /// # Safety
     ///
-    /// The chunk is mapped, and stays so until the value drops.
+    /// The chunk is mapped, and stays mapped until the value drops.
     pub(super) unsafe fn register(
         &mut self,
         chunk: HostAddress,
@@ -80,13 +80,13 @@ impl Registrations {
         Ok(())
     }
 
-    /// How many bytes each chunk has but the last, which may have fewer.
+    /// The length in bytes of each chunk but the last, which may be shorter.
     pub(super) const fn chunk_length(&self) -> ByteCount {
         self.chunk_length
     }
 
-    /// Where the device reaches the first byte, if it reaches all of them from there on: the
-    /// driver gives each chunk an address of its own, and they may not follow one another.
+    /// The device address of the first byte, if the device addresses of all chunks are contiguous.
+    /// The driver gives each chunk its own address, and they may not follow one another.
     pub(super) fn device_alias(&self) -> Option<DeviceAddress> {
         let mut expected = None;
         let mut first = None;
@@ -115,11 +115,11 @@ impl Drop for Registrations {
     }
 }
 
-/// Where the device reaches a byte of locked host memory.
+/// The device address of a byte of locked host memory.
 ///
 /// # Errors
 ///
-/// [`CudaError::Driver`] if it does not reach it.
+/// [`CudaError::Driver`] if the device cannot access it.
 pub(crate) fn device_pointer(
     context: &Context,
     address: HostAddress,
@@ -127,15 +127,15 @@ pub(crate) fn device_pointer(
     let mut pointer = 0;
     context.bound(|functions| {
         let host = address.as_ptr().cast();
-        // SAFETY: one address is written, and the host's is checked.
+        // SAFETY: one address is written, and the host's address is checked.
         let code = unsafe { (functions.cuMemHostGetDevicePointer_v2)(&raw mut pointer, host, 0) };
         check("cuMemHostGetDevicePointer_v2", code)
     })?;
     Ok(DeviceAddress::new(pointer))
 }
 
-/// The bytes of a chunk: whole pages and whole units, as many as `wanted` holds, one at least, and
-/// no more than `largest`.
+/// The length of a chunk in bytes. It is a multiple of the page and of the unit: as many as fit
+/// into `wanted`, at least one, and no more than `largest`.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Pinned memory that the driver itself allocates.
+//! Pinned memory that the driver allocates.
 
 use std::ptr;
 use std::ptr::NonNull;
@@ -24,7 +24,7 @@ pub(super) struct HostAllocation {
 }
 
 impl HostAllocation {
-    /// `length` bytes at a multiple of `alignment`.
+    /// Allocates `length` bytes at a multiple of `alignment`.
     ///
     /// # Errors
     ///
@@ -35,7 +35,7 @@ impl HostAllocation {
         alignment: Alignment,
         is_write_combined: bool,
     ) -> Result<Self, CudaError> {
-        // The driver's allocations begin with a page.
+        // The driver's allocations begin at a page.
         let slack = if alignment > Alignment::PAGE { alignment.get() } else { 0 };
         let bytes = length.checked_add(ByteCount::new(slack))?;
         let flags = PORTABLE_AND_MAPPED | if is_write_combined { WRITE_COMBINED } else { 0 };
@@ -47,13 +47,13 @@ impl HostAllocation {
             check("cuMemHostAlloc", code)
         })?;
         let base = HostAddress::new(NonNull::new(address).unwrap_or(NonNull::dangling()));
-        // Dropped from here on, it is freed.
+        // From here on, a drop frees it.
         context.counters().host.add(length);
         let mut allocation = Self { context: context.clone(), base, first: base, length };
         let first = ByteCount::new(base.get()).align_up(alignment)?;
         let skipped = first.checked_sub(ByteCount::new(base.get())).unwrap_or(ByteCount::ZERO);
         allocation.first = base.checked_add(skipped).unwrap_or(base);
-        // SAFETY: the span lies within the allocation, which nobody else knows yet.
+        // SAFETY: the span lies within the allocation, which nothing else uses yet.
         unsafe { allocation.first.as_ptr().write_bytes(0, length.to_usize()) };
         Ok(allocation)
     }
@@ -67,7 +67,7 @@ impl Drop for HostAllocation {
     fn drop(&mut self) {
         self.context.counters().host.subtract(self.length);
         self.context.bound_in_drop(|functions| {
-            // SAFETY: it was allocated here, and nobody uses it any more.
+            // SAFETY: it was allocated here, and nothing uses it any more.
             let code = unsafe { (functions.cuMemFreeHost)(self.base.as_ptr().cast()) };
             check("cuMemFreeHost", code)
         });

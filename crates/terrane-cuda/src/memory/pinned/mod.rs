@@ -1,4 +1,5 @@
-//! Pinned memory: the host's, locked so that the device's copy engines reach it by themselves.
+//! Pinned memory: host memory that is locked, so that the device's copy engines can access it
+//! directly.
 
 mod background;
 mod chunks;
@@ -28,41 +29,41 @@ pub(crate) use chunks::device_pointer;
 use chunks::{Registrations, chunk_length};
 use host_allocation::HostAllocation;
 
-/// Hands out pinned memory.
+/// Allocates pinned memory.
 ///
 /// Each region is mapped, placed near the device, touched by several threads and then registered
-/// with the driver; where the driver does not take that, it allocates itself, and the report of
-/// the memory ([`Capability::HostRegistration`]) says why.
+/// with the driver. If the driver does not accept that, the driver allocates the memory itself. The
+/// memory's report ([`Capability::HostRegistration`]) then gives the reason.
 ///
-/// A registration holds 64 GiB at most. Of memory that is longer, each but the last ends between two
-/// [units](RegionRequest::unit) of the request, which are a layout's blocks where a layout asks, so
-/// that no block lies in two of them.
+/// A registration holds at most 64 GiB. Longer memory has several registrations. Each but the last
+/// ends between two [units](RegionRequest::unit) of the request. The units are a layout's blocks if
+/// the request comes from a layout, so no block lies in two registrations.
 #[derive(Clone, Debug)]
 pub struct PinnedAllocator {
     context: Context,
     options: PinnedOptions,
     system: SystemAllocator,
     progress: Progress,
-    /// What became of the wish to be near the device, where sysfs decided it.
+    /// The result of the request for memory near the device, if sysfs decided it.
     near_device: Option<(Wish, Grant)>,
 }
 
 impl PinnedAllocator {
-    /// An allocator for the context's device, with these options. Reads the NUMA topology.
+    /// Creates an allocator for the context's device, with these options. Reads the NUMA topology.
     ///
     /// # Errors
     ///
-    /// [`CudaError::UnitTooLarge`] if no registration could hold a whole unit.
+    /// [`CudaError::UnitTooLarge`] if no registration can hold a whole unit.
     pub fn new(context: &Context, options: PinnedOptions) -> Result<Self, CudaError> {
         Self::with_topology(context, options, NumaTopology::read())
     }
 
-    /// As [`new`](Self::new), on a topology that was read before: it says which node the device is
-    /// attached to.
+    /// Like [`new`](Self::new), with a topology that was read before. The topology gives the
+    /// device's NUMA node.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new) has them.
+    /// As for [`new`](Self::new).
     pub fn with_topology(
         context: &Context,
         options: PinnedOptions,
@@ -92,21 +93,22 @@ impl PinnedAllocator {
         Ok(allocator.reporting_to(progress))
     }
 
-    /// The same allocator, whose bring-ups can be watched and cancelled through `progress`.
+    /// Returns the same allocator, whose allocations report to `progress` and can be cancelled
+    /// through it.
     ///
-    /// Memory is [touched](Progress::touched) first and registered after, and only then
-    /// [ready](Progress::ready), all of a region at once: a registration is a call of the driver
-    /// that says nothing before its end, and takes about as long as touching does. Between the
-    /// registrations of a region it can be cancelled. What comes up in the background is ready
-    /// as far as its prefix is usable.
+    /// Memory is first [touched](Progress::touched), then registered, and only then
+    /// [ready](Progress::ready), all of a region at once. A registration is a driver call that
+    /// reports nothing before its end. It takes about as long as touching the memory. A region can
+    /// be cancelled between its registrations. Memory that is prepared in the background is ready
+    /// up to its usable prefix.
     #[must_use]
     pub fn reporting_to(self, progress: Progress) -> Self {
         let system = self.system.reporting_to(progress.clone());
         Self { system, progress, ..self }
     }
 
-    /// How many bytes are registered at once, where as many as `wanted` are wanted for memory
-    /// that is used in pieces of `unit` bytes. Pieces that fit no registration are split.
+    /// The number of bytes in one registration, if `wanted` bytes are requested for memory that is
+    /// used in pieces of `unit` bytes. Pieces that fit no registration are split.
     fn length_of_parts(&self, unit: ByteCount, wanted: ByteCount) -> Result<ByteCount, CudaError> {
         let (page, largest) = (self.system.limits().alignment, self.options.largest_registration);
         let length = |unit| chunk_length(unit, page, wanted, largest);
@@ -122,14 +124,14 @@ impl PinnedAllocator {
         &self.options
     }
 
-    /// Brings one region up; what [`allocate`](Allocate::allocate) does, with this crate's error.
+    /// Allocates one region, like [`allocate`](Allocate::allocate), but returns this crate's error.
     ///
     /// # Errors
     ///
-    /// [`CudaError::HostMemory`] if the memory cannot be mapped or was cancelled,
-    /// [`CudaError::Capability`] if something required was not granted, [`CudaError::Driver`] if
-    /// the driver allocates no memory either, [`CudaError::DeviceLost`]. Nothing stays mapped or
-    /// registered.
+    /// [`CudaError::HostMemory`] if the memory cannot be mapped or was cancelled;
+    /// [`CudaError::Capability`] if a required capability was not granted; [`CudaError::Driver`] if
+    /// the driver cannot allocate memory either; [`CudaError::DeviceLost`]. After an error nothing
+    /// stays mapped or registered.
     pub fn bring_up(&self, request: &RegionRequest) -> Result<PinnedMemory, CudaError> {
         let mut report = self.report()?;
         if request.bytes.is_zero() {
@@ -162,7 +164,7 @@ impl PinnedAllocator {
         self.let_the_driver_allocate(request, report, entry)
     }
 
-    /// The beginning of a report: what became of the wish to be near the device.
+    /// The first entries of a report: the result of the request for memory near the device.
     fn report(&self) -> Result<CapabilityReport, CudaError> {
         let mut report = CapabilityReport::default();
         if let Some((wish, grant)) = &self.near_device {
@@ -172,8 +174,8 @@ impl PinnedAllocator {
         Ok(report)
     }
 
-    /// What of the wishes the driver does not heed when it allocates by itself: it takes its pages
-    /// where and as it likes.
+    /// The requests that the driver ignores when it allocates: it chooses its pages and their place
+    /// itself.
     fn record_unheeded(&self, report: &mut CapabilityReport) {
         let mut record = |capability, wish| {
             if wish != Wish::Off {
@@ -195,8 +197,8 @@ impl PinnedAllocator {
         }
     }
 
-    /// Maps and registers, or answers why the driver refused to register, and what stands in the
-    /// progress.
+    /// Maps and registers. Otherwise returns the reason for the driver's refusal, and the progress
+    /// so far.
     fn register(
         &self,
         request: &RegionRequest,
@@ -232,7 +234,7 @@ impl PinnedAllocator {
         }))
     }
 
-    /// An error where somebody has cancelled.
+    /// Returns an error if the caller has cancelled.
     fn go_on(&self, ready: ByteCount, of: ByteCount) -> Result<(), CudaError> {
         if self.progress.is_cancelled() {
             return Err(host_memory(StorageError::Cancelled { ready, of }));
@@ -269,8 +271,8 @@ fn host_memory(error: StorageError) -> CudaError {
     CudaError::HostMemory { source: Arc::new(error) }
 }
 
-/// The node that is nearest to the device. Where there is one node only, firmware often does not
-/// say that the device is attached to it.
+/// The node that is nearest to the device. On machines with only one node, firmware often does not
+/// report that the device is attached to it.
 fn node_of(context: &Context, topology: &NumaTopology) -> Option<NodeId> {
     let only = || match topology.nodes() {
         [only] if topology.gap().is_none() => Some(only.id),
@@ -279,7 +281,7 @@ fn node_of(context: &Context, topology: &NumaTopology) -> Option<NodeId> {
     context.device().numa_node(topology).or_else(only)
 }
 
-// SAFETY: each region is a mapping, or an allocation of the driver's, made for this call.
+// SAFETY: each region is a mapping or a driver allocation, made for this call.
 unsafe impl Allocate for PinnedAllocator {
     type Memory = PinnedMemory;
 
@@ -287,7 +289,7 @@ unsafe impl Allocate for PinnedAllocator {
         PINNED
     }
 
-    /// Whole pages, as system memory's limits are.
+    /// Whole pages, like the limits of system memory.
     fn limits(&self) -> Limits {
         self.system.limits()
     }
@@ -299,8 +301,8 @@ unsafe impl Allocate for PinnedAllocator {
     }
 }
 
-/// A region of pinned memory, zeroed at first. When it drops it is unregistered first, and
-/// unmapped after that; if it is still coming up, that is stopped and waited for before.
+/// A region of pinned memory, zeroed at first. Its drop unregisters it first, and then unmaps it.
+/// If background work still prepares it, the drop stops that work and waits for it first.
 #[derive(Debug)]
 pub struct PinnedMemory {
     backing: Backing,
@@ -314,11 +316,11 @@ pub struct PinnedMemory {
 enum Backing {
     Nothing,
     Registered {
-        /// Before the memory, as fields drop in their order.
+        /// Declared before the memory, because fields drop in their order.
         registrations: Registrations,
         _memory: Box<SystemMemory>,
     },
-    /// Mapped, and being registered in the background, or registered so.
+    /// Mapped memory, with its registration complete or in progress in the background.
     Rising(Rising),
     Driver {
         _allocation: HostAllocation,
@@ -332,9 +334,9 @@ impl PinnedMemory {
         self.address
     }
 
-    /// How many bytes each registration has but the last, which may have fewer: a copy must not
-    /// cross a multiple of this, counted from the beginning. `None` if all is one allocation of
-    /// the driver's.
+    /// The length in bytes of each registration but the last, which may be shorter. A copy must not
+    /// cross a multiple of this length, counted from the beginning. `None` if all is one driver
+    /// allocation.
     #[must_use]
     pub const fn registration_length(&self) -> Option<ByteCount> {
         match &self.backing {
@@ -344,9 +346,10 @@ impl PinnedMemory {
         }
     }
 
-    /// How many bytes from the first on are locked for the device by now: all of them, unless the
-    /// memory is still [coming up](PinnedAllocator::bring_up_in_background). A copy beyond them is
-    /// correct, and as slow as with memory that is not pinned.
+    /// The number of bytes, counted from the first, that are now locked for the device. These are
+    /// all bytes, unless the memory is still [in
+    /// preparation](PinnedAllocator::bring_up_in_background). A copy beyond them is correct, but as
+    /// slow as with pageable memory.
     #[must_use]
     pub fn usable_prefix(&self) -> ByteCount {
         match &self.backing {
@@ -356,8 +359,8 @@ impl PinnedMemory {
     }
 }
 
-// SAFETY: the bytes are a mapping or an allocation of this value's alone, readable, writable and
-// zeroed, which stays until the value drops, wherever that moves.
+// SAFETY: the bytes are a mapping or a driver allocation that this value alone owns. They are
+// readable, writable and zeroed, and stay until the value drops, wherever it moves.
 unsafe impl Memory for PinnedMemory {
     fn kind(&self) -> StorageKind {
         PINNED

@@ -1,36 +1,39 @@
-//! How pinned memory is to be brought up.
+//! Options of pinned memory.
 
 use terrane_core::{ByteCount, Wish};
 use terrane_storage::{NumaPolicy, SystemOptions};
 
-/// How pinned memory is to be brought up.
+/// Options of pinned memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedOptions {
-    /// The pages, and who touches them first. What it says of NUMA nodes counts only where
-    /// [`numa`](Self::numa) leaves it to it.
+    /// The pages, and the threads that touch them first. Its NUMA settings apply only if
+    /// [`numa`](Self::numa) uses them.
     pub system: SystemOptions,
-    /// On which NUMA nodes.
+    /// The NUMA nodes of the memory.
     pub numa: PinnedNuma,
-    /// Whether the memory is mapped here and registered with the driver, which is several times as
-    /// fast as the driver's own `cuMemHostAlloc`. Where it is not wished for, or preferred and
-    /// refused, the driver allocates, which heeds neither nodes nor huge pages: the report says so,
-    /// and what is required of them is an error.
+    /// Whether the memory is mapped here and registered with the driver. That is several times as
+    /// fast as the driver's own `cuMemHostAlloc`. If registration is off, or preferred but refused,
+    /// the driver allocates. The driver then ignores nodes and huge pages. The report states this,
+    /// and a required one is an error.
     pub registration: Wish,
-    /// The most bytes that are registered in one go, 64 GiB at most.
+    /// The maximum number of bytes in one registration, at most 64 GiB.
     pub largest_registration: ByteCount,
-    /// What no registration splits of memory whose [request](terrane_core::RegionRequest::unit)
-    /// names no unit, or one that fits no registration: the stride of a block or of a region
-    /// within the allocation, counted from its beginning. Layouts and pools name theirs.
+    /// The unit that no registration splits, for memory whose
+    /// [request](terrane_core::RegionRequest::unit) names no unit, or one that fits no
+    /// registration. It is the stride of a block or of a region within the allocation, counted from
+    /// the allocation's beginning. Layouts and pools name their own unit.
     ///
-    /// A copy must not cross from one registration into the next. The engine makes none that
-    /// does: a block that is split costs it one copy more, and its bytes are right.
+    /// A copy must not cross from one registration into the next, and the engine submits no such
+    /// copy. A split block costs the engine one more copy, and its bytes are correct.
     pub unit: ByteCount,
-    /// How much [`bring_up_in_background`](super::PinnedAllocator::bring_up_in_background) touches
-    /// and registers before it says that it is usable: so much has each registration, rounded down
-    /// to whole units (those of the request, as for [`unit`](Self::unit)), but one at least.
+    /// The number of bytes that
+    /// [`bring_up_in_background`](super::PinnedAllocator::bring_up_in_background) touches and
+    /// registers before it reports them as usable. This is also the length of each registration. It
+    /// is rounded down to whole units (those of the request, as for [`unit`](Self::unit)), but at
+    /// least one.
     pub background_step: ByteCount,
-    /// Whether the processor's writes go around its caches and its reads are slow, as only the
-    /// driver's own allocation can have it.
+    /// Whether the memory is write-combined: writes bypass the processor's caches, and reads are
+    /// slow. Only the driver's own allocation supports this.
     pub is_write_combined: bool,
 }
 
@@ -38,9 +41,9 @@ pub struct PinnedOptions {
 pub(super) const LARGEST_REGISTRATION: ByteCount = ByteCount::gib(64);
 
 impl Default for PinnedOptions {
-    /// Transparent huge pages near the device, touched by all its node's processors, registered
-    /// in chunks of at most 64 GiB that split no unit of the request, or no 2 MiB, or in steps of 512 MiB in the background;
-    /// cached as other memory is.
+    /// Transparent huge pages near the device, touched by all processors of its node. They are
+    /// registered in chunks of at most 64 GiB that split no unit of the request, or no 2 MiB. In
+    /// the background the steps have 512 MiB. The memory is cached like other memory.
     fn default() -> Self {
         Self {
             system: SystemOptions::default(),
@@ -54,12 +57,12 @@ impl Default for PinnedOptions {
     }
 }
 
-/// On which NUMA nodes pinned memory is to be.
+/// The NUMA nodes of pinned memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PinnedNuma {
-    /// On the node that the device is attached to.
+    /// The node that the device is attached to.
     NearDevice(Wish),
-    /// As the policy says.
+    /// The nodes that the policy names.
     Policy(NumaPolicy),
 }
