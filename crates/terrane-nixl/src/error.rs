@@ -322,7 +322,7 @@ pub enum NixlError {
 pub enum Status {
     /// An argument was refused.
     InvalidParameter,
-    /// A backend failed, or NIXL itself did.
+    /// A backend or NIXL itself failed.
     Backend,
     /// No item has that name, or no item serves the request.
     NotFound,

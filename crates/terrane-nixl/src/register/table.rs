@@ -123,8 +123,8 @@ impl Table {
         is_held
     }
 
-    /// One user less. The last of them deregisters, under the table's lock: a handle that finds
-    /// nothing left to do must not find what somebody registers meanwhile. Returns why that failed.
+    /// Removes one user. The last of them deregisters under the table's lock: a handle that finds
+    /// nothing left must not find another thread's new registration. Returns why that failed.
     fn let_go(&mut self, descriptor: &Descriptor) -> Option<nixl_sys::NixlError> {
         let entry = self.0.get_mut(descriptor)?;
         entry.users = entry.users.saturating_sub(1);
