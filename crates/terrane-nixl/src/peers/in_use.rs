@@ -126,7 +126,7 @@ impl Agent {
     }
 }
 
-/// A transfer with a peer, or something else that NIXL does with it.
+/// A transfer with a peer, or another operation of NIXL with it.
 pub(crate) struct PeerUse {
     agent: Agent,
     peer: Arc<Peer>,
