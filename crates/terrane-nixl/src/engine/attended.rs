@@ -21,8 +21,9 @@ use crate::{Agent, NixlEngineOptions, process};
 /// It is longer than the time from a submit to a wait, and as long as a wake-up.
 pub(super) const GRACE: Duration = Duration::from_micros(100);
 
-/// How long the engine's thread does not look at a flight that somebody else is at. Who waits for the end
-/// stays until then, or says so; it would have to unwind to go without a word.
+/// How long the engine's thread does not poll a flight that another thread advances. A thread that
+/// waits for the end stays until then, or reports that it leaves. It would have to unwind to leave
+/// without a report.
 const WATCH: Duration = Duration::from_millis(20);
 
 /// The same where a thread may wait only for a layer, and leaves without a report once that is

@@ -108,8 +108,8 @@ impl Stretch {
         })
     }
 
-    /// Whether it is of whole pieces of both ends, and of no more than two for each descriptor: naming
-    /// the pieces by their numbers is work for each, and listing what was joined is less.
+    /// Whether it consists of whole pieces at both ends, with at most two for each descriptor.
+    /// Naming pieces by index is work for each piece, so listing joined runs is then cheaper.
     pub(super) fn is_of_pieces(&self, plan: &TransferPlan) -> bool {
         let ends = [plan.source(), plan.destination()].map(|end| end.layout().geometry().pieces());
         let [Some(source), Some(destination)] = ends else { return false };

@@ -12,9 +12,9 @@ pub struct NixlEngineOptions {
     /// earlier [deadline](terrane_transfer::Transfer::deadline). `None` sets no limit: a transfer
     /// with a peer that hangs then never ends.
     pub deadline: Option<Duration>,
-    /// How many bytes one request has at most; whole pages of 4 KiB, and one at least, with a backend
-    /// that goes around the page cache. Bounds how late a deadline is noticed, and for how
-    /// long other transfers wait for this one, where a backend copies as it posts.
+    /// The most bytes in one request. A backend that bypasses the page cache takes whole pages of 4
+    /// KiB, at least one. Where a backend copies while it posts, this bounds how late a deadline is
+    /// noticed, and how long other transfers wait for this one.
     pub request_bytes: ByteCount,
     /// The most descriptors in one request.
     pub request_descriptors: NonZeroUsize,

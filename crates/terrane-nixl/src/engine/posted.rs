@@ -23,9 +23,9 @@ pub(super) struct Posted {
 pub(super) enum State {
     InFlight,
     Done,
-    /// It has failed, by NIXL's word, and NIXL says nothing else of it from then on. UCX answers so
-    /// for the first descriptor that failed, and stops looking after those that were posted before. So
-    /// parts of it may go on.
+    /// NIXL reports that it has failed, and reports nothing else from then on. UCX does so for the
+    /// first descriptor that failed, and stops polling those posted before. So parts of it may
+    /// still be in flight.
     Adrift(Status),
     /// It has failed, and nothing of it is in flight.
     Failed(Status),

@@ -16,8 +16,9 @@ use crate::Agent;
 
 /// The metadata that a NIXL agent without Terrane needs to reach a layout of this process.
 ///
-/// The bytes are NIXL's own: `nixl_agent.add_remote_agent` in Python takes them, and so does
-/// `nixlAgent::loadRemoteMD` in C++. They hold the keys of the layout's registrations and no others.
+/// The bytes are NIXL's own: `nixl_agent.add_remote_agent` in Python loads them, and so does
+/// `nixlAgent::loadRemoteMD` in C++. They hold the keys of the layout's registrations and no
+/// others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NixlMetadata {

@@ -48,7 +48,7 @@ impl Loaded {
         latest.chain(&mut self.replaced).find(|known| known.peer.id == peer.id)
     }
 
-    /// Frees the name of a peer for another process. The peer is kept until its transfers have ended.
+    /// Frees a peer's name for another process. The peer is kept until its transfers have ended.
     pub(super) fn set_aside(&mut self, name: &AgentName) {
         self.replaced.extend(self.peers.remove(name));
     }
