@@ -3,8 +3,8 @@
 use crate::dlpack::{ElementTypeError, ExportError, ImportError, ShapeError, StreamError};
 use crate::tensors::{InvalidForm, KvError, StridedError};
 
-/// The error of this crate. Each function returns the narrower error of its part; all of those convert
-/// into this one, so that `?` works where several parts are used.
+/// The error of this crate. Each function returns the narrower error of its part. All of those
+/// convert into this one, so that `?` works where several parts are used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InteropError {

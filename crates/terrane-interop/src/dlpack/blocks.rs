@@ -1,4 +1,4 @@
-//! Blocks of an endpoint as tensors, held for as long as they are out.
+//! Exports blocks of an endpoint as tensors, held while they are exported.
 
 use std::sync::Arc;
 
@@ -40,8 +40,8 @@ impl TensorExport {
     }
 
     /// One block of a layout: a tensor `[layers, outers, elements of a piece]` for each of its
-    /// regions, in the order of the layers. That is one tensor of a fully contiguous layout; where
-    /// layers are regions of their own, it is one a layer, whose first axis is 1.
+    /// regions, in the order of the layers. A fully contiguous layout gives one tensor. Where
+    /// layers are separate regions, it is one tensor for each layer, whose first axis is 1.
     ///
     /// The block is held until the deleter of the last of them has been called, as
     /// [`of_piece`](Self::of_piece) holds it.
@@ -74,7 +74,7 @@ impl TensorExport {
         Self::of_all(endpoint, None, element, access)
     }
 
-    /// A whole region of a layout, as a row of elements, with the padding behind its blocks. All
+    /// A whole region of a layout, as a row of elements, with the padding after its blocks. All
     /// blocks are held, as [`of_piece`](Self::of_piece) holds one.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl TensorExport {
         let mut strides = Vec::new();
         for (size, stride) in axes.into_iter().skip(usize::from(block.is_some())) {
             sizes.push(u64::from(size));
-            // Along an axis of one, no stride leads anywhere.
+            // Along an axis of one, the stride has no effect.
             strides.push(if size == 1 { elements } else { whole(element, stride)? });
         }
         sizes.push(elements);
@@ -142,10 +142,10 @@ impl TensorExport {
 
 /// Blocks that are held until this drops.
 ///
-/// With them goes the endpoint: were it to end before, another could be made of the same bytes, whose
-/// transfers know nothing of the hold.
+/// It also keeps the endpoint. Otherwise another endpoint could be made over the same bytes, whose
+/// transfers do not know of the hold.
 pub(crate) struct HeldBlocks {
-    // Free before the endpoint ends: fields drop in this order.
+    // Released before the endpoint ends: fields drop in this order.
     hold: Hold,
     _endpoint: Endpoint,
 }
@@ -180,12 +180,12 @@ fn pieces(geometry: &Geometry) -> Result<&PieceStrides, ExportError> {
     geometry.pieces().ok_or(ExportError::InParts)
 }
 
-/// A row of as many elements as there is room for, which has to be used up.
+/// A row of all elements that fit, which must fill the bytes.
 fn row(element: ElementType, bytes: ByteCount) -> Result<TensorShape, ExportError> {
     Ok(TensorShape::compact(element, &[whole(element, bytes)?])?)
 }
 
-/// How many elements so many bytes are.
+/// The number of elements in so many bytes.
 fn whole(element: ElementType, bytes: ByteCount) -> Result<u64, ExportError> {
     let refused = || ExportError::NotWhole { bytes, element };
     let width = element.width().filter(|width| !width.is_zero()).ok_or_else(refused)?;

@@ -26,7 +26,7 @@ pub struct StridedTensor {
     pub(super) strides: Numbers,
 }
 
-/// What keeps the bytes alive, and how many of them were promised.
+/// The owner of the bytes, and the bytes that it guarantees.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     /// All bytes from the first element to the last.
@@ -247,8 +247,8 @@ impl StridedForm {
         }
     }
 
-    /// A list of tensors, one for each position of `axis`. Of two lists, the tensors of the second
-    /// one follow each other.
+    /// A list of tensors, one for each position of `axis`. With two lists, the tensors of the
+    /// second one follow each other.
     pub fn tensors(mut self, axis: impl Into<TensorAxis>, count: u32) -> Self {
         self.lists.push((axis.into(), count));
         self

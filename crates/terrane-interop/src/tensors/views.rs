@@ -1,4 +1,4 @@
-//! A layout as the tensors of an engine.
+//! Views of a layout as the tensors of an engine.
 
 use terrane_core::{ByteCount, Region};
 use terrane_layout::{LayoutError, PhysicalLayout};
@@ -9,12 +9,12 @@ use super::{KvError, KvForm, TensorName};
 use crate::dlpack::blocks::{self, HeldBlocks};
 use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape};
 
-/// One of the tensors that a layout is in an engine's form: a shape, and the bytes it is a shape of.
+/// One tensor of a layout in an engine's form: a shape, and its bytes.
 #[derive(Clone, Debug)]
 pub struct KvView {
-    /// Which it is.
+    /// The tensor's identity.
     pub name: TensorName,
-    /// From its first element to its last. Between them may be those of other tensors.
+    /// From its first element to its last. The bytes between may belong to other tensors.
     pub region: Region,
     /// Its shape and strides.
     pub shape: TensorShape,
