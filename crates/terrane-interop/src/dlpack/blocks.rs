@@ -11,18 +11,18 @@ use super::{ElementType, ExportError, TensorExport, TensorShape};
 impl TensorExport {
     /// One piece of a layout, as a row of elements: read-only, or for reading and writing.
     ///
-    /// The block is held for as long as the tensor is out: transfers that would write it (or, if it
-    /// is out for writing, read it) are refused with the conflict, or run after the hold, whose
-    /// [`ticket`](Self::ticket) they name. Transfers that have the
-    /// block already refuse the export instead. So long the endpoint lives as well, so that no other
-    /// one has its bytes. Of an endpoint that is
-    /// [sharing](Endpoint::sharing) its bytes, the others know nothing of the hold: it is for the
-    /// caller of that to keep them apart.
+    /// The block is held while the tensor is exported. Transfers that would write it (or, if it is
+    /// exported for writing, read it) are refused with the conflict. Or they run after the hold,
+    /// whose [`ticket`](Self::ticket) they name. If transfers already have the block, the export is
+    /// refused instead. The endpoint lives as long as the hold, so no other endpoint has its bytes.
+    /// If the endpoint is [sharing](Endpoint::sharing) its bytes, the other endpoints do not know
+    /// of the hold; the caller of that must keep them apart.
     ///
     /// # Errors
     ///
-    /// [`ExportError::Held`] if the block could not be held, [`ExportError::Layout`] if there is no
-    /// such piece, [`ExportError::InParts`] if the layout has no contiguous pieces, [`ExportError::NotWhole`] if elements do not fit evenly into it, and as for
+    /// [`ExportError::Held`] if the block could not be held. [`ExportError::Layout`] if there is no
+    /// such piece. [`ExportError::InParts`] if the layout has no contiguous pieces.
+    /// [`ExportError::NotWhole`] if elements do not fit evenly into it. Otherwise as for
     /// [`new`](Self::new).
     pub fn of_piece(
         endpoint: &Endpoint,

@@ -113,7 +113,8 @@ impl<S: Structure> ManagedTensor<S> {
         self.0.as_ptr()
     }
 
-    /// Hands the structure over: the holder of the pointer calls its deleter once, when it has finished.
+    /// Exports the structure: the holder of the pointer calls its deleter once, when it has
+    /// finished.
     #[must_use = "without its deleter being called, the memory is leaked"]
     pub fn into_raw(self) -> NonNull<S> {
         ManuallyDrop::new(self).0

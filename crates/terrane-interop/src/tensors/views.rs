@@ -20,14 +20,14 @@ pub struct KvView {
     pub shape: TensorShape,
 }
 
-/// The tensors that `layout` is in the form of an engine, in the order of the layers: one a layer,
-/// or K and V of each, where the form has no axis for the two.
+/// The tensors of `layout` in the form of an engine, in the order of the layers. There is one for
+/// each layer, or K and V of each, where the form has no axis for the two.
 ///
 /// # Errors
 ///
-/// [`KvError::Element`] if the elements have another width than the layout's and are no bytes (groups
-/// of elements and rows are bytes), [`KvError::HeadsNotStated`] if the form has heads and the layout
-/// does not. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
+/// [`KvError::Element`] if the elements have another width than the layout's and are not bytes
+/// (groups of elements and rows are bytes). [`KvError::HeadsNotStated`] if the form has heads and
+/// the layout does not. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
 /// [`KvError::NotWhole`] where strides cannot express the form.
 pub fn kv_views(
     layout: &PhysicalLayout,
@@ -69,12 +69,12 @@ pub fn kv_views(
     Ok(views)
 }
 
-/// The tensors of an endpoint in the form of an engine, to be handed over: read-only, or for
-/// reading and writing.
+/// Exports the tensors of an endpoint in the form of an engine: read-only, or for reading and
+/// writing.
 ///
-/// All blocks are held until the deleter of the last of them has been called: transfers that would
-/// write them (or, if they are out for writing, read them) are refused, or run after the hold, whose
-/// [`ticket`](TensorExport::ticket) any of the exports gives.
+/// All blocks are held until the deleter of the last of them has been called. Transfers that would
+/// write them (or, if they are exported for writing, read them) are refused, or run after the hold.
+/// Any of the exports returns the hold's [`ticket`](TensorExport::ticket).
 ///
 /// # Errors
 ///
