@@ -24,12 +24,12 @@
 //! them, with the blocks held against transfers.
 //!
 //! # Adoption
+//!
 //! [`adopt_strided`] accepts tensors of any library with any nested strides: DLPack's, or an
 //! address with sizes, strides and an owner ([`StridedTensor`]). A [`StridedForm`] names their
 //! dimensions. [`adopt_kv`] accepts the DLPack tensors of an engine and compares every size with a
 //! configuration. Both return a [`LayoutBuilder`](terrane_layout::LayoutBuilder) over the tensors'
 //! memory. An error names the tensor, the axis, the expected value and the actual value.
-//! tensor, the axis, what was expected and what was found.
 //!
 //! SGLang's buffers have `size + page_size` tokens, and padding is written to the first page. All
 //! of the pages are blocks here; the engine itself must never move block 0.
