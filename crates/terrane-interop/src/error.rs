@@ -3,27 +3,27 @@
 use crate::dlpack::{ElementTypeError, ExportError, ImportError, ShapeError, StreamError};
 use crate::tensors::{InvalidForm, KvError, StridedError};
 
-/// The error of this crate. Each function returns the narrower error of its part; all of those convert
-/// into this one, so that `?` works where several parts are used.
+/// The error of this crate. Each function returns the narrower error of its part. All of those
+/// convert into this one, so that `?` works where several parts are used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InteropError {
-    /// A foreign tensor was refused.
+    /// A foreign tensor could not be imported.
     #[error(transparent)]
     Import(#[from] ImportError),
-    /// Memory was not exported as a tensor.
+    /// Memory could not be exported as a tensor.
     #[error(transparent)]
     Export(#[from] ExportError),
     /// A consumer's stream was refused.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// A type of elements that DLPack does not have.
+    /// An element type that DLPack does not have.
     #[error(transparent)]
     ElementType(#[from] ElementTypeError),
     /// Sizes or strides that no tensor can have.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// A layout and the tensors of an engine do not fit together.
+    /// A layout and the tensors of an engine do not match.
     #[error(transparent)]
     Kv(#[from] KvError),
     /// Tensors were not adopted with their strides.

@@ -1,24 +1,25 @@
-//! Memory that crosses to and from other libraries without a copy, and without losing track of who
-//! owns it: DLPack tensors, and the KV tensors of serving engines.
+//! Exchanges memory with other libraries without a copy and with clear ownership: DLPack tensors,
+//! and the KV tensors of serving engines.
 //!
 //! # Should I be using this crate?
 //!
-//! Use it directly to hand Terrane's memory to NumPy, PyTorch, JAX or TVM as tensors, to take
-//! theirs as [`Memory`](terrane_core::Memory), or to lay KV blocks out in the tensors that a serving
-//! engine has already. It knows the C structures, not Python: what carries a pointer from one side
-//! to the other (a capsule of Python, say) is the caller's.
+//! Use it directly to export Terrane's memory to NumPy, PyTorch, JAX or TVM as tensors, or to
+//! import their tensors as [`Memory`](terrane_core::Memory). It can also lay KV blocks out in the
+//! existing tensors of a serving engine. It handles the C structures, not Python: the caller passes
+//! pointers between the sides, for example in a Python capsule.
 //!
 //! # What it does not do
 //!
-//! It copies no element, converts no type, allocates nothing but the small structures of the
-//! interfaces, and starts no thread. It does not decide when foreign code may touch memory: exports
-//! of an [`Endpoint`](terrane_transfer::Endpoint)'s blocks hold them against transfers, and
-//! everything else says in its `# Safety` what is owed.
+//! It copies no element, converts no type, allocates only the small structures of the interfaces,
+//! and starts no thread. It does not decide when foreign code may access memory. Exports of an
+//! [`Endpoint`](terrane_transfer::Endpoint)'s blocks hold them against transfers; everything else
+//! states its requirements in `# Safety`.
 //!
 //! # What there is
 //!
-//! - [`dlpack`]: single tensors out and in, with every field checked, and the order of streams.
-//! - [`tensors`]: the KV tensors of serving engines, as views of a layout and as a layout over them.
+//! - [`dlpack`]: export and import of single tensors, with every field checked, and stream order.
+//! - [`tensors`]: the KV tensors of serving engines, as views of a layout and as a layout over
+//!   them.
 //! - [`InteropError`]: one error that the errors of all parts convert into.
 //! - [`release_order`]: for crates that write release callbacks of other C interfaces.
 //!
@@ -26,13 +27,13 @@
 //!
 //! # Features
 //!
-//! - `cuda` (on by default): tensors of CUDA devices, and the order of streams. Without it,
-//!   `terrane-cuda` is not compiled, and tensors of devices are refused with
+//! - `cuda` (on by default): tensors of CUDA devices, and stream order. Without it, `terrane-cuda`
+//!   is not compiled, and device tensors are refused with
 //!   [`NoContext`](dlpack::ImportError::NoContext).
 //!
 //! # Example
 //!
-//! A tensor that another library owns becomes memory, and goes back to it when it drops.
+//! A tensor that another library owns becomes memory. It is released to that library when it drops.
 //!
 //! ```
 //! use std::sync::Arc;

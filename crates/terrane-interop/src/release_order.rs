@@ -1,8 +1,8 @@
-//! Releasing memory that a consumer of another library had: in the right order, and without unwinding
-//! into its code.
+//! Releases memory that a consumer in another library used: in the right order, and without
+//! unwinding into its code.
 //!
-//! Release callbacks of C interfaces are called by foreign code, on any thread, possibly before the
-//! work of a device has finished.
+//! Foreign code calls the release callbacks of C interfaces on any thread, possibly before device
+//! work has finished.
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "cuda")]
 use terrane_cuda::Stream;
 
-/// Runs code that drops values of users, and catches their panics: the caller is foreign code, which
+/// Runs code that drops users' values, and catches their panics: the caller is foreign code, which
 /// cannot unwind. The panic's payload is leaked, because its drop may panic too.
 pub fn catch_panic(drops: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(drops)) {
@@ -18,15 +18,16 @@ pub fn catch_panic(drops: impl FnOnce()) {
     }
 }
 
-/// Drops what a consumer had, after its stream, if there is one, has run. The calling thread waits.
+/// Drops a consumer's value after its stream, if there is one, has completed. The calling thread
+/// waits.
 ///
-/// If the stream cannot be waited for (it is being captured, for example), nothing tells when it has
-/// run. The value is then kept until the process ends, and the stream's context counts one of its
-/// [`failed_drops`](terrane_cuda::Context::failed_drops).
+/// If the stream cannot be waited for (it is being captured, for example), its completion is
+/// unknown. The value is then kept until the process ends, and the stream's context counts one of
+/// its [`failed_drops`](terrane_cuda::Context::failed_drops).
 #[cfg(feature = "cuda")]
 pub fn release_after<T: Send + 'static>(consumer: Option<&Stream>, kept: T) {
     match consumer.map(|stream| (stream, stream.synchronize())) {
-        // A lost context runs nothing any more, so there is nothing to wait for.
+        // A lost context runs no more work, so there is nothing to wait for.
         Some((stream, Err(error))) if !error.is_device_lost() => {
             stream.context().keep_for_ever(kept, &error);
         }
@@ -40,7 +41,7 @@ pub(crate) enum ConsumerWork {
     /// There is none, or the consumer has waited for it.
     #[default]
     Finished,
-    /// All work that this stream has at the release.
+    /// All work in this stream at the release.
     #[cfg(feature = "cuda")]
     On(Stream),
 }

@@ -1,15 +1,15 @@
-//! Backends, as they are asked for.
+//! Configurations of backends.
 
 use std::fmt;
 
 use terrane_core::BackendName;
 
-/// A backend that an agent is to have: its name, its parameters, and how much depends on it.
+/// The configuration of an agent's backend: its name, its parameters, and its demand.
 ///
-/// `"UCX"` has a parameter that need not be stated: `engine_config`, with settings of UCX's, begins with
-/// `CUDA_IPC_ENABLE_GET_ZCOPY=y`, without which device memory of other processes would be read by TCP where
-/// the device has no NVLinks. What is stated ([unchecked](Self::unchecked_parameter), as the plugin does not
-/// name it) follows, and decides where it says otherwise.
+/// `"UCX"` has a default parameter: `engine_config`, with UCX settings, begins with
+/// `CUDA_IPC_ENABLE_GET_ZCOPY=y`. Without it, UCX would read other processes' device memory by TCP
+/// where the device has no NVLinks. Settings that you state follow it and take precedence. State
+/// them [unchecked](Self::unchecked_parameter), as the plugin does not name the parameter.
 ///
 /// ```
 /// use terrane_nixl::BackendConfig;
@@ -32,39 +32,39 @@ pub struct BackendConfig {
 pub(crate) struct Parameter {
     pub(crate) key: String,
     pub(crate) value: String,
-    /// Whether the plugin has to know it.
+    /// Whether the plugin must name it.
     pub(crate) checked: bool,
 }
 
 impl BackendConfig {
-    /// The backend of this name, as NIXL spells it: `"UCX"`, `"POSIX"`, `"GDS_MT"`.
+    /// Creates the configuration of a backend by NIXL's name for it: `"UCX"`, `"POSIX"`,
+    /// `"GDS_MT"`.
     pub fn new(name: impl Into<BackendName>) -> Self {
         let name = name.into();
         let file_access = FileAccess::usual(&name);
         Self { name, parameters: Vec::new(), demand: Demand::IfSupported, file_access }
     }
 
-    /// Sets a parameter that the backend's plugin names among its own. Another one is refused when
-    /// the agent is built: NIXL would ignore it.
+    /// Sets a parameter that the backend's plugin names. The agent's build refuses any other
+    /// parameter, because NIXL would ignore it.
     ///
-    /// The value is the backend's to check; some ignore a value that they cannot use.
+    /// The backend checks the value; some backends ignore a value that they cannot use.
     pub fn parameter(self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.with(key.into(), value.into(), true)
     }
 
-    /// Sets a parameter that the backend's plugin need not name, for what it reads and does not
-    /// list.
+    /// Sets a parameter that the backend's plugin reads but need not name.
     pub fn unchecked_parameter(self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.with(key.into(), value.into(), false)
     }
 
-    /// Makes every registration fail that this backend does not accept.
+    /// Makes a registration fail if this backend does not accept it.
     pub fn required(self) -> Self {
         Self { demand: Demand::Required, ..self }
     }
 
-    /// By which descriptor the backend reaches files. GDS and GDS_MT go around the page cache
-    /// unless told otherwise, all others through it.
+    /// Sets which descriptor the backend uses for files. By default GDS and GDS_MT bypass the page
+    /// cache; all others use it.
     pub fn file_access(self, file_access: FileAccess) -> Self {
         Self { file_access, ..self }
     }
@@ -81,22 +81,22 @@ impl BackendConfig {
     }
 }
 
-/// How much a registration depends on a backend.
+/// Whether a registration requires a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Demand {
-    /// It accepts the memory, or the registration fails.
+    /// The backend accepts the memory, or the registration fails.
     Required,
     /// It may refuse the memory, if another backend accepts it; the record says why.
     #[default]
     IfSupported,
 }
 
-/// By which descriptor a backend reaches a file.
+/// Which file descriptor a backend uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileAccess {
-    /// Through the page cache. Offsets and lengths are free.
+    /// Through the page cache. Offsets and lengths may have any alignment.
     Buffered,
-    /// Around the page cache, which wants offsets, lengths and host addresses aligned. A file
+    /// Bypassing the page cache, which requires aligned offsets, lengths and host addresses. A file
     /// without a direct descriptor is refused.
     Direct,
 }
@@ -111,7 +111,7 @@ impl FileAccess {
     }
 }
 
-/// A type of memory, as NIXL divides it.
+/// A memory type of NIXL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum MemoryType {

@@ -19,18 +19,18 @@ pub enum NixlUnavailable {
          in LD_LIBRARY_PATH before the process starts"
     )]
     LibraryMissing {
-        /// What was looked for.
+        /// The library's file name.
         library: &'static str,
-        /// What the loader said.
+        /// The loader's error.
         #[source]
         source: SharedCause,
     },
-    /// The file that was named is not there, or the loader refuses it.
+    /// The named file does not exist, or the loader refuses it.
     #[error("{} cannot be loaded; name the file libnixl_capi.so of an installation", .library.display())]
     FileMissing {
-        /// What was named.
+        /// The named file.
         library: PathBuf,
-        /// What the loader said.
+        /// The loader's error.
         #[source]
         source: SharedCause,
     },
@@ -42,14 +42,14 @@ pub enum NixlUnavailable {
         /// The first function that it lacks.
         symbol: &'static str,
     },
-    /// What was found are stubs, behind which there is no library.
+    /// The library holds only stubs, and the real library is missing.
     #[error("{} holds only stubs; install the library itself", .library.display())]
     Stub {
         /// The library that was loaded.
         library: PathBuf,
     },
-    /// The bindings would find another library, or none: they look for `libnixl_capi.so`, and a
-    /// library that is loaded already is found by the name that it has in it.
+    /// The bindings would find another library, or none. They look for `libnixl_capi.so`, and the
+    /// loader finds a loaded library by its soname.
     #[error(
         "{} is not what NIXL's bindings find as libnixl_capi.so, {}; name the file of an installation \
          whose library has that name in it (SONAME), and keep others out of LD_LIBRARY_PATH",
@@ -59,22 +59,22 @@ pub enum NixlUnavailable {
     NotByName {
         /// The library that was loaded.
         library: PathBuf,
-        /// The library that goes by the name.
+        /// The library that has the soname.
         found: Option<PathBuf>,
     },
-    /// The bindings looked for the library before it was there, and look only once.
+    /// The bindings looked for the library before it was installed, and look only once.
     #[error(
         "NIXL's bindings looked for {} before it could be found, and look only once; start the \
          process again, and call `probe` first",
         .library.display()
     )]
     BindingsGaveUp {
-        /// The library that can be loaded by now.
+        /// The library that can be loaded now.
         library: PathBuf,
     },
 }
 
-/// Why a plugin of NIXL is of no use.
+/// Why a NIXL plugin cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginFailed {
@@ -83,11 +83,11 @@ pub enum PluginFailed {
     NotLoaded {
         /// The plugin's file.
         plugin: PathBuf,
-        /// What the loader said.
+        /// The loader's error.
         #[source]
         source: SharedCause,
     },
-    /// The file is a library, and no plugin.
+    /// The file is a library, but not a plugin.
     #[error("{} has no `nixl_plugin_init`, so that it is no plugin of NIXL", .plugin.display())]
     NoPlugin {
         /// The file.
@@ -95,9 +95,9 @@ pub enum PluginFailed {
     },
 }
 
-/// Why something could not be had of NIXL.
+/// Why a request to NIXL failed.
 ///
-/// No variant needs the library to be shown, and none holds a type of the bindings.
+/// Displaying a variant does not need the library, and no variant holds a type of the bindings.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NixlError {
@@ -110,15 +110,15 @@ pub enum NixlError {
     /// An agent without a name.
     #[error("an agent needs a name; give one, or use `AgentBuilder::unnamed`")]
     EmptyName,
-    /// A text that C cannot hold.
+    /// A text with a NUL byte, which C strings cannot hold.
     #[error("the {what} {text:?} contains a NUL; give one without")]
     Nul {
-        /// What the text is.
+        /// The kind of text.
         what: &'static str,
         /// The text.
         text: String,
     },
-    /// A name that no peer takes.
+    /// A name that peers refuse.
     #[error("the name {:?} of an agent has a control character; give one that can be printed", .name.as_str())]
     ControlCharacter {
         /// The name.
@@ -133,7 +133,7 @@ pub enum NixlError {
         /// The name.
         name: AgentName,
     },
-    /// NIXL would choose the port and not say which.
+    /// NIXL would choose the port and not return it.
     #[error("an agent cannot listen on port 0; name a port")]
     NoPort,
     /// An agent cannot listen on this port.
@@ -143,11 +143,11 @@ pub enum NixlError {
         name: AgentName,
         /// The port.
         port: u16,
-        /// Why not.
+        /// The system's error.
         #[source]
         source: OsError,
     },
-    /// A time that NIXL cannot count.
+    /// A delay that NIXL cannot represent.
     #[error("a progress thread cannot rest for {seconds} seconds; choose a shorter delay")]
     DelayTooLong {
         /// The delay, in seconds.
@@ -158,16 +158,16 @@ pub enum NixlError {
     Agent {
         /// Its name.
         name: AgentName,
-        /// What NIXL said.
+        /// The status that NIXL returned.
         status: Status,
     },
-    /// A backend was asked for twice.
+    /// A backend was named twice.
     #[error("backend {backend} is asked for twice; an agent has one of each")]
     DuplicateBackend {
         /// The backend.
         backend: BackendName,
     },
-    /// Two backends that no agent can have together.
+    /// Two backends that one agent cannot have together.
     #[error("no agent has {first} and {second} together; choose one of them")]
     IllegalCombination {
         /// One of them.
@@ -175,7 +175,7 @@ pub enum NixlError {
         /// The other.
         second: BackendName,
     },
-    /// A backend of which it is not known that it stands several threads at once.
+    /// A backend that is not known to be thread-safe.
     #[error(
         "backend {backend} is not known to stand several threads at once, which it has to in the \
          mode `ReadWrite`; use `ThreadMode::Strict`"
@@ -192,16 +192,16 @@ pub enum NixlError {
         /// The plugins that it finds.
         available: Vec<BackendName>,
     },
-    /// There is a plugin, and it is of no use.
+    /// The plugin exists but does not work.
     #[error("the plugin of backend {backend} does not work")]
     Plugin {
         /// The backend.
         backend: BackendName,
-        /// Why not.
+        /// The plugin's error.
         #[source]
         source: PluginFailed,
     },
-    /// NIXL has a plugin, and refuses it.
+    /// NIXL has a plugin, but refuses it.
     #[error("NIXL refuses the plugin of backend {backend}; its log on standard error says why")]
     PluginRefused {
         /// The backend.
@@ -218,7 +218,7 @@ pub enum NixlError {
         backend: BackendName,
         /// The parameter.
         parameter: String,
-        /// Those that its plugin names.
+        /// The parameters that its plugin names.
         known: Vec<String>,
     },
     /// A parameter was set twice.
@@ -229,7 +229,7 @@ pub enum NixlError {
         /// The parameter.
         parameter: String,
     },
-    /// The plugin works, and created no backend.
+    /// The plugin works, but created no backend.
     #[error(
         "NIXL created no backend {backend}: {status}; check its parameters, and NIXL's log on \
          standard error"
@@ -237,7 +237,7 @@ pub enum NixlError {
     Backend {
         /// The backend.
         backend: BackendName,
-        /// What NIXL said.
+        /// The status that NIXL returned.
         status: Status,
     },
     /// The engine's thread could not be started.
@@ -246,7 +246,7 @@ pub enum NixlError {
          fewer engines"
     )]
     Thread {
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: OsError,
     },
@@ -257,10 +257,10 @@ pub enum NixlError {
         agent: AgentName,
         /// The backend.
         backend: BackendName,
-        /// Those that it has.
+        /// The backends that it has.
         available: Vec<BackendName>,
     },
-    /// The agent does not know the peer, or no more.
+    /// The agent does not know the peer, or has forgotten it.
     #[error("agent {agent} knows no peer {peer}; import one of its layouts")]
     UnknownPeer {
         /// The agent.
@@ -279,31 +279,31 @@ pub enum NixlError {
         /// The peer.
         peer: AgentName,
     },
-    /// A question to the library failed.
+    /// A query to the library failed.
     #[error("{operation} failed: {status}; NIXL's log on standard error says more")]
     Call {
-        /// The question.
+        /// The query.
         operation: &'static str,
-        /// What NIXL said.
+        /// The status that NIXL returned.
         status: Status,
     },
-    /// An environment variable with a value that means nothing.
+    /// An environment variable with an invalid value.
     #[error("{name}={value:?} means nothing: it should be {expected}")]
     InvalidVariable {
         /// The variable.
         name: String,
         /// Its value.
         value: String,
-        /// What is expected.
+        /// The expected values.
         expected: &'static str,
     },
-    /// An environment variable that looks like a setting, and is none.
+    /// An environment variable with the settings' prefix that is not a setting.
     #[error("there is no setting {name}; correct it, or unset it")]
     UnknownVariable {
         /// The variable.
         name: String,
     },
-    /// An environment variable about a backend that is not asked for.
+    /// An environment variable for a backend that is not requested.
     #[error(
         "{name} is about backend {backend}, which TERRANE_NIXL_BACKENDS does not name; name it there, \
          or unset {name}"
@@ -316,17 +316,17 @@ pub enum NixlError {
     },
 }
 
-/// What a call of NIXL said, as far as its bindings pass it on.
+/// The status of a NIXL call, as far as its bindings pass it on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
     /// An argument was refused.
     InvalidParameter,
-    /// A backend failed, or NIXL itself did.
+    /// A backend or NIXL itself failed.
     Backend,
-    /// Nothing of that name, or nothing that serves the request.
+    /// No item has that name, or no item serves the request.
     NotFound,
-    /// NIXL refused to make a request, and its bindings do not pass on why.
+    /// NIXL refused to create a request, and its bindings do not pass on why.
     Refused,
     /// There is no telemetry of a transfer.
     NoTelemetry,
@@ -347,7 +347,7 @@ impl Status {
         }
     }
 
-    /// What becomes of an error of the bindings in a question that should not fail.
+    /// Converts an error of the bindings in a query that should not fail.
     pub(crate) fn during(
         operation: &'static str,
     ) -> impl FnOnce(nixl_sys::NixlError) -> NixlError + Copy {

@@ -3,54 +3,54 @@
 //! # Should I be using this crate?
 //!
 //! Use it to register KV-cache blocks of any tier with NIXL, and to move them between processes and
-//! machines. It takes memory of all of Terrane's allocators, and what you adopt; in front of UCX,
-//! POSIX, GDS or whichever other plugin NIXL finds.
+//! machines. It registers memory from all of Terrane's allocators and memory that you adopt. The
+//! backends are UCX, POSIX, GDS and any other plugin that NIXL finds.
 //!
 //! # What it does not do
 //!
-//! It links no NIXL and installs none: the library is looked for at run time, as `libnixl_capi.so`
-//! where the loader looks. Without it, every entry point answers with a typed [`NixlUnavailable`];
-//! none aborts the process, as NIXL's bindings do by themselves. Building the bindings takes
-//! libclang and a C++ compiler.
+//! It neither links nor installs NIXL: it loads `libnixl_capi.so` at run time from the loader's
+//! search path. Without the library, every entry point returns a typed [`NixlUnavailable`]. NIXL's
+//! bindings alone would abort the process. Building the bindings needs libclang and a C++ compiler.
 //!
-//! It does not let NIXL run without locks: see [`ThreadMode`]. And it does not show what NIXL writes
-//! to its log: where NIXL answers "failed" and nothing else, the reason is on standard error, as
-//! `NIXL_LOG_LEVEL` has it.
+//! It does not let NIXL run without locks: see [`ThreadMode`]. It does not forward NIXL's log.
+//! Where NIXL returns only "failed", the reason is on standard error, subject to `NIXL_LOG_LEVEL`.
 //!
 //! # What there is
 //!
-//! - [`probe`] says what is missing, or where NIXL was [`Found`] and which [`Plugin`]s load, and why
-//!   not the others.
-//! - [`AgentBuilder`] makes an [`Agent`] with its backends, from code or from the
+//! - [`probe`] returns what is missing, or where NIXL was [`Found`]. It lists which [`Plugin`]s
+//!   load, and why the others do not.
+//! - [`AgentBuilder`] creates an [`Agent`] with its backends, from code or from the
 //!   [environment](AgentBuilder::from_env).
 //! - An agent is a [`Register`](terrane_core::Register): memory that it registers is held as
-//!   [`Registered`](terrane_core::Registered), and a layout registers its base allocation through
-//!   the layout builder. What a backend is told, its [`Descriptor`], derives from the memory's
-//!   location. The record says which backends accepted, and the [`Refusal`] of each other;
-//!   [`BackendConfig::required`] and [`Agent::registrar`] say on which of them it depends.
-//! - [`Agent::export`] describes a registered layout as bytes, and [`Agent::import`] makes a
+//!   [`Registered`](terrane_core::Registered). A layout registers its base allocation through the
+//!   layout builder. The [`Descriptor`] passed to a backend derives from the memory's location. The
+//!   record lists which backends accepted, and the [`Refusal`] of each other one.
+//!   [`BackendConfig::required`] and [`Agent::registrar`] choose which backends must accept.
+//! - [`Agent::export`] describes a registered layout as bytes. [`Agent::import`] creates a
+//!   [`RemoteLayout`] from them at a peer.
 //!   [`RemoteLayout`] of them at a peer.
 //! - [`Agent::nixl_metadata`] and [`Agent::import_foreign`] do the same with peers that use NIXL
 //!   without Terrane.
-//! - [`NixlEngine`] copies between layouts here and there, and to files.
+//! - [`NixlEngine`] copies between local layouts, remote layouts and files.
 //!
-//! # Who deregisters when
+//! # When a registration ends
 //!
-//! A registration is in force until its [`Registered`](terrane_core::Registered) drops or gives the
-//! memory back, and ends before the memory is released. It keeps the agent alive, so that agent,
-//! layouts, views and transfers can drop in any order and on any thread. Two registrations of the
-//! same bytes do not end each other.
+//! A registration is in force until its [`Registered`](terrane_core::Registered) drops or returns
+//! the memory. It ends before the memory is released. It keeps the agent alive, so agent, layouts,
+//! views and transfers can drop in any order and on any thread. Two registrations of the same bytes
+//! do not end each other.
 //!
 //! # Forked processes
 //!
-//! A process that was forked from one that had built an agent cannot use NIXL: what it asks of an
-//! agent is an error ([`NixlError::Forked`], [`Refusal::Forked`]), and engines decline. Agents, engines,
-//! registrations and layouts of its parent drop there without a call of NIXL; they stay what they are
-//! in the parent. A parent that has only probed can be forked, and its children build agents.
+//! A process cannot use NIXL if it was forked from one that had built an agent. Calls on an agent
+//! return an error ([`NixlError::Forked`], [`Refusal::Forked`]), and engines decline. The parent's
+//! agents, engines, registrations and layouts drop in the child without a call to NIXL. They stay
+//! valid in the parent. A parent that has only probed can be forked, and its children can build
+//! agents.
 //!
 //! # Example
 //!
-//! A layout in system memory, registered with whatever there is on this machine.
+//! A layout in system memory, registered with the backends that this machine has.
 //!
 //! ```
 //! use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};

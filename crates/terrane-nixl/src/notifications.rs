@@ -1,4 +1,4 @@
-//! Messages between agents: what a peer says when its transfer has arrived.
+//! Notifications between agents: a peer sends one when its transfer has arrived.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -11,35 +11,35 @@ use crate::peers::{NoUse, Readiness};
 use crate::quiet::quietly;
 use crate::{Agent, NixlError, Status, process};
 
-/// A message that a peer has sent: with a transfer
-/// ([`Transfer::notify`](terrane_transfer::Transfer::notify)), or by itself ([`Agent::notify`]).
+/// A notification from a peer, sent with a transfer
+/// ([`Transfer::notify`](terrane_transfer::Transfer::notify)) or alone ([`Agent::notify`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Notification {
-    /// The name that the sender gave as its own.
+    /// The name that the sender claims.
     pub from: AgentName,
     /// The bytes, as they were sent.
     pub message: Vec<u8>,
 }
 
-/// What has arrived and has not been taken: all of it, however much it is.
+/// Notifications that arrived and were not taken yet, without a bound.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox(Mutex<Unread>);
 
 type Unread = BTreeMap<AgentName, VecDeque<Vec<u8>>>;
 
 impl Agent {
-    /// Takes all messages that have arrived, those of one peer in the order in which they did.
+    /// Takes all notifications that have arrived. Those of one peer keep their order of arrival.
     ///
-    /// A message that came with a transfer is here only when the transfer's bytes are. What is not
-    /// taken is kept, without a bound. The message is the sender's to choose, and so is the name that
-    /// it gives: NIXL checks neither. What comes under a name that is not UTF-8 is dropped, with an error
-    /// in the log, as the bindings give no access to it.
+    /// A notification that came with a transfer arrives only after the transfer's bytes. Untaken
+    /// notifications are kept, without a bound. The sender chooses the message and the name that it
+    /// gives; NIXL checks neither. A notification under a name that is not UTF-8 is dropped, with
+    /// an error in the log, as the bindings give no access to it.
     ///
     /// # Errors
     ///
-    /// [`NixlError::Call`] if a backend fails, or none of the agent's has messages. Those that have
-    /// arrived by other backends are kept for the next call.
+    /// [`NixlError::Call`] if a backend fails, or if no backend of the agent supports
+    /// notifications. Notifications that arrived through other backends are kept for the next call.
     pub fn notifications(&self) -> Result<Vec<Notification>, NixlError> {
         let taken = self.collect(std::mem::take)?.into_iter();
         let each = taken.flat_map(|(from, messages)| {
@@ -49,7 +49,7 @@ impl Agent {
         Ok(each.collect())
     }
 
-    /// Takes the messages of one peer, and leaves the others'.
+    /// Takes the notifications of one peer, and leaves the others.
     ///
     /// # Errors
     ///
@@ -59,10 +59,11 @@ impl Agent {
         Ok(of_sender.unwrap_or_default().into())
     }
 
-    /// Blocks the thread until there are messages, or `deadline` has passed, and takes them all.
+    /// Blocks the thread until there are notifications, or `deadline` has passed, and takes them
+    /// all.
     ///
-    /// NIXL wakes nobody, so the thread looks, as often as the wait is young: it is late by a tenth of
-    /// the time it has waited, and by a millisecond at most.
+    /// NIXL wakes no thread, so this one polls at growing intervals. The delay is at most a tenth
+    /// of the time waited so far, and at most a millisecond.
     ///
     /// # Errors
     ///
@@ -86,13 +87,13 @@ impl Agent {
         }
     }
 
-    /// Sends a message to a peer, of no transfer. That it was sent does not mean that it has
-    /// arrived: if the connection breaks meanwhile, nothing says so.
+    /// Sends a notification to a peer, without a transfer. Success does not mean that it arrived:
+    /// if the connection breaks meanwhile, no error reports it.
     ///
     /// # Errors
     ///
-    /// [`NixlError::UnknownPeer`] if the agent does not know the peer, or no more,
-    /// [`NixlError::PeerLost`] if the connection to it has broken, now or before.
+    /// [`NixlError::UnknownPeer`] if the agent does not know the peer, or has forgotten it.
+    /// [`NixlError::PeerLost`] if the connection to it breaks, or broke before.
     pub fn notify(&self, peer: PeerId, message: &[u8]) -> Result<(), NixlError> {
         process::check()?;
         let agent = || self.name().clone();
@@ -112,17 +113,17 @@ impl Agent {
         })
     }
 
-    /// Puts what NIXL has into the mailbox, and takes some of what is there.
+    /// Moves NIXL's notifications into the mailbox, and takes some from there.
     fn collect<T>(&self, take: impl FnOnce(&mut Unread) -> T) -> Result<T, NixlError> {
         const TAKING: &str = "taking notifications";
         process::check()?;
         let failed = Status::during(TAKING);
         let mut map = nixl_sys::NotificationMap::new().map_err(failed)?;
-        // Locked before NIXL is asked, so that two threads keep the order of what arrives.
+        // Locked before NIXL is polled, so that two threads keep the order of arrival.
         let mut unread = self.mailbox().0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut outcome = quietly(|| self.raw().get_notifications(&mut map, None));
         let mut nameless = Vec::new();
-        // If a backend failed, what the others had is here nevertheless, and nowhere else.
+        // If a backend failed, the notifications of the others exist only here.
         for sender in map.agents() {
             let messages = sender.and_then(|sender| Ok((sender, map.get_notifications(sender)?)));
             let (sender, messages) = match messages {
@@ -142,7 +143,7 @@ impl Agent {
         }
         let taken = outcome.map(|()| take(&mut unread));
         drop(unread);
-        // Not under the lock: what listens may ask for messages.
+        // Outside the lock: a log subscriber may ask for notifications.
         for error in nameless {
             tracing::error!(agent = %self.name(), ?error, "a sender whose name is none");
         }

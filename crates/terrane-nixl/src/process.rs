@@ -1,9 +1,9 @@
-//! The process that uses NIXL, as opposed to those that are forked from it.
+//! The process that uses NIXL, as opposed to its forked children.
 //!
-//! A forked process has none of NIXL's threads, and locks of NIXL's that another thread held stay
-//! locked. So nothing of NIXL is called there once the parent has had an agent, and what the parent
-//! made is forgotten as it drops. The parent's registrations are with the parent's NIXL alone, so nothing
-//! is lost by that.
+//! A forked process has none of NIXL's threads, and NIXL's locks that another thread held stay
+//! locked. So once the parent has had an agent, the child calls no NIXL function. Objects of the
+//! parent drop there without effect. The parent's registrations belong only to the parent's NIXL,
+//! so nothing is lost.
 
 use std::sync::OnceLock;
 
@@ -12,8 +12,8 @@ use terrane_core::{ForkedProcess, OwnerProcess};
 /// The process that built the first agent.
 static OWNER: OnceLock<OwnerProcess> = OnceLock::new();
 
-/// Fails in a process that was forked from the one that built the first agent; the first to ask
-/// builds it.
+/// Fails in a process that was forked from the one that built the first agent. The first caller
+/// counts as that one.
 pub(crate) fn check() -> Result<(), ForkedProcess> {
     OWNER.get_or_init(OwnerProcess::current).check()
 }

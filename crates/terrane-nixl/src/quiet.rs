@@ -3,12 +3,12 @@
 use tracing::dispatcher::get_default;
 use tracing::subscriber::{NoSubscriber, with_default};
 
-/// Calls the bindings under a lock of this crate's.
+/// Calls the bindings under a lock of this crate.
 ///
-/// The bindings trace each call. A subscriber is foreign code, which may use the very agent whose lock
-/// is held, so it is taken off this thread meanwhile.
+/// The bindings trace each call. A subscriber is foreign code, which may use the agent whose lock
+/// is held. So this disables the subscriber on this thread during the call.
 pub(crate) fn quietly<T>(call: impl FnOnce() -> T) -> T {
-    // Within a subscriber nothing that is traced arrives, and another cannot be set.
+    // Inside a subscriber, trace events do not arrive, and another subscriber cannot be set.
     if get_default(|subscriber| subscriber.is::<NoSubscriber>()) {
         return call();
     }

@@ -1,4 +1,4 @@
-//! Blocks of an endpoint as tensors, held for as long as they are out.
+//! Exports blocks of an endpoint as tensors, held while they are exported.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use super::{ElementType, ExportError, TensorExport, TensorShape};
 impl TensorExport {
     /// One piece of a layout, as a row of elements: read-only, or for reading and writing.
     ///
-    /// The block is held for as long as the tensor is out: transfers that would write it (or, if it
-    /// is out for writing, read it) are refused with the conflict, or run after the hold, whose
-    /// [`ticket`](Self::ticket) they name. Transfers that have the
-    /// block already refuse the export instead. So long the endpoint lives as well, so that no other
-    /// one has its bytes. Of an endpoint that is
-    /// [sharing](Endpoint::sharing) its bytes, the others know nothing of the hold: it is for the
-    /// caller of that to keep them apart.
+    /// The block is held while the tensor is exported. Transfers that would write it (or, if it is
+    /// exported for writing, read it) are refused with the conflict. Or they run after the hold,
+    /// whose [`ticket`](Self::ticket) they name. If transfers already have the block, the export is
+    /// refused instead. The endpoint lives as long as the hold, so no other endpoint has its bytes.
+    /// If the endpoint is [sharing](Endpoint::sharing) its bytes, the other endpoints do not know
+    /// of the hold; the caller of that must keep them apart.
     ///
     /// # Errors
     ///
-    /// [`ExportError::Held`] if the block could not be held, [`ExportError::Layout`] if there is no
-    /// such piece, [`ExportError::InParts`] if the layout has no contiguous pieces, [`ExportError::NotWhole`] if elements do not fit evenly into it, and as for
+    /// [`ExportError::Held`] if the block could not be held. [`ExportError::Layout`] if there is no
+    /// such piece. [`ExportError::InParts`] if the layout has no contiguous pieces.
+    /// [`ExportError::NotWhole`] if elements do not fit evenly into it. Otherwise as for
     /// [`new`](Self::new).
     pub fn of_piece(
         endpoint: &Endpoint,
@@ -40,8 +40,8 @@ impl TensorExport {
     }
 
     /// One block of a layout: a tensor `[layers, outers, elements of a piece]` for each of its
-    /// regions, in the order of the layers. That is one tensor of a fully contiguous layout; where
-    /// layers are regions of their own, it is one a layer, whose first axis is 1.
+    /// regions, in the order of the layers. A fully contiguous layout gives one tensor. Where
+    /// layers are separate regions, it is one tensor for each layer, whose first axis is 1.
     ///
     /// The block is held until the deleter of the last of them has been called, as
     /// [`of_piece`](Self::of_piece) holds it.
@@ -74,7 +74,7 @@ impl TensorExport {
         Self::of_all(endpoint, None, element, access)
     }
 
-    /// A whole region of a layout, as a row of elements, with the padding behind its blocks. All
+    /// A whole region of a layout, as a row of elements, with the padding after its blocks. All
     /// blocks are held, as [`of_piece`](Self::of_piece) holds one.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl TensorExport {
         let mut strides = Vec::new();
         for (size, stride) in axes.into_iter().skip(usize::from(block.is_some())) {
             sizes.push(u64::from(size));
-            // Along an axis of one, no stride leads anywhere.
+            // Along an axis of one, the stride has no effect.
             strides.push(if size == 1 { elements } else { whole(element, stride)? });
         }
         sizes.push(elements);
@@ -142,10 +142,10 @@ impl TensorExport {
 
 /// Blocks that are held until this drops.
 ///
-/// With them goes the endpoint: were it to end before, another could be made of the same bytes, whose
-/// transfers know nothing of the hold.
+/// It also keeps the endpoint. Otherwise another endpoint could be made over the same bytes, whose
+/// transfers do not know of the hold.
 pub(crate) struct HeldBlocks {
-    // Free before the endpoint ends: fields drop in this order.
+    // Released before the endpoint ends: fields drop in this order.
     hold: Hold,
     _endpoint: Endpoint,
 }
@@ -180,12 +180,12 @@ fn pieces(geometry: &Geometry) -> Result<&PieceStrides, ExportError> {
     geometry.pieces().ok_or(ExportError::InParts)
 }
 
-/// A row of as many elements as there is room for, which has to be used up.
+/// A row of all elements that fit, which must fill the bytes.
 fn row(element: ElementType, bytes: ByteCount) -> Result<TensorShape, ExportError> {
     Ok(TensorShape::compact(element, &[whole(element, bytes)?])?)
 }
 
-/// How many elements so many bytes are.
+/// The number of elements in so many bytes.
 fn whole(element: ElementType, bytes: ByteCount) -> Result<u64, ExportError> {
     let refused = || ExportError::NotWhole { bytes, element };
     let width = element.width().filter(|width| !width.is_zero()).ok_or_else(refused)?;

@@ -1,4 +1,4 @@
-//! Who calls the deleter of a foreign tensor: once, on whatever thread the last user drops.
+//! Calls the deleter of a foreign tensor: once, on the thread that drops the last user.
 
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -7,14 +7,14 @@ use super::ImportError;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use super::live_tensors::TAKEN_IN;
 
-/// A structure that is ours to release, once. Its deleter was read when it came, so that one without
-/// a deleter is not touched again.
+/// A structure that this crate must release once. Its deleter was read at import, so that a
+/// structure without a deleter is not accessed again.
 pub(super) struct Owner(Structure);
 
 enum Structure {
     Versioned(NonNull<DLManagedTensorVersioned>, Deleter<DLManagedTensorVersioned>),
     Legacy(NonNull<DLManagedTensor>, Deleter<DLManagedTensor>),
-    /// Without a deleter, so that there is nothing to do.
+    /// Without a deleter, there is nothing to do.
     Nobodys,
 }
 
@@ -77,7 +77,7 @@ fn enter(address: NonZeroUsize) -> Result<(), ImportError> {
     }
 }
 
-/// It is not known how long a structure without a deleter stays at its address.
+/// The lifetime of a structure without a deleter is unknown.
 fn nobodys(address: NonZeroUsize) -> Structure {
     TAKEN_IN.leave(address);
     Structure::Nobodys
@@ -85,8 +85,8 @@ fn nobodys(address: NonZeroUsize) -> Structure {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // Each is struck out before its deleter is called: afterwards another structure may stand
-        // at its address.
+        // Each entry is removed before its deleter is called: afterwards another structure may have
+        // its address.
         match self.0 {
             Structure::Versioned(tensor, deleter) => {
                 TAKEN_IN.leave(tensor.addr());

@@ -1,4 +1,4 @@
-//! Where a tensor's bytes are.
+//! The devices of tensors.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ const CPU: u32 = 1;
 const CUDA: u32 = 2;
 const CUDA_HOST: u32 = 3;
 
-/// The memory that a tensor is in: those of DLPack's devices that Terrane has a kind of memory for.
+/// The memory of a tensor: DLPack's devices for which Terrane has a kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TensorDevice {
     /// Pageable memory of the host (`kDLCPU`).
     Host,
-    /// Host memory that is locked for CUDA devices (`kDLCUDAHost`).
+    /// Host memory that is page-locked for CUDA devices (`kDLCUDAHost`).
     PinnedHost,
     /// Memory of a CUDA device (`kDLCUDA`).
     Cuda(DeviceId),
@@ -44,13 +44,13 @@ impl TensorDevice {
         }
     }
 
-    /// What `__dlpack_device__` answers: the type and the number.
+    /// The type and the number, as `__dlpack_device__` returns them.
     #[must_use]
     pub fn to_pair(self) -> (u32, i32) {
         match self {
             Self::Host => (CPU, 0),
             Self::PinnedHost => (CUDA_HOST, 0),
-            // No machine has so many that the number does not fit.
+            // No machine has so many devices that the number does not fit.
             Self::Cuda(id) => (CUDA, i32::try_from(id.get()).unwrap_or(i32::MAX)),
         }
     }
@@ -60,12 +60,12 @@ impl TensorDevice {
         DLDevice { device_type, device_id }
     }
 
-    /// The device, if its type is known and its number one that the type can have.
+    /// The device, if its type is known and its number is valid for the type.
     pub(crate) fn from_raw(raw: DLDevice) -> Option<Self> {
         let number = u32::try_from(raw.device_id).ok()?;
         match raw.device_type {
             CPU if number == 0 => Some(Self::Host),
-            // Some libraries give the device that was current when it was locked.
+            // Some libraries state the device that was current when it was page-locked.
             CUDA_HOST => Some(Self::PinnedHost),
             CUDA => Some(Self::Cuda(DeviceId::new(number))),
             _ => None,

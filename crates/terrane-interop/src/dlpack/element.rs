@@ -6,7 +6,7 @@ use terrane_core::{Alignment, ByteCount};
 
 use super::ffi::DLDataType;
 
-/// What an element is, as DLPack 1.3 numbers it.
+/// The type code of an element, as DLPack 1.3 numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -31,7 +31,7 @@ pub enum TypeCode {
     Float8E4M3 = 8,
     /// FP8 with 4 bits of exponent, biased by 11, without infinities.
     Float8E4M3B11Fnuz = 9,
-    /// FP8 with 4 bits of exponent, without infinities: what KV caches are stored as.
+    /// FP8 with 4 bits of exponent, without infinities: the format of KV caches.
     Float8E4M3Fn = 10,
     /// FP8 with 4 bits of exponent, without infinities and negative zero.
     Float8E4M3Fnuz = 11,
@@ -39,7 +39,7 @@ pub enum TypeCode {
     Float8E5M2 = 12,
     /// FP8 with 5 bits of exponent, without infinities and negative zero.
     Float8E5M2Fnuz = 13,
-    /// FP8 of exponent alone: the scales of microscaling formats.
+    /// FP8 with only an exponent: the scales of microscaling formats.
     Float8E8M0Fnu = 14,
     /// FP6 with 2 bits of exponent.
     Float6E2M3Fn = 15,
@@ -87,13 +87,13 @@ impl TypeCode {
         self as u8
     }
 
-    /// Whether the code comes with so many bits.
+    /// Whether the code has a format of so many bits.
     const fn has_bits(self, bits: u8) -> bool {
         match self {
-            // Of integers there are those below a byte, and some of 24 bits and of 128.
+            // Integers may have less than a byte, and some have 24 or 128 bits.
             Self::Int | Self::UInt => bits > 0,
             Self::Float => matches!(bits, 16 | 32 | 64 | 128),
-            // What a handle is, both sides know; it is whole bytes.
+            // Both sides know the format of a handle; it has whole bytes.
             Self::OpaqueHandle => bits > 0 && bits.is_multiple_of(8),
             Self::BFloat => bits == 16,
             Self::Complex => matches!(bits, 32 | 64 | 128),
@@ -113,7 +113,7 @@ impl TypeCode {
     }
 }
 
-/// The type of an element: what it is, how many bits each lane has, and how many lanes.
+/// The type of an element: its code, the bits of each lane, and the number of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ElementType {
     code: TypeCode,
@@ -151,11 +151,11 @@ impl ElementType {
         Self { code, bits, lanes: 1 }
     }
 
-    /// The type of these parts.
+    /// Creates a type from these parts.
     ///
     /// # Errors
     ///
-    /// [`ElementTypeError`] for no bits or lanes, and for bits that the code does not have.
+    /// [`ElementTypeError`] for no bits or lanes, and for bits that the code does not support.
     pub fn new(code: TypeCode, bits: u8, lanes: u16) -> Result<Self, ElementTypeError> {
         if !code.has_bits(bits) {
             return Err(ElementTypeError::Bits { code, bits });
@@ -166,7 +166,7 @@ impl ElementType {
         Ok(Self { code, bits, lanes })
     }
 
-    /// What an element is.
+    /// The code.
     #[must_use]
     pub const fn code(self) -> TypeCode {
         self.code
@@ -184,7 +184,7 @@ impl ElementType {
         self.lanes
     }
 
-    /// The bytes of an element, if they are whole: of lanes below eight bits only some are.
+    /// The bytes of an element, if they are whole: lanes below eight bits may not fill them.
     #[must_use]
     pub fn width(self) -> Option<ByteCount> {
         let bits = self.packed_bits();
@@ -206,13 +206,14 @@ impl ElementType {
         self.packed_bits() == self.padded_bits()
     }
 
-    /// What the address of an element has to be a multiple of: the parts of a lane are numbers.
+    /// The alignment of an element's address, in bytes: that of the numbers in a lane.
     pub(crate) fn alignment(self) -> Alignment {
         let bytes = match self.code {
             TypeCode::Complex | TypeCode::BComplex => self.bits / 16,
             _ => self.bits / 8,
         };
-        // Of zero bytes any; else the largest power of two that divides them, at most 16.
+        // Zero bytes have any alignment. Otherwise it is the largest power of two that divides
+        // them, at most 16.
         match bytes {
             0 => Alignment::BYTE,
             _ => Alignment::of(u64::from(bytes)),
@@ -237,7 +238,7 @@ impl fmt::Display for ElementType {
     }
 }
 
-/// A type that is none.
+/// An invalid type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ElementTypeError {
@@ -247,18 +248,18 @@ pub enum ElementTypeError {
         /// The number.
         code: u8,
     },
-    /// The code does not come with so many bits.
+    /// The code has no format of so many bits.
     #[error("elements of {code:?} do not come with {bits} bits")]
     Bits {
-        /// What an element would be.
+        /// The code.
         code: TypeCode,
         /// The bits.
         bits: u8,
     },
-    /// An element of no lanes.
+    /// An element without lanes.
     #[error("elements of {code:?} have no lanes; a plain one has 1")]
     NoLanes {
-        /// What an element would be.
+        /// The code.
         code: TypeCode,
     },
 }

@@ -1,4 +1,4 @@
-//! Why a tensor was not taken in, or not handed out.
+//! Why a tensor could not be imported or exported.
 
 use terrane_core::{Alignment, ByteCount, DeviceId, StorageKind, ViewOutOfBounds};
 #[cfg(feature = "cuda")]
@@ -8,28 +8,28 @@ use terrane_transfer::TransferError;
 
 use super::{ElementType, ElementTypeError, ShapeError};
 
-/// Why a foreign tensor was not taken in. Its deleter has been called by then, unless
+/// Why a foreign tensor could not be imported. Its deleter has then been called, unless
 /// [`was_released`](Self::was_released) says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// There is no tensor.
+    /// The pointer is null.
     #[error("the pointer to the managed tensor is null")]
     NullTensor,
-    /// No managed tensor can be where the pointer points to; nothing there was touched.
+    /// No managed tensor can be at the pointer's address; no field was read.
     #[error("the pointer to the managed tensor, {address:#x}, is not a multiple of 8")]
     MisalignedTensor {
-        /// Where it points to.
+        /// The address.
         address: usize,
     },
-    /// The tensor was taken in already, and has not been released since; it stays with its
-    /// importer, and its deleter was not called on account of this.
+    /// The tensor was already imported, and has not been released since. It stays with its
+    /// importer; this call did not call its deleter.
     #[error("the tensor at {address:#x} was taken in already; ask its producer for another one")]
     AlreadyImported {
-        /// Where its structure is.
+        /// The address of its structure.
         address: usize,
     },
-    /// A version of DLPack whose structure is not known; nothing but the deleter was touched.
+    /// A DLPack version with an unknown structure; only the deleter was used.
     #[error("the tensor is of DLPack {major}.{minor}; ask its producer for one of version 1")]
     UnknownVersion {
         /// The major version.
@@ -37,10 +37,10 @@ pub enum ImportError {
         /// The minor version.
         minor: u32,
     },
-    /// Fewer than no axes.
+    /// A negative number of axes.
     #[error("the tensor has {ndim} axes")]
     NegativeRank {
-        /// What it says.
+        /// The stated number.
         ndim: i32,
     },
     /// Sizes or strides that cannot be read.
@@ -48,18 +48,18 @@ pub enum ImportError {
     UnreadableAxes {
         /// `shape` or `strides`.
         field: &'static str,
-        /// How many axes it says that it has.
+        /// The stated number of axes.
         axes: usize,
-        /// The pointer: null, or no multiple of 8.
+        /// The pointer: null, or not a multiple of 8.
         address: usize,
     },
-    /// The element type is none.
+    /// The element type is invalid.
     #[error("the tensor's element type is not known")]
     ElementType(#[from] ElementTypeError),
-    /// The sizes and strides are not those of memory.
+    /// The sizes and strides do not describe memory.
     #[error("the tensor's shape is refused")]
     Shape(#[from] ShapeError),
-    /// A device that Terrane has no kind of memory for.
+    /// A device for which Terrane has no kind of memory.
     #[error(
         "the tensor is on DLPack's device type {device_type}, number {device_id}; Terrane takes \
          the host (1, number 0), CUDA devices (2) and pinned host memory (3)"
@@ -83,53 +83,54 @@ pub enum ImportError {
     #[cfg(feature = "cuda")]
     #[error("the tensor's memory is not what it says")]
     NotDeviceMemory(#[source] CudaError),
-    /// No data, but elements.
+    /// The data is null, but there are elements.
     #[error("the data pointer is null, but the tensor has {elements} elements")]
     NullData {
-        /// How many.
+        /// The number of elements.
         elements: u64,
     },
-    /// The tensor leaves the address space.
+    /// The tensor extends past the address space.
     #[error("{bytes} from {byte_offset} bytes behind {data:#x} on leave the address space")]
     AddressOverflow {
         /// The data pointer.
         data: u64,
         /// The offset of the first element.
         byte_offset: u64,
-        /// From the first element to the last.
+        /// The bytes from the first element to the last.
         bytes: ByteCount,
     },
-    /// The first element is at no multiple of what it should be.
+    /// The first element is misaligned.
     #[error(
         "the first element is at {address:#x}, but elements of {element} are aligned to {alignment}"
     )]
     MisalignedData {
-        /// Where it is.
+        /// Its address.
         address: u64,
-        /// What an element is.
+        /// The element type.
         element: ElementType,
-        /// What the address should be a multiple of.
+        /// The required alignment, in bytes.
         alignment: Alignment,
     },
-    /// The tensor may only be read, so that it is no [`Memory`](terrane_core::Memory).
+    /// The tensor is read-only, so it cannot be [`Memory`](terrane_core::Memory).
     #[error("the tensor may only be read; copy it, or hand over one that may be written")]
     ReadOnly,
-    /// There is memory between the elements, or behind the last one in its byte, that is not theirs.
+    /// There are bytes between the elements, or bits after the last one, that do not belong to
+    /// them.
     #[error(
         "the tensor's {elements} elements do not fill the {bytes} that they lie in; hand over a \
          tensor without gaps, or adopt the gaps as well"
     )]
     Gaps {
-        /// How many elements.
+        /// The number of elements.
         elements: u64,
-        /// From the first to the last.
+        /// The bytes from the first to the last.
         bytes: ByteCount,
     },
 }
 
 impl ImportError {
-    /// Whether the tensor was released: its deleter called, if it had one. Not so where there was
-    /// no tensor to be found, or where another import has it.
+    /// Whether the tensor was released: its deleter called, if it had one. It was not if no tensor
+    /// was found, or if another import has it.
     #[must_use]
     pub const fn was_released(&self) -> bool {
         !matches!(
@@ -139,7 +140,7 @@ impl ImportError {
     }
 }
 
-/// Why memory was not handed out as a tensor.
+/// Why memory could not be exported as a tensor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -155,22 +156,22 @@ pub enum ExportError {
         /// The kind of memory.
         kind: StorageKind,
     },
-    /// The shape takes more bytes than the region has.
+    /// The shape needs more bytes than the region has.
     #[error("the tensor does not fit into its region")]
     OutOfBounds(#[from] ViewOutOfBounds),
-    /// The memory does not begin where elements may.
+    /// The start of the memory is misaligned for an element.
     #[error(
         "the memory begins at {address:#x}, but elements of {element} are aligned to {alignment}"
     )]
     Misaligned {
-        /// Where it begins.
+        /// Its start.
         address: u64,
-        /// What an element is.
+        /// The element type.
         element: ElementType,
-        /// What the address should be a multiple of.
+        /// The required alignment, in bytes.
         alignment: Alignment,
     },
-    /// Nothing says when the consumer has done with memory that devices reach.
+    /// The export does not state when the consumer has finished with memory that devices reach.
     #[error(
         "nothing says when the consumer has done with the {kind} memory, which may be after it has \
          dropped the tensor: name its stream (`released_after`), or promise that it waits \
@@ -180,13 +181,13 @@ pub enum ExportError {
         /// The kind of memory.
         kind: StorageKind,
     },
-    /// The legacy structure cannot say that a tensor may only be read.
+    /// The legacy structure cannot mark a tensor as read-only.
     #[error("legacy tensors cannot be read-only; export a versioned one, or for writing")]
     LegacyReadOnly,
-    /// The legacy structure cannot say that each element below eight bits takes a byte.
+    /// The legacy structure cannot state that each element below eight bits takes a byte.
     #[error("legacy tensors cannot have {element} padded to whole bytes; export a versioned one")]
     LegacyPadded {
-        /// What an element is.
+        /// The element type.
         element: ElementType,
     },
     /// The layout has no region of this number.
@@ -194,21 +195,21 @@ pub enum ExportError {
     NoRegion {
         /// The number.
         region: u32,
-        /// How many there are.
+        /// The number of regions.
         regions: usize,
     },
     /// The bytes are not a whole number of elements.
     #[error("{bytes} are no whole number of elements of {element}")]
     NotWhole {
-        /// The bytes.
+        /// The number of bytes.
         bytes: ByteCount,
-        /// What an element would be.
+        /// The element type.
         element: ElementType,
     },
     /// Sizes that no tensor can have.
     #[error("the tensor's shape is refused")]
     Shape(#[from] ShapeError),
-    /// No such piece.
+    /// The layout has no such piece.
     #[error("the layout has no such piece")]
     Layout(#[from] LayoutError),
     /// The layout's sections have strides within a block, so it has no contiguous pieces.

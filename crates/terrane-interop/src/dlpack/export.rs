@@ -1,4 +1,4 @@
-//! Memory of ours as a tensor.
+//! Exports of Terrane's memory as tensors.
 
 use std::any::Any;
 use std::fmt;
@@ -18,15 +18,15 @@ use super::managed::{Guards, Kept, Parts};
 use super::{ExportError, ManagedTensor, TensorDevice, TensorShape};
 use crate::release_order::ConsumerWork;
 
-/// A strided view of memory that is about to be handed to another library.
+/// A strided view of memory that is about to be exported to another library.
 ///
-/// The memory lives until the consumer calls the tensor's deleter, and so do the guards that it was
-/// given, such as holds of blocks. They drop on the thread that calls the deleter.
+/// The memory lives until the consumer calls the tensor's deleter. So do its guards, such as holds
+/// of blocks. They drop on the thread that calls the deleter.
 ///
-/// Of memory that devices reach, pinned memory included, that may be too early: libraries call the
-/// deleter when they have dropped a tensor, which may be before their kernels and copies have used
-/// it. So an export of such memory says how it is seen that they have, before it becomes a tensor:
-/// by the consumer's stream (`released_after`, feature `cuda`), or by the consumer itself
+/// For memory that devices reach, including pinned memory, that may be too early. Libraries call
+/// the deleter when they drop a tensor, possibly before their kernels and copies have finished with
+/// it. So an export of such memory must state how their completion is detected, before it becomes a
+/// tensor: by the consumer's stream (`released_after`, feature `cuda`), or by the consumer itself
 /// ([`released_when_done`](Self::released_when_done)).
 pub struct TensorExport {
     region: Region,
@@ -39,33 +39,33 @@ pub struct TensorExport {
     guards: SmallVec<[Box<dyn Any + Send>; 2]>,
 }
 
-/// What says that the consumer has done with the memory.
+/// The signal that the consumer has finished with the memory.
 #[derive(Debug)]
 enum Release {
-    /// Nothing does, but the call of the deleter.
+    /// No signal except the call of the deleter.
     Unstated,
-    /// The call of the deleter, as the exporter promised.
+    /// The call of the deleter, as the exporter guaranteed.
     WhenDone,
-    /// A stream, once the deleter has been called.
+    /// A stream, after the call of the deleter.
     #[cfg(feature = "cuda")]
     After(Stream),
 }
 
 impl TensorExport {
-    /// The tensor of this shape whose first element is at the beginning of `region`. It may be
-    /// written, unless it is made [`read_only`](Self::read_only).
+    /// Creates the tensor of this shape whose first element is at the start of `region`. It is
+    /// writable, unless it is made [`read_only`](Self::read_only).
     ///
     /// # Errors
     ///
-    /// [`ExportError::NoDevice`] for memory in files, [`ExportError::OutOfBounds`] if the shape
-    /// takes more bytes than the region has, [`ExportError::Misaligned`] if no element may begin
-    /// where the region does.
+    /// [`ExportError::NoDevice`] for memory in files. [`ExportError::OutOfBounds`] if the shape
+    /// needs more bytes than the region has. [`ExportError::Misaligned`] if the start of the region
+    /// is not aligned for an element.
     ///
     /// # Safety
     ///
-    /// From when the tensor is handed over until its deleter is called, the caller sees to it that
-    /// no code writes bytes of the region that the consumer reads, nor reads or writes those that it
-    /// writes; and for a read-only tensor, that the consumer keeps to it.
+    /// From the export of the tensor until the call of its deleter, the caller ensures that no code
+    /// writes bytes of the region that the consumer reads, nor reads or writes bytes that it
+    /// writes. For a read-only tensor, the caller ensures that the consumer does not write.
     pub unsafe fn new(region: Region, shape: TensorShape) -> Result<Self, ExportError> {
         Self::build(region, shape)
     }
@@ -91,25 +91,25 @@ impl TensorExport {
         })
     }
 
-    /// Says to the consumer that the tensor may only be read.
+    /// Marks the tensor as read-only for the consumer.
     #[must_use]
     pub fn read_only(self) -> Self {
         Self { read_only: true, ..self }
     }
 
-    /// Says where the tensor is by the beginning of its memory and an offset from there, instead of
-    /// by the place of its first element.
+    /// States the tensor's location by the start of its memory and an offset, instead of by the
+    /// address of its first element.
     ///
-    /// It is what the standard means: the beginning is as aligned as the allocation was. But not
-    /// every consumer adds the offset, so that it is not done unless asked for.
+    /// The standard intends this: the start is as aligned as the allocation was. But some consumers
+    /// ignore the offset, so it is optional.
     #[must_use]
     pub fn by_offset(self) -> Self {
         Self { by_offset: true, ..self }
     }
 
-    /// Says that the tensor is in the host's memory, although that is pinned: what a consumer asks
-    /// for by `dl_device=(1, 0)`. The memory is the host's as much as any other, and nothing is
-    /// copied; PyTorch, which refuses what is called pinned, takes it, and finds out by itself.
+    /// Declares the tensor as host memory, although it is pinned. A consumer requests that by
+    /// `dl_device=(1, 0)`. Pinned memory is also host memory, and nothing is copied. PyTorch
+    /// refuses memory declared as pinned; it accepts this, and detects pinned memory by itself.
     ///
     /// # Errors
     ///
@@ -130,18 +130,18 @@ impl TensorExport {
         self
     }
 
-    /// Keeps blocks held for as long as the tensor is out.
+    /// Keeps blocks held while the tensor is exported.
     pub(crate) fn held_by(self, held: &Arc<HeldBlocks>) -> Self {
         let ticket = Some(held.ticket());
         Self { ticket, ..self.guarded_by(Arc::clone(held)) }
     }
 
-    /// Has the deleter wait for all that `consumer` was given until then, before holds end and
-    /// memory is freed: the thread that drops the tensor blocks until its stream has run.
+    /// Makes the deleter wait for all work submitted to `consumer` until then, before holds end and
+    /// memory is freed. The thread that drops the tensor blocks until its stream has completed.
     ///
-    /// If the stream cannot be waited for, for another reason than that its context is lost (it is
-    /// being captured, say), holds and memory are kept until the process ends, and the stream's context counts
-    /// one of its [`failed_drops`](terrane_cuda::Context::failed_drops).
+    /// If the stream cannot be waited for, for another reason than a lost context (it is being
+    /// captured, for example), holds and memory are kept until the process ends. The stream's
+    /// context then counts one of its [`failed_drops`](terrane_cuda::Context::failed_drops).
     ///
     /// ```no_run
     /// use terrane_cuda::Context;
@@ -178,49 +178,49 @@ impl TensorExport {
         Self { release: Release::After(consumer), ..self }
     }
 
-    /// Says that the consumer has done with the memory when it calls the deleter.
+    /// States that the consumer has finished with the memory when it calls the deleter.
     ///
     /// # Safety
     ///
-    /// When the consumer calls the deleter, all that it had devices do with the tensor's memory has
-    /// run, or nothing did.
+    /// When the consumer calls the deleter, all device work that it submitted on the tensor's
+    /// memory has completed, or there was none.
     #[must_use]
     pub unsafe fn released_when_done(self) -> Self {
         Self { release: Release::WhenDone, ..self }
     }
 
-    /// What the tensor is.
+    /// The type of its elements.
     #[must_use]
     pub const fn shape(&self) -> &TensorShape {
         &self.shape
     }
 
-    /// Where it is: what `__dlpack_device__` answers.
+    /// Its device, as `__dlpack_device__` returns it.
     #[must_use]
     pub const fn device(&self) -> TensorDevice {
         self.device
     }
 
-    /// Whether the consumer is told only to read it.
+    /// Whether it is marked read-only.
     #[must_use]
     pub const fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// A name of the hold of its blocks, to run transfers after the tensor has been released
-    /// ([`Transfer::after`](terrane_transfer::Transfer::after)); `None` of memory that is not an
+    /// A ticket for the hold of its blocks, to run transfers after the tensor has been released
+    /// ([`Transfer::after`](terrane_transfer::Transfer::after)); `None` for memory that is not an
     /// endpoint's.
     #[must_use]
     pub fn ticket(&self) -> Option<Ticket> {
         self.ticket.clone()
     }
 
-    /// As the structure of DLPack 1.x.
+    /// Converts it to the structure of DLPack 1.x.
     ///
     /// # Errors
     ///
-    /// [`ExportError::ReleaseNotStated`] of memory that devices reach, if nothing was said of when
-    /// the consumer has done with it.
+    /// [`ExportError::ReleaseNotStated`] for memory that devices reach, if the end of the
+    /// consumer's use was not stated.
     pub fn into_versioned(self) -> Result<ManagedTensor<DLManagedTensorVersioned>, ExportError> {
         let mut flags = if self.read_only { raw::DLPACK_FLAG_BITMASK_READ_ONLY } else { 0 };
         if self.shape.is_padded() {
@@ -230,12 +230,12 @@ impl TensorExport {
         Ok(ManagedTensor::new(kept, parts))
     }
 
-    /// As the structure before DLPack 1.0, for consumers that ask for no version.
+    /// Converts it to the structure before DLPack 1.0, for consumers that request no version.
     ///
     /// # Errors
     ///
-    /// [`ExportError::LegacyReadOnly`] and [`ExportError::LegacyPadded`], as it cannot say that a
-    /// tensor may only be read, nor that elements below eight bits take a byte each; and as for
+    /// [`ExportError::LegacyReadOnly`] and [`ExportError::LegacyPadded`], as it cannot mark a
+    /// tensor as read-only, or elements below eight bits as padded to a byte each. Otherwise as for
     /// [`into_versioned`](Self::into_versioned).
     pub fn into_legacy(self) -> Result<ManagedTensor<DLManagedTensor>, ExportError> {
         if self.read_only {

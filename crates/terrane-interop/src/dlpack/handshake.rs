@@ -1,4 +1,4 @@
-//! The order of streams between the two sides of an exchange.
+//! The stream order between the two sides of an exchange.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use terrane_cuda::{Context, Event, Stream, Timing};
 use super::{ConsumerStream, StreamError};
 
 impl ConsumerStream {
-    /// What to pass as `stream` when asking a producer for a tensor that `stream` will work on.
+    /// The `stream` to pass when asking a producer for a tensor that `stream` will work on.
     #[must_use]
     pub fn of(stream: &Stream) -> Self {
         match ByteCount::from_usize(stream.handle().addr()).get() {
@@ -19,11 +19,10 @@ impl ConsumerStream {
         }
     }
 
-    /// The stream of `context`'s device that it names, to be waited for when the consumer has
-    /// dropped the tensor ([`TensorExport::released_after`](super::TensorExport::released_after));
-    /// `None` if it names none, or the per-thread default stream, which another thread that drops
-    /// the tensor cannot wait for.
-    /// `owner` is kept for as long as the answer lives.
+    /// The stream of `context`'s device that it names, to wait for after the consumer has dropped
+    /// the tensor ([`TensorExport::released_after`](super::TensorExport::released_after)). `None`
+    /// if it names none, or the per-thread default stream: another thread that drops the tensor
+    /// cannot wait for that. `owner` is kept for as long as the returned stream lives.
     ///
     /// # Errors
     ///
@@ -46,7 +45,7 @@ impl ConsumerStream {
         stream.map(Some).map_err(failed)
     }
 
-    /// The handle that the driver knows the stream by; `None` if nothing is to be ordered.
+    /// The driver's handle of the stream; `None` if no order is needed.
     fn handle(self) -> Option<*mut c_void> {
         match self {
             Self::Unordered => None,
@@ -59,33 +58,33 @@ impl ConsumerStream {
     }
 }
 
-/// What the data of a tensor that is handed out comes after.
+/// The work that must precede the use of an exported tensor.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum ProducerStream<'a> {
-    /// It is there: what wrote it has been waited for. So it is with blocks that are held.
+    /// None: the writes have completed. This is so for held blocks.
     Complete,
-    /// All that this stream has been given so far.
+    /// All work submitted to this stream so far.
     Stream(&'a Stream),
-    /// What this event marks.
+    /// The work that this event marks.
     Event(&'a Event),
 }
 
-/// What a handshake came to.
+/// The result of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Handshake {
-    /// Nothing was to be waited for: the data is there, or one stream has both sides, or the
-    /// consumer wants no order.
+    /// No wait was needed: the data is there, or both sides use one stream, or the consumer wants
+    /// no order.
     Nothing,
     /// The consumer's stream waits for an event.
     Waits,
 }
 
-/// Lets `consumer` wait for `producer` before it touches a tensor of `context`'s device. Nothing
-/// blocks: an event is recorded on the one stream, and waited for by the other.
+/// Makes `consumer` wait for `producer` before it accesses a tensor of `context`'s device. The call
+/// does not block: one stream records an event, and the other waits for it.
 ///
-/// On the host nothing is to be ordered by streams: what writes there has to have ended.
+/// Streams do not order host memory: writes there must have ended.
 ///
 /// # Errors
 ///
@@ -103,7 +102,7 @@ pub unsafe fn handshake(
     let failed = |source| StreamError::Driver { device: context.device().id, source };
     let delay = |event: &Event| {
         if consumer == ConsumerStream::PerThreadDefault {
-            // The consumer asks on the thread whose stream it names.
+            // The consumer calls on the thread whose stream it names.
             return event.delay_thread_stream(context);
         }
         // SAFETY: the caller's promise of a handle; the legacy default stream lives as long as the
@@ -120,7 +119,7 @@ pub unsafe fn handshake(
     Ok(Handshake::Waits)
 }
 
-/// The stream of `context` that has to wait, if one has to.
+/// The stream of `context` that must wait, if there is one.
 fn waits(
     context: &Context,
     producer: ProducerStream<'_>,
@@ -129,7 +128,7 @@ fn waits(
     let to = consumer.handle()?;
     match producer {
         ProducerStream::Complete => None,
-        // Each device has default streams of its own, under the same handles.
+        // Each device has its own default streams, under the same handles.
         ProducerStream::Stream(from)
             if from.context().device().id == context.device().id && same(from.handle(), to) =>
         {

@@ -1,4 +1,4 @@
-//! A tensor of another library's, checked field by field.
+//! Foreign tensors, checked field by field.
 
 use std::fmt;
 use std::mem::align_of;
@@ -16,9 +16,9 @@ use super::deleter::Owner;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLTensor};
 use super::{ElementType, ImportError, MOST_AXES, ShapeError, TensorDevice, TensorShape};
 
-/// Takes foreign tensors in. It takes those of the host; those of a CUDA device, once it has been
-/// given a context of the device (feature `cuda`), whose driver is asked whether the memory is what
-/// the tensor says.
+/// Imports foreign tensors. It accepts host tensors. With a context of a CUDA device (feature
+/// `cuda`) it also accepts tensors of that device, and asks the driver whether the memory matches
+/// the tensor.
 #[derive(Clone, Debug, Default)]
 pub struct Importer {
     #[cfg(feature = "cuda")]
@@ -26,13 +26,13 @@ pub struct Importer {
 }
 
 impl Importer {
-    /// An importer of the host's tensors, pageable and pinned.
+    /// Creates an importer of host tensors, pageable and pinned.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the tensors of this context's device as well.
+    /// Also accepts tensors of this context's device.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn with_device(mut self, context: Context) -> Self {
@@ -40,15 +40,15 @@ impl Importer {
         self
     }
 
-    /// Takes a tensor in the structure of DLPack 1.x.
+    /// Imports a tensor in the structure of DLPack 1.x.
     ///
-    /// It is this importer's from then on, whatever comes of it: where it is refused, its deleter
+    /// The importer owns it from then on, even on an error. If the tensor is refused, its deleter
     /// has been called when this returns.
     ///
     /// # Errors
     ///
-    /// [`ImportError`] names the field. Of [`NullTensor`](ImportError::NullTensor) and
-    /// [`MisalignedTensor`](ImportError::MisalignedTensor) alone, nothing was touched; and
+    /// [`ImportError`] names the field. Only [`NullTensor`](ImportError::NullTensor) and
+    /// [`MisalignedTensor`](ImportError::MisalignedTensor) leave the structure untouched.
     /// [`AlreadyImported`](ImportError::AlreadyImported) leaves the tensor with its importer.
     ///
     /// # Safety
@@ -85,7 +85,7 @@ impl Importer {
         unsafe { self.take(owner, &described, flags) }
     }
 
-    /// Takes a tensor in the structure before DLPack 1.0. It counts as one that may be written.
+    /// Imports a tensor in the structure before DLPack 1.0. It counts as writable.
     ///
     /// # Errors
     ///
@@ -93,7 +93,8 @@ impl Importer {
     ///
     /// # Safety
     ///
-    /// As for [`versioned`](Self::versioned), but for the version, which this structure has not.
+    /// As for [`versioned`](Self::versioned), except for the version, which this structure does not
+    /// have.
     pub unsafe fn legacy(
         &self,
         tensor: *mut DLManagedTensor,
@@ -139,7 +140,7 @@ impl Importer {
         })))
     }
 
-    /// Where the tensor's bytes are, from the first element to the last.
+    /// The location of the tensor's bytes, from the first element to the last.
     fn span_of(
         &self,
         tensor: &DLTensor,
@@ -151,7 +152,7 @@ impl Importer {
             self.check_device(device)?;
         }
         if shape.elements() == 0 {
-            // Nothing is there; its address is only a number, and the data is null as a rule.
+            // An empty tensor: its address is only a number, and the data is usually null.
             return Ok(Span { kind, location: nowhere(device), length });
         }
         let data = ByteCount::from_usize(tensor.data.addr()).get();
@@ -183,19 +184,19 @@ impl Importer {
         }
     }
 
-    /// Whether tensors of the device are taken.
+    /// Whether tensors of the device are accepted.
     #[cfg(feature = "cuda")]
     fn check_device(&self, device: DeviceId) -> Result<(), ImportError> {
         self.context_of(device).map(drop)
     }
 
-    /// Without the driver, no device's tensors are.
+    /// Without the driver, no device tensors are accepted.
     #[cfg(not(feature = "cuda"))]
     fn check_device(&self, device: DeviceId) -> Result<(), ImportError> {
         Err(ImportError::NoContext { device })
     }
 
-    /// What the device's driver says of the bytes.
+    /// The driver's answer about the bytes.
     #[cfg(feature = "cuda")]
     fn device_span(
         &self,
@@ -227,7 +228,7 @@ impl Importer {
     }
 }
 
-/// The pointer, if a structure can be there.
+/// The pointer, if a structure can be at its address.
 fn located<S>(tensor: *mut S) -> Result<NonNull<S>, ImportError> {
     let tensor = NonNull::new(tensor).ok_or(ImportError::NullTensor)?;
     if !tensor.is_aligned() {
@@ -254,8 +255,8 @@ unsafe fn shape_of(tensor: &DLTensor, padded: bool) -> Result<TensorShape, Impor
     // SAFETY: the caller's promise of `shape`.
     let sizes = unsafe { numbers("shape", tensor.shape, axes) }?;
     let strides = if tensor.strides.is_null() {
-        // Before DLPack 1.2 that is how compact tensors were handed over, and there is nothing else
-        // that it could mean.
+        // Before DLPack 1.2, compact tensors were passed like this, and no other meaning is
+        // possible.
         None
     } else {
         // SAFETY: the caller's promise of `strides`.
@@ -264,7 +265,7 @@ unsafe fn shape_of(tensor: &DLTensor, padded: bool) -> Result<TensorShape, Impor
     Ok(TensorShape::checked(element, sizes.into(), strides, padded)?)
 }
 
-/// The numbers at a pointer that may be anything.
+/// The numbers at a pointer that may have any value.
 ///
 /// # Safety
 ///
@@ -283,7 +284,7 @@ unsafe fn numbers<'a>(
     Ok(unsafe { std::slice::from_raw_parts(pointer, axes) })
 }
 
-/// A place for what has no bytes.
+/// A location for empty tensors.
 fn nowhere(device: TensorDevice) -> Location {
     match device {
         TensorDevice::Cuda(device) => Location::Device { device, address: DeviceAddress::new(0) },
@@ -291,8 +292,8 @@ fn nowhere(device: TensorDevice) -> Location {
     }
 }
 
-/// A foreign tensor whose every field has been checked. It goes back to its producer, by its
-/// deleter, when the last clone and the last [`memory`](Self::memory) of it have dropped.
+/// A foreign tensor with every field checked. Its deleter returns it to its producer when the last
+/// clone and the last [`memory`](Self::memory) of it have dropped.
 #[derive(Clone)]
 pub struct ImportedTensor(Arc<Imported>);
 
@@ -306,25 +307,25 @@ struct Imported {
 }
 
 impl ImportedTensor {
-    /// What the tensor is.
+    /// The type of its elements.
     #[must_use]
     pub fn shape(&self) -> &TensorShape {
         &self.0.shape
     }
 
-    /// Where it is.
+    /// Its device.
     #[must_use]
     pub fn device(&self) -> TensorDevice {
         self.0.device
     }
 
-    /// The kind of memory that it is in.
+    /// Its kind of memory.
     #[must_use]
     pub fn kind(&self) -> StorageKind {
         self.0.span.kind
     }
 
-    /// Where its first element is.
+    /// The location of its first element.
     #[must_use]
     pub fn location(&self) -> Location {
         self.0.span.location
@@ -336,7 +337,7 @@ impl ImportedTensor {
         self.0.span
     }
 
-    /// Whether it may only be read.
+    /// Whether it is read-only.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.0.read_only
@@ -348,7 +349,7 @@ impl ImportedTensor {
         self.0.copied
     }
 
-    /// Whether both are one import.
+    /// Whether both are the same import.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -358,9 +359,9 @@ impl ImportedTensor {
     ///
     /// # Errors
     ///
-    /// [`ImportError::ReadOnly`] if it may only be read: memory is what may be written, too.
-    /// [`ImportError::Gaps`] if there are bytes between its elements, or bits behind the last one:
-    /// they may be anybody's.
+    /// [`ImportError::ReadOnly`] if it is read-only: memory must be writable. [`ImportError::Gaps`]
+    /// if there are bytes between its elements, or bits after the last one: other code may own
+    /// them.
     pub fn memory(&self) -> Result<ForeignMemory<Self>, ImportError> {
         if !self.0.shape.is_dense() {
             let (elements, bytes) = (self.0.shape.elements(), self.0.shape.bytes());
@@ -370,23 +371,23 @@ impl ImportedTensor {
         unsafe { self.memory_with_gaps() }
     }
 
-    /// As [`memory`](Self::memory), with the bytes that lie between the elements, and the bits behind
+    /// As [`memory`](Self::memory), including the bytes between the elements, and the bits after
     /// the last one.
     ///
     /// # Errors
     ///
-    /// [`ImportError::ReadOnly`] if it may only be read.
+    /// [`ImportError::ReadOnly`] if it is read-only.
     ///
     /// # Safety
     ///
-    /// For as long as the memory lives, the bytes of the gaps are as the elements are: no code uses
-    /// them who does not synchronise with the users of the memory.
+    /// For as long as the memory lives, the bytes of the gaps obey the same rules as the elements:
+    /// all code that uses them synchronises with the users of the memory.
     pub unsafe fn memory_with_gaps(&self) -> Result<ForeignMemory<Self>, ImportError> {
         if self.0.read_only {
             return Err(ImportError::ReadOnly);
         }
-        // SAFETY: the importer of the tensor promised it of its elements, and the caller of what
-        // lies between them, for as long as the tensor is not released; it is the owner.
+        // SAFETY: the tensor's importer guaranteed it for its elements, and the caller for the
+        // bytes between them, for as long as the tensor is not released; it is the owner.
         Ok(unsafe { ForeignMemory::new(self.0.span, self.clone()) })
     }
 }

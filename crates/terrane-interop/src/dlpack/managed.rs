@@ -1,4 +1,4 @@
-//! Managed tensors of ours: the C structure, with all that it keeps alive until its deleter runs.
+//! Exported managed tensors: the C structure, with all that it keeps alive until its deleter runs.
 
 use std::any::Any;
 use std::ffi::{CStr, c_void};
@@ -14,7 +14,7 @@ use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTen
 use super::live_tensors::HANDED_OUT;
 use crate::release_order::{ConsumerWork, catch_panic};
 
-/// What is handed out is of this version: its minor says that strides are never null.
+/// The version of exported tensors: its minor guarantees that strides are never null.
 const VERSION: DLPackVersion =
     DLPackVersion { major: raw::DLPACK_MAJOR_VERSION, minor: raw::DLPACK_MINOR_VERSION };
 
@@ -35,8 +35,8 @@ mod sealed {
     }
 }
 
-/// One of the two structures in which DLPack hands tensors over. It is implemented for both, and
-/// for nothing else.
+/// One of the two structures with which DLPack passes tensors. It is implemented only for these
+/// two.
 pub trait Structure: sealed::Sealed + 'static {
     /// The name of a Python capsule that holds such a structure.
     const CAPSULE: &'static CStr;
@@ -77,14 +77,14 @@ impl sealed::Sealed for DLManagedTensorVersioned {
     }
 }
 
-/// A tensor that is ready to be handed over. Dropping it instead releases it, as its consumer would.
+/// A tensor that is ready for export. Dropping it instead releases it, as its consumer would.
 pub struct ManagedTensor<S: Structure>(NonNull<S>);
 
-// SAFETY: all that the structure owns is `Send`, and nothing is reached through a shared reference.
+// SAFETY: all that the structure owns is `Send`, and a shared reference gives no access to it.
 unsafe impl<S: Structure> Send for ManagedTensor<S> {}
 
 impl<S: Structure> ManagedTensor<S> {
-    /// Puts the structure and what it keeps together in one allocation.
+    /// Puts the structure and the values that it keeps in one allocation.
     pub(super) fn new(kept: Kept, parts: Parts) -> Self {
         let Parts { data, device, dtype, byte_offset, flags } = parts;
         let context = Box::into_raw(Box::new(Context::<S> { tensor: None, kept }));
@@ -113,7 +113,8 @@ impl<S: Structure> ManagedTensor<S> {
         self.0.as_ptr()
     }
 
-    /// Hands the structure over: the holder of the pointer calls its deleter once, when it has finished.
+    /// Exports the structure: the holder of the pointer calls its deleter once, when it has
+    /// finished.
     #[must_use = "without its deleter being called, the memory is leaked"]
     pub fn into_raw(self) -> NonNull<S> {
         ManuallyDrop::new(self).0
@@ -133,7 +134,7 @@ impl<S: Structure> fmt::Debug for ManagedTensor<S> {
     }
 }
 
-/// What a structure says besides its axes.
+/// The structure's contents besides its axes.
 pub(super) struct Parts {
     pub(super) data: *mut c_void,
     pub(super) device: raw::DLDevice,
@@ -142,19 +143,19 @@ pub(super) struct Parts {
     pub(super) flags: u64,
 }
 
-/// What is kept until the deleter has run.
+/// The values kept until the deleter has run.
 pub(super) struct Kept {
     pub(super) sizes: Box<[i64]>,
     pub(super) strides: Box<[i64]>,
     /// Dropped before the memory.
     pub(super) guards: Guards,
     pub(super) region: Region,
-    /// What is waited for before that.
+    /// The work to wait for before that.
     pub(super) consumer: ConsumerWork,
 }
 
-/// What users gave to be kept. It drops in the order in which it was given; each on its own, as a
-/// second panic while the first one unwinds would end the process.
+/// Values that users gave to keep. They drop in the order in which they were given, each
+/// separately, as a second panic during an unwind would abort the process.
 pub(super) struct Guards(pub(super) SmallVec<[Box<dyn Any + Send>; 2]>);
 
 impl Drop for Guards {
@@ -171,7 +172,7 @@ struct Context<S> {
     kept: Kept,
 }
 
-/// Releases the context of a structure of ours. A panic of a guard ends here: the consumer's code
+/// Releases the context of an exported structure. A panic of a guard ends here: the consumer's code
 /// is not Rust.
 ///
 /// # Safety

@@ -1,26 +1,26 @@
-//! DLPack, the structure in which array libraries hand one another tensors: out, in, and the order
-//! of streams between the two sides.
+//! DLPack, the structure with which array libraries exchange tensors: export, import, and the
+//! stream order between the two sides.
 //!
-//! Both forms are spoken: the versioned one of [DLPack 1.x], and the legacy one before it. The C
-//! definitions are those of the crate `dlpack-rs` ([`ffi`]); what is read through them is checked
-//! here.
+//! Both forms are supported: the versioned one of [DLPack 1.x], and the legacy one before it. The C
+//! definitions are those of the crate `dlpack-rs` ([`ffi`]); this module checks the fields that it
+//! reads through them.
 //!
-//! # Out
+//! # Export
 //!
 //! A [`TensorExport`] is a strided view of a [`Region`](terrane_core::Region), or of blocks of an
 //! [`Endpoint`](terrane_transfer::Endpoint). It becomes a [`ManagedTensor`], whose pointer a
-//! consumer takes; the consumer calls its deleter when it has done, on any thread, and until then
-//! the memory lives. A deleter that is called once more does nothing, as long as no other tensor
-//! has come to stand where that one was. Blocks of an endpoint stay held against transfers for as
-//! long: nothing is written under a reader, and nothing moves under a writer. Of memory that devices
-//! reach, the export says how it is seen that their work has ended, too.
+//! consumer takes. The consumer calls its deleter when it has finished, on any thread; until then
+//! the memory lives. A second call of a deleter does nothing, as long as no other tensor has the
+//! same address. Blocks of an endpoint stay held against transfers for as long: nothing is written
+//! under a reader, and nothing moves under a writer. For memory that devices reach, the export also
+//! states how the end of device work is detected.
 //!
-//! # In
+//! # Import
 //!
-//! An [`Importer`] takes such a pointer, checks every field, and gives an [`ImportedTensor`] or an
-//! [`ImportError`]. The deleter is called exactly once either way: at once if the tensor is refused,
-//! else when the last clone of the tensor, and the last memory of it, has gone. A null deleter is
-//! legal; then there is nothing to call.
+//! An [`Importer`] takes such a pointer, checks every field, and returns an [`ImportedTensor`] or
+//! an [`ImportError`]. The deleter is called exactly once either way. It is called at once if the
+//! tensor is refused. Otherwise it is called when the last clone of the tensor, and the last memory
+//! of it, has dropped. A null deleter is legal and is not called.
 //!
 //! | field | what is refused |
 //! |---|---|
@@ -33,10 +33,10 @@
 //! | `device` | a type or a number that is not known, a device without a context here, memory that its driver does not know |
 //! | `data`, `byte_offset` | null with elements, sums that overflow, an address that is misaligned for the element |
 //!
-//! # The order of streams
+//! # Stream order
 //!
-//! What the array API standard calls the `stream` argument of `__dlpack__` is a
-//! [`ConsumerStream`]; the function `handshake` (feature `cuda`) lets it wait for the producer's.
+//! A [`ConsumerStream`] is the `stream` argument of `__dlpack__` in the array API standard. The
+//! function `handshake` (feature `cuda`) lets it wait for the producer's stream.
 //!
 //! [DLPack 1.x]: https://dmlc.github.io/dlpack/latest/c_api.html
 
@@ -73,7 +73,7 @@ pub mod ffi {
 
     use std::mem::{offset_of, size_of};
 
-    // What every library that speaks DLPack on a 64-bit machine agrees on.
+    // Common to every library that supports DLPack on a 64-bit machine.
     const _: () = assert!(
         size_of::<DLTensor>() == 48
             && offset_of!(DLTensor, device) == 8

@@ -1,4 +1,4 @@
-//! The shape of a tensor: what its elements are, how many along each axis, and how far apart.
+//! The shape of a tensor: its element type, its sizes, and its strides.
 
 use std::fmt;
 
@@ -10,14 +10,14 @@ use super::ElementType;
 /// The most axes that a tensor may have: as many as NumPy's and PyTorch's.
 pub const MOST_AXES: usize = 64;
 
-/// As many as a KV tensor has, without an allocation.
+/// As many as a KV tensor has, to avoid an allocation.
 type Axes = SmallVec<[i64; 6]>;
 
-/// A strided shape whose elements do not overlap, and whose every product has been checked.
+/// A strided shape whose elements do not overlap, with every product checked.
 ///
 /// Strides count elements, as DLPack's do. None is negative, and none is zero along an axis of more
 /// than one element: a tensor that repeats itself is not memory. Along an axis of one element, and
-/// in a tensor of none, a stride means nothing.
+/// in an empty tensor, a stride has no meaning.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct TensorShape {
     element: ElementType,
@@ -26,27 +26,27 @@ pub struct TensorShape {
     /// Whether lanes below eight bits take a whole byte each.
     padded: bool,
     elements: u64,
-    /// From the first byte of the first element to the last one of the last.
+    /// The bytes from the start of the first element to the end of the last.
     bytes: ByteCount,
     dense: bool,
 }
 
 impl TensorShape {
-    /// The shape of so many elements along each axis, the last axis innermost, without gaps.
+    /// Creates the shape of these sizes, the last axis innermost, without gaps.
     ///
     /// # Errors
     ///
-    /// [`ShapeError`] for too many axes, and for more bytes than there can be.
+    /// [`ShapeError`] for too many axes, and for bytes that overflow.
     pub fn compact(element: ElementType, sizes: &[u64]) -> Result<Self, ShapeError> {
         let sizes = signed(sizes, |axis, size| ShapeError::TooManyElements { axis, size })?;
         Self::checked(element, sizes, None, false)
     }
 
-    /// The shape of so many elements along each axis, so many elements apart.
+    /// Creates the shape of these sizes and strides, in elements.
     ///
     /// # Errors
     ///
-    /// [`ShapeError`] as from [`compact`](Self::compact), for a stride too few or too many, and for
+    /// [`ShapeError`] as from [`compact`](Self::compact), for a wrong number of strides, and for
     /// elements that would overlap.
     pub fn strided(
         element: ElementType,
@@ -58,7 +58,7 @@ impl TensorShape {
         Self::checked(element, sizes, Some(signed(strides, too_far)?), false)
     }
 
-    /// Checks what is of anybody's making.
+    /// Checks untrusted values.
     pub(crate) fn checked(
         element: ElementType,
         sizes: Axes,
@@ -74,7 +74,7 @@ impl TensorShape {
             let count = u64::try_from(size).map_err(|_| ShapeError::NegativeSize { axis, size })?;
             counts.push(count);
         }
-        // An axis without elements makes any product zero, however large the others are.
+        // An axis without elements makes any product zero, however large the other sizes are.
         if counts.contains(&0) {
             elements = 0;
         } else {
@@ -103,38 +103,38 @@ impl TensorShape {
         Ok(Self { element, sizes, strides, padded, elements, bytes, dense })
     }
 
-    /// What the elements are.
+    /// The element type.
     #[must_use]
     pub const fn element(&self) -> ElementType {
         self.element
     }
 
-    /// How many elements there are along each axis.
+    /// The number of elements along each axis.
     #[must_use]
     pub fn sizes(&self) -> &[i64] {
         &self.sizes
     }
 
-    /// How many elements apart they are, along each axis.
+    /// The stride of each axis, in elements.
     #[must_use]
     pub fn strides(&self) -> &[i64] {
         &self.strides
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     #[must_use]
     pub const fn elements(&self) -> u64 {
         self.elements
     }
 
-    /// From the first byte of the first element to the last one of the last, gaps included.
+    /// The bytes from the start of the first element to the end of the last, gaps included.
     #[must_use]
     pub const fn bytes(&self) -> ByteCount {
         self.bytes
     }
 
-    /// Whether the elements fill their bytes: there are no gaps between them, in whatever order the
-    /// axes are, and none behind the last one within its byte.
+    /// Whether the elements fill their bytes: there are no gaps between them, in any order of the
+    /// axes, and no unused bits after the last one within its byte.
     #[must_use]
     pub const fn is_dense(&self) -> bool {
         self.dense
@@ -159,7 +159,7 @@ fn signed(numbers: &[u64], error: impl Fn(usize, u64) -> ShapeError) -> Result<A
     numbers.map(|(axis, &number)| i64::try_from(number).map_err(|_| error(axis, number))).collect()
 }
 
-/// The last axis innermost. Where there is no element, the strides mean nothing and may wrap.
+/// The last axis innermost. In an empty tensor, the strides have no meaning and may wrap.
 fn compact_strides(sizes: &[i64]) -> Axes {
     let mut stride = 1_i64;
     let mut strides: Axes = sizes
@@ -175,10 +175,10 @@ fn compact_strides(sizes: &[i64]) -> Axes {
     strides
 }
 
-/// How many elements from the first to the last one, both included; there is one at least.
+/// The number of elements from the first to the last one, both included; at least one.
 ///
-/// Taken from the smallest stride to the largest, each has to lead past all that lies within it:
-/// then no two elements are one.
+/// In ascending order, each stride must exceed the span of all smaller ones: then no two elements
+/// share a place.
 fn reach(counts: &[u64], strides: &[i64]) -> Result<u64, ShapeError> {
     let mut steps: SmallVec<[(u64, u64, usize); 6]> = SmallVec::new();
     for (axis, (&count, &stride)) in counts.iter().zip(strides).enumerate() {
@@ -206,22 +206,22 @@ fn reach(counts: &[u64], strides: &[i64]) -> Result<u64, ShapeError> {
     Ok(reach)
 }
 
-/// A shape that is none, or not one of memory.
+/// An invalid shape, or one that does not describe memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
     /// More axes than [`MOST_AXES`].
     #[error("{axes} axes are more than the {MOST_AXES} that a tensor may have")]
     TooManyAxes {
-        /// How many.
+        /// The number of axes.
         axes: usize,
     },
-    /// Strides for other axes than there are.
+    /// The number of strides differs from the number of axes.
     #[error("{strides} strides for {axes} axes; there has to be one for each")]
     StrideCount {
-        /// How many axes.
+        /// The number of axes.
         axes: usize,
-        /// How many strides.
+        /// The number of strides.
         strides: usize,
     },
     /// A size below zero.
@@ -250,7 +250,7 @@ pub enum ShapeError {
         /// Its size.
         count: u64,
     },
-    /// Elements that lie over one another, or are interleaved.
+    /// Elements that overlap or are interleaved.
     #[error(
         "axis {axis} has a stride of {stride} elements, within the {inner} that the axes inside it \
          take: elements would overlap"
@@ -260,7 +260,7 @@ pub enum ShapeError {
         axis: usize,
         /// Its stride.
         stride: u64,
-        /// What the axes of smaller strides reach over.
+        /// The span of the axes with smaller strides, in elements.
         inner: u64,
     },
     /// A number of elements that overflows.
@@ -282,9 +282,9 @@ pub enum ShapeError {
     /// Bytes that overflow.
     #[error("{elements} elements of {element} are more bytes than memory has")]
     TooManyBytes {
-        /// From the first element to the last.
+        /// The number of elements from the first to the last.
         elements: u64,
-        /// What they are.
+        /// The element type.
         element: ElementType,
     },
 }
@@ -312,7 +312,7 @@ mod tests {
         assert!(transposed.is_dense());
         let gaps = TensorShape::strided(E, &[3, 2], &[4, 1]).unwrap();
         assert_eq!((gaps.is_dense(), gaps.bytes().get()), (false, 40));
-        // Of one element along an axis, the stride means nothing.
+        // Along an axis of one element, the stride has no meaning.
         let one = TensorShape::strided(E, &[1, 2], &[0, 1]).unwrap();
         assert!(one.is_dense());
     }

@@ -12,7 +12,7 @@ use terrane_cuda::CudaError;
 
 use super::TensorDevice;
 
-/// What a consumer passes as `stream`.
+/// The value that a consumer passes as `stream`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConsumerStream {
@@ -22,14 +22,14 @@ pub enum ConsumerStream {
     Unordered,
     /// 1: the legacy default stream.
     LegacyDefault,
-    /// 2: the default stream of the thread that asks.
+    /// 2: the default stream of the calling thread.
     PerThreadDefault,
     /// More than 2: a stream by its handle.
     Handle(u64),
 }
 
 impl ConsumerStream {
-    /// What the number means for a tensor on `device`.
+    /// Interprets the number for a tensor on `device`.
     ///
     /// # Errors
     ///
@@ -65,14 +65,14 @@ impl ConsumerStream {
     }
 }
 
-/// Why a consumer's stream was not taken.
+/// Why a consumer's stream was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
     /// A stream for the host.
     #[error("stream {stream} for a tensor on the host, which has no streams; pass None")]
     OnHost {
-        /// What was passed.
+        /// The number that was passed.
         stream: i64,
     },
     /// Zero could be no stream, or either default stream.
@@ -81,7 +81,7 @@ pub enum StreamError {
     /// No stream has such a number.
     #[error("stream {stream} is none; −1 asks for no order")]
     Negative {
-        /// What was passed.
+        /// The number that was passed.
         stream: i64,
     },
     /// The driver refused.
@@ -90,7 +90,7 @@ pub enum StreamError {
     Driver {
         /// The device.
         device: DeviceId,
-        /// What it said.
+        /// The driver's error.
         #[source]
         source: CudaError,
     },

@@ -1,4 +1,4 @@
-//! The tensors of an engine as a layout.
+//! Adopts the tensors of an engine as a layout.
 
 use terrane_core::ByteCount;
 use terrane_layout::state::{Adopted, NeedsRegistration};
@@ -16,22 +16,23 @@ use crate::dlpack::ImportedTensor;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum KvTensors<'a> {
-    /// One a layer, with K and V, or the latent.
+    /// One for each layer, with K and V, or the latent.
     Together(&'a [ImportedTensor]),
     /// K and V of each layer.
     Apart {
-        /// Of K.
+        /// The tensors of K.
         keys: &'a [ImportedTensor],
-        /// Of V.
+        /// The tensors of V.
         values: &'a [ImportedTensor],
     },
 }
 
-/// A layout over the tensors of an engine: its builder, which lacks only the choice of registration.
+/// Returns the builder of a layout over an engine's tensors, which lacks only the choice of
+/// registration.
 ///
 /// Every size of every tensor is compared with `config`. The strides are those of the tensors,
-/// whatever order `config` names, so that any nested strides are a layout: see
-/// [`adopt_strided`], which this calls. The builder keeps the tensors.
+/// whatever order `config` names, so any nested strides are accepted: see [`adopt_strided`], which
+/// this calls. The builder keeps the tensors.
 ///
 /// ```
 /// use terrane_interop::tensors::{KvError, KvForm, KvTensors, adopt_kv};
@@ -50,9 +51,9 @@ pub enum KvTensors<'a> {
 ///
 /// # Errors
 ///
-/// [`KvError`] names the tensor, the axis, what was expected and what was found. Strides that are not
-/// nested, or layers that do not follow each other at equal distances, are [`KvError::Strided`]. Gaps
-/// between elements that no other tensor fills are [`KvError::Memory`]: see [`adopt_kv_with_gaps`].
+/// [`KvError`] names the tensor, the axis, the expected value and the actual value. Strides that
+/// are not nested, or layers at unequal distances, are [`KvError::Strided`]. Gaps between elements
+/// that no other tensor fills are [`KvError::Memory`]: see [`adopt_kv_with_gaps`].
 pub fn adopt_kv(
     config: &LayoutConfig,
     form: &KvForm,
@@ -63,7 +64,7 @@ pub fn adopt_kv(
     })
 }
 
-/// As [`adopt_kv`], with the bytes that lie between the elements of each tensor.
+/// As [`adopt_kv`], including the bytes between the elements of each tensor.
 ///
 /// # Errors
 ///
@@ -71,9 +72,9 @@ pub fn adopt_kv(
 ///
 /// # Safety
 ///
-/// For as long as the layout lives, the bytes between elements of each tensor are as the elements are:
-/// of the same live allocation, initialised if they are the host's, and nobody uses them who does not
-/// synchronise with the users of the layout.
+/// For as long as the layout lives, the bytes between elements of each tensor obey the same rules
+/// as the elements. They are of the same live allocation, initialised if they are the host's, and
+/// all code that uses them synchronises with the users of the layout.
 pub unsafe fn adopt_kv_with_gaps(
     config: &LayoutConfig,
     form: &KvForm,
@@ -95,7 +96,7 @@ pub unsafe fn adopt_kv_with_gaps(
     })
 }
 
-/// What to do with a tensor before it is adopted.
+/// The conversion of a tensor before it is adopted.
 type ToTensor<'a> = &'a dyn Fn(&ImportedTensor) -> Result<StridedTensor, KvError>;
 
 fn adopt(
@@ -158,7 +159,7 @@ fn in_order<'a>(
     }
 }
 
-/// Checks that all tensors have one type of element, which strides can address, and are in one memory.
+/// Checks that all tensors have one element type that strides can address, and one kind of memory.
 fn check_alike(tensors: &[Named<'_>]) -> Result<(), KvError> {
     let Some((_, first)) = tensors.first() else { return Ok(()) };
     for &(tensor, imported) in tensors {
@@ -166,7 +167,7 @@ fn check_alike(tensors: &[Named<'_>]) -> Result<(), KvError> {
         if expected != found {
             return Err(KvError::MixedElements { tensor, expected, found });
         }
-        // A layout has the lanes of an element next to each other.
+        // In a layout the lanes of an element are adjacent.
         if imported.shape().is_padded() && !found.fills_bytes() {
             return Err(KvError::Padded { tensor, element: found });
         }

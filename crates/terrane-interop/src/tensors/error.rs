@@ -1,4 +1,4 @@
-//! Where a layout and the tensors of an engine do not fit together.
+//! Mismatches between a layout and the tensors of an engine.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use terrane_layout::LayoutError;
 use super::{KvAxis, StridedError};
 use crate::dlpack::{ElementType, ExportError, ImportError, ShapeError};
 
-/// Which of an engine's tensors is meant.
+/// Identifies one of an engine's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TensorName {
@@ -30,22 +30,22 @@ impl fmt::Display for TensorName {
     }
 }
 
-/// Why a layout cannot be seen as tensors, or tensors cannot be a layout.
+/// Why a layout has no views as tensors, or tensors cannot be adopted as a layout.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvError {
-    /// A number of tensors that is not that of the layers.
+    /// The number of tensors does not match the number of layers.
     #[error("{what} are {found}, but the configuration has {expected} layers")]
     TensorCount {
-        /// What was counted.
+        /// The counted tensors.
         what: &'static str,
         /// The layers.
         expected: u32,
         /// The tensors.
         found: usize,
     },
-    /// K and V are given apart, and the form or the configuration has them together, or the other
-    /// way round.
+    /// K and V are separate in the tensors and joined in the form or the configuration, or the
+    /// other way round.
     #[error(
         "the form {} outers as an axis, and the configuration has {outer_dim}, but {given}",
         if *.has_outer { "has" } else { "does not have" }
@@ -58,7 +58,7 @@ pub enum KvError {
         /// How the tensors were given.
         given: &'static str,
     },
-    /// A tensor with other axes than the form.
+    /// The tensor's number of axes differs from the form's.
     #[error("{tensor} has {found} axes, the form has {expected}")]
     Rank {
         /// The tensor.
@@ -68,36 +68,36 @@ pub enum KvError {
         /// The axes of the tensor.
         found: usize,
     },
-    /// A size that is not the configuration's.
+    /// A size differs from the configuration's.
     #[error("{tensor}, axis {axis} ({what}): {expected} expected, {found} found")]
     Size {
         /// The tensor.
         tensor: TensorName,
         /// The axis, counted from 0.
         axis: usize,
-        /// What it is.
+        /// The meaning of the axis.
         what: KvAxis,
         /// The size by the configuration.
         expected: u64,
         /// The size of the tensor.
         found: i64,
     },
-    /// Elements of another width than the configuration's.
+    /// The width of the elements differs from the configuration's.
     #[error("elements of {found} do not fit a layout whose elements have {expected}; use others")]
     Element {
         /// The bytes of the layout's elements.
         expected: ByteCount,
-        /// Of the tensors.
+        /// The bytes of the tensors' elements.
         found: ElementType,
     },
-    /// Tensors whose elements are not of one type.
+    /// Tensors with different element types.
     #[error("{tensor} has elements of {found}, the first tensor of {expected}")]
     MixedElements {
         /// The tensor.
         tensor: TensorName,
-        /// Of the first tensor.
+        /// The type of the first tensor.
         expected: ElementType,
-        /// Of this one.
+        /// The type of this tensor.
         found: ElementType,
     },
     /// Elements below eight bits that are padded to a whole byte each, where a layout packs them.
@@ -111,21 +111,20 @@ pub enum KvError {
         /// Its elements.
         element: ElementType,
     },
-    /// Tensors that are not in one kind of memory.
+    /// Tensors in different kinds of memory.
     #[error("{tensor} is in {found} memory, the first one in {expected} memory")]
     MixedMemory {
         /// The tensor.
         tensor: TensorName,
-        /// Of the first tensor.
+        /// The memory of the first tensor.
         expected: StorageKind,
-        /// Of this one.
+        /// The memory of this tensor.
         found: StorageKind,
     },
     /// The form names heads, and the configuration does not.
     #[error("the form has an axis of heads; state num_heads in the configuration")]
     HeadsNotStated,
-    /// Two axes that are one in the form lie apart in the layout, so that no stride leads along
-    /// both.
+    /// The layout separates two axes that are one in the form, so no stride covers both.
     #[error(
         "the {axis} of the form are no axis of the layout: {inner} and {outer} of it do not follow \
          one another evenly; choose a form that has both"
@@ -133,12 +132,12 @@ pub enum KvError {
     NotJoined {
         /// The axis of the form.
         axis: KvAxis,
-        /// What would be the inner part of it.
+        /// The inner part.
         inner: KvAxis,
-        /// What would be the outer part.
+        /// The outer part.
         outer: KvAxis,
     },
-    /// An axis is split in two or spread over regions, which no stride of a tensor expresses.
+    /// An axis is split in two or spread over regions; no tensor stride expresses that.
     #[error(
         "the layout has the {axis} axis in two parts or regions, and a tensor has one stride for it"
     )]
@@ -146,7 +145,7 @@ pub enum KvError {
         /// The axis.
         axis: KvAxis,
     },
-    /// The sections of the layout differ, or are not at equal distances.
+    /// The sections of the layout differ, or are at unequal distances.
     #[error(
         "the {sections} sections of the layout have no common shape and strides, or no equal \
          distances; no KV tensor holds them"
@@ -155,23 +154,23 @@ pub enum KvError {
         /// The sections of a block.
         sections: usize,
     },
-    /// The tensors were not adopted with the strides that they have.
+    /// The tensors' strides could not be adopted.
     #[error("the tensors cannot be adopted: {source}")]
     Strided {
         /// Why.
         source: StridedError,
     },
-    /// A distance that is no whole number of elements.
+    /// A distance that is not a whole number of elements.
     #[error("{what}: {bytes} lie between one and the next, which is no whole number of {element}")]
     NotWhole {
         /// The axis.
         what: KvAxis,
         /// The distance.
         bytes: ByteCount,
-        /// What an element is.
+        /// The element type.
         element: ElementType,
     },
-    /// A tensor that is no memory as it is.
+    /// A tensor that cannot be converted to memory.
     #[error("{tensor} cannot be adopted")]
     Memory {
         /// The tensor.
@@ -183,10 +182,10 @@ pub enum KvError {
     /// A shape that no tensor can have.
     #[error("the layout's tensors would have a shape that is refused")]
     Shape(#[from] ShapeError),
-    /// The configuration itself.
+    /// The configuration is invalid.
     #[error("the configuration is refused")]
     Layout(#[from] LayoutError),
-    /// A tensor that was not handed out.
+    /// A tensor that could not be exported.
     #[error("{tensor} was not handed out")]
     Export {
         /// The tensor.

@@ -1,7 +1,7 @@
 //! The KV tensors of serving engines: views of a layout, and a layout over them.
 //!
-//! An engine has its KV cache as tensors, one or two for each layer, whose axes stand in an order of
-//! its own. A [`KvForm`] names that order:
+//! An engine stores its KV cache as tensors, one or two for each layer, in its own order of axes. A
+//! [`KvForm`] names that order:
 //!
 //! | engine | tensors | form |
 //! |---|---|---|
@@ -12,26 +12,27 @@
 //! | vLLM, latent attention ([source][mla]) | one a layer, `[blocks, page, dim]` | [`VLLM_LATENT`](KvForm::VLLM_LATENT) |
 //! | SGLang, latent attention | one a layer, `[tokens, 1, dim]` | [`SGLANG_LATENT`](KvForm::SGLANG_LATENT) |
 //!
-//! Shape and memory are two things: vLLM's tensors keep their shape when the memory is head-major,
-//! and FlashInfer's do not. So a form says the order of the axes, the layout's
-//! [`TokenOrder`](terrane_layout::TokenOrder) says what lies where, and strides join the two.
+//! Shape and memory order are independent: vLLM's tensors keep their shape when the memory is
+//! head-major, and FlashInfer's do not. So a form states the order of the axes, the layout's
+//! [`TokenOrder`](terrane_layout::TokenOrder) states the order in memory, and strides connect the
+//! two.
 //!
-//! # Out
+//! # Views
 //!
-//! [`kv_views`] gives the tensors of a layout, without a copy, where strides can express them;
-//! where they cannot, the [`KvError`] names the two axes that do not join.
-//! [`kv_tensors`] makes exports of them, with the blocks held against transfers.
+//! [`kv_views`] returns the tensors of a layout, without a copy, where strides can express them.
+//! Where they cannot, the [`KvError`] names the two axes that do not join. [`kv_tensors`] exports
+//! them, with the blocks held against transfers.
 //!
-//! # In
+//! # Adoption
 //!
-//! [`adopt_strided`] takes tensors of any library with any nested strides: DLPack's, or an address
-//! with sizes, strides and an owner ([`StridedTensor`]). A [`StridedForm`] names their dimensions.
-//! [`adopt_kv`] takes the DLPack tensors of an engine and compares every size with a configuration. Both
-//! give a [`LayoutBuilder`](terrane_layout::LayoutBuilder) over the tensors' memory. An error names the
-//! tensor, the axis, what was expected and what was found.
+//! [`adopt_strided`] accepts tensors of any library with any nested strides: DLPack's, or an
+//! address with sizes, strides and an owner ([`StridedTensor`]). A [`StridedForm`] names their
+//! dimensions. [`adopt_kv`] accepts the DLPack tensors of an engine and compares every size with a
+//! configuration. Both return a [`LayoutBuilder`](terrane_layout::LayoutBuilder) over the tensors'
+//! memory. An error names the tensor, the axis, the expected value and the actual value.
 //!
-//! SGLang's pages: its buffers have `size + page_size` tokens, of which the first page takes what
-//! padding writes. All of them are blocks here; it is the engine that never moves block 0.
+//! SGLang's buffers have `size + page_size` tokens, and padding is written to the first page. All
+//! of the pages are blocks here; the engine itself must never move block 0.
 //!
 //! [vllm]: https://github.com/vllm-project/vllm/blob/0084b783bcda6d7ee15c337b1062cbee9985c954/vllm/v1/attention/backends/flash_attn.py
 //! [triton]: https://github.com/vllm-project/vllm/blob/001ceb3e98e7a19ebe33f542a368fa73bf6c76ad/vllm/v1/attention/backends/triton_attn.py

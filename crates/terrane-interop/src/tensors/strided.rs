@@ -12,11 +12,11 @@ use crate::dlpack::ImportedTensor;
 /// One number for each dimension.
 type Numbers = SmallVec<[u64; 6]>;
 
-/// A tensor of a cache: where its elements are, and the strides at which they lie.
+/// A tensor of a cache: the location of its elements, and their strides.
 ///
 /// It is made from [memory](Self::from_memory), from [an address](Self::from_raw) with the owner of
-/// the bytes, or from [a DLPack tensor](Self::from_imported). Strides count elements, as those of candle,
-/// PyTorch and DLPack do. Cloning it shares the memory.
+/// the bytes, or from [a DLPack tensor](Self::from_imported). Strides count elements, as those of
+/// candle, PyTorch and DLPack do. Clones share the memory.
 #[derive(Clone)]
 pub struct StridedTensor {
     pub(super) source: Source,
@@ -26,7 +26,7 @@ pub struct StridedTensor {
     pub(super) strides: Numbers,
 }
 
-/// What keeps the bytes alive, and how many of them were promised.
+/// The owner of the bytes, and the bytes that it guarantees.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     /// All bytes from the first element to the last.
@@ -40,8 +40,8 @@ impl StridedTensor {
     ///
     /// # Errors
     ///
-    /// [`StridedError`] for sizes and strides that are negative or too large, or that reach past the
-    /// end of the memory.
+    /// [`StridedError`] for sizes and strides that are negative or too large, or that exceed the
+    /// memory.
     pub fn from_memory<S: TryInto<i64>, T: TryInto<i64>>(
         memory: impl Memory,
         element_bytes: u32,
@@ -68,8 +68,8 @@ impl StridedTensor {
     ///
     /// # Safety
     ///
-    /// For as long as `owner` lives, the promise of [`ForeignMemory::new`] holds for every byte from
-    /// the first element to the last, the bytes between elements included.
+    /// For as long as `owner` lives, the guarantee of [`ForeignMemory::new`] holds for every byte
+    /// from the first element to the last, the bytes between elements included.
     pub unsafe fn from_raw<S: TryInto<i64>, T: TryInto<i64>>(
         (kind, location): (StorageKind, Location),
         element_bytes: u32,
@@ -196,7 +196,7 @@ impl Shape {
 
 /// The meaning of each dimension of a cache's tensors.
 ///
-/// Sizes and strides come from the tensors; this names the dimensions alone. A dimension that occurs
+/// Sizes and strides come from the tensors; this only names the dimensions. A dimension that occurs
 /// twice is split in two, as `D/x` and `x` are in `[B, H, D/x, N, x]`.
 ///
 /// ```
@@ -247,8 +247,8 @@ impl StridedForm {
         }
     }
 
-    /// A list of tensors, one for each position of `axis`. Of two lists, the tensors of the second
-    /// one follow each other.
+    /// A list of tensors, one for each position of `axis`. With two lists, the tensors of the
+    /// second one follow each other.
     pub fn tensors(mut self, axis: impl Into<TensorAxis>, count: u32) -> Self {
         self.lists.push((axis.into(), count));
         self

@@ -1,4 +1,4 @@
-//! Why strided tensors are no cache.
+//! Why strided tensors could not be adopted.
 
 use terrane_core::{ByteCount, StorageKind};
 use terrane_layout::{LayoutError, TensorAxis};
@@ -50,7 +50,7 @@ pub enum StridedError {
         /// The bytes of the memory.
         actual: ByteCount,
     },
-    /// Elements are no whole number of bytes, or are padded to bytes.
+    /// Elements are not a whole number of bytes, or are padded to bytes.
     #[error(
         "elements of {element} are no whole number of bytes each; hand the tensor over as bytes"
     )]
@@ -81,7 +81,7 @@ pub enum StridedError {
         axis: TensorAxis,
         /// The number of times.
         times: usize,
-        /// What is allowed.
+        /// The allowed number of times.
         expected: &'static str,
     },
     /// A tensor has another size or stride, or other elements, than the first one of its section.
@@ -99,7 +99,7 @@ pub enum StridedError {
         dimension: usize,
         /// Its size.
         size: u64,
-        /// What the form asks for.
+        /// The value that the form requires.
         expected: String,
     },
     /// Groups of elements do not fit into the elements.
@@ -120,7 +120,7 @@ pub enum StridedError {
         /// The parts.
         parts: usize,
     },
-    /// Tensors of a list are not equally far apart.
+    /// Tensors of a list are at unequal distances.
     #[error(
         "the tensors of the {axis} list are not in ascending order at equal distances; give them in \
          order, or adopt each by itself"

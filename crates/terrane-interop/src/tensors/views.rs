@@ -1,4 +1,4 @@
-//! A layout as the tensors of an engine.
+//! Views of a layout as the tensors of an engine.
 
 use terrane_core::{ByteCount, Region};
 use terrane_layout::{LayoutError, PhysicalLayout};
@@ -9,25 +9,25 @@ use super::{KvError, KvForm, TensorName};
 use crate::dlpack::blocks::{self, HeldBlocks};
 use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape};
 
-/// One of the tensors that a layout is in an engine's form: a shape, and the bytes it is a shape of.
+/// One tensor of a layout in an engine's form: a shape, and its bytes.
 #[derive(Clone, Debug)]
 pub struct KvView {
-    /// Which it is.
+    /// The tensor's identity.
     pub name: TensorName,
-    /// From its first element to its last. Between them may be those of other tensors.
+    /// From its first element to its last. The bytes between may belong to other tensors.
     pub region: Region,
     /// Its shape and strides.
     pub shape: TensorShape,
 }
 
-/// The tensors that `layout` is in the form of an engine, in the order of the layers: one a layer,
-/// or K and V of each, where the form has no axis for the two.
+/// The tensors of `layout` in the form of an engine, in the order of the layers. There is one for
+/// each layer, or K and V of each, where the form has no axis for the two.
 ///
 /// # Errors
 ///
-/// [`KvError::Element`] if the elements have another width than the layout's and are no bytes (groups
-/// of elements and rows are bytes), [`KvError::HeadsNotStated`] if the form has heads and the layout
-/// does not. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
+/// [`KvError::Element`] if the elements have another width than the layout's and are not bytes
+/// (groups of elements and rows are bytes). [`KvError::HeadsNotStated`] if the form has heads and
+/// the layout does not. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
 /// [`KvError::NotWhole`] where strides cannot express the form.
 pub fn kv_views(
     layout: &PhysicalLayout,
@@ -69,12 +69,12 @@ pub fn kv_views(
     Ok(views)
 }
 
-/// The tensors of an endpoint in the form of an engine, to be handed over: read-only, or for
-/// reading and writing.
+/// Exports the tensors of an endpoint in the form of an engine: read-only, or for reading and
+/// writing.
 ///
-/// All blocks are held until the deleter of the last of them has been called: transfers that would
-/// write them (or, if they are out for writing, read them) are refused, or run after the hold, whose
-/// [`ticket`](TensorExport::ticket) any of the exports gives.
+/// All blocks are held until the deleter of the last of them has been called. Transfers that would
+/// write them (or, if they are exported for writing, read them) are refused, or run after the hold.
+/// Any of the exports returns the hold's [`ticket`](TensorExport::ticket).
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! How an agent is asked for.
+//! The builder of agents.
 
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
@@ -14,28 +14,29 @@ use crate::{BackendConfig, NixlError, Status, probe, process};
 
 /// Which locks NIXL takes within an agent.
 ///
-/// NIXL has a third mode, its default, in which its locks do nothing. It is not offered: a
-/// registration is `Send`, and deregisters on whichever thread drops it.
+/// NIXL's default, a third mode in which its locks do nothing, is not offered: a registration is
+/// `Send`, and deregisters on the thread that drops it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ThreadMode {
-    /// One lock, for whatever is asked of the agent (`NIXL_THREAD_SYNC_STRICT`).
+    /// One lock for every call on the agent (`NIXL_THREAD_SYNC_STRICT`).
     #[default]
     Strict,
-    /// A lock that transfers share, and changes do not (`NIXL_THREAD_SYNC_RW`). A backend has to stand
-    /// several threads at once then: UCX and POSIX do, and an agent with any other is refused.
+    /// A lock that transfers share and changes hold exclusively (`NIXL_THREAD_SYNC_RW`). A backend
+    /// must then accept calls from several threads at once. UCX and POSIX do; an agent with any
+    /// other backend is refused.
     ///
-    /// With the bindings of 1.5.1 transfers do not run side by side for it: these hold a lock of their
-    /// own over each call, and let one thread post, look or register at a time. What the mode changes is
-    /// NIXL's own threads, which share the lock.
+    /// With the bindings of 1.5.1, transfers still do not run in parallel. The bindings hold their
+    /// own lock during each call, so one thread at a time posts, polls or registers. The mode
+    /// affects NIXL's own threads, which share the lock.
     ReadWrite,
 }
 
-/// How long a progress thread rests unless told otherwise: as little as UCX can.
+/// The default delay of a progress thread: the shortest that UCX supports.
 const PROGRESS_REST: Duration = Duration::from_millis(1);
 
 /// Builds an [`Agent`].
 ///
-/// Each option is passed on to NIXL or refused when the agent is built; none is dropped.
+/// Each option is passed to NIXL, or refused when the agent is built. None is dropped.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct AgentBuilder {
@@ -48,9 +49,9 @@ pub struct AgentBuilder {
 }
 
 impl AgentBuilder {
-    /// An agent of this name, which has to be unique among the agents that exchange metadata. It
-    /// has a progress thread that looks when something arrives, and every millisecond besides, and no
-    /// backend yet.
+    /// Creates a builder for an agent of this name, which must be unique among the agents that
+    /// exchange metadata. The agent has a progress thread that polls when data arrives and every
+    /// millisecond. It has no backend yet.
     pub fn new(name: impl Into<AgentName>) -> Self {
         Self {
             name: name.into(),
@@ -62,69 +63,72 @@ impl AgentBuilder {
         }
     }
 
-    /// As [`new`](Self::new), with a name that no other agent has, here or elsewhere.
+    /// As [`new`](Self::new), with a name that is unique across processes.
     pub fn unnamed() -> Self {
         Self::new(name::unique())
     }
 
-    /// The name that the agent is to have.
+    /// The agent's name.
     #[must_use]
     pub fn name(&self) -> &AgentName {
         &self.name
     }
 
-    /// The backends that it is to have.
+    /// The agent's backends.
     pub fn backends(&self) -> &[BackendConfig] {
         &self.backends
     }
 
-    /// Gives the agent another name.
+    /// Replaces the agent's name.
     pub fn named(self, name: impl Into<AgentName>) -> Self {
         Self { name: name.into(), ..self }
     }
 
-    /// Which locks NIXL takes.
+    /// Sets which locks NIXL takes.
     pub fn thread_mode(self, threads: ThreadMode) -> Self {
         Self { threads, ..self }
     }
 
-    /// Whether backends have a thread that makes progress by itself, and how long it rests between
-    /// two rounds, in whole microseconds that are rounded up; by default a millisecond.
+    /// Sets whether backends have their own progress thread, and its delay between two rounds. The
+    /// delay is rounded up to whole microseconds; the default is a millisecond.
     ///
-    /// UCX's rests for whole milliseconds, and not while something arrives. One that never rests
-    /// (`Duration::ZERO`, with which NIXL begins) takes a processor for as long as the agent lives, and
-    /// stands in the way of the threads that transfer, as they share a lock: it answers peers
+    /// UCX rounds the delay to whole milliseconds, and skips it while data arrives. A thread that
+    /// never sleeps (`Duration::ZERO`, NIXL's own default) occupies a processor for the agent's
+    /// lifetime. It also contends with transferring threads, as they share a lock. It answers peers
     /// that write by messages some microseconds sooner, and makes transfers of many pieces longer.
-    /// Without a thread, what peers ask for waits until a transfer of this agent is asked for its
-    /// status.
+    /// Without a thread, requests from peers wait until this agent polls the status of a transfer.
     pub fn progress_thread(self, rest: Option<Duration>) -> Self {
         Self { progress: rest, ..self }
     }
 
-    /// Starts a thread of NIXL's that exchanges metadata with peers, listening on this TCP port of
+    /// Starts a NIXL thread that exchanges metadata with peers. It listens on this TCP port of
     /// every address. Nothing in this crate needs it.
     ///
-    /// **Not for a network that others reach.** NIXL asks nobody who they are. Whoever reaches the port
-    /// can read the agent's metadata, and with it the keys to all that is registered; can load metadata
-    /// into the agent (`LOAD`), which no import has looked into, of a new peer or in place of a known
-    /// one's; and can have it forget a peer (`INVL`), whose connection is closed then under the
-    /// transfers that are in flight with it. Those end with
-    /// [`RequestFailed::PeerLost`](crate::RequestFailed::PeerLost), and as nobody knows any more whether
-    /// they go on, their memory is never used again, and the peer stays busy for this agent.
+    /// **Not for a network that others reach.** NIXL authenticates no peer. Any process that
+    /// reaches the port can:
+    /// - read the agent's metadata, and with it the keys to all registrations;
+    /// - load metadata into the agent (`LOAD`) that no import has checked, for a new peer or in
+    ///   place of a known one's;
+    /// - make the agent forget a peer (`INVL`), which closes its connection under the transfers in
+    ///   flight.
+    ///
+    /// Those transfers end with [`RequestFailed::PeerLost`](crate::RequestFailed::PeerLost). NIXL
+    /// can no longer tell whether they go on. Their memory is therefore never used again, and the
+    /// peer stays busy for this agent.
     pub fn listen(self, port: u16) -> Self {
         Self { listen: Some(port), ..self }
     }
 
-    /// Whether NIXL measures each transfer, for the
-    /// [report](terrane_transfer::Report::engine_times) to say.
+    /// Sets whether NIXL measures each transfer for the
+    /// [report](terrane_transfer::Report::engine_times).
     ///
-    /// `NIXL_TELEMETRY_ENABLE`, which NIXL reads itself, makes it measure as well, for its own exporters
-    /// alone: reports have times if they are asked for here.
+    /// NIXL also reads `NIXL_TELEMETRY_ENABLE` itself, but only for its own exporters. Reports have
+    /// times only if this option is set.
     pub fn telemetry(self, telemetry: bool) -> Self {
         Self { telemetry, ..self }
     }
 
-    /// Adds a backend. Registrations ask the backends in the order in which they were added.
+    /// Adds a backend. Registrations try the backends in the order in which they were added.
     pub fn backend(mut self, backend: BackendConfig) -> Self {
         self.backends.push(backend);
         self
@@ -134,7 +138,7 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// [`NixlError`]; then there is neither agent nor backend, and the name is free.
+    /// [`NixlError`]. No agent and no backend exists then, and the name is free.
     pub fn build(self) -> Result<Agent, NixlError> {
         create::check_combination(self.threads, &self.backends)?;
         let config = self.config()?;
@@ -167,7 +171,7 @@ impl AgentBuilder {
         })))))
     }
 
-    /// What NIXL is told of the agent itself.
+    /// The agent's options, as NIXL takes them.
     fn config(&self) -> Result<nixl_sys::AgentConfig, NixlError> {
         Ok(nixl_sys::AgentConfig {
             enable_prog_thread: self.progress.is_some(),
@@ -183,8 +187,8 @@ impl AgentBuilder {
             },
             pthr_delay_us: microseconds(self.progress.unwrap_or_default())?,
             capture_telemetry: self.telemetry,
-            // The number of workers, which the library's C interface does not pass on, and how
-            // often the listening thread looks.
+            // The number of workers, which the library's C interface does not pass on, and the
+            // listening thread's polling interval.
             ..nixl_sys::AgentConfig::default()
         })
     }
@@ -195,8 +199,7 @@ fn microseconds(rest: Duration) -> Result<u64, NixlError> {
         .map_err(|_| NixlError::DelayTooLong { seconds: rest.as_secs() })
 }
 
-/// Why nobody else can listen on a port. NIXL says of an agent that could not listen only that it
-/// failed.
+/// Returns why the port cannot be listened on. NIXL reports only that the agent failed.
 fn why_taken(port: u16) -> Option<(u16, OsError)> {
     let error = std::net::TcpListener::bind(("0.0.0.0", port)).err()?;
     Some((port, OsError::from_io("bind", &error)))

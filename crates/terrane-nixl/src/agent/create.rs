@@ -1,4 +1,4 @@
-//! How backends are created, and what is asked beforehand, so that each reason has its own error.
+//! Creates backends. Checks run beforehand, so that each reason has its own error.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
@@ -10,24 +10,24 @@ use crate::backend::Parameter;
 use crate::quiet::quietly;
 use crate::{BackendConfig, Found, MemoryType, NixlError, Status};
 
-/// The backends of which an agent can have one only.
+/// The backends of which an agent can have only one.
 const EXCLUSIVE: [&str; 2] = ["GDS", "GDS_MT"];
 
-/// The backends that protect themselves from several threads at once.
+/// The backends that are safe to call from several threads at once.
 ///
-/// In [`ThreadMode::ReadWrite`] NIXL lets transfers into a backend side by side, and leaves it to the
-/// backend to stand that. UCX makes its workers for several threads then, and POSIX locks its queues;
-/// nothing is known of others.
+/// In [`ThreadMode::ReadWrite`] NIXL lets transfers enter a backend in parallel, and leaves
+/// synchronization to it. UCX then makes its workers thread-safe, and POSIX locks its queues. The
+/// behaviour of other backends is unknown.
 const SELF_LOCKING: [&str; 2] = ["UCX", "POSIX"];
 
-/// Held while plugins are asked and made into backends.
+/// Held while plugins are queried and made into backends.
 ///
-/// NIXL loads a plugin to ask for its parameters, and unloads it if the asking agent has no such
-/// backend. Where another agent creates one in between, NIXL does not find the plugin when that
-/// agent ends, and leaves the backend and its threads behind.
+/// NIXL loads a plugin to query its parameters, and unloads it if the querying agent has no such
+/// backend. If another agent creates one in between, NIXL does not find the plugin when that agent
+/// ends. It then leaves the backend and its threads behind.
 static PLUGINS: Mutex<()> = Mutex::new(());
 
-/// Checks what NIXL would refuse, what it should, and whether a backend is asked for twice.
+/// Checks what NIXL would refuse, what it should refuse, and whether a backend is named twice.
 pub(super) fn check_combination(
     threads: ThreadMode,
     configs: &[BackendConfig],
@@ -86,14 +86,14 @@ fn create(
     Ok(Backend { name, raw, options, memory, demand, file_access, ios, fails_at_the_end })
 }
 
-/// The release of NIXL of which it is known when its storage backends say that a request failed.
+/// The NIXL release whose storage backends' failure behaviour is known.
 const KNOWN_RELEASE: &str = "1.5.1";
 
-/// Whether a backend says that a request failed once all I/Os of the request have ended, and not
-/// before.
+/// Whether a backend reports a failed request only after all I/Os of the request have ended.
 ///
-/// GDS_MT waits for its threads first. POSIX counts the I/Os with the kernel's asynchronous I/O, which
-/// is its choice where it has it; with other queues it may fail earlier. Others let I/Os go on.
+/// GDS_MT waits for its threads first. POSIX counts the I/Os with the kernel's asynchronous I/O,
+/// which it prefers where available. With other queues it may fail earlier. Other backends let I/Os
+/// go on.
 fn fails_at_the_end(config: &BackendConfig, known: impl FnOnce() -> Vec<String>) -> bool {
     const QUEUE: &str = "use_aio";
     let is_another = |stated: &Parameter| {
@@ -108,7 +108,7 @@ fn fails_at_the_end(config: &BackendConfig, known: impl FnOnce() -> Vec<String>)
     }
 }
 
-/// What the backend is told: what is stated, and what is usual besides.
+/// The parameters passed to the backend: the stated ones, and the defaults.
 fn parameters(config: &BackendConfig) -> Vec<(&str, Cow<'_, str>)> {
     let stated = config.parameters.iter().map(|stated| (&*stated.key, Cow::from(&*stated.value)));
     let mut told: Vec<_> = stated.collect();
@@ -123,12 +123,13 @@ fn parameters(config: &BackendConfig) -> Vec<(&str, Cow<'_, str>)> {
     told
 }
 
-/// The parameter that has settings of UCX's, with commas in between.
+/// The parameter that holds UCX settings, separated by commas.
 const ENGINE_CONFIG: &str = "engine_config";
 
-/// On a device without NVLinks UCX reads no other process's device memory by CUDA IPC unless told to: it
-/// would rather ask the owner to write, which is faster there. But NIXL posts a read as a read, for which
-/// TCP is left. A UCX without CUDA does not know the setting, of which NIXL tells where it debugs.
+/// On a device without NVLinks, UCX by default does not read another process's device memory by
+/// CUDA IPC. It would rather ask the owner to write, which is faster there. But NIXL posts a read
+/// as a read, for which only TCP is left. A UCX without CUDA does not know the setting; NIXL
+/// mentions that at debug level.
 const READS_BY_CUDA_IPC: &str = "CUDA_IPC_ENABLE_GET_ZCOPY=y";
 
 fn check_texts(config: &BackendConfig) -> Result<(), NixlError> {
@@ -155,7 +156,7 @@ fn check_plugin(
         let failed = |source| NixlError::Plugin { backend: backend.clone(), source };
         return plugin.check().map_err(failed);
     }
-    // A plugin that is linked into NIXL, or is in a list of plugins, has no file there.
+    // A plugin that is linked into NIXL, or is in a list of plugins, has no file to check.
     let available = available(agent, found)?;
     if available.contains(backend) {
         return Ok(());
@@ -166,7 +167,7 @@ fn check_plugin(
 /// The plugins that NIXL finds.
 fn available(agent: &nixl_sys::Agent, found: &Found) -> Result<Vec<BackendName>, NixlError> {
     if !found.plugin_names_are_text() {
-        // The bindings panic at such a name.
+        // The bindings panic on such a name.
         return Ok(found.plugins().iter().map(|plugin| plugin.name().clone()).collect());
     }
     let asking = Status::during("asking NIXL for its plugins");
@@ -204,8 +205,8 @@ fn known_parameters(
     let (_, parameters) = agent.get_plugin_params(backend.as_str()).map_err(refused)?;
     let asking = Status::during("asking a plugin for its parameters");
     let mut known = Vec::new();
-    // Each pair is copied before the next is asked for: the bindings say that the texts live as long
-    // as the list, and they live until the next one.
+    // Each pair is copied before the next is requested. The bindings claim that the texts live as
+    // long as the list, but they live only until the next pair.
     for pair in parameters.iter().map_err(asking)? {
         let (key, _) = pair.map_err(asking)?;
         known.push(key.to_owned());

@@ -1,4 +1,4 @@
-//! Agents as the environment asks for them.
+//! Agents configured by the environment.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,9 +10,9 @@ use super::{AgentBuilder, ThreadMode};
 use crate::backend::{Demand, Parameter};
 use crate::{BackendConfig, FileAccess, NixlError};
 
-/// What all settings begin with.
+/// The prefix of all settings.
 const PREFIX: &str = "TERRANE_NIXL_";
-/// Settings of one backend: the rest of the name is the backend's, whatever is in it.
+/// Prefix of one backend's settings; the rest of the name is the backend's name, unchanged.
 const PARAMETERS: &str = "TERRANE_NIXL_PARAMETERS_";
 const FILE_ACCESS: &str = "TERRANE_NIXL_FILE_ACCESS_";
 
@@ -29,7 +29,7 @@ const PAIRS: &str = "`key=value` pairs with semicolons between them, where `\\;`
                      a semicolon and a backslash, and `!key=value` sets an unchecked parameter";
 
 impl AgentBuilder {
-    /// The agent that the environment asks for.
+    /// Creates a builder from the environment.
     ///
     /// | variable | value | if not set, or empty |
     /// |---|---|---|
@@ -43,12 +43,12 @@ impl AgentBuilder {
     /// | `TERRANE_NIXL_LISTEN_PORT` | a port | the agent does not listen |
     /// | `TERRANE_NIXL_TELEMETRY` | `on` or `off` | `off` |
     ///
-    /// What follows `PARAMETERS_` or `FILE_ACCESS_` is the name of a backend, underscores and all:
+    /// The name of a backend follows `PARAMETERS_` or `FILE_ACCESS_`, underscores included:
     /// `TERRANE_NIXL_PARAMETERS_GDS_MT`. Within a parameter's value, `\;` is a semicolon and `\\` a
-    /// backslash; the key ends at the first `=`. A key with `!` before it is an
-    /// [unchecked parameter](BackendConfig::unchecked_parameter).
+    /// backslash; the key ends at the first `=`. A key with `!` before it is an [unchecked
+    /// parameter](BackendConfig::unchecked_parameter).
     ///
-    /// This is the one place where the crate reads settings of its own, and nothing in it calls this.
+    /// Only this function reads the crate's own settings, and nothing in the crate calls it.
     ///
     /// # Errors
     ///
@@ -58,8 +58,8 @@ impl AgentBuilder {
         Self::from_variables(std::env::vars_os())
     }
 
-    /// The same with another environment than the process's. Variables that do not begin with
-    /// `TERRANE_NIXL_` are none of its business.
+    /// As [`from_env`](Self::from_env), with the given variables instead of the process's
+    /// environment. Variables that do not begin with `TERRANE_NIXL_` are ignored.
     ///
     /// ```
     /// use terrane_nixl::AgentBuilder;
@@ -117,7 +117,7 @@ impl AgentBuilder {
 
 type Settings = BTreeMap<String, String>;
 
-/// The variables that are settings, each of which is known.
+/// The variables that are settings. Each of them is known.
 fn settings<K: Into<OsString>, V: Into<OsString>>(
     variables: impl IntoIterator<Item = (K, V)>,
 ) -> Result<Settings, NixlError> {
@@ -143,7 +143,7 @@ fn settings<K: Into<OsString>, V: Into<OsString>>(
     Ok(settings)
 }
 
-/// What a variable says; one that is empty says nothing.
+/// The value of a variable; `None` if it is empty.
 fn value<'s>(settings: &'s Settings, name: &str) -> Option<&'s str> {
     settings.get(name).map(String::as_str).filter(|value| !value.is_empty())
 }
@@ -189,7 +189,7 @@ fn backends(settings: &Settings) -> Result<Vec<BackendConfig>, NixlError> {
     Ok(backends)
 }
 
-/// The configuration of a backend that a variable is about.
+/// The configuration of the backend that a variable names.
 fn configured<'b>(
     backends: &'b mut [BackendConfig],
     name: &str,
@@ -202,7 +202,7 @@ fn configured<'b>(
     backends.iter_mut().find(|config| config.name.as_str() == backend).ok_or_else(missing)
 }
 
-/// `key=value;key=value`, or `None` for what is not of that form.
+/// Parses `key=value;key=value`; `None` if the text does not have that form.
 fn parameters(text: &str) -> Option<Vec<Parameter>> {
     let mut pairs = vec![String::new()];
     let mut characters = text.chars();
@@ -225,7 +225,7 @@ fn parameters(text: &str) -> Option<Vec<Parameter>> {
         let parameter = Parameter { key: key.to_owned(), value: value.to_owned(), checked };
         (!key.is_empty()).then_some(parameter)
     };
-    // A semicolon at the end begins nothing.
+    // A semicolon at the end starts no parameter.
     pairs.iter().filter(|pair| !pair.trim().is_empty()).map(pair).collect()
 }
 

@@ -1,51 +1,51 @@
-//! The I/Os that a storage backend has.
+//! The I/Os of a storage backend.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::BackendConfig;
 
-/// How many I/Os a backend may have in flight, over all engines of an agent, and how many it has.
+/// The I/Os that a backend may have in flight over all engines of an agent, and those in use.
 ///
-/// POSIX makes its I/Os beforehand, one for each descriptor in flight. A request for which too few
-/// are left fails as it is posted, with no more than "backend error".
+/// POSIX allocates its I/Os beforehand, one for each descriptor in flight. A request for which too
+/// few are left fails when it is posted, with only "backend error".
 ///
-/// GDS makes its batches beforehand, of so many I/Os each, and a request takes whole ones. Where
-/// cuFile goes through the host, each I/O takes a bounce buffer besides, and a post for which too few
-/// are free never returns.
+/// GDS allocates its batches beforehand, each of a fixed number of I/Os, and a request takes whole
+/// batches. Where cuFile goes through the host, each I/O also takes a bounce buffer. A post for
+/// which too few are free never returns.
 #[derive(Debug)]
 pub(crate) struct Ios {
     most: usize,
-    /// Those that a request takes, however small it is.
+    /// The minimum that a request takes.
     least: usize,
-    /// The bytes of the longest; a longer descriptor takes several.
+    /// The longest I/O, in bytes; a longer descriptor takes several.
     longest: u64,
     taken: AtomicUsize,
 }
 
-/// What is used of those that POSIX makes if it is told no number, which are more ([`POSIX_MOST`]):
-/// four requests of the usual size.
+/// The share used of POSIX's default pool, which is larger ([`POSIX_MOST`]): four requests of the
+/// usual size.
 const POSIX_USUAL: usize = 4 * 4096;
 
-/// As many as POSIX makes at most, whatever number it is told. A request that has more fails in the
-/// middle, with the first of its I/Os on their way.
+/// The maximum that POSIX allocates, whatever its parameter says. A request of more descriptors
+/// fails midway, with the first of its I/Os in flight.
 const POSIX_MOST: usize = 65_536;
 
-/// The bounce buffers that cuFile has of its largest class, of 16 MiB, if its configuration does not
-/// say otherwise (`posix_pool_slab_count`). Smaller ones are more.
+/// cuFile's default number of bounce buffers of its largest class, 16 MiB
+/// (`posix_pool_slab_count`). It has more of the smaller classes.
 const GDS_USUAL: usize = 32;
 
-/// The batches that GDS makes (`batch_pool_size`), the I/Os that one can have (`batch_limit`), and the
-/// bytes after which it cuts a descriptor (`max_request_size`), unless it is told otherwise.
+/// GDS's defaults: the number of batches (`batch_pool_size`), the I/Os in each batch
+/// (`batch_limit`), and the bytes after which it splits a descriptor (`max_request_size`).
 const GDS_BATCHES: usize = 16;
 const GDS_BATCH: usize = 128;
 const GDS_LONGEST: usize = 16 << 20;
 
-/// What goes around the page cache is of whole pages.
+/// Direct I/O works on whole pages.
 const PAGE: usize = 4096;
 
 impl Ios {
-    /// Those of a backend of this configuration; `None` where nothing is known of a limit.
+    /// The I/Os of a backend of this configuration; `None` where no limit is known.
     pub(super) fn of(config: &BackendConfig) -> Option<Arc<Self>> {
         let parameter = |key: &str| {
             let found = config.parameters.iter().find(|parameter| parameter.key == key);
@@ -57,7 +57,8 @@ impl Ios {
                 (most.clamp(1, POSIX_MOST), 1, usize::MAX)
             }
             "GDS" => {
-                // Who chooses the size of batches is taken to have as many bounce buffers.
+                // A configuration that sets the batch size is assumed to have as many bounce
+                // buffers.
                 let most = parameter("batch_limit").unwrap_or(GDS_USUAL.min(GDS_BATCH)).max(1);
                 let batches = parameter("batch_pool_size").unwrap_or(GDS_BATCHES).max(1);
                 let longest = parameter("max_request_size").unwrap_or(GDS_LONGEST).max(PAGE);
@@ -69,31 +70,31 @@ impl Ios {
         Some(Arc::new(Self { most, least, longest, taken: AtomicUsize::new(0) }))
     }
 
-    /// The most that one request may ask for, of so many descriptors and bytes as are wanted: what
-    /// fits into all I/Os, however its bytes lie.
+    /// The most descriptors and bytes, up to those wanted, that one request may have. They fit into
+    /// all I/Os, wherever the bytes lie.
     pub(crate) fn within(&self, descriptors: usize, bytes: u64) -> (usize, u64) {
-        // Half of them for what is cut off of descriptors, if it comes to that.
+        // Half of them are kept for splits of descriptors.
         let half = u64::try_from(self.most / 2).unwrap_or(u64::MAX).max(1);
         let bytes = bytes.min(self.longest.saturating_mul(half));
         (descriptors.min(self.most - self.cuts(bytes)).max(1), bytes)
     }
 
-    /// How many I/Os more than descriptors so many bytes take at most.
+    /// The most I/Os that splits can add for so many bytes.
     fn cuts(&self, bytes: u64) -> usize {
         (bytes.saturating_sub(1) / self.longest).try_into().unwrap_or(usize::MAX)
     }
 
-    /// Takes those of a request, if they are left.
+    /// Takes the I/Os of a request, if enough are left.
     pub(crate) fn take(self: &Arc<Self>, descriptors: usize, bytes: u64) -> Option<TakenIos> {
         let count = descriptors.checked_add(self.cuts(bytes))?.max(self.least);
         let and_these = |taken: usize| taken.checked_add(count).filter(|sum| *sum <= self.most);
-        // Whoever finds them free comes after the release of the request that had them.
+        // Acquire: pairs with the release by the request that used the I/Os before.
         self.taken.fetch_update(Ordering::Acquire, Ordering::Relaxed, and_these).ok()?;
         Some(TakenIos { of: Arc::clone(self), count })
     }
 }
 
-/// I/Os that a request has, until this drops.
+/// I/Os that a request holds until this drops.
 #[derive(Debug)]
 pub(crate) struct TakenIos {
     of: Arc<Ios>,
@@ -144,7 +145,7 @@ mod tests {
     #[test]
     fn gds_has_no_more_in_flight_than_cufile_has_buffers() {
         let ios = of("GDS", &[]);
-        // 128 MiB may be cut eight times, and one time less than that beyond what they begin with.
+        // Splits cut 128 MiB at most eight times, and one time less beyond the initial descriptors.
         let (descriptors, bytes) = ios.within(16_384, 128 << 20);
         assert_eq!((descriptors, bytes), (GDS_USUAL - 7, 128 << 20));
         let all = ios.take(descriptors, bytes).unwrap();

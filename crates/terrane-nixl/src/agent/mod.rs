@@ -28,21 +28,21 @@ use options::Options;
 
 /// A NIXL agent with its backends.
 ///
-/// Cloning it shares it. The agent ends with the last of its clones and of the registrations made
-/// with it, whichever thread drops that.
+/// Clones share it. The agent ends when the last clone and the last registration made with it drop,
+/// on any thread.
 ///
-/// As a [`Register`](terrane_core::Register) it asks every backend, each as its configuration
-/// demands; [`registrar`](Self::registrar) chooses others.
+/// As a [`Register`](terrane_core::Register) it asks every backend, each with its configured
+/// demand. [`registrar`](Self::registrar) chooses others.
 #[derive(Clone)]
 pub struct Agent(Arc<Inner>);
 
-// `Agent` is `Send` and `Sync` because `nixl_sys::Agent` says so of itself. It says so for every
-// agent, while NIXL takes no lock in its default mode, and the bindings let some calls run side by
-// side. An agent is built here with one of the modes in which NIXL locks, and in no other.
+// `Agent` is `Send` and `Sync` because `nixl_sys::Agent` declares so. It declares so for every
+// agent, although NIXL takes no lock in its default mode and the bindings run some calls in
+// parallel. This crate builds agents only in the modes in which NIXL locks.
 struct Inner(ManuallyDrop<Parts>);
 
 struct Parts {
-    // Fields drop in this order: the agent ends, and its name is free.
+    // Fields drop in this order: the agent ends first, then its name is free.
     peers: Peers,
     mailbox: Mailbox,
     table: Mutex<Table>,
@@ -64,9 +64,9 @@ impl Deref for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // NIXL would wait for threads that a forked process does not have.
+        // NIXL would wait for threads that do not exist in a forked process.
         if !process::is_forked() {
-            // SAFETY: it is dropped here alone, once, and not used any more.
+            // SAFETY: it is dropped only here, once, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.0) };
         }
     }
@@ -78,23 +78,23 @@ pub(crate) struct Backend {
     pub(crate) name: BackendName,
     pub(crate) raw: nixl_sys::Backend,
     options: Options,
-    /// The types of memory that it says it takes.
+    /// The memory types that it declares.
     pub(crate) memory: Vec<MemoryType>,
     pub(crate) demand: Demand,
     pub(crate) file_access: FileAccess,
-    /// How much it can have in flight, where that has an end.
+    /// The I/Os that it can have in flight; `None` if unlimited.
     pub(crate) ios: Option<Arc<Ios>>,
-    /// Whether a request in flight that fails has ended as a whole.
+    /// Whether all I/Os of a request in flight have ended when it reports failure.
     pub(crate) fails_at_the_end: bool,
 }
 
 impl Backend {
-    /// Options that name this backend and nothing else.
+    /// Options that name only this backend.
     pub(crate) fn options(&self) -> &nixl_sys::OptArgs {
         self.options.raw()
     }
 
-    /// Options that name this backend, and carry a message with the request.
+    /// Options that name this backend and carry a notification with the request.
     pub(crate) fn telling(&self, message: &[u8]) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
         options::telling(&self.raw, message)
     }
@@ -113,18 +113,18 @@ impl Agent {
         self.0.threads
     }
 
-    /// The names of its backends, in the order in which they are asked.
+    /// The names of its backends, in the order in which registrations try them.
     pub fn backends(&self) -> impl Iterator<Item = &BackendName> {
         self.0.backends.iter().map(|backend| &backend.name)
     }
 
-    /// The types of memory that a backend says it takes; `None` if the agent has no such backend.
+    /// The memory types that a backend declares; `None` if the agent has no such backend.
     #[must_use]
     pub fn memory_types(&self, backend: &BackendName) -> Option<&[MemoryType]> {
         self.0.backends.iter().find(|b| b.name == *backend).map(|b| b.memory.as_slice())
     }
 
-    /// A registrar that asks these backends of the agent, in this order, and no other.
+    /// Returns a registrar that asks only these backends, in this order.
     ///
     /// ```no_run
     /// use terrane_nixl::{AgentBuilder, BackendConfig, Demand};
@@ -161,19 +161,19 @@ impl Agent {
 
     /// The agent of the bindings.
     ///
-    /// Whoever keeps something of it keeps a clone of this agent as well, so that the agent's name
-    /// stays taken. `get_plugin_params` and `create_backend` are not to be called: a plugin that one
-    /// agent loads for the first unloads under the backend that another creates meanwhile.
+    /// Keep a clone of this agent with anything obtained from it, so that the agent's name stays
+    /// taken. Do not call `get_plugin_params` or `create_backend`. A plugin that one agent loads
+    /// first can unload under a backend that another creates meanwhile.
     pub(crate) fn raw(&self) -> &nixl_sys::Agent {
         &self.0.raw
     }
 
-    /// Whether NIXL keeps the times of requests.
+    /// Whether NIXL keeps request times.
     pub(crate) fn has_telemetry(&self) -> bool {
         self.0.telemetry
     }
 
-    /// Whether peers can have NIXL load and forget metadata, without a word to anybody here.
+    /// Whether peers can make NIXL load and forget metadata without notice to this process.
     pub(crate) fn listens(&self) -> bool {
         self.0.listens
     }

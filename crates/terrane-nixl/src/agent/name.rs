@@ -1,4 +1,4 @@
-//! Names of agents, each of which only one agent of a process has.
+//! Names of agents, each unique in a process.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -11,7 +11,7 @@ use crate::NixlError;
 /// The names that are taken.
 static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// A name that no other agent of the process has while this lives.
+/// A name that is reserved in this process while this lives.
 #[derive(Debug)]
 pub(crate) struct ClaimedName(AgentName);
 
@@ -25,7 +25,7 @@ impl ClaimedName {
             return Err(NixlError::Nul { what: "name of an agent", text });
         }
         if name.as_str().chars().any(char::is_control) {
-            // Nor do peers take it: what they are sent is printed, in errors.
+            // Peers refuse it too, because their errors print received names.
             return Err(NixlError::ControlCharacter { name });
         }
         let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,7 +47,7 @@ impl Drop for ClaimedName {
     }
 }
 
-/// A name that no other agent has, of this process or of another: 64 bits of it are random.
+/// A name that is unique across processes: 64 of its bits are random.
 pub(crate) fn unique() -> AgentName {
     let process = std::process::id();
     let random = RandomState::new().hash_one(process);

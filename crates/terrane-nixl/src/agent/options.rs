@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-/// Options that name one backend and nothing else, made once.
+/// Options that name only one backend, created once.
 pub(crate) struct Options(nixl_sys::OptArgs);
 
-// SAFETY: the options are a value in C++, which no thread owns: it may be freed by any. They are given
-// away by shared reference alone, and with that the bindings let NIXL read them, and nothing else.
+// SAFETY: the options are a C++ value without thread affinity, so any thread may free it. They are
+// lent only by shared reference, and with that the bindings only let NIXL read them.
 unsafe impl Send for Options {}
-// SAFETY: as above: whatever is done through a shared reference reads.
+// SAFETY: as above: every operation through a shared reference only reads.
 unsafe impl Sync for Options {}
 
 impl Options {
@@ -21,7 +21,7 @@ impl Options {
     }
 }
 
-/// Options that name some backends and nothing else.
+/// Options that name only these backends.
 pub(crate) fn naming<'a>(
     backends: impl IntoIterator<Item = &'a nixl_sys::Backend>,
 ) -> Result<nixl_sys::OptArgs, nixl_sys::NixlError> {
@@ -32,7 +32,7 @@ pub(crate) fn naming<'a>(
     Ok(options)
 }
 
-/// Options that name a backend, and carry a message with the request.
+/// Options that name a backend and carry a notification with the request.
 pub(super) fn telling(
     backend: &nixl_sys::Backend,
     message: &[u8],

@@ -1,4 +1,4 @@
-//! Flights that the engine's thread and the threads that wait for them advance, one at a time.
+//! Flights that the engine's thread and waiting threads advance, one thread at a time.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,39 +14,41 @@ use super::route::{Begun, Rates};
 use super::worker::Queue;
 use crate::{Agent, NixlEngineOptions, process};
 
-/// How long the engine's thread leaves a new flight to the thread that has submitted it, which mostly
-/// waits next. It would copy where it wakes, and whoever waits would have to be woken in turn; where it
-/// wakes on the submitter's own processor, that one could not even begin to wait.
+/// How long the engine's thread leaves a new flight to the submitting thread, which mostly waits
+/// next. Otherwise the engine's thread would wake, copy, and then have to wake the waiter. If it
+/// wakes on the submitter's processor, the submitter could not even begin to wait.
 ///
-/// Longer than it takes from a submit to a wait, and as long as a wake-up.
+/// It is longer than the time from a submit to a wait, and as long as a wake-up.
 pub(super) const GRACE: Duration = Duration::from_micros(100);
 
-/// How long the engine's thread does not look at a flight that somebody else is at. Who waits for the end
-/// stays until then, or says so; it would have to unwind to go without a word.
+/// How long the engine's thread does not poll a flight that another thread advances. A thread that
+/// waits for the end stays until then, or reports that it leaves. It would have to unwind to leave
+/// without a report.
 const WATCH: Duration = Duration::from_millis(20);
 
-/// The same where it may be somebody who waits for a layer, and goes without a word once that is there.
+/// The same where a thread may wait only for a layer, and leaves without a report once that is
+/// done.
 const WATCH_OF_LAYERS: Duration = Duration::from_millis(1);
 
-/// A flight that whoever comes first advances: a thread that waits for it and has nothing else to do,
-/// or, after a [grace](GRACE), the engine's thread.
+/// A flight that the first thread to arrive advances: a waiting thread, or, after a [grace](GRACE),
+/// the engine's thread.
 ///
-/// The lock is held while NIXL posts and looks, and while the job is finished, which runs foreign
-/// code. So nobody ever waits for it: where it is taken, the flight is in good hands, which may be those
-/// of this very thread further up its stack.
+/// The lock is held while NIXL posts and polls, and while the job is finished, which runs foreign
+/// code. So no thread ever waits for the lock. If it is taken, another thread advances the flight,
+/// or this same thread does so further up its stack.
 pub(super) struct Attended {
     state: Mutex<State>,
-    /// Until when it is left to a thread that waits.
+    /// Until then it is left to a waiting thread.
     left_until: Instant,
-    /// Somebody has asked for it who does not wait here, so that it is not left any more.
+    /// A thread that does not wait here has asked for it, so it is no longer left.
     is_asked_for: AtomicBool,
     watch: Duration,
     means: Arc<Means>,
-    /// Gone once the engine's thread has.
+    /// Dangling once the engine's thread has ended.
     queue: Weak<Queue>,
 }
 
-/// What it takes to advance a flight.
+/// The data needed to advance a flight.
 pub(super) struct Means {
     pub(super) agent: Agent,
     pub(super) options: Arc<NixlEngineOptions>,
@@ -56,21 +58,22 @@ pub(super) struct Means {
 
 enum State {
     InFlight(Box<Flight>),
-    /// What a flight that was given up leaves is the engine's thread's to look after.
+    /// The engine's thread looks after the remains of a flight that was given up.
     Over(Option<Box<Abandoned>>),
 }
 
-/// What the engine's thread finds.
+/// The result of a visit by the engine's thread.
 pub(super) enum Visit {
     /// It is left alone until then.
     Left(Instant),
-    /// Somebody else is at it. To be looked at again after so long, in case nobody is any more.
+    /// Another thread advances it. Visit it again after this delay, in case that thread has
+    /// stopped.
     Elsewhere(Duration),
     /// Nothing has changed.
     Quiet,
     /// Something has been posted, or has ended.
     News,
-    /// It is over, and this is left of it.
+    /// It is over, with these remains.
     Over(Option<Box<Abandoned>>),
 }
 
@@ -92,7 +95,7 @@ impl Attended {
             means: Arc::clone(means),
             queue: Arc::downgrade(queue),
         });
-        // Nobody else knows of it yet.
+        // No other thread knows of it yet.
         if let Ok(state) = attended.state.try_lock()
             && let State::InFlight(flight) = &*state
         {
@@ -101,15 +104,16 @@ impl Attended {
         attended
     }
 
-    /// Until when the engine's thread leaves it alone, unless somebody has asked for it.
+    /// Until when the engine's thread leaves it alone, unless a thread has asked for it.
     pub(super) fn left_until(&self) -> Option<Instant> {
-        // Whoever asks after this nudges after this, too.
+        // A thread that asks later also nudges later.
         (!self.is_asked_for.load(Ordering::Relaxed)).then_some(self.left_until)
     }
 
     /// Advances the flight on the engine's thread, unless it is left alone now.
     pub(super) fn visit(&self, now: Instant) -> Visit {
-        // Whoever asks says so under the lock of the queue as well, under which this thread has looked.
+        // A thread that asks also sets the nudge under the queue's lock, under which this thread
+        // has checked.
         if let Some(until) = self.left_until().filter(|until| now < *until) {
             return Visit::Left(until);
         }
@@ -121,14 +125,15 @@ impl Attended {
         }
     }
 
-    /// Advances the flight and says whether anything has changed; `None` if somebody else is at it.
+    /// Advances the flight and returns whether anything has changed; `None` if another thread does
+    /// so.
     fn advance(&self) -> Option<(MutexGuard<'_, State>, bool)> {
         if process::is_forked() {
             return None;
         }
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
-            // What a panic left behind can be advanced, or is over.
+            // After a panic, the state can still be advanced, or is over.
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
@@ -145,7 +150,7 @@ impl Attended {
 }
 
 impl Attended {
-    /// Has the engine's thread see to the flight.
+    /// Makes the engine's thread advance the flight.
     fn ask(&self) {
         if process::is_forked() {
             return;
@@ -158,8 +163,8 @@ impl Attended {
 }
 
 impl Attend for Attended {
-    /// Looks at nothing, as a look at a request may copy for as long as there is anything to copy. But
-    /// who only looks does not wait, so the engine's thread begins.
+    /// Does not poll, as polling a request may copy for as long as there is data to copy. A caller
+    /// that only polls does not wait, so the engine's thread starts.
     fn poll(&self) {
         if !self.is_asked_for.load(Ordering::Relaxed) {
             self.ask();
@@ -170,7 +175,7 @@ impl Attend for Attended {
         self.advance().is_some_and(|(_, news)| news)
     }
 
-    /// Who asks is about to sleep, so the engine's thread goes on.
+    /// The caller is about to sleep, so the engine's thread takes over.
     fn due(&self) -> Option<Range<Instant>> {
         self.ask();
         None

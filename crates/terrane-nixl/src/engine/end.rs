@@ -1,4 +1,4 @@
-//! What NIXL needs to know of one end: found out once for each endpoint.
+//! NIXL's data of one end, computed once for each endpoint.
 
 use terrane_core::{Location, RemoteSpace, Span};
 use terrane_transfer::{Endpoint, EndpointId, WeakEndpoint};
@@ -11,14 +11,14 @@ use crate::{Agent, FileAccess, MemoryType};
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) memory: MemoryType,
-    /// Of each of the agent's backends, in their order: where it finds the regions; `None` if it
-    /// does not have them all.
+    /// For each backend of the agent, in order: the base of each region; `None` if it does not have
+    /// all of them.
     bases: Box<[Option<Box<[Base]>>]>,
     /// Whether any backend has any region.
     pub(super) is_registered: bool,
 }
 
-/// Where a region begins for NIXL.
+/// The start of a region in NIXL's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Base {
     /// An address, or a position in a file.
@@ -28,7 +28,7 @@ pub(super) struct Base {
 }
 
 impl End {
-    /// An end in memory or a file of this process, as far as it is registered with the agent.
+    /// An end in local memory or a local file, as far as it is registered with the agent.
     pub(super) fn local(agent: &Agent, endpoint: &Endpoint) -> Option<Self> {
         let memory = match endpoint.base(0)? {
             Location::Host(_) => MemoryType::Host,
@@ -68,8 +68,8 @@ impl End {
         Some(Self { memory, bases, is_registered })
     }
 
-    /// An end in a peer's memory, as far as the peer says that its backends accepted it: a backend of
-    /// another name cannot reach it.
+    /// An end in a peer's memory, as far as the peer declares that its backends accepted it. A
+    /// backend of another name cannot reach it.
     pub(super) fn remote(agent: &Agent, endpoint: &Endpoint) -> Option<Self> {
         let memory = match endpoint.base(0)?.as_remote()?.space {
             RemoteSpace::Host => MemoryType::Host,
@@ -111,12 +111,12 @@ impl End {
         Some(Self { memory, bases, is_registered })
     }
 
-    /// Where a backend finds the regions; `None` if it does not have them all.
+    /// The bases of the regions for a backend; `None` if it does not have all of them.
     pub(super) fn bases(&self, backend: usize) -> Option<&[Base]> {
         self.bases.get(backend)?.as_deref()
     }
 
-    /// Where a backend finds a region.
+    /// The base of a region for a backend.
     pub(super) fn base(&self, backend: usize, region: u32) -> Option<Base> {
         self.bases(backend)?.get(index(region)).copied()
     }
@@ -128,5 +128,5 @@ fn base(span: &Span, access: FileAccess) -> Option<Base> {
     Some(Base { address, device: descriptor.device })
 }
 
-/// What is known of endpoints that are still there.
+/// Data of endpoints that still exist.
 pub(super) type ByEndpoint<T> = rustc_hash::FxHashMap<EndpointId, (WeakEndpoint, T)>;

@@ -6,7 +6,7 @@ use terrane_core::{AgentName, BackendName, OsError};
 
 use crate::Status;
 
-/// Why a transfer through NIXL failed: the cause beneath the
+/// Why a transfer through NIXL failed: the source of the
 /// [`TransferError`](terrane_transfer::TransferError).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -18,14 +18,14 @@ pub enum RequestFailed {
         backend: BackendName,
         /// The peer; `None` for a file.
         peer: Option<AgentName>,
-        /// What was being done.
+        /// The step that failed.
         step: NixlStep,
-        /// What NIXL said.
+        /// The status that NIXL returned.
         status: Status,
     },
-    /// The connection to the peer has broken, mostly because the peer's process has ended; or a request
-    /// has failed so that nobody knows what of it goes on, and the connection is closed for that. No
-    /// transfer with the peer begins until one of its layouts is imported again.
+    /// The connection to the peer has broken, mostly because the peer's process has ended. Or a
+    /// request has failed, parts of it may still be in flight, and the connection is closed for
+    /// that reason. No transfer with the peer begins until one of its layouts is imported again.
     #[error(
         "the connection to peer {peer} was lost at {step}, by {backend}: {status}; import one of its \
          layouts again, or what it exports now if it was started again"
@@ -35,52 +35,52 @@ pub enum RequestFailed {
         peer: AgentName,
         /// The backend.
         backend: BackendName,
-        /// What was being done.
+        /// The step that failed.
         step: NixlStep,
-        /// What NIXL said, now or when the connection was lost.
+        /// The status that NIXL returned, now or when the connection was lost.
         status: Status,
     },
-    /// The file ends before the bytes that were to be read.
+    /// The file ends before the end of the read.
     #[error(
         "the file has {length} bytes and was to be read to {wanted}; somebody has truncated it, so \
          write its blocks again"
     )]
     FileEnds {
-        /// The length of the file.
+        /// The length of the file, in bytes.
         length: u64,
-        /// Where the last byte to read ends.
+        /// The end of the last byte to read, in bytes.
         wanted: u64,
     },
-    /// The file ends before the bytes that were written, though the backend reported success.
+    /// The file ends before the end of the written bytes, though the backend reported success.
     #[error(
         "the file has {length} bytes and was written to {wanted}; make room on its file system or raise \
          RLIMIT_FSIZE, and write its blocks again"
     )]
     WrittenShort {
-        /// The length of the file.
+        /// The length of the file, in bytes.
         length: u64,
-        /// Where the last byte to write ends.
+        /// The end of the last byte to write, in bytes.
         wanted: u64,
     },
-    /// The length of a file could not be asked for.
+    /// The length of a file could not be queried.
     #[error(
         "the length of the file could not be found out; see whether its file system is still there"
     )]
     FileLength {
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: OsError,
     },
-    /// What was quoted cannot be done any more: the peer has been forgotten since.
+    /// The quoted transfer is no longer possible: the peer was forgotten meanwhile.
     #[error("not begun: the engine {0}")]
     Declined(#[from] terrane_transfer::Declined),
-    /// An address of the plan that is none: a region whose memory breaks its contract, and reaches beyond
-    /// all addresses. No memory that keeps it comes to this.
+    /// The plan has an invalid address: a region's memory breaks its contract, and extends beyond
+    /// the address space. Memory that keeps its contract never causes this.
     #[error("a run of the plan lies nowhere; the memory at one end breaks its contract")]
     NoAddress,
 }
 
-/// What NIXL was doing.
+/// The step of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NixlStep {
@@ -90,7 +90,7 @@ pub enum NixlStep {
     Post,
     /// A request was in flight.
     Transfer,
-    /// The peer was being told.
+    /// The peer was being notified.
     Notify,
 }
 

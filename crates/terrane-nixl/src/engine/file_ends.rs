@@ -1,5 +1,5 @@
-//! Whether files reach as far as they are read or written: of one that ends early, a backend says that
-//! it failed, at best.
+//! Checks that files are long enough for reads and writes. For a file that ends early, a backend at
+//! best reports a failure.
 
 use std::fs::File;
 use std::mem::ManuallyDrop;
@@ -12,12 +12,12 @@ use terrane_transfer::TransferPlan;
 use super::error::RequestFailed;
 use super::route::{Operation, Route, Target};
 
-/// Checks that what the plan reads of files is there, before it is read.
+/// Checks that the file ranges of the plan exist before they are read.
 pub(super) fn check_before(route: &Route, plan: &TransferPlan) -> Result<(), RequestFailed> {
     if route.operation == Operation::Write { Ok(()) } else { check_after(route, plan) }
 }
 
-/// Checks that files reach as far as the plan has read or written them.
+/// Checks that files are long enough for all that the plan has read or written.
 pub(super) fn check_after(route: &Route, plan: &TransferPlan) -> Result<(), RequestFailed> {
     if !matches!(route.target, Target::File) {
         return Ok(());
@@ -37,7 +37,7 @@ pub(super) fn check_after(route: &Route, plan: &TransferPlan) -> Result<(), Requ
         }
     }
     for (file, wanted) in ends {
-        // SAFETY: the plan holds the endpoint, and with it the memory whose descriptor this is.
+        // SAFETY: the plan holds the endpoint, and so the memory that owns this descriptor.
         let length = unsafe { length_of(file) }?;
         if length < wanted {
             return Err(match route.operation {
@@ -53,9 +53,9 @@ pub(super) fn check_after(route: &Route, plan: &TransferPlan) -> Result<(), Requ
 ///
 /// # Safety
 ///
-/// The descriptor is open, and stays so meanwhile.
+/// The descriptor must be open, and stay open during the call.
 unsafe fn length_of(descriptor: RawFd) -> Result<u64, RequestFailed> {
-    // SAFETY: the caller promised that it is open; it is borrowed, as this file never drops.
+    // SAFETY: the caller guarantees that it is open; it is borrowed, as this `File` never drops.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) });
     let metadata = file.metadata().map_err(|error| {
         let source = OsError::from_io("fstat", &error);

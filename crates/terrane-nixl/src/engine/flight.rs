@@ -26,35 +26,35 @@ pub(super) struct Flight {
     peer: Option<PeerUse>,
     options: Arc<NixlEngineOptions>,
     prepared: Arc<Prepared>,
-    /// The numbers of the pieces of a request, at either end; kept for the next.
+    /// The indices of a request's pieces at either end; kept for the next request.
     numbers: [Vec<i32>; 2],
-    /// Of the transfer; once that has begun, no later than the options allow.
+    /// The transfer's deadline. Once it has begun, at most the options' deadline.
     deadline: Option<Instant>,
     has_begun: bool,
     /// Where the next request begins.
     next: Place,
     /// In the order in which they were posted.
     requests: VecDeque<Posted>,
-    /// Whether the peer has still to be told, and no request does.
+    /// Whether the peer must still be notified, and no request does so.
     to_tell: bool,
-    /// The layers that are known to be done, from the first one on.
+    /// The number of completed layers, from the first one on.
     layers_done: u32,
-    /// What went wrong, while requests that were in flight by then end.
+    /// The first failure, while requests in flight end.
     failure: Option<CopyFailure>,
     times: Option<EngineTimes>,
 }
 
-/// What has come of an attempt to post.
+/// The result of an attempt to post.
 enum Next {
-    /// A request has been posted, or the peer told.
+    /// A request has been posted, or the peer notified.
     Posted,
-    /// It is not the time yet.
+    /// Posting must wait.
     Later,
     /// There is nothing left to post.
     Nothing,
 }
 
-/// What a look at a flight has come to.
+/// The result of polling a flight.
 pub(super) enum Step {
     /// Nothing has changed.
     Quiet,
@@ -95,7 +95,7 @@ impl Flight {
         }
     }
 
-    /// Lets threads that wait for the job help.
+    /// Lets threads that wait for the job advance it.
     pub(super) fn invite(&self, attendant: Arc<dyn Attend>) {
         if let Some(job) = &self.job {
             job.attend(attendant);
@@ -116,11 +116,11 @@ impl Flight {
         };
     }
 
-    /// Posts what is next, and looks what has ended.
+    /// Posts the next request, and polls those in flight.
     pub(super) fn advance(&mut self, agent: &Agent, rates: &Rates) -> Step {
         self.begin();
         let news = self.collect(agent);
-        // Before the clock is looked at: the peer may have been told already that all has arrived.
+        // Before reading the clock: the peer may have been notified already that all has arrived.
         if self.is_done() {
             self.end(rates);
             return Step::Over;
@@ -142,7 +142,7 @@ impl Flight {
         }
     }
 
-    /// Whether all has been posted, and has ended well.
+    /// Whether everything has been posted and has succeeded.
     fn is_done(&self) -> bool {
         let all = self.job.as_ref().map_or(0, |job| job.plan().runs().len());
         let is_posted = self.next.run >= all && !self.to_tell;
@@ -153,7 +153,7 @@ impl Flight {
         self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
 
-    /// Looks at the requests in flight. Says whether one has ended.
+    /// Polls the requests in flight. Returns whether one has ended.
     fn collect(&mut self, agent: &Agent) -> bool {
         let mut news = false;
         for number in 0..self.requests.len() {
@@ -181,7 +181,7 @@ impl Flight {
         news
     }
 
-    /// Counts a request that has ended, and lets go of it.
+    /// Accounts for a request that has ended, and releases it.
     fn account(&mut self, agent: &Agent, posted: &Posted) {
         let Some(job) = &self.job else { return };
         if posted.state() != State::Done {
@@ -191,7 +191,7 @@ impl Flight {
         if agent.has_telemetry() {
             posted.add_times(&mut self.times);
         }
-        // Requests leave in the order in which they were posted.
+        // Requests are removed in the order in which they were posted.
         if self.failure.is_none()
             && let Some(layers) = job.layers()
         {
@@ -206,7 +206,7 @@ impl Flight {
         }
     }
 
-    /// Posts a request, or tells the peer, if there is anything to do that can be done now.
+    /// Posts a request, or notifies the peer, if either is possible now.
     fn post_next(&mut self, agent: &Agent) -> Result<Next, CopyFailure> {
         let Some(job) = &self.job else { return Ok(Next::Nothing) };
         if self.requests.len() >= self.options.requests.get() {
@@ -215,7 +215,7 @@ impl Flight {
         match self.peer.as_ref().map_or(Readiness::Ready, PeerUse::readiness) {
             Readiness::Ready => {}
             Readiness::Later => return Ok(Next::Later),
-            // NIXL is not even asked.
+            // NIXL is not called at all.
             Readiness::Lost => {
                 return Err(self.failed(agent, NixlStep::Prepare, Status::NotFound, None));
             }
@@ -231,11 +231,11 @@ impl Flight {
         };
         let is_first = self.next == Place::default();
         let is_last = stretch.places.end.run >= plan.runs().len();
-        // The last request tells the peer, so all others have to have ended.
+        // The last request notifies the peer, so all others must have ended.
         if is_last && self.to_tell && !self.requests.is_empty() {
             return Ok(Next::Later);
         }
-        // They are free again when others' requests have ended.
+        // I/Os are free again when other requests have ended.
         let ios = match self.route.backend(agent).and_then(|backend| backend.ios.as_ref()) {
             Some(ios) => match ios.take(stretch.descriptors(), stretch.bytes.get()) {
                 Some(taken) => Some(taken),
@@ -262,7 +262,7 @@ impl Flight {
                 let status = Status::of(&error);
                 let failure = self.failed(agent, NixlStep::Post, status, run);
                 if status == Status::NotFound && self.is_unknown(agent) {
-                    // NIXL asks itself whether it knows the peer before it posts anything.
+                    // NIXL itself checks that it knows the peer before it posts.
                     return Err(failure);
                 }
                 (State::Adrift(status), Some(failure))
@@ -298,8 +298,8 @@ impl Flight {
         raw.create_xfer_req(operation, &here, &there, peer.as_str(), Some(options)).map_err(status)
     }
 
-    /// A request from prepared lists. `None` if there are none for it, or NIXL does not take them: then
-    /// its descriptors are listed anew, and it is for NIXL to say what is wrong with those.
+    /// A request from prepared lists. `None` if there are none for it, or NIXL refuses them: its
+    /// descriptors are then listed again, and NIXL reports any error of those.
     ///
     /// The peer is known to be ready.
     fn prepared_request(
@@ -330,7 +330,7 @@ impl Flight {
         }
     }
 
-    /// Tells the peer of a transfer that had nothing to copy.
+    /// Notifies the peer of a transfer that had nothing to copy.
     fn tell(&mut self, agent: &Agent) -> Result<Next, CopyFailure> {
         self.to_tell = false;
         let message = self.job.as_ref().and_then(|job| job.terms().notification.clone());
@@ -342,7 +342,7 @@ impl Flight {
         }
     }
 
-    /// What NIXL's refusal means.
+    /// Converts NIXL's refusal to a failure.
     fn failed(
         &self,
         agent: &Agent,
@@ -381,8 +381,8 @@ impl Flight {
         !self.peer.as_ref().is_none_or(known)
     }
 
-    /// Ends a transfer that has failed, once nothing of it is in flight; or gives it up, if that takes
-    /// too long, or NIXL does not say any more what is.
+    /// Ends a failed transfer once nothing of it is in flight. Gives it up if that takes too long,
+    /// or if NIXL no longer reports what is in flight.
     fn wind_up(&mut self, agent: &Agent, news: bool) -> Step {
         let waits = |posted: &Posted| posted.state() == State::InFlight;
         if self.requests.iter().any(waits) && !self.is_late() {
@@ -393,7 +393,7 @@ impl Flight {
         let failure = self.failure.take().unwrap_or(CopyFailure::DeadlineExceeded);
         if left == Left::Nothing {
             self.requests.clear();
-            // Whoever has the outcome finds the peer free.
+            // The peer is free before the outcome is visible.
             self.peer = None;
             job.finish(Err(failure));
             return Step::Over;
@@ -404,9 +404,9 @@ impl Flight {
 
     fn end(&mut self, rates: &Rates) {
         let Some(mut job) = self.job.take() else { return };
-        // Whoever has the outcome finds the peer free.
+        // The peer is free before the outcome is visible.
         self.peer = None;
-        // It may have been truncated while it was read, or written short.
+        // The file may have been truncated during the read, or written short.
         if let Err(cause) = file_ends::check_after(&self.route, job.plan()) {
             return job.finish(Err(engine(cause)));
         }
@@ -419,10 +419,10 @@ impl Flight {
 }
 
 impl Drop for Flight {
-    /// Nothing that is in flight loses its memory, not even if the thread unwinds.
+    /// Memory of requests in flight is kept, even if the thread unwinds.
     fn drop(&mut self) {
         if process::is_forked() {
-            // The parent's NIXL goes on with the requests, and the parent with the rest.
+            // The parent's NIXL continues the requests, and the parent owns the rest.
             let requests = std::mem::take(&mut self.requests);
             let _parents = ManuallyDrop::new((requests, self.job.take(), self.peer.take()));
             return;

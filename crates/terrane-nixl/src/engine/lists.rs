@@ -1,4 +1,4 @@
-//! The descriptors of a request, out of the runs of a plan.
+//! Builds the descriptors of a request from a plan's runs.
 
 use std::ops::Range;
 
@@ -16,19 +16,19 @@ use crate::{FileAccess, NixlEngineOptions, Status};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) run: usize,
-    /// Bytes from the beginning of the run.
+    /// Bytes from the start of the run.
     pub(super) offset: u64,
 }
 
-/// What one request copies.
+/// The part of a plan that one request copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
-    /// From here to there.
+    /// The first place, and the one after the last.
     pub(super) places: Range<Place>,
     pub(super) bytes: ByteCount,
 }
 
-/// The most that goes into a request.
+/// The limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Most {
     bytes: u64,
@@ -36,7 +36,7 @@ pub(super) struct Most {
 }
 
 impl Most {
-    /// As the options have it; of whole pages where the backend goes around the page cache.
+    /// The limits of the options; whole pages where the backend bypasses the page cache.
     pub(super) fn of(options: &NixlEngineOptions, backend: Option<&Backend>) -> Self {
         let direct = backend.is_some_and(|backend| backend.file_access == FileAccess::Direct);
         let unit = if direct { Alignment::PAGE.get() } else { 1 };
@@ -47,8 +47,8 @@ impl Most {
         Self { bytes, descriptors }
     }
 
-    /// The stretch that begins at `from`; `None` at the end of the plan. Of a layer-wise plan it ends
-    /// with its layer.
+    /// The stretch that begins at `from`; `None` at the end of the plan. In a layer-wise plan it
+    /// ends with its layer.
     pub(super) fn stretch(
         self,
         plan: &TransferPlan,
@@ -60,7 +60,7 @@ impl Most {
             return None;
         }
         let layer = plan.layer(from.run);
-        // Mostly all fits, and then the runs need not be counted one by one.
+        // In most cases everything fits, and the runs need not be counted one by one.
         let fits = runs.len() <= self.descriptors && plan.bytes().get() <= self.bytes;
         if fits && from == Place::default() && !layer_wise {
             let end = Place { run: runs.len(), offset: 0 };
@@ -87,14 +87,13 @@ impl Most {
 }
 
 impl Stretch {
-    /// How many descriptors it takes.
+    /// The number of descriptors that it takes.
     pub(super) fn descriptors(&self) -> usize {
         let Range { start, end } = &self.places;
         end.run.saturating_sub(start.run) + usize::from(end.offset > 0)
     }
 
-    /// The runs of which it has a part: their indices, and where in them the parts begin and how
-    /// long they are.
+    /// The runs that it overlaps: their indices, and the offset and length of each part.
     fn parts<'a>(
         &'a self,
         plan: &'a TransferPlan,
@@ -109,8 +108,8 @@ impl Stretch {
         })
     }
 
-    /// Whether it is of whole pieces of both ends, and of no more than two for each descriptor: naming
-    /// the pieces by their numbers is work for each, and listing what was joined is less.
+    /// Whether it consists of whole pieces at both ends, with at most two for each descriptor.
+    /// Naming pieces by index is work for each piece, so listing joined runs is then cheaper.
     pub(super) fn is_of_pieces(&self, plan: &TransferPlan) -> bool {
         let ends = [plan.source(), plan.destination()].map(|end| end.layout().geometry().pieces());
         let [Some(source), Some(destination)] = ends else { return false };
@@ -123,7 +122,7 @@ impl Stretch {
             && self.bytes.get() / piece <= descriptors.saturating_mul(2)
     }
 
-    /// The numbers of its pieces at one end. `None` if it is not of whole pieces.
+    /// The indices of its pieces at one end. `None` if it does not consist of whole pieces.
     pub(super) fn numbers(
         &self,
         plan: &TransferPlan,
@@ -145,7 +144,7 @@ impl Stretch {
         Some(())
     }
 
-    /// The two lists of descriptors: of this process's memory and of the target.
+    /// The two lists of descriptors: of local memory and of the target.
     pub(super) fn lists(
         &self,
         plan: &TransferPlan,

@@ -48,66 +48,72 @@ pub(crate) const NAME: &str = "nixl";
 /// | memory | a file, both registered with the agent | a write, by a storage backend (POSIX, GDS) |
 /// | a file | memory, likewise | a read |
 ///
-/// The backend is chosen for each transfer, from those that accepted the memory at both ends, by what
-/// the registrations say, in the order in which the agent has them; a file that GDS refused never
-/// goes through GDS because another backend took it. The quote names it: `"UCX write, 64
-/// descriptors"`.
+/// The engine selects the backend for each transfer among those that accepted the memory at both
+/// ends. It uses the registrations' records, in the agent's order of backends. A file that GDS
+/// refused never goes through GDS because another backend accepted it. The quote names the backend:
+/// `"UCX write, 64 descriptors"`.
 ///
 /// # What it does not do
 ///
-/// It has no part in a device's order: it takes device memory that is
-/// [already synchronised](DeviceOrder::AlreadySynchronised) and declines streams and events, for
-/// which a relay has the device's own engine wait. It makes no file durable. It knows of this
-/// process's transfers only: the peer whose memory it reads or writes has to keep its hands off those
-/// blocks, and is told when it may have them back by a
-/// [notification](terrane_transfer::Transfer::notify).
+/// - It does not take part in a device's order. It accepts device memory that is [already
+///   synchronised](DeviceOrder::AlreadySynchronised) and declines streams and events. For these, a
+///   relay lets the device's own engine wait.
+/// - It makes no file durable.
+/// - It tracks only this process's transfers. The peer must not use the blocks that a transfer
+///   reads or writes. A [notification](terrane_transfer::Transfer::notify) tells it when it may use
+///   them again.
 ///
 /// # Its thread
 ///
-/// NIXL copies where it is called: posting a request can take as long as the copy. So the engine has
-/// a thread that posts, looks after what is in flight, and sleeps when there is nothing. Submitting
-/// only queues.
+/// NIXL copies in the calling thread: posting a request can take as long as the copy. So the engine
+/// has a thread that posts, polls the requests in flight, and sleeps when idle. Submitting only
+/// queues.
 ///
 /// A thread that blocks until the end ([`Completion::wait`](terrane_transfer::Completion::wait),
-/// [`Layers::wait`](terrane_transfer::Layers::wait)) may come first, and posts and looks in its place:
-/// no other has to be woken then, and the copy runs on the thread that waits for it. Threads that look,
-/// tasks that await, and waits until a given time are never kept by a copy.
+/// [`Layers::wait`](terrane_transfer::Layers::wait)) may come first. It then posts and polls in
+/// place of the engine's thread. No other thread must then be woken, and the copy runs on the
+/// waiting thread. A copy never blocks threads that poll, tasks that await, and waits until a given
+/// time.
 ///
 /// # Descriptors
 ///
-/// A request has a descriptor for each run of bytes that is contiguous at both ends. Where pieces cannot
-/// be joined, and an end has been used so for a while, its pieces are listed once and for all, and
-/// requests name them by number, which is less work
+/// A request has a descriptor for each run of bytes that is contiguous at both ends. Some pieces
+/// cannot be joined. Once an end has been used so for a while, NIXL prepares a descriptor list of
+/// its pieces. Requests then name pieces by index, which is less work
 /// ([`prepared_descriptors`](NixlEngineOptions::prepared_descriptors)).
 ///
 /// # When a peer does not answer
 ///
 /// Every transfer has a deadline, its own or that of the [options](NixlEngineOptions::deadline). A
-/// request in flight can be stopped neither at once nor surely, so when the deadline passes the
-/// transfer ends with its error, and the memory at both ends stays as it is, claimed and alive, until
-/// NIXL says that the request has ended too. When the engine drops meanwhile, it waits for that for a
-/// while ([`farewell`](NixlEngineOptions::farewell)) and then leaves the memory alone for ever. The peer
-/// stays busy in that agent then: it can be forgotten, and is neither refreshed nor disconnected.
+/// request in flight cannot be cancelled immediately or reliably. When the deadline passes, the
+/// transfer ends with its error. The memory at both ends stays claimed and alive until NIXL reports
+/// that the request has ended too. An engine that drops meanwhile waits for that up to its
+/// [`farewell`](NixlEngineOptions::farewell), and then never frees or reuses the memory. The peer
+/// then stays busy in that agent: it can be forgotten, but neither refreshed nor disconnected.
 ///
 /// # When a request fails
 ///
-/// NIXL says that it failed, and not which of its parts may go on. So the transfer ends with its error,
-/// and the memory at both ends stays as it is until the connection to the peer is closed, which is done
-/// as soon as nothing else is in flight with the peer, and no transfer begins meanwhile
-/// ([`RequestFailed::PeerLost`]). The next [import](crate::Agent::import) connects again.
+/// NIXL reports that it failed, but not which of its parts may still be in flight. So the transfer
+/// ends with its error. The memory at both ends stays claimed until the connection to the peer is
+/// closed. The engine closes it as soon as nothing else is in flight with the peer, and no transfer
+/// begins meanwhile ([`RequestFailed::PeerLost`]). The next [import](crate::Agent::import)
+/// reconnects.
 ///
-/// With a file, POSIX (over the kernel's asynchronous I/O, its default) and GDS_MT of NIXL 1.5.1 report a
-/// failure once all I/Os of the request have ended, so the memory is free with the error. Other backends
-/// and releases may go on, and a file has no connection to close: that memory is never used again. GDS of
-/// NIXL 1.5.1 reports no failure of an I/O. The engine fails a write after which the file ends too early
+/// With a file, POSIX (over the kernel's asynchronous I/O, its default) and GDS_MT of NIXL 1.5.1
+/// report a failure only once all I/Os of the request have ended. The memory is therefore free when
+/// the error arrives. With other backends and releases, I/Os may go on, and a file has no
+/// connection to close: that memory is never used again. GDS of NIXL 1.5.1 reports no failure of an
+/// I/O. The engine fails a write after which the file is too short
+/// ([`RequestFailed::WrittenShort`]). Use GDS_MT where other errors must be reported.
 /// ([`RequestFailed::WrittenShort`]); use GDS_MT where other errors must show.
 ///
-/// Dropping the engine ends its thread once it has served what was submitted, and joins it, unless it
-/// drops on a thread of an engine.
+/// Dropping the engine ends its thread after it has served the submitted transfers. The drop joins
+/// it, unless it runs on an engine's thread.
 ///
 /// # Example
 ///
-/// Two agents, here of one process: what the first one exports, the second one writes to.
+/// Two agents, here in one process: the first one exports a layout, and the second one writes to
+/// it.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -153,7 +159,7 @@ pub struct NixlEngine {
 }
 
 impl NixlEngine {
-    /// An engine over this agent.
+    /// Creates an engine over this agent.
     ///
     /// # Errors
     ///
@@ -192,9 +198,9 @@ impl NixlEngine {
     }
 }
 
-// SAFETY: requests consist of the runs of the plan and nothing else. A job is finished when all
-// of its requests have ended: well, by NIXL's word, or with the connection that they went over. Or it is
-// given up, and then its remains are kept until they have ended, or for ever.
+// SAFETY: requests consist only of the plan's runs. A job is finished when all of its requests have
+// ended: successfully, by NIXL's report, or with the connection that they used. Otherwise it is
+// given up, and its remains are kept until they have ended, or permanently.
 unsafe impl CopyEngine for NixlEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -218,7 +224,7 @@ unsafe impl CopyEngine for NixlEngine {
     fn submit(&self, job: CopyJob) {
         let route = self.route(job.plan(), job.terms()).map_err(RequestFailed::Declined);
         if let (Err(cause), true) = (&route, process::is_forked()) {
-            // Its thread is not there, and its queue may stay locked.
+            // Its thread does not exist here, and its queue may stay locked.
             return job.finish(Err(CopyFailure::Engine { source: cause.clone().into() }));
         }
         self.queue.push(match route.and_then(|route| route.begin(self.agent())) {
@@ -231,7 +237,7 @@ unsafe impl CopyEngine for NixlEngine {
 impl Drop for NixlEngine {
     fn drop(&mut self) {
         if process::is_forked() {
-            // The thread is the parent's, and so is its part of the engine.
+            // The thread and its part of the engine belong to the parent.
             let parents = (self.thread.take(), Arc::clone(&self.means), Arc::clone(&self.queue));
             let _parents = ManuallyDrop::new(parents);
             return;
@@ -247,7 +253,7 @@ impl fmt::Debug for NixlEngine {
     }
 }
 
-/// What is to be true of written files.
+/// The required durability of written files.
 fn durability(plan: &TransferPlan, terms: &Terms) -> Durability {
     let of_files = plan.destination().bases().iter().filter_map(|base| match base {
         Location::File(position) => Some(position.file.durability),
@@ -256,7 +262,7 @@ fn durability(plan: &TransferPlan, terms: &Terms) -> Durability {
     of_files.fold(terms.durability, Ord::max)
 }
 
-/// An index of 32 bits as one of this machine's.
+/// A 32-bit index as a `usize`.
 fn index(number: u32) -> usize {
     ByteCount::new(number.into()).to_usize()
 }

@@ -1,33 +1,32 @@
-//! The numbers of a layout's pieces, in the order of their addresses.
+//! The indices of a layout's pieces, in the order of their addresses.
 
 use smallvec::SmallVec;
 use terrane_core::ByteCount;
 use terrane_layout::{Geometry, RegionOffset};
 
-/// Numbers the pieces of a layout: region by region, and in each by their addresses. Pieces that are
-/// evenly spaced in memory have numbers that follow one another, and NIXL keeps such pieces as one
-/// stride.
+/// Numbers the pieces of a layout: region by region, and in each by address. Evenly spaced pieces
+/// have consecutive indices, and NIXL keeps such pieces as one stride.
 #[derive(Debug)]
 pub(super) struct Numbering {
     regions: u32,
-    /// Of each region.
+    /// The pieces of each region.
     pieces: u64,
     piece: ByteCount,
     /// From the longest stride to the shortest.
     dimensions: SmallVec<[Dimension; 3]>,
 }
 
-/// Pieces, or groups of them, that lie a stride apart.
+/// Pieces, or groups of them, that are one stride apart.
 #[derive(Clone, Copy, Debug)]
 struct Dimension {
     stride: u64,
     count: u64,
-    /// How many pieces lie within a stride.
+    /// The number of pieces within a stride.
     pieces: u64,
 }
 
 impl Numbering {
-    /// `None` if the rows of a block and a layer are not one piece.
+    /// `None` if the rows of a block and a layer do not form one piece.
     pub(super) fn of(geometry: &Geometry) -> Option<Self> {
         let pieces_of = geometry.pieces()?;
         let dimensions = [
@@ -37,7 +36,7 @@ impl Numbering {
         ];
         let mut strides: SmallVec<[(u64, u64); 3]> = dimensions
             .into_iter()
-            // Layers that are regions of their own have no stride.
+            // Layers in separate regions have no stride.
             .filter(|(stride, count)| *count > 1 && !stride.is_zero())
             .map(|(stride, count)| (stride.get(), u64::from(count)))
             .collect();
@@ -46,7 +45,7 @@ impl Numbering {
         let mut pieces = 1;
         for (stride, count) in strides {
             match dimensions.last_mut() {
-                // No gap between the groups: they are one.
+                // Without a gap, the groups form one.
                 Some(inner) if inner.stride * inner.count == stride => inner.count *= count,
                 _ => dimensions.push(Dimension { stride, count, pieces }),
             }
@@ -57,18 +56,18 @@ impl Numbering {
         Some(Self { regions, pieces, piece, dimensions })
     }
 
-    /// How long each piece is.
+    /// The length of each piece.
     pub(super) fn piece(&self) -> ByteCount {
         self.piece
     }
 
-    /// How many pieces there are.
+    /// The number of pieces.
     pub(super) fn count(&self) -> u64 {
         self.pieces.saturating_mul(self.regions.into())
     }
 
-    /// The number of the piece that begins there; `None` if none does, or NIXL's indices do not reach
-    /// so far.
+    /// The index of the piece that begins there; `None` if none does, or if it exceeds NIXL's index
+    /// range.
     #[inline]
     pub(super) fn number(&self, at: RegionOffset) -> Option<i32> {
         if at.region >= self.regions {
@@ -86,14 +85,14 @@ impl Numbering {
         (rest == 0).then(|| i32::try_from(number).ok()).flatten()
     }
 
-    /// Where the pieces begin, in the order of their numbers.
+    /// The starts of the pieces, in the order of their indices.
     pub(super) fn places(&self) -> impl Iterator<Item = RegionOffset> {
         (0..self.regions).flat_map(move |region| {
             (0..self.pieces).map(move |number| RegionOffset { region, offset: self.offset(number) })
         })
     }
 
-    /// Where a piece begins in its region, by its number there.
+    /// The offset of a piece in its region, by its index there.
     fn offset(&self, number: u64) -> u64 {
         let (mut offset, mut rest) = (0, number);
         for dimension in &self.dimensions {

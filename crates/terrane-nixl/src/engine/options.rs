@@ -1,4 +1,4 @@
-//! What can be chosen of a NIXL engine.
+//! The options of a NIXL engine.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -8,41 +8,42 @@ use terrane_core::ByteCount;
 /// The options of a [`NixlEngine`](crate::NixlEngine).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NixlEngineOptions {
-    /// How long a transfer may take, from when the engine takes it up, that states no earlier
-    /// [deadline](terrane_transfer::Transfer::deadline); `None` for as long as it takes, which is for
-    /// ever if a peer hangs.
+    /// The longest time that a transfer may take after the engine starts it, unless it has an
+    /// earlier [deadline](terrane_transfer::Transfer::deadline). `None` sets no limit: a transfer
+    /// with a peer that hangs then never ends.
     pub deadline: Option<Duration>,
-    /// How many bytes one request has at most; whole pages of 4 KiB, and one at least, with a backend
-    /// that goes around the page cache. Bounds how late a deadline is noticed, and for how
-    /// long other transfers wait for this one, where a backend copies as it posts.
+    /// The most bytes in one request. A backend that bypasses the page cache takes whole pages of 4
+    /// KiB, at least one. Where a backend copies while it posts, this bounds how late a deadline is
+    /// noticed, and how long other transfers wait for this one.
     pub request_bytes: ByteCount,
-    /// How many descriptors one request has at most.
+    /// The most descriptors in one request.
     pub request_descriptors: NonZeroUsize,
-    /// How many requests of one transfer are in flight at a time.
+    /// The most requests of one transfer in flight at a time.
     pub requests: NonZeroUsize,
-    /// Of how many descriptors NIXL prepares a list at most, one for each piece of an end, from which
-    /// requests to peers whose pieces cannot be joined are made by index; 0 for no lists. Preparing one
-    /// takes about 48 bytes for each meanwhile, and holds up what else is in flight: two ends of 262,144
-    /// pieces take about 20 ms. What NIXL keeps is some 56 bytes for each stretch of evenly spaced
-    /// pieces, of which a layout without gaps has one in each region. It is kept until the engine meets
-    /// another endpoint after this one has gone.
+    /// The most descriptors in a list that NIXL prepares, one for each piece of an end; 0 disables
+    /// lists. Requests to peers whose pieces cannot be joined then name pieces by index.
+    ///
+    /// Preparing a list takes about 48 bytes for each descriptor temporarily, and delays other
+    /// transfers in flight: two ends of 262,144 pieces take about 20 ms. NIXL keeps some 56 bytes
+    /// for each stretch of evenly spaced pieces; a layout without gaps has one stretch in each
+    /// region. The list is kept until its endpoint has dropped and the engine meets another one.
     pub prepared_descriptors: usize,
-    /// When such a list is prepared: once so many times as many descriptors have been listed anew as it
-    /// has, at both ends; 0 for the first request.
+    /// When such a list is prepared: once the descriptors listed without it, at both ends, reach
+    /// this multiple of its length. 0 prepares it for the first request.
     pub prepare_after: u32,
-    /// For how long after a request has begun or ended the engine's thread looks after the others
-    /// without a rest. Some transports of UCX move bytes only while somebody looks; a network card
-    /// goes on by itself, and with it little is enough.
+    /// How long the engine's thread polls without sleeping after a request has begun or ended. Some
+    /// transports of UCX move bytes only while a thread polls. A network card continues by itself,
+    /// so a short time is enough with it.
     pub attention: Duration,
-    /// How long the engine, when it drops, waits for requests that were given up;
-    /// `Duration::MAX` for as long as it takes.
+    /// How long a dropped engine waits for requests that were given up; `Duration::MAX` waits
+    /// without a limit.
     pub farewell: Duration,
 }
 
 impl Default for NixlEngineOptions {
-    /// A deadline of two minutes; requests of up to 128 MiB and 16,384 descriptors, 4 at a time; lists of
-    /// up to 1,048,576 descriptors, prepared once as many have been listed anew; an attention of 10 ms,
-    /// and a farewell of 2 seconds.
+    /// A deadline of two minutes. Requests of up to 128 MiB and 16,384 descriptors, 4 at a time.
+    /// Lists of up to 1,048,576 descriptors, prepared once as many were listed without them. An
+    /// attention of 10 ms, and a farewell of 2 seconds.
     fn default() -> Self {
         Self {
             deadline: Some(Duration::from_secs(120)),

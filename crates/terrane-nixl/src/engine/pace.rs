@@ -1,36 +1,36 @@
-//! How often the engine's thread looks after requests in flight.
+//! The polling interval of the engine's thread for requests in flight.
 
 use std::time::{Duration, Instant};
 
-/// How long to rest until the next look.
+/// The delay until the next poll.
 ///
-/// Many a backend moves bytes only while somebody looks, so looks follow one another without a rest
-/// for as long as a request may be expected to take. After that they spread: the end is noticed late
-/// by a twentieth of the time that passed since, and by 50 µs at most.
+/// Many backends move bytes only while a thread polls. So polls follow without a delay for as long
+/// as a request is expected to take. After that the delay grows: the end is noticed late by a
+/// twentieth of the time that passed since, and by 50 µs at most.
 #[derive(Debug)]
 pub(super) struct Pace {
     attention: Duration,
     last_news: Instant,
 }
 
-/// What a look may be late by.
+/// The longest delay.
 const LONGEST: Duration = Duration::from_micros(50);
 
-/// Rests shorter than this are not worth going to sleep for.
+/// Shorter delays are not worth a sleep.
 const SHORTEST: Duration = Duration::from_micros(10);
 
 impl Pace {
-    /// A pace without rests for so long after each piece of news.
+    /// A pace without delays for this long after each change.
     pub(super) fn new(attention: Duration) -> Self {
         Self { attention, last_news: Instant::now() }
     }
 
-    /// Something has ended or begun.
+    /// A request has ended or begun.
     pub(super) fn news(&mut self) {
         self.last_news = Instant::now();
     }
 
-    /// How long to sleep; `None` to look again at once.
+    /// How long to sleep; `None` to poll again at once.
     pub(super) fn rest(&self) -> Option<Duration> {
         self.rest_after(self.last_news.elapsed())
     }

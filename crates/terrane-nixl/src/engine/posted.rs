@@ -1,4 +1,4 @@
-//! A request, from when it is posted until nothing of it touches memory any more.
+//! A request, from its post until it no longer touches memory.
 
 use terrane_transfer::EngineTimes;
 
@@ -9,29 +9,29 @@ use crate::{Agent, Status};
 
 /// A request that has been posted, or that NIXL failed to post.
 pub(super) struct Posted {
-    // Fields drop in this order: what the request has of the backend is free once it is released.
+    // Fields drop in this order: the request's backend resources are free once it is released.
     request: nixl_sys::XferRequest,
     _ios: Option<TakenIos>,
     pub(super) stretch: Stretch,
-    /// Whether the backend says that it failed only once nothing of it is in flight.
+    /// Whether the backend reports failure only once nothing of it is in flight.
     fails_at_the_end: bool,
     state: State,
 }
 
-/// What has become of a request.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     InFlight,
     Done,
-    /// It has failed, by NIXL's word, and NIXL says nothing else of it from then on. UCX answers so
-    /// for the first descriptor that failed, and stops looking after those that were posted before. So
-    /// parts of it may go on.
+    /// NIXL reports that it has failed, and reports nothing else from then on. UCX does so for the
+    /// first descriptor that failed, and stops polling those posted before. So parts of it may
+    /// still be in flight.
     Adrift(Status),
-    /// It has failed, and nothing of it is in flight any more.
+    /// It has failed, and nothing of it is in flight.
     Failed(Status),
-    /// NIXL does not know the peer any more, and says no more than that, whatever the request does.
+    /// NIXL no longer knows the peer, and reports only that, whatever the request does.
     Unknown,
-    /// It failed, and has ended with its connection.
+    /// It failed, and ended with its connection.
     Closed,
 }
 
@@ -40,9 +40,9 @@ pub(super) enum State {
 pub(super) enum Left {
     /// None.
     Nothing,
-    /// Some that NIXL can be asked for, or whose connection has still to be closed.
+    /// Some that NIXL can be asked about, or whose connection must still be closed.
     Some,
-    /// Only such as nobody will ever know of.
+    /// Only requests whose end will never be known.
     Lost,
 }
 
@@ -65,7 +65,7 @@ impl Posted {
         matches!(self.state, State::Done | State::Failed(_) | State::Closed)
     }
 
-    /// Asks NIXL, unless there is nothing more to be learnt from it.
+    /// Polls NIXL, unless it can report nothing more.
     pub(super) fn look(&mut self, agent: &Agent) -> State {
         if self.state == State::InFlight {
             self.state = match agent.raw().get_xfer_status(&self.request) {
@@ -79,7 +79,7 @@ impl Posted {
         self.state
     }
 
-    /// Adds what NIXL has measured of it.
+    /// Adds the times that NIXL has measured.
     pub(super) fn add_times(&self, times: &mut Option<EngineTimes>) {
         let Ok(measured) = self.request.get_telemetry() else { return };
         let times = times.get_or_insert_default();
@@ -90,9 +90,9 @@ impl Posted {
     }
 }
 
-/// Looks after requests of a transfer that has failed. Once none is in flight, those that are adrift
-/// are waited for by having the connection to the peer closed; a file has none, so that what is
-/// adrift with one is never known to have ended.
+/// Polls the requests of a failed transfer. Once none is in flight, it closes the peer's connection
+/// to end those that are adrift. A file has no connection, so its adrift requests are never known
+/// to have ended.
 pub(super) fn settle<'a>(
     requests: impl Iterator<Item = &'a mut Posted>,
     peer: Option<&mut PeerUse>,

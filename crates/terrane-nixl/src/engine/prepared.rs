@@ -1,19 +1,19 @@
-//! Lists of all pieces of an end, that NIXL has prepared, for requests to be made from by index.
+//! Prepared descriptor lists of all pieces of an end, from which requests are made by index.
 //!
-//! NIXL keeps raw pointers in such a list: to what its backend has of a registration here, or of a key
-//! of a peer. So
+//! NIXL keeps raw pointers in such a list: to its backend's data of a local registration, or of a
+//! peer's key. So
 //!
-//! - a list of memory of this process is prepared only where whatever NIXL may find for it is a
-//!   registration of the endpoint's own, and used by transfers of that endpoint alone, which hold it;
-//! - a list of a peer's memory is used only while what NIXL has been told of the peer is what it was
-//!   ([`PeerUse::generation`]), which is so from when a transfer finds the peer ready until it ends;
-//! - an agent with a listener, whose peers can have it forget others and be told of them anew, prepares
-//!   none.
+//! - a list of local memory is prepared only if NIXL can find no registration for it but the
+//!   endpoint's own. Only transfers of that endpoint use it, and they hold the registration;
+//! - a list of a peer's memory is used only while NIXL's data of the peer is unchanged
+//!   ([`PeerUse::generation`]). It is unchanged from when a transfer finds the peer ready until the
+//!   transfer ends;
+//! - an agent with a listener prepares no lists, as its peers can make it forget and reload others.
 //!
-//! A request has copies of what it is made from. And NIXL follows no pointer as it releases a list, so
-//! that a list may go after the memory; but not after the agent, and under the agent's lock, which is
-//! held for as long as a post takes. So lists are released by the threads that post, and never by one
-//! that submits.
+//! A request copies the data that it needs from the lists. NIXL follows no pointer when it releases
+//! a list, so a list may outlive the memory. It must not outlive the agent. Releasing takes the
+//! agent's lock, which a post holds for its whole duration. So posting threads release lists, and
+//! submitting threads never do.
 
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,27 +30,27 @@ use crate::quiet::quietly;
 use crate::register::Descriptor;
 use crate::{Agent, NixlEngineOptions};
 
-/// What has been prepared of the ends of an engine's transfers.
+/// The prepared lists of the ends of an engine's transfers.
 #[derive(Debug)]
 pub(super) struct Prepared {
-    /// The most pieces of which a list is made.
+    /// The most pieces in a list.
     most: u64,
-    /// How often they are listed anew before that.
+    /// The multiple of its length that must be listed before it is prepared.
     after: u64,
     kept: Mutex<FxHashMap<Key, Kept>>,
 }
 
-/// An end, and a backend by its place among the agent's.
+/// An end, and a backend's index in the agent.
 type Key = (EndpointId, usize);
 
 #[derive(Debug)]
 struct Kept {
     endpoint: WeakEndpoint,
     numbering: Arc<Numbering>,
-    /// How many descriptors have been listed anew that a list would have had.
+    /// The number of descriptors listed so far without a list that a list would have had.
     listed: u64,
-    /// Whether NIXL has not made a list of them, or does not take the one it made. Then the next attempt
-    /// comes no sooner than after as much work as that one was.
+    /// Whether NIXL failed to prepare the list, or refused the prepared one. The next attempt then
+    /// waits for at least as much work as that one cost.
     has_failed: bool,
     list: Option<Arc<List>>,
 }
@@ -61,17 +61,17 @@ pub(super) struct List {
     raw: nixl_sys::XferDlistHandle,
     _agent: Agent,
     numbering: Arc<Numbering>,
-    /// Of what NIXL has been told of the peer; 0 for memory of this process.
+    /// The version of NIXL's data of the peer; 0 for local memory.
     generation: u64,
 }
 
-// SAFETY: NIXL changes nothing of a list once it is prepared, and releases it under the agent's lock,
-// whichever thread asks for that. The agent lives for as long as the list.
+// SAFETY: NIXL changes nothing of a list once it is prepared. It releases the list under the
+// agent's lock, on any thread. The agent lives as long as the list.
 unsafe impl Send for List {}
-// SAFETY: as above; through a shared reference there is nothing but its address to be had.
+// SAFETY: as above; a shared reference gives access only to its address.
 unsafe impl Sync for List {}
 
-/// A piece of the work that has been asked for: the list of one end that is to be prepared.
+/// A requested piece of work: the list of one end that is to be prepared.
 struct Due {
     key: Key,
     side: Side,
@@ -88,8 +88,9 @@ impl Prepared {
         }
     }
 
-    /// The lists of this process's end and of the target, for a request of so many descriptors. Makes
-    /// them if as much has been spent on doing without; `None` if it is to be done without again.
+    /// The lists of the local end and of the target, for a request of so many descriptors. Prepares
+    /// them once as much work has been spent without them. `None` if this request does without
+    /// them.
     pub(super) fn lists(
         &self,
         agent: &Agent,
@@ -110,7 +111,7 @@ impl Prepared {
             let end = plan.end(side);
             let key = (end.id(), route.backend);
             if !kept.contains_key(&key) {
-                // A new endpoint is as good a time as any to forget those that have gone.
+                // A new endpoint is a good time to remove those that have dropped.
                 let gone = kept.extract_if(|_, kept| kept.endpoint.has_gone());
                 released.extend(gone.filter_map(|(_, kept)| kept.list));
             }
@@ -134,7 +135,7 @@ impl Prepared {
         for due in &due {
             if let Some(known) = kept.get_mut(&due.key) {
                 let listed = ByteCount::from_usize(descriptors).get();
-                // A transfer that comes while it is prepared goes on listing.
+                // A transfer that arrives during the preparation continues to list.
                 known.has_failed |= is_due;
                 known.listed = if is_due { 0 } else { known.listed.saturating_add(listed) };
             }
@@ -160,7 +161,7 @@ impl Prepared {
         Some([here?, there?])
     }
 
-    /// Lets go of the lists of both ends: NIXL does not take them.
+    /// Removes the lists of both ends: NIXL refuses them.
     pub(super) fn forget(&self, route: &Route, plan: &TransferPlan) {
         let keys = [plan.source(), plan.destination()].map(|end| (end.id(), route.backend));
         let mut kept = self.lock();
@@ -188,8 +189,8 @@ impl Kept {
 }
 
 impl List {
-    /// Has NIXL prepare all pieces of an end. `None` if it does not, or if it might find a registration
-    /// that is not the endpoint's.
+    /// Makes NIXL prepare all pieces of an end. `None` if it fails, or if it could find a
+    /// registration that is not the endpoint's.
     fn prepare(agent: &Agent, route: &Route, plan: &TransferPlan, due: &Due) -> Option<Self> {
         let [here, there] = &route.ends;
         let is_local = due.side == route.local;
@@ -200,7 +201,7 @@ impl List {
         let prepare = |name: &str| agent.raw().prepare_xfer_dlist(name, &list, Some(options));
         let raw = if is_local {
             let (own, regions) = registered(agent, route, end, plan.end(due.side))?;
-            // Nothing is registered or deregistered between the look and NIXL's.
+            // No registration may change between this check and NIXL's.
             let table = agent.table().lock().unwrap_or_else(PoisonError::into_inner);
             if !regions.iter().all(|region| table.has_only(&own, region, route.backend)) {
                 return None;
@@ -221,13 +222,13 @@ impl List {
         Some(Self { raw, _agent: agent.clone(), numbering, generation })
     }
 
-    /// The numbers of its pieces.
+    /// The indices of its pieces.
     pub(super) fn numbering(&self) -> &Numbering {
         &self.numbering
     }
 
-    /// The list as the bindings know it. Nothing that is made of it may outlive what NIXL has of the
-    /// memory; a request has copies, and ends before that.
+    /// The bindings' list. Objects made from it must not outlive NIXL's data of the memory; a
+    /// request has copies, and ends before that.
     pub(super) fn raw(&self) -> &nixl_sys::XferDlistHandle {
         &self.raw
     }
@@ -242,7 +243,7 @@ impl std::fmt::Debug for List {
     }
 }
 
-/// All pieces of an end, in the order of their numbers.
+/// All pieces of an end, in the order of their indices.
 fn all_pieces(
     end: &End,
     backend: usize,
@@ -255,7 +256,7 @@ fn all_pieces(
         let address = ByteCount::new(base.address.checked_add(at.offset)?).to_usize();
         list.add_desc(address, length, base.device);
     }
-    // The bindings hand the descriptors over to NIXL's list now, and not under a lock.
+    // The bindings pass the descriptors to NIXL's list now, outside any lock.
     let _handed_over = list.as_ptr();
     Some(list)
 }

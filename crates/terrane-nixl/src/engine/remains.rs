@@ -1,4 +1,4 @@
-//! Requests that nobody waits for any more and that have not ended, as far as anybody knows.
+//! Requests that no thread waits for, and that are not known to have ended.
 
 use std::mem::ManuallyDrop;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::peers::PeerUse;
 
 /// The requests of a transfer that was given up, and the memory that they may still touch.
 pub(super) struct Abandoned {
-    // Requests first: NIXL lets go of them before the memory does.
+    // Requests first: NIXL releases them before the memory is freed.
     requests: Vec<Posted>,
     remains: Option<Remains>,
     peer: Option<PeerUse>,
@@ -26,8 +26,8 @@ impl Abandoned {
         Self { requests: requests.into_iter().collect(), remains: Some(remains), peer }
     }
 
-    /// Looks what is left of them, and lets go of the memory if nothing is. If nobody will ever know,
-    /// this is to be dropped.
+    /// Polls them, and frees the memory once all have ended. If that will never be known, drop
+    /// this.
     pub(super) fn look(&mut self, agent: &Agent) -> Left {
         let left = settle(self.requests.iter_mut(), self.peer.as_mut(), agent);
         self.requests.retain(|request| !request.has_ended());
@@ -49,15 +49,15 @@ impl Drop for Abandoned {
                 "requests of NIXL are not known to have ended; the memory that they may still touch \
                  is not used again, and the agent's peer stays busy"
             );
-            // Nobody drops it, and nobody releases the requests: some backends would free what the
-            // kernel still writes to. Nor is the peer's connection theirs to be told anew.
+            // Neither the memory nor the requests are released: some backends would free memory
+            // that the kernel still writes to. The requests also keep the peer from being reloaded.
             let requests = std::mem::take(&mut self.requests);
             let _never = ManuallyDrop::new((requests, remains, self.peer.take()));
         }
     }
 }
 
-/// When requests that were given up are looked after next: seldom, as nobody waits.
+/// The time of the next poll of requests that were given up. Polls are rare, as no thread waits.
 #[derive(Debug)]
 pub(super) struct Rounds {
     next: Instant,

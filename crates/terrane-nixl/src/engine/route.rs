@@ -1,4 +1,4 @@
-//! By which backend, in which direction and with whom a plan is executed.
+//! Selects the backend, the direction and the peer for a plan.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -18,12 +18,12 @@ use crate::{Agent, FileAccess, MemoryType, Status};
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     pub(super) operation: Operation,
-    /// The side of this process's memory; the other one is the target.
+    /// The side of the local memory; the other side is the target.
     pub(super) local: Side,
-    /// The index of the backend among the agent's.
+    /// The backend's index in the agent.
     pub(super) backend: usize,
     pub(super) target: Target,
-    /// This process's memory, and the target.
+    /// The local memory, and the target.
     pub(super) ends: [Arc<End>; 2],
 }
 
@@ -31,11 +31,11 @@ pub(super) struct Route {
 #[derive(Debug)]
 pub(super) struct Begun {
     pub(super) route: Route,
-    /// What NIXL knows of the peer is not torn down while this lives.
+    /// NIXL keeps its data of the peer while this lives.
     pub(super) peer: Option<PeerUse>,
 }
 
-/// Seen from the memory of this process.
+/// The direction, seen from the local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Read,
@@ -51,20 +51,20 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Whom the bytes come from or go to.
+/// The source or destination of the bytes.
 #[derive(Clone, Debug)]
 pub(super) enum Target {
     Peer {
         id: PeerId,
         name: AgentName,
-        /// The name under which NIXL knows the peer.
+        /// NIXL's name for the peer.
         nixl_name: AgentName,
     },
-    /// A file of this process, which for NIXL is the agent itself as its own peer.
+    /// A local file. For NIXL, the agent is its own peer then.
     File,
 }
 
-/// What has been found out of endpoints.
+/// Cached data of endpoints.
 #[derive(Debug, Default)]
 pub(super) struct Known(RwLock<ByEndpoint<Arc<End>>>);
 
@@ -81,7 +81,7 @@ impl Known {
         drop(known);
         let end = Arc::new(find(endpoint)?);
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        // A new endpoint is as good a time as any to forget those that have gone.
+        // A new endpoint is a good time to remove those that have dropped.
         known.retain(|_, (endpoint, _)| !endpoint.has_gone());
         known.insert(endpoint.id(), (endpoint.downgrade(), Arc::clone(&end)));
         Some(end)
@@ -154,7 +154,7 @@ impl Route {
         Ok(Self { operation, local, backend, target, ends: [here, there] })
     }
 
-    /// Says that a transfer begins, so that the peer stays known until it has ended.
+    /// Begins a transfer, so that the peer stays known until it has ended.
     pub(super) fn begin(self, agent: &Agent) -> Result<Begun, RequestFailed> {
         let no_use = |reason| match reason {
             NoUse::Unknown => RequestFailed::Declined(Declined::UnknownPeer),
@@ -183,11 +183,11 @@ impl Route {
 
     /// The name of the backend.
     pub(super) fn backend_name(&self, agent: &Agent) -> BackendName {
-        // It was found among the agent's.
+        // It was found among the agent's backends.
         self.backend(agent).map_or_else(|| "no backend".into(), |backend| backend.name.clone())
     }
 
-    /// The name of the agent that NIXL is told to reach.
+    /// The agent name that requests pass to NIXL.
     pub(super) fn nixl_name<'a>(&'a self, agent: &'a Agent) -> &'a AgentName {
         match &self.target {
             Target::Peer { nixl_name, .. } => nixl_name,
@@ -195,7 +195,7 @@ impl Route {
         }
     }
 
-    /// The peer, if it is one.
+    /// The peer's name; `None` for a file.
     pub(super) fn peer(&self) -> Option<&AgentName> {
         match &self.target {
             Target::Peer { name, .. } => Some(name),
@@ -211,8 +211,8 @@ fn other_side(side: Side) -> Side {
     }
 }
 
-/// Whether a backend that reaches files around the page cache finds what the plan has of them as
-/// aligned as it has to be. GDS sees to that by itself.
+/// Whether the plan's file accesses are aligned as a backend needs that bypasses the page cache.
+/// GDS aligns them by itself.
 fn is_aligned(backend: &Backend, plan: &TransferPlan) -> bool {
     let direct = backend.file_access == FileAccess::Direct;
     if !direct || backend.name.as_str().starts_with("GDS") {
@@ -235,13 +235,13 @@ fn is_aligned(backend: &Backend, plan: &TransferPlan) -> bool {
 #[derive(Debug)]
 pub(super) struct Rates {
     by_backend: Box<[[Rate; 2]]>,
-    /// Of a backend that the agent does not have.
+    /// The rates of a backend that the agent does not have.
     of_none: [Rate; 2],
 }
 
 impl Rates {
-    /// Guesses, which the first transfers replace: what UCX did between two processes of a machine of
-    /// two cores.
+    /// Estimates, which the first transfers replace. They were measured with UCX between two
+    /// processes of a machine of two cores.
     pub(super) fn new(agent: &Agent) -> Self {
         let guess = || Rate::new(4e9, Duration::from_micros(60), Duration::from_micros(2));
         let guesses = || [guess(), guess()];

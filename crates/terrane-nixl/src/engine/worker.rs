@@ -13,7 +13,7 @@ use super::pace::Pace;
 use super::posted::Left;
 use super::remains::{Abandoned, Rounds};
 
-/// What has been submitted and not been taken up yet.
+/// Submitted jobs that the thread has not taken yet.
 #[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
@@ -23,18 +23,18 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct State {
     submitted: VecDeque<Submitted>,
-    /// Somebody who has helped does not any more.
+    /// A thread that helped has stopped helping.
     is_nudged: bool,
     is_closed: bool,
-    /// The thread has ended, and takes nothing any more.
+    /// The thread has ended, and takes no more jobs.
     is_deserted: bool,
-    /// When the thread looks again by itself, where it sleeps until then.
+    /// When the thread next wakes by itself, if it sleeps until a given time.
     wakes_at: Option<Instant>,
 }
 
 pub(super) enum Submitted {
     Flight(Arc<Attended>),
-    /// It cannot be done any more.
+    /// The job is no longer possible.
     Refused(Box<CopyJob>, RequestFailed),
 }
 
@@ -43,10 +43,10 @@ impl Queue {
         let mut state = self.lock();
         if state.is_deserted {
             drop(state);
-            // The drop of a job says that its engine has stopped, to whoever waits for it.
+            // Dropping a job tells its waiters that its engine has stopped.
             return drop(submitted);
         }
-        // A thread that wakes by itself within the grace is not woken.
+        // A thread that wakes by itself within the grace need not be woken.
         let is_soon_enough = match (&submitted, state.wakes_at) {
             (Submitted::Flight(flight), Some(wakes_at)) => {
                 flight.left_until().is_some_and(|left_until| wakes_at <= left_until)
@@ -60,7 +60,7 @@ impl Queue {
         }
     }
 
-    /// Nobody takes anything any more.
+    /// The thread takes no more jobs.
     fn desert(&self) {
         let mut state = self.lock();
         state.is_deserted = true;
@@ -69,13 +69,13 @@ impl Queue {
         drop(left);
     }
 
-    /// Has the thread look at all flights.
+    /// Makes the thread poll all flights.
     pub(super) fn nudge(&self) {
         self.lock().is_nudged = true;
         self.changed.notify_one();
     }
 
-    /// Nothing is submitted any more.
+    /// No more jobs are submitted.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_one();
@@ -85,8 +85,8 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what there is. Waits for it at most so long; for ever with `None`. The end comes as
-    /// news once, to whoever does not know of it.
+    /// Takes the queued jobs. Waits for them at most this long; `None` has no limit. The end is
+    /// reported once, to a caller that does not know of it.
     fn take(&self, rest: Option<Duration>, knows_of_end: bool) -> Taken {
         let nothing = |state: &mut State| {
             state.submitted.is_empty() && !state.is_nudged && (knows_of_end || !state.is_closed)
@@ -120,7 +120,7 @@ struct Taken {
     is_closed: bool,
 }
 
-/// Has nobody wait for a thread that unwinds.
+/// Marks the queue as deserted when the thread unwinds, so that no thread waits for it.
 struct Deserter(Arc<Queue>);
 
 impl Drop for Deserter {
@@ -134,21 +134,21 @@ pub(super) struct Worker {
     queue: Arc<Queue>,
     flights: Vec<Watched>,
     abandoned: Vec<Abandoned>,
-    /// Until when no flight needs to be looked at; `None` if one does.
+    /// No flight needs polling until then; `None` if one does.
     spared_until: Option<Instant>,
-    /// Until when it looks in every [grace](GRACE) whether something has been submitted.
+    /// Until then, it checks in every [grace](GRACE) for new submissions.
     lingers_until: Option<Instant>,
 }
 
-/// A flight, as the engine's thread has found it.
+/// A flight, as the engine's thread last saw it.
 struct Watched {
     flight: Arc<Attended>,
-    /// In other hands until then. Whoever lets go of it before says so.
+    /// Another thread advances it until then. That thread reports if it stops earlier.
     spared_until: Option<Instant>,
 }
 
-/// How long the thread lingers after something has been submitted: whoever submits more meanwhile need not
-/// wake it, which takes them as long as a block of 128 KiB does.
+/// How long the thread lingers after a submission. Later submitters then need not wake it, which
+/// would take as long as copying a block of 128 KiB.
 const LINGER: Duration = Duration::from_millis(1);
 
 impl Worker {
@@ -157,9 +157,9 @@ impl Worker {
         Self { means, queue, flights, abandoned, spared_until: None, lingers_until: None }
     }
 
-    /// Serves until the engine has dropped and everything has ended, or something panics.
+    /// Serves until the engine has dropped and all flights have ended, or until a panic.
     pub(super) fn serve(mut self) {
-        // Dropped before the flights are: whoever drops those may submit another.
+        // Dropped before the flights are: their drops may submit another.
         let _desert = Deserter(Arc::clone(&self.queue));
         let (mut pace, mut rounds) = (Pace::new(self.means.options.attention), Rounds::new());
         let (mut is_closed, mut leaves_by) = (false, None);
@@ -188,7 +188,7 @@ impl Worker {
             }
             if is_closed && self.flights.is_empty() {
                 let farewell = self.means.options.farewell;
-                // `None` for a farewell that no clock reaches.
+                // `None` for a farewell beyond the clock's range.
                 let until = *leaves_by.get_or_insert_with(|| Instant::now().checked_add(farewell));
                 if self.abandoned.is_empty() || until.is_some_and(|until| Instant::now() >= until) {
                     return;
@@ -197,7 +197,7 @@ impl Worker {
         }
     }
 
-    /// How long to wait for something to be submitted before the next look.
+    /// How long to wait for a submission before the next poll.
     fn rest(&self, pace: &Pace, is_closed: bool) -> Option<Duration> {
         let now = Instant::now();
         let flights = match self.spared_until {
@@ -220,7 +220,8 @@ impl Worker {
         }
     }
 
-    /// Looks once at every transfer that is not in other hands. Says whether anything has changed.
+    /// Polls once each transfer that no other thread advances. Returns whether anything has
+    /// changed.
     fn advance(&mut self) -> bool {
         let (mut news, mut needs_looks, mut spared_until) = (false, false, None::<Instant>);
         let (abandoned, now) = (&mut self.abandoned, Instant::now());

@@ -1,9 +1,9 @@
-//! The bytes of peers that layouts of this process are in, whichever of its agents has imported them.
+//! The bytes of peers that layouts of this process cover, over all its agents.
 //!
-//! Each agent tracks the transfers with its own layouts, so that two agents with the same bytes would
-//! not see what the other one has in flight. Bytes are the same if their agent is: the connection
-//! information of each of its backends tells it from all others. It may get more backends, so one in
-//! common is enough.
+//! Each agent tracks the transfers with its own layouts. Two agents with the same bytes would not
+//! see each other's transfers in flight. Bytes are the same if their agent is. The connection
+//! information of each backend identifies an agent. An agent may add backends, so one in common is
+//! enough.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -15,21 +15,21 @@ use super::loaded::first_shared;
 use super::metadata::Metadata;
 use crate::process;
 
-/// Those who have layouts of one agent.
+/// The holders of one agent's layouts.
 type Holders = Vec<Holder>;
 
 static CLAIMED: LazyLock<Mutex<HashMap<Arc<[u8]>, Holders>>> = LazyLock::new(Mutex::default);
 
 struct Holder {
-    /// The agent, as the importing agent numbers it.
+    /// The importing agent's number for the peer.
     peer: PeerId,
     /// The importing agent.
     agent: AgentName,
     layouts: Vec<Arc<LayoutDescriptor>>,
 }
 
-/// The bytes of a layout, which no other agent of this process has as long as this lives or its peer
-/// is known.
+/// The bytes of a layout. No other agent of this process can claim them while this lives or its
+/// peer is known.
 pub(super) struct Claim {
     connections: Vec<Arc<[u8]>>,
     peer: PeerId,
@@ -41,7 +41,7 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// The first region of which another agent has bytes, and that agent.
+    /// The first region that shares bytes with another agent's claim, and that agent.
     pub(super) fn new(
         connection: &[u8],
         peer: PeerId,
@@ -92,7 +92,7 @@ impl Drop for Claim {
     }
 }
 
-/// Releases all bytes of a peer that has ended: no transfer with it is in flight, or begins.
+/// Releases all bytes of a peer that has ended: no transfer with it is in flight or can begin.
 pub(super) fn release(connection: &[u8], peer: PeerId) {
     let mut claimed = claimed();
     for connection in each(connection) {
@@ -104,7 +104,7 @@ pub(super) fn release(connection: &[u8], peer: PeerId) {
     }
 }
 
-/// Whether two pieces of metadata connect to one agent.
+/// Whether two pieces of metadata connect to the same agent.
 pub(super) fn is_same_process(a: &[u8], b: &[u8]) -> bool {
     each(a).any(|data| each(b).any(|other| data == other))
 }

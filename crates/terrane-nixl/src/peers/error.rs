@@ -52,10 +52,10 @@ pub enum ExportError {
     NoBackend {
         /// The agent.
         agent: AgentName,
-        /// What the layout is in.
+        /// The kind of the layout's memory.
         storage: StorageKind,
     },
-    /// A region's owner says that it is registered, and it is not any more.
+    /// A region's owner declares it registered, but it no longer is.
     #[error(
         "region {region} is said to be registered with agent {agent}, which has no key for it; \
          its registration has ended, so register it anew"
@@ -66,50 +66,50 @@ pub enum ExportError {
         /// The agent.
         agent: AgentName,
     },
-    /// NIXL refused to say how the memory is reached.
+    /// NIXL refused to return the metadata.
     #[error("NIXL gave no metadata of agent {agent}: {status}")]
     Metadata {
         /// The agent.
         agent: AgentName,
-        /// What NIXL said.
+        /// The status that NIXL returned.
         status: Status,
     },
-    /// This agent's own metadata is not in the form of NIXL 1.5, so that it cannot be taken apart.
+    /// This agent's own metadata is not in the form of NIXL 1.5, so it cannot be parsed.
     #[error("NIXL writes its metadata in another form than NIXL 1.5; install NIXL 1.5.1")]
     UnknownForm,
-    /// The description could not be written.
+    /// The description could not be encoded.
     #[error(transparent)]
     Wire(#[from] WireError),
 }
 
-/// Why a layout of a peer could not be imported. What was known before is as it was, unless the
-/// variant says otherwise.
+/// Why a layout of a peer could not be imported. The state is unchanged, unless the variant says
+/// otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
     /// The process was forked from one that had built an agent.
     #[error("NIXL cannot be used in a forked process; start another program with `exec` for that")]
     Forked(#[from] ForkedProcess),
-    /// The bytes describe no layout.
+    /// The bytes are not a valid layout description.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The agent's metadata is not in its form.
+    /// The agent's metadata is malformed.
     #[error(transparent)]
     Metadata(#[from] MalformedMetadata),
-    /// This agent's own metadata is not in the form that is read here, so that nobody can look into
-    /// that of others before NIXL does, which trusts what it reads.
+    /// This agent's own metadata is not in the form that this crate parses. Peers' metadata then
+    /// cannot be checked before NIXL reads it, and NIXL trusts it.
     #[error(
         "NIXL writes its metadata in another form than NIXL 1.5, so that what peers send cannot be \
          checked; install NIXL 1.5.1"
     )]
     UnknownForm,
-    /// The layout is in memory of this very agent.
+    /// The layout is in memory of this same agent.
     #[error("the layout was exported by this agent, {agent}; use the layout itself")]
     OwnLayout {
         /// The agent.
         agent: AgentName,
     },
-    /// The layout is another agent's, of the same name as this one.
+    /// The layout belongs to another agent with this agent's name.
     #[error(
         "the layout was exported by another agent of this agent's name, {agent}; agents that \
          exchange layouts need different names (AgentBuilder::unnamed)"
@@ -118,25 +118,25 @@ pub enum ImportError {
         /// The name.
         agent: AgentName,
     },
-    /// The metadata is another agent's than the description.
+    /// The metadata is from another agent than the description.
     #[error(
         "the layout is of agent {described}, and the metadata of agent \"{}\"; take both from one \
          agent, as it gives them",
         .found.escape_debug()
     )]
     OtherAgent {
-        /// Whose layout it is.
+        /// The agent that the description names.
         described: AgentName,
-        /// Whose metadata came with it.
+        /// The agent that the metadata names.
         found: String,
     },
-    /// No piece of the metadata says how to connect to the agent.
+    /// No piece of the metadata has connection data of the agent.
     #[error(
         "the metadata of agent {peer} does not say how to connect to it; pass all of it, or a part \
          with connection information"
     )]
     NoConnection {
-        /// Whose layout it is.
+        /// The agent that has the layout.
         peer: AgentName,
     },
     /// Two pieces of the metadata connect to one backend in different ways.
@@ -145,12 +145,12 @@ pub enum ImportError {
          take all pieces from one process"
     )]
     TwoConnections {
-        /// Whose layout it is.
+        /// The agent that has the layout.
         peer: AgentName,
         /// The backend.
         backend: BackendName,
     },
-    /// The metadata does not speak of a region.
+    /// The metadata has no key for a region.
     #[error(
         "region {region} of agent {peer} is not in what the agent's metadata gives access to, for \
          any backend that takes all regions"
@@ -158,16 +158,16 @@ pub enum ImportError {
     NotCovered {
         /// The first such region.
         region: u32,
-        /// Whose it is.
+        /// The agent that has the region.
         peer: AgentName,
     },
-    /// The metadata has keys for a backend that talks to no peers.
+    /// The metadata has keys for a backend that does not communicate with peers.
     #[error(
         "the metadata of agent {peer} has keys for backend {backend}, which talks to no peers; \
          no agent exports such keys"
     )]
     DeafBackend {
-        /// Whose metadata it is.
+        /// The agent that has the metadata.
         peer: AgentName,
         /// The backend.
         backend: BackendName,
@@ -178,14 +178,14 @@ pub enum ImportError {
          create one of them", list(.theirs), list(.ours)
     )]
     NoCommonBackend {
-        /// Whose layout it is.
+        /// The agent that has the layout.
         peer: AgentName,
         /// The backends that reach it.
         theirs: Vec<BackendName>,
         /// This agent's backends.
         ours: Vec<BackendName>,
     },
-    /// The peer is known, and is another now, or has registered the same memory anew.
+    /// The known peer was restarted, or has registered the same memory again.
     #[error(
         "agent {peer} has {change} since it was imported; drop what is left of it and refresh \
          (Agent::refresh) with what it exports now"
@@ -193,25 +193,25 @@ pub enum ImportError {
     PeerChanged {
         /// The peer.
         peer: AgentName,
-        /// What is new.
+        /// The change.
         change: PeerChange,
     },
-    /// Transfers with the peer's process are in flight, and NIXL would have to be told something of it:
-    /// the peer is being forgotten, or its connection has broken, or the layout comes with keys that
-    /// NIXL does not have. NIXL drops a peer whose keys it refuses, with those transfers; so import the
-    /// layouts of a peer before you transfer.
+    /// Transfers with the peer's process are in flight, and NIXL would have to load or forget data
+    /// of it. This occurs if the peer is being forgotten, if its connection has broken, or if the
+    /// layout's keys are new to NIXL. NIXL drops a peer whose keys it refuses, with those
+    /// transfers. So import a peer's layouts before you transfer.
     ///
-    /// A process that hangs stays busy, and so does one with transfers that an engine gave up when it
-    /// dropped. The process that replaces it under its name is not busy:
+    /// A process that hangs stays busy. So does a process with transfers that an engine abandoned
+    /// when it dropped. A replacement process under its name is not busy:
     /// [`Agent::refresh`](crate::Agent::refresh) imports its layouts at once.
     #[error("{transfers} transfers with agent {peer} are in flight; wait for them, and try again")]
     PeerBusy {
         /// The peer.
         peer: AgentName,
-        /// How many are in flight.
+        /// The number of transfers in flight.
         transfers: usize,
     },
-    /// Another layout of the peer, which is in use, has some of the bytes.
+    /// Another live layout of the peer has some of the bytes.
     #[error(
         "region {region} of agent {peer} shares bytes with another layout of that agent that is in \
          use; transfer through that one, or drop it first"
@@ -219,10 +219,10 @@ pub enum ImportError {
     Overlap {
         /// The first such region.
         region: u32,
-        /// Whose it is.
+        /// The agent that has the region.
         peer: AgentName,
     },
-    /// Another agent of this process has imported some of the bytes, and tracks the transfers with them.
+    /// Another agent of this process has imported some of the bytes, and tracks their transfers.
     #[error(
         "region {region} of agent {peer} shares bytes with a layout that agent {by} of this process has \
          imported; transfer through that agent, or have it drop or forget the layout first"
@@ -230,7 +230,7 @@ pub enum ImportError {
     InUse {
         /// The first such region.
         region: u32,
-        /// Whose it is.
+        /// The agent that has the region.
         peer: AgentName,
         /// The agent that has imported the other layout.
         by: AgentName,
@@ -240,11 +240,11 @@ pub enum ImportError {
     Load {
         /// The peer.
         peer: AgentName,
-        /// What NIXL said.
+        /// The status that NIXL returned.
         status: Status,
     },
-    /// NIXL refused the metadata, and has lost the peer over it: the layouts of it that were imported
-    /// before can no longer be used. Its connection stays open until the agent is dropped.
+    /// NIXL refused the metadata, and has dropped the peer. Its layouts that were imported before
+    /// can no longer be used. Its connection stays open until the agent is dropped.
     #[error(
         "NIXL took no metadata of agent {peer} ({status}) and has lost the agent; import its other \
          layouts again"
@@ -252,10 +252,10 @@ pub enum ImportError {
     PeerLost {
         /// The peer.
         peer: AgentName,
-        /// What NIXL said.
+        /// The status that NIXL returned.
         status: Status,
     },
-    /// NIXL has taken the metadata, and does not find the layout in it.
+    /// NIXL has loaded the metadata, but does not find the layout in it.
     #[error(
         "NIXL does not find the layout in the metadata of agent {peer}; have the agent export it again"
     )]
@@ -263,18 +263,18 @@ pub enum ImportError {
         /// The peer.
         peer: AgentName,
     },
-    /// The layout could not be laid out in the peer's memory.
+    /// The layout could not be built in the peer's memory.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }
 
-/// What of a peer is new.
+/// How a peer has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PeerChange {
-    /// It is reached in another way: it was started again, or has other backends.
+    /// Its connection data differs: it was restarted, or has other backends.
     Connection,
-    /// It has registered memory anew that was known.
+    /// It has registered known memory again.
     Registration,
 }
 

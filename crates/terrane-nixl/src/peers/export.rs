@@ -1,4 +1,4 @@
-//! Exports: what a peer has to be told of a layout so that it can reach it.
+//! Exports: the data that a peer needs to reach a layout.
 
 use nixl_sys::RegDescList;
 use terrane_core::{BackendName, ByteCount, Memory, RegistrationRecord, Span};
@@ -12,15 +12,15 @@ use crate::agent::{Backend, naming};
 use crate::register::Descriptor;
 use crate::{Agent, Status, process};
 
-/// The metadata of an agent that travels with a layout: how to connect to the agent, and the keys of
-/// the layout's registrations. NIXL gives and takes each by itself.
+/// An agent's metadata that is exported with a layout: the connection data, and the keys of the
+/// layout's registrations. NIXL writes and loads each separately.
 pub(super) struct Parts<'a> {
     pub(super) connection: &'a [u8],
     pub(super) keys: &'a [u8],
 }
 
 impl<'a> Parts<'a> {
-    /// The length of the first in four bytes, little-endian, and both.
+    /// The length of the first in four bytes, little-endian, followed by both.
     pub(super) fn join(&self) -> Option<Vec<u8>> {
         let length = u32::try_from(self.connection.len()).ok()?;
         Some([&length.to_le_bytes(), self.connection, self.keys].concat())
@@ -36,7 +36,7 @@ impl<'a> Parts<'a> {
 
 impl Agent {
     /// Describes a layout that is registered with this agent, with all that a peer needs to reach
-    /// it: [`export`](Self::export) before it is bytes.
+    /// it. [`export`](Self::export) encodes this description as bytes.
     ///
     /// # Errors
     ///
@@ -48,11 +48,11 @@ impl Agent {
         let mut registered: Vec<RegistrationRecord> = Vec::new();
         let mut of_regions = Vec::with_capacity(layout.regions().len());
         for (number, region) in (0_u32..).zip(layout.regions()) {
-            // What an adopted region has beyond the layout's blocks is not offered.
+            // Bytes of an adopted region beyond the layout's blocks are not offered.
             let used = Span { length: geometry.region_bytes(number), ..region.span() };
             let known = registered.iter().position(|record| record.span.covers(&used));
-            // A registration that serves the region before, and this one as well, is the same for
-            // both: the base allocation's.
+            // A registration that serves the previous region and this one is the same for both: the
+            // base allocation's.
             let index = match known {
                 Some(index) => index,
                 None => {
@@ -77,7 +77,8 @@ impl Agent {
                 && registered.iter().all(|record| record.accepted_by(&backend.name))
         });
         let Some(first) = backends.next() else { return Err(no_backend()) };
-        // Where files are registered under different descriptors, NIXL can be asked for one kind.
+        // Where files are registered under different descriptors, only one kind can be queried from
+        // NIXL.
         let backends: Vec<&Backend> = std::iter::once(first)
             .chain(backends.filter(|backend| backend.file_access == first.file_access))
             .collect();
@@ -120,8 +121,8 @@ impl Agent {
         Ok(LayoutDescriptor::new(geometry, storage, agent, metadata, regions)?)
     }
 
-    /// Describes any memory that is registered with this agent, a view of a layout's, say: where it
-    /// is, and which backends have accepted it.
+    /// Describes any memory that is registered with this agent, for example a view of a layout: its
+    /// location, and the backends that accepted it.
     ///
     /// # Errors
     ///
@@ -166,8 +167,8 @@ impl Agent {
         }
     }
 
-    /// Whether NIXL has given keys for all regions. It gives none, without a word, for what is not
-    /// registered any more, as memory says whose registration only its owner answers for.
+    /// Whether NIXL has returned keys for all regions. It silently returns none for memory that is
+    /// no longer registered. That occurs with memory whose registration only its owner vouches for.
     fn check_own_keys(
         &self,
         regions: &[RegionDescriptor],
@@ -186,9 +187,9 @@ impl Agent {
         Err(gone(missing.unwrap_or_default()))
     }
 
-    /// How to connect to this agent, through any of its backends that can be reached.
+    /// The connection data of this agent, for all of its backends that can be reached.
     pub(super) fn connection_metadata(&self) -> Result<Vec<u8>, nixl_sys::NixlError> {
-        // NIXL gives it for a list of nothing, of whatever memory.
+        // NIXL returns it for an empty list, of any memory type.
         let nothing = RegDescList::new(nixl_sys::MemType::Dram)?;
         self.raw().get_local_partial_md(&nothing, None)
     }

@@ -1,6 +1,6 @@
 //! Peers that use NIXL without Terrane: serving engines in Python, for example.
 //!
-//! Such a peer has NIXL's metadata, and a list of where its memory is. It does not know Terrane's
+//! Such a peer has NIXL's metadata and a list of its memory's addresses. It does not know Terrane's
 //! [exports](Agent::export).
 
 use rustc_hash::FxHashSet;
@@ -16,16 +16,17 @@ use crate::Agent;
 
 /// The metadata that a NIXL agent without Terrane needs to reach a layout of this process.
 ///
-/// The bytes are NIXL's own: `nixl_agent.add_remote_agent` in Python takes them, and so does
-/// `nixlAgent::loadRemoteMD` in C++. They hold the keys of the layout's registrations and no others.
+/// The bytes are NIXL's own: `nixl_agent.add_remote_agent` in Python loads them, and so does
+/// `nixlAgent::loadRemoteMD` in C++. They hold the keys of the layout's registrations and no
+/// others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NixlMetadata {
-    /// How to connect to the agent. A peer loads this first.
+    /// The connection data of the agent. A peer loads this first.
     pub connection: Vec<u8>,
     /// The keys of the registrations that the layout lies in.
     pub keys: Vec<u8>,
-    /// Where the regions are: what the peer names in its descriptors.
+    /// The location of the regions, for the peer's descriptors.
     pub regions: Vec<RegionDescriptor>,
 }
 
@@ -36,8 +37,8 @@ impl NixlMetadata {
         [&self.connection, &self.keys]
     }
 
-    /// Both pieces as one, for protocols that send one: what `get_partial_agent_metadata` with
-    /// `inc_conn_info=True` gives in Python.
+    /// Both pieces as one, for protocols that send one. Python's `get_partial_agent_metadata` with
+    /// `inc_conn_info=True` returns the same.
     ///
     /// # Errors
     ///
@@ -52,14 +53,14 @@ impl NixlMetadata {
 
 /// A layout in the memory of a NIXL agent without Terrane, for [`Agent::import_foreign`].
 ///
-/// The peer sends its metadata and where its memory is. The strides of its memory are known to both
-/// sides: the configuration of a model and of its cache decides them.
+/// The peer sends its metadata and its memory's location. Both sides know the strides: the
+/// configuration of the model and of its cache determines them.
 #[derive(Clone, Debug)]
 pub struct ForeignLayout<'a> {
     /// The sections of the layout and their strides, in regions without gaps between their numbers:
     /// [`Geometry::from_sections`] or [`Geometry::from_form`] of the peer's tensors.
     pub geometry: Geometry,
-    /// The kind of the peer's memory. [`StorageKind::Device`] has the peer's number of the device.
+    /// The kind of the peer's memory. [`StorageKind::Device`] holds the peer's device number.
     pub storage: StorageKind,
     /// The name of the peer's agent.
     pub agent: AgentName,
@@ -67,18 +68,18 @@ pub struct ForeignLayout<'a> {
     /// connection information (`get_partial_agent_metadata` with `inc_conn_info=True`), or several
     /// parts of which one has it.
     pub metadata: &'a [&'a [u8]],
-    /// Where the regions of the layout are, in the order of the geometry. A region be longer than the layout needs. The metadata names the backends that reach it; the backends of
-    /// these descriptors are not read.
+    /// The location of the layout's regions, in the order of the geometry. A region may be longer
+    /// than the layout needs. The metadata names the backends that reach it; the backends of these
+    /// descriptors are not read.
     pub regions: Vec<RegionDescriptor>,
 }
 
 impl Agent {
-    /// Gives the metadata that a NIXL agent without Terrane needs to reach a layout that is registered
-    /// with this agent.
+    /// Returns the metadata that a NIXL agent without Terrane needs to reach a layout that is
+    /// registered with this agent.
     ///
-    /// A peer that uses Terrane takes an [`export`](Self::export) instead, which also says how the
-    /// layout is laid out. As for an export, nothing in this process tracks what the peer reads and
-    /// writes.
+    /// A peer that uses Terrane takes an [`export`](Self::export) instead, which also describes the
+    /// geometry. As for an export, this process does not track the peer's reads and writes.
     ///
     /// # Errors
     ///
@@ -90,32 +91,33 @@ impl Agent {
         Ok(NixlMetadata { connection, keys, regions: described.regions().to_vec() })
     }
 
-    /// Takes a layout in the memory of a NIXL agent that does not use Terrane.
+    /// Imports a layout in the memory of a NIXL agent that does not use Terrane.
     ///
     /// The layout is an end of transfers like one that was [imported](Self::import), with the same
-    /// checks. NIXL is told only the keys that the regions need. So metadata that has grown, because
+    /// checks. NIXL loads only the keys that the regions need. So metadata that has grown, because
     /// the peer has registered more, gives the same layout again.
     ///
     /// # Errors
     ///
-    /// [`ImportError`]; then everything is as it was, but for [`ImportError::PeerLost`]. The
+    /// [`ImportError`]. The state is then unchanged, except for [`ImportError::PeerLost`]. The
     /// metadata may be refused:
     /// - [`ImportError::Metadata`] if a piece is truncated or damaged.
     /// - [`ImportError::OtherAgent`] if a piece is of another agent.
-    /// - [`ImportError::NoConnection`] and [`ImportError::TwoConnections`] if the pieces do not say how
-    ///   to connect to the agent, or do so twice with different answers.
+    /// - [`ImportError::NoConnection`] and [`ImportError::TwoConnections`] if no piece has
+    ///   connection data, or two pieces have different connection data.
     /// - [`ImportError::NotCovered`] if no key gives access to a region.
     /// - [`ImportError::NoCommonBackend`] if the agents have no backend in common.
     ///
-    /// [`ImportError::Wire`] says which region does not fit the geometry. A peer that was started again
-    /// under its name is [`ImportError::PeerChanged`]; see [`refresh_foreign`](Self::refresh_foreign).
+    /// [`ImportError::Wire`] names the region that does not fit the geometry. A peer that was
+    /// restarted under its name is [`ImportError::PeerChanged`]; see
+    /// [`refresh_foreign`](Self::refresh_foreign).
     pub fn import_foreign(&self, layout: &ForeignLayout<'_>) -> Result<RemoteLayout, ImportError> {
         self.import_described(self.describe_foreign(layout)?, Known::Same)
     }
 
-    /// Takes a layout of a NIXL agent without Terrane that was started again under its name, or has
-    /// registered its memory again: what [`refresh`](Self::refresh) is for
-    /// [`import`](Self::import).
+    /// Imports a layout of a NIXL agent without Terrane that was restarted under its name, or has
+    /// registered its memory again. It is to [`import_foreign`](Self::import_foreign) what
+    /// [`refresh`](Self::refresh) is to [`import`](Self::import).
     ///
     /// # Errors
     ///
@@ -207,14 +209,15 @@ fn joined<'a>(agent: &'a AgentName, pieces: &[&'a [u8]]) -> Result<Metadata<'a>,
     Ok(Metadata { agent: agent.as_str(), connections, memory })
 }
 
-/// The part of a region that the layout uses. One that is too short stays so, and is refused later.
+/// The part of a region that the layout uses. A region that is too short stays so, and is refused
+/// later.
 fn cut(region: &RegionDescriptor, length: ByteCount) -> RegionDescriptor {
     let length = region.length().min(length);
     RegionDescriptor::new(region.space(), region.address(), length, [])
 }
 
-/// The keys of one backend, each once and in the order in which NIXL keeps them: several regions may
-/// lie in one registration.
+/// The keys of one backend, each once and in NIXL's order: several regions may lie in one
+/// registration.
 fn each_once(mut keys: Vec<Key<'_>>) -> Vec<Key<'_>> {
     let mut seen = FxHashSet::default();
     keys.retain(|key| seen.insert(key.place));

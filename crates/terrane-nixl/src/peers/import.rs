@@ -1,4 +1,4 @@
-//! Imports: layouts of peers, checked, told to NIXL, and laid out.
+//! Imports: checks peers' layouts, passes them to NIXL, and builds them.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use super::{ImportError, MalformedMetadata, PeerChange};
 use crate::quiet::quietly;
 use crate::{Agent, Status, process};
 
-/// What to do about a peer that is known.
+/// The policy for a known peer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
-    /// It is what it was, or the import fails.
+    /// The peer is unchanged, or the import fails.
     Same,
-    /// It is another: whatever was imported of it can no longer be used.
+    /// The peer is a new one: earlier imports from it can no longer be used.
     Replaced,
 }
 
@@ -61,7 +61,7 @@ impl Agent {
         let imported = quietly(|| self.import_checked(&mut loaded, &checked, known));
         self.end_peers_among(&mut loaded);
         drop(loaded);
-        // Somebody may have found the table locked meanwhile.
+        // Another thread may have skipped this while the table was locked.
         self.end_peers();
         imported
     }
@@ -90,7 +90,8 @@ impl Agent {
         }
     }
 
-    /// The layout is this agent's own, or another agent has its name.
+    /// The error for a layout under this agent's name: it is this agent's own, or another agent has
+    /// the name.
     fn own_name(&self, described: &LayoutDescriptor) -> ImportError {
         let agent = self.name().clone();
         let theirs = Parts::split(described.metadata()).map(|parts| parts.connection);
@@ -102,7 +103,7 @@ impl Agent {
         }
     }
 
-    /// What can be checked before NIXL sees any of it.
+    /// Checks everything that can be checked before NIXL reads any of it.
     pub(super) fn check<'a>(
         &self,
         described: &'a Arc<LayoutDescriptor>,
@@ -124,7 +125,7 @@ impl Agent {
         Ok(Checked { described: Arc::clone(described), parts, keys, usable })
     }
 
-    /// The backends that both agents have and that give access to all regions; one at least.
+    /// The backends that both agents have and that give access to all regions; at least one.
     fn check_keys(
         &self,
         described: &LayoutDescriptor,
@@ -133,7 +134,7 @@ impl Agent {
         keys: &[Key<'_>],
     ) -> Result<Vec<BackendName>, ImportError> {
         let is_reachable = |name: &str| reachable.iter().any(|reachable| **reachable == *name);
-        // NIXL refuses all of it, and forgets the peer.
+        // NIXL refuses the whole metadata, and forgets the peer.
         let is_deaf = |ours: &&BackendName| {
             !is_reachable(ours.as_str()) && keys.iter().any(|k| k.place.backend == ours.as_str())
         };
@@ -144,7 +145,7 @@ impl Agent {
         let mut theirs: Vec<&str> = keys.iter().map(|key| key.place.backend).collect();
         theirs.sort_unstable();
         theirs.dedup();
-        // Both are as long as the sender likes.
+        // The sender chooses the length of both.
         let connections: FxHashSet<&str> = connections.iter().map(|c| c.backend).collect();
         theirs.retain(|backend| connections.contains(backend));
         let ours = || self.backends().any(|ours| theirs.contains(&ours.as_str()));
@@ -166,8 +167,8 @@ impl Agent {
         Err(ImportError::NoCommonBackend { peer, theirs, ours: self.backends().cloned().collect() })
     }
 
-    /// Ends a peer that may have become another. One with transfers in flight gives its name to another
-    /// process at once, and ends with the last of them.
+    /// Ends a peer that may have become another. If it has transfers in flight, its name is free
+    /// for another process at once, and it ends with the last of them.
     fn end(
         &self,
         loaded: &mut Loaded,
@@ -190,8 +191,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes up a peer that has ended and is known to NIXL, if it is what it was. If not, NIXL lets
-    /// go of it: nobody uses it.
+    /// Revives an ended peer that NIXL still knows, if it is unchanged. Otherwise NIXL forgets it:
+    /// it has no user.
     fn revive(&self, loaded: &mut Loaded, checked: &Checked<'_>) {
         let name = checked.described.agent();
         let Some(known) = loaded.peers.get_mut(name).filter(|known| known.ended.is_some()) else {
@@ -236,7 +237,7 @@ impl Agent {
             return Err(ImportError::NotFound { peer: name.clone() });
         }
         let lease = Lease::new(self, &peer, claim);
-        // From here on the lease ends the peer, should the layout not be built.
+        // From here on the lease ends the peer if building the layout fails.
         self.peer_table().insert(&peer);
         let mut new = LoadedPeer::new(Arc::clone(&peer), checked.parts.connection);
         new.add_keys(&checked.keys);
@@ -261,17 +262,17 @@ impl Agent {
         }
         let state = peer.state();
         if state.forgotten || state.suspect {
-            // Or it would have ended, or its connection would have been closed.
+            // Otherwise it would have ended, or its connection would have been closed.
             return Err(busy(state.transfers));
         }
         drop(state);
         if !self.is_known(&peer) {
-            // A connection that broke has been closed.
+            // A broken connection has been closed.
             let _reloading = peer.reload().map_err(busy)?;
             self.reload(known).map_err(|status| self.lose(known, status))?;
         }
         let keys = &checked.keys;
-        // What nobody has by the old key NIXL can let go of, further down.
+        // Keys without users can be dropped by NIXL, further down.
         if known.contradicts(keys) && !known.is_stale(keys, known.live()) {
             return Err(ImportError::PeerChanged {
                 peer: name(),
@@ -286,7 +287,7 @@ impl Agent {
         }
         let claim = self.claim(&peer, checked)?;
         if known.sweep() || known.is_stale(keys, known.live()) {
-            // NIXL lets go of keys that nobody needs. With transfers in flight it keeps them.
+            // NIXL drops unused keys. With transfers in flight it keeps them.
             if let Ok(_reloading) = peer.reload() {
                 self.reload(known).map_err(|status| self.lose(known, status))?;
             }
@@ -298,8 +299,8 @@ impl Agent {
             });
         }
         if !known.has_all(keys) {
-            // NIXL drops all that it knows of a peer with keys that it does not take, and does not say
-            // any more what becomes of the requests that are in flight with it.
+            // If NIXL refuses keys, it drops all that it knows of the peer. It then no longer
+            // reports the state of the requests in flight with it.
             let _reloading = peer.reload().map_err(busy)?;
             if let Err(refusal) = self.load(&peer, checked.parts.keys) {
                 self.reload(known).map_err(|status| self.lose(known, status))?;
@@ -316,7 +317,7 @@ impl Agent {
         Ok(layout)
     }
 
-    /// Claims the bytes of the layout, which another agent of this process may have.
+    /// Claims the layout's bytes, which another agent of this process may have.
     fn claim(&self, peer: &Peer, checked: &Checked<'_>) -> Result<Claim, ImportError> {
         let (connection, described) = (checked.parts.connection, &checked.described);
         Claim::new(connection, peer.id, self.name(), described).map_err(|(region, by)| {
@@ -324,7 +325,7 @@ impl Agent {
         })
     }
 
-    /// Whether NIXL knows a peer that it has been told of.
+    /// Whether NIXL still knows a peer that was loaded.
     fn is_known(&self, peer: &Peer) -> bool {
         self.raw().check_remote_metadata(peer.nixl_name.as_str(), None)
     }
@@ -335,7 +336,7 @@ impl Agent {
         ImportError::PeerLost { peer: known.peer.name.clone(), status }
     }
 
-    /// Tells NIXL of a peer again: how to connect to it, and of its layouts that live.
+    /// Loads a peer into NIXL again: its connection data, and its live layouts.
     fn reload(&self, known: &mut LoadedPeer) -> Result<(), Status> {
         let peer = Arc::clone(&known.peer);
         self.invalidate(&peer);
@@ -352,7 +353,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Tells NIXL a piece of a peer's metadata, under the name that NIXL knows the peer by.
+    /// Loads a piece of a peer's metadata into NIXL, under NIXL's name for the peer.
     fn load(&self, peer: &Peer, metadata: &[u8]) -> Result<(), Status> {
         let name = peer.nixl_name.as_str();
         let metadata = Metadata::parse(metadata).map_err(|_| Status::InvalidParameter)?;
@@ -364,7 +365,7 @@ impl Agent {
         }
     }
 
-    /// Whether NIXL finds every region in what it has loaded.
+    /// Whether NIXL finds every region in the loaded metadata.
     fn finds(&self, peer: &Peer, described: &LayoutDescriptor) -> bool {
         let mut list: Option<XferDescList<'_>> = None;
         for region in described.regions() {
@@ -392,8 +393,8 @@ pub(super) fn uncovered(
     covering(regions, backend, keys).err()
 }
 
-/// For each region the key of this backend that gives access to it: the one that reaches furthest, of
-/// all that begin no later.
+/// The key of this backend that gives access to each region. If several do, it is the one with the
+/// highest end, of all that begin no later.
 ///
 /// # Errors
 ///

@@ -1,9 +1,9 @@
-//! What is in use of a peer, and what that means for its connection.
+//! The uses of a peer, and their effect on its connection.
 //!
-//! Of a request that failed NIXL says no more than that, for good: of its descriptors some may be on
-//! their way still. They end with the connection. So a peer with which a request has failed is
-//! suspect: nothing more is posted, and once all that is left of its transfers waits for that, the
-//! connection is closed.
+//! NIXL reports only that a request failed, permanently: some of its descriptors may still be in
+//! flight. They end with the connection. So a peer with which a request has failed is suspect: no
+//! more requests are posted. Once all of its remaining transfers wait for it, the connection is
+//! closed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,30 +14,30 @@ use terrane_core::{AgentName, PeerId};
 use super::table::Peer;
 use crate::{Agent, process};
 
-/// How long after a connection was closed what went over it is left alone. NIXL does not wait for
-/// UCX to have taken the connection down, which takes one round of UCX's progress.
+/// How long the memory of a closed connection's requests is left alone. NIXL does not wait until
+/// UCX has closed the connection, which takes one round of UCX's progress.
 const SETTLING: Duration = Duration::from_millis(100);
 
-/// What is in use of a peer.
+/// The uses of a peer.
 #[derive(Default)]
 pub(super) struct State {
     /// Transfers with the peer that have not ended.
     pub(super) transfers: usize,
-    /// How many of them wait for the connection to be closed, and for nothing else.
+    /// The number of transfers that wait only for the connection to be closed.
     adrift: usize,
-    /// Layouts of the peer that live.
+    /// Live layouts of the peer.
     pub(super) layouts: usize,
-    /// No transfer begins any more.
+    /// No new transfer begins.
     pub(super) forgotten: bool,
-    /// NIXL is being told of the peer, or made to let go of it: nothing is posted meanwhile.
+    /// NIXL is loading or forgetting the peer: nothing is posted meanwhile.
     pub(super) reloading: bool,
-    /// How often NIXL has begun to be told, or to let go.
+    /// How often NIXL has begun to load or forget the peer.
     generation: u64,
     /// A request has failed.
     pub(super) suspect: bool,
-    /// NIXL knows neither the peer nor, perhaps, how to close its connection.
+    /// NIXL does not know the peer, and may be unable to close its connection.
     is_unclosable: bool,
-    /// How often the connection was closed, and when last.
+    /// How often the connection was closed, and the last time.
     closings: u64,
     last_closing: Option<Instant>,
 }
@@ -51,19 +51,19 @@ impl State {
         self.suspect && !self.is_unclosable && !self.reloading && self.transfers == self.adrift
     }
 
-    /// NIXL is about to be told of the peer, or to let go of it.
+    /// NIXL is about to load or forget the peer.
     pub(super) fn begin_reload(&mut self) {
         self.reloading = true;
         self.generation += 1;
     }
 
-    /// The connection has been closed; or it is not known to be, if NIXL did not know the peer.
+    /// The connection has been closed. If NIXL did not know the peer, this is uncertain.
     pub(super) fn closed(&mut self, was_known: bool) {
         if !was_known && self.adrift > 0 {
             self.is_unclosable = true;
             return;
         }
-        // What waited for this is no transfer over the next connection.
+        // Transfers that waited for this do not use the next connection.
         self.transfers -= self.adrift;
         self.adrift = 0;
         self.suspect = false;
@@ -73,11 +73,11 @@ impl State {
 }
 
 impl Peer {
-    /// Keeps transfers from posting while NIXL is told of the peer; those that begin meanwhile wait.
+    /// Keeps transfers from posting while NIXL loads the peer; new ones wait.
     ///
     /// # Errors
     ///
-    /// How many transfers are in flight, if any are.
+    /// The number of transfers in flight, if there are any.
     pub(super) fn reload(&self) -> Result<Reloading<'_>, usize> {
         let mut state = self.state();
         if state.transfers > 0 {
@@ -88,7 +88,7 @@ impl Peer {
     }
 }
 
-/// NIXL is being told of a peer, by whoever holds the lock of what NIXL has been told.
+/// NIXL is loading a peer; the owner holds the lock of the loaded peers.
 pub(super) struct Reloading<'a>(&'a Peer);
 
 impl Drop for Reloading<'_> {
@@ -100,16 +100,17 @@ impl Drop for Reloading<'_> {
 /// Why no transfer begins with a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoUse {
-    /// It is not known, or no more.
+    /// It is unknown, or already forgotten.
     Unknown,
     /// A request has failed, and the connection to the peer of this name is about to be closed.
     Lost(AgentName),
 }
 
 impl Agent {
-    /// Says that a transfer with a peer begins; it ends with what is returned.
+    /// Begins a transfer with a peer; the returned value ends it when it drops.
     ///
-    /// Whatever names the peer to NIXL holds one, so that the peer stays what it is meanwhile.
+    /// Every call that names the peer to NIXL holds one, so that the peer does not change
+    /// meanwhile.
     pub(crate) fn use_peer(&self, id: PeerId) -> Result<PeerUse, NoUse> {
         let peer = self.peer_table().get(id).ok_or(NoUse::Unknown)?;
         let mut state = peer.state();
@@ -125,11 +126,11 @@ impl Agent {
     }
 }
 
-/// A transfer with a peer, or something else that NIXL does with it.
+/// A transfer with a peer, or another operation of NIXL with it.
 pub(crate) struct PeerUse {
     agent: Agent,
     peer: Arc<Peer>,
-    /// How often the connection had been closed when this began to wait for the next time.
+    /// How often the connection had been closed when this began to wait for the next closing.
     adrift_since: Option<u64>,
 }
 
@@ -137,18 +138,18 @@ pub(crate) struct PeerUse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
     Ready,
-    /// NIXL is being told of the peer.
+    /// NIXL is loading the peer.
     Later,
     /// Another request has failed.
     Lost,
 }
 
-/// What has become of the connection for which somebody waits to be closed.
+/// The state of a connection that a transfer waits to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Connection {
     Open,
     Closed,
-    /// Nobody will ever know.
+    /// It will never be known.
     Unknown,
 }
 
@@ -158,7 +159,7 @@ impl PeerUse {
         &self.peer.name
     }
 
-    /// The name under which NIXL knows the peer.
+    /// NIXL's name for the peer.
     pub(crate) fn nixl_name(&self) -> &AgentName {
         &self.peer.nixl_name
     }
@@ -172,20 +173,21 @@ impl PeerUse {
         }
     }
 
-    /// Which account of the peer NIXL has: how often it has been given another, or has been told more,
-    /// by this process.
+    /// The version of NIXL's data about the peer: how often this process has replaced or extended
+    /// it.
     ///
-    /// Once the peer is [ready](Readiness::Ready), the account stays what it is for as long as this
-    /// lives and does not wait for the connection to be [closed](Self::closing); but NIXL may drop it by
-    /// itself, and then knows no such peer until there is another one.
+    /// Once the peer is [ready](Readiness::Ready), the version is constant while this lives and
+    /// does not wait for the connection to be [closed](Self::closing). However, NIXL may drop the
+    /// peer by itself, and then does not know it until there is a new version.
     pub(crate) fn generation(&self) -> u64 {
         self.peer.state().generation
     }
 
-    /// Waits until NIXL has been told of the peer, if it is being told.
+    /// Waits until NIXL has loaded the peer, if it is loading it.
     pub(crate) fn wait_until_ready(&self) -> Readiness {
         if self.readiness() == Readiness::Later {
-            // Whoever tells NIXL holds this, and it is not told anew while a transfer is in flight.
+            // The loading thread holds this, and NIXL loads nothing again while a transfer is in
+            // flight.
             drop(self.agent.peer_table().loaded());
         }
         self.readiness()
@@ -196,8 +198,8 @@ impl PeerUse {
         self.peer.state().suspect = true;
     }
 
-    /// Nothing of the transfer is left but what ends with the connection, which can be closed for its
-    /// sake. Says whether it has been.
+    /// Declares that the rest of the transfer ends only with the connection, which may now be
+    /// closed. Returns whether it has been closed.
     pub(crate) fn closing(&mut self) -> Connection {
         let since = match self.adrift_since {
             Some(since) => since,
@@ -230,7 +232,7 @@ impl Drop for PeerUse {
         }
         let since = self.adrift_since;
         self.agent.peer_table().change(&self.peer, |state| match since {
-            // It was counted out when the connection was closed.
+            // It was subtracted when the connection was closed.
             Some(since) if since != state.closings => {}
             Some(_) => (state.transfers, state.adrift) = (state.transfers - 1, state.adrift - 1),
             None => state.transfers -= 1,

@@ -1,4 +1,4 @@
-//! What NIXL has been told of peers.
+//! The peers that are loaded into NIXL.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use super::remote::RemoteLayout;
 use super::table::Peer;
 use crate::MemoryType;
 
-/// As many layouts may have gone of a peer, or as many as live, before NIXL is told anew what is left
-/// of it.
+/// NIXL's data of a peer is reloaded once this many of its layouts have dropped, and at least as
+/// many as live.
 const TOLERATED_LAYOUTS: usize = 256;
 
-/// As many peers that have ended NIXL goes on knowing.
+/// The number of ended peers that NIXL keeps.
 const TOLERATED_PEERS: usize = 32;
 
 /// The peers that NIXL knows.
@@ -26,14 +26,14 @@ const TOLERATED_PEERS: usize = 32;
 pub(super) struct Loaded {
     /// The latest peer of each name.
     pub(super) peers: HashMap<AgentName, LoadedPeer>,
-    /// Peers whose name another process has now, and whose transfers have not ended.
+    /// Peers whose name now belongs to another process, and whose transfers have not ended.
     replaced: Vec<LoadedPeer>,
     /// How many peers have ended so far.
     ended: u64,
 }
 
 impl Loaded {
-    /// Says that a peer has ended. A name is another peer's once its former owner has.
+    /// Marks a peer as ended. Another peer can take its name then.
     pub(super) fn end(&mut self, peer: &Peer) {
         let ended = self.ended + 1;
         let Some(known) = self.of(peer) else { return };
@@ -42,18 +42,18 @@ impl Loaded {
         self.ended = ended;
     }
 
-    /// What NIXL has been told of this very peer.
+    /// NIXL's data of exactly this peer.
     pub(super) fn of(&mut self, peer: &Peer) -> Option<&mut LoadedPeer> {
         let latest = self.peers.get_mut(&peer.name).into_iter();
         latest.chain(&mut self.replaced).find(|known| known.peer.id == peer.id)
     }
 
-    /// Frees the name of a peer for another process. The peer is kept until its transfers have ended.
+    /// Frees a peer's name for another process. The peer is kept until its transfers have ended.
     pub(super) fn set_aside(&mut self, name: &AgentName) {
         self.replaced.extend(self.peers.remove(name));
     }
 
-    /// Takes out a peer that NIXL need not know any more: one whose name another has, one that NIXL has
+    /// Removes a peer that NIXL no longer needs: one whose name another has, one that NIXL has
     /// lost, or the one that ended first, if there are too many.
     pub(super) fn superfluous(&mut self) -> Option<Arc<Peer>> {
         if let Some(index) = self.replaced.iter().position(|known| known.ended.is_some()) {
@@ -73,7 +73,7 @@ impl Loaded {
         Some(self.peers.remove(&name)?.peer)
     }
 
-    /// Takes out a peer that has ended, any of them.
+    /// Removes any peer that has ended.
     pub(super) fn take_ended(&mut self) -> Option<Arc<Peer>> {
         let ended = self.peers.values().filter(|known| known.ended.is_some());
         let name = ended.map(|known| known.peer.name.clone()).next()?;
@@ -84,17 +84,17 @@ impl Loaded {
 /// A peer that NIXL knows.
 pub(super) struct LoadedPeer {
     pub(super) peer: Arc<Peer>,
-    /// How to connect to it.
+    /// Its connection data.
     pub(super) connection: Box<[u8]>,
-    /// The memory that NIXL has a key for, also for layouts that have gone. It keeps the first that
-    /// it has been told for a place, without a word about another.
+    /// The memory that NIXL has a key for, including dropped layouts. NIXL keeps the first key
+    /// loaded for a place, and silently ignores another.
     pub(super) keys: HashMap<OwnedPlace, Box<[u8]>>,
     pub(super) layouts: Vec<LoadedLayout>,
-    /// How many layouts have gone since NIXL was told anew.
+    /// How many layouts have dropped since the last reload.
     gone: usize,
-    /// The how manieth peer to end this was, if it has ended.
+    /// Its rank among ended peers; `None` while in use.
     pub(super) ended: Option<u64>,
-    /// NIXL does not know it, after all.
+    /// NIXL unexpectedly does not know it.
     pub(super) is_lost: bool,
 }
 
@@ -157,7 +157,7 @@ impl LoadedPeer {
         self.layouts.push(LoadedLayout { endpoint, described });
     }
 
-    /// Whether NIXL has one of these places under another key.
+    /// Whether NIXL has a different key for one of these places.
     pub(super) fn contradicts(&self, keys: &[Key<'_>]) -> bool {
         let differs = |key: &Key<'_>| {
             self.keys.get(&key.place.into()).is_some_and(|known| **known != *key.key)
@@ -165,9 +165,9 @@ impl LoadedPeer {
         keys.iter().any(differs)
     }
 
-    /// Whether NIXL has keys that none of the layouts `in_use` needs, and that stand in the way of
-    /// these: others for the same memory, or some for memory that shares bytes with it, as the peer
-    /// may have registered it in another way since, and NIXL would take either.
+    /// Whether NIXL has unused keys that conflict with these, not needed by any of the layouts
+    /// `in_use`. A key conflicts if it is for the same memory, or for memory that shares bytes with
+    /// it. The peer may have registered it differently since, and NIXL would use either key.
     pub(super) fn is_stale<'a>(
         &self,
         keys: &[Key<'_>],
@@ -188,7 +188,7 @@ impl LoadedPeer {
         let needed: HashSet<OwnedPlace> = in_use.flat_map(|layout| places(layout)).collect();
         others.retain(|place| !needed.contains(place));
         others.sort_unstable();
-        // Where the others that begin no later end, at the latest.
+        // The highest end of all others up to each one.
         let mut ends: Vec<u64> = Vec::with_capacity(others.len());
         for (index, place) in others.iter().enumerate() {
             let before = index.checked_sub(1).and_then(|i| Some((others.get(i)?, *ends.get(i)?)));
@@ -206,7 +206,7 @@ impl LoadedPeer {
         })
     }
 
-    /// The peer is back, as another.
+    /// The peer is back under a new number.
     pub(super) fn revive(&mut self, peer: Arc<Peer>) {
         self.peer = peer;
         self.gone += self.layouts.len();
@@ -219,7 +219,7 @@ impl LoadedPeer {
         keys.iter().all(|key| self.keys.contains_key(&key.place.into()))
     }
 
-    /// The layout, if it is imported and lives.
+    /// The layout, if it is imported and live.
     pub(super) fn find(&self, described: &LayoutDescriptor) -> Option<RemoteLayout> {
         let same = self.layouts.iter().filter(|layout| *layout.described == *described);
         same.filter_map(|layout| {
@@ -230,14 +230,13 @@ impl LoadedPeer {
         .next()
     }
 
-    /// The first region that shares bytes with a layout that lives.
+    /// The first region that shares bytes with a live layout.
     pub(super) fn overlap(&self, described: &LayoutDescriptor) -> Option<u32> {
         let live = self.layouts.iter().filter(|layout| !layout.endpoint.has_gone());
         first_shared(live.map(|layout| &*layout.described), described)
     }
 
-    /// Lets go of layouts that have gone. `true` if they were many: NIXL then has many keys that
-    /// nobody needs.
+    /// Removes dropped layouts. Returns `true` if they were many: NIXL then has many unused keys.
     pub(super) fn sweep(&mut self) -> bool {
         let before = self.layouts.len();
         self.layouts.retain(|layout| !layout.endpoint.has_gone());
@@ -245,13 +244,13 @@ impl LoadedPeer {
         self.gone > TOLERATED_LAYOUTS.max(self.layouts.len())
     }
 
-    /// What the layouts that live were described with.
+    /// The descriptions of the live layouts.
     pub(super) fn live(&self) -> impl Iterator<Item = &Arc<LayoutDescriptor>> {
         let live = self.layouts.iter().filter(|layout| !layout.endpoint.has_gone());
         live.map(|layout| &layout.described)
     }
 
-    /// NIXL has been told nothing.
+    /// NIXL's data is empty.
     pub(super) fn reset(&mut self) {
         self.keys.clear();
         self.gone = 0;
@@ -268,9 +267,9 @@ pub(super) fn first_shared<'a>(
         .map(|region| (region.space(), region.address(), region.length()))
         .collect();
     others.sort_unstable();
-    // Of those that begin before a region ends, the last ends last.
+    // Among those that begin before a region ends, the last also ends last.
     (0_u32..).zip(described.regions()).find_map(|(number, region)| {
-        // Validated: no sum of the two leaves 64 bits.
+        // Validated: the sum fits in 64 bits.
         let end = region.address().saturating_add(region.length().get());
         let before =
             others.partition_point(|&(space, address, _)| (space, address) < (region.space(), end));

@@ -1,12 +1,11 @@
-//! The metadata of NIXL agents, read as far as its form goes.
+//! Parses the metadata of NIXL agents.
 //!
-//! NIXL's own reader trusts what it reads: a length that wraps moves it back, a count that is too
-//! large keeps it busy, and a name that is no text makes the bindings panic. So what comes from a
-//! peer is read here first, without trusting anything: tags, lengths, counts, the agent's name, and
-//! which memory of which backend the metadata speaks of.
+//! NIXL's own reader trusts its input. A length that wraps moves it back, a count that is too large
+//! keeps it busy, and a name that is not UTF-8 makes the bindings panic. So this crate parses a
+//! peer's metadata first and trusts nothing: tags, lengths, counts, the agent's name, and the
+//! memory of each backend.
 //!
-//! What is inside a backend's connection data and memory keys is the backend's own, and is not
-//! looked into.
+//! A backend's connection data and memory keys are opaque, and are not parsed.
 //!
 //! The form is that of NIXL 1.5: `nixlSerDes|`, then items of a tag, a length of 8 bytes, that many
 //! bytes, and `|`, in the order in which `Metadata::parse` takes them.
@@ -30,18 +29,18 @@ const MEMORY_TYPES: [(u32, MemoryType); 5] = [
     (4, MemoryType::File),
 ];
 
-/// What the metadata of an agent says.
+/// The contents of an agent's metadata.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Metadata<'a> {
-    /// Whose it is.
+    /// The agent's name.
     pub(crate) agent: &'a str,
-    /// The backends that it says how to connect to.
+    /// The connection data of its backends.
     pub(crate) connections: Vec<ConnectionInfo<'a>>,
     /// The memory that it has keys for.
     pub(crate) memory: Vec<Key<'a>>,
 }
 
-/// How to connect to one backend of an agent.
+/// The connection data of one backend of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionInfo<'a> {
     pub(crate) backend: &'a str,
@@ -49,15 +48,15 @@ pub(crate) struct ConnectionInfo<'a> {
     pub(crate) data: &'a [u8],
 }
 
-/// Memory that one backend of an agent can be asked for.
+/// Memory of an agent that one backend can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key<'a> {
     pub(crate) place: Place<'a>,
-    /// What the backend needs for it.
+    /// The backend's own data for it.
     pub(crate) key: &'a [u8],
 }
 
-/// Where memory is, for which a backend has a key.
+/// The location of memory for which a backend has a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place<'a> {
     pub(crate) backend: &'a str,
@@ -71,9 +70,9 @@ pub(crate) struct Place<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the agent's metadata is not in the form of NIXL 1.5: no {expected} at byte {offset}")]
 pub struct MalformedMetadata {
-    /// Where the form is left.
+    /// The offset of the first error, in bytes.
     pub offset: usize,
-    /// What should have been there.
+    /// The expected item.
     pub expected: &'static str,
 }
 
@@ -99,7 +98,7 @@ impl<'a> Metadata<'a> {
             let at = input.malformed("key");
             let keys = input.count(b"n", "number of keys")?;
             if keys == 0 {
-                // NIXL refuses all of the metadata for it.
+                // NIXL refuses the whole metadata in that case.
                 return Err(at);
             }
             for _ in 0..keys {
@@ -116,7 +115,7 @@ impl<'a> Metadata<'a> {
 }
 
 impl Place<'_> {
-    /// Whether these bytes of this type and device are among those of the key.
+    /// Whether the key covers these bytes of this type and device.
     pub(crate) fn covers(
         &self,
         memory: MemoryType,
@@ -166,13 +165,14 @@ impl<'a> Input<'a> {
     fn item(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a [u8], MalformedMetadata> {
         self.skip(tag, expected)?;
         let length = self.number(expected)?;
-        // The address space is of 64 bits; more than is left is refused there.
+        // The address space has 64 bits; `take` refuses more than the remaining input.
         let value = self.take(ByteCount::new(length).to_usize(), expected)?;
         self.skip(b"|", expected)?;
         Ok(value)
     }
 
-    /// As the machine has it: metadata does not travel between machines of different byte order.
+    /// In the machine's byte order: metadata is not exchanged between machines of different byte
+    /// order.
     fn number(&mut self, expected: &'static str) -> Result<u64, MalformedMetadata> {
         match self.take(8, expected)?.first_chunk() {
             Some(&bytes) => Ok(u64::from_ne_bytes(bytes)),
@@ -186,7 +186,7 @@ impl<'a> Input<'a> {
         if value.is_empty() { Err(at) } else { Ok(value) }
     }
 
-    /// Text that C can hold, and that can be printed.
+    /// Printable text without NUL bytes.
     fn text(&mut self, tag: &[u8], expected: &'static str) -> Result<&'a str, MalformedMetadata> {
         let at = self.malformed(expected);
         let text = str::from_utf8(self.some(tag, expected)?).map_err(|_| at)?;
@@ -203,8 +203,8 @@ impl<'a> Input<'a> {
         if self.item(tag, expected)? == value { Ok(()) } else { Err(at) }
     }
 
-    /// A number of things, which have to follow: none of them takes no bytes, so that a number
-    /// that is too large ends with the input.
+    /// The number of items that must follow. Each item takes at least one byte, so a number that is
+    /// too large ends with the input.
     fn count(&mut self, tag: &[u8], expected: &'static str) -> Result<u64, MalformedMetadata> {
         let at = self.malformed(expected);
         let value = self.item(tag, expected)?;
@@ -219,7 +219,7 @@ impl<'a> Input<'a> {
         MEMORY_TYPES.iter().find(|(known, _)| *known == tag).map(|(_, memory)| *memory).ok_or(at)
     }
 
-    /// Device, address, length, and the rest.
+    /// Device, address, length, and the remaining data.
     fn key(&mut self) -> Result<(u64, u64, u64, &'a [u8]), MalformedMetadata> {
         const EXPECTED: &str = "key of memory";
         let at = self.malformed(EXPECTED);
@@ -227,7 +227,7 @@ impl<'a> Input<'a> {
         let (place, key) = value.split_at_checked(PLACE_BYTES).ok_or(at)?;
         let mut place = Input { rest: place, offset: at.offset };
         let (address, length) = (place.number(EXPECTED)?, place.number(EXPECTED)?);
-        // The device is of 8 bytes, the upper half of which was padding once.
+        // The device has 8 bytes; the upper half was padding in earlier releases.
         let device = place.number(EXPECTED)?;
         match address.checked_add(length) {
             Some(_) => Ok((device, address, length, key)),

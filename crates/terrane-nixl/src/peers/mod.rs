@@ -1,8 +1,8 @@
-//! Layouts that travel: exported by the agent that registered them, imported by others.
+//! Layouts that one agent exports and others import.
 //!
-//! An export is bytes: what the layout is, where its regions are, and what NIXL needs to reach them.
-//! It is sent by whatever means the two processes have. Whoever imports it gets a
-//! [`RemoteLayout`], which is an end of transfers.
+//! An export is bytes: the layout's geometry, the location of its regions, and the metadata with
+//! which NIXL reaches them. The two processes send it by any channel that they have. The importer
+//! gets a [`RemoteLayout`], which is an end of transfers.
 
 mod claims;
 mod error;
@@ -32,13 +32,13 @@ use crate::{Agent, process};
 use import::Known;
 use metadata::Metadata;
 
-/// What became of a peer that was to be forgotten.
+/// The result of forgetting a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Forgotten {
-    /// Nothing is left of it.
+    /// The peer is forgotten completely.
     Now,
-    /// Transfers with it are in flight, this many, and with the last of them it ends. None begins any
-    /// more.
+    /// This many transfers with it are in flight, and the peer ends with the last of them. No new
+    /// transfer begins.
     AfterTransfers(usize),
 }
 
@@ -46,39 +46,40 @@ impl Agent {
     /// Describes a layout that is registered with this agent as bytes, for peers to
     /// [`import`](Self::import).
     ///
-    /// It offers the layout's blocks, and no other memory of the agent; but a peer that has it can
-    /// reach all of the registrations that the blocks lie in.
+    /// It offers only the layout's blocks. However, a peer that has it can reach all registrations
+    /// that the blocks lie in.
     ///
-    /// A peer reads and writes exported blocks without a word to this process, so nothing here
-    /// tracks its transfers: who uses which block when is for the two to agree upon
-    /// ([notifications](Self::notifications) say when bytes have arrived).
+    /// A peer reads and writes exported blocks without notice to this process, so this process does
+    /// not track its transfers. The two sides must agree on which of them uses which block when
+    /// ([notifications](Self::notifications) report the arrival of bytes).
     ///
     /// # Errors
     ///
-    /// - [`ExportError::NotRegistered`] and [`ExportError::NotCovered`] if the layout is not, or not
-    ///   wholly, registered with this agent, or not any more.
+    /// - [`ExportError::NotRegistered`] and [`ExportError::NotCovered`] if the layout is not, not
+    ///   wholly, or no longer registered with this agent.
     /// - [`ExportError::NoBackend`] if peers cannot reach it through any backend.
-    /// - [`ExportError::NotOurs`] for a layout of a peer.
+    /// - [`ExportError::NotOurs`] for a peer's layout.
     /// - [`ExportError::Metadata`] and [`ExportError::Wire`] if NIXL or the encoding fails.
     pub fn export(&self, layout: &PhysicalLayout) -> Result<Vec<u8>, ExportError> {
         Ok(self.describe(layout)?.encode()?)
     }
 
-    /// Takes a layout that a peer has exported.
+    /// Imports a layout that a peer has exported.
     ///
-    /// Importing the same bytes again gives the same layout, while it lives, and connects to the peer
-    /// again if a transfer has found the connection broken. The first import of a peer connects to it,
-    /// which is work; so keep a layout of a peer that will be used again. A further layout of a peer is
-    /// imported while no transfer with the peer is in flight, or it is [`ImportError::PeerBusy`],
-    /// unless it lies in registrations that are known already.
+    /// Importing the same bytes again returns the same layout while it lives. It reconnects to the
+    /// peer if a transfer has found the connection broken. The first import of a peer connects to
+    /// it, which is expensive; so keep a layout of a peer that will be used again. Import a further
+    /// layout of a peer while no transfer with the peer is in flight. Otherwise it is
+    /// [`ImportError::PeerBusy`], unless the layout lies in known registrations.
     ///
-    /// The bytes are checked; [`RemoteLayout`] says how far, and what is left to trust.
+    /// The bytes are checked; [`RemoteLayout`] states which properties are checked and which are
+    /// trusted.
     ///
     /// # Errors
     ///
-    /// [`ImportError`]; then everything is as it was, but for [`ImportError::PeerLost`]. A peer
-    /// that was started again, or has registered memory anew of which a layout is in use here, is
-    /// [`ImportError::PeerChanged`]: see [`refresh`](Self::refresh).
+    /// [`ImportError`]. The state is then unchanged, except for [`ImportError::PeerLost`].
+    /// [`ImportError::PeerChanged`] means that the peer was restarted, or has registered memory
+    /// again whose layout is in use here: see [`refresh`](Self::refresh).
     pub fn import(&self, bytes: &[u8]) -> Result<RemoteLayout, ImportError> {
         self.import_within(bytes, &WireLimits::DEFAULT)
     }
@@ -96,22 +97,21 @@ impl Agent {
         self.import_with(bytes, limits, Known::Same)
     }
 
-    /// Takes a layout of a peer that may not be what it was: that was started again under the same
-    /// name, or has registered its memory anew.
+    /// Imports a layout of a peer that was restarted under the same name, or has registered its
+    /// memory again.
     ///
-    /// The layouts that were imported before can no longer be used: transfers with them fail, and the peer
-    /// has another [`PeerId`] from now on. A peer that is not known is imported.
+    /// Layouts that were imported before can no longer be used: transfers with them fail. The peer
+    /// has another [`PeerId`] from now on. An unknown peer is imported.
     ///
-    /// A process that hangs does not keep its name: the process that replaces it is imported while
-    /// transfers with the old one are in flight. These end at their deadline. Their blocks of this
-    /// process stay in use until NIXL says that nothing writes or reads them any more, which may be
-    /// never.
+    /// A process that hangs does not keep its name: its replacement is imported while transfers
+    /// with the old process are in flight. These end at their deadline. Their local blocks stay in
+    /// use until NIXL reports that they are no longer read or written, which may never happen.
     ///
     /// # Errors
     ///
     /// [`ImportError`], as from [`import`](Self::import). [`ImportError::PeerBusy`] if transfers
-    /// with this very process are in flight. If NIXL refuses the metadata ([`ImportError::Load`],
-    /// [`ImportError::NotFound`]), the peer is not known any more.
+    /// with this same process are in flight. If NIXL refuses the metadata ([`ImportError::Load`],
+    /// [`ImportError::NotFound`]), the peer is no longer known.
     pub fn refresh(&self, bytes: &[u8]) -> Result<RemoteLayout, ImportError> {
         self.refresh_within(bytes, &WireLimits::DEFAULT)
     }
@@ -129,17 +129,17 @@ impl Agent {
         self.import_with(bytes, limits, Known::Replaced)
     }
 
-    /// Forgets a peer, with all that was imported of it. Transfers with it that are in flight run to
-    /// their end, and none begins any more: not with the [`RemoteLayout`]s that are left either.
+    /// Forgets a peer, with everything imported from it. Transfers in flight with it run to their
+    /// end. No new transfer begins, even with the remaining [`RemoteLayout`]s.
     ///
-    /// A peer is forgotten by itself when the last of its layouts has gone, so this is for ending it
-    /// sooner. Imported again, it is another peer, of another [`PeerId`]. NIXL keeps the connections
-    /// to the 32 peers that were forgotten last, so that coming back is cheap; see
+    /// A peer is forgotten automatically when the last of its layouts drops; this ends it sooner.
+    /// If it is imported again, it gets another [`PeerId`]. NIXL keeps the connections to the 32
+    /// peers that were forgotten last, so importing them again is cheap; see
     /// [`disconnect`](Self::disconnect).
     ///
     /// # Errors
     ///
-    /// [`ForgetError::UnknownPeer`] if there is no such peer, or no more.
+    /// [`ForgetError::UnknownPeer`] if the peer is unknown or already forgotten.
     pub fn forget(&self, peer: PeerId) -> Result<Forgotten, ForgetError> {
         process::check()?;
         let unknown = || ForgetError::UnknownPeer { agent: self.name().clone(), peer };
@@ -156,11 +156,10 @@ impl Agent {
         Ok(if transfers == 0 { Forgotten::Now } else { Forgotten::AfterTransfers(transfers) })
     }
 
-    /// Closes the connections to peers that are forgotten and whose transfers have ended; says to how
-    /// many.
+    /// Closes the connections to forgotten peers whose transfers have ended, and returns their
+    /// number.
     ///
-    /// With NIXL 1.5.1, a connection over UCX that is closed leaves a file descriptor open, in both
-    /// processes.
+    /// With NIXL 1.5.1, closing a connection over UCX leaks a file descriptor in both processes.
     pub fn disconnect(&self) -> usize {
         if process::is_forked() {
             return 0;
@@ -177,7 +176,7 @@ impl Agent {
         closed
     }
 
-    /// The peers that are known and not forgotten, in the order in which they became known.
+    /// The known peers that are not forgotten, in the order in which they became known.
     #[must_use]
     pub fn peers(&self) -> Vec<(PeerId, AgentName)> {
         if process::is_forked() {
@@ -192,13 +191,14 @@ impl Agent {
         peers
     }
 
-    /// The name of a peer's agent; `None` if this agent knows no such peer, or no more.
+    /// The name of a peer's agent; `None` if this agent does not know the peer, or has forgotten
+    /// it.
     #[must_use]
     pub fn peer_name(&self, peer: PeerId) -> Option<AgentName> {
         self.peer_names(peer).map(|(name, _)| name)
     }
 
-    /// The name of a peer's agent, and the name under which NIXL knows the peer.
+    /// The name of a peer's agent, and NIXL's name for the peer.
     pub(crate) fn peer_names(&self, peer: PeerId) -> Option<(AgentName, AgentName)> {
         process::check().ok()?;
         let known = self.peer_table().get(peer)?;
@@ -206,14 +206,15 @@ impl Agent {
         (!forgotten).then(|| (known.name.clone(), known.nixl_name.clone()))
     }
 
-    /// Whether imports can look into NIXL's metadata before NIXL does. They can if the library writes
-    /// it in the form of NIXL 1.5; with another form, every import is [`ImportError::UnknownForm`].
+    /// Whether imports can check NIXL's metadata before NIXL reads it. They can if the library
+    /// writes it in the form of NIXL 1.5. With another form, every import is
+    /// [`ImportError::UnknownForm`].
     #[must_use]
     pub fn checks_metadata(&self) -> bool {
         self.reachable().is_some()
     }
 
-    /// The backends through which peers can reach this agent, as its own metadata says.
+    /// The backends through which peers can reach this agent, according to its own metadata.
     fn reachable(&self) -> Option<&[Box<str>]> {
         let find_out = || {
             process::check().ok()?;
@@ -221,7 +222,7 @@ impl Agent {
             let connections = Metadata::parse(&own).ok().map(|own| own.connections);
             Some(connections.map(|all| all.iter().map(|c| c.backend.into()).collect()))
         };
-        // An agent that cannot say how to reach it is asked again, and reached by nobody until then.
+        // An agent that cannot tell is asked again, and is unreachable until then.
         self.peer_table().reachable(find_out).unwrap_or(Some(&[]))
     }
 }

@@ -13,24 +13,29 @@ use terrane_wire::{GeometryMismatch, LayoutDescriptor, RegionDescriptor};
 
 use super::table::Lease;
 
-/// A layout in a peer's memory, which can be one end of transfers, and nothing else: nothing here
-/// can follow its addresses.
+/// A layout in a peer's memory. It can only be an end of transfers: this process cannot access its
+/// addresses.
 ///
-/// Cloning it shares it. The peer stays known for as long as a clone, an endpoint or a transfer of
-/// it lives; see [`Agent::forget`](crate::Agent::forget) for ending that sooner.
+/// Clones share it. The peer stays known while a clone, an endpoint or a transfer of it lives; see
+/// [`Agent::forget`](crate::Agent::forget) for ending that sooner.
 ///
-/// # Whom an import trusts
+/// # Trust
 ///
-/// An import believes nothing that it can check: the frame, its checksum and its version; every
-/// count and length, against limits; the strides, proved to be nested, with their fingerprint; that regions
-/// are disjoint and end within their address space; the form of NIXL's metadata; that the metadata
-/// is of the agent that the description names, and gives access to every region through a backend
-/// that both agents have. What the backend itself needs, which is UCX's address of the peer and its
-/// keys of memory, is handed to the backend as it came: only UCX can read it, and UCX does not
-/// defend itself against somebody who forges it. Nor does a checksum, which anybody can compute.
+/// An import checks everything that it can:
+/// - the frame, its checksum and its version;
+/// - every count and length, against limits;
+/// - the strides, proved to be nested, with their fingerprint;
+/// - that regions are disjoint and end within their address space;
+/// - the form of NIXL's metadata;
+/// - that the metadata is of the agent that the description names;
+/// - that the metadata gives access to every region through a backend that both agents have.
 ///
-/// So take exports from peers that you trust with your process, over a channel that tells you who
-/// they are.
+/// The backend's own data, UCX's address of the peer and its memory keys, passes to the backend
+/// unchecked. Only UCX can read it, and UCX is not hardened against forged data. A checksum does
+/// not protect either, as anyone can compute it.
+///
+/// So import only from peers that you trust with your process, over a channel that authenticates
+/// them.
 #[derive(Clone)]
 pub struct RemoteLayout {
     endpoint: Endpoint,
@@ -74,13 +79,13 @@ impl RemoteLayout {
             .adopt_memory(memory)
             .unregistered()
             .build()?;
-        // SAFETY: endpoints over a peer's memory are made by `Agent::import` alone, and it makes none
-        // over bytes that another one has: neither the same agent's, as long as that lives
-        // (`LoadedPeer::overlap`), nor another agent's of this process (the claim in the lease), but
-        // for endpoints of a peer that has ended, with which no transfer is in flight or begins. If the
-        // bytes are memory of this process, exported by one of its agents, whoever exported them
-        // agrees with the peer upon who uses which block when (`Agent::export`). The memory is no
-        // file's that this process opens.
+        // SAFETY: only `Agent::import` makes endpoints over a peer's memory. It makes none over
+        // bytes that another live endpoint has. The same agent has no such endpoint while that one
+        // lives (`LoadedPeer::overlap`). Another agent of this process has none either (the claim
+        // in the lease). The exception is endpoints of a peer that has ended, with which no
+        // transfer is in flight or begins. If the bytes are memory of this process, exported by one
+        // of its agents, the exporter agrees with the peer on which of them uses which block when
+        // (`Agent::export`). The memory belongs to no file that this process opens.
         let endpoint = unsafe { Endpoint::sharing(layout) };
         Ok(Self { endpoint, peer, described })
     }
@@ -99,13 +104,13 @@ impl RemoteLayout {
         &self.endpoint
     }
 
-    /// Whose it is, as this process counts peers.
+    /// The peer that has the layout.
     #[must_use]
     pub const fn peer(&self) -> PeerId {
         self.peer
     }
 
-    /// The name of the agent whose it is.
+    /// The name of the peer's agent.
     #[must_use]
     pub fn agent(&self) -> &AgentName {
         self.described.agent()
@@ -123,7 +128,7 @@ impl RemoteLayout {
         self.described.fingerprint()
     }
 
-    /// What the layout is in, over there.
+    /// The kind of memory in the peer's process.
     #[must_use]
     pub fn storage(&self) -> StorageKind {
         self.described.storage()
@@ -135,21 +140,21 @@ impl RemoteLayout {
         self.described.regions()
     }
 
-    /// Checks that each element lies where one of `geometry` lies.
+    /// Checks that each element lies where the same element of `geometry` lies.
     ///
     /// # Errors
     ///
-    /// [`GeometryMismatch`] names the first difference, and both values.
+    /// [`GeometryMismatch`] with the first difference and both values.
     pub fn expect(&self, geometry: &Geometry) -> Result<(), GeometryMismatch> {
         self.described.expect(geometry)
     }
 
-    /// Checks that whole blocks can be moved between the layout and one of `geometry`, whatever their
-    /// strides are. Each transfer checks the same; this checks before there is one.
+    /// Checks that whole blocks can move between the layout and one of `geometry`, whatever their
+    /// strides. Each transfer makes the same check; this makes it earlier.
     ///
     /// # Errors
     ///
-    /// [`GeometryMismatch`] names the first difference, and both values.
+    /// [`GeometryMismatch`] with the first difference and both values.
     pub fn expect_shape(&self, geometry: &Geometry) -> Result<(), GeometryMismatch> {
         self.described.expect_shape(geometry)
     }
@@ -175,13 +180,13 @@ impl fmt::Debug for RemoteLayout {
 struct RemoteMemory {
     at: RemoteAddress,
     length: ByteCount,
-    /// What the peer says of its registration, with the backends by which this agent reaches it.
+    /// The peer's claim about its registration, with the backends by which this agent reaches it.
     record: RegistrationRecord,
     _lease: Arc<Lease>,
 }
 
-// SAFETY: every answer is a constant. That the peer has registered the span is the peer's word, of
-// which the metadata that NIXL has loaded is the proof; nothing in this process follows the
+// SAFETY: every method returns a constant. The peer claims that it has registered the span. The
+// metadata that NIXL has loaded proves that claim. No code in this process dereferences the
 // address.
 unsafe impl Memory for RemoteMemory {
     fn kind(&self) -> StorageKind {
@@ -210,7 +215,7 @@ impl fmt::Debug for RemoteMemory {
     }
 }
 
-/// A peer's space as NIXL counts devices: the ordinal of a device, the number of a file, 0 for the host.
+/// A peer's space as NIXL's device number: a device's ordinal, a file's number, 0 for the host.
 pub(super) fn device_of(space: RemoteSpace) -> Option<(crate::MemoryType, u64)> {
     Some(match space {
         RemoteSpace::Host => (crate::MemoryType::Host, 0),
@@ -220,7 +225,7 @@ pub(super) fn device_of(space: RemoteSpace) -> Option<(crate::MemoryType, u64)> 
     })
 }
 
-/// The space that a span of this process is in for others, under NIXL's number of the device or file.
+/// A local span's space as peers see it, with NIXL's number of the device or file.
 pub(super) fn space_of(span: &Span, number: u64) -> Option<RemoteSpace> {
     Some(match span.location {
         Location::Host(_) => RemoteSpace::Host,

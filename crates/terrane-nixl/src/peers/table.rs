@@ -1,21 +1,20 @@
 //! The peers that an agent knows.
 //!
-//! A peer has a number that is never given again, and NIXL is told a name of which this number is a
-//! part. So a process that was started again under its name is another peer to NIXL as well: its
-//! requests and those to the process before it do not meet.
+//! A peer has a number that is never reused, and NIXL's name for the peer contains it. So a process
+//! that was restarted under its name is another peer to NIXL too. Its requests and those to its
+//! predecessor do not mix.
 //!
-//! A peer is known while a layout of it lives, and ends when it is forgotten or its last layout has
-//! gone; in either case not before the transfers with it have ended.
+//! A peer is known while a layout of it lives. It ends when it is forgotten or its last layout
+//! drops, but not before its transfers have ended.
 //!
-//! Of the peers that have ended, NIXL goes on knowing the latest: they mostly come back, connecting
-//! takes milliseconds, and each connection that NIXL 1.5.1 closes leaves a file descriptor open on
-//! both sides.
+//! NIXL keeps the latest of the ended peers: they mostly return, and connecting takes milliseconds.
+//! Each connection that NIXL 1.5.1 closes also leaks a file descriptor on both sides.
 //!
-//! There are three locks, taken in this order: `loaded`, while NIXL is told of peers; the state of
-//! one peer; `known`, for look-ups. The latter two are never held while NIXL is asked anything, as
-//! whoever submits a transfer takes them. Whoever finds that a peer has to end, or its connection to
-//! be closed, puts it on the list `due`, and sees to what is there if `loaded` is free. If it is not,
-//! its holder does so, as it looks at the list after it has let go of the lock.
+//! There are three locks, taken in this order: `loaded`, while NIXL loads peers; the state of one
+//! peer; `known`, for look-ups. The latter two are never held during a call to NIXL, as submitting
+//! threads take them. A thread that finds that a peer must end, or its connection must close, puts
+//! it on the list `due`. It processes the list if `loaded` is free. If it is not, its holder does
+//! so after it has released the lock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -28,42 +27,42 @@ use super::loaded::Loaded;
 use crate::quiet::quietly;
 use crate::{Agent, process};
 
-/// What an agent knows of its peers.
+/// An agent's data about its peers.
 #[derive(Default)]
 pub(crate) struct Peers {
     loaded: Mutex<Loaded>,
     known: Mutex<Known>,
     /// The agent's own backends that peers can reach, if the library writes metadata in the form
-    /// that is read here.
+    /// that this crate parses.
     reachable: OnceLock<Option<Vec<Box<str>>>>,
 }
 
 #[derive(Default)]
 struct Known {
     by_id: HashMap<PeerId, Arc<Peer>>,
-    /// Peers that may have to end, or their connections to be closed.
+    /// Peers that may have to end, or whose connections may have to close.
     due: Vec<Arc<Peer>>,
 }
 
-/// A peer, as it is known from one import until it ends.
+/// A peer, from its first import until it ends.
 pub(crate) struct Peer {
     pub(super) id: PeerId,
     /// The name of the peer's agent.
     pub(super) name: AgentName,
-    /// The name under which NIXL is told of the peer.
+    /// NIXL's name for the peer.
     pub(super) nixl_name: AgentName,
     state: Mutex<State>,
 }
 
 impl Peer {
-    /// A peer that NIXL has not been told of.
+    /// A peer that NIXL has not loaded.
     pub(super) fn new(name: AgentName) -> Self {
         let id = PeerId::next();
         let nixl_name = AgentName::from(format!("{name} (peer {id})"));
         Self { id, name, nixl_name, state: Mutex::default() }
     }
 
-    /// A peer that has ended, and that NIXL still knows, under its next number.
+    /// An ended peer that NIXL still knows, under its next number.
     pub(super) fn again(&self) -> Self {
         let (name, nixl_name) = (self.name.clone(), self.nixl_name.clone());
         Self { id: PeerId::next(), name, nixl_name, state: Mutex::default() }
@@ -95,7 +94,7 @@ impl Peers {
         lock(&self.known).by_id.remove(&id);
     }
 
-    /// What `find_out` answers, which is asked until it does.
+    /// The answer of `find_out`, which is called until it has one.
     pub(super) fn reachable(
         &self,
         find_out: impl FnOnce() -> Option<Option<Vec<Box<str>>>>,
@@ -107,8 +106,8 @@ impl Peers {
         Some(self.reachable.get_or_init(|| found).as_deref())
     }
 
-    /// Changes what is in use of a peer, and puts it on the list if it has to end, or its connection
-    /// to be closed.
+    /// Changes the uses of a peer. Puts it on the list if it must end, or its connection must
+    /// close.
     pub(super) fn change<T>(&self, peer: &Arc<Peer>, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = peer.state();
         let answer = change(&mut state);
@@ -120,8 +119,8 @@ impl Peers {
 }
 
 impl Agent {
-    /// Ends the peers that have to end, and closes the connections that have to be closed, unless
-    /// somebody else is at it.
+    /// Ends the peers that must end, and closes the connections that must close, unless another
+    /// thread does so now.
     pub(super) fn end_peers(&self) {
         while !lock(&self.peer_table().known).due.is_empty() {
             let mut loaded = match self.peer_table().loaded.try_lock() {
@@ -171,14 +170,14 @@ impl Agent {
         state.closed(was_known);
     }
 
-    /// Has NIXL let go of a peer and close its connection to it. Says whether NIXL knew the peer: one
-    /// that it did not know it may have lost together with the means to close its connection.
+    /// Makes NIXL forget a peer and close its connection. Returns whether NIXL knew the peer. If
+    /// not, NIXL may also have lost the means to close its connection.
     pub(super) fn invalidate(&self, peer: &Peer) -> bool {
         quietly(|| self.raw().invalidate_remote_md(peer.nixl_name.as_str())).is_ok()
     }
 }
 
-/// A layout of a peer that lives: its memory holds one.
+/// A live layout of a peer: its memory holds one.
 pub(super) struct Lease {
     agent: Agent,
     peer: Arc<Peer>,
@@ -202,7 +201,7 @@ impl Drop for Lease {
     }
 }
 
-/// What a panic left behind is counts and maps, which are whole at any time.
+/// A panic leaves only counts and maps, which are consistent at any time.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -154,7 +154,7 @@ fn a_peer_with_transfers_in_flight_is_forgotten_after_them() {
 
     let again = reader.import(&bytes).unwrap();
     assert_ne!(again.peer(), remote.peer());
-    // What is left of the first has no say in the second.
+    // The remains of the first do not affect the second.
     drop(remote);
     assert_eq!(reader.peers(), [(again.peer(), owner.name().clone())]);
     read_all(&reader, &again);
@@ -178,7 +178,7 @@ fn a_transfer_keeps_the_peer_of_a_layout_that_has_gone() {
     assert!(!reader.raw().check_remote_metadata(&nixl_name, None));
 }
 
-/// NIXL forgets a peer by itself when a connection breaks, and says so to nobody.
+/// NIXL forgets a peer by itself when a connection breaks, without a report.
 #[test]
 fn a_peer_that_nixl_has_lost_is_told_to_it_anew() {
     let (owner, reader) = (agent(), agent());
@@ -267,7 +267,7 @@ fn a_process_gets_the_name_of_a_forgotten_one_with_transfers_in_flight() {
     assert_eq!(reader.peers(), [(after.peer(), name)]);
 }
 
-/// Telling NIXL of a peer anew takes as long as connecting does, and no submit waits for that.
+/// Reloading a peer takes as long as connecting does, and no submit waits for that.
 #[test]
 fn transfers_begin_while_nixl_is_told_of_the_peer_and_post_after_that() {
     let (owner, reader) = (agent(), agent());
@@ -345,7 +345,7 @@ fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Of many peers that have ended, the latest stay connected.
+/// NIXL keeps the connections of the peers that ended last.
 #[test]
 fn peers_that_ended_long_ago_are_disconnected() {
     let reader = agent();

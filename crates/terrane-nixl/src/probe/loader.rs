@@ -1,4 +1,4 @@
-//! Libraries that are loaded and stay.
+//! Libraries that are loaded and never unloaded.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -9,24 +9,24 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::error::SharedCause;
 
-/// Loads a library of NIXL as NIXL's bindings do it, and never unloads it: what Abseil, with which
-/// NIXL is linked, keeps for each thread does not survive that.
+/// Loads a NIXL library in the same way as NIXL's bindings, and never unloads it. NIXL is linked
+/// with Abseil, whose thread-local data does not survive an unload.
 pub(super) fn for_good(library: &Path) -> Result<ManuallyDrop<Library>, SharedCause> {
-    // SAFETY: loading runs the initialisers of NIXL, or of a plugin where NIXL looks for plugins, and
-    // of the libraries that these need; they are made to be loaded into any process.
+    // SAFETY: loading runs the initialisers of NIXL, or of a plugin in NIXL's plugin directory, and
+    // of the libraries that these need. They are made to be loaded into any process.
     let loaded = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) };
     loaded.map(ManuallyDrop::new).map_err(|error| Arc::new(error) as SharedCause)
 }
 
-/// Where the program has a function of this name: itself, or in a library that it was started with.
+/// The address of a function of this name in the program or a library that it was started with.
 pub(super) fn address_in_program(function: &str) -> Option<usize> {
     let program = Library::this();
-    // SAFETY: the symbol is only looked for; what is at its address is neither read nor called.
+    // SAFETY: the symbol is only looked up; the code does not read or call its address.
     let found = unsafe { program.get::<*const c_void>(function.as_bytes()) };
     found.ok().map(|symbol| symbol.as_raw_ptr().addr())
 }
 
-/// Whether a library is loaded whose file's name begins so.
+/// Whether a library is loaded whose file name has this prefix.
 pub(super) fn is_loaded(prefix: &str) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     is_in(&maps, prefix)
@@ -42,7 +42,8 @@ pub(super) fn file_at(address: usize) -> Option<PathBuf> {
     file_in(&std::fs::read_to_string("/proc/self/maps").ok()?, address)
 }
 
-/// The same in a list of mappings, `7f0000000000-7f0000001000 r-xp 00000000 fe:00 42   /path`.
+/// As [`file_at`], in a list of mappings: `7f0000000000-7f0000001000 r-xp 00000000 fe:00 42
+/// /path`.
 fn file_in(maps: &str, address: usize) -> Option<PathBuf> {
     let holds = |line: &&str| {
         let range = line.split(' ').next()?.split_once('-')?;
@@ -50,7 +51,7 @@ fn file_in(maps: &str, address: usize) -> Option<PathBuf> {
         (from?..to?).contains(&address).then_some(())
     };
     let line = maps.lines().find(|line| holds(line).is_some())?;
-    // The path is the rest of the line, spaces and all.
+    // The path is the rest of the line, including spaces.
     let path = line.find('/').and_then(|at| line.get(at..))?;
     Some(PathBuf::from(path.strip_suffix(" (deleted)").unwrap_or(path)))
 }

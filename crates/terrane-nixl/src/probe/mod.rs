@@ -1,4 +1,4 @@
-//! Whether NIXL can be used, answered without aborting the process.
+//! Checks whether NIXL can be used, without aborting the process.
 
 mod loader;
 mod netlink;
@@ -20,10 +20,10 @@ pub use symbols::REQUIRED_SYMBOLS;
 
 use crate::NixlUnavailable;
 
-/// The library, by the name by which the bindings look for it.
+/// The library's name, as the bindings look it up.
 const LIBRARY: &str = "libnixl_capi.so";
 
-/// NIXL, as it was found.
+/// A NIXL installation that [`probe`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     library: PathBuf,
@@ -38,54 +38,54 @@ impl Found {
         &self.library
     }
 
-    /// The version of the package that the library came in, where the files around it say so: those
-    /// of a Python wheel, or of pkg-config. The library itself does not know its version.
+    /// The version of the library's package, from the files around it: those of a Python wheel, or
+    /// of pkg-config. The library itself does not know its version.
     #[must_use]
     pub fn package_version(&self) -> Option<String> {
         version::of_package(&self.library)
     }
 
-    /// Where NIXL looks for plugins: in `NIXL_PLUGIN_DIR`, or in `plugins` beside the library.
+    /// NIXL's plugin directory: `NIXL_PLUGIN_DIR`, or `plugins` beside the library.
     #[must_use]
     pub fn plugin_directory(&self) -> &Path {
         &self.plugin_directory
     }
 
-    /// What could be arranged before UCX is loaded.
+    /// Arrangements made before UCX is loaded.
     ///
-    /// [`SeparateRdmaLibraries`](terrane_core::Capability::SeparateRdmaLibraries) is refused where the
-    /// program is linked with libnl and NIXL brings another one: then a process that has had a backend
-    /// `UCX` crashes as it exits, after all else. `UCX_MODULES=^ib` in its environment avoids that, and
-    /// RDMA as well.
+    /// [`SeparateRdmaLibraries`](terrane_core::Capability::SeparateRdmaLibraries) is refused where
+    /// the program is linked with libnl and NIXL brings another one. A process that has had a
+    /// backend `UCX` then crashes at exit, after everything else. `UCX_MODULES=^ib` in its
+    /// environment avoids the crash, but disables RDMA too.
     #[must_use]
     pub fn capabilities(&self) -> &CapabilityReport {
         &self.capabilities
     }
 
-    /// Whether the names of all files in the plugin directory are text.
+    /// Whether the names of all files in the plugin directory are valid UTF-8.
     pub(crate) fn plugin_names_are_text(&self) -> bool {
         plugins::names_are_text(&self.plugin_directory)
     }
 
-    /// The plugins that are there, by name. Whether they work is for [`Plugin::check`] to say.
+    /// The plugins in the directory, by name. [`Plugin::check`] returns whether they work.
     #[must_use]
     pub fn plugins(&self) -> Vec<Plugin> {
         plugins::within(&self.plugin_directory)
     }
 }
 
-/// Whichever library was found first is the process's.
+/// The first library that was found is the process's.
 static FOUND: OnceLock<Found> = OnceLock::new();
 
-/// Looks for NIXL's library, and for each function of it that the bindings call.
+/// Looks for NIXL's library, and for each of its functions that the bindings call.
 ///
-/// The bindings end the process when they miss one, so that nothing else of this crate calls them
-/// before this has succeeded. A success is remembered, and the library stays loaded; after a failure
+/// The bindings abort the process when one is missing. So nothing else of this crate calls them
+/// before this has succeeded. A success is cached, and the library stays loaded; after a failure
 /// the next call looks again. `NIXL_PLUGIN_DIR` is read once, as NIXL reads it.
 ///
 /// # Errors
 ///
-/// [`NixlUnavailable`] says what is missing.
+/// [`NixlUnavailable`] names the missing part.
 pub fn probe() -> Result<Found, NixlUnavailable> {
     found_or(|| {
         loader::for_good(Path::new(LIBRARY))
@@ -93,16 +93,15 @@ pub fn probe() -> Result<Found, NixlUnavailable> {
     })
 }
 
-/// As [`probe`], with the library in this file, wherever it is: for installations that the dynamic
-/// linker does not know of. Once it is loaded, the bindings find it by its name, as
-/// [`probe`] does from then on: by the name that is in it, which has to be `libnixl_capi.so`
-/// ([`NixlUnavailable::NotByName`]).
+/// As [`probe`], with the library in this file, for installations that the dynamic linker does not
+/// know of. Once it is loaded, the bindings and [`probe`] find it by its soname, which must be
+/// `libnixl_capi.so` ([`NixlUnavailable::NotByName`]).
 ///
-/// If a library was found before, that one is the answer, and the file is not looked at.
+/// If a library was found before, that one is returned, and the file is not read.
 ///
 /// # Errors
 ///
-/// [`NixlUnavailable`] says what is missing.
+/// [`NixlUnavailable`] names the missing part.
 pub fn probe_file(library: &Path) -> Result<Found, NixlUnavailable> {
     found_or(|| {
         loader::for_good(library)
@@ -121,7 +120,7 @@ fn found_or(
     Ok(FOUND.get_or_init(|| found).clone())
 }
 
-/// What there is to know of a library, if it has all that is needed.
+/// Describes a library, if it has all that is needed.
 fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
     let mut path = PathBuf::from(LIBRARY);
     for &symbol in REQUIRED_SYMBOLS {
@@ -132,15 +131,15 @@ fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
             path = loader::file_at(address).unwrap_or(path);
         }
     }
-    // SAFETY: the function of this name takes nothing and answers with a `bool`.
+    // SAFETY: the function of this name takes no argument and returns a `bool`.
     let is_stub = unsafe { library.get::<unsafe extern "C" fn() -> bool>(b"nixl_capi_is_stub") };
     if let Ok(is_stub) = is_stub {
-        // SAFETY: as above; it says what the library was built from, and does nothing.
+        // SAFETY: as above; it returns how the library was built, and does nothing else.
         if unsafe { is_stub() } {
             return Err(NixlUnavailable::Stub { library: path });
         }
     }
-    // Asked before the bindings look, as they look once.
+    // Loaded before the bindings look, as they look only once.
     let by_name = loader::for_good(Path::new(LIBRARY)).ok();
     let first = |library: &Library| address_of(library, REQUIRED_SYMBOLS.first()?);
     let of_bindings = by_name.as_ref().and_then(|library| first(library));
@@ -148,11 +147,11 @@ fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
         let found = of_bindings.map(|at| loader::file_at(at).unwrap_or_else(|| LIBRARY.into()));
         return Err(NixlUnavailable::NotByName { library: path, found });
     }
-    // The library can be loaded, so that this is about the bindings: they keep their first answer.
+    // The library can be loaded, so the fault is in the bindings: they keep their first answer.
     if nixl_sys::is_stub() {
         return Err(NixlUnavailable::BindingsGaveUp { library: path });
     }
-    // Plugins lie beside the library that looks for them, which is one that this one needs.
+    // Plugins lie beside the library that looks for them. This library depends on that one.
     let core = address_of(library, CORE_SYMBOL).and_then(loader::file_at);
     let core = core.as_ref().unwrap_or(&path);
     let (plugin_directory, capabilities) = (plugins::directory(core), netlink::keep_apart(core));
@@ -162,9 +161,9 @@ fn examine(library: &Library) -> Result<Found, NixlUnavailable> {
 /// A symbol of NIXL's core: the destructor of an agent.
 const CORE_SYMBOL: &str = "_ZN9nixlAgentD1Ev";
 
-/// The address of a symbol of the library, or of one that it needs.
+/// The address of a symbol in the library, or in one that it needs.
 fn address_of(library: &Library, symbol: &str) -> Option<usize> {
-    // SAFETY: the symbol is only looked for; what is at its address is neither read nor called.
+    // SAFETY: the symbol is only looked up; the code does not read or call its address.
     let found = unsafe { library.get::<*const c_void>(symbol.as_bytes()) };
     Some(found.ok()?.as_raw_ptr().addr())
 }

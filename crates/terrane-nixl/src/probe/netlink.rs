@@ -1,14 +1,14 @@
-//! The machine's libnl, loaded apart from the one that comes with NIXL.
+//! Loads the machine's libnl separately from the one that comes with NIXL.
 //!
-//! Wheels of NIXL bring libnl under a file name of their own. UCX's module for EFA, and providers of
-//! verbs, load the machine's verbs and so the machine's libnl, after the wheel's. The loader then
-//! binds calls of the machine's libnl to the wheel's functions, unless it was linked with
-//! `-Bsymbolic-functions`: Ubuntu's is, Debian's is not. The machine's `libnl-route-3` thus fails to
-//! enter its traffic classes in the wheel's list, and as the process exits it removes what it never
-//! entered, which crashes.
+//! NIXL's wheels contain libnl under a different file name. UCX's module for EFA, and verbs
+//! providers, load the machine's verbs and so the machine's libnl, after the wheel's. The loader
+//! then binds calls in the machine's libnl to the wheel's functions, unless it was linked with
+//! `-Bsymbolic-functions`: Ubuntu's is, Debian's is not. The machine's `libnl-route-3` therefore
+//! does not enter its traffic classes in the wheel's list. At process exit it removes classes that
+//! it never entered, which crashes.
 //!
-//! A library that is loaded by itself finds its own functions first. So the machine's libnl is loaded
-//! here, before UCX loads anything.
+//! A library that is loaded alone finds its own functions first. So this module loads the machine's
+//! libnl before UCX loads anything.
 
 use std::path::{Path, PathBuf};
 
@@ -16,24 +16,24 @@ use terrane_core::{Capability, CapabilityReport, Grant, Reason, Wish};
 
 use super::loader;
 
-/// The machine's library, by the name by which verbs need it.
+/// The machine's library, by the name that verbs need.
 const MACHINES: &str = "libnl-route-3.so.200";
 
-/// How the name of the wheel's begins.
+/// The prefix of the wheel's file name.
 const BUNDLED: &str = "libnl-route-3-";
 
-/// A function of both, which is called as they are loaded.
+/// A function of both, which runs when they are loaded.
 const FUNCTION: &str = "rtnl_tc_register";
 
-/// Why two copies cannot be kept apart.
+/// Why two copies cannot be separated.
 const APART: &str =
     "a program that does not link or preload libnl-route-3, or a NIXL that uses the machine's";
 
-/// Keeps the machine's libnl and that of the NIXL at `library` apart, for as long as the process
-/// lives, and says whether they are.
+/// Keeps the machine's libnl and that of the NIXL at `library` apart for the process's lifetime.
+/// Returns whether they are separate.
 pub(super) fn keep_apart(library: &Path) -> CapabilityReport {
     let mut report = CapabilityReport::default();
-    // The program's own libraries come first for every other one, the wheel's included.
+    // The program's own libraries precede all others in symbol lookup, including the wheel's.
     let programs = loader::address_in_program(FUNCTION).and_then(loader::file_at);
     let grant = match (programs, bundled_with(library)) {
         (Some(programs), Some(bundled)) if !is_same(&programs, &bundled) => {
@@ -41,7 +41,7 @@ pub(super) fn keep_apart(library: &Path) -> CapabilityReport {
         }
         (Some(_), _) => Grant::Granted,
         (None, _) => {
-            // Where there is none, there is nothing to keep apart.
+            // If there is none, nothing must be separated.
             let _: Option<_> = loader::for_good(Path::new(MACHINES)).ok();
             Grant::Granted
         }
@@ -50,7 +50,7 @@ pub(super) fn keep_apart(library: &Path) -> CapabilityReport {
     report
 }
 
-/// The libnl of a wheel, in the folder `NAME.libs` beside the one with the library.
+/// A wheel's libnl, in the folder `NAME.libs` beside the library's folder.
 fn bundled_with(library: &Path) -> Option<PathBuf> {
     let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
     let begins =

@@ -1,4 +1,4 @@
-//! NIXL's plugins: where they are, and whether they load.
+//! NIXL's plugins: their location, and whether they load.
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use terrane_core::BackendName;
 use super::{loader, ucx_log};
 use crate::PluginFailed;
 
-/// The plugin that brings UCX.
+/// The plugin that loads UCX.
 const UCX: &str = "UCX";
 
 const PREFIX: &str = "libplugin_";
@@ -34,20 +34,20 @@ impl Plugin {
         &self.path
     }
 
-    /// Loads the plugin, as NIXL would. It stays loaded, with all the libraries that it needs,
-    /// whether or not a backend is made of it.
+    /// Loads the plugin, as NIXL would. It stays loaded with all the libraries that it needs, even
+    /// if no backend is made of it.
     ///
-    /// UCX then logs to standard error. `UCX_LOG_FILE` names another place, and UCX that was loaded
-    /// before by something else logs as that has arranged.
+    /// UCX then logs to standard error. `UCX_LOG_FILE` selects another destination. If other code
+    /// loaded UCX before, its log settings stay.
     ///
     /// # Errors
     ///
-    /// [`PluginFailed`], with what the loader said.
+    /// [`PluginFailed`], with the loader's error.
     pub fn check(&self) -> Result<(), PluginFailed> {
         let not_loaded = |source| PluginFailed::NotLoaded { plugin: self.path.clone(), source };
         let load = || loader::for_good(&self.path).map_err(not_loaded);
         let library = if self.name.as_str() == UCX { ucx_log::loading(load) } else { load() }?;
-        // SAFETY: the symbol is only looked for; what is at its address is neither read nor called.
+        // SAFETY: the symbol is only looked up; the code does not read or call its address.
         let entry = unsafe { library.get::<*const c_void>(b"nixl_plugin_init") };
         match entry {
             Ok(_) => Ok(()),
@@ -56,7 +56,7 @@ impl Plugin {
     }
 }
 
-/// Where a library of NIXL that lies at `core` looks for plugins.
+/// The plugin directory of a NIXL library that lies at `core`.
 pub(super) fn directory(core: &Path) -> PathBuf {
     #[expect(clippy::disallowed_methods, reason = "NIXL's own variable, as `probe` documents")]
     if let Some(directory) = std::env::var_os("NIXL_PLUGIN_DIR") {
@@ -79,7 +79,7 @@ pub(super) fn within(directory: &Path) -> Vec<Plugin> {
     plugins
 }
 
-/// Whether every file in a directory has a name that is text.
+/// Whether every file name in a directory is valid UTF-8.
 pub(super) fn names_are_text(directory: &Path) -> bool {
     let Ok(mut entries) = std::fs::read_dir(directory) else { return true };
     entries.all(|entry| entry.is_ok_and(|entry| entry.file_name().to_str().is_some()))

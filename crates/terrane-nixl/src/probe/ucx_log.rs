@@ -1,7 +1,8 @@
-//! Where UCX logs.
+//! Redirects UCX's log.
 //!
-//! UCX logs to standard output, where programs write their results, and reads `UCX_LOG_FILE` as it is
-//! loaded. A variable cannot be set safely in a process with threads, so UCX is told afterwards.
+//! UCX logs to standard output, where programs write their results. It reads `UCX_LOG_FILE` when it
+//! is loaded. A variable cannot be set safely in a process with threads, so this module changes
+//! UCX's option afterwards.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::ManuallyDrop;
@@ -11,14 +12,14 @@ use libloading::os::unix::Library;
 
 use super::loader;
 
-/// How the name of the library begins that logs.
+/// The file name prefix of the library that logs.
 const LIBRARY: &str = "libucs";
 
-/// Held while UCX is loaded, so that one thread finds that it was not loaded before.
+/// Held while UCX is loaded, so that only one thread finds it not loaded before.
 static LOADING: Mutex<()> = Mutex::new(());
 
-/// Loads UCX by `load`, and turns its log to standard error. UCX that was there before is left alone, as
-/// its threads may be logging, and so is UCX where `UCX_LOG_FILE` is set.
+/// Loads UCX by `load`, and redirects its log to standard error. A UCX that was loaded before is
+/// left unchanged, as its threads may be logging. It is also unchanged where `UCX_LOG_FILE` is set.
 pub(super) fn loading<E>(
     load: impl FnOnce() -> Result<ManuallyDrop<Library>, E>,
 ) -> Result<ManuallyDrop<Library>, E> {
@@ -36,25 +37,26 @@ pub(super) fn loading<E>(
     Ok(library)
 }
 
-/// Opens the log of a UCX that nothing uses yet again, as if `UCX_LOG_FILE` were `stderr`.
+/// Reopens the log of a UCX that has no user yet, as if `UCX_LOG_FILE` were `stderr`.
 fn to_standard_error(plugin: &Library) -> Option<()> {
     const OPTION: &CStr = c"LOG_FILE";
     const PLACE: &CStr = c"stderr";
     type Set = unsafe extern "C" fn(*const c_char, *const c_char) -> c_int;
     type Call = unsafe extern "C" fn();
-    // SAFETY: UCX declares it so: the name of a global option and its value, as texts.
+    // SAFETY: UCX declares it with this signature: the name of a global option and its value, as
+    // texts.
     let set = unsafe { plugin.get::<Set>(b"ucs_global_opts_set_value") }.ok()?;
     // SAFETY: UCX declares it without arguments and result.
     let close = unsafe { plugin.get::<Call>(b"ucs_log_cleanup") }.ok()?;
     // SAFETY: as above.
     let open = unsafe { plugin.get::<Call>(b"ucs_log_init") }.ok()?;
     // SAFETY: both texts end with NUL, and UCX copies the value. No other thread uses UCX yet: this
-    // one has just loaded it, and holds the lock under which this crate does.
+    // one has just loaded it, and holds the lock under which this crate loads it.
     let is_set = unsafe { set(OPTION.as_ptr(), PLACE.as_ptr()) } == 0;
     if is_set {
-        // SAFETY: UCX has opened its log as it was loaded, and no thread logs, as above.
+        // SAFETY: UCX opened its log when it was loaded, and no thread logs, as above.
         unsafe { close() };
-        // SAFETY: the log is closed, as UCX wants it to be before it is opened.
+        // SAFETY: the log is closed, as UCX requires before it is opened.
         unsafe { open() };
     }
     Some(())

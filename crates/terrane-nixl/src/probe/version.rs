@@ -1,8 +1,8 @@
-//! Which version of NIXL it is, as far as the files around the library say.
+//! Finds NIXL's version from the files around the library.
 
 use std::path::Path;
 
-/// The version of the package that the library at this path came in.
+/// The version of the package that contains the library at this path.
 pub(super) fn of_package(library: &Path) -> Option<String> {
     let directory = library.parent()?;
     of_pkg_config(directory).or_else(|| of_wheel(directory.parent()?))

@@ -1,14 +1,14 @@
-//! Allocators of memory that is registered from its first moment on.
+//! Allocators that register memory as they allocate it.
 
 use terrane_core::{
     Allocate, AllocateError, Limits, Memory, RegionRequest, Register, Registered, StorageKind,
 };
 
-/// An allocator whose memory is registered as it is handed out: for bounce slots, staging and pools
-/// through which transfers with peers go.
+/// An allocator that registers memory as it allocates it. Use it for bounce slots, staging memory
+/// and pools that transfers with peers go through.
 ///
-/// Memory that cannot be registered is given back, and the request fails. A request of no bytes has
-/// nothing to register.
+/// Memory that cannot be registered is freed, and the request fails. An empty request registers
+/// nothing.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct RegisteredAllocator<A, R> {
 }
 
 impl<A: Allocate, R: Register> RegisteredAllocator<A, R> {
-    /// Registers what comes from `allocator` with `registrar`.
+    /// Registers memory from `allocator` with `registrar`.
     pub fn new(allocator: A, registrar: R) -> Self {
         Self { allocator, registrar }
     }

@@ -1,4 +1,4 @@
-//! What NIXL is told of a span, derived from its location.
+//! NIXL descriptors of spans, derived from their locations.
 
 use terrane_core::{ByteCount, Location, Span};
 
@@ -6,7 +6,7 @@ use crate::{FileAccess, MemoryType, Refusal};
 
 /// A span in NIXL's terms: type of memory, address, length and device.
 ///
-/// It is made from the span's location and from nothing else, so that the two cannot disagree.
+/// It derives only from the span's location, so the two cannot disagree.
 ///
 /// ```
 /// use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, Span, StorageKind};
@@ -31,7 +31,7 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// The type of memory that a span is.
+    /// The memory type of a span.
     pub(crate) fn memory_of(span: &Span) -> Result<MemoryType, Refusal> {
         match span.location {
             Location::Host(_) => Ok(MemoryType::Host),
@@ -41,12 +41,12 @@ impl Descriptor {
         }
     }
 
-    /// A span, as a backend is told of it that reaches files in this way.
+    /// Creates the descriptor of a span for a backend that reaches files in this way.
     ///
     /// # Errors
     ///
-    /// [`Refusal`] for what NIXL cannot be told of: an empty span, a file without the descriptor
-    /// that is wanted, memory of a peer.
+    /// [`Refusal`] if NIXL cannot describe the span: it is empty, is a file without the requested
+    /// descriptor, or is a peer's memory.
     pub fn of(span: &Span, access: FileAccess) -> Result<Self, Refusal> {
         let memory = Self::memory_of(span)?;
         if span.length.is_zero() {
@@ -116,7 +116,7 @@ impl Descriptor {
 
 impl nixl_sys::MemoryRegion for Descriptor {
     unsafe fn as_ptr(&self) -> *const u8 {
-        // The bindings make a number of it again; nobody dereferences it.
+        // The bindings convert it back to a number; no code dereferences it.
         std::ptr::without_provenance(self.address)
     }
 

@@ -1,7 +1,7 @@
-//! What UCX lacks when it takes the memory of a device for the host's.
+//! Detects the modules that UCX lacks when it takes device memory for host memory.
 //!
-//! UCX does without modules that it cannot load, and NIXL then answers a registration with a mere
-//! failure. Which modules are loaded stands in the map of the process.
+//! UCX skips modules that it cannot load, and NIXL then answers a registration only with a failure.
+//! The process's memory map shows which modules are loaded.
 
 use std::fs;
 
@@ -9,10 +9,10 @@ use terrane_core::{BackendName, StorageKind};
 
 use crate::Refusal;
 
-/// The backend that this is about.
+/// The backend that this module checks.
 const UCX: &str = "UCX";
 
-/// The modules without which UCX does not see device memory, and what each needs.
+/// The modules that UCX needs to recognize device memory, and the dependency of each.
 const MODULES: [(&str, &str); 2] = [
     ("libuct_cuda", "NVIDIA's driver with libcuda.so.1 and libnvidia-ml.so.1"),
     (
@@ -22,7 +22,7 @@ const MODULES: [(&str, &str); 2] = [
     ),
 ];
 
-/// Says more of a failure, where UCX refused memory of a device and lacks a module for it.
+/// Adds the missing module to a failure, where UCX refused device memory for lack of it.
 pub(super) fn explain(refusal: Refusal, backend: &BackendName, kind: StorageKind) -> Refusal {
     let (Refusal::Status(status), StorageKind::Device(_)) = (refusal, kind) else {
         return refusal;
@@ -37,7 +37,7 @@ pub(super) fn explain(refusal: Refusal, backend: &BackendName, kind: StorageKind
     }
 }
 
-/// The first of the modules that is not in a process's map.
+/// The first of the modules that is missing in a process's memory map.
 fn missing(map: &str) -> Option<(&'static str, &'static str)> {
     MODULES.into_iter().find(|(module, _)| !map.contains(module))
 }

@@ -24,14 +24,13 @@ use crate::error::SharedCause;
 use crate::{Agent, Demand, FileAccess, Refusal, process};
 use table::{Asked, Held};
 
-/// Some of an agent's backends, and how much a registration depends on each: what
-/// [`Agent::registrar`] returns.
+/// Some of an agent's backends, each with its demand, as [`Agent::registrar`] returns them.
 ///
 /// It keeps the agent alive, as do the registrations that it makes.
 #[derive(Clone, Debug)]
 pub struct Registrar {
     agent: Agent,
-    /// The places of the backends among the agent's.
+    /// The backends' indices in the agent, with their demands.
     chosen: Vec<(usize, Demand)>,
 }
 
@@ -52,7 +51,7 @@ impl Register for Registrar {
         self.agent.name()
     }
 
-    /// As for [`Agent`], of these backends alone.
+    /// As for [`Agent`], for these backends alone.
     fn limits(&self) -> Limits {
         limits(&self.agent, self.chosen.iter().copied())
     }
@@ -67,8 +66,8 @@ impl Register for Agent {
         self.name()
     }
 
-    /// Whole pages with a backend that goes around the page cache
-    /// ([`FileAccess::Direct`]), and nothing otherwise.
+    /// Whole pages if a backend bypasses the page cache ([`FileAccess::Direct`]); no limits
+    /// otherwise.
     fn limits(&self) -> Limits {
         limits(self, all(self))
     }
@@ -78,7 +77,7 @@ impl Register for Agent {
     }
 }
 
-/// A backend's place among the agent's, and how much depends on it.
+/// A backend's index in the agent, and its demand.
 type Chosen = (usize, Demand);
 
 fn all(agent: &Agent) -> impl Iterator<Item = Chosen> {
@@ -87,7 +86,7 @@ fn all(agent: &Agent) -> impl Iterator<Item = Chosen> {
 
 fn limits(agent: &Agent, chosen: impl Iterator<Item = Chosen>) -> Limits {
     let mut backends = chosen.filter_map(|(place, _)| agent.created().get(place));
-    // What direct I/O demands is known of each file, and not beforehand; no more than a page.
+    // The limits of direct I/O are known only for each file, and are at most a page.
     if backends.any(|backend| backend.file_access == FileAccess::Direct) {
         Limits { alignment: Alignment::PAGE, granule: Alignment::PAGE, ..Limits::NONE }
     } else {
@@ -105,7 +104,7 @@ fn register(
         Some(Asked { place, backend, demand, answer: descriptor(backend, span) })
     };
     let mut asked: SmallVec<[Asked<'_>; 2]> = chosen.filter_map(ask).collect();
-    // From here on, an early return drops `held`, and so undoes what was registered.
+    // From here on, an early return drops `held`, which undoes the registrations.
     let held = Held::new(agent, &mut asked);
     let (name, mut accepted, mut takes_kind) = (agent.name().clone(), false, false);
     for Asked { backend, demand, answer, .. } in &mut asked {
@@ -136,7 +135,7 @@ fn register(
     }
 }
 
-/// What a backend is to be told of a span, unless it takes no such memory.
+/// The descriptor of a span for a backend, unless the backend takes no such memory.
 fn descriptor(backend: &Backend, span: &Span) -> Result<Descriptor, Refusal> {
     process::check()?;
     let memory = Descriptor::memory_of(span)?;

@@ -1,13 +1,13 @@
-//! Which descriptors are registered, each of them once.
+//! The registered descriptors, each registered once.
 //!
-//! What the bindings deregister is a descriptor, and they do so with every backend at once, whichever
-//! it was registered with. NIXL compares descriptors by their numbers, so that of two registrations
-//! of one span the first to go would take backends from the other. Therefore a descriptor that
-//! several registrations hold is registered once, and deregistered when the last of them goes.
+//! The bindings deregister a descriptor with every backend at once, including backends that another
+//! registration uses. NIXL compares descriptors by their numbers. If one span had two
+//! registrations, the first to drop would take backends from the other. Therefore a descriptor that
+//! several registrations hold is registered once, and deregistered when the last of them drops.
 //!
-//! NIXL answers a registration with several backends by "one of them accepted". Which ones did is
-//! asked of it afterwards, one by one. It answers that by any registration that covers the
-//! descriptor, so where there is an older one, the backends are asked to register one by one.
+//! NIXL answers a registration with several backends by "one of them accepted". The table then
+//! queries each backend. NIXL answers such a query from any registration that covers the
+//! descriptor. Where an older one covers it, the backends are asked to register one by one.
 
 use std::sync::PoisonError;
 
@@ -19,7 +19,7 @@ use crate::agent::{Backend, naming};
 use crate::quiet::quietly;
 use crate::{Agent, Demand, Refusal, Status, process};
 
-/// What is registered with an agent.
+/// The registrations of an agent.
 ///
 /// Its lock is taken before the one in the bindings, and never within it.
 #[derive(Debug, Default)]
@@ -29,20 +29,20 @@ pub(crate) struct Table(pub(super) FxHashMap<Descriptor, Entry>);
 pub(super) struct Entry {
     /// How many registrations hold it.
     users: usize,
-    /// The backends that have it, by their places among the agent's.
+    /// The backends that have it, by their indices in the agent.
     backends: SmallVec<[usize; 2]>,
-    /// Deregister when they drop: each takes the descriptor from all backends that have it, so that
-    /// the others find nothing left to do. There are several where backends came one by one.
+    /// They deregister when they drop. Each removes the descriptor from all backends that have it,
+    /// so the others find nothing left. There are several where backends were added one by one.
     pub(super) handles: SmallVec<[nixl_sys::RegistrationHandle; 1]>,
 }
 
-/// A backend that is asked, and what comes of it.
+/// A backend that is asked to register, and its answer.
 pub(super) struct Asked<'a> {
-    /// Its place among the agent's.
+    /// Its index in the agent.
     pub(super) place: usize,
     pub(super) backend: &'a Backend,
     pub(super) demand: Demand,
-    /// What it is to register, and then has; or why it does not.
+    /// The descriptor to register, and later registered; or the refusal.
     pub(super) answer: Result<Descriptor, Refusal>,
 }
 
@@ -52,14 +52,14 @@ impl Asked<'_> {
     }
 }
 
-/// The descriptors that one registration holds. Dropping it lets go of them.
+/// The descriptors that one registration holds. Dropping it releases them.
 pub(super) struct Held {
     agent: Agent,
     descriptors: SmallVec<[Descriptor; 1]>,
 }
 
 impl Held {
-    /// Registers what is asked for, and notes who refuses.
+    /// Registers the requested descriptors, and records refusals.
     pub(super) fn new(agent: &Agent, asked: &mut [Asked<'_>]) -> Self {
         let mut held = Self { agent: agent.clone(), descriptors: SmallVec::new() };
         if process::is_forked() {
@@ -83,7 +83,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // The parent of a forked process goes on with what it has registered.
+        // The parent of a forked process continues to use its registrations.
         if process::is_forked() {
             return;
         }
@@ -95,7 +95,7 @@ impl Drop for Held {
             }
         });
         drop(table);
-        // Not under the lock: what listens may register memory.
+        // Outside the lock: a log subscriber may register memory.
         for (descriptor, error) in failed {
             tracing::error!(%error, ?descriptor, "memory could not be deregistered");
         }
@@ -103,8 +103,8 @@ impl Drop for Held {
 }
 
 impl Table {
-    /// Registers a descriptor for one more user, with those that are asked for it and do not have it.
-    /// If any has it then, the user holds it, as it answers.
+    /// Registers a descriptor for one more user, with the requested backends that do not have it.
+    /// Returns true if any backend then has it; the user then holds it.
     fn hold(&mut self, agent: &Agent, descriptor: &Descriptor, asked: &mut [Asked<'_>]) -> bool {
         let is_covered =
             |asked: &Asked<'_>| asked.is_for(descriptor) && self.covers(descriptor, asked.place);
@@ -123,8 +123,8 @@ impl Table {
         is_held
     }
 
-    /// One user less. The last of them deregisters, under the table's lock: a handle that finds
-    /// nothing left to do must not find what somebody registers meanwhile. Returns why that failed.
+    /// Removes one user. The last of them deregisters under the table's lock: a handle that finds
+    /// nothing left must not find another thread's new registration. Returns why that failed.
     fn let_go(&mut self, descriptor: &Descriptor) -> Option<nixl_sys::NixlError> {
         let entry = self.0.get_mut(descriptor)?;
         entry.users = entry.users.saturating_sub(1);
@@ -132,13 +132,13 @@ impl Table {
             return None;
         }
         let handles = self.0.remove(descriptor).map(|entry| entry.handles).unwrap_or_default();
-        // NIXL's own answer is lost in the bindings. They fail only where they could not ask it, for
-        // want of memory.
+        // The bindings drop NIXL's own status. They fail only if they could not call it, for lack
+        // of memory.
         handles.into_iter().filter_map(|mut handle| handle.deregister().err()).last()
     }
 
-    /// Whether what a backend has of a span, of any byte of it, is among these descriptors. Then what
-    /// NIXL finds for the span is in force for as long as those are.
+    /// Whether these descriptors include everything that a backend has of any byte of the span. If
+    /// so, NIXL's answer for the span holds as long as they are registered.
     pub(crate) fn has_only(&self, own: &[Descriptor], span: &Descriptor, backend: usize) -> bool {
         let mut entries = self.0.iter();
         entries.all(|(other, entry)| {
@@ -154,8 +154,8 @@ impl Table {
 }
 
 impl Entry {
-    /// Asks NIXL to register a descriptor with those of a group that are asked for it and do not have
-    /// it: none of them has one that covers it, if they are several. Notes who refuses.
+    /// Registers a descriptor with the backends of a group that are asked for it and do not have
+    /// it. In a group of several, none may have one that covers it. Records refusals.
     fn register(&mut self, agent: &Agent, descriptor: &Descriptor, group: &mut [Asked<'_>]) {
         let is_missing = |asked: &&mut Asked<'_>| {
             asked.is_for(descriptor) && !self.backends.contains(&asked.place)
@@ -182,19 +182,20 @@ impl Entry {
                 None => self.backends.push(asked.place),
             }
         }
-        // Kept even if nobody took anything: as it drops, it takes the descriptor from whoever has it.
+        // Kept even if no backend accepted: its drop removes the descriptor from every backend.
         if let Ok(handle) = registered {
             self.handles.push(handle);
         }
     }
 }
 
-/// Whether a backend has a descriptor that covers this one, as NIXL says.
+/// Whether NIXL reports that a backend has a descriptor that covers this one.
 pub(super) fn is_registered(agent: &Agent, descriptor: &Descriptor, backend: &Backend) -> bool {
     let Ok(mut list) = nixl_sys::XferDescList::new(descriptor.memory.into_raw()) else {
         return false;
     };
     list.add_desc(descriptor.address, descriptor.length, descriptor.device);
-    // Prepared for the agent's own side, which has no name, and released at once: the agent is alive.
+    // Prepared for the agent's own side, which has no name. Released at once, while the agent
+    // lives.
     agent.raw().prepare_xfer_dlist("", &list, Some(backend.options())).is_ok()
 }

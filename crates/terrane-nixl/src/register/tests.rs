@@ -263,7 +263,7 @@ fn check_orders(backends: &[&str], source: Source<'_>) {
         drop_in_order(things, &order, number % 2 == 1);
         let seen = released.lock().unwrap().clone();
         assert_eq!(seen, [false, false], "in the order {order:?}, NIXL had released memory");
-        // The name is free once the last of them has gone.
+        // The name is free once the last of them has dropped.
         drop(AgentBuilder::new(name).build().unwrap());
     }
 }
@@ -376,12 +376,12 @@ fn a_layout_in_a_file_reaches_the_bytes_at_its_offsets() {
     let from = Span { length: piece.length, ..Span::of(&source) };
     let length = piece.length.to_usize();
     let written = vec![0xA5; length];
-    // SAFETY: the memory is alive and nobody else uses it.
+    // SAFETY: the memory is alive and no other code uses it.
     unsafe { InProcess.write(from.location, &written) }.unwrap();
     write_with_nixl(&agent, &from, &piece);
     let offset = piece.location.as_file().unwrap().offset.get();
     let mut bytes = vec![0; file.length().to_usize()];
-    // SAFETY: the file is open and nobody writes to it any more.
+    // SAFETY: the file is open and no other code writes to it any more.
     unsafe { InProcess.read(file.location(), &mut bytes) }.unwrap();
     let offset = usize::try_from(offset).unwrap();
     let inside = offset..offset + length;

@@ -175,7 +175,7 @@ fn what_has_ended_by_its_deadline_is_not_late() {
     let (mut flight, completion) = ends.read(1);
     assert!(matches!(ends.advance(&mut flight), Step::News));
     within_patience(|| (flight.requests[0].look(&ends.agent) == State::Done).then_some(()));
-    // Nobody has looked until now.
+    // No thread has polled until now.
     flight.deadline = Some(Instant::now());
     assert!(matches!(ends.advance(&mut flight), Step::Over));
     completion.wait().result.unwrap();
@@ -256,7 +256,7 @@ fn what_failed_in_flight_ends_with_its_connection() {
     });
 }
 
-/// Without the peer's keys NIXL would not say any more what becomes of the request.
+/// Without the peer's keys NIXL would no longer report the state of the request.
 #[test]
 fn no_keys_are_loaded_while_something_is_in_flight() {
     const TEST: &str = "engine::flight::tests::no_keys_are_loaded_while_something_is_in_flight";
@@ -269,7 +269,7 @@ fn no_keys_are_loaded_while_something_is_in_flight() {
             let error = ends.agent.import(&further).unwrap_err();
             assert!(matches!(error, ImportError::PeerBusy { transfers: 1, .. }), "{error}");
         }
-        // What needs no keys is no danger.
+        // Requests that need no keys are safe.
         assert_eq!(ends.agent.import(&ends.export).unwrap().peer(), ends.remote.peer());
         assert_eq!(flight.requests[0].look(&ends.agent), State::InFlight);
         let rest = ends.finish(&mut flight, || drop(ends.owner.notifications().unwrap()));
@@ -279,7 +279,7 @@ fn no_keys_are_loaded_while_something_is_in_flight() {
     });
 }
 
-/// The memory of what is in flight stays, and stays registered, whoever lets go of it.
+/// The memory of requests in flight stays alive and registered, even if all other owners drop.
 #[test]
 fn what_is_in_flight_is_kept_and_stays_registered() {
     const TEST: &str = "engine::flight::tests::what_is_in_flight_is_kept_and_stays_registered";
@@ -318,7 +318,7 @@ fn of_a_post_that_failed_nobody_knows_what_was_posted() {
     let local = builder.allocate(&HeapAllocator::system()).register(&agent).build().unwrap();
     let (file, local) = (Endpoint::new(file).unwrap(), Endpoint::new(local).unwrap());
 
-    // Somebody takes nearly all of them behind the engine's back.
+    // The test takes nearly all of them without the engine's knowledge.
     let list = |memory| nixl_sys::XferDescList::new(memory).unwrap();
     let (mut here, mut there) = (list(nixl_sys::MemType::Dram), list(nixl_sys::MemType::File));
     let address = ByteCount::new(local.base(0).unwrap().as_host().unwrap().get()).to_usize();
@@ -442,7 +442,7 @@ fn a_new_transfer_is_left_to_who_submitted_it_until_somebody_looks() {
         (Attended::new(job, begun, &means(&ends.agent), &queue), completion, queue)
     };
     let before = Instant::now();
-    // Whoever waits takes it at once.
+    // A waiting thread advances it at once.
     let (flight, completion, _queue): (_, _, Arc<Queue>) = read(0);
     assert!(matches!(flight.visit(before), Visit::Left(until) if until > before));
     completion.wait().result.unwrap();

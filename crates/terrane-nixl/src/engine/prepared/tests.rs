@@ -34,7 +34,7 @@ fn layout(agent: &Agent, kind: LayoutKind) -> PhysicalLayout {
     builder.register(agent).build().unwrap()
 }
 
-/// Of which no two pieces of a block are neighbours.
+/// No two pieces of a block are adjacent.
 const APART: LayoutKind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
 /// An agent with an engine and an end, and blocks of another agent.
@@ -249,7 +249,7 @@ fn a_peer_that_is_forgotten_or_refreshed_has_other_lists() {
     }
 }
 
-/// Bytes that stay where they are, whoever drops.
+/// Bytes that stay in place for the whole process.
 #[derive(Debug)]
 struct Fixed {
     bytes: NonNull<u8>,

@@ -1,4 +1,4 @@
-//! The metadata of NIXL agents: as NIXL writes it, and as nobody honest does.
+//! The metadata of NIXL agents: as NIXL writes it, and malformed.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -115,7 +115,7 @@ fn the_corpus_is_refused() {
     }
 }
 
-/// What NIXL 1.5.1 wrote on a machine of x86-64, so that a form that changes is noticed.
+/// The output of NIXL 1.5.1 on an x86-64 machine; it detects a change of the form.
 #[test]
 #[cfg(target_endian = "little")]
 fn what_nixl_wrote_is_read() {

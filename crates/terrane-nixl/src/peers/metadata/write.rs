@@ -1,12 +1,11 @@
-//! Metadata in NIXL's form, written: under another name, in one piece, or with fewer keys.
+//! Writes metadata in NIXL's form: under another name, in one piece, or with fewer keys.
 
 use terrane_core::ByteCount;
 
 use super::{Key, MAGIC, MEMORY_TYPES, Metadata};
 
 impl Metadata<'_> {
-    /// The bytes that NIXL takes. Metadata that was read and not changed gives the bytes that it was
-    /// read from.
+    /// The bytes that NIXL loads. Unchanged metadata gives the bytes from which it was parsed.
     pub(crate) fn write(&self) -> Vec<u8> {
         let mut output = MAGIC.to_vec();
         put(&mut output, b"Agent", &[self.agent.as_bytes()]);

@@ -12,7 +12,7 @@ use super::super::import::uncovered;
 use super::super::metadata::Metadata;
 use super::{Agent, agent, layout};
 
-/// What an agent exports, with other metadata.
+/// An agent's export with other metadata.
 fn with_metadata(sent: &LayoutDescriptor, metadata: Vec<u8>) -> Option<Arc<LayoutDescriptor>> {
     let (geometry, regions) = (sent.geometry().clone(), sent.regions().to_vec());
     let name = sent.agent().clone();

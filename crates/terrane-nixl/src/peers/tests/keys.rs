@@ -83,7 +83,7 @@ fn keys_that_ucx_refuses_cost_the_peer_and_nobody_else() {
     let unharmed = reader.import(&other.export(&of_other).unwrap()).unwrap();
     let damaged = with_keys(&owner.describe(&second).unwrap(), |keys| damage(keys));
 
-    // Of a peer that is known.
+    // For a known peer.
     let known = reader.import(&owner.export(&first).unwrap()).unwrap();
     let error = reader.import(&damaged).unwrap_err();
     match &error {
@@ -168,7 +168,7 @@ impl Anew {
         Self { owner, reader, source, described, export }
     }
 
-    /// Imports what was exported before the memory was registered anew.
+    /// Imports the export that was made before the memory was registered again.
     fn import_old(&self, longer: u64) -> RemoteLayout {
         let old = self.reader.import(&by_an_old_key(&self.described, longer)).unwrap();
         assert!(read_request(&self.reader, &old, self.source.layout()).is_err(), "an old key");
@@ -199,7 +199,7 @@ fn memory_that_was_registered_anew_is_not_imported_beside_what_it_was() {
     let anew = Anew::new();
     let old = anew.import_old(0);
     anew.is_refused();
-    // What was known is as it was.
+    // The earlier state is unchanged.
     assert_eq!(anew.reader.peers(), [(old.peer(), anew.owner.name().clone())]);
     assert_eq!(anew.import_old(0).endpoint().id(), old.endpoint().id());
     anew.is_read(&anew.reader.refresh(&anew.export).unwrap());
@@ -215,7 +215,7 @@ fn memory_that_was_registered_anew_is_read_by_its_new_key_once_nobody_has_it_by_
     }
 }
 
-/// NIXL is told anew of a peer of which something else is in use, but not under its transfers.
+/// NIXL reloads a peer while another layout of it is in use, but not during its transfers.
 #[test]
 fn memory_that_was_registered_anew_is_read_by_its_new_key_beside_other_layouts() {
     for longer in [0, 4096] {
