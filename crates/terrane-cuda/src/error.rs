@@ -116,8 +116,8 @@ pub enum CudaError {
         /// `"stream"` or `"event"`.
         what: &'static str,
     },
-    /// The event's last record failed, so it proves nothing.
-    #[error("the event was not recorded; record it again before asking it")]
+    /// The event was never recorded, or its last record failed. It proves nothing.
+    #[error("the event is not recorded; record it on a stream first, and check the result")]
     NotRecorded,
     /// A time was requested of an event without timing.
     #[error("the event keeps no time; take it with `Timing::On`, and record both events")]

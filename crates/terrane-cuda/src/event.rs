@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,14 @@ pub enum Timing {
 }
 
 /// A mark in a stream. The event is borrowed from its context, which keeps it afterwards for reuse.
-pub struct Event {
+///
+/// Cloning gives another handle to the same event. It returns to the context when the last clone
+/// drops, and the last transfer that was given its [order](Self::order) has ended.
+#[derive(Clone)]
+pub struct Event(Arc<BorrowedEvent>);
+
+/// The event that clones and orders share.
+pub(crate) struct BorrowedEvent {
     raw: RawEvent,
     context: Context,
     sort: Sort,
@@ -96,12 +103,13 @@ impl Event {
             Some(raw) => raw,
             None => RawEvent::create(context, sort)?,
         };
-        Ok(Self { raw, context: context.clone(), sort, state: AtomicU8::new(NEW) })
+        let (context, state) = (context.clone(), AtomicU8::new(NEW));
+        Ok(Self(Arc::new(BorrowedEvent { raw, context, sort, state })))
     }
 
     /// Whether threads cannot sleep until it completes.
     pub(crate) fn is_only_asked(&self) -> bool {
-        self.sort == Sort::Asked
+        self.0.sort == Sort::Asked
     }
 
     /// Records the event after all work submitted to `stream` so far.
@@ -113,9 +121,9 @@ impl Event {
     /// again.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // Before the call: a concurrent query must not report that all work has run.
-        self.state.store(BROKEN, Ordering::SeqCst);
-        if !self.context.same(stream.context()) {
-            let device = self.context.device().id;
+        self.0.state.store(BROKEN, Ordering::SeqCst);
+        if !self.0.context.same(stream.context()) {
+            let device = self.0.context.device().id;
             return Err(CudaError::WrongContext { what: "stream", device });
         }
         self.record_on(stream.raw())
@@ -128,17 +136,17 @@ impl Event {
     ///
     /// As for [`record`](Self::record).
     pub fn record_on_thread_stream(&self) -> Result<(), CudaError> {
-        self.state.store(BROKEN, Ordering::SeqCst);
+        self.0.state.store(BROKEN, Ordering::SeqCst);
         self.record_on(of_this_thread())
     }
 
     /// Records the event on a stream of its context. The state is `BROKEN` until then.
     fn record_on(&self, stream: CUstream) -> Result<(), CudaError> {
-        self.context.bound(|functions| {
+        self.0.context.bound(|functions| {
             // SAFETY: event and stream are alive, and of one context, which is current.
-            check("cuEventRecord", unsafe { (functions.cuEventRecord)(self.raw.0, stream) })
+            check("cuEventRecord", unsafe { (functions.cuEventRecord)(self.0.raw.0, stream) })
         })?;
-        self.state.store(RECORDED, Ordering::SeqCst);
+        self.0.state.store(RECORDED, Ordering::SeqCst);
         Ok(())
     }
 
@@ -155,15 +163,15 @@ impl Event {
         }
         context.bound(|functions| {
             // SAFETY: the event is alive, and the context of the stream is current.
-            let code = unsafe { (functions.cuStreamWaitEvent)(of_this_thread(), self.raw.0, 0) };
+            let code = unsafe { (functions.cuStreamWaitEvent)(of_this_thread(), self.0.raw.0, 0) };
             check("cuStreamWaitEvent", code)
         })
     }
 
     /// The context of the event.
     #[must_use]
-    pub const fn context(&self) -> &Context {
-        &self.context
+    pub fn context(&self) -> &Context {
+        &self.0.context
     }
 
     /// Whether everything before the mark has run. Never blocks.
@@ -176,12 +184,12 @@ impl Event {
         if !self.is_outstanding()? {
             return Ok(true);
         }
-        let is_complete = self.context.bound(|functions| {
+        let is_complete = self.0.context.bound(|functions| {
             // SAFETY: the event is alive.
-            check_ready("cuEventQuery", unsafe { (functions.cuEventQuery)(self.raw.0) })
+            check_ready("cuEventQuery", unsafe { (functions.cuEventQuery)(self.0.raw.0) })
         })?;
         if is_complete && self.is_only_asked() {
-            self.state.store(PASSED, Ordering::SeqCst);
+            self.0.state.store(PASSED, Ordering::SeqCst);
         }
         Ok(is_complete)
     }
@@ -198,9 +206,9 @@ impl Event {
         if !self.is_outstanding()? {
             return Ok(());
         }
-        self.context.bound(|functions| {
+        self.0.context.bound(|functions| {
             // SAFETY: the event is alive.
-            check("cuEventSynchronize", unsafe { (functions.cuEventSynchronize)(self.raw.0) })
+            check("cuEventSynchronize", unsafe { (functions.cuEventSynchronize)(self.0.raw.0) })
         })
     }
 
@@ -250,15 +258,15 @@ impl Event {
     /// [`CudaError::Driver`] if the device has not reached both yet.
     pub fn elapsed_since(&self, earlier: &Self) -> Result<Duration, CudaError> {
         for event in [self, earlier] {
-            if event.sort != Sort::Timed || !event.marks_something()? {
+            if event.0.sort != Sort::Timed || !event.marks_something()? {
                 return Err(CudaError::NoTiming);
             }
         }
         let mut milliseconds = 0_f32;
-        self.context.bound(|functions| {
+        self.0.context.bound(|functions| {
             // SAFETY: both events are alive; one number is written.
             let code = unsafe {
-                (functions.cuEventElapsedTime)(&raw mut milliseconds, earlier.raw.0, self.raw.0)
+                (functions.cuEventElapsedTime)(&raw mut milliseconds, earlier.0.raw.0, self.0.raw.0)
             };
             check("cuEventElapsedTime", code)
         })?;
@@ -268,13 +276,13 @@ impl Event {
     /// The driver's handle, a `CUevent`, for other libraries. It is valid for as long as this value
     /// lives. Other libraries must not destroy it.
     #[must_use]
-    pub const fn handle(&self) -> *mut c_void {
-        self.raw.0.cast()
+    pub fn handle(&self) -> *mut c_void {
+        self.0.raw.0.cast()
     }
 
     /// The device of the event.
     pub(crate) fn device(&self) -> DeviceId {
-        self.context.device().id
+        self.0.context.device().id
     }
 
     /// Whether the event is recorded in a stream.
@@ -296,7 +304,7 @@ impl Event {
     }
 
     fn state(&self) -> Result<u8, CudaError> {
-        match self.state.load(Ordering::SeqCst) {
+        match self.0.state.load(Ordering::SeqCst) {
             BROKEN => Err(CudaError::NotRecorded),
             state => Ok(state),
         }
@@ -304,15 +312,19 @@ impl Event {
 
     /// Marks the event as broken, because a record could not be tried: the event proves nothing.
     pub(crate) fn forget_mark(&self) {
-        self.state.store(BROKEN, Ordering::SeqCst);
+        self.0.state.store(BROKEN, Ordering::SeqCst);
     }
 
-    pub(crate) const fn raw(&self) -> CUevent {
-        self.raw.0
+    pub(crate) fn raw(&self) -> CUevent {
+        self.0.raw.0
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<BorrowedEvent> {
+        &self.0
     }
 }
 
-impl Drop for Event {
+impl Drop for BorrowedEvent {
     fn drop(&mut self) {
         if self.context.driver().is_of_parent() {
             return;
@@ -329,9 +341,9 @@ impl Drop for Event {
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Event")
-            .field("handle", &self.raw.0)
-            .field("device", &self.context.device().id)
-            .field("sort", &self.sort)
+            .field("handle", &self.0.raw.0)
+            .field("device", &self.0.context.device().id)
+            .field("sort", &self.0.sort)
             .finish_non_exhaustive()
     }
 }

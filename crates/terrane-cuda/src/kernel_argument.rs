@@ -68,7 +68,7 @@ pub struct CudarcStream {
     streams: CudaStreams,
     id: StreamId,
     /// The same stream, as `streams` holds it.
-    ours: Arc<Stream>,
+    ours: Stream,
     theirs: Arc<CudaStream>,
 }
 
@@ -86,8 +86,8 @@ impl CudarcStream {
         // SAFETY: `cudarc` destroys its own stream with the last owner, and this value is one
         // owner. It never destroys the default stream. For a stream of another library, the caller
         // that wrapped it guarantees the lifetime.
-        let ours = Arc::new(unsafe { Stream::borrow(streams.context(), handle, owner) }?);
-        let id = streams.add(Arc::clone(&ours))?;
+        let ours = unsafe { Stream::borrow(streams.context(), handle, owner) }?;
+        let id = streams.add(ours.clone())?;
         Ok(Self { streams: streams.clone(), id, ours, theirs: Arc::clone(stream) })
     }
 
@@ -258,7 +258,7 @@ impl CudarcStream {
     /// Makes later work run after all work that `other` has been given so far.
     fn wait_for(&self, other: StreamId) -> Result<(), CudaError> {
         let event = Event::new(self.streams.context(), Timing::Off)?;
-        event.record(&*self.streams.get(other)?)?;
+        event.record(&self.streams.get(other)?)?;
         self.ours.wait_for(&event)
     }
 }

@@ -99,7 +99,7 @@ pub use engine::{
     Calibration, CalibrationOptions, CopyPath, DeviceEngine, DeviceEngineOptions, Direction,
     PathCost,
 };
-pub use engines::{EnginesOptions, engines};
+pub use engines::{EnginesOptions, WithDevices, engines};
 pub use error::CudaError;
 pub use event::{Event, Timing};
 pub use fill::CudaFill;

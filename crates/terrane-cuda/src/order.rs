@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 
 use terrane_transfer::{DeviceOrder, EventHandle, Layers, StreamHandle};
 
@@ -10,18 +11,17 @@ use crate::event::Event;
 use crate::stream::Stream;
 
 impl Stream {
-    /// All work submitted to this stream so far, as the order of a
+    /// All work submitted to this stream before a transfer is submitted, as the order of that
     /// [transfer](terrane_transfer::Transfer::device_order): the transfer runs after it. Use the
     /// stream of the compute that writes a transfer's source, or reads its destination.
     ///
-    /// # Safety
-    ///
-    /// The stream lives until every transfer that was given the order has ended.
+    /// The order keeps the stream alive.
     #[must_use]
-    pub unsafe fn order(&self) -> DeviceOrder {
-        let device = self.context().device().id;
-        // SAFETY: the stream is alive, and stays alive as the caller guarantees.
-        DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(device, number(self.handle())) })
+    pub fn order(&self) -> DeviceOrder {
+        let (device, raw) = (self.context().device().id, number(self.handle()));
+        let owner = Arc::clone(self.shared());
+        // SAFETY: the owner keeps the stream alive.
+        DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(device, raw, owner) })
     }
 
     /// Makes later work of this stream run after the arrival of a transfer's layer.
@@ -36,26 +36,35 @@ impl Stream {
     /// the layer; [`CudaError::Driver`]; [`CudaError::DeviceLost`].
     pub fn wait_for_layer(&self, layers: &Layers, layer: u32) -> Result<(), CudaError> {
         match layers.event(layer)? {
-            // SAFETY: the layers keep the event alive.
-            Some(event) => unsafe { self.wait_for_handle(pointer(event)) },
+            // SAFETY: the handle keeps the event alive.
+            Some(event) => unsafe { self.wait_for_handle(pointer(&event)) },
             None => Ok(()),
         }
     }
 }
 
 impl Event {
-    /// The work that this event marks, as the order of a
+    /// The work that this event marks when a transfer is submitted, as the order of that
     /// [transfer](terrane_transfer::Transfer::device_order): the transfer runs after it.
     ///
-    /// # Safety
+    /// The order keeps the event alive.
     ///
-    /// The event has been recorded, and lives until every transfer that was given the order has
-    /// ended.
-    #[must_use]
-    pub unsafe fn order(&self) -> DeviceOrder {
-        // SAFETY: the event is alive, and stays alive as the caller guarantees.
-        let event = unsafe { EventHandle::from_raw(self.device(), number(self.handle())) };
-        DeviceOrder::AfterEvent(event)
+    /// # Errors
+    ///
+    /// [`CudaError::NotRecorded`] if the event was never recorded, or its last record failed.
+    pub fn order(&self) -> Result<DeviceOrder, CudaError> {
+        if !self.marks_something()? {
+            return Err(CudaError::NotRecorded);
+        }
+        Ok(DeviceOrder::AfterEvent(self.transfer_handle()))
+    }
+
+    /// The event as transfers pass it on.
+    pub(crate) fn transfer_handle(&self) -> EventHandle {
+        let (device, raw) = (self.device(), number(self.handle()));
+        let owner = Arc::clone(self.shared());
+        // SAFETY: the owner keeps the event alive.
+        unsafe { EventHandle::from_raw(device, raw, owner) }
     }
 }
 
@@ -64,6 +73,6 @@ fn number(handle: *mut c_void) -> u64 {
     terrane_core::ByteCount::from_usize(handle.expose_provenance()).get()
 }
 
-fn pointer(event: EventHandle) -> *mut c_void {
+fn pointer(event: &EventHandle) -> *mut c_void {
     ptr::with_exposed_provenance_mut(terrane_core::ByteCount::new(event.raw()).to_usize())
 }

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use terrane_core::{ByteCount, Location};
@@ -38,8 +39,14 @@ pub enum StreamPriority {
 /// borrowed. [`Event::record_on_thread_stream`] and [`Event::delay_thread_stream`] order it against
 /// other streams.
 ///
-/// An owned stream is destroyed when it drops. Work already submitted still runs.
-pub struct Stream {
+/// Cloning gives another handle to the same stream. An owned stream is destroyed when the last clone
+/// drops, and the last transfer that was given its [order](Self::order) has ended. Work already
+/// submitted still runs.
+#[derive(Clone)]
+pub struct Stream(Arc<RawStream>);
+
+/// The stream that clones and orders share.
+pub(crate) struct RawStream {
     raw: CUstream,
     context: Context,
     /// Keeps a borrowed stream alive; `None` for an owned one.
@@ -47,9 +54,9 @@ pub struct Stream {
 }
 
 // SAFETY: the driver takes a stream's handle on any thread, and synchronises.
-unsafe impl Send for Stream {}
+unsafe impl Send for RawStream {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for RawStream {}
 
 impl Stream {
     /// Creates a stream that does not synchronise with the legacy default stream.
@@ -87,11 +94,12 @@ impl Stream {
             check("cuStreamCreateWithPriority", code)
         })?;
         context.counters().streams.add(ByteCount::ZERO);
-        Ok(Self { raw, context: context.clone(), owner: None })
+        Ok(Self(Arc::new(RawStream { raw, context: context.clone(), owner: None })))
     }
 
     /// Borrows a stream of another library by its handle (a `CUstream` or `cudaStream_t`; null is
-    /// the legacy default stream). The value keeps `owner` for as long as it lives.
+    /// the legacy default stream). The value keeps `owner` as long as a clone of it lives, or a
+    /// transfer that was given its [order](Self::order).
     ///
     /// # Errors
     ///
@@ -120,26 +128,27 @@ impl Stream {
             let device = context.device().id;
             return Err(CudaError::WrongContext { what: "stream", device });
         }
-        Ok(Self { raw, context: context.clone(), owner: Some(Box::new(owner)) })
+        let owner: Option<Box<dyn Any + Send + Sync>> = Some(Box::new(owner));
+        Ok(Self(Arc::new(RawStream { raw, context: context.clone(), owner })))
     }
 
     /// The driver's handle, a `CUstream`, for other libraries. It is valid for as long as this
     /// value lives. Other libraries must not destroy it.
     #[must_use]
-    pub const fn handle(&self) -> *mut c_void {
-        self.raw.cast()
+    pub fn handle(&self) -> *mut c_void {
+        self.0.raw.cast()
     }
 
     /// The context of the stream.
     #[must_use]
-    pub const fn context(&self) -> &Context {
-        &self.context
+    pub fn context(&self) -> &Context {
+        &self.0.context
     }
 
     /// Whether the stream is borrowed.
     #[must_use]
-    pub const fn is_borrowed(&self) -> bool {
-        self.owner.is_some()
+    pub fn is_borrowed(&self) -> bool {
+        self.0.owner.is_some()
     }
 
     /// Whether all submitted work has run. Never blocks.
@@ -148,9 +157,9 @@ impl Stream {
     ///
     /// [`CudaError::DeviceLost`] or [`CudaError::Driver`], also for errors of earlier work.
     pub fn is_idle(&self) -> Result<bool, CudaError> {
-        self.context.bound(|functions| {
+        self.context().bound(|functions| {
             // SAFETY: the stream is alive.
-            check_ready("cuStreamQuery", unsafe { (functions.cuStreamQuery)(self.raw) })
+            check_ready("cuStreamQuery", unsafe { (functions.cuStreamQuery)(self.raw()) })
         })
     }
 
@@ -161,11 +170,11 @@ impl Stream {
     ///
     /// [`CudaError::Driver`], [`CudaError::DeviceLost`].
     pub(crate) fn is_captured(&self) -> Result<bool, CudaError> {
-        self.context.bound(|functions| {
+        self.context().bound(|functions| {
             let Some(ask) = functions.cuStreamIsCapturing else { return Ok(false) };
             let mut status = 0;
             // SAFETY: the stream is alive; one number is written.
-            let code = unsafe { ask(self.raw, &raw mut status) };
+            let code = unsafe { ask(self.raw(), &raw mut status) };
             // The legacy default stream cannot be used while any stream that waits for it is being
             // captured.
             if DriverCode::new(code).is_of_capture() {
@@ -181,9 +190,9 @@ impl Stream {
     ///
     /// As for [`is_idle`](Self::is_idle).
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.context.bound(|functions| {
+        self.context().bound(|functions| {
             // SAFETY: the stream is alive.
-            check("cuStreamSynchronize", unsafe { (functions.cuStreamSynchronize)(self.raw) })
+            check("cuStreamSynchronize", unsafe { (functions.cuStreamSynchronize)(self.raw()) })
         })
     }
 
@@ -199,10 +208,10 @@ impl Stream {
         if !event.marks_something()? {
             return Ok(());
         }
-        self.context.bound(|functions| {
+        self.context().bound(|functions| {
             // SAFETY: stream and event are alive. The event may be reused at once: the driver has
             // noted its mark when the call returns.
-            let code = unsafe { (functions.cuStreamWaitEvent)(self.raw, event.raw(), 0) };
+            let code = unsafe { (functions.cuStreamWaitEvent)(self.raw(), event.raw(), 0) };
             check("cuStreamWaitEvent", code)
         })
     }
@@ -218,9 +227,9 @@ impl Stream {
     ///
     /// The handle is a live event. It may be destroyed after the call has returned.
     pub unsafe fn wait_for_handle(&self, event: *mut c_void) -> Result<(), CudaError> {
-        self.context.bound(|functions| {
+        self.context().bound(|functions| {
             // SAFETY: the stream is alive, and the event is, as the caller promised.
-            let code = unsafe { (functions.cuStreamWaitEvent)(self.raw, event.cast(), 0) };
+            let code = unsafe { (functions.cuStreamWaitEvent)(self.raw(), event.cast(), 0) };
             check("cuStreamWaitEvent", code)
         })
     }
@@ -248,9 +257,9 @@ impl Stream {
         if length.is_zero() {
             return Ok(());
         }
-        self.context.bound(|functions| {
+        self.context().bound(|functions| {
             // SAFETY: the caller guarantees it for both spans.
-            let code = unsafe { (functions.cuMemcpyAsync)(to, from, length.to_usize(), self.raw) };
+            let code = unsafe { (functions.cuMemcpyAsync)(to, from, length.to_usize(), self.raw()) };
             check("cuMemcpyAsync", code)
         })
     }
@@ -275,16 +284,20 @@ impl Stream {
         if length.is_zero() {
             return Ok(());
         }
-        self.context.bound(|functions| {
+        self.context().bound(|functions| {
             // SAFETY: the caller guarantees it for the span.
             let code =
-                unsafe { (functions.cuMemsetD8Async)(to, value, length.to_usize(), self.raw) };
+                unsafe { (functions.cuMemsetD8Async)(to, value, length.to_usize(), self.raw()) };
             check("cuMemsetD8Async", code)
         })
     }
 
-    pub(crate) const fn raw(&self) -> CUstream {
-        self.raw
+    pub(crate) fn raw(&self) -> CUstream {
+        self.0.raw
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<RawStream> {
+        &self.0
     }
 }
 
@@ -305,7 +318,7 @@ fn number(location: Location) -> Result<CUdeviceptr, CudaError> {
     }
 }
 
-impl Drop for Stream {
+impl Drop for RawStream {
     fn drop(&mut self) {
         if self.owner.is_some() {
             return;
@@ -321,8 +334,8 @@ impl Drop for Stream {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream")
-            .field("handle", &self.raw)
-            .field("device", &self.context.device().id)
+            .field("handle", &self.raw())
+            .field("device", &self.context().device().id)
             .field("is_borrowed", &self.is_borrowed())
             .finish()
     }

@@ -24,7 +24,7 @@ pub struct CudaStreams(Arc<Registry>);
 struct Registry {
     context: Context,
     priority: StreamPriority,
-    streams: RwLock<BTreeMap<StreamId, Arc<Stream>>>,
+    streams: RwLock<BTreeMap<StreamId, Stream>>,
 }
 
 impl CudaStreams {
@@ -46,7 +46,7 @@ impl CudaStreams {
     /// # Errors
     ///
     /// [`CudaError::WrongContext`] if the stream belongs to another device; [`CudaError::Forked`].
-    pub fn add(&self, stream: Arc<Stream>) -> Result<StreamId, CudaError> {
+    pub fn add(&self, stream: Stream) -> Result<StreamId, CudaError> {
         if !self.0.context.same(stream.context()) {
             let device = self.0.context.device().id;
             return Err(CudaError::WrongContext { what: "stream", device });
@@ -61,7 +61,7 @@ impl CudaStreams {
     /// Removes a stream: its number is no longer valid. The stream, if present, is destroyed when
     /// its last user drops it. In a process that was forked from the streams' process, nothing is
     /// removed.
-    pub fn remove(&self, id: StreamId) -> Option<Arc<Stream>> {
+    pub fn remove(&self, id: StreamId) -> Option<Stream> {
         self.0.context.driver().check_process().ok()?;
         self.0.streams.write().unwrap_or_else(PoisonError::into_inner).remove(&id)
     }
@@ -71,7 +71,7 @@ impl CudaStreams {
     /// # Errors
     ///
     /// [`CudaError::UnknownStream`].
-    pub fn get(&self, id: StreamId) -> Result<Arc<Stream>, CudaError> {
+    pub fn get(&self, id: StreamId) -> Result<Stream, CudaError> {
         self.0.get(id)
     }
 
@@ -83,7 +83,7 @@ impl CudaStreams {
 }
 
 impl Registry {
-    fn get(&self, id: StreamId) -> Result<Arc<Stream>, CudaError> {
+    fn get(&self, id: StreamId) -> Result<Stream, CudaError> {
         self.context.driver().check_process()?;
         let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
         streams.get(&id).cloned().ok_or(CudaError::UnknownStream { number: id.get() })
@@ -93,7 +93,7 @@ impl Registry {
 impl StreamSource for CudaStreams {
     fn create(&self) -> Result<StreamId, StreamError> {
         let made = Stream::with_priority(&self.0.context, self.0.priority);
-        made.and_then(|stream| self.add(Arc::new(stream))).map_err(|error| StreamError {
+        made.and_then(|stream| self.add(stream)).map_err(|error| StreamError {
             index: 0,
             count: 1,
             source: Box::new(error),

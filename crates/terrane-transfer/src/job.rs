@@ -16,7 +16,7 @@ use crate::hazard::{Claim, Written};
 use crate::sync::per_thread;
 use crate::ticket::Dependent;
 use crate::{
-    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, PinnedOrder, Report, Ticket,
+    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, Report, Ticket,
     TransferError, TransferId, TransferPlan,
 };
 
@@ -34,8 +34,6 @@ pub struct CopyJob {
     /// Whether it is a part of another job, which owns the claims.
     is_part: bool,
     terms: Terms,
-    /// Keeps the handle of the order in `terms` valid.
-    order: Option<PinnedOrder>,
     progress: Arc<Progress>,
     ending: Ending,
 }
@@ -72,11 +70,10 @@ impl CopyJob {
         plan: TransferPlan,
         claims: Claims,
         terms: Terms,
-        order: Option<PinnedOrder>,
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: Arc::new(claims), is_part: false, terms, order, progress, ending }
+        Self { plan, claims: Arc::new(claims), is_part: false, terms, progress, ending }
     }
 
     /// A part of another job. Both hold the claims on the transfer's blocks. All other memory of
@@ -89,7 +86,7 @@ impl CopyJob {
         ending: Ending,
     ) -> Self {
         let claims = Arc::clone(claims);
-        Self { plan, claims, is_part: true, terms, order: None, progress, ending }
+        Self { plan, claims, is_part: true, terms, progress, ending }
     }
 
     /// The claims, which parts of this job share.
@@ -177,8 +174,8 @@ impl CopyJob {
         self.ending.result = Some(Err(self.describe(failure)));
         self.leave_claims();
         self.leaves_remains();
-        let Self { plan, claims, is_part: _, terms: _, order, progress: _, ending } = self;
-        shielded(|| drop((order, ending)));
+        let Self { plan, claims, is_part: _, terms, progress: _, ending } = self;
+        shielded(|| drop((terms, ending)));
         Remains { plan, _claims: claims }
     }
 

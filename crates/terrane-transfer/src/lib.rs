@@ -111,7 +111,7 @@ pub use hazard::{Access, BlockConflict};
 pub use job::{CopyFailure, CopyJob, Progress, Remains, Terms};
 pub use layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
 pub use manager::TransferManager;
-pub use order::{DeviceOrder, EventHandle, PinnedOrder, StreamHandle};
+pub use order::{DeviceOrder, EventHandle, StreamHandle};
 pub use plan::{CopyGrid, CopyRun, GridEnd, Planner, TransferPlan};
 pub use request::Transfer;
 pub use set::{CompletionSet, CompletionSetFuture, RejectedSet, SetOutcome};

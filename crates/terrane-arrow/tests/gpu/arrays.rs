@@ -153,11 +153,11 @@ fn an_array_is_let_go_of_when_the_consumers_stream_has_run() {
     let name = "arrays::an_array_is_let_go_of_when_the_consumers_stream_has_run";
     terrane_testkit::process::in_child(name, || {
         let Some(context) = device(name, LITTLE) else { return };
-        let stream = Arc::new(Stream::new(&context).unwrap());
+        let stream = Stream::new(&context).unwrap();
         let bytes = filled(&context, &stream, &[7; 64]);
         let target = filled(&context, &stream, &[0; 64]);
         let had_run = Arc::new(AtomicBool::new(false));
-        let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
+        let sees = Sees { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let span = bytes.span();
         // SAFETY: the allocation is kept, and only the consumer's stream uses its bytes.
         let memory = unsafe { ForeignMemory::new(span, (sees, bytes)) };

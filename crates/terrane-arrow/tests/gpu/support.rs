@@ -40,7 +40,7 @@ pub fn read(stream: &Stream, from: Location, bytes: usize) -> Vec<u8> {
 
 /// Notes, when it drops, whether a stream had run by then.
 pub struct Sees {
-    pub stream: Arc<Stream>,
+    pub stream: Stream,
     pub had_run: Arc<AtomicBool>,
 }
 

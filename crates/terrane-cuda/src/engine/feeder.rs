@@ -65,7 +65,7 @@ impl Desk {
     /// Records the buffer that a part uses until its event.
     pub(super) fn lend(&self, mut chunk: Chunk) -> Chunk {
         if let Some(mut scratch) = chunk.scratch.take() {
-            scratch.in_use_until(Arc::clone(&chunk.event));
+            scratch.in_use_until(chunk.event.clone());
             self.scratch().lend(scratch);
         }
         chunk

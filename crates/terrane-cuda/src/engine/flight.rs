@@ -28,9 +28,9 @@ use crate::kernels::Kernels;
 pub(super) struct Flight {
     /// The event after the last work. If threads cannot sleep until it completes, the job's first
     /// stream carries it.
-    end: Arc<Event>,
+    end: Event,
     /// The event after the work before that, if the whole job takes long.
-    before_end: Option<Arc<Event>>,
+    before_end: Option<Event>,
     /// The predicted end, if it is known.
     due: Option<Range<Instant>>,
     /// The thread that ends the job takes it out. No foreign code runs while it is locked.
@@ -39,7 +39,7 @@ pub(super) struct Flight {
     /// job.
     signals: Option<LayerSignals>,
     /// Layers to report, with the event after each, in their order.
-    layers: Box<[(Range<u32>, Arc<Event>)]>,
+    layers: Box<[(Range<u32>, Event)]>,
     /// The number of reported layers. Only the reporting thread changes it.
     told: AtomicUsize,
     telling: AtomicBool,
@@ -71,9 +71,9 @@ pub(super) struct Lesson {
 impl Flight {
     pub(super) fn new(
         cargo: Cargo,
-        end: Arc<Event>,
-        before_end: Option<Arc<Event>>,
-        layers: VecDeque<(Range<u32>, Arc<Event>)>,
+        end: Event,
+        before_end: Option<Event>,
+        layers: VecDeque<(Range<u32>, Event)>,
         due: Option<Range<Instant>>,
     ) -> Arc<Self> {
         let signals = cargo.job.layers().cloned();

@@ -34,7 +34,7 @@ use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{BoxedCause, Capability, CapabilityReport, Grant, Reason, Wish};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Terms,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Terms,
     TransferPlan,
 };
 
@@ -113,20 +113,18 @@ use watch::{Task, Watch, Watchers};
 ///
 ///     // The stream on which the model runs; `Stream::borrow` takes another library's.
 ///     let compute = Stream::new(&context)?;
-///     // SAFETY: the stream lives until both transfers have ended.
-///     let after_compute = unsafe { compute.order() };
 ///
 ///     // Out, behind what has been submitted to the stream. The submit waits for nothing; the
 ///     // guard, whatever it is, comes back with the outcome.
 ///     let out = Transfer::new(&cache, &tier).blocks(&[5, 9, 2], &[0, 1, 2]);
-///     let out = out.device_order(after_compute);
+///     let out = out.device_order(compute.order());
 ///     println!("{}", manager.explain(&out)?);
 ///     let completion = manager.submit(out, "my lock on blocks 5, 9 and 2")?;
 ///     println!("{}", completion.wait().result?);
 ///
 ///     // Home. Each layer's compute is submitted as soon as the layer is on its way.
 ///     let home = Transfer::new(&tier, &cache).blocks(&[0, 1, 2], &[7, 8, 3]);
-///     let completion = manager.submit(home.device_order(after_compute).layer_wise(), ())?;
+///     let completion = manager.submit(home.device_order(compute.order()).layer_wise(), ())?;
 ///     let layers = completion.layers().ok_or("it is layer by layer")?;
 ///     for layer in layers.range() {
 ///         compute.wait_for_layer(&layers, layer)?;
@@ -344,8 +342,8 @@ unsafe impl CopyEngine for DeviceEngine {
         self.shared.capabilities.clone()
     }
 
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
-        Ok(pin::pin(order, &self.shared)?)
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
+        Ok(pin::capture(order, &self.shared)?)
     }
 
     fn submit(&self, job: CopyJob) {
@@ -357,7 +355,7 @@ unsafe impl CopyEngine for DeviceEngine {
             return self.watch(Task::Over(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
         }
         // Without an order there is nothing to wait for.
-        if job.plan().bytes().is_zero() && device_of(job.terms().device_order).is_none() {
+        if job.plan().bytes().is_zero() && device_of(job.terms().device_order.as_ref()).is_none() {
             return self.watch(Task::Over(Box::new(job), Ok(())));
         }
         // The thread belongs to the caller; another thread of the caller may be capturing.

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, DeviceId};
-use terrane_transfer::{DeviceOrder, StreamHandle};
+use terrane_transfer::{DeviceOrder, EventHandle, StreamHandle};
 
 use super::streams::{StreamLease, StreamPool};
 use crate::context::Context;
@@ -20,8 +20,8 @@ use crate::stream::Stream;
 pub(super) enum Pending {
     /// An event of the engine, after all earlier work of the caller's stream.
     Stream(Event),
-    /// An event of another library, by its handle.
-    Event(*mut c_void),
+    /// An event of another library.
+    Event(EventHandle),
 }
 
 impl Pending {
@@ -32,7 +32,7 @@ impl Pending {
     /// [`CudaError::Captured`] if it is part of a graph, [`CudaError::WrongContext`] if the stream
     /// does not belong to the primary context of its device, the errors of the driver.
     pub(super) fn of(
-        order: Option<DeviceOrder>,
+        order: Option<&DeviceOrder>,
         context: &Context,
         peers: &Peers,
     ) -> Result<Option<Self>, CudaError> {
@@ -44,20 +44,16 @@ impl Pending {
                 Self::of_stream(handle, &peers.get(handle.device())?)
             }
             Some(DeviceOrder::AfterEvent(handle)) => {
-                let event = pointer(handle.raw());
-                // SAFETY: the creator of the handle guarantees that it is live until the transfer
-                // has ended, and the transfer has not ended.
-                let has_happened = unsafe { has_happened(event, context) }?;
-                Ok((!has_happened).then_some(Self::Event(event)))
+                Ok((!has_happened(handle, context)?).then(|| Self::Event(handle.clone())))
             }
             // All other orders are ready: the host knows that they have finished.
             _ => Ok(None),
         }
     }
 
-    fn of_stream(handle: StreamHandle, context: &Context) -> Result<Option<Self>, CudaError> {
-        // SAFETY: the creator of the handle guarantees that it is live until the transfer has
-        // ended, and the borrowed stream drops before this function returns.
+    fn of_stream(handle: &StreamHandle, context: &Context) -> Result<Option<Self>, CudaError> {
+        // SAFETY: the handle keeps the stream alive, and the borrowed one drops before this
+        // function returns.
         let stream = unsafe { Stream::borrow(context, pointer(handle.raw()), ()) }?;
         // A query of a captured stream, or a record on it, would end the capture or pull the
         // engine's streams into it.
@@ -80,9 +76,8 @@ impl Pending {
     pub(super) fn delay(&self, stream: &Stream) -> Result<(), CudaError> {
         match self {
             Self::Stream(event) => stream.wait_for(event),
-            // SAFETY: the creator of the handle guarantees that it is live until the transfer has
-            // ended.
-            Self::Event(event) => unsafe { stream.wait_for_handle(*event) },
+            // SAFETY: the handle keeps the event alive.
+            Self::Event(event) => unsafe { stream.wait_for_handle(pointer(event.raw())) },
         }
     }
 
@@ -100,11 +95,11 @@ impl Pending {
         streams: &Arc<StreamPool>,
     ) -> Result<Gate, CudaError> {
         if let Self::Stream(event) = self {
-            return Ok(Gate { event: Arc::new(event), stream: None });
+            return Ok(Gate { event, stream: None });
         }
         let stream = streams.take()?;
         self.delay(&stream)?;
-        let event = Arc::new(Event::new(context, Timing::Off)?);
+        let event = Event::new(context, Timing::Off)?;
         event.record(&stream)?;
         Ok(Gate { event, stream: Some(stream) })
     }
@@ -113,7 +108,7 @@ impl Pending {
 /// The order of a job that has not begun. It holds none of the streams that others copy on.
 #[derive(Debug)]
 pub(super) struct Gate {
-    event: Arc<Event>,
+    event: Event,
     /// The stream with the event. No other job uses it until then.
     stream: Option<StreamLease>,
 }
@@ -128,17 +123,18 @@ impl Gate {
         self.event.wait()
     }
 
-    /// Returns it as the order of another job.
-    ///
-    /// # Safety
-    ///
-    /// The gate lives until that job has ended.
-    pub(super) unsafe fn order(&self) -> DeviceOrder {
+    /// Returns it as the order of another job, which keeps it.
+    pub(super) fn into_order(self) -> DeviceOrder {
+        let handle = self.event.transfer_handle();
+        if self.stream.is_none() {
+            return DeviceOrder::AfterEvent(handle);
+        }
+        let (device, raw) = (handle.device(), handle.raw());
         // SAFETY: the event lives with the gate.
-        unsafe { self.event.order() }
+        DeviceOrder::AfterEvent(unsafe { EventHandle::from_raw(device, raw, Arc::new(self)) })
     }
 
-    pub(super) fn into_parts(self) -> (Arc<Event>, Option<StreamLease>) {
+    pub(super) fn into_parts(self) -> (Event, Option<StreamLease>) {
         (self.event, self.stream)
     }
 }
@@ -148,14 +144,10 @@ impl Gate {
 /// # Errors
 ///
 /// [`CudaError::Captured`] if it marks a place in a graph, the errors of the driver.
-///
-/// # Safety
-///
-/// The handle is a live event.
-unsafe fn has_happened(event: *mut c_void, context: &Context) -> Result<bool, CudaError> {
+fn has_happened(event: &EventHandle, context: &Context) -> Result<bool, CudaError> {
     context.bound(|functions| {
-        // SAFETY: the event is alive, as the caller guarantees.
-        let code = unsafe { (functions.cuEventQuery)(event.cast()) };
+        // SAFETY: the handle keeps the event alive.
+        let code = unsafe { (functions.cuEventQuery)(pointer(event.raw()).cast()) };
         if DriverCode::new(code).is_of_capture() {
             return Err(CudaError::Captured { what: "event" });
         }

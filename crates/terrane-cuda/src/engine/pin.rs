@@ -1,6 +1,6 @@
 //! The device order of a job that waits for other transfers, recorded at its submission.
 
-use terrane_transfer::{DeviceOrder, PinnedOrder};
+use terrane_transfer::DeviceOrder;
 
 use super::Shared;
 use super::order::Pending;
@@ -14,16 +14,13 @@ use crate::error::CudaError;
 /// [`CudaError::Captured`] if it is part of a graph, [`CudaError::WrongContext`] if the stream does
 /// not belong to the primary context of its device, the errors of the driver and of creating a
 /// stream.
-pub(super) fn pin(order: DeviceOrder, shared: &Shared) -> Result<PinnedOrder, CudaError> {
+pub(super) fn capture(order: &DeviceOrder, shared: &Shared) -> Result<DeviceOrder, CudaError> {
     shared.context.driver().check_process()?;
     // The thread belongs to the caller; another thread of the caller may be capturing.
     let _beside = BesideCaptures::new(shared.context.driver());
     let Some(pending) = Pending::of(Some(order), &shared.context, &shared.peers)? else {
-        return Ok(PinnedOrder::new(DeviceOrder::AlreadySynchronised, ()));
+        return Ok(DeviceOrder::AlreadySynchronised);
     };
     let gate = pending.into_gate(&shared.context, &shared.gate_streams)?;
-    // SAFETY: the event has been recorded, and lives with the order's owner, which belongs to the
-    // transfer.
-    let order = unsafe { gate.order() };
-    Ok(PinnedOrder::new(order, gate))
+    Ok(gate.into_order())
 }

@@ -57,7 +57,7 @@ impl DeviceEngine {
         let direction = self.direction(plan).ok_or(Declined::Kinds)?;
         // A lock that another thread held at a fork stays locked in the child.
         self.shared.context.driver().check_process().map_err(|_| Declined::Kinds)?;
-        if let Some(device) = device_of(terms.device_order) {
+        if let Some(device) = device_of(terms.device_order.as_ref()) {
             let is_end = |side| plan.end(side).kind() == StorageKind::Device(device);
             if !is_end(Side::Source) && !is_end(Side::Destination) {
                 return Err(Declined::DeviceOrder);
@@ -123,10 +123,6 @@ impl DeviceEngine {
 }
 
 /// The device of an order's stream or event.
-pub(super) fn device_of(order: Option<DeviceOrder>) -> Option<DeviceId> {
-    match order {
-        Some(DeviceOrder::AfterStream(stream)) => Some(stream.device()),
-        Some(DeviceOrder::AfterEvent(event)) => Some(event.device()),
-        _ => None,
-    }
+pub(super) fn device_of(order: Option<&DeviceOrder>) -> Option<DeviceId> {
+    order.and_then(DeviceOrder::device)
 }

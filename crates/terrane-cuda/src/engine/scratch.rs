@@ -18,7 +18,7 @@ pub(super) struct Scratch {
     memory: DeviceMemory,
     _counted: Counted,
     /// The event after its last use. The buffer is free when the event is complete.
-    used_until: Option<Arc<Event>>,
+    used_until: Option<Event>,
 }
 
 impl Scratch {
@@ -27,7 +27,7 @@ impl Scratch {
     }
 
     /// Records that the device uses the buffer until `event`.
-    pub(super) fn in_use_until(&mut self, event: Arc<Event>) {
+    pub(super) fn in_use_until(&mut self, event: Event) {
         self.used_until = Some(event);
     }
 
@@ -162,7 +162,7 @@ impl ScratchPool {
     }
 
     /// The event of the buffer that becomes free first.
-    pub(super) fn next_event(&self) -> Option<Arc<Event>> {
+    pub(super) fn next_event(&self) -> Option<Event> {
         self.lent.front().and_then(|scratch| scratch.used_until.clone())
     }
 

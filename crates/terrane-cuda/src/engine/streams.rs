@@ -21,8 +21,8 @@ pub(super) struct StreamPool {
 
 #[derive(Debug, Default)]
 struct Kept {
-    idle: Vec<Arc<Stream>>,
-    all: Vec<Arc<Stream>>,
+    idle: Vec<Stream>,
+    all: Vec<Stream>,
     /// The number of streams that exist or are being created.
     made: usize,
     next_shared: usize,
@@ -42,7 +42,7 @@ impl StreamPool {
         most: u32,
         ready: u32,
     ) -> Result<Arc<Self>, CudaError> {
-        let make = |_| Stream::with_priority(context, priority).map(Arc::new);
+        let make = |_| Stream::with_priority(context, priority);
         let idle = (0..ready.min(most)).map(make).collect::<Result<Vec<_>, _>>()?;
         let (context, most, made) = (context.clone(), index(most), idle.len());
         let kept = Mutex::new(Kept { all: idle.clone(), idle, made, ..Kept::default() });
@@ -63,12 +63,12 @@ impl StreamPool {
         let number = kept.next_shared % kept.all.len().max(1);
         kept.next_shared = number + 1;
         match kept.all.get(number) {
-            Some(stream) => Ok(self.lease(Arc::clone(stream), Use::Shared)),
+            Some(stream) => Ok(self.lease(stream.clone(), Use::Shared)),
             // Another thread is creating the first one.
             None => {
                 drop(kept);
                 let own = Stream::with_priority(&self.context, self.priority)?;
-                Ok(self.lease(Arc::new(own), Use::Shared))
+                Ok(self.lease(own, Use::Shared))
             }
         }
     }
@@ -97,7 +97,7 @@ impl StreamPool {
 
     /// An idle stream, or a new one, created while other threads take theirs; `None` if there are
     /// enough.
-    fn take_own(&self) -> Result<Option<Arc<Stream>>, CudaError> {
+    fn take_own(&self) -> Result<Option<Stream>, CudaError> {
         {
             let mut kept = self.kept();
             if let Some(idle) = kept.idle.pop() {
@@ -108,9 +108,9 @@ impl StreamPool {
             }
             kept.made += 1;
         }
-        match Stream::with_priority(&self.context, self.priority).map(Arc::new) {
+        match Stream::with_priority(&self.context, self.priority) {
             Ok(stream) => {
-                self.kept().all.push(Arc::clone(&stream));
+                self.kept().all.push(stream.clone());
                 Ok(Some(stream))
             }
             Err(error) => {
@@ -120,7 +120,7 @@ impl StreamPool {
         }
     }
 
-    fn lease(self: &Arc<Self>, stream: Arc<Stream>, used: Use) -> StreamLease {
+    fn lease(self: &Arc<Self>, stream: Stream, used: Use) -> StreamLease {
         StreamLease { stream, pool: Arc::clone(self), used }
     }
 
@@ -143,7 +143,7 @@ enum Use {
 /// A stream of the engine, returned when it drops. Its submitted work continues.
 #[derive(Debug)]
 pub(super) struct StreamLease {
-    stream: Arc<Stream>,
+    stream: Stream,
     pool: Arc<StreamPool>,
     used: Use,
 }
@@ -163,7 +163,7 @@ impl Drop for StreamLease {
         }
         let mut kept = self.pool.kept();
         kept.waiting -= usize::from(self.used == Use::Waiting);
-        kept.idle.push(Arc::clone(&self.stream));
+        kept.idle.push(self.stream.clone());
     }
 }
 

@@ -34,7 +34,8 @@ impl DeviceEngine {
             return Err((job, CudaError::NotReached { device }));
         };
         let shared = &*self.shared;
-        let pending = match Pending::of(job.terms().device_order, &shared.context, &shared.peers) {
+        let order = job.terms().device_order.as_ref();
+        let pending = match Pending::of(order, &shared.context, &shared.peers) {
             Ok(pending) => pending,
             Err(error) => return Err((job, error)),
         };

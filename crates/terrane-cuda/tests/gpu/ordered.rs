@@ -16,7 +16,7 @@ fn memory_is_used_and_freed_in_the_order_of_its_stream() {
     let pinned = PinnedAllocator::new(&context, PinnedOptions::default()).unwrap();
     let slot = ByteCount::kib(4);
     let seen = pinned.allocate(&RegionRequest::new(ByteCount::kib(4 * 64))).unwrap();
-    let streams = [(); 2].map(|()| Arc::new(Stream::new(&context).unwrap()));
+    let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
     let request = RegionRequest::new(ByteCount::mib(4)).aligned_to(Alignment::PAGE);
     for round in 0..64_u8 {
         let stream = &streams[usize::from(round % 2)];
@@ -52,7 +52,7 @@ fn memory_is_used_and_freed_in_the_order_of_its_stream() {
 fn settled_memory_is_good_for_every_stream() {
     let Some(context) = device("settled_memory_is_good_for_every_stream", LITTLE) else { return };
     let pool = DevicePool::new(&context, ByteCount::mib(64)).unwrap();
-    let [first, second] = [(); 2].map(|()| Arc::new(Stream::new(&context).unwrap()));
+    let [first, second] = [(); 2].map(|()| Stream::new(&context).unwrap());
     let request = RegionRequest::new(ByteCount::mib(1));
     let ordered = pool.allocate_on(&first, &request).unwrap();
     let address = ordered.address();

@@ -37,7 +37,7 @@ fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
 
 /// Notes, when it drops, whether a stream had run by then.
 struct Sees {
-    stream: Arc<Stream>,
+    stream: Stream,
     had_run: Arc<AtomicBool>,
 }
 
@@ -270,13 +270,13 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
         drop(end.hold_for_write(&[1]).unwrap());
 
         let (end, export) = exported(&context);
-        let stream = Arc::new(Stream::new(&context).unwrap());
+        let stream = Stream::new(&context).unwrap();
         let named = ConsumerStream::of(&stream);
         // SAFETY: the stream outlives the tensor.
         let consumer = unsafe { named.to_stream(&context, ()) }.unwrap().unwrap();
         let had_run = Arc::new(AtomicBool::new(false));
         // Where the hold is as well.
-        let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
+        let sees = Sees { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let export = export.guarded_by(sees).released_after(consumer);
         let tensor = export.into_versioned().unwrap();
         let scratch = memory(&context, 1 << 20);

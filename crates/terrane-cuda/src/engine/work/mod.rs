@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_transfer::{CopyFailure, CopyGrid, CopyJob, EventHandle};
+use terrane_transfer::{CopyFailure, CopyGrid, CopyJob};
 
 use super::Shared;
 use super::calibration::Direction;
@@ -50,11 +50,11 @@ pub(super) struct Work {
     steps: Steps,
     count: Arc<Count>,
     /// Events behind the latest parts, with the bytes submitted up to each.
-    marks: VecDeque<(Arc<Event>, u64)>,
+    marks: VecDeque<(Event, u64)>,
     submitted: u64,
     /// The number of submitted layers, counted from the first of the transfer.
     layers_submitted: u32,
-    layers: VecDeque<(Range<u32>, Arc<Event>)>,
+    layers: VecDeque<(Range<u32>, Event)>,
     /// Whether its duration can correct the costs of its path.
     is_telling: bool,
     /// Whether all of it is submitted at once, to one stream.
@@ -63,7 +63,7 @@ pub(super) struct Work {
 
 /// A part of a job that is on a stream.
 pub(super) struct Chunk {
-    pub(super) event: Arc<Event>,
+    pub(super) event: Event,
     /// The buffer that it uses until the event.
     pub(super) scratch: Option<Scratch>,
     pub(super) bytes: u64,
@@ -308,7 +308,7 @@ impl Work {
         shared: &Shared,
         stream: usize,
         layers: u32,
-    ) -> Result<Arc<Event>, CudaError> {
+    ) -> Result<Event, CudaError> {
         let event = match self.lanes.get(stream) {
             Some(stream) if self.is_whole => Event::asked_behind(stream)?,
             stream => {
@@ -317,19 +317,15 @@ impl Work {
                 event
             }
         };
-        let event = Arc::new(event);
         if self.marks.len() == MARKS {
             self.marks.pop_front();
         }
-        self.marks.push_back((Arc::clone(&event), self.submitted));
+        self.marks.push_back((event.clone(), self.submitted));
         if let Some(signals) = self.job.layers().filter(|_| layers > self.layers_submitted) {
             let first = self.job.plan().layers().start;
             let arrived = first + self.layers_submitted..first + layers;
-            let raw = ByteCount::from_usize(event.raw().expose_provenance()).get();
-            // SAFETY: the event belongs to this device, and its owner travels with the handle.
-            let handle = unsafe { EventHandle::from_raw(shared.context.device().id, raw) };
-            signals.submitted(arrived.clone(), handle, Arc::clone(&event) as _);
-            self.layers.push_back((arrived, Arc::clone(&event)));
+            signals.submitted(arrived.clone(), event.transfer_handle());
+            self.layers.push_back((arrived, event.clone()));
             self.layers_submitted = layers;
         }
         Ok(event)

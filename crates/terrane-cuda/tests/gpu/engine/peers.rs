@@ -163,11 +163,9 @@ fn a_transfer_between_devices_runs_after_work_of_either() {
                 let event = Event::new(stream.context(), Timing::Off).unwrap();
                 event.record(stream).unwrap();
                 let order = if by_event {
-                    // SAFETY: the event lives until the transfer has ended.
-                    unsafe { event.order() }
+                    event.order().unwrap()
                 } else {
-                    // SAFETY: so does the stream.
-                    unsafe { stream.order() }
+                    stream.order()
                 };
                 let [from, to] = ends;
                 let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);

@@ -124,8 +124,7 @@ fn a_guard_may_wait_for_another_transfer() {
     let [first, second, third] = [0, 1, 2].map(|number| driver.hold(streams[number].handle()));
     streams.iter().for_each(|stream| keep_busy(stream, &room));
     let transfer = |id: usize, number: usize| {
-        // SAFETY: the stream outlives the transfer.
-        let order = unsafe { streams[number].order() };
+        let order = streams[number].order();
         Transfer::new(&here, &there).blocks(&ids[id..=id], &ids[id..=id]).device_order(order)
     };
     // One thread waits for this; the other looks after all that follows.

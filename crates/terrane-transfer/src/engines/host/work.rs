@@ -364,7 +364,7 @@ mod tests {
         let (ended, ends) = mpsc::channel();
         let settle = Arc::new(CopiesAtOnce(ended));
         let ending = Ending::new(ticket, settle, None, explanation());
-        let job = CopyJob::new(plan, claims, Terms::default(), None, Arc::default(), ending);
+        let job = CopyJob::new(plan, claims, Terms::default(), Arc::default(), ending);
         let guess = || Rate::new(1e9, Duration::ZERO, Duration::ZERO);
         let rates = Rates { through: guess(), past: guess(), relayout: guess() };
         let work = Work::new(job, Caching::Through, ByteCount::new(16), &Arc::new(rates));
