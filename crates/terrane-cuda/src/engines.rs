@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use terrane_core::BoxedCause;
-use terrane_transfer::engines::{
-    DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
-};
 use terrane_transfer::{CopyEngine, TransferError, TransferManagerBuilder};
+use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions};
 
-use crate::context::Context;
-use crate::engine::{DeviceEngine, DeviceEngineOptions};
-use crate::memory::{PinnedAllocator, PinnedOptions};
+use crate::engine::DeviceEngine;
+use crate::engine::options::DeviceEngineOptions;
+use crate::memory::pinned::PinnedAllocator;
+use crate::memory::pinned::options::PinnedOptions;
+use crate::runtime::context::Context;
 
 /// The options of [`engines`].
 #[derive(Clone, Debug, Default)]

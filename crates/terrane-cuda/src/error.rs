@@ -3,15 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use terrane_core::{
-    Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, OsError, SizeOverflow,
-    StorageKind,
-};
+use terrane_core::{Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, OsError, SizeOverflow, StorageKind};
 use terrane_pool::managed::ManagedError;
 use terrane_storage::StorageError;
 use terrane_transfer::LayerError;
 
-use crate::driver::{DriverCode, DriverVersion};
+use crate::driver::code::DriverCode;
+use crate::driver::version::DriverVersion;
 
 /// The reason why a CUDA operation failed.
 ///

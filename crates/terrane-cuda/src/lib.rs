@@ -76,34 +76,28 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod context;
-mod device;
+mod bridges;
 mod driver;
 mod engine;
 mod engines;
 mod error;
-mod event;
-mod fill;
-mod holdings;
-pub mod kernel_argument;
 mod kernels;
 mod memory;
-mod order;
-mod stream;
-mod streams;
+mod runtime;
 
-pub use context::Context;
-pub use device::Device;
-pub use driver::{Availability, Driver, DriverCode, DriverVersion, probe};
-pub use engine::{
-    Calibration, CalibrationOptions, CopyPath, DeviceEngine, DeviceEngineOptions, Direction,
-    PathCost,
-};
+pub use bridges::cudarc;
+pub use bridges::debug_fill::CudaFill;
+pub use bridges::pool_streams::CudaStreams;
+pub use driver::Driver;
+pub use driver::code::DriverCode;
+pub use driver::version::DriverVersion;
+pub use engine::DeviceEngine;
+pub use engine::options::DeviceEngineOptions;
+pub use engine::path::calibration::measure::CalibrationOptions;
+pub use engine::path::calibration::{Calibration, PathCost};
+pub use engine::path::{CopyPath, Direction};
 pub use engines::{EnginesOptions, WithDevices, engines};
 pub use error::CudaError;
-pub use event::{Event, Timing};
-pub use fill::CudaFill;
-pub use holdings::{Held, Holdings};
 pub use kernels::{
     BlockIds, CopyEnd, CopyRun, CopyWidth, GridCopy, INLINE_BLOCKS, KernelFigures, Kernels, RunCopy,
 };
@@ -111,5 +105,8 @@ pub use memory::{
     DeviceAllocator, DeviceMemory, DevicePool, DevicePoolMemory, OrderedMemory, PinnedAllocator,
     PinnedBringUp, PinnedMemory, PinnedNuma, PinnedOptions,
 };
-pub use stream::{Stream, StreamPriority};
-pub use streams::CudaStreams;
+pub use runtime::context::Context;
+pub use runtime::device::{Availability, Device, probe};
+pub use runtime::event::{Event, Timing};
+pub use runtime::stream::{Stream, StreamPriority};
+pub use runtime::usage::{Held, Holdings};

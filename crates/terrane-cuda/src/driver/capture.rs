@@ -3,7 +3,8 @@
 use std::ffi::c_uint;
 use std::marker::PhantomData;
 
-use super::{Driver, Functions};
+use crate::driver::Driver;
+use crate::driver::functions::Functions;
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_uint = 2;

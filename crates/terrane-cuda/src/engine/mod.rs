@@ -1,60 +1,44 @@
 //! The engine that copies blocks between a device and pinned memory, within the device, and
 //! between devices.
 
-mod abandoned;
-mod batch;
-mod calibration;
-mod choice;
-mod cutter;
-mod feeder;
-mod flight;
-mod launch;
-mod lists;
-mod options;
-mod order;
-mod packing;
-mod pin;
-mod quote;
-mod reach;
-mod scratch;
-mod streams;
+mod complete;
+mod geometry;
+pub(crate) mod options;
+pub(crate) mod path;
+mod resources;
+mod shared;
 mod submit;
-mod tables;
-mod watch;
-mod work;
 
-use std::borrow::Cow;
 use std::fmt;
+use std::borrow::Cow;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Sender, unbounded};
-use terrane_core::{BoxedCause, Capability, CapabilityReport, Grant, Reason, Wish};
+use terrane_core::{BoxedCause, CapabilityReport};
+use terrane_transfer::{CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan};
 use terrane_transfer::engines::threads;
-use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Terms,
-    TransferPlan,
-};
 
-pub use calibration::{Calibration, CalibrationOptions, Direction, PathCost};
-pub use options::{CopyPath, DeviceEngineOptions};
-
-use crate::context::Context;
-use crate::driver::{BesideCaptures, DriverCode};
+use crate::driver::capture::BesideCaptures;
+use crate::engine::complete::completion_queue::{Task, Watch, Watchers};
+use crate::engine::complete::failed_job::engine_failure;
+use crate::engine::options::DeviceEngineOptions;
+use crate::engine::path::calibration::Calibration;
+use crate::engine::path::choice::{Choice, Corrections};
+use crate::engine::resources::base_tables::Tables;
+use crate::engine::resources::block_lists::ListPool;
+use crate::engine::resources::device_mapping::ReachCache;
+use crate::engine::resources::job_streams::StreamPool;
+use crate::engine::shared::{Shared, load_kernels};
+use crate::engine::submit::batch;
+use crate::engine::submit::capture::capture;
+use crate::engine::submit::direction_queue::Desk;
+use crate::engine::submit::queued_job::Feed;
+use crate::engine::submit::submit_thread::Feeder;
 use crate::error::CudaError;
-use crate::kernels::Kernels;
-use choice::{Choice, Corrections};
-use feeder::{Desk, Feed, Feeder};
-use flight::engine_failure;
-use lists::ListPool;
-use order::Peers;
-use quote::device_of;
-use reach::ReachCache;
-use streams::StreamPool;
-use tables::Tables;
-use watch::{Task, Watch, Watchers};
+use crate::runtime::context::Context;
 
 /// Copies blocks between a device's memory and pinned host memory, within the device's memory, and
 /// between it and the memory of another device.
@@ -153,27 +137,6 @@ pub struct DeviceEngine {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// State shared by the engine's threads.
-struct Shared {
-    context: Context,
-    options: DeviceEngineOptions,
-    kernels: Option<Kernels>,
-    /// The result of the request for kernels.
-    capabilities: CapabilityReport,
-    reach: ReachCache,
-    tables: Tables,
-    lists: Arc<ListPool>,
-    /// The streams that jobs copy on.
-    streams: Arc<StreamPool>,
-    /// The streams on which unstarted jobs wait, if their order is another library's event. There
-    /// are as many as there are such jobs at a time.
-    gate_streams: Arc<StreamPool>,
-    peers: Arc<Peers>,
-    calibration: Calibration,
-    corrections: Arc<Corrections>,
-    has_batches: bool,
-}
-
 /// Threads that wait until large transfers may begin on the device. The last thread polls all
 /// transfers that the others cannot serve.
 const GATE_KEEPERS: u32 = 2;
@@ -181,15 +144,6 @@ const GATE_KEEPERS: u32 = 2;
 /// Streams that are created in advance, so that the first submits need not create any.
 const READY: u32 = 4;
 const READY_GATES: u32 = 1;
-
-impl Shared {
-    /// The thread blocks of a kernel within the device's memory.
-    fn relayout_ctas(&self) -> u32 {
-        /// A kernel counts its threads in 32 bits.
-        const MOST: u32 = 1 << 20;
-        self.options.relayout_ctas.map_or(MOST, |ctas| ctas.get().min(MOST))
-    }
-}
 
 impl DeviceEngine {
     /// Creates an engine for the context's device. Loads the kernels, if the driver accepts them,
@@ -297,30 +251,6 @@ impl DeviceEngine {
     }
 }
 
-/// Returns the kernels, if they are requested and the driver accepts them, and the result of the
-/// request.
-fn load_kernels(
-    context: &Context,
-    wish: Wish,
-) -> Result<(Option<Kernels>, CapabilityReport), CudaError> {
-    let loaded = (wish != Wish::Off).then(|| Kernels::load(context));
-    let (kernels, grant) = match loaded {
-        None => (None, Grant::NotTried),
-        Some(Ok(kernels)) => (Some(kernels), Grant::Granted),
-        // A present lack of memory says nothing about the driver.
-        Some(Err(CudaError::KernelsRefused { code, .. }))
-            if wish == Wish::Preferred && code != DriverCode::OUT_OF_MEMORY =>
-        {
-            let operation = "cuModuleLoadDataEx";
-            (None, Grant::Refused(Reason::Driver { operation, code: code.get() }))
-        }
-        Some(Err(error)) => return Err(error),
-    };
-    let mut capabilities = CapabilityReport::default();
-    capabilities.record(Capability::CopyKernels, wish, grant);
-    Ok((kernels, capabilities))
-}
-
 // SAFETY: the work submitted for a job copies the bytes of its plan's runs and of the engine's own
 // buffers. `Cargo::finish` finishes the job. It runs after an event behind the last of that work
 // has completed, or after the job's streams have been waited for.
@@ -343,7 +273,7 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
-        Ok(pin::capture(order, &self.shared)?)
+        Ok(capture(order, &self.shared)?)
     }
 
     fn submit(&self, job: CopyJob) {
@@ -355,7 +285,7 @@ unsafe impl CopyEngine for DeviceEngine {
             return self.watch(Task::Over(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
         }
         // Without an order there is nothing to wait for.
-        if job.plan().bytes().is_zero() && device_of(job.terms().device_order.as_ref()).is_none() {
+        if job.plan().bytes().is_zero() && job.terms().device_order.as_ref().and_then(DeviceOrder::device).is_none() {
             return self.watch(Task::Over(Box::new(job), Ok(())));
         }
         // The thread belongs to the caller; another thread of the caller may be capturing.

@@ -1,26 +1,25 @@
 //! Kernels that copy scattered blocks: loaded once for a context, launched without a look-up.
 
-mod arguments;
+pub(crate) mod arguments;
 #[cfg(test)]
 mod on_host;
-mod schedule;
-mod width;
+pub(crate) mod schedule;
+pub(crate) mod width;
 
+use std::{fmt, ptr};
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::fmt;
-use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
 
+use crate::driver::functions::Functions;
+use crate::error::{CudaError, check};
+use crate::kernels::schedule::{BLOCK_THREADS, GridSchedule};
+use crate::runtime::context::Context;
+use crate::runtime::stream::Stream;
+
 pub use arguments::{BlockIds, CopyEnd, CopyRun, GridCopy, INLINE_BLOCKS, RunCopy};
 pub use width::CopyWidth;
-
-use crate::context::Context;
-use crate::driver::Functions;
-use crate::error::{CudaError, check};
-use crate::stream::Stream;
-use schedule::{BLOCK_THREADS, GridSchedule};
 
 /// The result of `cargo xtask kernels build` for copy.cu.
 const PTX: &str = concat!(include_str!("copy.ptx"), "\0");

@@ -1,9 +1,9 @@
 //! The kernels' own source, compiled for the host and run there thread by thread, against the
 //! model of strided copies. Needs a C++ compiler, and says so where there is none.
 
+use std::ptr;
 use std::ffi::c_void;
 use std::process::Command;
-use std::ptr;
 use std::sync::OnceLock;
 
 use libloading::Library;
@@ -11,7 +11,7 @@ use terrane_core::ByteCount;
 use terrane_testkit::random::Seeded;
 use terrane_testkit::strided::{StridedCase, StridedEnd, StridedIds};
 
-use super::schedule::GridSchedule;
+use crate::kernels::schedule::GridSchedule;
 use super::{BlockIds, CopyEnd, CopyRun, CopyWidth, GridCopy, RunCopy};
 
 type OnHost = unsafe extern "C" fn(*const c_void, *const c_void, u32) -> u64;

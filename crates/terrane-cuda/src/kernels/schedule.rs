@@ -15,9 +15,9 @@
 
 use std::mem::offset_of;
 
-use super::arguments::{BlockIds, CopyEnd, CopyRun, GridCopy, INLINE_BLOCKS, RunCopy};
-use super::width::CopyWidth;
 use crate::error::CudaError;
+use crate::kernels::arguments::{BlockIds, CopyEnd, CopyRun, GridCopy, INLINE_BLOCKS, RunCopy};
+use crate::kernels::width::CopyWidth;
 
 /// The threads of a block.
 pub(super) const BLOCK_THREADS: u32 = 512;

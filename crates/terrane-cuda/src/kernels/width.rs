@@ -1,6 +1,6 @@
 //! The width of a copy's memory accesses.
 
-use super::arguments::{BlockIds, CopyEnd, GridCopy};
+use crate::kernels::arguments::{BlockIds, CopyEnd, GridCopy};
 
 /// The number of bytes that a thread of a copy kernel reads and writes at once.
 ///

@@ -1,13 +1,10 @@
 //! Device memory: each region is one allocation of the driver.
 
-use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, Limits, Location, Memory,
-    RegionRequest, StorageKind,
-};
+use terrane_core::{Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, Limits, Location, Memory, RegionRequest, StorageKind};
 
-use super::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
-use crate::context::Context;
 use crate::error::{CudaError, check};
+use crate::memory::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
+use crate::runtime::context::Context;
 
 /// Allocates device memory; each region is one driver allocation (`cuMemAlloc`).
 ///

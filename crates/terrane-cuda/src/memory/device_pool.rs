@@ -1,21 +1,18 @@
 //! Device memory from a driver pool, which keeps freed memory for reuse.
 
-use std::ffi::c_void;
 use std::ptr;
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUmemPool_attribute, CUmemoryPool};
-use terrane_core::{
-    Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, Limits, Location, Memory,
-    RegionRequest, StorageKind,
-};
+use terrane_core::{Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, Limits, Location, Memory, RegionRequest, StorageKind};
 use terrane_pool::TrimUpstream;
 
-use super::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
-use crate::context::Context;
-use crate::driver::PoolProperties;
+use crate::driver::functions::PoolProperties;
 use crate::error::{CudaError, check};
-use crate::stream::Stream;
+use crate::memory::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
+use crate::runtime::context::Context;
+use crate::runtime::stream::Stream;
 
 /// A memory pool of the driver (`cuMemPoolCreate`) with its own release threshold. It is separate
 /// from the pool that the process's other libraries share.
