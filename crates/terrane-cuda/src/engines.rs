@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use terrane_core::BoxedCause;
+use terrane_transfer::engines::{
+    DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions,
+};
 use terrane_transfer::{CopyEngine, TransferError, TransferManagerBuilder};
-use terrane_transfer::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions, RelayEngine, RelayOptions};
 
 use crate::engine::DeviceEngine;
 use crate::engine::options::DeviceEngineOptions;

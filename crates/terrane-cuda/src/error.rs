@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use terrane_core::{Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, OsError, SizeOverflow, StorageKind};
+use terrane_core::{
+    Alignment, AllocateError, ByteCount, CapabilityMissing, DeviceId, Label, OsError, SizeOverflow,
+    StorageKind,
+};
 use terrane_pool::managed::ManagedError;
 use terrane_storage::StorageError;
 use terrane_transfer::LayerError;
@@ -216,8 +219,8 @@ pub enum CudaError {
         /// The number of ids that the copy carries.
         most: usize,
     },
-    /// Runs that did not come from `RunCopy::arrange`.
-    #[error("the runs were not arranged; make the copy with `RunCopy::arrange`")]
+    /// Runs that did not come from `RunLaunch::arrange`.
+    #[error("the runs were not arranged; make the copy with `RunLaunch::arrange`")]
     RunsNotArranged,
     /// A capability that a policy requires was not granted.
     #[error(transparent)]

@@ -23,18 +23,18 @@
 //!   [run after](Stream::order) either, and a stream can [wait](Stream::wait_for_layer) for one
 //!   layer of a transfer. [`CudaStreams`] provides both to a pool, as its
 //!   [`FenceSource`](terrane_pool::FenceSource) and [`StreamSource`](terrane_pool::StreamSource).
-//! - [`Kernels`] copy many scattered cells ([`GridCopy`]) or runs ([`RunCopy`]) in one launch.
+//! - [`Kernels`] copy many scattered cells ([`GridLaunch`]) or runs ([`RunLaunch`]) in one launch.
 //! - [`DeviceEngine`] copies blocks between layouts in the device's memory and in pinned memory,
 //!   for a [`TransferManager`](terrane_transfer::TransferManager). It takes the [`CopyPath`] that a
 //!   [`Calibration`] predicts to be the fastest.
 //! - [`DeviceAllocator`] and [`DevicePool`] allocate device memory. [`PinnedAllocator`] allocates
 //!   pinned host memory, optionally [in the background](PinnedAllocator::bring_up_in_background).
-//!   [`Context::holdings`] counts all live memory, streams and events. [`Context::device_span`]
+//!   [`Context::usage`] counts all live memory, streams and events. [`Context::device_span`]
 //!   checks device memory of another library, which [`ForeignMemory`](terrane_core::ForeignMemory)
 //!   adopts.
 //! - [`engines`] combines the [`DeviceEngine`] with the engines of host memory and files, and with
 //!   relays for the remaining routes.
-//! - [`kernel_argument`] makes managed memory an argument of `cudarc`'s kernels and copies.
+//! - [`mod@cudarc`] makes managed memory an argument of `cudarc`'s kernels and copies.
 //!   [`CudaFill`] lets poison and guards reach device memory.
 //!
 //! # Example
@@ -99,7 +99,8 @@ pub use engine::path::{CopyPath, Direction};
 pub use engines::{EnginesOptions, WithDevices, engines};
 pub use error::CudaError;
 pub use kernels::{
-    BlockIds, CopyEnd, CopyRun, CopyWidth, GridCopy, INLINE_BLOCKS, KernelFigures, Kernels, RunCopy,
+    BlockIds, CopyWidth, GridLaunch, INLINE_BLOCKS, KernelFigures, Kernels, LaunchEnd, LaunchRun,
+    RunLaunch,
 };
 pub use memory::{
     DeviceAllocator, DeviceMemory, DevicePool, DevicePoolMemory, OrderedMemory, PinnedAllocator,
@@ -109,4 +110,4 @@ pub use runtime::context::Context;
 pub use runtime::device::{Availability, Device, probe};
 pub use runtime::event::{Event, Timing};
 pub use runtime::stream::{Stream, StreamPriority};
-pub use runtime::usage::{Held, Holdings};
+pub use runtime::usage::{ResourceCount, ResourceUsage};

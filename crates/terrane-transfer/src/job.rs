@@ -16,8 +16,8 @@ use crate::hazard::{Claim, Written};
 use crate::sync::per_thread;
 use crate::ticket::Dependent;
 use crate::{
-    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, Report, Ticket,
-    TransferError, TransferId, TransferPlan,
+    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, Report, Ticket, TransferError,
+    TransferId, TransferPlan,
 };
 
 /// A validated transfer that an engine executes: the plan, and the duty to report how it ended.

@@ -22,9 +22,10 @@ pub use terrane_nixl::{
 };
 pub use terrane_pool::{Pool, PoolOptions};
 pub use terrane_storage::{
-    DiskAllocator, DiskFile, DiskOptions, HugePages, NamedFileAllocator, SystemAllocator, SystemOptions,
+    DiskAllocator, DiskFile, DiskOptions, HugePages, NamedFileAllocator, SystemAllocator,
+    SystemOptions,
 };
 pub use terrane_transfer::{
-    Completion, DeviceOrder, Durability, Endpoint, Explanation, Layers, Outcome, Rejected, Report, Ticket,
-    Transfer, TransferError, TransferManager,
+    Completion, DeviceOrder, Durability, Endpoint, Explanation, Layers, Outcome, Rejected, Report,
+    Ticket, Transfer, TransferError, TransferManager,
 };

@@ -21,8 +21,15 @@ const GPU: &str = "gpu";
 pub fn run(workspace: &Workspace) -> Result<()> {
     for example in [QUICKSTART, GPU] {
         let package = facade_example(workspace, example)?;
-        let cargo = Tool::cargo(workspace)
-            .args(["run", "--quiet", "--release", "--package", package, "--example", example]);
+        let cargo = Tool::cargo(workspace).args([
+            "run",
+            "--quiet",
+            "--release",
+            "--package",
+            package,
+            "--example",
+            example,
+        ]);
         simulated::over_driver(workspace, cargo, simulated::DEVICES)?.run()?;
     }
     let example = facade_example(workspace, EXAMPLE)?;

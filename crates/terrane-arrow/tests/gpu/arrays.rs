@@ -119,7 +119,7 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
     let name = "foreign_arrays_of_the_device_are_columns_without_a_copy";
     let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
-    let before = context.holdings().device;
+    let before = context.usage().device;
     let column = texts(&context, &stream);
     for by_stream in [true, false] {
         let ready = Ready::after(&stream).unwrap();
@@ -144,7 +144,7 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
         assert!(read_data.as_ref().unwrap().region().is_err(), "for reading only");
     }
     drop(column);
-    let after = context.holdings().device;
+    let after = context.usage().device;
     assert_eq!(after, before, "all of it has been released");
 }
 
@@ -354,11 +354,11 @@ fn ten_thousand_arrays_leave_nothing_on_the_device() {
             drop(array.wait_on(&stream).unwrap());
         };
         round();
-        let before = (context.holdings(), terrane_testkit::leaks::Held::now().descriptors);
+        let before = (context.usage(), terrane_testkit::leaks::Held::now().descriptors);
         for _ in 0..10_000 {
             round();
         }
-        let after = (context.holdings(), terrane_testkit::leaks::Held::now().descriptors);
+        let after = (context.usage(), terrane_testkit::leaks::Held::now().descriptors);
         assert_eq!(format!("{after:?}"), format!("{before:?}"));
         assert_eq!((context.lost(), context.failed_drops()), (None, 0));
     });

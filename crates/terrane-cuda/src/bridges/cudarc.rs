@@ -8,11 +8,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop};
 use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop};
 use terrane_core::{Alignment, ByteCount, Location, Memory, Region};
-use terrane_pool::{Access, StreamId};
 use terrane_pool::managed::{ManagedBlock, ManagedError, TrackedSlice};
+use terrane_pool::{Access, StreamId};
 
 use crate::bridges::pool_streams::CudaStreams;
 use crate::error::CudaError;
@@ -26,7 +26,7 @@ use crate::runtime::stream::Stream;
 /// use std::sync::Arc;
 /// use cudarc::driver::{CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
 /// use terrane_core::{ByteCount, DeviceId};
-/// use terrane_cuda::kernel_argument::CudarcStream;
+/// use terrane_cuda::cudarc::CudarcStream;
 /// use terrane_cuda::{Context, CudaStreams, DeviceAllocator};
 /// use terrane_pool::adaptors::Budget;
 /// use terrane_pool::managed::{ManagerOptions, MemoryManager};

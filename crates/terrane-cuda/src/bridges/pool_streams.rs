@@ -1,8 +1,8 @@
 //! A context's streams and events, as a pool uses them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use terrane_pool::{Fence, FenceError, FenceSource, StreamError, StreamId, StreamSource};

@@ -1,7 +1,7 @@
 //! The device order of transfers, and of work after their layers.
 
-use std::ptr;
 use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 
 use terrane_transfer::{DeviceOrder, EventHandle, Layers, StreamHandle};

@@ -1,7 +1,7 @@
 //! The driver's codes, as printable numbers.
 
-use std::{fmt, ptr};
 use std::ffi::CStr;
+use std::{fmt, ptr};
 
 use crate::driver::Driver;
 

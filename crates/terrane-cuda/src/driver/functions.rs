@@ -13,7 +13,11 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 
 use cudarc::driver::sys;
 use libloading::Library;
-use sys::{CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUjit_option, CUmemPool_attribute, CUmemoryPool, CUmodule, CUpointer_attribute, CUresult, CUstream};
+use sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUfunction_attribute, CUjit_option, CUmemPool_attribute, CUmemoryPool, CUmodule,
+    CUpointer_attribute, CUresult, CUstream,
+};
 
 /// The library names for the dynamic linker, in this order.
 pub(crate) const LIBRARY_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];

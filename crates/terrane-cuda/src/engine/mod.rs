@@ -9,8 +9,8 @@ mod resources;
 mod shared;
 mod submit;
 
-use std::fmt;
 use std::borrow::Cow;
+use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -18,25 +18,27 @@ use std::time::Instant;
 
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{BoxedCause, CapabilityReport};
-use terrane_transfer::{CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan};
 use terrane_transfer::engines::threads;
+use terrane_transfer::{
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan,
+};
 
-use crate::driver::capture::BesideCaptures;
-use crate::engine::complete::completion_queue::{Task, Watch, Watchers};
+use crate::driver::capture::RelaxedCaptureMode;
+use crate::engine::complete::completion_queue::{CompletionQueue, CompletionThreads, Task};
 use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::options::DeviceEngineOptions;
 use crate::engine::path::calibration::Calibration;
 use crate::engine::path::choice::{Choice, Corrections};
-use crate::engine::resources::base_tables::Tables;
+use crate::engine::resources::base_tables::BaseTables;
 use crate::engine::resources::block_lists::ListPool;
-use crate::engine::resources::device_mapping::ReachCache;
+use crate::engine::resources::device_mapping::MappingCache;
 use crate::engine::resources::job_streams::StreamPool;
 use crate::engine::shared::{Shared, load_kernels};
 use crate::engine::submit::batch;
 use crate::engine::submit::capture::capture;
-use crate::engine::submit::direction_queue::Desk;
-use crate::engine::submit::queued_job::Feed;
-use crate::engine::submit::submit_thread::Feeder;
+use crate::engine::submit::direction_queue::DirectionQueue;
+use crate::engine::submit::queued_job::QueuedJob;
+use crate::engine::submit::submit_thread::SubmitThread;
 use crate::error::CudaError;
 use crate::runtime::context::Context;
 
@@ -130,79 +132,90 @@ use crate::runtime::context::Context;
 pub struct DeviceEngine {
     shared: Arc<Shared>,
     /// Counters for copies to the device, to the host, and between devices' memories.
-    feeders: Option<[(Sender<Feed>, Arc<Desk>); 3]>,
-    watchers: Option<Watchers>,
+    submit_threads: Option<[(Sender<QueuedJob>, Arc<DirectionQueue>); 3]>,
+    completion_threads: Option<CompletionThreads>,
     /// The counter for threads that wait until jobs may begin.
-    gates: Option<Watchers>,
+    order_waits: Option<CompletionThreads>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// Threads that wait until large transfers may begin on the device. The last thread polls all
 /// transfers that the others cannot serve.
-const GATE_KEEPERS: u32 = 2;
+const ORDER_THREADS: u32 = 2;
 
 /// Streams that are created in advance, so that the first submits need not create any.
-const READY: u32 = 4;
-const READY_GATES: u32 = 1;
+const READY_STREAMS: u32 = 4;
+const READY_ORDER_STREAMS: u32 = 1;
 
 impl DeviceEngine {
     /// Creates an engine for the context's device. Loads the kernels, if the driver accepts them,
-    /// and starts the threads. The threads are named `terrane-cuda-feed-0` and so on,
-    /// `terrane-cuda-gate-0` and `terrane-cuda-wait-0`.
+    /// and starts the threads. The threads are named `terrane-cuda-queued-0` and so on,
+    /// `terrane-cuda-order_event-0` and `terrane-cuda-wait-0`.
     ///
     /// # Errors
     ///
     /// [`CudaError::KernelsRefused`] if they are [required](DeviceEngineOptions::kernels), the
     /// errors of creating a stream, [`CudaError::Thread`].
     pub fn new(context: &Context, options: DeviceEngineOptions) -> Result<Self, CudaError> {
-        let _beside = BesideCaptures::new(context.driver());
+        let _relaxed = RelaxedCaptureMode::new(context.driver());
         let (kernels, capabilities) = load_kernels(context, options.kernels)?;
         let peers = Arc::default();
         let shared = Arc::new(Shared {
             kernels,
             capabilities,
-            reach: ReachCache::new(context, &peers),
+            mapping: MappingCache::new(context, &peers),
             peers,
-            tables: Tables::new(context)?,
+            tables: BaseTables::new(context)?,
             lists: ListPool::new(context)?,
-            streams: StreamPool::new(context, options.priority, options.streams.get(), READY)?,
-            gate_streams: StreamPool::new(context, options.priority, u32::MAX, READY_GATES)?,
+            streams: StreamPool::new(
+                context,
+                options.priority,
+                options.streams.get(),
+                READY_STREAMS,
+            )?,
+            order_streams: StreamPool::new(
+                context,
+                options.priority,
+                u32::MAX,
+                READY_ORDER_STREAMS,
+            )?,
             calibration: options.calibration.clone().unwrap_or_default(),
             corrections: Arc::new(Corrections::new(options.learns)),
             has_batches: batch::is_there(context),
             context: context.clone(),
             options,
         });
-        let lost = Arc::default();
-        let [tasks, gated] = [(); 2].map(|()| Watch::new(&lost, &shared.lists));
-        let [watchers, gates] = [&tasks, &gated].map(Watchers::new);
+        let orphans = Arc::default();
+        let [tasks, waiting] = [(); 2].map(|()| CompletionQueue::new(&orphans, &shared.lists));
+        let [completion_threads, order_waits] = [&tasks, &waiting].map(CompletionThreads::new);
         // If this is dropped on an error, it joins the threads that have been started.
         let mut engine = Self {
             shared,
-            feeders: None,
-            watchers: Some(watchers),
-            gates: Some(gates),
+            submit_threads: None,
+            completion_threads: Some(completion_threads),
+            order_waits: Some(order_waits),
             threads: Vec::new(),
         };
-        for number in 0..engine.shared.options.watchers.get() {
+        for number in 0..engine.shared.options.completion_threads.get() {
             let tasks = Arc::clone(&tasks);
             engine.start(format!("terrane-cuda-wait-{number}"), move || tasks.serve())?;
         }
-        for number in 0..GATE_KEEPERS {
-            let gated = Arc::clone(&gated);
-            engine.start(format!("terrane-cuda-gate-{number}"), move || gated.serve())?;
+        for number in 0..ORDER_THREADS {
+            let waiting = Arc::clone(&waiting);
+            engine.start(format!("terrane-cuda-order-{number}"), move || waiting.serve())?;
         }
         let (mut queues, of_all) = (Vec::new(), Arc::default());
         for number in 0..3 {
             let (queue, jobs) = unbounded();
-            let Some(watchers) = engine.watchers.clone() else { break };
-            let desk = Desk::new(&engine.shared, &of_all);
+            let Some(completion_threads) = engine.completion_threads.clone() else { break };
+            let direction_queue = DirectionQueue::new(&engine.shared, &of_all);
             let shared = Arc::clone(&engine.shared);
-            let feeder = Feeder::new(shared, Arc::clone(&desk), jobs, watchers);
-            engine.start(format!("terrane-cuda-feed-{number}"), move || feeder.serve())?;
-            queues.push((queue, desk));
+            let submit_thread =
+                SubmitThread::new(shared, Arc::clone(&direction_queue), jobs, completion_threads);
+            engine.start(format!("terrane-cuda-submit-{number}"), move || submit_thread.serve())?;
+            queues.push((queue, direction_queue));
         }
-        engine.feeders = queues.try_into().ok();
+        engine.submit_threads = queues.try_into().ok();
         Ok(engine)
     }
 
@@ -212,15 +225,16 @@ impl DeviceEngine {
         serve: impl FnOnce() + Send + 'static,
     ) -> Result<(), CudaError> {
         let shared = Arc::clone(&self.shared);
-        let beside = move || {
+        let relaxed = move || {
             // The mode applies for the thread's lifetime, whatever other threads capture.
-            let _beside = BesideCaptures::new(shared.context.driver());
+            let _relaxed = RelaxedCaptureMode::new(shared.context.driver());
             serve();
             // Freeing memory waits for the device. If the engine drops on a thread that must not
             // wait, the last of these threads frees it, after all jobs have ended.
             drop(shared);
         };
-        let thread = threads::spawn(name, beside).map_err(|source| CudaError::Thread { source })?;
+        let thread =
+            threads::spawn(name, relaxed).map_err(|source| CudaError::Thread { source })?;
         self.threads.push(thread);
         Ok(())
     }
@@ -252,7 +266,7 @@ impl DeviceEngine {
 }
 
 // SAFETY: the work submitted for a job copies the bytes of its plan's runs and of the engine's own
-// buffers. `Cargo::finish` finishes the job. It runs after an event behind the last of that work
+// buffers. `JobResources::finish` finishes the job. It runs after an event behind the last of that work
 // has completed, or after the job's streams have been waited for.
 unsafe impl CopyEngine for DeviceEngine {
     fn name(&self) -> &'static str {
@@ -282,25 +296,27 @@ unsafe impl CopyEngine for DeviceEngine {
             return job.finish(Err(engine_failure(error)));
         }
         if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return self.watch(Task::Over(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
+            return self.watch(Task::Finish(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
         }
         // Without an order there is nothing to wait for.
-        if job.plan().bytes().is_zero() && job.terms().device_order.as_ref().and_then(DeviceOrder::device).is_none() {
-            return self.watch(Task::Over(Box::new(job), Ok(())));
+        if job.plan().bytes().is_zero()
+            && job.terms().device_order.as_ref().and_then(DeviceOrder::device).is_none()
+        {
+            return self.watch(Task::Finish(Box::new(job), Ok(())));
         }
         // The thread belongs to the caller; another thread of the caller may be capturing.
-        let _beside = BesideCaptures::new(self.shared.context.driver());
+        let _relaxed = RelaxedCaptureMode::new(self.shared.context.driver());
         // The context is bound once for all driver calls.
         let mut job = Some(Box::new(job));
         let bound = self.shared.context.bound(|_| {
             if let Some(Err(refused)) = job.take().map(|job| self.dispatch(job)) {
                 let (job, error) = refused;
-                self.watch(Task::Over(job, Err(engine_failure(error))));
+                self.watch(Task::Finish(job, Err(engine_failure(error))));
             }
             Ok(())
         });
         if let (Err(error), Some(job)) = (bound, job) {
-            self.watch(Task::Over(job, Err(engine_failure(error))));
+            self.watch(Task::Finish(job, Err(engine_failure(error))));
         }
     }
 }
@@ -310,12 +326,16 @@ impl Drop for DeviceEngine {
         if self.shared.context.driver().is_of_parent() {
             // None of the threads exists in this process: their shared state stays as it was at the
             // fork.
-            let senders = (self.feeders.take(), self.watchers.take(), self.gates.take());
+            let senders = (
+                self.submit_threads.take(),
+                self.completion_threads.take(),
+                self.order_waits.take(),
+            );
             // The parent drops them.
             let _left = ManuallyDrop::new((senders, std::mem::take(&mut self.threads)));
             return;
         }
-        (self.feeders, self.watchers, self.gates) = (None, None, None);
+        (self.submit_threads, self.completion_threads, self.order_waits) = (None, None, None);
         threads::join(self.threads.drain(..));
     }
 }

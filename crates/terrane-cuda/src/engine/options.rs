@@ -52,7 +52,7 @@ pub struct DeviceEngineOptions {
     pub streams: NonZeroU32,
     /// The number of threads that wait for transfers to end. If more transfers than that are on the
     /// device, one thread polls the remaining ones every 100 µs instead of sleeping.
-    pub watchers: NonZeroU32,
+    pub completion_threads: NonZeroU32,
     /// Whether measured transfer times correct the calibration, by at most a quarter. Transfers
     /// between devices do not correct it.
     pub learns: bool,
@@ -85,7 +85,7 @@ impl Default for DeviceEngineOptions {
             relayout_bytes: ByteCount::gib(1),
             priority: StreamPriority::Default,
             streams: number(24),
-            watchers: number(4),
+            completion_threads: number(4),
             learns: true,
         }
     }

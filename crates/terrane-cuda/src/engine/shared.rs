@@ -8,9 +8,9 @@ use crate::driver::code::DriverCode;
 use crate::engine::options::DeviceEngineOptions;
 use crate::engine::path::calibration::Calibration;
 use crate::engine::path::choice::Corrections;
-use crate::engine::resources::base_tables::Tables;
+use crate::engine::resources::base_tables::BaseTables;
 use crate::engine::resources::block_lists::ListPool;
-use crate::engine::resources::device_mapping::ReachCache;
+use crate::engine::resources::device_mapping::MappingCache;
 use crate::engine::resources::job_streams::StreamPool;
 use crate::engine::resources::peer_contexts::Peers;
 use crate::error::CudaError;
@@ -24,14 +24,14 @@ pub(crate) struct Shared {
     pub(crate) kernels: Option<Kernels>,
     /// The result of the request for kernels.
     pub(crate) capabilities: CapabilityReport,
-    pub(crate) reach: ReachCache,
-    pub(crate) tables: Tables,
+    pub(crate) mapping: MappingCache,
+    pub(crate) tables: BaseTables,
     pub(crate) lists: Arc<ListPool>,
     /// The streams that jobs copy on.
     pub(crate) streams: Arc<StreamPool>,
     /// The streams on which unstarted jobs wait, if their order is another library's event. There
     /// are as many as there are such jobs at a time.
-    pub(crate) gate_streams: Arc<StreamPool>,
+    pub(crate) order_streams: Arc<StreamPool>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) calibration: Calibration,
     pub(crate) corrections: Arc<Corrections>,

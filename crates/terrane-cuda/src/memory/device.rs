@@ -1,6 +1,9 @@
 //! Device memory: each region is one allocation of the driver.
 
-use terrane_core::{Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, Limits, Location, Memory, RegionRequest, StorageKind};
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, Limits, Location, Memory,
+    RegionRequest, StorageKind,
+};
 
 use crate::error::{CudaError, check};
 use crate::memory::{DRIVER_ALIGNMENT, aligned, check_request, refusal};

@@ -1,11 +1,14 @@
 //! Device memory from a driver pool, which keeps freed memory for reuse.
 
-use std::ptr;
 use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUmemPool_attribute, CUmemoryPool};
-use terrane_core::{Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, Limits, Location, Memory, RegionRequest, StorageKind};
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, DeviceAddress, Limits, Location, Memory,
+    RegionRequest, StorageKind,
+};
 use terrane_pool::TrimUpstream;
 
 use crate::driver::functions::PoolProperties;

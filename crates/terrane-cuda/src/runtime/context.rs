@@ -1,20 +1,20 @@
 //! A device's primary context, bound for each call.
 
-use std::{fmt, ptr};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUpointer_attribute};
 use terrane_core::{ByteCount, DeviceAddress, DeviceId, Location, Span, StorageKind};
 
 use crate::driver::Driver;
-use crate::driver::functions::Functions;
 use crate::driver::code::DriverCode;
+use crate::driver::functions::Functions;
 use crate::error::{CudaError, check};
 use crate::runtime::device::{self, Device};
 use crate::runtime::event::IdleEvents;
-use crate::runtime::usage::{Counters, Holdings};
+use crate::runtime::usage::{Counters, ResourceUsage};
 
 /// The primary context of one device. The CUDA runtime, `cudarc` and PyTorch use the same context,
 /// so their pointers and streams are valid here.
@@ -137,9 +137,9 @@ impl Context {
     /// Counts the memory, streams and events that this context and its clones hold. Other contexts
     /// of the same device, from another [`primary`](Self::primary), count separately.
     #[must_use]
-    pub fn holdings(&self) -> Holdings {
+    pub fn usage(&self) -> ResourceUsage {
         let counters = &self.0.counters;
-        Holdings {
+        ResourceUsage {
             device: counters.device.held(),
             pooled: counters.pooled.held(),
             registered: counters.registered.held(),

@@ -1,10 +1,10 @@
 //! Events: marks in streams. Creating one costs more than using one, so contexts keep them.
 
-use std::{fmt, ptr, thread};
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fmt, ptr, thread};
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use terrane_core::{ByteCount, DeviceId};
@@ -13,7 +13,6 @@ use crate::driver::functions::Functions;
 use crate::error::{CudaError, check, check_ready};
 use crate::runtime::context::Context;
 use crate::runtime::stream::{Stream, of_this_thread};
-
 
 /// `CU_EVENT_BLOCKING_SYNC`: a waiting thread sleeps.
 const BLOCKING_SYNC: u32 = 1;

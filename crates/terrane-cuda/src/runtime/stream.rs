@@ -1,9 +1,9 @@
 //! Streams: queues of a device's work, owned or borrowed.
 
-use std::{fmt, ptr};
 use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::{fmt, ptr};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use terrane_core::{ByteCount, Location};
@@ -258,7 +258,8 @@ impl Stream {
         }
         self.context().bound(|functions| {
             // SAFETY: the caller guarantees it for both spans.
-            let code = unsafe { (functions.cuMemcpyAsync)(to, from, length.to_usize(), self.raw()) };
+            let code =
+                unsafe { (functions.cuMemcpyAsync)(to, from, length.to_usize(), self.raw()) };
             check("cuMemcpyAsync", code)
         })
     }

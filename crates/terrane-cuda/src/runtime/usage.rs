@@ -6,23 +6,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use terrane_core::ByteCount;
 
 /// The resources of a [`Context`](crate::Context) and its clones at one moment, from
-/// [`Context::holdings`](crate::Context::holdings).
+/// [`Context::usage`](crate::Context::usage).
 ///
 /// Each number is exact. Together they describe one moment only if nothing is created or dropped
 /// meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Holdings {
+pub struct ResourceUsage {
     /// Device memory from a [`DeviceAllocator`](crate::DeviceAllocator), as requested from the
     /// driver.
-    pub device: Held,
+    pub device: ResourceCount,
     /// Device memory in use from [`DevicePool`](crate::DevicePool)s. Each pool reports the memory
     /// that it holds beyond that.
-    pub pooled: Held,
+    pub pooled: ResourceCount,
     /// Host memory registered with the driver, by registration.
-    pub registered: Held,
+    pub registered: ResourceCount,
     /// Host memory that the driver allocated.
-    pub host: Held,
+    pub host: ResourceCount,
     /// Streams that were created here; borrowed ones do not count.
     pub streams: u64,
     /// Events that the driver has created so far. Reusing an event does not change the number.
@@ -38,20 +38,20 @@ pub struct Holdings {
 
 /// A number of objects, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct ResourceCount {
     /// The number of objects.
     pub count: u64,
     /// Their total bytes.
     pub bytes: ByteCount,
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for ResourceCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} in {}", self.bytes, self.count)
     }
 }
 
-impl fmt::Display for Holdings {
+impl fmt::Display for ResourceUsage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, pooled, registered, host, streams, events, handles, .. } = self;
         write!(
@@ -62,7 +62,7 @@ impl fmt::Display for Holdings {
     }
 }
 
-/// The counters behind [`Holdings`].
+/// The counters behind [`ResourceUsage`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) device: Tally,
@@ -93,9 +93,9 @@ impl Tally {
         self.bytes.fetch_sub(bytes.get(), Ordering::Relaxed);
     }
 
-    pub(crate) fn held(&self) -> Held {
+    pub(crate) fn held(&self) -> ResourceCount {
         let bytes = ByteCount::new(self.bytes.load(Ordering::Relaxed));
-        Held { count: self.count.load(Ordering::Relaxed), bytes }
+        ResourceCount { count: self.count.load(Ordering::Relaxed), bytes }
     }
 }
 
@@ -108,11 +108,11 @@ mod tests {
         let tally = Tally::default();
         tally.add(ByteCount::mib(3));
         tally.add(ByteCount::ZERO);
-        assert_eq!(tally.held(), Held { count: 2, bytes: ByteCount::mib(3) });
+        assert_eq!(tally.held(), ResourceCount { count: 2, bytes: ByteCount::mib(3) });
         assert_eq!(tally.held().to_string(), format!("{} in 2", ByteCount::mib(3)));
         tally.subtract(ByteCount::mib(3));
         tally.subtract(ByteCount::ZERO);
-        assert_eq!(tally.held(), Held::default());
-        assert!(Holdings::default().to_string().contains("handles: 0"));
+        assert_eq!(tally.held(), ResourceCount::default());
+        assert!(ResourceUsage::default().to_string().contains("handles: 0"));
     }
 }

@@ -44,7 +44,7 @@ fn memory_is_used_and_freed_in_the_order_of_its_stream() {
             .unwrap();
         assert!(found.iter().all(|&byte| byte == round), "round {round}");
     }
-    assert_eq!(context.holdings().pooled.count, 0);
+    assert_eq!(context.usage().pooled.count, 0);
     assert_eq!((context.failed_drops(), context.lost()), (0, None));
 }
 
@@ -60,7 +60,7 @@ fn settled_memory_is_good_for_every_stream() {
     unsafe { first.fill(ordered.location(), 7, request.bytes) }.unwrap();
     let memory = ordered.settle().unwrap();
     assert_eq!((memory.address(), memory.length()), (address, request.bytes));
-    assert_eq!(context.holdings().pooled.count, 1);
+    assert_eq!(context.usage().pooled.count, 1);
     // SAFETY: the memory lives until the stream has been waited for.
     unsafe { second.fill(memory.location(), 9, request.bytes) }.unwrap();
     second.synchronize().unwrap();
@@ -81,7 +81,7 @@ fn settled_memory_is_good_for_every_stream() {
     let nothing = pool.allocate_on(&first, &nothing).unwrap();
     assert!(nothing.length().is_zero() && nothing.stream().is_idle().unwrap());
     drop(nothing);
-    assert_eq!(context.holdings().pooled.count, 0);
+    assert_eq!(context.usage().pooled.count, 0);
     // Waits for the pool's own stream, on which settled memory is freed.
     pool.trim(ByteCount::ZERO).unwrap();
     assert_eq!(pool.in_use().unwrap(), ByteCount::ZERO);

@@ -137,7 +137,7 @@ fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
 #[test]
 fn ours_come_back_as_they_went() {
     let Some(context) = device("device::ours_come_back_as_they_went", LITTLE) else { return };
-    let before = context.holdings().device;
+    let before = context.usage().device;
     let region = memory(&context, 1 << 16);
     let shape = TensorShape::compact(ElementType::BF16, &[4, 64]).unwrap();
     // SAFETY: nobody touches the bytes.
@@ -150,9 +150,9 @@ fn ours_come_back_as_they_went() {
     let tensor = unsafe { importer.versioned(pointer.as_ptr()) }.unwrap();
     assert_eq!(tensor.location(), region.location());
     drop(region);
-    assert_ne!(context.holdings().device, before);
+    assert_ne!(context.usage().device, before);
     drop(tensor);
-    assert_eq!(context.holdings().device, before);
+    assert_eq!(context.usage().device, before);
 }
 
 /// What an engine has: a tensor a layer, as it hands them over.
@@ -181,7 +181,7 @@ fn an_engine_s_cache_is_offloaded_and_brought_back() {
     // Most of it are the engine's buffers: three of 32 MiB in each direction, if it wants them.
     let needs = Needs::of_device(ByteCount::mib(224)).and_host(ByteCount::mib(64));
     let Some(context) = device(name, needs) else { return };
-    let before = context.holdings();
+    let before = context.usage();
     let config = LayoutConfig::builder().num_blocks(8).num_layers(4).outer_dim(2).page_size(16);
     let config = config.inner_dim(128).num_heads(2).element(ElementFormat::Width(2));
     let config = config.build().unwrap();
@@ -215,7 +215,7 @@ fn an_engine_s_cache_is_offloaded_and_brought_back() {
     pattern.verify(&check).unwrap().assert_clean("the cache");
 
     drop((engine, filled, tier, check, manager));
-    assert_eq!(context.holdings().device, before.device);
+    assert_eq!(context.usage().device, before.device);
 }
 
 #[test]
@@ -304,6 +304,6 @@ fn what_cannot_be_waited_for_is_kept_for_ever() {
         assert_eq!((context.failed_drops(), context.lost()), (1, None));
         assert!(end.hold_for_write(&[1]).is_err(), "nobody knows whether it is still read");
         drop(end);
-        assert_ne!(context.holdings().device.bytes, ByteCount::ZERO);
+        assert_ne!(context.usage().device.bytes, ByteCount::ZERO);
     });
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use super::Kernel;
+use super::execute::{Machine, Stop, Thread};
 use crate::arena::to_usize;
 use crate::code::{Code, Outcome, Progress};
 use crate::random::Random;
 use crate::space::{Reach, Space};
-use super::Kernel;
-use super::execute::{Machine, Stop, Thread};
 
 /// The most bytes that a block may share.
 const MOST_SHARED: u64 = 227 << 10;

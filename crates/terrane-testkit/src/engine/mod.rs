@@ -14,8 +14,7 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, StorageKind};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Remains, Terms,
-    TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Remains, Terms, TransferPlan,
 };
 
 use crate::device::{self, Gate, lock};

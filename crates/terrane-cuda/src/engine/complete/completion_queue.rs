@@ -7,78 +7,78 @@ use std::time::{Duration, Instant};
 
 use terrane_transfer::{CopyFailure, CopyJob};
 
-use crate::engine::complete::failed_job::Failed;
-use crate::engine::complete::in_flight::Flight;
-use crate::engine::complete::job_resources::Cargo;
-use crate::engine::complete::orphans::Lost;
+use crate::engine::complete::failed_job::FailedJob;
+use crate::engine::complete::in_flight::InFlight;
+use crate::engine::complete::job_resources::JobResources;
+use crate::engine::complete::orphans::Orphans;
 use crate::engine::resources::block_lists::ListPool;
-use crate::engine::submit::queued_job::Gated;
+use crate::engine::submit::queued_job::WaitingJob;
 
 /// A task of a watcher.
 pub(crate) enum Task {
     /// Waits for a job's end.
-    End(Arc<Flight>),
+    InFlight(Arc<InFlight>),
     /// Finishes a job without submitted work, outside the caller's thread.
-    Over(Box<CopyJob>, Result<(), CopyFailure>),
+    Finish(Box<CopyJob>, Result<(), CopyFailure>),
     /// Waits for the submitted work of a failed job, and finishes the job.
-    Drain(Failed),
+    FailedJob(FailedJob),
     /// Finishes a job that had nothing to submit.
-    Drained(Box<Cargo>),
+    NotSubmitted(Box<JobResources>),
     /// Waits until a job may begin, and hands it to its feeder.
-    Gate(Box<Gated>),
+    Waiting(Box<WaitingJob>),
 }
 
 impl Task {
     /// Completes the task, however long that takes.
-    fn see_through(self, lost: &Lost) {
+    fn run_to_end(self, orphans: &Orphans) {
         match self {
-            Self::End(flight) => {
-                if let Some(failed) = flight.see_through() {
-                    failed.see_through(lost);
+            Self::InFlight(in_flight) => {
+                if let Some(failed) = in_flight.run_to_end() {
+                    failed.run_to_end(orphans);
                 }
             }
-            Self::Over(job, result) => job.finish(result),
-            Self::Drain(failed) => failed.see_through(lost),
-            Self::Drained(cargo) => cargo.finish(Ok(())),
-            Self::Gate(gated) => match gated.gate.wait() {
-                Ok(()) => gated.go_on(),
-                Err(error) => gated.cancel(error),
+            Self::Finish(job, result) => job.finish(result),
+            Self::FailedJob(failed) => failed.run_to_end(orphans),
+            Self::NotSubmitted(resources) => resources.finish(Ok(())),
+            Self::Waiting(waiting) => match waiting.order_event.wait() {
+                Ok(()) => waiting.enqueue(),
+                Err(error) => waiting.cancel(error),
             },
         }
     }
 
     /// Whether it waits for a transfer that should end soon, and that callers' threads also poll.
     fn is_short(&self) -> bool {
-        matches!(self, Self::End(flight) if flight.is_short())
+        matches!(self, Self::InFlight(in_flight) if in_flight.is_short())
     }
 
     /// Whether a poll now would change nothing. Runs no foreign code.
     fn is_pending(&self) -> bool {
-        matches!(self, Self::End(flight) if flight.is_pending())
+        matches!(self, Self::InFlight(in_flight) if in_flight.is_pending())
     }
 
     /// Completes the task if nothing is left to wait for, and returns it otherwise.
-    fn look(self, lost: &Lost) -> Option<Self> {
+    fn check(self, orphans: &Orphans) -> Option<Self> {
         match self {
-            Self::End(flight) => match flight.try_look() {
+            Self::InFlight(in_flight) => match in_flight.try_check() {
                 Ok(true) => None,
-                Ok(false) => Some(Self::End(flight)),
-                Err(error) => flight.give_up(error).map(Self::Drain),
+                Ok(false) => Some(Self::InFlight(in_flight)),
+                Err(error) => in_flight.give_up(error).map(Self::FailedJob),
             },
-            Self::Drain(failed) => failed.look(lost).map(Self::Drain),
-            Self::Gate(gated) => match gated.gate.is_open() {
-                Ok(false) => Some(Self::Gate(gated)),
+            Self::FailedJob(failed) => failed.check(orphans).map(Self::FailedJob),
+            Self::Waiting(waiting) => match waiting.order_event.is_open() {
+                Ok(false) => Some(Self::Waiting(waiting)),
                 Ok(true) => {
-                    gated.go_on();
+                    waiting.enqueue();
                     None
                 }
                 Err(error) => {
-                    gated.cancel(error);
+                    waiting.cancel(error);
                     None
                 }
             },
-            Self::Over(..) | Self::Drained(_) => {
-                self.see_through(lost);
+            Self::Finish(..) | Self::NotSubmitted(_) => {
+                self.run_to_end(orphans);
                 None
             }
         }
@@ -96,11 +96,11 @@ impl Task {
 /// Ending a job runs foreign code: a guard's drop or a waker, which may wait for another job. So
 /// every thread, including the attendant, holds one task at a time. The other tasks lie in the
 /// queue, where any free thread finds them.
-pub(crate) struct Watch {
+pub(crate) struct CompletionQueue {
     queue: Mutex<Queue>,
     /// Signals a task for a free thread, or the end of tasks.
     changed: Condvar,
-    lost: Arc<Lost>,
+    orphans: Arc<Orphans>,
     lists: Arc<ListPool>,
 }
 
@@ -113,16 +113,16 @@ struct Queue {
     /// not return. Another thread that returns meanwhile takes its place.
     is_attended: bool,
     /// The number of task sources.
-    givers: usize,
+    senders: usize,
 }
 
-/// A source of tasks for a [`Watch`]. When the last source drops, the threads end after the
+/// A source of tasks for a [`CompletionQueue`]. When the last source drops, the threads end after the
 /// remaining tasks.
-pub(crate) struct Watchers(Arc<Watch>);
+pub(crate) struct CompletionThreads(Arc<CompletionQueue>);
 
-impl Watchers {
-    pub(crate) fn new(watch: &Arc<Watch>) -> Self {
-        watch.queue().givers += 1;
+impl CompletionThreads {
+    pub(crate) fn new(watch: &Arc<CompletionQueue>) -> Self {
+        watch.queue().senders += 1;
         Self(Arc::clone(watch))
     }
 
@@ -139,15 +139,15 @@ impl Watchers {
     }
 }
 
-impl Clone for Watchers {
+impl Clone for CompletionThreads {
     fn clone(&self) -> Self {
         Self::new(&self.0)
     }
 }
 
-impl Drop for Watchers {
+impl Drop for CompletionThreads {
     fn drop(&mut self) {
-        self.0.queue().givers -= 1;
+        self.0.queue().senders -= 1;
         self.0.changed.notify_all();
     }
 }
@@ -160,21 +160,21 @@ const LONGEST_NAP: Duration = Duration::from_micros(100);
 /// wake-ups.
 const LINGERS: Duration = Duration::from_millis(2);
 
-impl Watch {
-    pub(crate) fn new(lost: &Arc<Lost>, lists: &Arc<ListPool>) -> Arc<Self> {
-        let (lost, lists) = (Arc::clone(lost), Arc::clone(lists));
-        Arc::new(Self { queue: Mutex::default(), changed: Condvar::new(), lost, lists })
+impl CompletionQueue {
+    pub(crate) fn new(orphans: &Arc<Orphans>, lists: &Arc<ListPool>) -> Arc<Self> {
+        let (orphans, lists) = (Arc::clone(orphans), Arc::clone(lists));
+        Arc::new(Self { queue: Mutex::default(), changed: Condvar::new(), orphans, lists })
     }
 
     /// The loop of a thread, until no source of tasks is left.
     pub(crate) fn serve(&self) {
         while let Some((task, attends)) = self.next() {
             if attends {
-                self.take_turns(task);
+                self.poll_in_turn(task);
             } else {
-                guarded(|| task.see_through(&self.lost));
+                guarded(|| task.run_to_end(&self.orphans));
             }
-            self.clear_up();
+            self.clean_up();
         }
     }
 
@@ -188,7 +188,7 @@ impl Watch {
                 queue.is_attended |= attends;
                 return Some((task, attends));
             }
-            if queue.givers == 0 {
+            if queue.senders == 0 {
                 return None;
             }
             queue.idle += 1;
@@ -199,35 +199,35 @@ impl Watch {
 
     /// Polls this task and all others in turn, as the attendant. Ends when no short task has come
     /// for a while, and another thread is free for the next one.
-    fn take_turns(&self, task: Task) {
+    fn poll_in_turn(&self, task: Task) {
         let mut task = Some(task);
         // The number of consecutive polls that changed nothing, and their start.
-        let (mut in_vain, mut since) = (0, Instant::now());
+        let (mut unchanged, mut since) = (0, Instant::now());
         loop {
             let lingers = since.elapsed() < LINGERS;
-            let looked_at = task.take().map(|task| self.look_at(task));
+            let checked = task.take().map(|task| self.check_task(task));
             let mut queue = self.queue();
-            match looked_at {
-                Some(Look::Replaced) => return,
-                Some(Look::Done) => {
-                    (in_vain, since) = (0, Instant::now());
+            match checked {
+                Some(TaskState::Replaced) => return,
+                Some(TaskState::Done) => {
+                    (unchanged, since) = (0, Instant::now());
                     drop(queue);
-                    self.clear_up();
+                    self.clean_up();
                     queue = self.queue();
                 }
-                Some(Look::Waits(only))
+                Some(TaskState::Waits(only))
                     if queue.tasks.is_empty()
                         && queue.idle > 0
                         && !(lingers && only.is_short()) =>
                 {
                     queue.is_attended = false;
                     drop(queue);
-                    guarded(|| only.see_through(&self.lost));
+                    guarded(|| only.run_to_end(&self.orphans));
                     return;
                 }
-                Some(Look::Waits(waits)) => {
+                Some(TaskState::Waits(waits)) => {
                     queue.tasks.push_back(waits);
-                    in_vain += 1;
+                    unchanged += 1;
                     if !lingers && queue.idle > 0 {
                         // It takes one of them, and sleeps until that one is done.
                         self.changed.notify_one();
@@ -235,17 +235,17 @@ impl Watch {
                 }
                 None => {}
             }
-            if queue.tasks.is_empty() && (!lingers || queue.givers == 0) {
+            if queue.tasks.is_empty() && (!lingers || queue.senders == 0) {
                 queue.is_attended = false;
                 return;
             }
-            if in_vain >= queue.tasks.len() {
+            if unchanged >= queue.tasks.len() {
                 let was_empty = queue.tasks.is_empty();
                 drop(queue);
                 let waited = since.elapsed();
                 std::thread::sleep((waited / 4).clamp(SHORTEST_NAP, LONGEST_NAP));
                 queue = self.queue();
-                in_vain = 0;
+                unchanged = 0;
                 if was_empty && !queue.tasks.is_empty() {
                     since = Instant::now();
                 }
@@ -255,24 +255,24 @@ impl Watch {
     }
 
     /// Polls a task. The attendant gives up its role while foreign code may run.
-    fn look_at(&self, task: Task) -> Look {
+    fn check_task(&self, task: Task) -> TaskState {
         if task.is_pending() {
-            return Look::Waits(task);
+            return TaskState::Waits(task);
         }
         self.queue().is_attended = false;
-        let left = guarded(|| task.look(&self.lost)).flatten();
+        let left = guarded(|| task.check(&self.orphans)).flatten();
         let mut queue = self.queue();
         if queue.is_attended {
             queue.tasks.extend(left);
-            return Look::Replaced;
+            return TaskState::Replaced;
         }
         queue.is_attended = true;
-        left.map_or(Look::Done, Look::Waits)
+        left.map_or(TaskState::Done, TaskState::Waits)
     }
 
     /// Does the work that must not run on a caller's thread.
-    fn clear_up(&self) {
-        guarded(|| self.lost.ask_again());
+    fn clean_up(&self) {
+        guarded(|| self.orphans.check_again());
         self.lists.free_surplus();
     }
 
@@ -282,7 +282,7 @@ impl Watch {
 }
 
 /// The result of a poll by the attendant.
-enum Look {
+enum TaskState {
     /// The task is done.
     Done,
     /// The task is still waiting.

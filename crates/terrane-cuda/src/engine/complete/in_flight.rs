@@ -2,21 +2,21 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use terrane_transfer::{Attend, LayerSignals};
 
-use crate::driver::capture::BesideCaptures;
-use crate::engine::complete::failed_job::{Failed, engine_failure};
-use crate::engine::complete::job_resources::Cargo;
+use crate::driver::capture::RelaxedCaptureMode;
+use crate::engine::complete::failed_job::{FailedJob, engine_failure};
+use crate::engine::complete::job_resources::JobResources;
 use crate::error::CudaError;
 use crate::runtime::event::{Event, Timing};
 
 /// A job whose last work is on a stream. The first thread, of the engine or of the caller, that
 /// sees its end event complete takes the job out and finishes it.
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     /// The event after the last work. If threads cannot sleep until it completes, the job's first
     /// stream carries it.
     end: Event,
@@ -25,43 +25,43 @@ pub(crate) struct Flight {
     /// The predicted end, if it is known.
     due: Option<Range<Instant>>,
     /// The thread that ends the job takes it out. No foreign code runs while it is locked.
-    cargo: Mutex<Option<Cargo>>,
+    resources: Mutex<Option<JobResources>>,
     /// The receiver of arrived layers. Reporting runs foreign code, which may wait for this same
     /// job.
     signals: Option<LayerSignals>,
     /// Layers to report, with the event after each, in their order.
     layers: Box<[(Range<u32>, Event)]>,
     /// The number of reported layers. Only the reporting thread changes it.
-    told: AtomicUsize,
-    telling: AtomicBool,
+    reported: AtomicUsize,
+    reporting: AtomicBool,
 }
 
-impl Flight {
+impl InFlight {
     pub(crate) fn new(
-        cargo: Cargo,
+        resources: JobResources,
         end: Event,
         before_end: Option<Event>,
         layers: VecDeque<(Range<u32>, Event)>,
         due: Option<Range<Instant>>,
     ) -> Arc<Self> {
-        let signals = cargo.job.layers().cloned();
+        let signals = resources.job.layers().cloned();
         Arc::new(Self {
             end,
             before_end,
             due,
-            cargo: Mutex::new(Some(cargo)),
+            resources: Mutex::new(Some(resources)),
             signals,
             layers: Vec::from(layers).into(),
-            told: AtomicUsize::new(0),
-            telling: AtomicBool::new(false),
+            reported: AtomicUsize::new(0),
+            reporting: AtomicBool::new(false),
         })
     }
 
     /// Lets a thread that waits for the job poll it before it sleeps.
     pub(crate) fn invite(self: &Arc<Self>) {
-        if let Some(cargo) = &*self.lock() {
+        if let Some(resources) = &*self.lock() {
             let attendant: Arc<dyn Attend> = self.clone();
-            cargo.job.attend(attendant);
+            resources.job.attend(attendant);
         }
     }
 
@@ -76,38 +76,38 @@ impl Flight {
     }
 
     /// Polls whether the job has ended, and finishes it if so. Returns whether it has ended.
-    pub(crate) fn look(&self) -> bool {
+    pub(crate) fn check(&self) -> bool {
         // On an error it is unknown whether the work has ended. The engine's own thread waits for
         // it.
-        self.try_look().unwrap_or(false)
+        self.try_check().unwrap_or(false)
     }
 
-    /// Like [`look`](Self::look), with errors.
+    /// Like [`check`](Self::check), with errors.
     ///
     /// # Errors
     ///
     /// The reason why it is unknown whether the job has ended.
-    pub(crate) fn try_look(&self) -> Result<bool, CudaError> {
+    pub(crate) fn try_check(&self) -> Result<bool, CudaError> {
         if self.end.is_complete()? {
-            if let Some(cargo) = self.take() {
-                cargo.finish(Ok(()));
+            if let Some(resources) = self.take() {
+                resources.finish(Ok(()));
             }
             return Ok(true);
         }
-        self.tell_layers();
+        self.report_layers();
         Ok(false)
     }
 
     /// Waits for the end, and finishes the job. Returns the job if it is unknown whether it has
     /// ended.
-    pub(crate) fn see_through(self: &Arc<Self>) -> Option<Failed> {
+    pub(crate) fn run_to_end(self: &Arc<Self>) -> Option<FailedJob> {
         // The failure of an event is also the failure of the end.
-        let told = self.told.load(Ordering::Relaxed);
-        for (_, event) in self.layers.get(told..).unwrap_or_default() {
+        let reported = self.reported.load(Ordering::Relaxed);
+        for (_, event) in self.layers.get(reported..).unwrap_or_default() {
             if event.wait().is_err() {
                 break;
             }
-            self.tell_layers();
+            self.report_layers();
         }
         if let Some(before) = &self.before_end {
             // From here on the wait is short, and waking up would take as long.
@@ -115,7 +115,7 @@ impl Flight {
                 self.invite();
                 let begun = Instant::now();
                 while begun.elapsed() < LAST_SPIN {
-                    if self.look() {
+                    if self.check() {
                         return None;
                     }
                     std::hint::spin_loop();
@@ -123,14 +123,14 @@ impl Flight {
             }
         }
         let ended = self.await_end();
-        let cargo = self.take()?;
+        let resources = self.take()?;
         match ended {
             Ok(()) => {
-                cargo.finish(Ok(()));
+                resources.finish(Ok(()));
                 None
             }
             // The streams are queried whether any work still runs.
-            Err(error) => Some(Failed::new(Box::new(cargo), engine_failure(error))),
+            Err(error) => Some(FailedJob::new(Box::new(resources), engine_failure(error))),
         }
     }
 
@@ -143,7 +143,7 @@ impl Flight {
         if !self.end.is_only_asked() {
             return self.end.wait();
         }
-        let behind = match self.lock().as_ref().map(|cargo| cargo.lanes.first()) {
+        let behind = match self.lock().as_ref().map(|resources| resources.streams.first()) {
             None => return Ok(()),
             // The stream belongs to the job until the job is taken out, and that is locked.
             Some(stream) => stream.map(|stream| {
@@ -162,58 +162,58 @@ impl Flight {
         }
     }
 
-    /// Like [`see_through`](Self::see_through), for a failed end event.
-    pub(crate) fn give_up(&self, error: CudaError) -> Option<Failed> {
-        let cargo = self.take()?;
-        Some(Failed::new(Box::new(cargo), engine_failure(error)))
+    /// Like [`run_to_end`](Self::run_to_end), for a failed end event.
+    pub(crate) fn give_up(&self, error: CudaError) -> Option<FailedJob> {
+        let resources = self.take()?;
+        Some(FailedJob::new(Box::new(resources), engine_failure(error)))
     }
 
     /// Reports the layers that have arrived. If another thread, or this thread further up its
     /// stack, is already reporting, that call continues with them.
-    fn tell_layers(&self) {
+    fn report_layers(&self) {
         let Some(signals) = &self.signals else { return };
         while self.arrived().is_some() {
-            if self.telling.swap(true, Ordering::Acquire) {
+            if self.reporting.swap(true, Ordering::Acquire) {
                 return;
             }
             while let Some((number, layers)) = self.arrived() {
-                self.told.store(number + 1, Ordering::Relaxed);
+                self.reported.store(number + 1, Ordering::Relaxed);
                 signals.done(layers.clone());
             }
             // A thread that was turned away before this has left a layer. One more check finds it.
-            self.telling.store(false, Ordering::Release);
+            self.reporting.store(false, Ordering::Release);
         }
     }
 
     /// The next layers to report, if they have arrived.
     fn arrived(&self) -> Option<(usize, &Range<u32>)> {
-        let told = self.told.load(Ordering::Relaxed);
-        let (layers, event) = self.layers.get(told)?;
-        matches!(event.is_complete(), Ok(true)).then_some((told, layers))
+        let reported = self.reported.load(Ordering::Relaxed);
+        let (layers, event) = self.layers.get(reported)?;
+        matches!(event.is_complete(), Ok(true)).then_some((reported, layers))
     }
 
     /// Takes the job; only the first caller gets it.
-    fn take(&self) -> Option<Cargo> {
+    fn take(&self) -> Option<JobResources> {
         self.lock().take()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Cargo>> {
-        self.cargo.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<JobResources>> {
+        self.resources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The time for which a thread polls for an end that is near, before it sleeps.
 const LAST_SPIN: Duration = Duration::from_micros(500);
 
-impl Attend for Flight {
+impl Attend for InFlight {
     fn poll(&self) {
         if self.end.context().driver().is_of_parent() {
             return;
         }
         // It runs on callers' threads, while other threads of the caller may be capturing.
-        let beside = BesideCaptures::new(self.end.context().driver());
-        self.look();
-        drop(beside);
+        let relaxed = RelaxedCaptureMode::new(self.end.context().driver());
+        self.check();
+        drop(relaxed);
     }
 
     fn due(&self) -> Option<Range<Instant>> {
@@ -237,4 +237,3 @@ pub(crate) fn due(left: Range<Duration>) -> Option<Range<Instant>> {
     let doubt = (start / 8).max((start / 2).min(DOUBT));
     Some(now + (start - doubt).saturating_sub(EARLY)..now + end + end / 8 + LATE)
 }
-

@@ -7,7 +7,7 @@ use terrane_transfer::{CopyJob, Progress};
 
 /// The progress of a job. Several threads report it, and it ends at all of the job's bytes.
 #[derive(Debug)]
-pub(crate) struct Count {
+pub(crate) struct JobProgress {
     progress: Arc<Progress>,
     /// The bytes of the whole job. Parts that are copied twice count once.
     all: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Count {
     counted: Mutex<Option<u64>>,
 }
 
-impl Count {
+impl JobProgress {
     pub(crate) fn new(job: &CopyJob) -> Arc<Self> {
         let (progress, all) = (Arc::clone(job.progress()), job.plan().bytes().get());
         Arc::new(Self { progress, all, counted: Mutex::new(Some(0)) })
@@ -46,7 +46,7 @@ mod tests {
     fn what_is_copied_twice_counts_once() {
         let progress = Arc::new(Progress::default());
         let counted = Mutex::new(Some(0));
-        let count = Count { progress: Arc::clone(&progress), all: 100, counted };
+        let count = JobProgress { progress: Arc::clone(&progress), all: 100, counted };
         count.add(60);
         count.add(60);
         assert_eq!(progress.copied(), ByteCount::new(100));

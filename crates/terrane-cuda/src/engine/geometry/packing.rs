@@ -14,7 +14,7 @@ use crate::engine::geometry::index;
 /// ends keep more together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
-    pub(crate) order: Order,
+    pub(crate) order: PackingOrder,
     /// The bytes of a unit.
     pub(crate) unit: u64,
     pub(crate) layers: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Packing {
 
 /// The index that changes slowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum PackingOrder {
     /// Blocks are whole: blocks, layers, outers.
     Blocks,
     /// A layer's part of a block is whole: layers, blocks, outers.
@@ -48,7 +48,7 @@ pub(crate) struct PackedStrides {
 
 /// A part of a transfer: some pairs of blocks, and some of their layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct Chunk {
     pub(crate) pairs: Range<u32>,
     pub(crate) layers: Range<u32>,
 }
@@ -83,12 +83,12 @@ impl Packing {
         let outers_touch = outers == 1 || end.outer_stride == unit;
         let layers_touch =
             layers == 1 || (end.regions_per_layer == 0 && end.layer_stride == of_layer);
-        let (order, part) = match (outers_touch, layers_touch) {
-            (true, true) => (Order::Blocks, of_block),
-            (true, false) => (Order::Layers, of_layer),
-            (false, _) => (Order::Outers, unit),
+        let (order, chunk) = match (outers_touch, layers_touch) {
+            (true, true) => (PackingOrder::Blocks, of_block),
+            (true, false) => (PackingOrder::Layers, of_layer),
+            (false, _) => (PackingOrder::Outers, unit),
         };
-        let joins = end.block_stride == part;
+        let joins = end.block_stride == chunk;
         Some(Self { order, unit, layers: grid.layers, outers: grid.outers, joins, page: None })
     }
 
@@ -96,24 +96,24 @@ impl Packing {
     /// inner strides.
     pub(crate) fn of_pages(page: &Page) -> Self {
         let (unit, joins) = (page.bytes(), page.stride() == page.bytes());
-        let order = if page.is_whole() { Order::Blocks } else { Order::Outers };
+        let order = if page.is_whole() { PackingOrder::Blocks } else { PackingOrder::Outers };
         Self { order, unit, layers: 1, outers: page.parts(), joins, page: Some(*page) }
     }
 
     /// The part of a grid to launch for a part of this packing.
-    pub(crate) fn of_grid(&self, part: &Part, grid: &CopyGrid) -> Part {
-        let layers = if self.page.is_some() { 0..grid.layers } else { part.layers.clone() };
-        Part { pairs: part.pairs.clone(), layers }
+    pub(crate) fn of_grid(&self, chunk: &Chunk, grid: &CopyGrid) -> Chunk {
+        let layers = if self.page.is_some() { 0..grid.layers } else { chunk.layers.clone() };
+        Chunk { pairs: chunk.pairs.clone(), layers }
     }
 
     /// The same for layers that are packed one after the other.
     pub(crate) fn by_layers(self, end: &GridEnd) -> Self {
         match self.order {
-            Order::Blocks => {
+            PackingOrder::Blocks => {
                 let joins = end.block_stride == self.of_layer();
-                Self { order: Order::Layers, joins, ..self }
+                Self { order: PackingOrder::Layers, joins, ..self }
             }
-            Order::Layers | Order::Outers => self,
+            PackingOrder::Layers | PackingOrder::Outers => self,
         }
     }
 
@@ -123,7 +123,7 @@ impl Packing {
         // At most the bytes of a block.
         let of_layer = |grid: &CopyGrid| grid.block_bytes() / u64::from(layers.max(1));
         let unit = grids.iter().map(of_layer).sum();
-        let order = if layer_wise { Order::Layers } else { Order::Blocks };
+        let order = if layer_wise { PackingOrder::Layers } else { PackingOrder::Blocks };
         Self { order, unit, layers, outers: 1, joins: false, page: None }
     }
 
@@ -133,47 +133,50 @@ impl Packing {
     }
 
     /// The bytes of a part.
-    pub(crate) fn bytes(&self, part: &Part) -> u64 {
-        self.of_layer() * count(&part.layers) * count(&part.pairs)
+    pub(crate) fn bytes(&self, chunk: &Chunk) -> u64 {
+        self.of_layer() * count(&chunk.layers) * count(&chunk.pairs)
     }
 
     /// The locations of a part's cells in the buffer.
-    pub(crate) fn strides(&self, part: &Part, end: &GridEnd) -> PackedStrides {
-        let (pairs, layers) = (count(&part.pairs), count(&part.layers));
+    pub(crate) fn strides(&self, chunk: &Chunk, end: &GridEnd) -> PackedStrides {
+        let (pairs, layers) = (count(&chunk.pairs), count(&chunk.layers));
         let (unit, of_layer) = (self.unit, self.of_layer());
         if let Some(page) = self.page {
             // In the buffer a part of all pairs is followed by the next part of them.
             let begin = end.offset - page.offset();
-            let part = begin.checked_div(page.part_stride()).unwrap_or(0);
-            let offset = begin - part * page.part_stride() + part * unit * pairs;
+            let chunk = begin.checked_div(page.part_stride()).unwrap_or(0);
+            let offset = begin - chunk * page.part_stride() + chunk * unit * pairs;
             // Only the loop over sections steps from part to part.
             let is_over_parts = !page.is_whole() && end.outer_stride >= page.part_stride();
             let outer = if is_over_parts { unit * pairs } else { end.outer_stride };
             return PackedStrides { pair: unit, layer: end.layer_stride, outer, offset };
         }
         let (pair, layer, outer) = match self.order {
-            Order::Blocks => (of_layer * layers, of_layer, unit),
-            Order::Layers => (of_layer, of_layer * pairs, unit),
-            Order::Outers => (unit, of_layer * pairs, unit * pairs),
+            PackingOrder::Blocks => (of_layer * layers, of_layer, unit),
+            PackingOrder::Layers => (of_layer, of_layer * pairs, unit),
+            PackingOrder::Outers => (unit, of_layer * pairs, unit * pairs),
         };
         PackedStrides { pair, layer, outer, offset: 0 }
     }
 
     /// Calls `each` with the stretches of a part, in the order of the buffer. `blocks` are the
     /// blocks of the packed end, for all pairs of the transfer.
-    pub(crate) fn stretches(&self, part: &Part, blocks: &[u32], mut each: impl FnMut(Stretch)) {
-        let mine = blocks.get(index(part.pairs.start)..index(part.pairs.end)).unwrap_or_default();
+    pub(crate) fn stretches(&self, chunk: &Chunk, blocks: &[u32], mut each: impl FnMut(Stretch)) {
+        let mine = blocks.get(index(chunk.pairs.start)..index(chunk.pairs.end)).unwrap_or_default();
         let mut at = 0;
         let (layers, outers, bytes) = match self.order {
-            Order::Blocks => {
-                (part.layers.start..part.layers.start + 1, 1, self.of_layer() * count(&part.layers))
-            }
-            Order::Layers => (part.layers.clone(), 1, self.of_layer()),
-            Order::Outers => (part.layers.clone(), self.outers, self.unit),
+            PackingOrder::Blocks => (
+                chunk.layers.start..chunk.layers.start + 1,
+                1,
+                self.of_layer() * count(&chunk.layers),
+            ),
+            PackingOrder::Layers => (chunk.layers.clone(), 1, self.of_layer()),
+            PackingOrder::Outers => (chunk.layers.clone(), self.outers, self.unit),
         };
         // A part with some layers of a block contains no other block.
         let joins = self.joins
-            && (self.order != Order::Blocks || count(&part.layers) == u64::from(self.layers));
+            && (self.order != PackingOrder::Blocks
+                || count(&chunk.layers) == u64::from(self.layers));
         for layer in layers {
             for outer in 0..outers {
                 let mut begun: Option<Stretch> = None;
@@ -203,9 +206,9 @@ impl Packing {
         let breaks = if self.joins { count_rows(blocks) } else { blocks.len() };
         let breaks = terrane_core::ByteCount::from_usize(breaks).get();
         match self.order {
-            Order::Blocks => breaks,
-            Order::Layers => breaks * u64::from(self.layers),
-            Order::Outers => breaks * u64::from(self.layers) * u64::from(self.outers),
+            PackingOrder::Blocks => breaks,
+            PackingOrder::Layers => breaks * u64::from(self.layers),
+            PackingOrder::Outers => breaks * u64::from(self.layers) * u64::from(self.outers),
         }
     }
 }
@@ -252,7 +255,7 @@ pub(crate) fn packing_for(
             .map(|packing| if layer_wise { packing.by_layers(grid.end(side)) } else { packing }),
         _ => None,
     };
-    if single.is_some_and(|packing| packing.order == Order::Blocks) {
+    if single.is_some_and(|packing| packing.order == PackingOrder::Blocks) {
         return single;
     }
     let bytes: u64 = grids.iter().map(CopyGrid::block_bytes).sum();
@@ -269,15 +272,10 @@ pub(crate) fn packing_for(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    
+
     pub(crate) const KIB: u64 = 1024;
 
-    pub(crate) fn end(
-        block: u64,
-        layer: u64,
-        outer: u64,
-        regions_per_layer: u32,
-    ) -> GridEnd {
+    pub(crate) fn end(block: u64, layer: u64, outer: u64, regions_per_layer: u32) -> GridEnd {
         GridEnd {
             first_region: 0,
             regions_per_layer,
@@ -302,12 +300,12 @@ pub(crate) mod tests {
     #[test]
     fn the_order_is_that_of_the_strides() {
         let blocks = packing(4, 2, 8, end(64, 16, 8, 0));
-        assert_eq!((blocks.order, blocks.joins), (Order::Blocks, true));
+        assert_eq!((blocks.order, blocks.joins), (PackingOrder::Blocks, true));
         assert!(!packing(4, 2, 8, end(128, 16, 8, 0)).joins, "padded blocks do not touch");
         let layers = packing(4, 2, 8, end(16, 0, 8, 1));
-        assert_eq!((layers.order, layers.joins), (Order::Layers, true));
+        assert_eq!((layers.order, layers.joins), (PackingOrder::Layers, true));
         let outers = packing(4, 2, 8, end(8, 0, 800, 1));
-        assert_eq!((outers.order, outers.joins), (Order::Outers, true));
+        assert_eq!((outers.order, outers.joins), (PackingOrder::Outers, true));
         let mut strided = grid(4, 2, 8, end(64, 16, 8, 0));
         strided.rows = 2;
         strided.source.row_stride = 24;
@@ -319,14 +317,14 @@ pub(crate) mod tests {
         let packing = packing(4, 2, 8, end(64, 16, 8, 0));
         let blocks = [3, 4, 5, 9, 1, 2];
         let mut found = Vec::new();
-        packing.stretches(&Part { pairs: 1..6, layers: 0..4 }, &blocks, |s| {
+        packing.stretches(&Chunk { pairs: 1..6, layers: 0..4 }, &blocks, |s| {
             found.push((s.block, s.bytes))
         });
         assert_eq!(found, [(4, 128), (9, 64), (1, 128)]);
         assert_eq!(packing.count_stretches(&blocks), 2, "sorted, two rows");
         assert_eq!(packing.count_stretches(&[62, 0, 63, 64, 130, 65]), 3);
         found.clear();
-        packing.stretches(&Part { pairs: 0..2, layers: 1..3 }, &blocks, |s| {
+        packing.stretches(&Chunk { pairs: 0..2, layers: 1..3 }, &blocks, |s| {
             found.push((s.block, s.bytes))
         });
         assert_eq!(found, [(3, 32), (4, 32)], "parts of blocks do not touch");

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::engine::path::{CopyPath, Direction, path_index};
 use crate::engine::path::calibration::Calibration;
+use crate::engine::path::{CopyPath, Direction, path_index};
 
 /// The properties of a transfer that determine its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ const CALL: f64 = 4e-6;
 
 /// The extra cost of a path besides the transfer's time. Staging takes one more call than the other
 /// paths, on a thread with other work, and a buffer. So it must be faster by this amount.
-fn burden(path: CopyPath) -> f64 {
+fn overhead(path: CopyPath) -> f64 {
     if path == CopyPath::Staged { CALL } else { 0.0 }
 }
 
@@ -97,7 +97,7 @@ impl Shape {
         for path in CopyPath::ALL.into_iter().filter(|path| self.is_fitting(*path)) {
             let Some(found) = seconds(path) else { continue };
             let is_better = |than: Option<(CopyPath, f64)>| {
-                than.is_none_or(|(other, least)| found + burden(path) < least + burden(other))
+                than.is_none_or(|(other, least)| found + overhead(path) < least + overhead(other))
             };
             if is_better(best) {
                 second = best.replace((path, found));
@@ -156,12 +156,12 @@ pub(crate) struct Corrections {
 /// The weight of the latest transfer. It is small, so that one delayed transfer changes little.
 const WEIGHT: f64 = 0.125;
 /// The fraction of a path's correction that each transfer on another path removes.
-const FORGOTTEN: f64 = 1.0 / 32.0;
+const DECAY: f64 = 1.0 / 32.0;
 /// The limit of a correction. It is the amount by which one path may overtake another if the
 /// calibration is right about both and an external cause delays one.
 const BOUND: f64 = 1.25;
 /// Smaller transfers measure latency rather than a path's rate.
-const LEAST_TELLING: u64 = 4 << 20;
+const MIN_SAMPLE_BYTES: u64 = 4 << 20;
 
 impl Corrections {
     pub(crate) fn new(learns: bool) -> Self {
@@ -183,7 +183,7 @@ impl Corrections {
     ///
     /// Nothing is learned between devices. There a manager compares the engines of both devices.
     /// The engine that no longer copies would not learn that its device is idle again.
-    pub(crate) fn learn(
+    pub(crate) fn record(
         &self,
         direction: Direction,
         path: CopyPath,
@@ -191,8 +191,8 @@ impl Corrections {
         predicted: Duration,
         took: Duration,
     ) {
-        let is_telling = bytes >= LEAST_TELLING && !predicted.is_zero() && !took.is_zero();
-        if !self.learns || direction.has_peer() || !is_telling {
+        let is_sampled = bytes >= MIN_SAMPLE_BYTES && !predicted.is_zero() && !took.is_zero();
+        if !self.learns || direction.has_peer() || !is_sampled {
             return;
         }
         let Some(slot) = self.slot(direction, path) else { return };
@@ -206,15 +206,15 @@ impl Corrections {
         for other in CopyPath::ALL.into_iter().filter(|other| *other != path) {
             let Some(slot) = self.slot(direction, other) else { continue };
             let factor = f64::from_bits(slot.load(Ordering::Relaxed));
-            slot.store((factor + (1.0 - factor) * FORGOTTEN).to_bits(), Ordering::Relaxed);
+            slot.store((factor + (1.0 - factor) * DECAY).to_bits(), Ordering::Relaxed);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::path::calibration::PathCost;
     use super::*;
+    use crate::engine::path::calibration::PathCost;
 
     fn shape(direction: Direction, blocks: u64, layers: u64, piece: u64) -> Shape {
         let cells = blocks * layers * 2;
@@ -320,7 +320,7 @@ mod tests {
         let corrections = Corrections::new(true);
         let (predicted, took) = (Duration::from_millis(1), Duration::from_millis(2));
         for direction in [Direction::ToPeer, Direction::FromPeer] {
-            corrections.learn(direction, CopyPath::Peer, 1 << 30, predicted, took);
+            corrections.record(direction, CopyPath::Peer, 1 << 30, predicted, took);
             assert_eq!(corrections.factor(direction, CopyPath::Peer), 1.0);
         }
     }
@@ -331,11 +331,11 @@ mod tests {
         let (direction, path) = (Direction::ToHost, CopyPath::Staged);
         for _ in 0..100 {
             let predicted = duration(1e-3 * corrections.factor(direction, path));
-            corrections.learn(direction, path, 1 << 30, predicted, Duration::from_secs(1));
+            corrections.record(direction, path, 1 << 30, predicted, Duration::from_secs(1));
         }
         let factor = corrections.factor(direction, path);
         assert!((1.2..=BOUND).contains(&factor), "{factor}");
-        corrections.learn(
+        corrections.record(
             direction,
             CopyPath::Direct,
             100,

@@ -7,9 +7,9 @@ use terrane_transfer::{CopyGrid, Declined, DeviceOrder, Side, Terms, TransferPla
 
 use crate::engine::DeviceEngine;
 use crate::engine::geometry::packing::packing_for;
-use crate::engine::path::{CopyPath, Direction};
 use crate::engine::path::choice::{Choice, Shape};
-use crate::engine::resources::device_mapping::Reach;
+use crate::engine::path::{CopyPath, Direction};
+use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::error::CudaError;
 
 impl DeviceEngine {
@@ -36,9 +36,12 @@ impl DeviceEngine {
     }
 
     /// The device's access to both ends; `None` if it cannot access them.
-    pub(crate) fn reach(&self, plan: &TransferPlan) -> Result<Option<[Arc<Reach>; 2]>, CudaError> {
-        let source = self.shared.reach.get(plan.source())?;
-        let destination = self.shared.reach.get(plan.destination())?;
+    pub(crate) fn mapping(
+        &self,
+        plan: &TransferPlan,
+    ) -> Result<Option<[Arc<DeviceMapping>; 2]>, CudaError> {
+        let source = self.shared.mapping.get(plan.source())?;
+        let destination = self.shared.mapping.get(plan.destination())?;
         Ok(source.zip(destination).map(|(source, destination)| [source, destination]))
     }
 
@@ -63,7 +66,7 @@ impl DeviceEngine {
             }
         }
         // If a driver query fails, the transfer is not served.
-        let ends = self.reach(plan).ok().flatten().ok_or(Declined::Kinds)?;
+        let ends = self.mapping(plan).ok().flatten().ok_or(Declined::Kinds)?;
         let sides = [Side::Source, Side::Destination];
         if !ends.iter().zip(sides).all(|(end, side)| end.covers(plan, side)) {
             return Err(Declined::ComingUp);
@@ -88,7 +91,7 @@ impl DeviceEngine {
         &self,
         plan: &TransferPlan,
         direction: Direction,
-        ends: &[Arc<Reach>; 2],
+        ends: &[Arc<DeviceMapping>; 2],
         terms: &Terms,
     ) -> Shape {
         let grids = plan.grids().unwrap_or_default();

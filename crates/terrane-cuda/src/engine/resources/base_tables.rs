@@ -19,15 +19,15 @@ const PLACES: u32 = 512;
 
 /// The device's lists of bases.
 #[derive(Debug)]
-pub(crate) struct Tables {
+pub(crate) struct BaseTables {
     context: Context,
     stream: Stream,
-    places: Arc<Places>,
+    places: Arc<TableSlots>,
 }
 
 /// One allocation with slots for most lists.
 #[derive(Debug)]
-struct Places {
+struct TableSlots {
     /// `None` if there was none when the engine was created.
     memory: Option<DeviceMemory>,
     free: Mutex<Vec<u32>>,
@@ -35,19 +35,19 @@ struct Places {
 
 /// A list on the device.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct BaseTable {
     pub(crate) address: u64,
     written: Event,
-    _place: TablePlace,
+    _place: TableSlot,
 }
 
 #[derive(Debug)]
-enum TablePlace {
-    Common { places: Arc<Places>, number: u32 },
+enum TableSlot {
+    Common { places: Arc<TableSlots>, number: u32 },
     Own { _memory: DeviceMemory },
 }
 
-impl Tables {
+impl BaseTables {
     /// # Errors
     ///
     /// The errors of creating a stream. Without memory, each list allocates its own.
@@ -57,12 +57,12 @@ impl Tables {
         let request = RegionRequest::new(all).labelled("bases of regions");
         let memory = DeviceAllocator::new(context).bring_up(&request).ok();
         let numbers = if memory.is_some() { 0..PLACES } else { 0..0 };
-        let places = Arc::new(Places { memory, free: Mutex::new(numbers.rev().collect()) });
+        let places = Arc::new(TableSlots { memory, free: Mutex::new(numbers.rev().collect()) });
         Ok(Self { context: context.clone(), stream, places })
     }
 
     /// Writes `bases` to the device's memory, without waiting for it.
-    pub(crate) fn upload(&self, bases: &[u64]) -> Result<Table, CudaError> {
+    pub(crate) fn upload(&self, bases: &[u64]) -> Result<BaseTable, CudaError> {
         let bytes = ByteCount::from_usize(size_of_val(bases));
         let (address, place) = self.place(bases.len(), bytes)?;
         let from = Location::Host(HostAddress::new(NonNull::from(bases).cast::<u64>()));
@@ -73,25 +73,25 @@ impl Tables {
         unsafe { self.stream.copy(from, to, bytes) }?;
         // If that fails, the next list in this slot is written after this one.
         let written = Event::asked_behind(&self.stream)?;
-        Ok(Table { address, written, _place: place })
+        Ok(BaseTable { address, written, _place: place })
     }
 
-    fn place(&self, entries: usize, bytes: ByteCount) -> Result<(u64, TablePlace), CudaError> {
+    fn place(&self, entries: usize, bytes: ByteCount) -> Result<(u64, TableSlot), CudaError> {
         if let Some(memory) = self.places.memory.as_ref().filter(|_| entries <= PLACE_ENTRIES) {
             let number = self.places.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
             if let Some(number) = number {
                 let address = memory.address().get() + place_bytes().get() * u64::from(number);
                 let places = Arc::clone(&self.places);
-                return Ok((address, TablePlace::Common { places, number }));
+                return Ok((address, TableSlot::Common { places, number }));
             }
         }
         let request = RegionRequest::new(bytes).labelled("bases of regions");
         let memory = DeviceAllocator::new(&self.context).bring_up(&request)?;
-        Ok((memory.address().get(), TablePlace::Own { _memory: memory }))
+        Ok((memory.address().get(), TableSlot::Own { _memory: memory }))
     }
 }
 
-impl Places {
+impl TableSlots {
     fn is_of_parent(&self) -> bool {
         self.memory.as_ref().is_some_and(|memory| memory.context().driver().is_of_parent())
     }
@@ -102,14 +102,14 @@ fn place_bytes() -> ByteCount {
     ByteCount::new(ByteCount::from_usize(PLACE_ENTRIES).get() * ENTRY_BYTES)
 }
 
-impl Table {
+impl BaseTable {
     /// Makes `stream` wait for the list, unless it is known to be there.
     pub(crate) fn ready_for(&self, stream: &Stream) -> Result<(), CudaError> {
         if self.written.is_complete()? { Ok(()) } else { stream.wait_for(&self.written) }
     }
 }
 
-impl Drop for TablePlace {
+impl Drop for TableSlot {
     fn drop(&mut self) {
         if let Self::Common { places, number } = self
             && !places.is_of_parent()

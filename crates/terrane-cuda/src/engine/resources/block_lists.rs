@@ -6,8 +6,8 @@ use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
 
 use crate::error::CudaError;
 use crate::memory::device::{DeviceAllocator, DeviceMemory};
-use crate::memory::pinned::{PinnedAllocator, PinnedMemory};
 use crate::memory::pinned::options::PinnedOptions;
+use crate::memory::pinned::{PinnedAllocator, PinnedMemory};
 use crate::runtime::context::Context;
 use crate::runtime::stream::Stream;
 

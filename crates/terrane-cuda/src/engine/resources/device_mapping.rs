@@ -7,9 +7,9 @@ use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, Memory, Region, StorageKind};
 use terrane_transfer::{Endpoint, EndpointId, GridEnd, Side, TransferPlan, WeakEndpoint};
 
-use crate::driver::capture::BesideCaptures;
+use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::geometry::index;
-use crate::engine::resources::base_tables::{ENTRY_BYTES, Table, Tables};
+use crate::engine::resources::base_tables::{BaseTable, BaseTables, ENTRY_BYTES};
 use crate::engine::resources::peer_contexts::Peers;
 use crate::error::CudaError;
 use crate::memory::pinned::chunks::device_pointer;
@@ -18,7 +18,7 @@ use crate::runtime::stream::Stream;
 
 /// The locations of an endpoint's regions for a device.
 #[derive(Debug)]
-pub(crate) struct Reach {
+pub(crate) struct DeviceMapping {
     /// For the driver's copies.
     copies: Box<[u64]>,
     /// Addresses at which a copy must be split, ascending; nearly always none.
@@ -37,7 +37,7 @@ enum KernelBases {
     /// At regular distances.
     Regular { first: u64, step: u64 },
     /// Anywhere.
-    Listed { bases: Box<[u64]>, tables: Mutex<Vec<(u32, Arc<Table>)>> },
+    Listed { bases: Box<[u64]>, tables: Mutex<Vec<(u32, Arc<BaseTable>)>> },
 }
 
 /// A layer's region, in the form of a kernel's parameters.
@@ -53,7 +53,7 @@ pub(crate) struct KernelBase {
     pub(crate) table_bits: u64,
 }
 
-impl Reach {
+impl DeviceMapping {
     /// Queries how `context`'s device accesses the endpoint; `None` if it cannot.
     fn of(
         context: &Context,
@@ -135,7 +135,7 @@ impl Reach {
     /// later work of `stream` can read it.
     pub(crate) fn kernel_base(
         &self,
-        tables: &Tables,
+        tables: &BaseTables,
         end: &GridEnd,
         layer: u32,
         stream: &Stream,
@@ -177,12 +177,12 @@ impl Reach {
 
 /// The device's list of bases for layers that are `step` regions apart.
 fn table_of_step(
-    made: &Mutex<Vec<(u32, Arc<Table>)>>,
+    made: &Mutex<Vec<(u32, Arc<BaseTable>)>>,
     step: u32,
-    tables: &Tables,
+    tables: &BaseTables,
     bases: &[u64],
-) -> Result<Arc<Table>, CudaError> {
-    let known = |made: &[(u32, Arc<Table>)]| {
+) -> Result<Arc<BaseTable>, CudaError> {
+    let known = |made: &[(u32, Arc<BaseTable>)]| {
         let found = made.iter().find(|(known, _)| *known == step);
         found.map(|(_, table)| Arc::clone(table))
     };
@@ -328,7 +328,7 @@ fn reaches_peer(
 
 /// The known facts about endpoints, for as long as these exist.
 #[derive(Debug)]
-pub(crate) struct ReachCache {
+pub(crate) struct MappingCache {
     context: Context,
     peers: Arc<Peers>,
     known: RwLock<Known>,
@@ -336,18 +336,18 @@ pub(crate) struct ReachCache {
 
 #[derive(Debug, Default)]
 struct Known {
-    by_endpoint: FxHashMap<EndpointId, (WeakEndpoint, Arc<Reach>)>,
+    by_endpoint: FxHashMap<EndpointId, (WeakEndpoint, Arc<DeviceMapping>)>,
     /// The number of entries at which entries of dropped endpoints are removed.
     sweep_at: usize,
 }
 
-impl ReachCache {
+impl MappingCache {
     pub(crate) fn new(context: &Context, peers: &Arc<Peers>) -> Self {
         Self { context: context.clone(), peers: Arc::clone(peers), known: RwLock::default() }
     }
 
     /// Returns how the device accesses an endpoint; `None` if it cannot.
-    pub(crate) fn get(&self, endpoint: &Endpoint) -> Result<Option<Arc<Reach>>, CudaError> {
+    pub(crate) fn get(&self, endpoint: &Endpoint) -> Result<Option<Arc<DeviceMapping>>, CudaError> {
         let id = endpoint.id();
         {
             let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
@@ -355,8 +355,9 @@ impl ReachCache {
                 return Ok(Some(Arc::clone(found)));
             }
         }
-        let _beside = BesideCaptures::new(self.context.driver());
-        let Some(found) = Reach::of(&self.context, &self.peers, endpoint)?.map(Arc::new) else {
+        let _relaxed = RelaxedCaptureMode::new(self.context.driver());
+        let Some(found) = DeviceMapping::of(&self.context, &self.peers, endpoint)?.map(Arc::new)
+        else {
             // It may be locked at the next query.
             return Ok(None);
         };
@@ -377,7 +378,7 @@ impl ReachCache {
 
 impl Known {
     /// The entries of dropped endpoints, if a check for them is due.
-    fn take_gone(&mut self) -> Vec<(WeakEndpoint, Arc<Reach>)> {
+    fn take_gone(&mut self) -> Vec<(WeakEndpoint, Arc<DeviceMapping>)> {
         if self.by_endpoint.len() < self.sweep_at {
             return Vec::new();
         }
@@ -404,17 +405,17 @@ mod tests {
 
     #[test]
     fn copies_are_split_where_registrations_end() {
-        let reach = Reach {
+        let mapping = DeviceMapping {
             copies: [0x1000].into(),
             splits: [0x2000, 0x3000].into(),
             kernels: KernelBases::Unreachable,
             locked: None,
         };
-        assert_eq!(reach.unsplit(0x1000, 0x1000), 0x1000);
-        assert_eq!(reach.unsplit(0x1800, 0x1000), 0x800);
-        assert_eq!(reach.unsplit(0x2000, 0x5000), 0x1000);
-        assert_eq!(reach.unsplit(0x3000, 0x5000), 0x5000);
-        assert_eq!(reach.copy_address(0, 16), Some(0x1010));
-        assert_eq!(reach.copy_address(1, 16), None);
+        assert_eq!(mapping.unsplit(0x1000, 0x1000), 0x1000);
+        assert_eq!(mapping.unsplit(0x1800, 0x1000), 0x800);
+        assert_eq!(mapping.unsplit(0x2000, 0x5000), 0x1000);
+        assert_eq!(mapping.unsplit(0x3000, 0x5000), 0x5000);
+        assert_eq!(mapping.copy_address(0, 16), Some(0x1010));
+        assert_eq!(mapping.copy_address(1, 16), None);
     }
 }

@@ -171,12 +171,12 @@ impl Drop for StreamLease {
 /// that work. This applies to every end of a job, including panics. The resources of a job are
 /// declared after the streams, so they outlive the submitted work.
 #[derive(Debug, Default)]
-pub(crate) struct Lanes {
+pub(crate) struct JobStreams {
     streams: SmallVec<[StreamLease; 2]>,
     is_used: bool,
 }
 
-impl Lanes {
+impl JobStreams {
     /// Adds a stream.
     pub(crate) fn push(&mut self, stream: StreamLease) {
         self.streams.push(stream);
@@ -188,28 +188,28 @@ impl Lanes {
     }
 
     /// Records that no work of the job is on the device any more.
-    pub(crate) fn at_rest(&mut self) {
+    pub(crate) fn mark_idle(&mut self) {
         self.is_used = false;
     }
 
     /// Queries whether any work of the job may still be on the device. Never blocks.
-    pub(crate) fn rest(&mut self) -> Rest {
+    pub(crate) fn state(&mut self) -> StreamState {
         if !self.is_used {
-            return Rest::Come;
+            return StreamState::Idle;
         }
         for stream in &self.streams {
             match stream.is_idle() {
                 Ok(true) => {}
-                Ok(false) => return Rest::NotYet,
+                Ok(false) => return StreamState::Busy,
                 // Nothing runs in a lost context, nor for a process that was forked.
                 Err(error) if error.is_device_lost() => break,
                 Err(CudaError::Forked) => break,
                 // Any other error concerns the query, and says nothing about the work.
-                Err(error) => return Rest::Unknown(error),
+                Err(error) => return StreamState::Unknown(error),
             }
         }
         self.is_used = false;
-        Rest::Come
+        StreamState::Idle
     }
 
     /// Waits for the submitted work, if there is any, however long that takes.
@@ -217,40 +217,42 @@ impl Lanes {
     /// # Errors
     ///
     /// The reason why it is unknown whether the work has ended, after repeated queries.
-    pub(crate) fn come_to_rest(&mut self) -> Result<(), CudaError> {
-        let mut naps = Naps::default();
+    pub(crate) fn wait_idle(&mut self) -> Result<(), CudaError> {
+        let mut backoff = Backoff::default();
         let mut unknown = 0;
         loop {
-            match self.rest() {
-                Rest::Come => return Ok(()),
-                Rest::NotYet => unknown = 0,
-                Rest::Unknown(error) if unknown == MOST_QUESTIONS => return Err(error),
-                Rest::Unknown(_) => unknown += 1,
+            match self.state() {
+                StreamState::Idle => return Ok(()),
+                StreamState::Busy => unknown = 0,
+                StreamState::Unknown(error) if unknown == MAX_UNANSWERED_QUERIES => {
+                    return Err(error);
+                }
+                StreamState::Unknown(_) => unknown += 1,
             }
-            naps.take();
+            backoff.take();
         }
     }
 }
 
 /// Whether a job's work has left the device.
 #[derive(Debug)]
-pub(crate) enum Rest {
+pub(crate) enum StreamState {
     /// It has.
-    Come,
+    Idle,
     /// It has not.
-    NotYet,
+    Busy,
     /// The driver does not say.
     Unknown(CudaError),
 }
 
 /// The maximum number of queries without an answer: with the sleeps between, some seconds.
-pub(crate) const MOST_QUESTIONS: u32 = 256;
+pub(crate) const MAX_UNANSWERED_QUERIES: u32 = 256;
 
 /// Sleeps between queries, which become longer.
 #[derive(Debug, Default)]
-pub(crate) struct Naps(u32);
+pub(crate) struct Backoff(u32);
 
-impl Naps {
+impl Backoff {
     pub(crate) fn take(&mut self) {
         const FIRST: Duration = Duration::from_micros(20);
         const LONGEST_DOUBLING: u32 = 9;
@@ -259,7 +261,7 @@ impl Naps {
     }
 }
 
-impl std::ops::Deref for Lanes {
+impl std::ops::Deref for JobStreams {
     type Target = [StreamLease];
 
     fn deref(&self) -> &[StreamLease] {
@@ -267,11 +269,11 @@ impl std::ops::Deref for Lanes {
     }
 }
 
-impl Drop for Lanes {
+impl Drop for JobStreams {
     fn drop(&mut self) {
         // The device may use the resources that drop after this until the work has come to rest,
         // and they have no other place. The drop therefore blocks here until the driver gives an
         // answer.
-        while self.come_to_rest().is_err() {}
+        while self.wait_idle().is_err() {}
     }
 }

@@ -16,7 +16,7 @@ use crate::runtime::event::Event;
 #[derive(Debug)]
 pub(crate) struct Scratch {
     memory: DeviceMemory,
-    _counted: Counted,
+    _counted: CountedBuffer,
     /// The event after its last use. The buffer is free when the event is complete.
     used_until: Option<Event>,
 }
@@ -43,9 +43,9 @@ impl Scratch {
 
 /// One of the existing buffers.
 #[derive(Debug)]
-struct Counted(Arc<AtomicU32>);
+struct CountedBuffer(Arc<AtomicU32>);
 
-impl Drop for Counted {
+impl Drop for CountedBuffer {
     fn drop(&mut self) {
         // Relaxed: a bound, which orders nothing.
         self.0.fetch_sub(1, Ordering::Relaxed);
@@ -54,22 +54,22 @@ impl Drop for Counted {
 
 /// An offer of a pool of buffers.
 #[derive(Debug)]
-pub(crate) enum Taken {
+pub(crate) enum ScratchOffer {
     Free(Scratch),
-    ToMake(Maker),
+    ToMake(ScratchAllocation),
 }
 
 /// The means to allocate one more buffer. The driver takes time for that, and no other thread waits
 /// meanwhile.
 #[derive(Debug)]
-pub(crate) struct Maker {
+pub(crate) struct ScratchAllocation {
     allocator: DeviceAllocator,
     bytes: ByteCount,
-    counted: Counted,
+    counted: CountedBuffer,
     is_first: bool,
 }
 
-impl Maker {
+impl ScratchAllocation {
     /// Returns the buffer; `None` if there is no memory for one, and another buffer will come back.
     ///
     /// # Errors
@@ -138,16 +138,21 @@ impl ScratchPool {
     }
 
     /// Returns a buffer, or the means to allocate one more; `None` if all are in use.
-    pub(crate) fn take(&mut self) -> Option<Taken> {
+    pub(crate) fn take(&mut self) -> Option<ScratchOffer> {
         if let Some(free) = self.take_free() {
-            return Some(Taken::Free(free));
+            return Some(ScratchOffer::Free(free));
         }
         // Relaxed: only this direction's feeder increases it; others decrease it.
         let made = self.made.fetch_add(1, Ordering::Relaxed);
-        let counted = Counted(Arc::clone(&self.made));
+        let counted = CountedBuffer(Arc::clone(&self.made));
         (made < self.most).then(|| {
             let (allocator, bytes) = (self.allocator.clone(), self.bytes);
-            Taken::ToMake(Maker { allocator, bytes, counted, is_first: made == 0 })
+            ScratchOffer::ToMake(ScratchAllocation {
+                allocator,
+                bytes,
+                counted,
+                is_first: made == 0,
+            })
         })
     }
 

@@ -4,8 +4,8 @@ use std::ffi::c_int;
 
 use terrane_core::ByteCount;
 
-use crate::driver::functions::Functions;
 use crate::driver::functions::CopyAttributes;
+use crate::driver::functions::Functions;
 use crate::error::{CudaError, check};
 use crate::runtime::context::Context;
 use crate::runtime::stream::Stream;

@@ -2,9 +2,9 @@
 
 use terrane_transfer::DeviceOrder;
 
-use crate::driver::capture::BesideCaptures;
+use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::shared::Shared;
-use crate::engine::submit::order_event::Pending;
+use crate::engine::submit::order_event::PendingOrder;
 use crate::error::CudaError;
 
 /// Returns the order as an event that is never recorded again.
@@ -17,10 +17,10 @@ use crate::error::CudaError;
 pub(crate) fn capture(order: &DeviceOrder, shared: &Shared) -> Result<DeviceOrder, CudaError> {
     shared.context.driver().check_process()?;
     // The thread belongs to the caller; another thread of the caller may be capturing.
-    let _beside = BesideCaptures::new(shared.context.driver());
-    let Some(pending) = Pending::of(Some(order), &shared.context, &shared.peers)? else {
+    let _relaxed = RelaxedCaptureMode::new(shared.context.driver());
+    let Some(pending) = PendingOrder::of(Some(order), &shared.context, &shared.peers)? else {
         return Ok(DeviceOrder::AlreadySynchronised);
     };
-    let gate = pending.into_gate(&shared.context, &shared.gate_streams)?;
-    Ok(gate.into_order())
+    let order_event = pending.into_order_event(&shared.context, &shared.order_streams)?;
+    Ok(order_event.into_order())
 }

@@ -3,11 +3,11 @@
 use terrane_transfer::{CopyGrid, GridEnd};
 
 use crate::engine::geometry::index;
-use crate::engine::geometry::packing::{PackedStrides, Part};
-use crate::engine::resources::base_tables::Tables;
-use crate::engine::resources::device_mapping::Reach;
+use crate::engine::geometry::packing::{Chunk, PackedStrides};
+use crate::engine::resources::base_tables::BaseTables;
+use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::error::CudaError;
-use crate::kernels::{BlockIds, CopyEnd, GridCopy, INLINE_BLOCKS, Kernels};
+use crate::kernels::{BlockIds, GridLaunch, INLINE_BLOCKS, Kernels, LaunchEnd};
 use crate::runtime::stream::Stream;
 
 /// The contents of one end, for the kernel.
@@ -15,7 +15,7 @@ use crate::runtime::stream::Stream;
 pub(crate) enum KernelEnd<'a> {
     /// Blocks of a layout.
     Layout {
-        reach: &'a Reach,
+        mapping: &'a DeviceMapping,
         end: &'a GridEnd,
         /// The ids for all pairs of the transfer.
         blocks: &'a [u32],
@@ -41,7 +41,7 @@ impl<'a> KernelEnd<'a> {
 /// The inputs of launches.
 pub(crate) struct Launcher<'a> {
     pub(crate) kernels: &'a Kernels,
-    pub(crate) tables: &'a Tables,
+    pub(crate) tables: &'a BaseTables,
     pub(crate) stream: &'a Stream,
     pub(crate) ctas: u32,
 }
@@ -62,24 +62,24 @@ impl Launcher<'_> {
     pub(crate) unsafe fn copy(
         &self,
         grid: &CopyGrid,
-        part: &Part,
+        chunk: &Chunk,
         source: KernelEnd<'_>,
         destination: KernelEnd<'_>,
     ) -> Result<(), CudaError> {
-        let mut arguments = GridCopy {
-            layers: part.layers.end - part.layers.start,
+        let mut arguments = GridLaunch {
+            layers: chunk.layers.end - chunk.layers.start,
             outers: grid.outers,
             rows: grid.rows,
             columns: grid.columns,
             bytes: grid.bytes.get(),
-            ..GridCopy::EMPTY
+            ..GridLaunch::EMPTY
         };
-        arguments.source = self.end(part, source)?;
-        arguments.destination = self.end(part, destination)?;
-        let mut first = part.pairs.start;
-        while first < part.pairs.end {
-            let left = part.pairs.end - first;
-            let pairs = fill_blocks(&mut arguments, part, [source, destination], first, left);
+        arguments.source = self.end(chunk, source)?;
+        arguments.destination = self.end(chunk, destination)?;
+        let mut first = chunk.pairs.start;
+        while first < chunk.pairs.end {
+            let left = chunk.pairs.end - first;
+            let pairs = fill_blocks(&mut arguments, chunk, [source, destination], first, left);
             // SAFETY: the caller guarantees it; the addresses are those of the part's cells, by the
             // definition of the grid.
             unsafe { self.kernels.copy(self.stream, &arguments, self.ctas) }?;
@@ -89,26 +89,26 @@ impl Launcher<'_> {
     }
 
     /// An end without its blocks.
-    fn end(&self, part: &Part, end: KernelEnd<'_>) -> Result<CopyEnd, CudaError> {
+    fn end(&self, chunk: &Chunk, end: KernelEnd<'_>) -> Result<LaunchEnd, CudaError> {
         match end {
-            KernelEnd::Packed { address, strides, end } => Ok(CopyEnd {
+            KernelEnd::Packed { address, strides, end } => Ok(LaunchEnd {
                 base: address + strides.offset,
                 block_stride: strides.pair,
                 layer_stride: strides.layer,
                 outer_stride: strides.outer,
                 row_stride: end.row_stride,
                 column_stride: end.column_stride,
-                ..CopyEnd::default()
+                ..LaunchEnd::default()
             }),
-            KernelEnd::Layout { reach, end, .. } => {
-                let layer = part.layers.start;
-                let found = reach.kernel_base(self.tables, end, layer, self.stream)?;
+            KernelEnd::Layout { mapping, end, .. } => {
+                let layer = chunk.layers.start;
+                let found = mapping.kernel_base(self.tables, end, layer, self.stream)?;
                 let Some(found) = found else {
                     let device = self.stream.context().device().id;
                     return Err(CudaError::NotReached { device });
                 };
                 let skipped = u64::from(layer).wrapping_mul(end.layer_stride);
-                Ok(CopyEnd {
+                Ok(LaunchEnd {
                     base: found.base.wrapping_add(end.offset).wrapping_add(skipped),
                     bases: found.table,
                     bases_bits: found.table_bits,
@@ -117,7 +117,7 @@ impl Launcher<'_> {
                     outer_stride: end.outer_stride,
                     row_stride: end.row_stride,
                     column_stride: end.column_stride,
-                    ..CopyEnd::default()
+                    ..LaunchEnd::default()
                 })
             }
         }
@@ -130,8 +130,8 @@ const ID_BYTES: u64 = 4;
 /// Sets the blocks of as many pairs as fit, at most `left`, starting at `first`. Returns their
 /// number. The bases are those of consecutive pairs, starting at the first of the part.
 fn fill_blocks(
-    arguments: &mut GridCopy,
-    part: &Part,
+    arguments: &mut GridLaunch,
+    chunk: &Chunk,
     ends: [KernelEnd<'_>; 2],
     first: u32,
     left: u32,
@@ -160,7 +160,7 @@ fn fill_blocks(
             }
             KernelEnd::Packed { address, strides, .. } => {
                 end.block_ids = BlockIds::Identity;
-                let skipped = u64::from(first - part.pairs.start).wrapping_mul(strides.pair);
+                let skipped = u64::from(first - chunk.pairs.start).wrapping_mul(strides.pair);
                 end.base = (address + strides.offset).wrapping_add(skipped);
             }
         }

@@ -17,14 +17,14 @@ use crate::runtime::stream::Stream;
 
 /// An order that is not yet satisfied.
 #[derive(Debug)]
-pub(crate) enum Pending {
+pub(crate) enum PendingOrder {
     /// An event of the engine, after all earlier work of the caller's stream.
     Stream(Event),
     /// An event of another library.
     Event(EventHandle),
 }
 
-impl Pending {
+impl PendingOrder {
     /// The unsatisfied part of an order; `None` if it is satisfied.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl Pending {
                 Self::of_stream(handle, &peers.get(handle.device())?)
             }
             Some(DeviceOrder::AfterEvent(handle)) => {
-                Ok((!has_happened(handle, context)?).then(|| Self::Event(handle.clone())))
+                Ok((!is_complete(handle, context)?).then(|| Self::Event(handle.clone())))
             }
             // All other orders are ready: the host knows that they have finished.
             _ => Ok(None),
@@ -89,31 +89,31 @@ impl Pending {
     /// # Errors
     ///
     /// The errors of the driver, and of creating a stream.
-    pub(crate) fn into_gate(
+    pub(crate) fn into_order_event(
         self,
         context: &Context,
         streams: &Arc<StreamPool>,
-    ) -> Result<Gate, CudaError> {
+    ) -> Result<OrderEvent, CudaError> {
         if let Self::Stream(event) = self {
-            return Ok(Gate { event, stream: None });
+            return Ok(OrderEvent { event, stream: None });
         }
         let stream = streams.take()?;
         self.delay(&stream)?;
         let event = Event::new(context, Timing::Off)?;
         event.record(&stream)?;
-        Ok(Gate { event, stream: Some(stream) })
+        Ok(OrderEvent { event, stream: Some(stream) })
     }
 }
 
 /// The order of a job that has not begun. It holds none of the streams that others copy on.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct OrderEvent {
     event: Event,
     /// The stream with the event. No other job uses it until then.
     stream: Option<StreamLease>,
 }
 
-impl Gate {
+impl OrderEvent {
     pub(crate) fn is_open(&self) -> Result<bool, CudaError> {
         self.event.is_complete()
     }
@@ -144,7 +144,7 @@ impl Gate {
 /// # Errors
 ///
 /// [`CudaError::Captured`] if it marks a place in a graph, the errors of the driver.
-fn has_happened(event: &EventHandle, context: &Context) -> Result<bool, CudaError> {
+fn is_complete(event: &EventHandle, context: &Context) -> Result<bool, CudaError> {
     context.bound(|functions| {
         // SAFETY: the handle keeps the event alive.
         let code = unsafe { (functions.cuEventQuery)(pointer(event.raw()).cast()) };
@@ -159,4 +159,3 @@ fn has_happened(event: &EventHandle, context: &Context) -> Result<bool, CudaErro
 fn pointer(raw: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(ByteCount::new(raw).to_usize())
 }
-

@@ -6,43 +6,43 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 
 use crate::engine::complete::failed_job::engine_failure;
-use crate::engine::submit::direction_queue::{Chunk, Desk, Seat};
-use crate::engine::submit::order_event::Gate;
-use crate::engine::submit::submission::Work;
+use crate::engine::submit::direction_queue::{DirectionQueue, QueueSlot, SubmittedChunk};
+use crate::engine::submit::order_event::OrderEvent;
+use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
 
 /// A job for a feeder.
-pub(crate) struct Feed {
-    pub(crate) work: Box<Work>,
+pub(crate) struct QueuedJob {
+    pub(crate) submission: Box<Submission>,
     pub(crate) predicted: Duration,
     /// The first part, if it is already on the device.
-    pub(crate) begun: Option<Chunk>,
+    pub(crate) begun: Option<SubmittedChunk>,
     /// The job's place in the count of jobs.
-    pub(crate) seat: Seat,
+    pub(crate) slot: QueueSlot,
 }
 
 /// A job that goes to a feeder when it may begin. Until then it holds no stream, no buffer, and no
 /// seat.
-pub(crate) struct Gated {
-    pub(crate) gate: Gate,
-    pub(crate) work: Box<Work>,
+pub(crate) struct WaitingJob {
+    pub(crate) order_event: OrderEvent,
+    pub(crate) submission: Box<Submission>,
     pub(crate) predicted: Duration,
-    pub(crate) queue: Sender<Feed>,
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) queue: Sender<QueuedJob>,
+    pub(crate) direction_queue: Arc<DirectionQueue>,
 }
 
-impl Gated {
+impl WaitingJob {
     /// Hands the job to its feeder.
-    pub(crate) fn go_on(self) {
-        let Self { gate, work, predicted, queue, desk } = self;
-        drop(gate);
-        let (seat, _) = desk.enter();
+    pub(crate) fn enqueue(self) {
+        let Self { order_event, submission, predicted, queue, direction_queue } = self;
+        drop(order_event);
+        let (slot, _) = direction_queue.enter();
         // If the feeder has ended, the job drops here.
-        drop(queue.send(Feed { work, predicted, begun: None, seat }));
+        drop(queue.send(QueuedJob { submission, predicted, begun: None, slot }));
     }
 
     /// Ends the job, without any submitted work.
     pub(crate) fn cancel(self, error: CudaError) {
-        self.work.into_cargo(None).finish(Err(engine_failure(error)));
+        self.submission.into_resources(None).finish(Err(engine_failure(error)));
     }
 }

@@ -10,37 +10,37 @@ use crossbeam_channel::Receiver;
 use terrane_core::ByteCount;
 use terrane_transfer::CopyFailure;
 
-use crate::engine::complete::completion_queue::{Task, Watchers};
-use crate::engine::complete::failed_job::{Failed, engine_failure};
+use crate::engine::complete::completion_queue::{CompletionThreads, Task};
+use crate::engine::complete::failed_job::{FailedJob, engine_failure};
 use crate::engine::complete::in_flight::due;
-use crate::engine::resources::scratch::Taken;
+use crate::engine::resources::scratch::ScratchOffer;
 use crate::engine::shared::Shared;
-use crate::engine::submit::direction_queue::{Chunk, Desk};
-use crate::engine::submit::queued_job::Feed;
-use crate::engine::submit::submission::Work;
+use crate::engine::submit::direction_queue::{DirectionQueue, SubmittedChunk};
+use crate::engine::submit::queued_job::QueuedJob;
+use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
 
 /// The thread of one direction. It takes a part of each of its jobs in turn, so that a short job
 /// does not wait for the end of a long one. It keeps a bounded number of parts on the device.
-pub(crate) struct Feeder {
+pub(crate) struct SubmitThread {
     shared: Arc<Shared>,
-    jobs: Receiver<Feed>,
-    watchers: Watchers,
-    desk: Arc<Desk>,
-    turns: VecDeque<Feed>,
+    jobs: Receiver<QueuedJob>,
+    completion_threads: CompletionThreads,
+    direction_queue: Arc<DirectionQueue>,
+    turns: VecDeque<QueuedJob>,
     /// Parts on the device, in the order of their submission.
-    pending: VecDeque<Chunk>,
+    pending: VecDeque<SubmittedChunk>,
 }
 
-impl Feeder {
+impl SubmitThread {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        desk: Arc<Desk>,
-        jobs: Receiver<Feed>,
-        watchers: Watchers,
+        direction_queue: Arc<DirectionQueue>,
+        jobs: Receiver<QueuedJob>,
+        completion_threads: CompletionThreads,
     ) -> Self {
         let (turns, pending) = (VecDeque::new(), VecDeque::new());
-        Self { shared, jobs, watchers, desk, turns, pending }
+        Self { shared, jobs, completion_threads, direction_queue, turns, pending }
     }
 
     /// Serves jobs until no source of jobs is left, and all jobs are submitted.
@@ -49,17 +49,17 @@ impl Feeder {
             let was_idle = self.turns.is_empty();
             if was_idle {
                 match self.jobs.recv() {
-                    Ok(feed) => self.turns.push_back(feed),
+                    Ok(queued) => self.turns.push_back(queued),
                     Err(_) => break,
                 }
             }
             self.turns.extend(self.jobs.try_iter());
-            let Some(feed) = self.turns.pop_front() else { continue };
+            let Some(queued) = self.turns.pop_front() else { continue };
             // Only foreign code can panic, such as a subscriber to traces. The thread must continue
             // with other jobs. This job drops, which waits for its submitted work.
-            let turn = catch_unwind(AssertUnwindSafe(|| self.turn(feed, was_idle)));
-            if let Ok(Some(feed)) = turn {
-                self.turns.push_back(feed);
+            let turn = catch_unwind(AssertUnwindSafe(|| self.turn(queued, was_idle)));
+            if let Ok(Some(queued)) = turn {
+                self.turns.push_back(queued);
             }
         }
         // The buffers are freed with the desk, when nothing uses them any more.
@@ -67,29 +67,29 @@ impl Feeder {
     }
 
     /// Submits a part of a job. Returns the job if parts are left.
-    fn turn(&mut self, mut feed: Feed, was_idle: bool) -> Option<Feed> {
+    fn turn(&mut self, mut queued: QueuedJob, was_idle: bool) -> Option<QueuedJob> {
         if was_idle {
             self.retire_ended();
             let is_first = self.pending.is_empty() && self.turns.is_empty();
-            feed.work.teach(is_first && self.desk.is_alone());
+            queued.submission.sample_if(is_first && self.direction_queue.is_alone());
         }
-        self.pending.extend(feed.begun.take());
-        feed.work.job().start();
-        let deadline = feed.work.job().terms().deadline;
+        self.pending.extend(queued.begun.take());
+        queued.submission.job().start();
+        let deadline = queued.submission.job().terms().deadline;
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            self.fail(feed, CopyFailure::DeadlineExceeded);
+            self.fail(queued, CopyFailure::DeadlineExceeded);
             return None;
         }
-        if let Err(error) = self.make_room(&mut feed.work) {
-            self.fail(feed, engine_failure(error));
+        if let Err(error) = self.make_room(&mut queued.submission) {
+            self.fail(queued, engine_failure(error));
             return None;
         }
         let shared = &*self.shared;
-        let work = &mut feed.work;
+        let submission = &mut queued.submission;
         // The context is bound once for all driver calls of a part.
         let mut stepped = None;
         let bound = shared.context.bound(|_| {
-            stepped = Some(work.step(shared));
+            stepped = Some(submission.step(shared));
             Ok(())
         });
         let stepped = match (bound, stepped) {
@@ -98,70 +98,71 @@ impl Feeder {
             (Ok(()), None) => Ok(None),
         };
         match stepped {
-            Ok(Some(chunk)) => {
-                self.pending.push_back(self.desk.lend(chunk));
-                if !feed.work.is_submitted() {
-                    return Some(feed);
+            Ok(Some(submitted)) => {
+                self.pending.push_back(self.direction_queue.lend(submitted));
+                if !queued.submission.is_submitted() {
+                    return Some(queued);
                 }
                 // At once, not when another part fits: waiting threads must learn of the end while
                 // it is far off.
-                self.all_submitted(feed);
+                self.all_submitted(queued);
                 None
             }
             Ok(None) => {
-                self.desk.give_back(feed.work.take_scratch());
-                self.all_submitted(feed);
+                self.direction_queue.give_back(queued.submission.take_scratch());
+                self.all_submitted(queued);
                 None
             }
             Err(failure) => {
-                self.fail(feed, failure);
+                self.fail(queued, failure);
                 None
             }
         }
     }
 
-    fn all_submitted(&self, mut feed: Feed) {
-        if !self.desk.is_alone() {
-            feed.work.teach(false);
+    fn all_submitted(&self, mut queued: QueuedJob) {
+        if !self.direction_queue.is_alone() {
+            queued.submission.sample_if(false);
         }
-        let due = self.due(&feed);
-        let Feed { work, predicted, seat, .. } = feed;
-        drop(seat);
-        let task = match work.into_flight(&self.shared, predicted, due) {
-            Ok(flight) => {
-                flight.invite();
-                Task::End(flight)
+        let due = self.due(&queued);
+        let QueuedJob { submission, predicted, slot, .. } = queued;
+        drop(slot);
+        let task = match submission.into_in_flight(&self.shared, predicted, due) {
+            Ok(in_flight) => {
+                in_flight.invite();
+                Task::InFlight(in_flight)
             }
-            Err(cargo) => Task::Drained(cargo),
+            Err(resources) => Task::NotSubmitted(resources),
         };
         // Watchers exist as long as feeders exist.
-        self.watchers.send(task);
+        self.completion_threads.send(task);
     }
 
     /// The predicted end of the parts on the device, if the job is alone there.
-    fn due(&self, feed: &Feed) -> Option<Range<Instant>> {
-        let job = feed.work.job();
+    fn due(&self, queued: &QueuedJob) -> Option<Range<Instant>> {
+        let job = queued.submission.job();
         if !self.turns.is_empty() || job.layers().is_some() {
             return None;
         }
-        let all: u64 = self.pending.iter().map(|part| part.bytes).sum();
+        let all: u64 = self.pending.iter().map(|chunk| chunk.bytes).sum();
         // The progress of the first part is unknown.
-        let first = self.pending.front().map_or(0, |part| part.bytes);
+        let first = self.pending.front().map_or(0, |chunk| chunk.bytes);
         let time = |bytes: u64| {
             let share = bytes as f64 / job.plan().bytes().get().max(1) as f64;
-            Duration::try_from_secs_f64(feed.predicted.as_secs_f64() * share.min(1.0)).ok()
+            Duration::try_from_secs_f64(queued.predicted.as_secs_f64() * share.min(1.0)).ok()
         };
         due(time(all - first)?..time(all)?)
     }
 
     /// Finishes a failed job once its submitted parts complete.
-    fn fail(&mut self, feed: Feed, failure: CopyFailure) {
-        let Feed { work, seat, .. } = feed;
-        drop(seat);
+    fn fail(&mut self, queued: QueuedJob, failure: CopyFailure) {
+        let QueuedJob { submission, slot, .. } = queued;
+        drop(slot);
         // Not on this thread, where other jobs wait for their turn. The wait may be long, and
         // finishing a job runs foreign code. Watchers exist as long as feeders exist.
-        let failed = Failed::new(work.into_cargo(Some(&self.desk)), failure);
-        self.watchers.send(Task::Drain(failed));
+        let failed =
+            FailedJob::new(submission.into_resources(Some(&self.direction_queue)), failure);
+        self.completion_threads.send(Task::FailedJob(failed));
         self.retire_ended();
     }
 
@@ -170,29 +171,29 @@ impl Feeder {
     /// # Errors
     ///
     /// No memory is left for a buffer, and the job cannot continue without one.
-    fn make_room(&mut self, work: &mut Work) -> Result<(), CudaError> {
+    fn make_room(&mut self, submission: &mut Submission) -> Result<(), CudaError> {
         self.retire_ended();
         let most = ByteCount::new(self.shared.options.scratch_buffers.get().max(2).into());
         while self.pending.len() >= most.to_usize() {
             self.retire_oldest();
         }
-        while work.needs_scratch() {
-            let taken = self.desk.scratch().take();
+        while submission.needs_scratch() {
+            let taken = self.direction_queue.scratch().take();
             let made = match taken {
-                Some(Taken::Free(scratch)) => Ok(Some(scratch)),
-                Some(Taken::ToMake(maker)) => maker.make(),
+                Some(ScratchOffer::Free(scratch)) => Ok(Some(scratch)),
+                Some(ScratchOffer::ToMake(maker)) => maker.make(),
                 None => Ok(None),
             };
             match made {
                 Ok(Some(scratch)) => {
-                    work.put_scratch(scratch);
+                    submission.put_scratch(scratch);
                     break;
                 }
-                Ok(None) => self.await_scratch(work)?,
+                Ok(None) => self.await_scratch(submission)?,
                 Err(error) if error.is_device_lost() => return Err(error),
                 Err(error) => {
                     tracing::debug!(%error, "no memory for a buffer; the transfer goes without");
-                    work.do_without_scratch(&self.shared)?;
+                    submission.do_without_scratch(&self.shared)?;
                 }
             }
         }
@@ -203,27 +204,27 @@ impl Feeder {
     ///
     /// # Errors
     ///
-    /// As for [`do_without_scratch`](Work::do_without_scratch).
-    fn await_scratch(&self, work: &mut Work) -> Result<(), CudaError> {
-        let next = self.desk.scratch().next_event();
+    /// As for [`do_without_scratch`](Submission::do_without_scratch).
+    fn await_scratch(&self, submission: &mut Submission) -> Result<(), CudaError> {
+        let next = self.direction_queue.scratch().next_event();
         match next.map(|event| event.wait()) {
             Some(Ok(())) => {}
             Some(Err(_)) => {
                 // They drop without the lock.
-                let broken = self.desk.scratch().take_broken();
+                let broken = self.direction_queue.scratch().take_broken();
                 drop(broken);
             }
             // A failed job holds it.
-            None => return work.do_without_scratch(&self.shared),
+            None => return submission.do_without_scratch(&self.shared),
         }
         Ok(())
     }
 
     /// Removes the parts that have ended.
     fn retire_ended(&mut self) {
-        while let Some(chunk) = self.pending.front() {
+        while let Some(submitted) = self.pending.front() {
             // The job's end also reports the failure.
-            if matches!(chunk.event.is_complete(), Ok(false)) {
+            if matches!(submitted.event.is_complete(), Ok(false)) {
                 return;
             }
             self.retire_oldest();
@@ -232,9 +233,9 @@ impl Feeder {
 
     /// Waits for the oldest part. Returns whether there was one.
     fn retire_oldest(&mut self) -> bool {
-        let Some(chunk) = self.pending.pop_front() else { return false };
-        if chunk.event.wait().is_ok() {
-            chunk.count.add(chunk.bytes);
+        let Some(submitted) = self.pending.pop_front() else { return false };
+        if submitted.event.wait().is_ok() {
+            submitted.count.add(submitted.bytes);
         }
         true
     }

@@ -4,12 +4,15 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use terrane_core::{ByteCount, Capability, CapabilityReport, DeviceAddress, Grant, HostAddress, Location, Memory, OsError, Reason, RegionRequest, Wish};
+use terrane_core::{
+    ByteCount, Capability, CapabilityReport, DeviceAddress, Grant, HostAddress, Location, Memory,
+    OsError, Reason, RegionRequest, Wish,
+};
 use terrane_storage::{BringUp, Raising, StorageError, SystemAllocator, SystemMemory};
 
 use crate::error::CudaError;
-use crate::memory::pinned::{Backing, PinnedAllocator, PinnedMemory, host_memory};
 use crate::memory::pinned::chunks::Registrations;
+use crate::memory::pinned::{Backing, PinnedAllocator, PinnedMemory, host_memory};
 use crate::runtime::context::Context;
 
 /// The progress of pinned memory: the usable prefix is locked for the device.

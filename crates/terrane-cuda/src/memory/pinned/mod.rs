@@ -8,14 +8,20 @@ pub(crate) mod options;
 
 use std::sync::Arc;
 
-use terrane_core::{Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, DeviceAddress, Grant, HostAddress, Limits, Location, Memory, Reason, RegionRequest, StorageKind, Wish};
-use terrane_storage::{HugePages, NodeId, NumaPolicy, NumaTopology, Progress, ProgressEntry, StorageError, SystemAllocator, SystemMemory};
+use terrane_core::{
+    Alignment, Allocate, AllocateError, ByteCount, Capability, CapabilityReport, DeviceAddress,
+    Grant, HostAddress, Limits, Location, Memory, Reason, RegionRequest, StorageKind, Wish,
+};
+use terrane_storage::{
+    HugePages, NodeId, NumaPolicy, NumaTopology, Progress, ProgressEntry, StorageError,
+    SystemAllocator, SystemMemory,
+};
 
 use crate::error::CudaError;
-use crate::memory::{PINNED, nowhere};
 use crate::memory::pinned::background::Rising;
 use crate::memory::pinned::chunks::{Registrations, chunk_length};
 use crate::memory::pinned::host_allocation::HostAllocation;
+use crate::memory::{PINNED, nowhere};
 use crate::runtime::context::Context;
 
 pub use background::PinnedBringUp;

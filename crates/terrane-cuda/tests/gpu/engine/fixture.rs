@@ -19,8 +19,8 @@ use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::EngineFixture;
 use terrane_testkit::pattern::PieceAccess;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms,
-    TransferManager, TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, TransferManager,
+    TransferPlan,
 };
 
 use crate::needs::{OnDevice, is_simulated};

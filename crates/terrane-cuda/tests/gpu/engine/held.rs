@@ -14,8 +14,8 @@ use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{
-    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms,
-    Transfer, TransferManager, TransferPlan,
+    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer,
+    TransferManager, TransferPlan,
 };
 
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};

@@ -61,11 +61,7 @@ fn a_transfer_waits_for_the_stream_that_writes_its_source() {
             write_late(&compute, &room, &here, value);
             let event = Event::new(&context, Timing::Off).unwrap();
             event.record(&compute).unwrap();
-            let order = if by_event {
-                event.order().unwrap()
-            } else {
-                compute.order()
-            };
+            let order = if by_event { event.order().unwrap() } else { compute.order() };
             let transfer = Transfer::new(&here, &there).blocks(&ids, &ids).device_order(order);
             end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
             assert!(all_are(&there, &fixture, value), "{path:?}, {blocks} blocks: too early");

@@ -67,11 +67,7 @@ fn a_submit_waits_for_nothing_on_the_device() {
             // What the transfer reads, or would be undone by.
             fill(&compute, &here, value);
             event.record(&compute).unwrap();
-            let order = if blocks == 1 {
-                event.order().unwrap()
-            } else {
-                compute.order()
-            };
+            let order = if blocks == 1 { event.order().unwrap() } else { compute.order() };
             let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);
             let completion = manager.submit(transfer.layer_wise(), "guard").unwrap();
             let layers = completion.layers().unwrap();

@@ -105,9 +105,10 @@ fn a_guard_may_wait_for_another_transfer() {
     let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
     };
-    let watchers = NonZeroU32::new(2).unwrap();
+    let completion_threads = NonZeroU32::new(2).unwrap();
     let path = Some(CopyPath::Direct);
-    let options = DeviceEngineOptions { path, watchers, ..DeviceEngineOptions::default() };
+    let options =
+        DeviceEngineOptions { path, completion_threads, ..DeviceEngineOptions::default() };
     let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
     // Nobody helps.
     let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);

@@ -22,8 +22,7 @@ use terrane_core::{Allocate, BoxedCause, ByteCount, OwnerProcess};
 
 use crate::engines::threads;
 use crate::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Planner, Quote, Terms, TransferError,
-    TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Planner, Quote, Terms, TransferError, TransferPlan,
 };
 use bounce::Bounce;
 use route::{Route, Shared, has_order};

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::path::{CopyPath, Direction};
 use crate::engine::path::calibration::{Calibration, PathCost};
+use crate::engine::path::{CopyPath, Direction};
 use crate::error::CudaError;
 
 /// The version of the format. A file of another version is refused, never guessed at.
@@ -55,14 +55,14 @@ pub(crate) fn read(path: &Path) -> Result<Calibration, CudaError> {
 pub(crate) fn write(calibration: &Calibration, path: &Path) -> Result<(), CudaError> {
     let text = serde_json::to_string_pretty(&Form::of(calibration));
     let text = text.map_err(|error| failed(path, error))?;
-    let (mut file, beside) = create_beside(path).map_err(|error| failed(path, error))?;
+    let (mut file, relaxed) = create_beside(path).map_err(|error| failed(path, error))?;
     let written = file
         .write_all(text.as_bytes())
         .and_then(|()| file.sync_all())
-        .and_then(|()| std::fs::rename(&beside, path));
+        .and_then(|()| std::fs::rename(&relaxed, path));
     written.map_err(|error| {
         // The first error is the one to report.
-        let _ = std::fs::remove_file(&beside);
+        let _ = std::fs::remove_file(&relaxed);
         failed(path, error)
     })
 }
@@ -81,10 +81,10 @@ fn create_beside(path: &Path) -> std::io::Result<(File, PathBuf)> {
     for _ in 0..MOST_NAMES {
         // Relaxed: the number only has to be unique in this process.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(format!(".{}-{number}.new", std::process::id()));
-        match options.open(&beside) {
-            Ok(file) => return Ok((file, beside.into())),
+        let mut relaxed = path.as_os_str().to_owned();
+        relaxed.push(format!(".{}-{number}.new", std::process::id()));
+        match options.open(&relaxed) {
+            Ok(file) => return Ok((file, relaxed.into())),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => taken = error,
             Err(error) => return Err(error),
         }

@@ -5,14 +5,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrane_core::{Alignment, BoxedCause, ByteCount, Region, RegionRequest};
-use terrane_layout::{BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind};
-use terrane_transfer::{CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer, TransferError, TransferManager, TransferPlan};
+use terrane_layout::{
+    BlockDimension, ElementFormat, Geometry, LayoutBuilder, LayoutConfig, LayoutKind,
+};
+use terrane_transfer::{
+    CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer, TransferError,
+    TransferManager, TransferPlan,
+};
 
 use crate::engine::DeviceEngine;
 use crate::engine::options::DeviceEngineOptions;
-use crate::engine::path::{CopyPath, Direction};
 use crate::engine::path::calibration::{Calibration, PathCost};
 use crate::engine::path::choice::Choice;
+use crate::engine::path::{CopyPath, Direction};
 use crate::engine::submit::batch;
 use crate::error::CudaError;
 use crate::memory::device::DeviceAllocator;
@@ -103,10 +108,7 @@ impl Calibration {
     }
 }
 
-fn measure(
-    context: &Context,
-    options: &CalibrationOptions,
-) -> Result<Calibration, CudaError> {
+fn measure(context: &Context, options: &CalibrationOptions) -> Result<Calibration, CudaError> {
     let mut options = options.clone();
     // At least some blocks of every shape.
     options.bytes = options.bytes.max(ByteCount::mib(1));

@@ -10,29 +10,29 @@ use std::time::{Duration, Instant};
 use terrane_transfer::{CopyFailure, CopyGrid, CopyJob};
 
 use crate::engine::complete::failed_job::engine_failure;
-use crate::engine::complete::in_flight::Flight;
-use crate::engine::complete::job_resources::{Cargo, Lesson};
-use crate::engine::complete::progress::Count;
+use crate::engine::complete::in_flight::InFlight;
+use crate::engine::complete::job_resources::{JobResources, PathSample};
+use crate::engine::complete::progress::JobProgress;
 use crate::engine::path::{CopyPath, Direction};
 use crate::engine::resources::block_lists::{BlockLists, MOST_SMALL_PAIRS, list_bytes};
-use crate::engine::resources::device_mapping::Reach;
-use crate::engine::resources::job_streams::{Lanes, StreamLease};
+use crate::engine::resources::device_mapping::DeviceMapping;
+use crate::engine::resources::job_streams::{JobStreams, StreamLease};
 use crate::engine::resources::scratch::Scratch;
 use crate::engine::shared::Shared;
 use crate::engine::submit::batch;
-use crate::engine::submit::direction_queue::{Chunk, Desk};
-use crate::engine::submit::order_event::{Gate, Pending};
-use crate::engine::submit::submission::steps::{Staged, Stepped, Steps};
+use crate::engine::submit::direction_queue::{DirectionQueue, SubmittedChunk};
+use crate::engine::submit::order_event::{OrderEvent, PendingOrder};
+use crate::engine::submit::submission::steps::{Staged, Steps, SubmittedStep};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::runtime::event::{Event, Timing};
 
 /// A job, and the progress of its submission.
-pub(crate) struct Work {
+pub(crate) struct Submission {
     /// The streams. For a path with one stream, the first carries all work. For the staged path,
     /// the first carries the copies and the second the kernels. They drop first, so that the job's
     /// resources outlive the work on them.
-    lanes: Lanes,
+    streams: JobStreams,
     /// The buffer of the next part, if it needs one.
     scratch: Option<Scratch>,
     /// The block lists for the kernels, if a launch does not carry them.
@@ -45,11 +45,11 @@ pub(crate) struct Work {
     direction: Direction,
     path: CopyPath,
     /// Of source and destination.
-    ends: [Arc<Reach>; 2],
+    ends: [Arc<DeviceMapping>; 2],
     /// The copy in the form of strides; none if the driver copies run by run.
     grids: Box<[CopyGrid]>,
     steps: Steps,
-    count: Arc<Count>,
+    count: Arc<JobProgress>,
     /// Events behind the latest parts, with the bytes submitted up to each.
     marks: VecDeque<(Event, u64)>,
     submitted: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Work {
     layers_submitted: u32,
     layers: VecDeque<(Range<u32>, Event)>,
     /// Whether its duration can correct the costs of its path.
-    is_telling: bool,
+    is_sampled: bool,
     /// Whether all of it is submitted at once, to one stream.
     is_whole: bool,
 }
@@ -68,14 +68,14 @@ const MARKS: usize = 4;
 /// is left.
 const NEAR: u64 = 10 << 20;
 
-impl Work {
+impl Submission {
     /// Prepares a job without submitted work.
     pub(crate) fn new(
         shared: &Shared,
         job: Box<CopyJob>,
         direction: Direction,
         path: CopyPath,
-        ends: [Arc<Reach>; 2],
+        ends: [Arc<DeviceMapping>; 2],
     ) -> Self {
         let grids = job.plan().grids().unwrap_or_default();
         let layer_wise = job.layers().is_some();
@@ -93,11 +93,11 @@ impl Work {
             CopyPath::Batched => Steps::runs(true),
         };
         Self {
-            lanes: Lanes::default(),
+            streams: JobStreams::default(),
             scratch: None,
             lists: None,
             room: None,
-            count: Count::new(&job),
+            count: JobProgress::new(&job),
             job,
             kernels: shared.kernels.clone(),
             direction,
@@ -109,7 +109,7 @@ impl Work {
             submitted: 0,
             layers_submitted: 0,
             layers: VecDeque::new(),
-            is_telling: false,
+            is_sampled: false,
             is_whole: false,
         }
     }
@@ -126,28 +126,28 @@ impl Work {
     pub(crate) fn wait_on(
         &mut self,
         stream: StreamLease,
-        pending: &Pending,
+        pending: &PendingOrder,
     ) -> Result<(), CudaError> {
         pending.delay(&stream)?;
-        self.lanes.push(stream);
+        self.streams.push(stream);
         Ok(())
     }
 
     /// Takes the streams for the next part. The job keeps them until it has ended.
-    fn take_lanes(&mut self, shared: &Shared) -> Result<(), CudaError> {
+    fn take_streams(&mut self, shared: &Shared) -> Result<(), CudaError> {
         let wanted = match &self.steps {
             Steps::Staged(staged) if !staged.is_only() => 2,
             _ => 1,
         };
-        while self.lanes.len() < wanted {
-            self.lanes.push(shared.streams.take()?);
+        while self.streams.len() < wanted {
+            self.streams.push(shared.streams.take()?);
         }
         Ok(())
     }
 
     /// Sets whether the job has the device to itself.
-    pub(crate) fn teach(&mut self, is_alone: bool) {
-        self.is_telling = is_alone;
+    pub(crate) fn sample_if(&mut self, is_alone: bool) {
+        self.is_sampled = is_alone;
     }
 
     /// Records that all of it is submitted at once, to one stream, from here on.
@@ -155,7 +155,7 @@ impl Work {
     /// Threads that wait for such a short job poll its end themselves. The engine's thread that
     /// sleeps until the end records a separate event. The polled event and the submitting thread
     /// are not involved.
-    pub(crate) fn in_one_go(&mut self) {
+    pub(crate) fn submit_whole(&mut self) {
         self.is_whole = true;
     }
 
@@ -167,15 +167,15 @@ impl Work {
     pub(crate) fn fits_one_buffer(&self) -> bool {
         // Layers are reported one by one.
         match &self.steps {
-            Steps::Staged(staged) => self.job.layers().is_none() && staged.fits_one(),
+            Steps::Staged(staged) => self.job.layers().is_none() && staged.fits_one_chunk(),
             _ => false,
         }
     }
 
     /// Submits all of it as one part, in the [given](Self::put_scratch) buffer.
-    pub(crate) fn in_one_part(&mut self) {
+    pub(crate) fn in_one_chunk(&mut self) {
         if let Steps::Staged(staged) = &mut self.steps {
-            staged.in_one_part();
+            staged.in_one_chunk();
         }
     }
 
@@ -188,7 +188,7 @@ impl Work {
     ///
     /// The errors of the driver.
     pub(crate) fn do_without_scratch(&mut self, shared: &Shared) -> Result<(), CudaError> {
-        if let [first, others @ ..] = &*self.lanes
+        if let [first, others @ ..] = &*self.streams
             && self.submitted > 0
         {
             // The end event must come after the first stream's last work.
@@ -231,8 +231,8 @@ impl Work {
                 let most = if *together { MOST_BATCHED } else { MOST_COPIES };
                 plan.run_count() <= most && plan.bytes() <= shared.options.request_bytes
             }
-            Steps::Kernels { cutter, .. } => {
-                cutter.pairs() <= MOST_SMALL_PAIRS && cutter.clone().nth(MOST_LAUNCHES).is_none()
+            Steps::Kernels { chunker, .. } => {
+                chunker.pairs() <= MOST_SMALL_PAIRS && chunker.clone().nth(MOST_LAUNCHES).is_none()
             }
             Steps::Staged(_) => false,
         }
@@ -240,7 +240,7 @@ impl Work {
 
     /// Takes the resources that the job needs besides streams, if they exist. Returns whether they
     /// do. A feeder creates missing ones, so that no caller waits for that.
-    pub(crate) fn is_equipped(&mut self, shared: &Shared) -> bool {
+    pub(crate) fn has_resources(&mut self, shared: &Shared) -> bool {
         let wants_lists = matches!(self.steps, Steps::Kernels { lists: true, .. });
         if wants_lists && self.room.is_none() {
             let plan = self.job.plan();
@@ -254,7 +254,7 @@ impl Work {
     pub(crate) fn is_submitted(&self) -> bool {
         match &self.steps {
             Steps::Runs { next, .. } => *next >= self.job.plan().runs().len(),
-            Steps::Kernels { cutter, .. } => cutter.is_done(),
+            Steps::Kernels { chunker, .. } => chunker.is_done(),
             Steps::Staged(staged) => staged.is_submitted(),
         }
     }
@@ -275,33 +275,28 @@ impl Work {
     /// # Errors
     ///
     /// The failure. Some of the part may have been submitted, and may use the buffer.
-    pub(crate) fn step(&mut self, shared: &Shared) -> Result<Option<Chunk>, CopyFailure> {
+    pub(crate) fn step(&mut self, shared: &Shared) -> Result<Option<SubmittedChunk>, CopyFailure> {
         if self.needs_scratch() && self.scratch.is_none() && !self.is_submitted() {
             self.do_without_scratch(shared).map_err(engine_failure)?;
         }
-        self.take_lanes(shared).map_err(engine_failure)?;
-        self.lanes.begin();
+        self.take_streams(shared).map_err(engine_failure)?;
+        self.streams.begin();
         let stepped = match &mut self.steps {
             Steps::Runs { .. } => self.step_runs(shared)?,
             Steps::Kernels { .. } => self.step_kernels(shared).map_err(engine_failure)?,
             Steps::Staged(_) => self.step_staged(shared).map_err(engine_failure)?,
         };
         let Some(stepped) = stepped else { return Ok(None) };
-        let Stepped { bytes, stream, layers } = stepped;
+        let SubmittedStep { bytes, stream, layers } = stepped;
         self.submitted += bytes;
         let event = self.mark(shared, stream, layers).map_err(engine_failure)?;
         let count = Arc::clone(&self.count);
-        Ok(Some(Chunk { event, scratch: self.scratch.take(), bytes, count }))
+        Ok(Some(SubmittedChunk { event, scratch: self.scratch.take(), bytes, count }))
     }
 
     /// An event after a stream's work so far, which is also the event of `layers`.
-    fn mark(
-        &mut self,
-        shared: &Shared,
-        stream: usize,
-        layers: u32,
-    ) -> Result<Event, CudaError> {
-        let event = match self.lanes.get(stream) {
+    fn mark(&mut self, shared: &Shared, stream: usize, layers: u32) -> Result<Event, CudaError> {
+        let event = match self.streams.get(stream) {
             Some(stream) if self.is_whole => Event::asked_behind(stream)?,
             stream => {
                 let event = Event::new(&shared.context, Timing::Off)?;
@@ -324,40 +319,49 @@ impl Work {
     }
 
     /// For a job that copies nothing: the work before its end.
-    pub(crate) fn end_with(&mut self, gate: Gate) {
-        let (event, stream) = gate.into_parts();
+    pub(crate) fn end_with(&mut self, order_event: OrderEvent) {
+        let (event, stream) = order_event.into_parts();
         self.marks.push_back((event, 0));
-        stream.into_iter().for_each(|stream| self.lanes.push(stream));
+        stream.into_iter().for_each(|stream| self.streams.push(stream));
     }
 
     /// All parts have been submitted.
-    pub(crate) fn into_flight(
+    pub(crate) fn into_in_flight(
         self,
         shared: &Shared,
         predicted: Duration,
         due: Option<Range<Instant>>,
-    ) -> Result<Arc<Flight>, Box<Cargo>> {
-        let (direction, path, is_telling) = (self.direction, self.path, self.is_telling);
-        let Self { lanes, lists, job, kernels, count, ends, mut marks, submitted, layers, .. } =
-            self;
+    ) -> Result<Arc<InFlight>, Box<JobResources>> {
+        let (direction, path, is_sampled) = (self.direction, self.path, self.is_sampled);
+        let Self {
+            streams, lists, job, kernels, count, ends, mut marks, submitted, layers, ..
+        } = self;
         let end = marks.pop_back().map(|(event, _)| event);
         let mut before = marks.into_iter().rev();
         let before_end = before.find(|(_, bytes)| submitted - bytes >= NEAR);
         let before_end = before_end.map(|(event, _)| event);
         let corrections = || Arc::clone(&shared.corrections);
-        let lesson =
-            is_telling.then(|| Lesson { corrections: corrections(), direction, path, predicted });
-        let cargo = Cargo { lanes, scratch: None, lists, job, count, ends, lesson, kernels };
+        let sample = is_sampled.then(|| PathSample {
+            corrections: corrections(),
+            direction,
+            path,
+            predicted,
+        });
+        let resources =
+            JobResources { streams, scratch: None, lists, job, count, ends, sample, kernels };
         match end {
-            Some(end) => Ok(Flight::new(cargo, end, before_end, layers, due)),
-            None => Err(Box::new(cargo)),
+            Some(end) => Ok(InFlight::new(resources, end, before_end, layers, due)),
+            None => Err(Box::new(resources)),
         }
     }
 
     /// A part of it failed. Its buffer, if any, returns to the desk.
-    pub(crate) fn into_cargo(self, desk: Option<&Arc<Desk>>) -> Box<Cargo> {
-        let Self { lanes, scratch, lists, job, kernels, count, ends, .. } = self;
-        let scratch = scratch.zip(desk.map(Arc::clone));
-        Box::new(Cargo { lanes, scratch, lists, job, count, ends, lesson: None, kernels })
+    pub(crate) fn into_resources(
+        self,
+        direction_queue: Option<&Arc<DirectionQueue>>,
+    ) -> Box<JobResources> {
+        let Self { streams, scratch, lists, job, kernels, count, ends, .. } = self;
+        let scratch = scratch.zip(direction_queue.map(Arc::clone));
+        Box::new(JobResources { streams, scratch, lists, job, count, ends, sample: None, kernels })
     }
 }

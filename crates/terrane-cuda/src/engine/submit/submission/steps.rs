@@ -6,16 +6,16 @@ use terrane_core::ByteCount;
 use terrane_transfer::{CopyFailure, CopyGrid, Side, TransferPlan};
 
 use crate::engine::complete::failed_job::engine_failure;
+use crate::engine::geometry::chunker::{ChunkRamp, Chunker};
 use crate::engine::geometry::index;
-use crate::engine::geometry::chunker::{Cutter, Ramp};
-use crate::engine::geometry::packing::{Packing, Part, packing_for};
+use crate::engine::geometry::packing::{Chunk, Packing, packing_for};
 use crate::engine::path::Direction;
 use crate::engine::resources::block_lists::{BlockLists, list_bytes};
-use crate::engine::resources::device_mapping::Reach;
+use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::engine::shared::Shared;
 use crate::engine::submit::batch::Batch;
 use crate::engine::submit::launch::{KernelEnd, Launcher};
-use crate::engine::submit::submission::Work;
+use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
 use crate::kernels::{INLINE_BLOCKS, Kernels};
 use crate::runtime::event::Event;
@@ -31,7 +31,7 @@ pub(crate) enum Steps {
     },
     /// Kernels that copy from one end to the other.
     Kernels {
-        cutter: Cutter,
+        chunker: Chunker,
         ctas: u32,
         /// Whether the blocks still have to be listed.
         lists: bool,
@@ -40,7 +40,7 @@ pub(crate) enum Steps {
 }
 
 pub(crate) struct Staged {
-    cutter: Cutter,
+    chunker: Chunker,
     packing: Packing,
     batch: Batch,
     /// The blocks in the host's order, if the plan has another order: those of the source, and
@@ -56,12 +56,15 @@ const MOST_TOGETHER: usize = 4096;
 /// The maximum size that a layer-wise transfer combines: an event costs as much as 50 KiB.
 const LAYERS_TOGETHER: u64 = 4 << 20;
 
-impl Work {
-    pub(crate) fn step_runs(&mut self, shared: &Shared) -> Result<Option<Stepped>, CopyFailure> {
+impl Submission {
+    pub(crate) fn step_runs(
+        &mut self,
+        shared: &Shared,
+    ) -> Result<Option<SubmittedStep>, CopyFailure> {
         let Steps::Runs { next, offset, batch, together } = &mut self.steps else {
             return Ok(None);
         };
-        let Some(stream) = self.lanes.first() else { return Ok(None) };
+        let Some(stream) = self.streams.first() else { return Ok(None) };
         let plan = self.job.plan();
         let most = if *together { MOST_TOGETHER } else { MOST_CALLS };
         let limit = shared.options.request_bytes.get().max(1);
@@ -71,10 +74,10 @@ impl Work {
             let left = run.bytes().get() - *offset;
             let places = [(Side::Source, &self.ends[0]), (Side::Destination, &self.ends[1])];
             let mut length = left.min(limit - bytes);
-            let [source, destination] = places.map(|(side, reach)| {
+            let [source, destination] = places.map(|(side, mapping)| {
                 let at = run.at(side);
-                let address = reach.copy_address(at.region, at.offset + *offset)?;
-                length = reach.unsplit(address, length);
+                let address = mapping.copy_address(at.region, at.offset + *offset)?;
+                length = mapping.unsplit(address, length);
                 Some(address)
             });
             let (Some(source), Some(destination)) = (source, destination) else {
@@ -106,13 +109,16 @@ impl Work {
         let is_left = *next < plan.runs().len();
         let next_layer = is_left.then(|| plan.layer(*next) - plan.layers().start);
         let layers = next_layer.unwrap_or(plan.layers().end - plan.layers().start);
-        Ok(Some(Stepped { bytes, stream: 0, layers }))
+        Ok(Some(SubmittedStep { bytes, stream: 0, layers }))
     }
 
-    pub(crate) fn step_kernels(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
+    pub(crate) fn step_kernels(
+        &mut self,
+        shared: &Shared,
+    ) -> Result<Option<SubmittedStep>, CudaError> {
         self.list_blocks(shared)?;
-        let Steps::Kernels { cutter, ctas, .. } = &mut self.steps else { return Ok(None) };
-        let (Some(part), Some(stream)) = (cutter.next(), self.lanes.first()) else {
+        let Steps::Kernels { chunker, ctas, .. } = &mut self.steps else { return Ok(None) };
+        let (Some(chunk), Some(stream)) = (chunker.next(), self.streams.first()) else {
             return Ok(None);
         };
         let plan = self.job.plan();
@@ -123,17 +129,17 @@ impl Work {
                 layout_ends(plan, grid, &self.ends, None, self.lists.as_ref());
             // SAFETY: the plan has been validated. The job keeps both ends alive until the stream
             // has passed the copies, and its claims exclude other users.
-            unsafe { launcher.copy(grid, &part, source, destination) }?;
+            unsafe { launcher.copy(grid, &chunk, source, destination) }?;
         }
-        let layers = layers_up_to(&self.grids, plan, &part);
-        Ok(Some(Stepped { bytes: cutter.bytes(&part), stream: 0, layers }))
+        let layers = layers_up_to(&self.grids, plan, &chunk);
+        Ok(Some(SubmittedStep { bytes: chunker.bytes(&chunk), stream: 0, layers }))
     }
 
     /// Writes the block ids into the device's memory, if a launch does not carry them all.
     fn list_blocks(&mut self, shared: &Shared) -> Result<(), CudaError> {
         let plan = self.job.plan();
         let Steps::Kernels { lists: wanted, .. } = &mut self.steps else { return Ok(()) };
-        let Some(stream) = self.lanes.first().filter(|_| std::mem::take(wanted)) else {
+        let Some(stream) = self.streams.first().filter(|_| std::mem::take(wanted)) else {
             return Ok(());
         };
         let blocks = [plan.source_blocks(), plan.destination_blocks()];
@@ -151,13 +157,16 @@ impl Work {
         Ok(())
     }
 
-    pub(crate) fn step_staged(&mut self, shared: &Shared) -> Result<Option<Stepped>, CudaError> {
+    pub(crate) fn step_staged(
+        &mut self,
+        shared: &Shared,
+    ) -> Result<Option<SubmittedStep>, CudaError> {
         let Steps::Staged(staged) = &mut self.steps else { return Ok(None) };
         // A transfer of one part uses one stream.
-        let Some(copies) = self.lanes.first() else { return Ok(None) };
-        let packing = self.lanes.get(1).unwrap_or(copies);
+        let Some(copies) = self.streams.first() else { return Ok(None) };
+        let packing = self.streams.get(1).unwrap_or(copies);
         let Some(scratch) = &self.scratch else { return Ok(None) };
-        let Some(part) = staged.cutter.next() else { return Ok(None) };
+        let Some(chunk) = staged.chunker.next() else { return Ok(None) };
         let plan = self.job.plan();
         let to_host = self.direction == Direction::ToHost;
         // No other work runs beside the first part to the host, nor beside the only part of a
@@ -184,10 +193,10 @@ impl Work {
             (None, false) => plan.source_blocks(),
             (None, true) => plan.destination_blocks(),
         };
-        let Some(reach) = self.ends.get(host) else { return Ok(None) };
+        let Some(mapping) = self.ends.get(host) else { return Ok(None) };
         let most = shared.options.request_bytes.get().max(1);
         let mut found = Ok(());
-        staged.packing.stretches(&part, host_blocks, |stretch| {
+        staged.packing.stretches(&chunk, host_blocks, |stretch| {
             let layer = u64::from(stretch.layer);
             let region =
                 u64::from(host_end.first_region) + layer * u64::from(host_end.regions_per_layer);
@@ -197,12 +206,12 @@ impl Work {
                 + u64::from(stretch.outer) * outer_stride;
             let region = u32::try_from(region).unwrap_or(u32::MAX);
             let (mut at, mut left) = (scratch.address() + stretch.at, stretch.bytes);
-            let Some(mut address) = reach.copy_address(region, offset) else {
+            let Some(mut address) = mapping.copy_address(region, offset) else {
                 found = Err(CudaError::NotReached { device: shared.context.device().id });
                 return;
             };
             while left > 0 {
-                let bytes = reach.unsplit(address, left.min(most));
+                let bytes = mapping.unsplit(address, left.min(most));
                 let (from, to) = if to_host { (at, address) } else { (address, at) };
                 staged.batch.push(from, to, bytes);
                 (at, address, left) = (at + bytes, address + bytes, left - bytes);
@@ -219,8 +228,8 @@ impl Work {
         let launch = || {
             for grid in &self.grids {
                 let [source, destination] = layout_ends(plan, grid, &self.ends, sorted, None);
-                let (end, mine) = (grid.end(host_side), staged.packing.of_grid(&part, grid));
-                let strides = staged.packing.strides(&part, end);
+                let (end, mine) = (grid.end(host_side), staged.packing.of_grid(&chunk, grid));
+                let strides = staged.packing.strides(&chunk, end);
                 let packed = KernelEnd::Packed { address: scratch.address(), strides, end };
                 let (source, destination) =
                     if to_host { (source, packed) } else { (packed, destination) };
@@ -242,11 +251,11 @@ impl Work {
             hand_over(copies, packing)?;
             launch()?;
         }
-        let whole = self.grids.first().map(|grid| staged.packing.of_grid(&part, grid));
-        let layers = whole.map_or(0, |part| layers_up_to(&self.grids, plan, &part));
-        let bytes = staged.packing.bytes(&part);
+        let whole = self.grids.first().map(|grid| staged.packing.of_grid(&chunk, grid));
+        let layers = whole.map_or(0, |chunk| layers_up_to(&self.grids, plan, &chunk));
+        let bytes = staged.packing.bytes(&chunk);
         let stream = if to_host || is_alone { 0 } else { 1 };
-        Ok(Some(Stepped { bytes, stream, layers }))
+        Ok(Some(SubmittedStep { bytes, stream, layers }))
     }
 }
 
@@ -257,7 +266,7 @@ fn kernels(shared: &Shared) -> Result<&Kernels, CudaError> {
 }
 
 /// A part that has been submitted.
-pub(crate) struct Stepped {
+pub(crate) struct SubmittedStep {
     pub(crate) bytes: u64,
     /// The stream that reaches its end.
     pub(crate) stream: usize,
@@ -267,19 +276,19 @@ pub(crate) struct Stepped {
 
 /// For a transfer that is cut layer by layer: the number of layers that are complete with this
 /// part.
-fn layers_up_to(grids: &[CopyGrid], plan: &TransferPlan, part: &Part) -> u32 {
+fn layers_up_to(grids: &[CopyGrid], plan: &TransferPlan, chunk: &Chunk) -> u32 {
     // All grids have the layers of the transfer.
     let layers = grids.first().map_or(1, |grid| grid.layers);
     let pairs = ByteCount::from_usize(plan.destination_blocks().len()).get();
-    let is_last = u64::from(part.pairs.end) >= pairs;
-    let whole = if is_last { part.layers.end } else { part.layers.start };
+    let is_last = u64::from(chunk.pairs.end) >= pairs;
+    let whole = if is_last { chunk.layers.end } else { chunk.layers.start };
     if whole >= layers { plan.layers().end - plan.layers().start } else { whole }
 }
 
 fn layout_ends<'a>(
     plan: &'a TransferPlan,
     grid: &'a CopyGrid,
-    ends: &'a [Arc<Reach>; 2],
+    ends: &'a [Arc<DeviceMapping>; 2],
     sorted: Option<&'a [Vec<u32>; 2]>,
     lists: Option<&BlockLists>,
 ) -> [KernelEnd<'a>; 2] {
@@ -288,10 +297,10 @@ fn layout_ends<'a>(
         None => [plan.source_blocks(), plan.destination_blocks()],
     };
     let list = lists.map_or([0, 0], |lists| lists.addresses);
-    let ([reach, to], [blocks, blocks_to], [list, list_to]) = (ends, blocks, list);
+    let ([mapping, to], [blocks, blocks_to], [list, list_to]) = (ends, blocks, list);
     [
-        KernelEnd::Layout { reach, end: &grid.source, blocks, list },
-        KernelEnd::Layout { reach: to, end: &grid.destination, blocks: blocks_to, list: list_to },
+        KernelEnd::Layout { mapping, end: &grid.source, blocks, list },
+        KernelEnd::Layout { mapping: to, end: &grid.destination, blocks: blocks_to, list: list_to },
     ]
 }
 
@@ -326,13 +335,13 @@ impl Steps {
         let limit = if layer_wise { limit.get().min(LAYERS_TOGETHER) } else { limit.get() };
         // A layer of a block is copied whole, whatever its length.
         let limit = limit.max(packing.of_layer());
-        match Cutter::new(packing, pairs_of(plan), limit, Ramp::Flat) {
-            Some(cutter) => {
+        match Chunker::new(packing, pairs_of(plan), limit, ChunkRamp::Flat) {
+            Some(chunker) => {
                 // A launch carries this many ids of each end.
                 let most = INLINE_BLOCKS / 2;
                 let lists =
-                    cutter.clone().any(|part| index(part.pairs.end - part.pairs.start) > most);
-                Self::Kernels { cutter, ctas, lists }
+                    chunker.clone().any(|chunk| index(chunk.pairs.end - chunk.pairs.start) > most);
+                Self::Kernels { chunker, ctas, lists }
             }
             None => Self::runs(false),
         }
@@ -340,20 +349,20 @@ impl Steps {
 }
 
 impl Staged {
-    pub(crate) fn fits_one(&self) -> bool {
-        self.cutter.fits_one()
+    pub(crate) fn fits_one_chunk(&self) -> bool {
+        self.chunker.fits_one_chunk()
     }
 
     pub(crate) fn is_submitted(&self) -> bool {
-        self.cutter.is_done()
+        self.chunker.is_done()
     }
 
     pub(crate) fn is_only(&self) -> bool {
         self.is_only
     }
 
-    pub(crate) fn in_one_part(&mut self) {
-        (self.cutter, self.is_only) = (self.cutter.flat(), true);
+    pub(crate) fn in_one_chunk(&mut self) {
+        (self.chunker, self.is_only) = (self.chunker.flat(), true);
     }
 
     /// `None` if the transfer cannot be staged.
@@ -365,19 +374,19 @@ impl Staged {
         layer_wise: bool,
     ) -> Option<Self> {
         let (side, ramp) = match direction {
-            Direction::ToHost => (Side::Destination, Ramp::Up),
-            _ => (Side::Source, Ramp::Down),
+            Direction::ToHost => (Side::Destination, ChunkRamp::Up),
+            _ => (Side::Source, ChunkRamp::Down),
         };
         let packing = packing_for(plan, grids, side, layer_wise)?;
         let largest = shared.options.scratch_bytes.get();
         let largest =
             if layer_wise { largest.min(LAYERS_TOGETHER.max(packing.of_layer())) } else { largest };
-        let cutter = Cutter::new(packing, pairs_of(plan), largest, ramp)?;
+        let chunker = Chunker::new(packing, pairs_of(plan), largest, ramp)?;
         // The plan already has its destinations in order.
         let is_sorted = side == Side::Destination || plan.source_blocks().is_sorted();
         let sorted = (!is_sorted).then(|| plan.pairs_by_source());
         Some(Self {
-            cutter,
+            chunker,
             packing,
             batch: Batch::default(),
             sorted,
@@ -386,4 +395,3 @@ impl Staged {
         })
     }
 }
-

@@ -2,7 +2,8 @@
 
 use terrane_core::{Allocate, ByteCount, RegionRequest, Wish};
 use terrane_cuda::{
-    DeviceAllocator, DevicePool, Event, Held, PinnedAllocator, PinnedOptions, Stream, Timing,
+    DeviceAllocator, DevicePool, Event, PinnedAllocator, PinnedOptions, ResourceCount, Stream,
+    Timing,
 };
 
 use crate::needs::{LITTLE, device};
@@ -11,8 +12,8 @@ use crate::needs::{LITTLE, device};
 fn what_is_held_is_counted_and_what_drops_is_not() {
     let name = "what_is_held_is_counted_and_what_drops_is_not";
     let Some(context) = device(name, LITTLE) else { return };
-    let held = |count, mib| Held { count, bytes: ByteCount::mib(mib) };
-    let before = context.holdings();
+    let held = |count, mib| ResourceCount { count, bytes: ByteCount::mib(mib) };
+    let before = context.usage();
     assert_eq!((before.device, before.registered, before.handles), (held(0, 0), held(0, 0), 1));
     let request = RegionRequest::new(ByteCount::mib(3));
     let pool = DevicePool::new(&context, ByteCount::mib(64)).unwrap();
@@ -27,7 +28,7 @@ fn what_is_held_is_counted_and_what_drops_is_not() {
     );
     let stream = Stream::new(&context).unwrap();
     let events = [Timing::Off, Timing::On].map(|timing| Event::new(&context, timing).unwrap());
-    let now = context.holdings();
+    let now = context.usage();
     assert_eq!((now.device, now.pooled), (held(1, 3), held(1, 3)));
     assert_eq!((now.registered, now.host), (held(2, 3), held(1, 3)));
     assert_eq!((now.streams, now.events, now.events_idle), (2, 2, 0), "a pool has a stream");
@@ -35,7 +36,7 @@ fn what_is_held_is_counted_and_what_drops_is_not() {
     assert!(now.handles > before.handles);
     eprintln!("{now}");
     drop((memory, stream, events, pool));
-    let after = context.holdings();
+    let after = context.usage();
     assert_eq!((after.events, after.events_idle), (2, 2), "kept for the next user");
     assert_eq!(
         (after.device, after.pooled, after.registered, after.host, after.streams, after.handles),
@@ -43,6 +44,6 @@ fn what_is_held_is_counted_and_what_drops_is_not() {
     );
     let [first, second] = [(); 2].map(|()| Event::new(&context, Timing::Off));
     assert!(first.is_ok() && second.is_ok());
-    assert_eq!(context.holdings().events_created, 3, "one of the two was there");
+    assert_eq!(context.usage().events_created, 3, "one of the two was there");
     assert_eq!((context.failed_drops(), context.lost()), (0, None));
 }
