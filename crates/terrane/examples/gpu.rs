@@ -36,7 +36,6 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let cache = LayoutBuilder::new(config).layer_separate(BlockDimension::Second);
     let cache = cache.allocate(&DeviceAllocator::new(&context)).unregistered().build()?;
     let cache = Endpoint::new(cache)?;
-
     let ids: Vec<u32> = (0..24).collect();
     let [first, second, third] = [&ids[..8], &ids[8..16], &ids[16..]];
     for (from, from_blocks, to, to_blocks) in [

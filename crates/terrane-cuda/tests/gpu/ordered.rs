@@ -1,7 +1,5 @@
 //! Device memory in the order of streams, from a pool of the driver's.
 
-use std::sync::Arc;
-
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, RegionRequest};
 use terrane_cuda::{DevicePool, Event, PinnedAllocator, PinnedOptions, Stream, Timing};
 use terrane_testkit::pattern::{InProcess, PieceAccess};

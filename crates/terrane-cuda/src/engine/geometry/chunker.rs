@@ -177,7 +177,7 @@ mod tests {
                             (0..pairs).map(|pair| pair / 3 * 5 + pair % 3).collect();
                         let mut seen = vec![0_u8; usize::try_from(pairs).unwrap() * 4];
                         for chunk in Chunker::new(packing, pairs, largest, ramp).unwrap() {
-                            assert!(packing.bytes(&chunk) <= largest, "{part:?}");
+                            assert!(packing.bytes(&chunk) <= largest, "{chunk:?}");
                             for pair in chunk.pairs.clone() {
                                 for layer in chunk.layers.clone() {
                                     seen[index(pair * 4 + layer)] += 1;

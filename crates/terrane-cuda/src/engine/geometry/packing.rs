@@ -271,6 +271,8 @@ pub(crate) fn packing_for(
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use terrane_core::ByteCount;
+
     use super::*;
 
     pub(crate) const KIB: u64 = 1024;
