@@ -101,3 +101,7 @@ pub use size_class::SizeClasses;
 pub use snapshot::{ClassSnapshot, LadderSnapshot, PoolSnapshot};
 pub use stream_pool::{StreamError, StreamLease, StreamPool, StreamSource};
 pub use tags::Tag;
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;

@@ -88,12 +88,14 @@ mod explain;
 mod group;
 mod hazard;
 mod job;
+mod layer_range;
 mod layers;
 mod manager;
 mod order;
 mod plan;
 mod request;
 mod set;
+mod slots;
 mod sync;
 mod ticket;
 mod ticket_end;
@@ -109,12 +111,22 @@ pub use explain::{EngineTimes, Explanation, Report};
 pub use group::{GroupRefusal, GroupsRefused};
 pub use hazard::{Access, BlockConflict};
 pub use job::{CopyFailure, CopyJob, Progress, Remains, Terms};
+pub use layer_range::LayerRange;
 pub use layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
 pub use manager::TransferManager;
 pub use order::{DeviceOrder, EventHandle, PinnedOrder, StreamHandle};
 pub use plan::{CopyGrid, CopyRun, GridEnd, Planner, TransferPlan};
 pub use request::Transfer;
 pub use set::{CompletionSet, CompletionSetFuture, RejectedSet, SetOutcome};
+pub use slots::{SlotSet, Slots, SlotsError};
 pub use terrane_core::Durability;
 pub use ticket::{Ticket, TransferId};
 pub use ticket_end::{TicketEnd, TicketFuture};
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;
+#[doc(no_inline)]
+pub use terrane_layout;
+#[doc(no_inline)]
+pub use terrane_storage;

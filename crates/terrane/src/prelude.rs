@@ -25,6 +25,6 @@ pub use terrane_storage::{
     DiskAllocator, DiskOptions, HugePages, NamedFileAllocator, SystemAllocator, SystemOptions,
 };
 pub use terrane_transfer::{
-    Completion, DeviceOrder, Durability, Endpoint, Layers, Outcome, Rejected, Report, Ticket,
-    Transfer, TransferError, TransferManager,
+    Completion, DeviceOrder, Durability, Endpoint, Layers, Outcome, Rejected, Report, SlotSet,
+    Slots, Ticket, Transfer, TransferError, TransferManager,
 };

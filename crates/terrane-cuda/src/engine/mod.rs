@@ -129,7 +129,7 @@ use watch::{Task, Watch, Watchers};
 ///     let completion = manager.submit(home.device_order(after_compute).layer_wise(), ())?;
 ///     let layers = completion.layers().ok_or("it is layer by layer")?;
 ///     for layer in layers.range() {
-///         compute.wait_for_layer(&layers, layer)?;
+///         compute.wait_for_layers(&layers, layer)?;
 ///         // Here the kernels of this layer are launched on `compute`.
 ///     }
 ///     println!("{}", completion.wait().result?);

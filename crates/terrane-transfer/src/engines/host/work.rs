@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use terrane_core::{ByteCount, HostAddress, Location};
 
@@ -92,12 +91,12 @@ impl Work {
 
     /// Copies a chunk that no thread has taken yet. Returns whether there was one.
     fn copy_one_chunk(&self) -> bool {
-        self.job.start();
         let Some((begin, bytes)) = self.take_chunk() else { return false };
-        if self.job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            self.fail(CopyFailure::DeadlineExceeded);
+        if let Some(failure) = self.job.reason_to_stop() {
+            self.fail(failure);
             return false;
         }
+        self.job.start();
         let plan = self.job.plan();
         let copied = if plan.breaks_pieces() {
             copy_tiles(plan, begin.unit, bytes)
@@ -121,6 +120,8 @@ impl Work {
         if let Some(failure) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return job.finish(Err(failure));
         }
+        // It may have no bytes.
+        job.start();
         rates.of(job.path()).learn(job.plan().bytes(), job.running_for());
         job.finish(Ok(()));
     }
@@ -360,7 +361,8 @@ mod tests {
             let used = Use { access, blocks: &[0], group: 0, layers: 0..2, heads: 0..1 };
             table.lock().claim(&ticket, &used)
         };
-        let claims = Claims { reading: claim(Access::Read), writing: claim(Access::Write) };
+        let (reading, writing) = (claim(Access::Read), claim(Access::Write));
+        let claims = Claims { reading, writing, ticket: ticket.clone() };
         let (ended, ends) = mpsc::channel();
         let settle = Arc::new(CopiesAtOnce(ended));
         let ending = Ending::new(ticket, settle, None, explanation());
