@@ -121,7 +121,7 @@ impl Ticket {
     /// |---|---|
     /// | waits for others ([`Transfer::after`](crate::Transfer::after)) | ends now, with [`TransferError::Cancelled`]; nothing is copied |
     /// | is queued in its engine | ends so when its turn comes; nothing is copied |
-    /// | is being copied by the host engine, the disk engine or a relay | ends so before the next chunk or request; those in progress complete |
+    /// | is being copied by the host, disk or device engine or a relay | ends so before the next chunk or request; those in progress complete |
     /// | is being copied by an engine that cannot stop it | continues, and ends as if it had not been cancelled |
     /// | has ended, or has copied all bytes | nothing |
     ///

@@ -170,12 +170,11 @@ impl Feeder {
             feed.work.teach(is_first && self.desk.is_alone());
         }
         self.pending.extend(feed.begun.take());
-        feed.work.job().start();
-        let deadline = feed.work.job().terms().deadline;
-        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            self.fail(feed, CopyFailure::DeadlineExceeded);
+        if let Some(failure) = feed.work.job().reason_to_stop() {
+            self.fail(feed, failure);
             return None;
         }
+        feed.work.job().start();
         if let Err(error) = self.make_room(&mut feed.work) {
             self.fail(feed, engine_failure(error));
             return None;

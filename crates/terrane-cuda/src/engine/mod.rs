@@ -28,13 +28,12 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{BoxedCause, Capability, CapabilityReport, Grant, Reason, Wish};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Terms,
+    CopyEngine, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Terms,
     TransferPlan,
 };
 
@@ -353,8 +352,8 @@ unsafe impl CopyEngine for DeviceEngine {
             // None of the engine's threads exists in this process.
             return job.finish(Err(engine_failure(error)));
         }
-        if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return self.watch(Task::Over(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
+        if let Some(failure) = job.reason_to_stop() {
+            return self.watch(Task::Over(Box::new(job), Err(failure)));
         }
         // Without an order there is nothing to wait for.
         if job.plan().bytes().is_zero() && device_of(job.terms().device_order).is_none() {
