@@ -65,6 +65,7 @@ pub mod adaptors;
 mod barrier;
 mod block;
 mod depot;
+mod display;
 mod error;
 mod fence;
 mod grant;

@@ -33,8 +33,7 @@ use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{BoxedCause, Capability, CapabilityReport, Grant, Reason, Wish};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Terms,
-    TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Terms, TransferPlan,
 };
 
 pub use calibration::{Calibration, CalibrationOptions, Direction, PathCost};
