@@ -1,0 +1,12 @@
+//! Parts of a block store.
+
+mod error;
+mod eviction;
+mod index;
+mod key;
+mod sync;
+
+pub use error::KeyError;
+pub use eviction::{EvictionPolicy, Lru, S3Fifo};
+pub use index::{Freed, StoredBlock, TierIndex};
+pub use key::{KeyHash, KeyHasher, MAX_KEY_BYTES};
