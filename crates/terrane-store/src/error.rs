@@ -1,4 +1,4 @@
-//! Refusals of keys.
+//! Refusals of keys and of completion queues.
 
 use crate::MAX_KEY_BYTES;
 
@@ -16,5 +16,36 @@ pub enum KeyError {
     TooLong {
         /// Its length in bytes.
         bytes: usize,
+    },
+}
+
+/// Why a [`CompletionQueue`](crate::CompletionQueue) refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// A queue of capacity zero could take no job.
+    #[error("a completion queue of capacity 0 was requested; state 1 or more")]
+    NoCapacity,
+    /// The operating system gave no event descriptor.
+    #[error(
+        "no event descriptor for a completion queue (error {errno}); raise the limit of open files, \
+         or close some"
+    )]
+    NoDescriptor {
+        /// The error number.
+        errno: i32,
+    },
+    /// Jobs and values that were not taken fill the queue.
+    #[error(
+        "a completion queue of capacity {capacity} has {jobs} jobs and {values} values that were not \
+         taken; take them, or make the queue larger"
+    )]
+    Full {
+        /// The capacity.
+        capacity: usize,
+        /// The jobs that have not ended.
+        jobs: usize,
+        /// The values that wait to be taken.
+        values: usize,
     },
 }

@@ -2,3 +2,4 @@
 
 mod eviction;
 mod index;
+mod queue;
