@@ -123,9 +123,7 @@ impl<T> CompletionQueue<T> {
                 return None;
             }
             state = match deadline {
-                None => {
-                    self.shared.arrived.wait(state).unwrap_or_else(PoisonError::into_inner)
-                }
+                None => self.shared.arrived.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(deadline) => {
                     let left = deadline.checked_duration_since(Instant::now())?;
                     let waited = self.shared.arrived.wait_timeout(state, left);

@@ -1,6 +1,7 @@
 //! Where every piece lies, relative to its region: pure arithmetic.
 
 mod axis;
+mod canonical;
 mod decode_error;
 pub(crate) mod encoding;
 mod error;
