@@ -23,7 +23,6 @@ mod tables;
 mod watch;
 mod work;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -45,7 +44,7 @@ use crate::context::Context;
 use crate::driver::{BesideCaptures, DriverCode};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
-use choice::{Choice, Corrections};
+use choice::Corrections;
 use feeder::{Desk, Feed, Feeder};
 use flight::engine_failure;
 use lists::ListPool;
@@ -161,7 +160,7 @@ struct Shared {
     options: DeviceEngineOptions,
     kernels: Option<Kernels>,
     /// The result of the request for kernels.
-    capabilities: CapabilityReport,
+    capabilities: Arc<CapabilityReport>,
     reach: ReachCache,
     tables: Tables,
     lists: Arc<ListPool>,
@@ -208,7 +207,7 @@ impl DeviceEngine {
         let peers = Arc::default();
         let shared = Arc::new(Shared {
             kernels,
-            capabilities,
+            capabilities: Arc::new(capabilities),
             reach: ReachCache::new(context, &peers),
             peers,
             tables: Tables::new(context)?,
@@ -332,16 +331,11 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let Choice { path, predicted, mut reason } =
-            self.choose(plan, terms, self.shared.options.path)?;
-        if self.shared.kernels.is_none() {
-            reason = Cow::Owned(format!("{reason}; {}", self.shared.capabilities));
-        }
-        Ok(Quote { path: Cow::Borrowed(path.name()), reason, predicted })
+        self.quote_by(plan, terms, self.shared.options.path)
     }
 
     fn capabilities(&self) -> CapabilityReport {
-        self.shared.capabilities.clone()
+        CapabilityReport::clone(&self.shared.capabilities)
     }
 
     fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {

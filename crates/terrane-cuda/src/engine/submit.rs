@@ -10,8 +10,8 @@ use super::DeviceEngine;
 use super::calibration::Direction;
 use super::feeder::{Desk, Feed, Gated};
 use super::flight::{Failed, due, engine_failure};
-use super::options::CopyPath;
 use super::order::{Gate, Pending};
+use super::quote::PathDecision;
 use super::watch::Task;
 use super::work::Work;
 use crate::error::CudaError;
@@ -23,13 +23,12 @@ impl DeviceEngine {
     ///
     /// The job, and the reason why it must end. None of its work has been submitted.
     pub(super) fn dispatch(&self, job: Box<CopyJob>) -> Result<(), (Box<CopyJob>, CudaError)> {
-        let plan = job.plan();
-        let found = self.direction(plan).zip(CopyPath::from_name(job.path()));
-        let ends = match self.reach(plan) {
+        let decision = job.decision::<PathDecision>().map(|found| (found.direction, found.path));
+        let ends = match self.reach(job.plan()) {
             Ok(ends) => ends,
             Err(error) => return Err((job, error)),
         };
-        let (Some((direction, path)), Some(ends)) = (found, ends) else {
+        let (Ok((direction, path)), Some(ends)) = (decision, ends) else {
             let device = self.shared.context.device().id;
             return Err((job, CudaError::NotReached { device }));
         };

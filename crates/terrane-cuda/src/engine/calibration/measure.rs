@@ -1,6 +1,5 @@
 //! Measures the costs of paths.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,6 @@ use terrane_transfer::{
 
 use super::{Calibration, Direction, PathCost};
 use crate::context::Context;
-use crate::engine::choice::Choice;
 use crate::engine::options::{CopyPath, DeviceEngineOptions};
 use crate::engine::{DeviceEngine, batch};
 use crate::error::CudaError;
@@ -319,9 +317,7 @@ unsafe impl CopyEngine for Forced {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let Choice { path, predicted, reason } =
-            self.engine.choose(plan, terms, Some(self.path))?;
-        Ok(Quote { path: Cow::Borrowed(path.name()), reason, predicted })
+        self.engine.quote_by(plan, terms, Some(self.path))
     }
 
     fn submit(&self, job: CopyJob) {

@@ -164,7 +164,7 @@ pub fn quoting_touches_nothing(fixture: &impl EngineFixture) {
             terms.device_order = Some(DeviceOrder::AlreadySynchronised);
         }
         let quote = || engine.quote(&plan, &terms).expect("the fixture says that it serves this");
-        assert_eq!(quote().path, quote().path, "the same plan is quoted two paths");
+        assert_eq!(quote().path(), quote().path(), "the same plan is quoted two paths");
         drop(plan);
         for (end, before) in [&from, &to].into_iter().zip(&before) {
             Image::of(end, fixture.access()).assert_equals(before, "after a quote");
@@ -193,7 +193,7 @@ pub fn reports_say_what_was_done(fixture: &impl EngineFixture) {
         assert_eq!(report.explanation, explained, "done otherwise than explained");
         assert_eq!(copied, explained.bytes, "the progress at the end is not all the bytes");
         assert!(report.queued + report.copied <= most, "{report}, which is more than {most:?}");
-        assert!(!report.explanation.reason.is_empty(), "no reason for {}", explained.path);
+        assert!(!report.explanation.reason().is_empty(), "no reason for {}", explained.path());
     });
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use terrane_core::{ByteCount, HostAddress, Location};
 
-use super::Rates;
+use super::{HostPath, Rates};
 use crate::engines::copy::{self, Caching};
 use crate::{Attend, CopyFailure, CopyJob, CopyRun, Endpoint, Side, TransferPlan};
 
@@ -55,7 +55,7 @@ impl Attend for Queued {
 /// It consists of units. These are the runs of the plan or, where pieces are broken up, its tiles;
 /// their many runs are not listed.
 pub(super) struct Work {
-    caching: Caching,
+    path: HostPath,
     chunk: u64,
     cursor: Mutex<Cursor>,
     failure: Mutex<Option<CopyFailure>>,
@@ -73,14 +73,9 @@ struct Cursor {
 }
 
 impl Work {
-    pub(super) fn new(
-        job: CopyJob,
-        caching: Caching,
-        chunk: ByteCount,
-        rates: &Arc<Rates>,
-    ) -> Self {
+    pub(super) fn new(job: CopyJob, path: HostPath, chunk: ByteCount, rates: &Arc<Rates>) -> Self {
         Self {
-            caching,
+            path,
             chunk: chunk.get().max(1),
             cursor: Mutex::new(Cursor::default()),
             failure: Mutex::new(None),
@@ -102,7 +97,7 @@ impl Work {
         let copied = if plan.breaks_pieces() {
             copy_tiles(plan, begin.unit, bytes)
         } else {
-            copy_runs(plan, begin, bytes, self.caching)
+            copy_runs(plan, begin, bytes, self.path.caching())
         };
         copy::publish();
         match copied {
@@ -117,11 +112,11 @@ impl Work {
 
     /// Drops a reference. The last one finishes the job.
     fn release(work: Arc<Self>) {
-        let Some(Self { job, failure, rates, .. }) = Arc::into_inner(work) else { return };
+        let Some(Self { job, failure, rates, path, .. }) = Arc::into_inner(work) else { return };
         if let Some(failure) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return job.finish(Err(failure));
         }
-        rates.of(job.path()).learn(job.plan().bytes(), job.running_for());
+        rates.of(path).learn(job.plan().bytes(), job.running_for());
         job.finish(Ok(()));
     }
 
@@ -308,6 +303,7 @@ mod tests {
 
     use super::*;
     use crate::completion::Settle;
+    use crate::engine::SharedDecision;
     use crate::engines::rate::Rate;
     use crate::hazard::{HazardTable, Use};
     use crate::job::{Claims, Ending};
@@ -336,10 +332,9 @@ mod tests {
             source_alignment: terrane_core::Alignment::BYTE,
             destination_alignment: terrane_core::Alignment::BYTE,
             engine: "host",
-            path: super::super::THROUGH_CACHE.into(),
-            reason: "".into(),
             predicted: Duration::ZERO,
             declined: Vec::new(),
+            decision: SharedDecision::Constant(&HostPath::ThroughCache),
         }
     }
 
@@ -367,7 +362,7 @@ mod tests {
         let job = CopyJob::new(plan, claims, Terms::default(), None, Arc::default(), ending);
         let guess = || Rate::new(1e9, Duration::ZERO, Duration::ZERO);
         let rates = Rates { through: guess(), past: guess(), relayout: guess() };
-        let work = Work::new(job, Caching::Through, ByteCount::new(16), &Arc::new(rates));
+        let work = Work::new(job, HostPath::ThroughCache, ByteCount::new(16), &Arc::new(rates));
         let queued = Queued::new(work);
         ends.try_recv().expect("it has ended").expect("all bytes are copied");
         assert!(!queued.copy_one_chunk());
