@@ -14,7 +14,7 @@ use crate::engine::complete::orphans::Orphans;
 use crate::engine::resources::block_lists::ListPool;
 use crate::engine::submit::queued_job::WaitingJob;
 
-/// A task of a watcher.
+/// A task of a completion thread.
 pub(crate) enum Task {
     /// Waits for a job's end.
     InFlight(Arc<InFlight>),
@@ -24,7 +24,7 @@ pub(crate) enum Task {
     FailedJob(FailedJob),
     /// Finishes a job that had nothing to submit.
     NotSubmitted(Box<JobResources>),
-    /// Waits until a job may begin, and hands it to its feeder.
+    /// Waits until a job may begin, and enqueues it.
     Waiting(Box<WaitingJob>),
 }
 

@@ -44,7 +44,7 @@ impl JobResources {
                 corrections.record(direction, path, bytes, predicted, took);
             }
         }
-        // The streams are free for others before the caller is told of the end.
+        // The streams are free for others before the caller is notified.
         drop((streams, lists));
         if let Some((scratch, direction_queue)) = scratch {
             direction_queue.give_back(Some(scratch));
@@ -53,7 +53,7 @@ impl JobResources {
         drop((ends, kernels));
     }
 
-    /// Ends a job whose work may never come to rest. `orphans` keeps the resources that the device may
+    /// Ends a job whose work may never complete. `orphans` keeps the resources that the device may
     /// use.
     pub(crate) fn orphan(self, failure: CopyFailure, orphans: &Orphans) {
         let Self { streams, scratch, lists, job, count: _, ends, sample: _, kernels } = self;

@@ -112,7 +112,7 @@ impl DeviceEngine {
     }
 
     /// Submits all of a small job. It begins at once, or when the device reaches it. Its buffer, if
-    /// any, returns to the desk.
+    /// any, returns to its direction.
     fn submit_now(
         &self,
         mut submission: Submission,
@@ -168,22 +168,22 @@ impl DeviceEngine {
             if let Some(scratch) = taken {
                 queued.submission.put_scratch(scratch);
                 if queued.submission.fits_one_buffer() {
-                    // Waking the feeder would take as long as the submit.
+                    // Waking the submit thread would take as long as the submit.
                     queued.submission.in_one_chunk();
                     return self.submit_now(*queued.submission, true, Some(direction_queue));
                 }
-                // The wire stays busy while the feeder wakes.
+                // The wire stays busy while the submit thread wakes.
                 queued = match self.begin(queued, direction_queue) {
                     Some(queued) => queued,
                     None => return,
                 };
             }
         }
-        // If the threads have ended, the job drops here, and its caller is told.
+        // If the threads have ended, the job drops here, which reports that the engine stopped.
         drop(queue.send(queued));
     }
 
-    /// Submits the first part of a staged job, which has a buffer. Returns the job, unless that
+    /// Submits the first chunk of a staged job, which has a buffer. Returns the job, unless that
     /// failed.
     fn begin(
         &self,

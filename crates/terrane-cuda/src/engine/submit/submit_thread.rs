@@ -1,4 +1,4 @@
-//! The threads that submit large jobs, a part at a time.
+//! The threads that submit large jobs, a chunk at a time.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,8 +20,8 @@ use crate::engine::submit::queued_job::QueuedJob;
 use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
 
-/// The thread of one direction. It takes a part of each of its jobs in turn, so that a short job
-/// does not wait for the end of a long one. It keeps a bounded number of parts on the device.
+/// The thread of one direction. It takes a chunk of each of its jobs in turn, so that a short job
+/// does not wait for the end of a long one. It keeps a bounded number of chunks on the device.
 pub(crate) struct SubmitThread {
     shared: Arc<Shared>,
     jobs: Receiver<QueuedJob>,
@@ -62,11 +62,11 @@ impl SubmitThread {
                 self.turns.push_back(queued);
             }
         }
-        // The buffers are freed with the desk, when nothing uses them any more.
+        // The buffers are freed with the queue, when nothing uses them any more.
         while self.retire_oldest() {}
     }
 
-    /// Submits a part of a job. Returns the job if parts are left.
+    /// Submits a chunk of a job. Returns the job if chunks are left.
     fn turn(&mut self, mut queued: QueuedJob, was_idle: bool) -> Option<QueuedJob> {
         if was_idle {
             self.retire_ended();
@@ -86,7 +86,7 @@ impl SubmitThread {
         }
         let shared = &*self.shared;
         let submission = &mut queued.submission;
-        // The context is bound once for all driver calls of a part.
+        // The context is bound once for all driver calls of a chunk.
         let mut stepped = None;
         let bound = shared.context.bound(|_| {
             stepped = Some(submission.step(shared));
@@ -103,7 +103,7 @@ impl SubmitThread {
                 if !queued.submission.is_submitted() {
                     return Some(queued);
                 }
-                // At once, not when another part fits: waiting threads must learn of the end while
+                // At once, not when another chunk fits: waiting threads must learn of the end while
                 // it is far off.
                 self.all_submitted(queued);
                 None
@@ -134,18 +134,18 @@ impl SubmitThread {
             }
             Err(resources) => Task::NotSubmitted(resources),
         };
-        // Watchers exist as long as feeders exist.
+        // Completion threads exist as long as submit threads exist.
         self.completion_threads.send(task);
     }
 
-    /// The predicted end of the parts on the device, if the job is alone there.
+    /// The predicted end of the chunks on the device, if the job is alone there.
     fn due(&self, queued: &QueuedJob) -> Option<Range<Instant>> {
         let job = queued.submission.job();
         if !self.turns.is_empty() || job.layers().is_some() {
             return None;
         }
         let all: u64 = self.pending.iter().map(|chunk| chunk.bytes).sum();
-        // The progress of the first part is unknown.
+        // The progress of the first chunk is unknown.
         let first = self.pending.front().map_or(0, |chunk| chunk.bytes);
         let time = |bytes: u64| {
             let share = bytes as f64 / job.plan().bytes().get().max(1) as f64;
@@ -154,19 +154,19 @@ impl SubmitThread {
         due(time(all - first)?..time(all)?)
     }
 
-    /// Finishes a failed job once its submitted parts complete.
+    /// Finishes a failed job once its submitted chunks complete.
     fn fail(&mut self, queued: QueuedJob, failure: CopyFailure) {
         let QueuedJob { submission, slot, .. } = queued;
         drop(slot);
         // Not on this thread, where other jobs wait for their turn. The wait may be long, and
-        // finishing a job runs foreign code. Watchers exist as long as feeders exist.
+        // finishing a job runs foreign code. Completion threads exist as long as submit threads exist.
         let failed =
             FailedJob::new(submission.into_resources(Some(&self.direction_queue)), failure);
         self.completion_threads.send(Task::FailedJob(failed));
         self.retire_ended();
     }
 
-    /// Waits until another part may be submitted. Gives the job a buffer for it, if it needs one.
+    /// Waits until another chunk may be submitted. Gives the job a buffer for it, if it needs one.
     ///
     /// # Errors
     ///
@@ -220,7 +220,7 @@ impl SubmitThread {
         Ok(())
     }
 
-    /// Removes the parts that have ended.
+    /// Removes the chunks that have ended.
     fn retire_ended(&mut self) {
         while let Some(submitted) = self.pending.front() {
             // The job's end also reports the failure.
@@ -231,7 +231,7 @@ impl SubmitThread {
         }
     }
 
-    /// Waits for the oldest part. Returns whether there was one.
+    /// Waits for the oldest chunk. Returns whether there was one.
     fn retire_oldest(&mut self) -> bool {
         let Some(submitted) = self.pending.pop_front() else { return false };
         if submitted.event.wait().is_ok() {
