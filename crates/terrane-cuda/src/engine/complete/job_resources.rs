@@ -46,8 +46,8 @@ impl JobResources {
         }
         // The streams are free for others before the caller is notified.
         drop((streams, lists));
-        if let Some((scratch, direction_queue)) = scratch {
-            direction_queue.give_back(Some(scratch));
+        if let Some((scratch, queue)) = scratch {
+            queue.give_back(Some(scratch));
         }
         job.finish(result);
         drop((ends, kernels));

@@ -30,8 +30,8 @@ impl Orphan {
     fn release(self) {
         let Self { streams, scratch, lists, remains, ends, kernels } = self;
         drop((streams, lists));
-        if let Some((scratch, direction_queue)) = scratch {
-            direction_queue.give_back(Some(scratch));
+        if let Some((scratch, queue)) = scratch {
+            queue.give_back(Some(scratch));
         }
         drop((remains, ends, kernels));
     }

@@ -27,18 +27,18 @@ pub(crate) struct WaitingJob {
     pub(crate) order_event: OrderEvent,
     pub(crate) submission: Box<Submission>,
     pub(crate) predicted: Duration,
-    pub(crate) queue: Sender<QueuedJob>,
-    pub(crate) direction_queue: Arc<DirectionQueue>,
+    pub(crate) sender: Sender<QueuedJob>,
+    pub(crate) queue: Arc<DirectionQueue>,
 }
 
 impl WaitingJob {
     /// Enqueues the job for its direction.
     pub(crate) fn enqueue(self) {
-        let Self { order_event, submission, predicted, queue, direction_queue } = self;
+        let Self { order_event, submission, predicted, sender, queue } = self;
         drop(order_event);
-        let (slot, _) = direction_queue.enter();
+        let (slot, _) = queue.enter();
         // If the submit thread has ended, the job drops here.
-        drop(queue.send(QueuedJob { submission, predicted, begun: None, slot }));
+        drop(sender.send(QueuedJob { submission, predicted, begun: None, slot }));
     }
 
     /// Ends the job, without any submitted work.

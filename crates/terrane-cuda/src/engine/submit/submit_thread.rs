@@ -26,7 +26,7 @@ pub(crate) struct SubmitThread {
     shared: Arc<Shared>,
     jobs: Receiver<QueuedJob>,
     completion_threads: CompletionThreads,
-    direction_queue: Arc<DirectionQueue>,
+    queue: Arc<DirectionQueue>,
     turns: VecDeque<QueuedJob>,
     /// Parts on the device, in the order of their submission.
     pending: VecDeque<SubmittedChunk>,
@@ -35,12 +35,12 @@ pub(crate) struct SubmitThread {
 impl SubmitThread {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        direction_queue: Arc<DirectionQueue>,
+        queue: Arc<DirectionQueue>,
         jobs: Receiver<QueuedJob>,
         completion_threads: CompletionThreads,
     ) -> Self {
         let (turns, pending) = (VecDeque::new(), VecDeque::new());
-        Self { shared, jobs, completion_threads, direction_queue, turns, pending }
+        Self { shared, jobs, completion_threads, queue, turns, pending }
     }
 
     /// Serves jobs until no source of jobs is left, and all jobs are submitted.
@@ -71,7 +71,7 @@ impl SubmitThread {
         if was_idle {
             self.retire_ended();
             let is_first = self.pending.is_empty() && self.turns.is_empty();
-            queued.submission.sample_if(is_first && self.direction_queue.is_alone());
+            queued.submission.sample_if(is_first && self.queue.is_alone());
         }
         self.pending.extend(queued.begun.take());
         queued.submission.job().start();
@@ -99,7 +99,7 @@ impl SubmitThread {
         };
         match stepped {
             Ok(Some(submitted)) => {
-                self.pending.push_back(self.direction_queue.lend(submitted));
+                self.pending.push_back(self.queue.lend(submitted));
                 if !queued.submission.is_submitted() {
                     return Some(queued);
                 }
@@ -109,7 +109,7 @@ impl SubmitThread {
                 None
             }
             Ok(None) => {
-                self.direction_queue.give_back(queued.submission.take_scratch());
+                self.queue.give_back(queued.submission.take_scratch());
                 self.all_submitted(queued);
                 None
             }
@@ -121,7 +121,7 @@ impl SubmitThread {
     }
 
     fn all_submitted(&self, mut queued: QueuedJob) {
-        if !self.direction_queue.is_alone() {
+        if !self.queue.is_alone() {
             queued.submission.sample_if(false);
         }
         let due = self.due(&queued);
@@ -160,9 +160,8 @@ impl SubmitThread {
         drop(slot);
         // Not on this thread, where other jobs wait for their turn. The wait may be long, and
         // finishing a job runs foreign code. Completion threads exist as long as submit threads exist.
-        let failed =
-            FailedJob::new(submission.into_resources(Some(&self.direction_queue)), failure);
-        self.completion_threads.send(Task::FailedJob(failed));
+        let failed = FailedJob::new(submission.into_resources(Some(&self.queue)), failure);
+        self.completion_threads.send(Task::Failed(failed));
         self.retire_ended();
     }
 
@@ -178,7 +177,7 @@ impl SubmitThread {
             self.retire_oldest();
         }
         while submission.needs_scratch() {
-            let taken = self.direction_queue.scratch().take();
+            let taken = self.queue.scratch().take();
             let made = match taken {
                 Some(ScratchOffer::Free(scratch)) => Ok(Some(scratch)),
                 Some(ScratchOffer::ToMake(maker)) => maker.make(),
@@ -206,12 +205,12 @@ impl SubmitThread {
     ///
     /// As for [`do_without_scratch`](Submission::do_without_scratch).
     fn await_scratch(&self, submission: &mut Submission) -> Result<(), CudaError> {
-        let next = self.direction_queue.scratch().next_event();
+        let next = self.queue.scratch().next_event();
         match next.map(|event| event.wait()) {
             Some(Ok(())) => {}
             Some(Err(_)) => {
                 // They drop without the lock.
-                let broken = self.direction_queue.scratch().take_broken();
+                let broken = self.queue.scratch().take_broken();
                 drop(broken);
             }
             // A failed job holds it.

@@ -356,12 +356,9 @@ impl Submission {
     }
 
     /// A chunk of it failed. Its buffer, if any, returns to its direction.
-    pub(crate) fn into_resources(
-        self,
-        direction_queue: Option<&Arc<DirectionQueue>>,
-    ) -> Box<JobResources> {
+    pub(crate) fn into_resources(self, queue: Option<&Arc<DirectionQueue>>) -> Box<JobResources> {
         let Self { streams, scratch, lists, job, kernels, count, ends, .. } = self;
-        let scratch = scratch.zip(direction_queue.map(Arc::clone));
+        let scratch = scratch.zip(queue.map(Arc::clone));
         Box::new(JobResources { streams, scratch, lists, job, count, ends, sample: None, kernels })
     }
 }
