@@ -20,7 +20,7 @@
 //! - [`probe`] reports a missing requirement, or lists the [`Device`]s; [`Driver`] is the library.
 //! - [`Context`] is a device's primary context. Each call binds it on the calling thread.
 //! - [`Stream`]s are owned or borrowed. [`Event`]s are pooled; timing is optional. A transfer can
-//!   [run after](Stream::order) either, and a stream can [wait](Stream::wait_for_layer) for one
+//!   [run after](Stream::order) either, and a stream can [wait](Stream::wait_for_layers) for one
 //!   layer of a transfer. [`CudaStreams`] provides both to a pool, as its
 //!   [`FenceSource`](terrane_pool::FenceSource) and [`StreamSource`](terrane_pool::StreamSource).
 //! - [`Kernels`] copy many scattered cells ([`GridLaunch`]) or runs ([`RunLaunch`]) in one launch.
@@ -111,3 +111,13 @@ pub use runtime::device::{Availability, Device, probe};
 pub use runtime::event::{Event, Timing};
 pub use runtime::stream::{Stream, StreamPriority};
 pub use runtime::usage::{ResourceCount, ResourceUsage};
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;
+#[doc(no_inline)]
+pub use terrane_pool;
+#[doc(no_inline)]
+pub use terrane_storage;
+#[doc(no_inline)]
+pub use terrane_transfer;

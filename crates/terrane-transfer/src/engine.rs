@@ -34,6 +34,7 @@ use crate::{CopyJob, DeviceOrder, Side, Terms, TransferPlan};
 /// - Report each layer of a [layer-wise](CopyJob::layers) job as soon as it can. Plans of such jobs
 ///   are in the order of the layers. Layers that it does not report are done, or have failed, with
 ///   the job.
+/// - Stop a job that was [cancelled](CopyJob::reason_to_stop).
 /// - Let waiting threads poll the engine, or copy for it: [`CopyJob::attend`].
 ///
 /// # Safety
@@ -41,6 +42,11 @@ use crate::{CopyJob, DeviceOrder, Side, Terms, TransferPlan};
 /// Finishing or dropping a job releases the memory at both ends and the caller's guard, and frees
 /// its blocks for other transfers. So an implementor promises that it touches only the bytes of the
 /// plan's runs, and none of them after it has finished or dropped the job.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a copy engine",
+    label = "it does not implement `CopyEngine`",
+    note = "engines are `HostEngine`, `DiskEngine` and `RelayEngine` of `terrane_transfer::engines`, `DeviceEngine` of `terrane-cuda` and `NixlEngine` of `terrane-nixl`; pass an engine that is shared as `Arc<dyn CopyEngine>` to `TransferManagerBuilder::engines`"
+)]
 pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// The engine's name in explanations and errors.
     fn name(&self) -> &'static str;

@@ -1,5 +1,7 @@
 //! The engine's end of a transfer.
 
+mod cancelling;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
@@ -38,10 +40,13 @@ pub struct CopyJob {
     ending: Ending,
 }
 
-/// The claims of a transfer on the blocks of its two ends.
+/// The claims of a transfer on the blocks of its two ends. The transfer and all its parts share
+/// them.
 pub(crate) struct Claims {
     pub(crate) reading: Claim,
     pub(crate) writing: Claim,
+    /// Says whether the transfer was cancelled.
+    pub(crate) ticket: Ticket,
 }
 
 /// Options of a transfer beyond the copy itself.
@@ -147,6 +152,9 @@ impl CopyJob {
     }
 
     /// Marks the start of the copy, after any time in a queue. Later calls change nothing.
+    ///
+    /// An engine calls it before it copies the first byte. If a job is cancelled before that, its
+    /// destination counts as unchanged.
     pub fn start(&self) {
         self.ending.started.get_or_init(Instant::now);
     }
@@ -198,7 +206,7 @@ impl CopyJob {
         match &result {
             Ok(()) if self.is_part => {}
             Ok(()) => self.claims.writing.has_written(Written::All),
-            Err(_) => self.leave_shared_claims(),
+            Err(cause) => self.release_after(cause),
         }
         self.ending.result = Some(result);
         shielded(|| drop(self));
@@ -207,11 +215,7 @@ impl CopyJob {
     /// Ends the job with this error, as it is: the job never reached an engine, or its engine got
     /// the error from another.
     pub(crate) fn abandon(mut self, cause: TransferError) {
-        if cause.is_refusal() {
-            self.claims.writing.has_written(Written::Nothing);
-        } else {
-            self.leave_shared_claims();
-        }
+        self.release_after(&cause);
         self.ending.result = Some(Err(cause));
         shielded(|| drop(self));
     }
@@ -220,6 +224,15 @@ impl CopyJob {
     pub(crate) fn check_start(&self, allow_incomplete: bool) -> Result<(), TransferError> {
         self.claims.reading.check_start(allow_incomplete)?;
         self.claims.writing.check_start(allow_incomplete)
+    }
+
+    /// The transfer fails with this error.
+    fn release_after(&self, cause: &TransferError) {
+        if !cause.is_refusal() {
+            self.leave_shared_claims();
+        } else if !self.is_part {
+            self.claims.writing.has_written(Written::Nothing);
+        }
     }
 
     /// The transfer fails. If a part of it was given up, that part keeps the claims, and may still
@@ -261,6 +274,7 @@ impl CopyJob {
                 done: self.progress.copied(),
                 total: self.plan.bytes(),
             },
+            CopyFailure::Cancelled => self.cancelled(),
         }
     }
 }
@@ -314,6 +328,8 @@ pub enum CopyFailure {
     },
     /// The job's deadline passed.
     DeadlineExceeded,
+    /// The job was [cancelled](CopyJob::is_cancelled).
+    Cancelled,
 }
 
 /// The progress of a transfer.
@@ -348,6 +364,8 @@ pub(crate) struct Ending {
     started: OnceLock<Instant>,
     engine_times: Option<EngineTimes>,
     result: Option<Result<(), TransferError>>,
+    /// Whether the ticket ends later, by other means.
+    leaves_ticket: bool,
 }
 
 impl Ending {
@@ -366,6 +384,7 @@ impl Ending {
             started: OnceLock::new(),
             engine_times: None,
             result: None,
+            leaves_ticket: false,
         }
     }
 }
@@ -388,7 +407,7 @@ impl Drop for Ending {
         });
         let succeeded = result.is_ok();
         // The ticket ends first: a thread that has the outcome finds the ticket ended.
-        let dependents = self.ticket.end(succeeded);
+        let dependents = if self.leaves_ticket { Vec::new() } else { self.ticket.end(succeeded) };
         // The layers end next, for the same reason.
         if let Some(layers) = self.layers.take() {
             shielded(|| layers.end(succeeded));

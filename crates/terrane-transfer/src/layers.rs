@@ -1,11 +1,13 @@
 //! The state of each layer of a transfer, before the whole transfer has ended.
 
+mod future;
+
+pub use future::LayerFuture;
+
 use std::fmt;
-use std::future::Future;
 use std::ops::Range;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 use terrane_core::{ByteCount, OwnerProcess};
@@ -13,13 +15,14 @@ use terrane_core::{ByteCount, OwnerProcess};
 use crate::EventHandle;
 use crate::attend::{self, Attend, Attendant, Helping};
 use crate::job::shielded;
+use crate::layer_range::LayerRange;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 
 /// The caller's view of the layers of a transfer in flight, from
 /// [`Completion::layers`](crate::Completion::layers). Cloning it costs a reference count.
 ///
 /// Compute on layer 0 can begin while layer 1 travels. Either its stream waits for the layer's
-/// [`event`](Self::event) (`Stream::wait_for_layer` of `terrane-cuda`), or a host thread waits for
+/// [`event`](Self::event) (`Stream::wait_for_layers` of `terrane-cuda`), or a host thread waits for
 /// the layer. A layer that is done stays done, even if others fail. Its blocks stay claimed until
 /// the whole transfer has ended.
 ///
@@ -89,11 +92,12 @@ impl Layers {
         Ok(lock(&self.shared.state).layer(index))
     }
 
-    /// Whether the bytes of a layer are at the destination; `false` for one that is not
+    /// Whether the bytes of these layers are at the destination; `false` if one of them is not
     /// transferred.
     #[must_use]
-    pub fn is_done(&self, layer: u32) -> bool {
-        self.state(layer) == Ok(LayerState::Done)
+    pub fn is_done(&self, layers: impl LayerRange) -> bool {
+        let mut layers = layers.of(self.range());
+        layers.all(|layer| self.state(layer) == Ok(LayerState::Done))
     }
 
     /// The event behind the copies of a layer, for a stream to wait for; `None` if the layer is
@@ -115,25 +119,47 @@ impl Layers {
         })
     }
 
-    /// Blocks the thread until the bytes of a layer are at the destination.
+    /// The events behind the copies of these layers, for a stream to wait for all of them, as for
+    /// [`event`](Self::event). Layers that are done have none, and layers that share an event add
+    /// it once.
     ///
     /// # Errors
     ///
-    /// [`LayerError`], if the layer will not arrive.
-    pub fn wait(&self, layer: u32) -> Result<(), LayerError> {
-        self.wait_for(layer, LayerState::is_final).map(|_| ())
+    /// [`LayerError::NotTransferred`] at once, or [`LayerError::Failed`] of the first layer that
+    /// will not arrive.
+    pub fn events(&self, layers: impl LayerRange) -> Result<Vec<EventHandle>, LayerError> {
+        let mut events = Vec::new();
+        for layer in self.shared.check(layers.of(self.range()))? {
+            let event = self.event(layer)?;
+            events.extend(event.filter(|event| !events.contains(event)));
+        }
+        Ok(events)
     }
 
-    /// A future that is ready when the layer is done, for any runtime.
-    pub fn done(&self, layer: u32) -> LayerFuture {
-        let number = if self.shared.is_lost() {
-            0
-        } else {
-            let mut state = lock(&self.shared.state);
-            state.futures += 1;
-            state.futures
-        };
-        LayerFuture { shared: Arc::clone(&self.shared), layer, number }
+    /// Blocks the thread until the bytes of these layers are at the destination.
+    ///
+    /// ```
+    /// # use terrane_transfer::{LayerError, Layers};
+    /// # fn example(layers: &Layers) -> Result<(), LayerError> {
+    /// layers.wait(0)?;
+    /// layers.wait(1..4)?;
+    /// layers.wait(..)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LayerError::NotTransferred`] at once, or [`LayerError::Failed`] of the first layer that
+    /// will not arrive.
+    pub fn wait(&self, layers: impl LayerRange) -> Result<(), LayerError> {
+        let mut layers = self.shared.check(layers.of(self.range()))?;
+        layers.try_for_each(|layer| self.wait_for(layer, LayerState::is_final).map(|_| ()))
+    }
+
+    /// A future that is ready when these layers are done, for any runtime.
+    pub fn done(&self, layers: impl LayerRange) -> LayerFuture {
+        LayerFuture::new(&self.shared, layers.of(self.range()))
     }
 
     /// Waits until `enough` is true of the layer, and helps meanwhile. Fails if the layer has
@@ -177,72 +203,6 @@ impl fmt::Debug for Layers {
 impl LayerState {
     fn is_final(&self) -> bool {
         matches!(self, Self::Done | Self::Failed)
-    }
-}
-
-/// A future of a layer's completion; from [`Layers::done`].
-///
-/// It is ready with an error if the layer will not arrive. Dropping it changes nothing else.
-#[must_use = "a future does nothing unless it is polled"]
-pub struct LayerFuture {
-    shared: Arc<Shared>,
-    layer: u32,
-    /// The number of this future among those of these layers.
-    number: u64,
-}
-
-impl Future for LayerFuture {
-    type Output = Result<(), LayerError>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let layer = self.layer;
-        let index = match self.shared.index(layer) {
-            Ok(index) => index,
-            Err(error) => return Poll::Ready(Err(error)),
-        };
-        if self.shared.is_lost() {
-            return Poll::Ready(Err(LayerError::Failed { layer }));
-        }
-        self.shared.help();
-        // Cloning a waker runs foreign code, so it does not happen under the lock. Nor does its
-        // drop: this one is declared first.
-        let waker = context.waker().clone();
-        let mut state = lock(&self.shared.state);
-        match state.layer(index) {
-            LayerState::Done => return Poll::Ready(Ok(())),
-            LayerState::Failed => return Poll::Ready(Err(LayerError::Failed { layer })),
-            LayerState::Waiting | LayerState::Submitted(_) => {}
-        }
-        let replaced = match state.wakers.iter_mut().find(|entry| entry.future == self.number) {
-            Some(entry) => Some(std::mem::replace(&mut entry.waker, waker)),
-            None => {
-                state.wakers.push(Waiter { future: self.number, index, waker });
-                None
-            }
-        };
-        // A waker may own a task with futures of layers, whose drop needs the lock.
-        drop(state);
-        drop(replaced);
-        Poll::Pending
-    }
-}
-
-impl Drop for LayerFuture {
-    fn drop(&mut self) {
-        if self.shared.is_lost() {
-            return;
-        }
-        let mut state = lock(&self.shared.state);
-        let place = state.wakers.iter().position(|entry| entry.future == self.number);
-        let waiter = place.map(|place| state.wakers.swap_remove(place));
-        drop(state);
-        drop(waiter);
-    }
-}
-
-impl fmt::Debug for LayerFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LayerFuture").field("layer", &self.layer).finish_non_exhaustive()
     }
 }
 
@@ -359,6 +319,16 @@ impl State {
 }
 
 impl Shared {
+    /// Returns the layers if all of them are transferred.
+    fn check(&self, layers: Range<u32>) -> Result<Range<u32>, LayerError> {
+        if !layers.is_empty() {
+            self.index(layers.start)?;
+            // The first layer that is not transferred, if one is not.
+            self.index((layers.end - 1).min(self.range.end))?;
+        }
+        Ok(layers)
+    }
+
     fn index(&self, layer: u32) -> Result<usize, LayerError> {
         if self.range.contains(&layer) {
             Ok(ByteCount::new((layer - self.range.start).into()).to_usize())

@@ -271,5 +271,6 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     let ticket = Ticket::new(tickets().cloned());
     let reading = source.claim(&ticket, &read);
     let writing = destination.as_mut().unwrap_or(&mut source).claim(&ticket, &write);
-    Ok((ticket, Claims { reading, writing }))
+    let claims = Claims { reading, writing, ticket: ticket.clone() };
+    Ok((ticket, claims))
 }

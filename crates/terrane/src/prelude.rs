@@ -27,5 +27,5 @@ pub use terrane_storage::{
 };
 pub use terrane_transfer::{
     Completion, DeviceOrder, Durability, Endpoint, Explanation, Layers, Outcome, Rejected, Report,
-    Ticket, Transfer, TransferError, TransferManager,
+    SlotSet, Slots, Ticket, Transfer, TransferError, TransferManager,
 };

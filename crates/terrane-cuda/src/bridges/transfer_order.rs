@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-use terrane_transfer::{DeviceOrder, EventHandle, Layers, StreamHandle};
+use terrane_transfer::{DeviceOrder, EventHandle, LayerRange, Layers, StreamHandle};
 
 use crate::error::CudaError;
 use crate::runtime::event::Event;
@@ -24,22 +24,27 @@ impl Stream {
         DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(device, raw, owner) })
     }
 
-    /// Makes later work of this stream run after the arrival of a transfer's layer.
+    /// Makes later work of this stream run after the arrival of these layers of a transfer: `2`,
+    /// `0..4` or `..`.
     ///
-    /// Blocks the thread until the engine has put the layer on a stream. It does not wait for the
-    /// layer's arrival, so compute on layer 0 is submitted while layer 1 travels. If the device
+    /// Blocks the thread until the engine has put the layers on a stream. It does not wait for the
+    /// layers' arrival, so compute on layer 0 is submitted while layer 1 travels. If the device
     /// fails meanwhile, only the outcome of the transfer reports it.
     ///
     /// # Errors
     ///
-    /// [`CudaError::Layer`] if the transfer failed before the layer was submitted, or does not move
-    /// the layer; [`CudaError::Driver`]; [`CudaError::DeviceLost`].
-    pub fn wait_for_layer(&self, layers: &Layers, layer: u32) -> Result<(), CudaError> {
-        match layers.event(layer)? {
+    /// [`CudaError::Layer`] if the transfer failed before a layer was submitted, or does not move
+    /// it; [`CudaError::Driver`]; [`CudaError::DeviceLost`].
+    pub fn wait_for_layers(
+        &self,
+        layers: &Layers,
+        which: impl LayerRange,
+    ) -> Result<(), CudaError> {
+        for event in layers.events(which)? {
             // SAFETY: the handle keeps the event alive.
-            Some(event) => unsafe { self.wait_for_handle(pointer(&event)) },
-            None => Ok(()),
+            unsafe { self.wait_for_handle(pointer(&event)) }?;
         }
+        Ok(())
     }
 }
 

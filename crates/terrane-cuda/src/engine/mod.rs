@@ -14,13 +14,12 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{BoxedCause, CapabilityReport};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan,
 };
 
 use crate::driver::capture::RelaxedCaptureMode;
@@ -113,7 +112,7 @@ use crate::runtime::context::Context;
 ///     let completion = manager.submit(home.device_order(compute.order()).layer_wise(), ())?;
 ///     let layers = completion.layers().ok_or("it is layer by layer")?;
 ///     for layer in layers.range() {
-///         compute.wait_for_layer(&layers, layer)?;
+///         compute.wait_for_layers(&layers, layer)?;
 ///         // Here the kernels of this layer are launched on `compute`.
 ///     }
 ///     println!("{}", completion.wait().result?);
@@ -294,8 +293,8 @@ unsafe impl CopyEngine for DeviceEngine {
             // None of the engine's threads exists in this process.
             return job.finish(Err(engine_failure(error)));
         }
-        if job.terms().deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            return self.send_task(Task::Finish(Box::new(job), Err(CopyFailure::DeadlineExceeded)));
+        if let Some(failure) = job.reason_to_stop() {
+            return self.send_task(Task::Finish(Box::new(job), Err(failure)));
         }
         // Without an order there is nothing to wait for.
         if job.plan().bytes().is_zero()

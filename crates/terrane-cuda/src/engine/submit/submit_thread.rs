@@ -74,12 +74,11 @@ impl SubmitThread {
             queued.submission.sample_if(is_first && self.queue.is_alone());
         }
         self.pending.extend(queued.begun.take());
-        queued.submission.job().start();
-        let deadline = queued.submission.job().terms().deadline;
-        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            self.fail(queued, CopyFailure::DeadlineExceeded);
+        if let Some(failure) = queued.submission.job().reason_to_stop() {
+            self.fail(queued, failure);
             return None;
         }
+        queued.submission.job().start();
         if let Err(error) = self.make_room(&mut queued.submission) {
             self.fail(queued, engine_failure(error));
             return None;

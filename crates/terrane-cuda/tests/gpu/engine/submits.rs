@@ -161,12 +161,12 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
         for (layer, (from, to)) in
             (0..).zip(here.layout().regions().iter().zip(copy.layout().regions())).skip(1)
         {
-            user.wait_for_layer(&layers, layer).unwrap();
+            user.wait_for_layers(&layers, layer).unwrap();
             // SAFETY: the layer has arrived when the stream comes to it, and both ends live until
             // the stream has been waited for.
             unsafe { user.copy(from.location(), to.location(), to.length()) }.unwrap();
         }
-        let error = user.wait_for_layer(&layers, 0).unwrap_err();
+        let error = user.wait_for_layers(&layers, 0).unwrap_err();
         assert!(matches!(error, terrane_cuda::CudaError::Layer(_)), "{error}");
         user.synchronize().unwrap();
         Image::of(&copy, fixture.access()).assert_equals(&expected, &format!("{path:?}"));

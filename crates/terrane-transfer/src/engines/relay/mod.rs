@@ -51,7 +51,8 @@ const NAME: &str = "relay";
 ///
 /// A device order is waited for once, as of the submission, before the first chunk begins; no slot
 /// is held meanwhile. Files are made durable once, after the last chunk. The deadline holds for
-/// every part, and for a transfer that waits for its turn. Progress counts bytes that have arrived
+/// every part, and for a transfer that waits for its turn. So does a cancel: no chunk begins after
+/// it. Progress counts bytes that have arrived
 /// at the destination. If a hop fails, the transfer ends once nothing of it is in flight. Its error
 /// names the blocks, and its cause is [`StepFailed`].
 ///
