@@ -40,7 +40,7 @@ fn a_gpu_that_is_required_and_missing() {
     let text = errors(&refused);
     assert_eq!(refused.status.code(), Some(3), "{text}");
     assert!(text.contains("a GPU is required, and cannot be used here"), "{text}");
-    let reasons = ["libcuda.so.1 cannot be loaded", "finds no device", "install a newer driver"];
+    let reasons = ["libcuda.so.1 cannot be loaded", "reports no device", "install a newer driver"];
     assert!(reasons.iter().any(|reason| text.contains(reason)), "{text}");
     assert!(refused.stdout.is_empty());
 
