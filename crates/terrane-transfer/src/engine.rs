@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use terrane_core::{BoxedCause, CapabilityReport};
 
-use crate::{CopyJob, DeviceOrder, PinnedOrder, Side, Terms, TransferPlan};
+use crate::{CopyJob, DeviceOrder, Side, Terms, TransferPlan};
 
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a copy engine",
@@ -61,15 +61,15 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// Executes the job by the path of its [quote](Self::quote), in the background.
     fn submit(&self, job: CopyJob);
 
-    /// Captures the current meaning of an order, for a job that is [submitted](Self::submit) when
-    /// its predecessors have ended. By then the stream may have more work, and the event may be
-    /// recorded again. Like `submit`, it returns at once.
+    /// Returns an order that keeps the current meaning of `order`, for a job that is
+    /// [submitted](Self::submit) when its predecessors have ended. By then the stream may have more
+    /// work, and the event may be recorded again. Like `submit`, it returns at once.
     ///
     /// # Errors
     ///
     /// The reason why the engine cannot capture it. By default an engine does not serve orders of
     /// devices.
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
         let _ = order;
         Err(Box::new(Declined::DeviceOrder))
     }

@@ -18,8 +18,8 @@ use crate::hazard::{Claim, Written};
 use crate::sync::per_thread;
 use crate::ticket::Dependent;
 use crate::{
-    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, PinnedOrder, Report, Ticket,
-    TransferError, TransferId, TransferPlan,
+    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, Report, Ticket, TransferError,
+    TransferId, TransferPlan,
 };
 
 /// A validated transfer that an engine executes: the plan, and the duty to report how it ended.
@@ -36,8 +36,6 @@ pub struct CopyJob {
     /// Whether it is a part of another job, which owns the claims.
     is_part: bool,
     terms: Terms,
-    /// Keeps the handle of the order in `terms` valid.
-    order: Option<PinnedOrder>,
     progress: Arc<Progress>,
     ending: Ending,
 }
@@ -77,11 +75,10 @@ impl CopyJob {
         plan: TransferPlan,
         claims: Claims,
         terms: Terms,
-        order: Option<PinnedOrder>,
         progress: Arc<Progress>,
         ending: Ending,
     ) -> Self {
-        Self { plan, claims: Arc::new(claims), is_part: false, terms, order, progress, ending }
+        Self { plan, claims: Arc::new(claims), is_part: false, terms, progress, ending }
     }
 
     /// A part of another job. Both hold the claims on the transfer's blocks. All other memory of
@@ -94,7 +91,7 @@ impl CopyJob {
         ending: Ending,
     ) -> Self {
         let claims = Arc::clone(claims);
-        Self { plan, claims, is_part: true, terms, order: None, progress, ending }
+        Self { plan, claims, is_part: true, terms, progress, ending }
     }
 
     /// The claims, which parts of this job share.
@@ -185,8 +182,8 @@ impl CopyJob {
         self.ending.result = Some(Err(self.describe(failure)));
         self.leave_claims();
         self.leaves_remains();
-        let Self { plan, claims, is_part: _, terms: _, order, progress: _, ending } = self;
-        shielded(|| drop((order, ending)));
+        let Self { plan, claims, is_part: _, terms, progress: _, ending } = self;
+        shielded(|| drop((terms, ending)));
         Remains { plan, _claims: claims }
     }
 

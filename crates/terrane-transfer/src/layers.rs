@@ -4,7 +4,6 @@ mod future;
 
 pub use future::LayerFuture;
 
-use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,7 +37,7 @@ pub struct Layers {
 }
 
 /// The state of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayerState {
     /// The engine has reported nothing yet.
     Waiting,
@@ -107,14 +106,14 @@ impl Layers {
     /// done.
     ///
     /// When the event has completed, the bytes are at the destination, unless the device failed;
-    /// only the transfer's outcome reports that. The handle is valid while this value or a clone of
-    /// it lives, even after the transfer has ended.
+    /// only the transfer's outcome reports that. The handle owns the event, and may be used after the
+    /// transfer has ended.
     ///
     /// # Errors
     ///
     /// [`LayerError`], if the layer will not arrive.
     pub fn event(&self, layer: u32) -> Result<Option<EventHandle>, LayerError> {
-        self.wait_for(layer, |state| state != LayerState::Waiting).map(|state| match state {
+        self.wait_for(layer, |state| *state != LayerState::Waiting).map(|state| match state {
             LayerState::Submitted(event) => Some(event),
             LayerState::Waiting | LayerState::Done | LayerState::Failed => None,
         })
@@ -168,7 +167,7 @@ impl Layers {
     fn wait_for(
         &self,
         layer: u32,
-        enough: impl Fn(LayerState) -> bool,
+        enough: impl Fn(&LayerState) -> bool,
     ) -> Result<LayerState, LayerError> {
         let index = self.shared.index(layer)?;
         if self.shared.is_lost() {
@@ -179,7 +178,7 @@ impl Layers {
         loop {
             match state.layer(index) {
                 LayerState::Failed => return Err(LayerError::Failed { layer }),
-                found if enough(found) => return Ok(found),
+                found if enough(&found) => return Ok(found),
                 _ => {}
             }
             match &state.attendant {
@@ -202,7 +201,7 @@ impl fmt::Debug for Layers {
 }
 
 impl LayerState {
-    fn is_final(self) -> bool {
+    fn is_final(&self) -> bool {
         matches!(self, Self::Done | Self::Failed)
     }
 }
@@ -227,16 +226,11 @@ impl LayerSignals {
     /// Copies of these layers have been submitted to a stream, and `event` is recorded behind the
     /// last of them. When it has completed, the bytes of the layers are at the destination.
     ///
-    /// `owner` keeps the event valid. It is kept until the job and every view of its layers have
-    /// dropped. That is later than the job's end, as a stream of the caller may start to wait for
-    /// the event by then. It may drop on any thread.
-    pub fn submitted(
-        &self,
-        layers: Range<u32>,
-        event: EventHandle,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) {
-        self.shared.set(layers, LayerState::Submitted(event), Some(owner));
+    /// The event is kept until the job and every view of its layers have dropped. That is later than
+    /// the job's end, as a stream of the caller may start to wait for the event by then. Its owner
+    /// may drop on any thread.
+    pub fn submitted(&self, layers: Range<u32>, event: EventHandle) {
+        self.shared.set(layers, LayerState::Submitted(event.clone()), Some(event));
     }
 
     /// The bytes of these layers are at the destination, and visible to every thread that observes
@@ -266,7 +260,7 @@ impl LayerSignals {
                 .layers
                 .iter_mut()
                 .filter(|layer| !layer.is_final())
-                .for_each(|layer| *layer = end);
+                .for_each(|layer| layer.clone_from(&end));
         });
     }
 }
@@ -281,7 +275,7 @@ impl fmt::Debug for LayerSignals {
 pub(crate) fn pair(range: Range<u32>, attention: Duration) -> (Layers, LayerSignals) {
     let state = State {
         layers: range.clone().map(|_| LayerState::Waiting).collect(),
-        owners: Vec::new(),
+        events: Vec::new(),
         attendant: None,
         wakers: Vec::new(),
         futures: 0,
@@ -302,8 +296,8 @@ struct Shared {
 
 struct State {
     layers: Box<[LayerState]>,
-    /// The owners of all reported events.
-    owners: Vec<Arc<dyn Any + Send + Sync>>,
+    /// All reported events. So no change of a layer drops the last clone of one under the lock.
+    events: Vec<EventHandle>,
     attendant: Option<Attendant>,
     wakers: Vec<Waiter>,
     /// Futures made so far.
@@ -320,7 +314,7 @@ struct Waiter {
 impl State {
     fn layer(&self, index: usize) -> LayerState {
         // Indices come from `Shared::index`.
-        self.layers.get(index).copied().unwrap_or(LayerState::Failed)
+        self.layers.get(index).cloned().unwrap_or(LayerState::Failed)
     }
 }
 
@@ -357,13 +351,13 @@ impl Shared {
         }
     }
 
-    fn set(&self, layers: Range<u32>, to: LayerState, owner: Option<Arc<dyn Any + Send + Sync>>) {
+    fn set(&self, layers: Range<u32>, to: LayerState, event: Option<EventHandle>) {
         let layers = layers.start.max(self.range.start)..layers.end.min(self.range.end);
         let Ok(first) = self.index(layers.start) else { return };
         self.update(|state| {
             let slots = state.layers.iter_mut().skip(first).take(layers.len());
-            slots.filter(|layer| !layer.is_final()).for_each(|layer| *layer = to);
-            state.owners.extend(owner);
+            slots.filter(|layer| !layer.is_final()).for_each(|layer| layer.clone_from(&to));
+            state.events.extend(event);
         });
     }
 

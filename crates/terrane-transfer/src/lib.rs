@@ -114,7 +114,7 @@ pub use job::{CopyFailure, CopyJob, Progress, Remains, Terms};
 pub use layer_range::LayerRange;
 pub use layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
 pub use manager::TransferManager;
-pub use order::{DeviceOrder, EventHandle, PinnedOrder, StreamHandle};
+pub use order::{DeviceOrder, EventHandle, StreamHandle};
 pub use plan::{CopyGrid, CopyRun, GridEnd, Planner, TransferPlan};
 pub use request::Transfer;
 pub use set::{CompletionSet, CompletionSetFuture, RejectedSet, SetOutcome};

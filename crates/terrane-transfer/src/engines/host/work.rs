@@ -364,7 +364,7 @@ mod tests {
         let (reading, writing) = (claim(Access::Read), claim(Access::Write));
         let claims = Claims { reading, writing, ticket: ticket.clone() };
         let ending = Ending::new(ticket.clone(), settle, None, explanation());
-        let job = CopyJob::new(plan, claims, Terms::default(), None, Arc::default(), ending);
+        let job = CopyJob::new(plan, claims, Terms::default(), Arc::default(), ending);
         (job, ticket)
     }
 
