@@ -6,7 +6,7 @@ use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema};
 use terrane_arrow::arrays::abi::{ArrowArray, ArrowDeviceArray, ArrowSchema, Owned, Released};
 use terrane_arrow::arrays::{
-    Done, Ready, export_array, export_device_array, export_field, import_array,
+    Ready, ReleaseOrder, export_array, export_device_array, export_field, import_array,
     import_device_array, import_field, is_exported, to_arrow,
 };
 use terrane_arrow::columns::{
@@ -240,7 +240,8 @@ pub unsafe extern "C" fn terrane_proof_arrow_export_device(
         let held = unsafe { &*held };
         let field = export_field(&held.field)?;
         // SAFETY: the caller's promise; no device uses host memory.
-        let column = unsafe { export_device_array(&held.column, Ready::Now, Done::AtRelease) }?;
+        let column =
+            unsafe { export_device_array(&held.column, Ready::Now, ReleaseOrder::AtRelease) }?;
         // SAFETY: the caller's promise.
         unsafe { field.give(schema) };
         // SAFETY: the caller's promise.

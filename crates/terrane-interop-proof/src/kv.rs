@@ -7,7 +7,7 @@ use terrane_cuda::{Context, EnginesOptions, PinnedAllocator, PinnedOptions, Stre
 use terrane_interop::dlpack::{
     ConsumerStream, ElementType, ImportedTensor, ProducerStream, TensorDevice, handshake,
 };
-use terrane_interop::tensors::{KvForm, KvTensors, adopt_kv, kv_tensors};
+use terrane_interop::tensors::{KvAxisOrder, KvTensors, adopt_kv, kv_tensors};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, TokenOrder};
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
@@ -45,7 +45,7 @@ pub struct Cache {
     tier: Endpoint,
     manager: TransferManager,
     context: Option<Context>,
-    form: KvForm,
+    form: KvAxisOrder,
     _entry: Entry,
 }
 
@@ -94,12 +94,12 @@ pub unsafe extern "C" fn terrane_proof_cache(
 
 fn make(request: &CacheRequest, tensors: &[ImportedTensor]) -> Result<Cache, BoxedCause> {
     let form = match request.form {
-        0 => KvForm::VLLM,
-        1 => KvForm::FLASHINFER_NHD,
-        2 => KvForm::FLASHINFER_HND,
-        3 => KvForm::SGLANG,
-        4 => KvForm::VLLM_LATENT,
-        _ => KvForm::SGLANG_LATENT,
+        0 => KvAxisOrder::VLLM,
+        1 => KvAxisOrder::FLASHINFER_NHD,
+        2 => KvAxisOrder::FLASHINFER_HND,
+        3 => KvAxisOrder::SGLANG,
+        4 => KvAxisOrder::VLLM_LATENT,
+        _ => KvAxisOrder::SGLANG_LATENT,
     };
     let order = match request.token_order {
         0 => TokenOrder::TokenMajor,

@@ -11,7 +11,7 @@ use terrane_interop::release_order::{catch_panic, release_after};
 
 use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned, Released};
 use super::error::ExportError;
-use super::release_order::Done;
+use super::release_order::ReleaseOrder;
 use crate::columns::exported_memory::ExportedMemory;
 use crate::columns::{Column, ColumnBuffer, shape};
 
@@ -86,7 +86,8 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
 }
 
 /// Exports a column as an Arrow array with its device, by the C Device Data Interface: in system
-/// memory, in pinned memory, or on a CUDA device. [`Done`] states when its memory may be freed.
+/// memory, in pinned memory, or on a CUDA device. [`ReleaseOrder`] states when its memory may be
+/// freed.
 ///
 /// Pinned memory is exported as memory of device 0, as with DLPack. An array on a device, or in
 /// pinned memory, may have an event after which it is ready. The event is kept until the array is
@@ -101,12 +102,12 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
 /// # Safety
 ///
 /// As for [`export_array`], from when the array is [`Ready`] until the consumer has finished. With
-/// [`Done::AtRelease`], all device work that the consumer submitted on the memory has completed
-/// when it releases the array, or a child that it moved out.
+/// [`ReleaseOrder::AtRelease`], all device work that the consumer submitted on the memory has
+/// completed when it releases the array, or a child that it moved out.
 pub unsafe fn export_device_array(
     column: &Column,
     ready: Ready,
-    done: Done,
+    release: ReleaseOrder,
 ) -> Result<Owned<ArrowDeviceArray>, ExportError> {
     let kind = column.kind().unwrap_or(StorageKind::System);
     if let Some(second) = other_kind(column, kind) {
@@ -134,9 +135,9 @@ pub unsafe fn export_device_array(
             Some(HeldEvent { handle: Box::new(AtomicPtr::new(event.handle())), _event: event })
         }
     };
-    let consumer = match done {
-        Done::AtRelease => None,
-        Done::After(stream) => Some(Arc::new(stream)),
+    let consumer = match release {
+        ReleaseOrder::AtRelease => None,
+        ReleaseOrder::After(stream) => Some(Arc::new(stream)),
     };
     let array = array(column, event, consumer.as_ref())?.into_inner();
     let private: *const Exported = array.private_data.cast();

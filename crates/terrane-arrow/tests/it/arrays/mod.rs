@@ -11,7 +11,7 @@ mod released;
 mod schemas;
 
 use terrane_arrow::arrays::abi::{ArrowArray, ArrowDeviceArray, Owned};
-use terrane_arrow::arrays::{Done, ExportError, Ready, export_array, export_device_array};
+use terrane_arrow::arrays::{ExportError, Ready, ReleaseOrder, export_array, export_device_array};
 use terrane_arrow::columns::Column;
 
 /// Exports a column. The consumer reads only values that the test wrote.
@@ -23,5 +23,5 @@ fn hand_out(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
 /// As [`hand_out`], with the device.
 fn hand_out_with_device(column: &Column) -> Result<Owned<ArrowDeviceArray>, ExportError> {
     // SAFETY: as above.
-    unsafe { export_device_array(column, Ready::Now, Done::AtRelease) }
+    unsafe { export_device_array(column, Ready::Now, ReleaseOrder::AtRelease) }
 }
