@@ -12,9 +12,9 @@ use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, TokenOrder};
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
 
-use crate::accounts::{Account, Entry};
 use crate::calls::answer;
 use crate::dlpack::{counted, importer};
+use crate::live_counts::{LiveCount, Resource};
 
 /// A cache, and its tensors.
 #[repr(C)]
@@ -46,7 +46,7 @@ pub struct Cache {
     manager: TransferManager,
     context: Option<Context>,
     form: KvAxisOrder,
-    _entry: Entry,
+    _entry: LiveCount,
 }
 
 /// Imports the tensors of a cache, and creates a tier for it. It takes all tensors even if it
@@ -150,7 +150,7 @@ fn make(request: &CacheRequest, tensors: &[ImportedTensor]) -> Result<Cache, Box
         None => TransferManager::with_default_engines()?,
     };
     let (engine, tier) = (Endpoint::new(engine)?, Endpoint::new(tier)?);
-    let entry = Entry::new(Account::Imports);
+    let entry = LiveCount::new(Resource::Imports);
     Ok(Cache { engine, tier, manager, context, form, _entry: entry })
 }
 
