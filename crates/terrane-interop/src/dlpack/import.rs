@@ -17,8 +17,8 @@ use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLTensor};
 use super::{ElementType, ImportError, MOST_AXES, ShapeError, TensorDevice, TensorShape};
 
 /// Imports foreign tensors. It accepts host tensors. With a context of a CUDA device (feature
-/// `cuda`) it also accepts tensors of that device, and asks the driver whether the memory matches
-/// the tensor.
+/// `cuda`), it also accepts tensors of that device. It asks the driver whether their memory
+/// matches.
 #[derive(Clone, Debug, Default)]
 pub struct Importer {
     #[cfg(feature = "cuda")]
@@ -380,8 +380,8 @@ impl ImportedTensor {
     ///
     /// # Safety
     ///
-    /// For as long as the memory lives, the bytes of the gaps obey the same rules as the elements:
-    /// all code that uses them synchronises with the users of the memory.
+    /// While the memory lives, the bytes of the gaps obey the same rules as the elements. All code
+    /// that uses them synchronises with the users of the memory.
     pub unsafe fn memory_with_gaps(&self) -> Result<ForeignMemory<Self>, ImportError> {
         if self.0.read_only {
             return Err(ImportError::ReadOnly);

@@ -90,9 +90,9 @@ impl KvAxisOrder {
     ///
     /// # Errors
     ///
-    /// [`InvalidAxisOrder`] unless the axis order has blocks and tokens once (or [`KvAxis::Slot`]
-    /// for both), heads and their elements once (or [`KvAxis::Row`] for both), and outers at most
-    /// once.
+    /// [`InvalidAxisOrder`] for more than six axes, or for missing or repeated axes. Blocks and
+    /// tokens are required once (or [`KvAxis::Slot`] for both). So are heads and their elements (or
+    /// [`KvAxis::Row`] for both). Outers occur at most once.
     pub fn new(axes: &[KvAxis]) -> Result<Self, InvalidAxisOrder> {
         use KvAxis::{Block, Dim, Head, Outer, Row, Slot, Token};
         let count = |axis| axes.iter().filter(|&&other| other == axis).count();
@@ -126,8 +126,8 @@ impl KvAxisOrder {
 /// Axes that no KV tensor has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the axes {axes:?} are not those of a KV tensor; give blocks and tokens (or slots) once, heads \
-     and their elements (or rows) once, outers at most once, and at most {MOST} axes"
+    "the axes {axes:?} are not those of a KV tensor; give blocks and tokens (or slots), heads and \
+     elements (or rows) once, outers at most once, at most {MOST} axes in all"
 )]
 pub struct InvalidAxisOrder {
     /// The axes.

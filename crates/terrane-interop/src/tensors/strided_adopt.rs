@@ -57,8 +57,8 @@ pub fn adopt_strided(
 
 /// As [`adopt_strided`], for a cache whose sections have tensors of different forms.
 ///
-/// For example, paged attention has keys `[B, H, D/x, N, x]` and values `[B, H, D, N]`: a form with
-/// the section K and its tensors, and one with V. Tensors are counted over all parts.
+/// For example, paged attention has keys `[B, H, D/x, N, x]` and values `[B, H, D, N]`. The section
+/// K and its tensors have one form, and V has another one. Tensors are counted over all parts.
 ///
 /// # Errors
 ///
@@ -443,7 +443,7 @@ impl Group {
         }
         let owners: Vec<Source> = members.iter().map(|(_, each)| each.source.clone()).collect();
         // SAFETY: the spans of the tensors overlap one after the other, so each byte of the span is
-        // in a tensor's span. If only elements were promised, they fill the span: the geometry's
+        // in a tensor's span. If only elements were promised, they fill the span. The geometry's
         // proof shows that no two elements share a byte, and the elements have as many bytes as the
         // span. The owners keep the promises that were made for each tensor, and none of the
         // tensors is read-only.
