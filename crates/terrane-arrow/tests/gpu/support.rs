@@ -37,7 +37,7 @@ pub fn read(stream: &Stream, from: Location, bytes: usize) -> Vec<u8> {
 
 /// Records, when it drops, whether a stream had completed.
 pub struct RecordsIdle {
-    pub stream: Arc<Stream>,
+    pub stream: Stream,
     pub had_run: Arc<AtomicBool>,
 }
 
