@@ -17,7 +17,7 @@
 //!
 //! # What there is
 //!
-//! - [`probe`] returns what is missing, or where NIXL was [`Found`]. It lists which [`Plugin`]s
+//! - [`probe`] returns what is missing, or where NIXL was [`NixlInstallation`]. It lists which [`Plugin`]s
 //!   load, and why the others do not.
 //! - [`AgentBuilder`] creates an [`Agent`] with its backends, from code or from the
 //!   [environment](AgentBuilder::from_env).
@@ -103,26 +103,33 @@
 struct Readme;
 
 mod agent;
-mod backend;
+mod bindings;
 mod engine;
 mod error;
-mod notifications;
 mod peers;
 mod probe;
-mod process;
-mod quiet;
-mod refusal;
 mod register;
 
-pub use agent::{Agent, AgentBuilder, ThreadMode};
-pub use backend::{BackendConfig, Demand, FileAccess, MemoryType};
-pub use engine::{NixlEngine, NixlEngineOptions, NixlStep, RequestFailed};
-pub use error::{NixlError, NixlUnavailable, PluginFailed, Status};
-pub use notifications::Notification;
-pub use peers::{
-    ExportError, ForeignLayout, ForgetError, Forgotten, ImportError, MalformedMetadata,
-    NixlMetadata, PeerChange, RemoteLayout,
-};
-pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe, probe_file};
-pub use refusal::Refusal;
-pub use register::{Descriptor, RegisteredAllocator, Registrar};
+pub use agent::Agent;
+pub use agent::builder::AgentBuilder;
+pub use agent::config::{BackendConfig, BackendRequirement, FileAccess};
+pub use agent::thread_mode::ThreadMode;
+pub use bindings::memory_type::MemoryType;
+pub use bindings::status::Status;
+pub use engine::NixlEngine;
+pub use engine::error::{NixlStep, RequestError};
+pub use engine::options::NixlEngineOptions;
+pub use error::{NixlError, NixlUnavailable, PluginError};
+pub use peers::error::{ExportError, ForgetError, ImportError, PeerChange};
+pub use peers::foreign::{ForeignLayout, NixlMetadata};
+pub use peers::forget::ForgetOutcome;
+pub use peers::metadata::MalformedMetadata;
+pub use peers::notifications::Notification;
+pub use peers::remote::RemoteLayout;
+pub use probe::plugins::Plugin;
+pub use probe::symbols::REQUIRED_SYMBOLS;
+pub use probe::{NixlInstallation, probe, probe_file};
+pub use register::allocator::RegisteredAllocator;
+pub use register::descriptor::Descriptor;
+pub use register::refusal::Refusal;
+pub use register::registrar::Registrar;

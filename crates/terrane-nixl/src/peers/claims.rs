@@ -11,9 +11,9 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use terrane_core::{AgentName, PeerId};
 use terrane_wire::LayoutDescriptor;
 
-use super::loaded::first_shared;
 use super::metadata::Metadata;
-use crate::process;
+use super::overlap::first_shared;
+use crate::bindings::process;
 
 /// The holders of one agent's layouts.
 type Holders = Vec<Holder>;

@@ -2,7 +2,7 @@
 
 use terrane_core::BackendName;
 use terrane_nixl::{
-    AgentBuilder, BackendConfig, Demand, MemoryType, NixlError, PluginFailed, Status, probe,
+    AgentBuilder, BackendConfig, BackendRequirement, MemoryType, NixlError, PluginError, Status, probe,
 };
 use terrane_testkit::process::in_child_with;
 
@@ -51,7 +51,7 @@ fn a_plugin_that_does_not_load_says_what_the_loader_misses() {
         let error = refused([BackendConfig::new("GDS")]);
         let NixlError::Plugin { backend, source } = &error else { panic!("{error}") };
         assert_eq!(backend.as_str(), "GDS");
-        assert!(matches!(source, PluginFailed::NotLoaded { .. }), "{source:?}");
+        assert!(matches!(source, PluginError::NotLoaded { .. }), "{source:?}");
         let text = chain(&error);
         assert!(text.contains("libabsent.so."), "{text}");
         assert!(text.contains("cannot open shared object file"), "{text}");
@@ -141,11 +141,11 @@ fn texts_that_c_cannot_hold_are_refused() {
 #[test]
 fn a_registrar_has_backends_of_its_agent_only() {
     let agent = agent([posix()]);
-    let error = agent.registrar([("UCX", Demand::Required)]).unwrap_err();
+    let error = agent.registrar([("UCX", BackendRequirement::Required)]).unwrap_err();
     let NixlError::NoSuchBackend { backend, available, .. } = &error else { panic!("{error}") };
     assert_eq!(backend.as_str(), "UCX");
     assert_eq!(available, &[BackendName::from("POSIX")]);
-    let twice = [("POSIX", Demand::Required), ("POSIX", Demand::IfSupported)];
+    let twice = [("POSIX", BackendRequirement::Required), ("POSIX", BackendRequirement::IfSupported)];
     let error = agent.registrar(twice).unwrap_err();
     assert!(matches!(error, NixlError::DuplicateBackend { .. }), "{error}");
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use terrane_nixl::{
-    AgentBuilder, NixlError, NixlUnavailable, PluginFailed, REQUIRED_SYMBOLS, probe, probe_file,
+    AgentBuilder, NixlError, NixlUnavailable, PluginError, REQUIRED_SYMBOLS, probe, probe_file,
 };
 use terrane_testkit::process::{in_child, in_child_with};
 
@@ -171,11 +171,11 @@ fn plugins_that_do_not_load_say_why() {
         let names: Vec<_> = plugins.iter().map(|plugin| plugin.name().as_str()).collect();
         assert_eq!(names, ["GARBAGE", "OTHER"]);
         let garbage = plugins[0].check().unwrap_err();
-        assert!(matches!(garbage, PluginFailed::NotLoaded { .. }), "{garbage:?}");
+        assert!(matches!(garbage, PluginError::NotLoaded { .. }), "{garbage:?}");
         let text = chain(&garbage);
         assert!(text.contains("libplugin_GARBAGE.so") && text.contains("file too short"), "{text}");
         let other = plugins[1].check().unwrap_err();
-        assert!(matches!(other, PluginFailed::NoPlugin { .. }), "{other:?}");
+        assert!(matches!(other, PluginError::NoPlugin { .. }), "{other:?}");
 
         // The same reasons when they are asked for, and a name of no file is another one.
         let build = |name| {

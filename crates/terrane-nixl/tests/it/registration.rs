@@ -5,7 +5,7 @@ use terrane_core::{
     RegionRequest, Register, RegisterError, Span, StorageKind,
 };
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutError, RegistrationState};
-use terrane_nixl::{BackendConfig, Demand, FileAccess, MemoryType, Refusal, Status};
+use terrane_nixl::{BackendConfig, BackendRequirement, FileAccess, MemoryType, Refusal, Status};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::memory::HeapAllocator;
 
@@ -54,7 +54,7 @@ fn a_required_backend_that_refuses_undoes_the_others() {
     assert_eq!(*refusal, Refusal::MemoryType { memory: MemoryType::File });
 
     // Another registrar of the same agent asks less.
-    let registrar = agent.registrar([("POSIX", Demand::Required)]).unwrap();
+    let registrar = agent.registrar([("POSIX", BackendRequirement::Required)]).unwrap();
     let registered = registrar.register(memory).unwrap();
     assert_eq!(registered.record().backends.len(), 1);
     assert_eq!(Register::agent(&registrar), agent.name());
@@ -123,7 +123,7 @@ fn limits_are_those_of_the_backends_that_are_asked() {
     let both = agent([BackendConfig::new("UCX"), posix().file_access(FileAccess::Direct)]);
     let pages = Limits { alignment: Alignment::PAGE, granule: Alignment::PAGE, ..Limits::NONE };
     assert_eq!(both.limits(), pages);
-    let ucx = both.registrar([("UCX", Demand::IfSupported)]).unwrap();
+    let ucx = both.registrar([("UCX", BackendRequirement::IfSupported)]).unwrap();
     assert_eq!(ucx.limits(), Limits::NONE);
     assert_eq!(agent([posix()]).limits(), Limits::NONE);
 }

@@ -24,8 +24,8 @@ fn number(tag: &str, value: u64) -> Vec<u8> {
 }
 
 fn key(address: u64, length: u64) -> Vec<u8> {
-    let place = [address, length, 0].map(u64::to_ne_bytes).concat();
-    item("", &[place, vec![1, 2, 3]].concat())
+    let location = [address, length, 0].map(u64::to_ne_bytes).concat();
+    item("", &[location, vec![1, 2, 3]].concat())
 }
 
 fn parts() -> Vec<Vec<u8>> {
@@ -122,7 +122,7 @@ fn what_nixl_wrote_is_read() {
     for (name, bytes) in corpus("written") {
         let metadata = Metadata::parse(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(metadata.agent, "alpha", "{name}");
-        let of_keys: Vec<&str> = metadata.memory.iter().map(|key| key.place.backend).collect();
+        let of_keys: Vec<&str> = metadata.memory.iter().map(|key| key.location.backend).collect();
         let of_connections: Vec<&str> = metadata.connections.iter().map(|c| c.backend).collect();
         match name.as_str() {
             "connection" => assert_eq!((of_connections, of_keys), (vec!["UCX"], vec![])),
@@ -142,8 +142,8 @@ fn what_nixl_writes_is_read() {
     assert_eq!(metadata.connections, [ConnectionInfo { backend: "UCX", data: &[7; 9] }]);
     assert_eq!(metadata.write(), bytes);
     let [first, second] = metadata.memory.as_slice() else { panic!("{metadata:?}") };
-    assert_eq!((first.place.address, second.place.address), (4096, 8192));
-    assert_eq!((first.place.memory, first.key), (MemoryType::Host, &[1, 2, 3][..]));
+    assert_eq!((first.location.address, second.location.address), (4096, 8192));
+    assert_eq!((first.location.memory, first.key), (MemoryType::Host, &[1, 2, 3][..]));
 }
 
 #[test]
@@ -164,14 +164,19 @@ fn every_cut_and_every_changed_byte_is_survived() {
 
 #[test]
 fn coverage_does_not_wrap() {
-    let place =
-        Place { backend: "UCX", memory: MemoryType::Host, device: 0, address: 4096, length: 100 };
+    let location = KeyLocation {
+        backend: "UCX",
+        memory: MemoryType::Host,
+        device: 0,
+        address: 4096,
+        length: 100,
+    };
     let covers =
-        |address, length| place.covers(MemoryType::Host, 0, address, ByteCount::new(length));
+        |address, length| location.covers(MemoryType::Host, 0, address, ByteCount::new(length));
     assert!(covers(4096, 100) && covers(4100, 96) && covers(4196, 0));
     assert!(!covers(4095, 2) && !covers(4100, 97) && !covers(u64::MAX - 10, 20));
-    assert!(!place.covers(MemoryType::Device, 0, 4096, ByteCount::new(1)));
-    assert!(!place.covers(MemoryType::Host, 1, 4096, ByteCount::new(1)));
+    assert!(!location.covers(MemoryType::Device, 0, 4096, ByteCount::new(1)));
+    assert!(!location.covers(MemoryType::Host, 1, 4096, ByteCount::new(1)));
 }
 
 /// What the rest of the crate relies on, of whatever was read.
@@ -180,9 +185,9 @@ fn assert_sound(metadata: &Metadata<'_>) {
     assert!(is_name(metadata.agent) && metadata.connections.iter().all(|c| is_name(c.backend)));
     // Written and read again, it is the same.
     assert_eq!(Metadata::parse(&metadata.write()).as_ref(), Ok(metadata));
-    for Key { place, .. } in &metadata.memory {
-        assert!(is_name(place.backend), "{place:?}");
-        assert!(place.address.checked_add(place.length).is_some(), "{place:?}");
+    for MemoryKey { location, .. } in &metadata.memory {
+        assert!(is_name(location.backend), "{location:?}");
+        assert!(location.address.checked_add(location.length).is_some(), "{location:?}");
     }
 }
 

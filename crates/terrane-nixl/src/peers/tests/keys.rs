@@ -6,10 +6,10 @@ use super::*;
 
 /// The export with keys that are made of its own.
 fn with_keys(described: &LayoutDescriptor, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let parts = export::Parts::split(described.metadata()).unwrap();
+    let parts = MetadataParts::split(described.metadata()).unwrap();
     let mut keys = parts.keys.to_vec();
     change(&mut keys);
-    let metadata = export::Parts { connection: parts.connection, keys: &keys }.join().unwrap();
+    let metadata = MetadataParts { connection: parts.connection, keys: &keys }.join().unwrap();
     let (geometry, storage) = (described.geometry().clone(), described.storage());
     let (agent, regions) = (described.agent().clone(), described.regions().to_vec());
     let changed = LayoutDescriptor::new(geometry, storage, agent, metadata, regions);
@@ -61,7 +61,7 @@ fn what_nixl_refuses_harms_nothing_that_was_known() {
     });
 
     let error = reader.import(&hostile).unwrap_err();
-    assert!(matches!(error, ImportError::DeafBackend { .. }), "{error}");
+    assert!(matches!(error, ImportError::BackendNotRemote { .. }), "{error}");
     read_all(&reader, &known);
     let honest = reader.import(&owner.export(&second).unwrap()).unwrap();
     assert_eq!(honest.peer(), known.peer());
@@ -91,7 +91,7 @@ fn keys_that_ucx_refuses_cost_the_peer_and_nobody_else() {
         _ => panic!("{error:?}"),
     }
     assert_eq!(reader.peers(), [(unharmed.peer(), other.name().clone())]);
-    assert_eq!(reader.use_peer(known.peer()).unwrap_err(), NoUse::Unknown);
+    assert_eq!(reader.use_peer(known.peer()).unwrap_err(), PeerUnavailable::Unknown);
     // Its other layouts can be imported again.
     let again = reader.import(&owner.export(&first).unwrap()).unwrap();
     assert_ne!(again.peer(), known.peer());
@@ -203,7 +203,7 @@ fn memory_that_was_registered_anew_is_not_imported_beside_what_it_was() {
     assert_eq!(anew.reader.peers(), [(old.peer(), anew.owner.name().clone())]);
     assert_eq!(anew.import_old(0).endpoint().id(), old.endpoint().id());
     anew.is_read(&anew.reader.refresh(&anew.export).unwrap());
-    assert_eq!(anew.reader.use_peer(old.peer()).unwrap_err(), NoUse::Unknown);
+    assert_eq!(anew.reader.use_peer(old.peer()).unwrap_err(), PeerUnavailable::Unknown);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_core::ByteCount;
-use terrane_nixl::{ImportError, NixlEngineOptions, NixlError, NixlStep, RequestFailed};
+use terrane_nixl::{ImportError, NixlEngineOptions, NixlError, NixlStep, RequestError};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::model::Image;
 use terrane_testkit::pattern::InProcess;
@@ -19,7 +19,7 @@ use super::peer_process::*;
 #[track_caller]
 fn lost_at(error: &TransferError) -> NixlStep {
     match error.source().and_then(|cause| cause.downcast_ref()) {
-        Some(RequestFailed::PeerLost { step, .. }) => *step,
+        Some(RequestError::PeerLost { step, .. }) => *step,
         other => panic!("{other:?} of {error:?}"),
     }
 }

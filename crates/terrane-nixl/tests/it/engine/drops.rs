@@ -49,7 +49,7 @@ fn a_transfer_arrives_in_whichever_order_all_else_drops() {
         let image = Image::scribble(&local, &InProcess, number);
         let mut expected = Image::of(&target, &InProcess);
         expected.transfer(&image, &all, &back, 0..2);
-        let options = NixlEngineOptions { prepare_after: 0, ..NixlEngineOptions::default() };
+        let options = NixlEngineOptions { prepare_threshold: 0, ..NixlEngineOptions::default() };
         let engine = NixlEngine::new(&here, options).unwrap();
         let manager = TransferManager::new([std::sync::Arc::new(engine) as _]);
         let write = Transfer::new(&local, remote.endpoint()).blocks(&all, &back);

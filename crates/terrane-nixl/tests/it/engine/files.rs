@@ -9,7 +9,7 @@ use terrane_core::{ByteCount, Capability, Grant};
 use terrane_layout::{ElementFormat, LayoutConfig};
 use terrane_nixl::{
     AgentBuilder, BackendConfig, FileAccess, NixlEngine, NixlEngineOptions, NixlStep,
-    RequestFailed, probe,
+    RequestError, probe,
 };
 use terrane_storage::{DiskAllocator, DiskOptions, SystemAllocator, SystemOptions};
 use terrane_testkit::conformance::copy_engine::end_of;
@@ -42,9 +42,9 @@ fn a_file_that_somebody_truncated_is_not_taken_for_read() {
     let read = |block| Transfer::new(&file, &local).blocks(&[block], &[block]);
     let error = end_of(manager.submit(read(7), ()).unwrap()).result.unwrap_err();
     let TransferError::Engine { source, .. } = &error else { panic!("{error:?}") };
-    let cause = source.downcast_ref::<RequestFailed>();
+    let cause = source.downcast_ref::<RequestError>();
     assert!(
-        matches!(cause, Some(RequestFailed::FileEnds { length: 28_772, wanted: 32_768 })),
+        matches!(cause, Some(RequestError::FileEnds { length: 28_772, wanted: 32_768 })),
         "{:?}",
         error.source()
     );
@@ -79,7 +79,7 @@ fn an_error_of_the_disk_costs_the_transfer_and_not_its_memory() {
             let cause = error.source().and_then(|cause| cause.downcast_ref());
             let step = NixlStep::Transfer;
             assert!(
-                matches!(cause, Some(RequestFailed::Status { step: s, peer: None, .. }) if *s == step),
+                matches!(cause, Some(RequestError::Status { step: s, peer: None, .. }) if *s == step),
                 "{cause:?} of {error:?}"
             );
             assert!(

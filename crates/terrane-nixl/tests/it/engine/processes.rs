@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use terrane_layout::LayoutKind;
-use terrane_nixl::{Forgotten, ImportError};
+use terrane_nixl::{ForgetOutcome, ImportError};
 use terrane_testkit::conformance::copy_engine::end_of;
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::model::Image;
@@ -52,7 +52,7 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         assert!(ends.local.hold_for_write(&[1]).unwrap_err().is_conflict());
         assert!(ends.remote.endpoint().hold_for_read(&[1]).unwrap_err().is_conflict());
         drop(ends.local.hold_for_write(&[0]).unwrap());
-        assert_eq!(ends.agent.forget(ends.remote.peer()).unwrap(), Forgotten::AfterTransfers(1));
+        assert_eq!(ends.agent.forget(ends.remote.peer()).unwrap(), ForgetOutcome::AfterTransfers(1));
 
         ends.process.resume();
         free(&ends.local, 1);
@@ -105,7 +105,7 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
         drop(manager);
         assert!(local.hold_for_write(&[1]).unwrap_err().is_conflict());
         // Nor does anybody take down the connection under it.
-        assert_eq!(agent.forget(remote.peer()).unwrap(), Forgotten::AfterTransfers(1));
+        assert_eq!(agent.forget(remote.peer()).unwrap(), ForgetOutcome::AfterTransfers(1));
         assert_eq!(agent.disconnect(), 0);
         let weak = local.downgrade();
         drop((agent, remote, local));
@@ -117,7 +117,7 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
 fn an_engine_may_wait_for_ever_when_it_drops() {
     const TEST: &str = "engine::processes::an_engine_may_wait_for_ever_when_it_drops";
     over_tcp(TEST, || {
-        let ends = Ends::with_farewell(TEST, Duration::MAX);
+        let ends = Ends::with_drop_timeout(TEST, Duration::MAX);
         let Ends { agent: _agent, process, remote, local, manager } = ends;
         process.stop();
         let read = || Transfer::new(remote.endpoint(), &local).blocks(&[1], &[1]);

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use terrane_core::{Memory, PeerId, StorageKind};
 use terrane_layout::{BlockDimension, Geometry, LayoutKind};
-use terrane_nixl::{AgentBuilder, BackendConfig, ForgetError, Forgotten, ImportError, PeerChange};
+use terrane_nixl::{AgentBuilder, BackendConfig, ForgetError, ForgetOutcome, ImportError, PeerChange};
 use terrane_wire::{GeometryField, WireError, WireLimits};
 
 use super::support::*;
@@ -227,7 +227,7 @@ fn a_forgotten_peer_comes_back_as_another() {
     let bytes = owner.export(&layout).unwrap();
     let first = reader.import(&bytes).unwrap();
     assert_eq!(reader.peer_name(first.peer()).as_ref(), Some(owner.name()));
-    assert_eq!(reader.forget(first.peer()).unwrap(), Forgotten::Now);
+    assert_eq!(reader.forget(first.peer()).unwrap(), ForgetOutcome::Now);
     assert_eq!((reader.peer_name(first.peer()), reader.peers()), (None, vec![]));
     let gone = reader.forget(first.peer());
     assert!(matches!(gone, Err(ForgetError::UnknownPeer { .. })), "{gone:?}");
