@@ -17,7 +17,7 @@
 //!
 //! # What there is
 //!
-//! - [`probe`] returns what is missing, or where NIXL was [`NixlInstallation`]. It lists which [`Plugin`]s
+//! - [`probe`] returns the [`NixlInstallation`], or the missing part. It lists which [`Plugin`]s
 //!   load, and why the others do not.
 //! - [`AgentBuilder`] creates an [`Agent`] with its backends, from code or from the
 //!   [environment](AgentBuilder::from_env).
@@ -27,8 +27,7 @@
 //!   record lists which backends accepted, and the [`Refusal`] of each other one.
 //!   [`BackendConfig::required`] and [`Agent::registrar`] choose which backends must accept.
 //! - [`Agent::export`] describes a registered layout as bytes. [`Agent::import`] creates a
-//!   [`RemoteLayout`] from them at a peer.
-//!   [`RemoteLayout`] of them at a peer.
+//!   [`RemoteLayout`] from them in another process.
 //! - [`Agent::nixl_metadata`] and [`Agent::import_foreign`] do the same with peers that use NIXL
 //!   without Terrane.
 //! - [`NixlEngine`] copies between local layouts, remote layouts and files.

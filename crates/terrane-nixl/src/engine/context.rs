@@ -1,4 +1,4 @@
-//! What an engine shares with its transfers.
+//! The data that an engine shares with its transfers.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::options::NixlEngineOptions;
 use super::route::rates::Rates;
 use crate::agent::Agent;
 
-/// What is needed to advance any transfer of an engine.
+/// The data needed to advance any transfer of an engine.
 pub(super) struct EngineContext {
     pub(super) agent: Agent,
     pub(super) options: Arc<NixlEngineOptions>,

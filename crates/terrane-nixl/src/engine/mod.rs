@@ -58,8 +58,7 @@ const NAME: &str = "nixl";
 ///   relay lets the device's own engine wait.
 /// - It makes no file durable.
 /// - It tracks only this process's transfers. The peer must not use the blocks that a transfer
-///   reads or writes. A [notification](terrane_transfer::Transfer::notify) tells it when it may use
-///   them again.
+///   reads or writes until a [notification](terrane_transfer::Transfer::notify) arrives.
 ///
 /// # Its thread
 ///
@@ -103,7 +102,6 @@ const NAME: &str = "nixl";
 /// connection to close: that memory is never used again. GDS of NIXL 1.5.1 reports no failure of an
 /// I/O. The engine fails a write after which the file is too short
 /// ([`RequestError::WrittenShort`]). Use GDS_MT where other errors must be reported.
-/// ([`RequestError::WrittenShort`]); use GDS_MT where other errors must show.
 ///
 /// Dropping the engine ends its thread after it has served the submitted transfers. The drop joins
 /// it, unless it runs on an engine's thread.
@@ -144,8 +142,8 @@ const NAME: &str = "nixl";
 /// println!("{}", manager.explain(&write)?);
 /// manager.submit(write.notify(*b"blocks 5 to 7"), ())?.wait().result?;
 ///
-/// let told = decode.wait_for_notifications(Instant::now() + Duration::from_secs(60))?;
-/// assert_eq!(told[0].message, b"blocks 5 to 7");
+/// let received = decode.wait_for_notifications(Instant::now() + Duration::from_secs(60))?;
+/// assert_eq!(received[0].message, b"blocks 5 to 7");
 /// # Ok(())
 /// # }
 /// ```
@@ -198,7 +196,7 @@ impl NixlEngine {
 
 // SAFETY: requests consist only of the plan's runs. A job is finished when all of its requests have
 // ended: successfully, by NIXL's report, or with the connection that they used. Otherwise it is
-// given up, and its remains are kept until they have ended, or permanently.
+// orphaned, and its memory is kept until they have ended, or permanently.
 unsafe impl CopyEngine for NixlEngine {
     fn name(&self) -> &'static str {
         NAME

@@ -35,15 +35,15 @@ pub struct NixlEngineOptions {
     /// transports of UCX move bytes only while a thread polls. A network card continues by itself,
     /// so a short time is enough with it.
     pub busy_poll: Duration,
-    /// How long a dropped engine waits for requests that were given up; `Duration::MAX` waits
+    /// How long a dropped engine waits for orphaned requests; `Duration::MAX` waits
     /// without a limit.
     pub drop_timeout: Duration,
 }
 
 impl Default for NixlEngineOptions {
     /// A deadline of two minutes. Requests of up to 128 MiB and 16,384 descriptors, 4 at a time.
-    /// Lists of up to 1,048,576 descriptors, prepared once as many were listed without them. An
-    /// attention of 10 ms, and a drop_timeout of 2 seconds.
+    /// Lists of up to 1,048,576 descriptors, prepared once as many were listed without them. Busy
+    /// polling for 10 ms, and a drop timeout of 2 seconds.
     fn default() -> Self {
         Self {
             deadline: Some(Duration::from_secs(120)),

@@ -136,7 +136,7 @@ pub enum ImportError {
         /// The agent that has the layout.
         peer: AgentName,
     },
-    /// Two pieces of the metadata connect to one backend in different ways.
+    /// Two pieces of the metadata have different connection information for one backend.
     #[error(
         "two pieces of the metadata of agent {peer} have different connection information for backend \
          {backend}; pass pieces from one process"
@@ -197,7 +197,7 @@ pub enum ImportError {
     /// layout's keys are new to NIXL. NIXL drops a peer whose keys it refuses, with those
     /// transfers. So import a peer's layouts before you transfer.
     ///
-    /// A process that hangs stays busy. So does a process with transfers that an engine abandoned
+    /// A process that hangs stays busy. So does a process with transfers that an engine orphaned
     /// when it dropped. A replacement process under its name is not busy:
     /// [`Agent::refresh`](crate::Agent::refresh) imports its layouts at once.
     #[error("{transfers} transfers with agent {peer} are in flight; wait for them, and retry")]

@@ -115,7 +115,7 @@ impl Agent {
             let connections = Metadata::parse(&own).ok().map(|own| own.connections);
             Some(connections.map(|all| all.iter().map(|c| c.backend.into()).collect()))
         };
-        // An agent that cannot tell is asked again, and is unreachable until then.
+        // After a failure, the next call queries again; until then the agent counts as unreachable.
         self.peer_table().reachable(find_out).unwrap_or(Some(&[]))
     }
 }

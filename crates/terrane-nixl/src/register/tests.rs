@@ -1,4 +1,4 @@
-//! Registration with the real library, which is asked itself what is registered.
+//! Registration with the real library, whose own records are queried.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ use crate::agent::config::{BackendConfig, BackendRequirement, FileAccess};
 
 fn backend(name: &str) -> BackendConfig {
     match name {
-        // Its requests are prepared beforehand, and the default number takes a while.
+        // It allocates its I/Os beforehand, which is slow for the default number.
         "POSIX" => BackendConfig::new(name).parameter("ios_pool_size", "64"),
         _ => BackendConfig::new(name),
     }
@@ -35,8 +35,8 @@ fn agent(backends: &[&str]) -> Agent {
     backends.iter().fold(builder, add).build().unwrap()
 }
 
-/// Says what NIXL says, and keeps NIXL's agent alive, but not Terrane's: what ends with that has
-/// been deregistered one by one.
+/// Queries NIXL. It keeps NIXL's agent alive, but not Terrane's. So registrations that end with
+/// Terrane's agent were deregistered one by one.
 fn probe(agent: &Agent) -> Probe {
     let raw = agent.raw().clone();
     let backends: Vec<_> =

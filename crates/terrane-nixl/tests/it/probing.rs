@@ -1,4 +1,4 @@
-//! What the probe answers: each case in a process of its own, as a process loads a library once.
+//! Results of the probe. Each case runs in its own process, as a process loads a library once.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn the_library_is_found_with_its_plugins() {
         let needed: &[&str] = if is_of_the_machine() {
             &["UCX", "POSIX"]
         } else {
-            // What was fetched is known: all of it is there.
+            // The downloaded release is complete.
             assert_eq!(found.package_version().as_deref(), Some("1.5.1"), "{found:?}");
             &["UCX", "POSIX", "GDS", "GDS_MT"]
         };

@@ -1,4 +1,4 @@
-//! Who takes what: the demands on each backend, and what the record says.
+//! Which backends accept which memory: requirements and registration records.
 
 use terrane_core::{
     Alignment, Allocate, BackendOutcome, ByteCount, ForeignMemory, Limits, Memory, Region,
@@ -27,7 +27,7 @@ fn refusal(outcome: &BackendOutcome) -> Option<Refusal> {
 }
 
 #[test]
-fn the_record_says_who_accepted_and_why_not_the_others() {
+fn the_record_lists_the_backends_that_accepted_and_the_refusals() {
     let directory = tempfile::tempdir().unwrap();
     let agent = agent([BackendConfig::new("UCX"), posix()]);
     let registered = agent.register(file(&directory, DiskOptions::default())).unwrap();
@@ -85,7 +85,7 @@ fn memory_that_every_backend_refuses_comes_back_with_all_reasons() {
 }
 
 #[test]
-fn memory_of_a_kind_that_nobody_takes_is_unsupported() {
+fn memory_of_a_kind_that_no_backend_supports_is_unsupported() {
     let registrars = [agent([posix()]), agent([])];
     for registrar in registrars {
         let failed = registrar.register(device()).unwrap_err();
@@ -189,7 +189,7 @@ trait IntoRegion: Memory + Sized {
 impl<M: Memory> IntoRegion for M {}
 
 #[test]
-fn a_layout_that_nobody_takes_says_why_it_is_unregistered() {
+fn a_layout_that_no_backend_accepts_reports_the_refusals() {
     let agent = agent([posix()]);
     let layout = LayoutBuilder::new(config())
         .fully_contiguous()

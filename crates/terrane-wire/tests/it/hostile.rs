@@ -1,4 +1,4 @@
-//! What nobody honest sends: refused, by name, for the price of reading it.
+//! Forged descriptions: each is refused with its own error, at the cost of reading it.
 
 use proptest::prelude::*;
 use terrane_core::{BackendName, ByteCount, RemoteSpace, StorageKind};
@@ -11,10 +11,10 @@ use crate::corpus::{Handmade, refuse};
 use crate::frames::{HEADER, frame, layout_frame, payload};
 use crate::layouts::{any_layout, config, describe, geometry, several_sections};
 
-/// What reading may allocate for each byte of input, its own copy of names and metadata, the
+/// How much reading may allocate for each byte of input, its own copy of names and metadata, the
 /// regions, and the encoding that it is compared with included.
 const FOR_EACH_BYTE: u64 = 64;
-/// What an error and an empty list take.
+/// The size of an error and an empty list.
 const BESIDES: u64 = 8 << 10;
 
 /// Reads `bytes`, and holds what that allocates against what they justify.
@@ -50,7 +50,7 @@ proptest! {
         }
     }
 
-    /// Whoever means harm computes the checksum.
+    /// A forger computes the checksum too.
     #[test]
     fn what_is_inside_is_not_believed(
         layout in any_layout(),
@@ -196,19 +196,23 @@ fn handmade() -> Vec<Handmade> {
         ("long-number", with(|p| splice(p, REGIONS, 1, &[0x82, 0])), "not canonical from byte 35"),
         ("endless-number", with(|p| splice(p, REGIONS, 1, &[0xff; 6])), "the header"),
         ("other-fingerprint", with(|p| p[FINGERPRINT] ^= 1), "the fingerprint is"),
-        ("storage-4", with(|p| p[STORAGE] = 4), "storage has the unknown tag 4; the known tags are 0, 1, 2, 3"),
+        (
+            "storage-4",
+            with(|p| p[STORAGE] = 4),
+            "storage has the unknown tag 4; the known tags are 0, 1, 2, 3",
+        ),
         ("device-of-host", with(|p| p[DEVICE] = 1), "device is 1, but it is unused"),
         ("most-sets", with(|p| splice(p, SETS, 1, &MOST)), "number of backends is 4294967295"),
         ("no-sets", with(|p| p[SETS] = 0), "follow the end|region 0 refers to set"),
         ("most-regions", with(|p| splice(p, REGIONS, 1, &MOST)), "number of regions is 4294967295"),
         ("1-region", with(|p| p[REGIONS] = 1), "the geometry at byte|described"),
         ("3-regions", with(|p| p[REGIONS] = 3), "region 2 refers to set|described"),
+        ("longest-agent", with(|p| splice(p, AGENT, 1, &MOST)), "the agent's name at byte 36"),
         (
-            "longest-agent",
-            with(|p| splice(p, AGENT, 1, &MOST)),
-            "the agent's name at byte 36",
+            "no-agent",
+            with(|p| splice(p, AGENT, 10, &[0])),
+            "\"\" is not a valid name (the agent's name)",
         ),
-        ("no-agent", with(|p| splice(p, AGENT, 10, &[0])), "\"\" is not a valid name (the agent's name)"),
         ("agent-with-nul", with(|p| p[AGENT + 1] = 0), "\"\\0refill-0\" is not a valid name"),
         ("agent-no-text", with(|p| p[AGENT + 1] = 0xff), "the agent's name at byte 36"),
         ("longest-metadata", with(|p| splice(p, METADATA, 1, &MOST)), "the agent's metadata at"),
@@ -274,7 +278,7 @@ fn handmade_geometries() -> Vec<Handmade> {
         (
             "stride-less-by-one",
             long(HEAD + STRIDE, 255),
-            "the head axis steps by 255, less than the 256",
+            "the head axis has a stride of 255, less than the 256",
         ),
         ("stride-of-a-byte", long(HEAD + STRIDE, 1), nested),
         ("sections-apart-by-one-less", long(OFFSET, 1), "overlap or interleave at byte 32768"),
@@ -361,7 +365,7 @@ fn limits_are_the_receivers() {
     }
 }
 
-/// What cannot be read cannot be made either.
+/// Values that cannot be decoded cannot be created either.
 #[test]
 fn descriptions_are_checked_where_they_are_made() {
     let good = layout();
@@ -412,7 +416,7 @@ fn descriptions_are_checked_where_they_are_made() {
         let error = make(storage, agent, regions).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
-    // The same positions of two files, or up to the last address, are nobody else's.
+    // The same positions of two files, or up to the last address, do not overlap.
     let files = vec![at(RemoteSpace::File(1), 0), at(RemoteSpace::File(2), 0)];
     assert_eq!(make(StorageKind::Disk, "a", files), Ok(()));
     let last = u64::MAX - length.get();

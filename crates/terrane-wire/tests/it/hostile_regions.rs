@@ -1,4 +1,4 @@
-//! Descriptions of single regions that nobody honest sends.
+//! Forged descriptions of single regions.
 
 use proptest::prelude::*;
 use terrane_core::{BackendName, ByteCount, DeviceId, RemoteSpace};
@@ -27,7 +27,7 @@ const NUMBER: usize = 1;
 const NAMES: usize = 7;
 
 proptest! {
-    /// Whoever means harm computes the checksum: it is refused, or the one encoding of what is read.
+    /// A forger computes the checksum too. The frame is refused, or it is the canonical encoding.
     #[test]
     fn what_is_inside_is_not_believed(
         space in prop::sample::select(vec![
@@ -69,7 +69,11 @@ fn handmade() -> Vec<Handmade> {
         ),
         ("cut-in-payload", sent[..20].to_vec(), "pass all of it"),
         ("no-payload", framed(&[]), "region 0 at byte 16 cannot be decoded"),
-        ("space-3", with(&|p| p[SPACE] = 3), "space has the unknown tag 3; the known tags are 0, 1, 2"),
+        (
+            "space-3",
+            with(&|p| p[SPACE] = 3),
+            "space has the unknown tag 3; the known tags are 0, 1, 2",
+        ),
         ("number-of-host", with(&|p| p[NUMBER] = 1), "number of a host space is 1"),
         (
             "device-of-33-bits",

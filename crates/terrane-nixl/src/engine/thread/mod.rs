@@ -15,7 +15,7 @@ use super::transfer::shared::{AdvanceResult, SUBMITTER_WINDOW, SharedTransfer};
 use backoff::Backoff;
 use queue::{CloseOnDrop, Queue, QueuedJob};
 
-/// What the engine's thread works on.
+/// The state of the engine's thread.
 pub(super) struct EngineThread {
     context: Arc<EngineContext>,
     queue: Arc<Queue>,

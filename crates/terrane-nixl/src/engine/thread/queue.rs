@@ -37,7 +37,7 @@ pub(in crate::engine) enum QueuedJob {
     Refused(Box<CopyJob>, RequestError),
 }
 
-/// What the engine's thread takes from the queue.
+/// The jobs and signals that the engine's thread takes from the queue.
 pub(super) struct Taken {
     pub(super) jobs: VecDeque<QueuedJob>,
     pub(super) is_woken: bool,

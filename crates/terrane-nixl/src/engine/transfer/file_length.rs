@@ -72,8 +72,7 @@ mod tests {
 
     #[test]
     fn a_file_whose_length_cannot_be_had_is_an_error_with_the_systems_reason() {
-        // SAFETY: no process has so many descriptors, so the system says that it is none; nothing
-        // else is done with it.
+        // SAFETY: no process has so many descriptors, so the query fails. It is the only use.
         let error = unsafe { length_of(1 << 30) }.unwrap_err();
         match &error {
             RequestError::FileLength { source } => assert_eq!(source.operation, "fstat"),

@@ -1,5 +1,5 @@
-//! Transfers step by step, also with a peer that does nothing until it is told to: an agent without a
-//! progress thread, which is reached by TCP.
+//! Transfers step by step, also with a peer that makes no progress by itself: an agent without a
+//! progress thread, reached over TCP.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
 use std::error::Error;
@@ -81,12 +81,12 @@ impl TwoAgents {
         Self { owner, blocks, export, agent, remote, local }
     }
 
-    /// One whose owner makes no progress unless it is asked for notifications.
+    /// Two agents whose owner makes progress only when its notifications are taken.
     fn silent() -> Self {
         Self::new(builder().progress_thread(None))
     }
 
-    /// A read of a block into the same.
+    /// A read of a block into the local block of the same number.
     fn read(&self, block: u32) -> (NixlTransfer, Completion<&'static str>) {
         let read = Transfer::new(self.remote.endpoint(), &self.local);
         queued(&self.agent, read.blocks(&[block], &[block]))
@@ -104,7 +104,7 @@ impl TwoAgents {
         transfer.advance(&self.agent, &Rates::new(&self.agent))
     }
 
-    /// Goes on until the transfer is over; `meanwhile` is done again and again.
+    /// Advances the transfer until it ends, and calls `meanwhile` before each step.
     fn finish(
         &self,
         transfer: &mut NixlTransfer,
@@ -125,20 +125,20 @@ impl TwoAgents {
     }
 }
 
-/// A transfer that has been accepted, and has not started.
+/// A transfer that is queued and has not started.
 fn queued(agent: &Agent, transfer: Transfer) -> (NixlTransfer, Completion<&'static str>) {
     let (job, reserved, completion) = accepted(agent, transfer);
     let context = context(agent);
     (NixlTransfer::new(job, reserved, &context.options, &context.prepared), completion)
 }
 
-/// The same, before its transfer exists.
+/// The same, before a `NixlTransfer` exists.
 fn accepted(
     agent: &Agent,
     transfer: Transfer,
 ) -> (CopyJob, ReservedRoute, Completion<&'static str>) {
     let engine = Arc::<KeepsJobs>::default();
-    // There is no engine's thread to sleep for: who waits helps for as long as it takes.
+    // There is no engine's thread, so a waiting thread advances the transfer until it ends.
     let manager = TransferManager::new([Arc::clone(&engine) as _]).with_attention(PATIENCE);
     let completion = manager.submit(transfer, "guard").unwrap();
     let job = engine.0.lock().unwrap().pop().unwrap();
@@ -208,7 +208,7 @@ fn nothing_is_known_of_requests_whose_peer_nixl_has_forgotten() {
     over_tcp(TEST, || {
         let agents = TwoAgents::silent();
         let (mut transfer, completion) = agents.reading(1);
-        // As a message to NIXL's listener does it.
+        // A message to NIXL's listener does the same.
         let name = agents.agent.nixl_name_of(&agents.owner);
         agents.agent.raw().invalidate_remote_md(&name).unwrap();
         let mut orphaned = agents.finish(&mut transfer, || ()).unwrap();
@@ -216,7 +216,7 @@ fn nothing_is_known_of_requests_whose_peer_nixl_has_forgotten() {
         assert_eq!(orphaned.poll(&agents.agent), Outstanding::Unknowable);
         assert!(agents.is_claimed(1));
         drop((transfer, orphaned));
-        assert!(agents.is_claimed(1), "the memory of a read that may go on has been let go of");
+        assert!(agents.is_claimed(1), "the memory of a read that may go on was released");
         let error = agents.agent.import(&agents.export).unwrap_err();
         assert!(matches!(error, ImportError::PeerBusy { transfers: 1, .. }), "{error}");
     });
@@ -237,7 +237,7 @@ fn what_failed_in_flight_ends_with_its_connection() {
 
         let mut orphaned = agents.finish(&mut transfer, || ()).unwrap();
         assert_eq!(lost_at(completion), NixlStep::Transfer);
-        // The connection is another transfer's as well.
+        // Another transfer uses the connection too.
         assert_eq!(orphaned.poll(&agents.agent), Outstanding::Some);
         assert!(agents.is_claimed(1));
         let mut orphaned_of_other = agents.finish(&mut other, || ()).unwrap();
@@ -249,7 +249,7 @@ fn what_failed_in_flight_ends_with_its_connection() {
             assert!(!agents.is_claimed(block));
         }
 
-        // Nothing more is posted to a peer that is gone, and when it is back it is another.
+        // Nothing more is posted to a lost peer. After its restart it is another peer.
         let (mut transfer, completion) = agents.read(1);
         assert!(matches!(agents.advance(&mut transfer), TransferProgress::Ended));
         assert_eq!(lost_at(completion), NixlStep::Prepare);
@@ -304,7 +304,7 @@ fn what_is_in_flight_is_kept_and_stays_registered() {
         let weak = agents.local.downgrade();
         let address = agents.local.base(0).unwrap().as_host().unwrap().get().to_ne_bytes();
         let agent = agents.agent.clone();
-        // In NIXL's own account of what is registered.
+        // According to NIXL's own metadata.
         let is_registered = || {
             let account = agent.raw().get_local_md().unwrap();
             account.windows(address.len()).any(|bytes| bytes == address)
@@ -317,9 +317,9 @@ fn what_is_in_flight_is_kept_and_stays_registered() {
     });
 }
 
-/// UCX and POSIX post one descriptor after another, and say of a failure no more than that.
+/// UCX and POSIX post one descriptor after another, and report a failure without its position.
 #[test]
-fn of_a_post_that_failed_nobody_knows_what_was_posted() {
+fn a_failed_post_may_have_posted_some_of_its_descriptors() {
     // 64 I/Os.
     let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "64");
     let agent = AgentBuilder::unnamed().backend(posix).build().unwrap();
@@ -333,7 +333,7 @@ fn of_a_post_that_failed_nobody_knows_what_was_posted() {
     let local = builder.allocate(&HeapAllocator::system()).register(&agent).build().unwrap();
     let (file, local) = (Endpoint::new(file).unwrap(), Endpoint::new(local).unwrap());
 
-    // The test takes nearly all of them without the engine's knowledge.
+    // The test uses nearly all of them without the engine's knowledge.
     let list = |memory| nixl_sys::XferDescList::new(memory).unwrap();
     let (mut here, mut there) = (list(nixl_sys::MemType::Dram), list(nixl_sys::MemType::File));
     let address = ByteCount::new(local.base(0).unwrap().as_host().unwrap().get()).to_usize();
@@ -352,7 +352,7 @@ fn of_a_post_that_failed_nobody_knows_what_was_posted() {
     let write = Transfer::new(&local, &file).blocks(&all, &back);
     let (mut transfer, completion) = queued(&agent, write);
     let step = transfer.advance(&agent, &Rates::new(&agent));
-    let TransferProgress::Orphaned(mut orphaned) = step else { panic!("not given up") };
+    let TransferProgress::Orphaned(mut orphaned) = step else { panic!("not orphaned") };
     let error = completion.wait().result.unwrap_err();
     match error.source().and_then(|cause| cause.downcast_ref()) {
         Some(RequestError::Status { step: NixlStep::Post, peer: None, .. }) => {}
@@ -361,7 +361,7 @@ fn of_a_post_that_failed_nobody_knows_what_was_posted() {
     // A file has no connection that could be closed.
     assert_eq!(orphaned.poll(&agent), Outstanding::Unknowable);
     drop((transfer, orphaned));
-    assert!(local.hold_for_write(&[5]).is_err(), "the memory has been let go of");
+    assert!(local.hold_for_write(&[5]).is_err(), "the memory was released");
     // NIXL is asked for the other one, which agents.
     within_patience(|| {
         matches!(raw.get_xfer_status(&other), Ok(nixl_sys::XferStatus::Success)).then_some(())
@@ -383,7 +383,7 @@ fn a_file_that_ends_before_what_was_written_is_not_taken_for_written() {
     let write = Transfer::new(&local, &file).blocks(&[1, 2], &[1, 2]);
     let (mut transfer, completion) = queued(&agent, write);
     let rates = Rates::new(&agent);
-    // It has been written by the time that the backend is asked.
+    // All bytes are written before the backend is polled.
     assert!(matches!(transfer.advance(&agent, &rates), TransferProgress::Changed));
     let descriptor = file.base(0).unwrap().as_file().unwrap().file.descriptor;
     let path = format!("/proc/self/fd/{descriptor}");
@@ -399,11 +399,10 @@ fn a_file_that_ends_before_what_was_written_is_not_taken_for_written() {
     }
 }
 
-/// Both agents live, and what is between them breaks.
+/// Both agents live, and the connection between them breaks.
 #[test]
-fn a_connection_that_broke_is_made_anew_by_the_next_import() {
-    const TEST: &str =
-        "engine::transfer::tests::a_connection_that_broke_is_made_anew_by_the_next_import";
+fn the_next_import_reopens_a_broken_connection() {
+    const TEST: &str = "engine::transfer::tests::the_next_import_reopens_a_broken_connection";
     over_tcp(TEST, || {
         let agents = TwoAgents::new(builder());
         Pattern::new(6).fill(&agents.blocks).unwrap();
@@ -418,7 +417,7 @@ fn a_connection_that_broke_is_made_anew_by_the_next_import() {
         let orphaned = agents.finish(&mut transfer, || ());
         lost_at(completion);
         assert_eq!(lost_at(read(2)), NixlStep::Prepare);
-        // As nothing else is in flight, the connection is closed by now, whatever is left of the read.
+        // Nothing else is in flight, so the connection is closed by now, even if the read is orphaned.
         let again = agents.agent.import(&agents.export).unwrap();
         assert_eq!(again.peer(), agents.remote.peer());
         assert_eq!(again.endpoint().id(), agents.remote.endpoint().id());
@@ -435,15 +434,15 @@ fn a_connection_that_broke_is_made_anew_by_the_next_import() {
     });
 }
 
-/// TwoAgents all TCP connections of the process at both sides, and says how many there were.
+/// Shuts down all TCP connections of the process at both ends. Returns their number.
 fn break_connections() -> usize {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let open: Vec<i32> =
         open.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
     open.into_iter()
         .filter(|&descriptor| {
-            // SAFETY: the descriptor is asked whether it is a connection, and not closed; should it be
-            // closed by now, the questions fail.
+            // SAFETY: the descriptor is only queried and shut down, and never closed. If it was closed
+            // meanwhile, these calls fail.
             let stream = ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(descriptor) });
             stream.peer_addr().is_ok() && stream.shutdown(Shutdown::Both).is_ok()
         })
@@ -451,7 +450,7 @@ fn break_connections() -> usize {
 }
 
 #[test]
-fn a_new_transfer_is_left_to_who_submitted_it_until_somebody_looks() {
+fn a_new_transfer_is_left_to_its_submitter_until_another_thread_polls() {
     let agents = TwoAgents::new(builder());
     let read = |block: u32| {
         let read =
@@ -467,14 +466,14 @@ fn a_new_transfer_is_left_to_who_submitted_it_until_somebody_looks() {
         matches!(transfer.advance_on_engine(before), AdvanceResult::LeftToSubmitter(until) if until > before)
     );
     completion.wait().result.unwrap();
-    // The engine's thread takes what nobody waits for after a while,
+    // The engine's thread advances it after the window if no thread waits,
     let (transfer, completion, _queue) = read(1);
     let AdvanceResult::LeftToSubmitter(until) = transfer.advance_on_engine(before) else {
         panic!("it is not left alone")
     };
     assert!(matches!(transfer.advance_on_engine(until), AdvanceResult::Changed));
     completion.wait().result.unwrap();
-    // and at once if somebody only looks.
+    // and at once if a thread only polls.
     let (transfer, completion, _queue) = read(2);
     assert!(matches!(transfer.advance_on_engine(before), AdvanceResult::LeftToSubmitter(_)));
     assert!(!completion.has_ended());

@@ -17,7 +17,7 @@ use crate::bindings::process;
 use crate::bindings::without_tracing::without_tracing;
 use check::CheckedImport;
 
-/// What an import does with a peer that is known already.
+/// How an import treats a known peer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ImportMode {
     /// The peer is unchanged, or the import fails.

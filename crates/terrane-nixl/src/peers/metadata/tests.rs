@@ -1,4 +1,4 @@
-//! The metadata of NIXL agents: as NIXL writes it, and malformed.
+//! Valid and malformed metadata of NIXL agents.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -46,7 +46,7 @@ fn parts() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A name, metadata in no form of NIXL's, and what is missing from it.
+/// A name, malformed metadata, and the item that the parser misses.
 type Handmade = (String, Vec<u8>, &'static str);
 
 fn handmade() -> Vec<Handmade> {
@@ -95,7 +95,7 @@ fn corpus(folder: &str) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// What was ever found to be read wrongly is a file there, and so is everything that is made by hand.
+/// The corpus has a file for each former defect, and one for each handmade input.
 #[test]
 fn the_corpus_is_refused() {
     let (handmade, files) = (handmade(), corpus("refused"));
@@ -127,7 +127,7 @@ fn what_nixl_wrote_is_read() {
         match name.as_str() {
             "connection" => assert_eq!((of_connections, of_keys), (vec!["UCX"], vec![])),
             "keys" => assert_eq!((of_connections, of_keys), (vec![], vec!["UCX"])),
-            other => panic!("what is {other}?"),
+            other => panic!("unexpected file {other}"),
         }
         assert_eq!(metadata.write(), bytes, "{name} is written as NIXL wrote it");
     }
@@ -156,7 +156,7 @@ fn every_cut_and_every_changed_byte_is_survived() {
         for flip in 1..=255 {
             let mut bytes = bytes.clone();
             bytes[at] ^= flip;
-            // Some say something else, and none panics or runs on.
+            // Some are valid with other contents. None panics or runs forever.
             let _ = Metadata::parse(&bytes);
         }
     }
@@ -179,7 +179,7 @@ fn coverage_does_not_wrap() {
     assert!(!location.covers(MemoryType::Host, 1, 4096, ByteCount::new(1)));
 }
 
-/// What the rest of the crate relies on, of whatever was read.
+/// Checks the properties of parsed metadata that the rest of the crate relies on.
 fn assert_sound(metadata: &Metadata<'_>) {
     let is_name = |name: &str| !name.is_empty() && !name.chars().any(char::is_control);
     assert!(is_name(metadata.agent) && metadata.connections.iter().all(|c| is_name(c.backend)));
@@ -201,7 +201,7 @@ proptest! {
         }
     }
 
-    /// The items are whole, and what is in them is not.
+    /// The items are well-formed, and their contents are arbitrary.
     #[test]
     fn items_may_hold_anything(
         at in 1_usize..13,

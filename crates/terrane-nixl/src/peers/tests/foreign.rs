@@ -1,4 +1,4 @@
-//! Layouts of agents that export nothing: NIXL's own metadata, whole and in pieces, and damaged.
+//! Layouts of agents without Terrane: NIXL's own metadata, whole, in pieces, and damaged.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -89,7 +89,7 @@ fn whole_metadata_that_has_grown_is_of_the_same_peer() {
     let source = filled(&owner);
     let whole = owner.raw().get_local_md().unwrap();
     let first = reader.import_foreign(&foreign(&owner, source.layout(), &[&whole])).unwrap();
-    // Also while it is in use: NIXL has to be told nothing.
+    // Also while it is in use, as NIXL need not load anything.
     let in_flight = reader.use_peer(first.peer()).unwrap();
     let further = filled(&owner);
     let grown = owner.raw().get_local_md().unwrap();

@@ -1,4 +1,4 @@
-//! Exports of real agents, damaged where only NIXL looks, in frames that are whole.
+//! Exports of real agents in valid frames, with damaged NIXL metadata.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn with_metadata(sent: &LayoutDescriptor, metadata: Vec<u8>) -> Option<Arc<Layou
     LayoutDescriptor::decode(&bytes, &WireLimits::default()).ok().map(Arc::new)
 }
 
-/// Refused for a reason that is said, or all that is used of it holds.
+/// Whether the import passes the checks. If so, all that an import uses must hold.
 fn check(reader: &Agent, described: &Arc<LayoutDescriptor>) -> bool {
     match reader.check(described) {
         Err(error) => {

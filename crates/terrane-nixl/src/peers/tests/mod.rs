@@ -1,5 +1,5 @@
-//! What needs to see more of an agent than its users do: what NIXL reaches through an import, and
-//! what becomes of a peer while transfers with it are in flight.
+//! Tests with access to an agent's internals: NIXL's access through an import, and a peer's state
+//! while transfers with it are in flight.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
 use nixl_sys::{XferDescList, XferOp, XferRequest, XferStatus};
@@ -60,7 +60,7 @@ impl Agent {
     }
 }
 
-/// A request of NIXL's for all of a peer's layout, which is read into one of the same kind.
+/// A NIXL request that reads all of a peer's layout into one of the same kind.
 fn read_request(
     agent: &Agent,
     remote: &RemoteLayout,
@@ -81,7 +81,7 @@ fn read_request(
     agent.raw().create_xfer_req(XferOp::Read, &here, &there, name, None)
 }
 
-/// Reads all of a peer's layout, as NIXL does it, into one of the same kind.
+/// Reads all of a peer's layout through NIXL into one of the same kind.
 fn read_all(agent: &Agent, remote: &RemoteLayout) -> Endpoint {
     let local = layout(agent);
     let _peer = agent.use_peer(remote.peer()).unwrap();
@@ -187,7 +187,7 @@ fn a_transfer_keeps_the_peer_of_a_layout_that_has_gone() {
 
 /// NIXL forgets a peer by itself when a connection breaks, without a report.
 #[test]
-fn a_peer_that_nixl_has_lost_is_told_to_it_anew() {
+fn a_peer_that_nixl_has_lost_is_loaded_again() {
     let (owner, reader) = (agent(), agent());
     let source = Endpoint::new(layout(&owner)).unwrap();
     Pattern::new(SEED).fill(&source).unwrap();
@@ -300,7 +300,7 @@ fn transfers_begin_while_nixl_is_told_of_the_peer_and_post_after_that() {
 
 /// Layouts of one peer come and go, and one stays: NIXL and the tables hold what lives.
 #[test]
-fn keys_that_nobody_needs_are_let_go() {
+fn unused_keys_are_dropped() {
     let (owner, reader) = (agent(), agent());
     let kept = layout(&owner);
     let kept = reader.import(&owner.export(&kept).unwrap()).unwrap();

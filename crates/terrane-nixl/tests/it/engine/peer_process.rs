@@ -66,7 +66,7 @@ impl PeerProcess {
     }
 
     fn signal(&self, signal: libc::c_int) {
-        // SAFETY: the process is a child of this one that nobody has waited for, so the number is its.
+        // SAFETY: the process is a child of this one that was not waited for yet, so the id is still its.
         assert_eq!(unsafe { libc::kill(self.number(), signal) }, 0);
     }
 

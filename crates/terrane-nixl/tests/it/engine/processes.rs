@@ -52,7 +52,10 @@ fn a_peer_that_hangs_costs_the_transfer_and_not_the_memory() {
         assert!(ends.local.hold_for_write(&[1]).unwrap_err().is_conflict());
         assert!(ends.remote.endpoint().hold_for_read(&[1]).unwrap_err().is_conflict());
         drop(ends.local.hold_for_write(&[0]).unwrap());
-        assert_eq!(ends.agent.forget(ends.remote.peer()).unwrap(), ForgetOutcome::AfterTransfers(1));
+        assert_eq!(
+            ends.agent.forget(ends.remote.peer()).unwrap(),
+            ForgetOutcome::AfterTransfers(1)
+        );
 
         ends.process.resume();
         free(&ends.local, 1);
@@ -109,13 +112,13 @@ fn an_engine_that_drops_leaves_alone_what_may_still_be_written() {
         assert_eq!(agent.disconnect(), 0);
         let weak = local.downgrade();
         drop((agent, remote, local));
-        assert!(!weak.has_gone(), "the memory of a read that may go on has been let go of");
+        assert!(!weak.has_gone(), "the memory of a read that may go on was released");
     });
 }
 
 #[test]
-fn an_engine_may_wait_for_ever_when_it_drops() {
-    const TEST: &str = "engine::processes::an_engine_may_wait_for_ever_when_it_drops";
+fn an_engine_may_wait_without_a_limit_when_it_drops() {
+    const TEST: &str = "engine::processes::an_engine_may_wait_without_a_limit_when_it_drops";
     over_tcp(TEST, || {
         let ends = Ends::with_drop_timeout(TEST, Duration::MAX);
         let Ends { agent: _agent, process, remote, local, manager } = ends;
@@ -140,7 +143,7 @@ fn answer() {
     let endpoint = Endpoint::new(layout).unwrap();
     let told = agent.wait_for_notifications(Instant::now() + PATIENCE).unwrap();
     assert_eq!(told[0].message, b"all written");
-    // The asker's bytes, made anew of their seed.
+    // The requester's bytes, regenerated from their seed.
     let theirs = registered(&HeapAllocator::system(), &agent, config(8), CONTIGUOUS);
     let image = Image::scribble(&Endpoint::new(theirs).unwrap(), &InProcess, 5);
     let (all, found) = ((0..8).collect::<Vec<_>>(), Image::of(&endpoint, &InProcess));

@@ -1,4 +1,4 @@
-//! What the engine does not take, and that it says why.
+//! Transfers that the engine declines, and the reasons.
 
 use std::error::Error;
 
@@ -90,8 +90,9 @@ fn each_side_goes_by_a_backend_that_accepted_it() {
     assert_eq!(path(&local, &file), "POSIX write, 2 descriptors");
     assert_eq!(path(&file, &local), "POSIX read, 2 descriptors");
 
-    // Of memory that UCX was not asked to register, POSIX's word is of no use to a peer.
-    let posix = pair.here.registrar([("POSIX", terrane_nixl::BackendRequirement::Required)]).unwrap();
+    // UCX was not asked to register this memory, and POSIX cannot reach a peer.
+    let posix =
+        pair.here.registrar([("POSIX", terrane_nixl::BackendRequirement::Required)]).unwrap();
     let system = HeapAllocator::system();
     let builder = LayoutBuilder::new(config(4)).kind(CONTIGUOUS).allocate(&system);
     let half = Endpoint::new(builder.register(&posix).build().unwrap()).unwrap();

@@ -120,7 +120,7 @@ fn all_pieces(
     Some(list)
 }
 
-/// What is registered of a local end with one backend.
+/// The registrations of a local end with one backend.
 struct LocalRegistrations {
     /// The endpoint's own registrations.
     own: Vec<Descriptor>,

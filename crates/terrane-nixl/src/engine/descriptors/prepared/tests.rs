@@ -160,7 +160,7 @@ fn what_has_been_joined_is_listed() {
     setup.copy_and_verify(true);
     setup.copy_and_verify(false);
     assert_eq!(setup.count(), 0);
-    // Of two pieces.
+    // A block is three runs of two pieces.
     let kind = LayoutKind::LayerSeparate { block_dimension: BlockDimension::First };
     setup.local = Endpoint::new(layout(&setup.reader, kind)).unwrap();
     setup.copy_and_verify(true);
@@ -178,7 +178,7 @@ fn a_request_that_ends_within_a_piece_is_listed() {
     assert_eq!(setup.has_lists(), [false; 2]);
 }
 
-/// A further layout of the peer, for which NIXL is told more of it.
+/// NIXL loads more keys of the peer for a further layout.
 #[test]
 fn a_list_is_of_what_nixl_has_been_told_of_the_peer() {
     let setup = Setup::new(NixlEngineOptions::default());
@@ -189,11 +189,7 @@ fn a_list_is_of_what_nixl_has_been_told_of_the_peer() {
     let further = layout(&setup.owner, APART);
     let _further = setup.reader.import(&setup.owner.export(&further).unwrap()).unwrap();
     setup.copy_and_verify(false);
-    assert_eq!(
-        setup.has_lists(),
-        [true, false],
-        "a list of what NIXL had been told before is kept"
-    );
+    assert_eq!(setup.has_lists(), [true, false], "the list of the former keys was kept");
     setup.copy_and_verify(true);
     setup.copy_and_verify(false);
     assert_eq!(same(&first, &setup.lists()), [true, false]);
@@ -218,7 +214,7 @@ fn no_request_is_made_of_what_nixl_has_dropped() {
     assert_eq!(setup.has_lists(), [true; 2]);
 }
 
-/// As above, but nothing is tried before NIXL is told of the peer again.
+/// As above, but no transfer is tried before NIXL loads the peer again.
 #[test]
 fn lists_from_before_a_peer_was_loaded_again_are_not_used() {
     let setup = Setup::new(at_once());
