@@ -116,6 +116,7 @@ pub use agent::thread_mode::ThreadMode;
 pub use bindings::memory_type::MemoryType;
 pub use bindings::status::Status;
 pub use engine::NixlEngine;
+pub use engine::add_nixl::AddNixl;
 pub use engine::error::{NixlStep, RequestError};
 pub use engine::options::NixlEngineOptions;
 pub use error::{NixlError, NixlUnavailable, PluginError};

@@ -1,5 +1,6 @@
 //! The copy engine between registered memory and the memory of peers or files.
 
+pub(crate) mod add_nixl;
 mod context;
 mod descriptors;
 pub(crate) mod error;
