@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use terrane_core::{AgentName, OsError};
+use terrane_core::{AgentName, OsError, Wish};
 
 use super::config::BackendConfig;
 use super::mailbox::Mailbox;
@@ -31,6 +31,7 @@ pub struct AgentBuilder {
     pub(super) progress: Option<Duration>,
     pub(super) listen: Option<u16>,
     pub(super) telemetry: bool,
+    pub(super) metadata_checks: Wish,
     pub(super) backends: Vec<BackendConfig>,
 }
 
@@ -45,6 +46,7 @@ impl AgentBuilder {
             progress: Some(PROGRESS_DELAY),
             listen: None,
             telemetry: false,
+            metadata_checks: Wish::Required,
             backends: Vec::new(),
         }
     }
@@ -114,6 +116,20 @@ impl AgentBuilder {
         Self { telemetry, ..self }
     }
 
+    /// Sets whether imports need to check peers' metadata before NIXL reads it. The default is
+    /// [`Wish::Required`].
+    ///
+    /// The checks need a NIXL that writes metadata in the form of NIXL 1.5. With another one, imports
+    /// are [`ImportError::UnknownForm`](crate::ImportError::UnknownForm) if the checks are required.
+    /// If they are [preferred](Wish::Preferred), NIXL loads the metadata unchecked. With [`Wish::Off`] it
+    /// always does. [`Agent::capabilities`] reports whether imports are checked.
+    ///
+    /// NIXL trusts metadata: forged metadata can crash the process. Without checks, a process that hangs
+    /// keeps its name. [`Agent::import_foreign`] always checks.
+    pub fn metadata_checks(self, checks: Wish) -> Self {
+        Self { metadata_checks: checks, ..self }
+    }
+
     /// Adds a backend. Registrations try the backends in the order in which they were added.
     pub fn backend(mut self, backend: BackendConfig) -> Self {
         self.backends.push(backend);
@@ -142,7 +158,7 @@ impl AgentBuilder {
         })?;
         let backends = create::backends(&raw, &installation, self.backends)?;
         let (registrations, threads) = (Mutex::new(RegistrationTable::default()), self.threads);
-        let listens = self.listen.is_some();
+        let (listens, metadata_checks) = (self.listen.is_some(), self.metadata_checks);
         let (telemetry, peers, mailbox) =
             (self.telemetry, PeerTable::default(), Mailbox::default());
         Ok(Agent(Arc::new(Inner(ManuallyDrop::new(AgentState {
@@ -155,6 +171,7 @@ impl AgentBuilder {
             threads,
             listens,
             telemetry,
+            metadata_checks,
         })))))
     }
 

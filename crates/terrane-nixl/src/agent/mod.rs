@@ -16,7 +16,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use terrane_core::{AgentName, BackendName};
+use terrane_core::{AgentName, BackendName, Wish};
 
 use crate::bindings::memory_type::MemoryType;
 use crate::bindings::process;
@@ -51,6 +51,7 @@ struct AgentState {
     raw: nixl_sys::Agent,
     name: ClaimedName,
     telemetry: bool,
+    metadata_checks: Wish,
     listens: bool,
     threads: ThreadMode,
 }
@@ -109,6 +110,11 @@ impl Agent {
     /// Whether NIXL keeps request times.
     pub(crate) fn has_telemetry(&self) -> bool {
         self.0.telemetry
+    }
+
+    /// Whether imports need to check metadata before NIXL reads it.
+    pub(crate) fn metadata_checks(&self) -> Wish {
+        self.0.metadata_checks
     }
 
     /// Whether peers can make NIXL load and forget metadata without notice to this process.

@@ -1,6 +1,6 @@
 //! The peers that an agent knows, and forgetting them.
 
-use terrane_core::{AgentName, PeerId};
+use terrane_core::{AgentName, Capability, CapabilityReport, Grant, PeerId, Reason, Wish};
 
 use super::error::ForgetError;
 use super::metadata::Metadata;
@@ -99,12 +99,19 @@ impl Agent {
         (!forgotten).then(|| (known.name.clone(), known.nixl_name.clone()))
     }
 
-    /// Whether imports can check NIXL's metadata before NIXL reads it. They can if the library
-    /// writes it in the form of NIXL 1.5. With another form, every import is
-    /// [`ImportError::UnknownForm`].
+    /// Whether imports check peers' metadata before NIXL reads it
+    /// ([`CheckedMetadata`](Capability::CheckedMetadata)). They can if the library writes metadata in the
+    /// form of NIXL 1.5. See [`AgentBuilder::metadata_checks`](crate::AgentBuilder::metadata_checks).
     #[must_use]
-    pub fn checks_metadata(&self) -> bool {
-        self.reachable().is_some()
+    pub fn capabilities(&self) -> CapabilityReport {
+        let grant = match (self.metadata_checks(), self.reachable()) {
+            (Wish::Off, _) => Grant::NotTried,
+            (_, Some(_)) => Grant::Granted,
+            (_, None) => Grant::Refused(Reason::Unsupported { by: "this release of NIXL" }),
+        };
+        let mut report = CapabilityReport::default();
+        report.record(Capability::CheckedMetadata, self.metadata_checks(), grant);
+        report
     }
 
     /// The backends through which peers can reach this agent, according to its own metadata.

@@ -17,21 +17,30 @@ pub(super) struct Peer {
     pub(super) name: AgentName,
     /// NIXL's name for the peer.
     pub(super) nixl_name: AgentName,
+    /// Whether its metadata is checked, and renamed. Otherwise NIXL knows it by its own name.
+    pub(super) is_checked: bool,
     state: Mutex<PeerState>,
 }
 
 impl Peer {
     /// A peer that NIXL has not loaded.
-    pub(super) fn new(name: AgentName) -> Self {
+    pub(super) fn new(name: AgentName, is_checked: bool) -> Self {
         let id = PeerId::next();
-        let nixl_name = AgentName::from(format!("{name} (peer {id})"));
-        Self { id, name, nixl_name, state: Mutex::default() }
+        let nixl_name =
+            if is_checked { format!("{name} (peer {id})").into() } else { name.clone() };
+        Self { id, name, nixl_name, is_checked, state: Mutex::default() }
     }
 
     /// An ended peer that NIXL still knows, under its next number.
     pub(super) fn again(&self) -> Self {
         let (name, nixl_name) = (self.name.clone(), self.nixl_name.clone());
-        Self { id: PeerId::next(), name, nixl_name, state: Mutex::default() }
+        Self {
+            id: PeerId::next(),
+            name,
+            nixl_name,
+            is_checked: self.is_checked,
+            state: Mutex::default(),
+        }
     }
 
     /// Its uses. A panic leaves only counts and flags, which are consistent at any time.

@@ -21,7 +21,8 @@ use super::lease::Lease;
 ///
 /// # Trust
 ///
-/// An import checks everything that it can:
+/// An import checks everything that it can, unless
+/// [`AgentBuilder::metadata_checks`](crate::AgentBuilder::metadata_checks) permits otherwise:
 /// - the frame, its checksum and its version;
 /// - every count and length, against limits;
 /// - the strides, proved to be nested, with their fingerprint;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
-use terrane_core::BackendName;
+use terrane_core::{BackendName, Wish};
 use terrane_wire::LayoutDescriptor;
 
 use crate::agent::Agent;
@@ -19,6 +19,8 @@ pub(in crate::peers) struct CheckedImport<'a> {
     pub(super) keys: Vec<MemoryKey<'a>>,
     /// The backends by which every region is reached.
     pub(in crate::peers) usable: Vec<BackendName>,
+    /// Whether the metadata was checked. If not, `keys` is empty.
+    pub(super) is_checked: bool,
 }
 
 impl Agent {
@@ -29,7 +31,11 @@ impl Agent {
     ) -> Result<CheckedImport<'a>, ImportError> {
         let parts = MetadataParts::split(described.metadata())
             .ok_or(MalformedMetadata { offset: 0, expected: "two parts" })?;
-        let reachable = self.reachable().ok_or(ImportError::UnknownForm)?;
+        let reachable = match (self.metadata_checks(), self.reachable()) {
+            (Wish::Required | Wish::Preferred, Some(reachable)) => reachable,
+            (Wish::Required, None) => return Err(ImportError::UnknownForm),
+            (Wish::Off, _) | (Wish::Preferred, None) => return self.unchecked(described, parts),
+        };
         let connection = Metadata::parse(parts.connection)?;
         let keys = Metadata::parse(parts.keys)?;
         for found in [connection.agent, keys.agent] {
@@ -41,7 +47,35 @@ impl Agent {
         let usable =
             self.check_keys(described, reachable, &connection.connections, &keys.memory)?;
         let keys = keys.memory;
-        Ok(CheckedImport { described: Arc::clone(described), parts, keys, usable })
+        Ok(CheckedImport {
+            described: Arc::clone(described),
+            parts,
+            keys,
+            usable,
+            is_checked: true,
+        })
+    }
+
+    /// An import whose metadata only NIXL reads. The description names the backends.
+    fn unchecked<'a>(
+        &self,
+        described: &'a Arc<LayoutDescriptor>,
+        parts: MetadataParts<'a>,
+    ) -> Result<CheckedImport<'a>, ImportError> {
+        let reaches_all = |backend: &&BackendName| {
+            described.regions().iter().all(|region| region.backends().contains(backend))
+        };
+        let usable: Vec<BackendName> = self.backends().filter(reaches_all).cloned().collect();
+        if usable.is_empty() {
+            let theirs = described.regions().first().map(|region| region.backends().to_vec());
+            return Err(ImportError::NoCommonBackend {
+                peer: described.agent().clone(),
+                theirs: theirs.unwrap_or_default(),
+                ours: self.backends().cloned().collect(),
+            });
+        }
+        let described = Arc::clone(described);
+        Ok(CheckedImport { described, parts, keys: Vec::new(), usable, is_checked: false })
     }
 
     /// The backends that both agents have and that give access to all regions; at least one.

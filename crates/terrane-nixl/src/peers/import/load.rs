@@ -30,7 +30,8 @@ impl Agent {
     ) -> Result<(), ImportError> {
         let mut state = peer.state();
         let transfers = state.transfers;
-        if transfers > 0 && is_same_process {
+        // NIXL knows an unchecked peer by its own name, which its replacement has too.
+        if transfers > 0 && (is_same_process || !peer.is_checked) {
             return Err(ImportError::PeerBusy { peer: peer.name.clone(), transfers });
         }
         state.forgotten = true;
@@ -51,7 +52,8 @@ impl Agent {
         let Some(known) = loaded.peers.get_mut(name).filter(|known| known.ended.is_some()) else {
             return;
         };
-        let is_same = self.is_known(&known.peer)
+        let is_same = checked.is_checked
+            && self.is_known(&known.peer)
             && !known.peer.state().poisoned
             && *known.connection == *checked.parts.connection
             && !known.is_stale(&checked.keys, std::iter::empty());
@@ -75,7 +77,7 @@ impl Agent {
         checked: &CheckedImport<'_>,
     ) -> Result<RemoteLayout, ImportError> {
         let name = checked.described.agent();
-        let peer = Arc::new(Peer::new(name.clone()));
+        let peer = Arc::new(Peer::new(name.clone(), checked.is_checked));
         let claim = self.claim(&peer, checked)?;
         let load = || {
             self.load(&peer, checked.parts.connection)?;
@@ -151,10 +153,14 @@ impl Agent {
                 change: PeerChange::Registration,
             });
         }
-        if !known.has_all(keys) {
+        if !checked.is_checked || !known.has_all(keys) {
             // If NIXL refuses keys, it drops all that it knows of the peer. It then no longer
             // reports the state of the requests in flight with it.
             let _reloading = peer.reload().map_err(busy)?;
+            if !checked.is_checked {
+                // NIXL would keep a former key of the same memory, and unchecked keys are unknown.
+                self.reload(known).map_err(|status| self.mark_lost(known, status))?;
+            }
             if let Err(refusal) = self.load(&peer, checked.parts.keys) {
                 self.reload(known).map_err(|status| self.mark_lost(known, status))?;
                 return Err(ImportError::Load { peer: name(), status: refusal });
@@ -209,9 +215,13 @@ impl Agent {
     /// Loads a piece of a peer's metadata into NIXL, under NIXL's name for the peer.
     fn load(&self, peer: &Peer, metadata: &[u8]) -> Result<(), Status> {
         let name = peer.nixl_name.as_str();
-        let metadata = Metadata::parse(metadata).map_err(|_| Status::InvalidParameter)?;
-        let metadata = Metadata { agent: name, ..metadata }.write();
-        match self.raw().load_remote_md(&metadata) {
+        let renamed = if peer.is_checked {
+            let metadata = Metadata::parse(metadata).map_err(|_| Status::InvalidParameter)?;
+            Some(Metadata { agent: name, ..metadata }.write())
+        } else {
+            None
+        };
+        match self.raw().load_remote_md(renamed.as_deref().unwrap_or(metadata)) {
             Ok(loaded) if loaded == name => Ok(()),
             Ok(_) => Err(Status::InvalidParameter),
             Err(error) => Err(Status::of(&error)),

@@ -135,7 +135,11 @@ impl Agent {
                 claims::is_same_process(&before.connection, checked.parts.connection);
             if mode == ImportMode::Refresh {
                 self.end_replaced(loaded, &peer, is_same_process)?;
-            } else if !is_same_process && before.ended.is_none() && peer.state().forgotten {
+            } else if !is_same_process
+                && before.ended.is_none()
+                && peer.is_checked
+                && peer.state().forgotten
+            {
                 loaded.set_replaced(name);
             }
         }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says what it expects by panicking")]
 
 use nixl_sys::{XferDescList, XferOp, XferRequest, XferStatus};
-use terrane_core::Memory;
+use terrane_core::{Capability, Grant, Memory, Wish};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind, PhysicalLayout};
 use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::Pattern;
@@ -377,15 +377,63 @@ fn peers_that_ended_long_ago_are_disconnected() {
     assert_eq!(reader.disconnect(), 32);
 }
 
-/// Another library's form is not known, and nothing of it is handed on unread.
+/// An agent whose library seems to write metadata in another form.
+fn agent_of_unknown_form(checks: Wish) -> Agent {
+    let builder = AgentBuilder::unnamed().metadata_checks(checks);
+    let agent = builder.backend(BackendConfig::new("UCX")).build().unwrap();
+    assert_eq!(agent.peer_table().reachable(|| Some(None)), Some(None));
+    agent
+}
+
 #[test]
 fn metadata_of_an_unknown_form_is_refused() {
-    let (owner, reader) = (agent(), agent());
+    let (owner, reader) = (agent(), agent_of_unknown_form(Wish::Required));
     let layout = layout(&owner);
-    // As if its own metadata could not be read.
-    assert_eq!(reader.peer_table().reachable(|| Some(None)), Some(None));
-    assert!(!reader.checks_metadata());
+    let report = reader.capabilities();
+    let grant = report.grant(&Capability::CheckedMetadata);
+    assert!(matches!(grant, Some(Grant::Refused(_))), "{grant:?}");
     let error = reader.import(&owner.export(&layout).unwrap()).unwrap_err();
     assert!(matches!(error, ImportError::UnknownForm), "{error}");
     assert_eq!((reader.peers(), reader.disconnect()), (vec![], 0));
+}
+
+#[test]
+fn metadata_is_loaded_unchecked_if_the_caller_permits_it() {
+    let without_checks = AgentBuilder::unnamed().metadata_checks(Wish::Off);
+    let without_checks = without_checks.backend(BackendConfig::new("UCX")).build().unwrap();
+    for reader in [agent_of_unknown_form(Wish::Preferred), without_checks] {
+        let report = reader.capabilities();
+        assert_ne!(report.grant(&Capability::CheckedMetadata), Some(&Grant::Granted));
+        let owner = agent();
+        let fill = |layout, seed| {
+            let endpoint = Endpoint::new(layout).unwrap();
+            Pattern::new(seed).fill(&endpoint).unwrap();
+            endpoint
+        };
+        let verify = |remote: &RemoteLayout, seed| {
+            let read = read_all(&reader, remote);
+            Pattern::new(seed).verify(&read).unwrap().assert_clean("read without checks");
+        };
+        let first = fill(layout(&owner), 1);
+        let exported = owner.export(first.layout()).unwrap();
+        let remote = reader.import(&exported).unwrap();
+        verify(&remote, 1);
+        // A further layout, while the first one lives.
+        let second = fill(layout(&owner), 2);
+        let further = reader.import(&owner.export(second.layout()).unwrap()).unwrap();
+        verify(&further, 2);
+        verify(&remote, 1);
+        assert_eq!(reader.import(&exported).unwrap().endpoint().id(), remote.endpoint().id());
+        // A peer in use does not give up its name, and it returns after it has ended.
+        let in_use = reader.use_peer(remote.peer()).unwrap();
+        let error = reader.refresh(&exported).unwrap_err();
+        assert!(matches!(error, ImportError::PeerBusy { transfers: 1, .. }), "{error}");
+        drop((in_use, remote, further));
+        verify(&reader.import(&exported).unwrap(), 1);
+        // Backends that the two do not have in common are still detected.
+        let posix = BackendConfig::new("POSIX").parameter("ios_pool_size", "64");
+        let other = AgentBuilder::unnamed().metadata_checks(Wish::Off).backend(posix);
+        let error = other.build().unwrap().import(&exported).unwrap_err();
+        assert!(matches!(error, ImportError::NoCommonBackend { .. }), "{error}");
+    }
 }
