@@ -32,6 +32,11 @@ use crate::{
 ///    peer's memory is exempt: the peer may access it at any time.
 ///
 /// A span of length zero is legal. Its location is then only a well-aligned number.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not memory that Terrane can use",
+    label = "it does not implement `Memory`",
+    note = "allocate memory with an allocator of `terrane-storage`, `terrane-cuda` or `terrane-pool`; for bytes that another library owns, use `ForeignMemory`; for host bytes, `HostBytes`"
+)]
 pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
     /// The kind of storage.
     fn kind(&self) -> StorageKind;

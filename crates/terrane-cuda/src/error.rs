@@ -11,7 +11,8 @@ use terrane_pool::managed::ManagedError;
 use terrane_storage::StorageError;
 use terrane_transfer::LayerError;
 
-use crate::driver::{DriverCode, DriverVersion};
+use crate::driver::code::DriverCode;
+use crate::driver::version::DriverVersion;
 
 /// The reason why a CUDA operation failed.
 ///
@@ -116,8 +117,8 @@ pub enum CudaError {
         /// `"stream"` or `"event"`.
         what: &'static str,
     },
-    /// The event's last record failed, so it proves nothing.
-    #[error("the event was not recorded; record it again before asking it")]
+    /// The event was never recorded, or its last record failed. It proves nothing.
+    #[error("the event is not recorded; record it on a stream first, and check the result")]
     NotRecorded,
     /// A time was requested of an event without timing.
     #[error("the event keeps no time; take it with `Timing::On`, and record both events")]
@@ -218,8 +219,8 @@ pub enum CudaError {
         /// The number of ids that the copy carries.
         most: usize,
     },
-    /// Runs that did not come from `RunCopy::arrange`.
-    #[error("the runs were not arranged; make the copy with `RunCopy::arrange`")]
+    /// Runs that did not come from `RunLaunch::arrange`.
+    #[error("the runs were not arranged; make the copy with `RunLaunch::arrange`")]
     RunsNotArranged,
     /// A capability that a policy requires was not granted.
     #[error(transparent)]

@@ -10,7 +10,7 @@ use terrane_interop::dlpack::{
 use terrane_interop::tensors::{KvForm, KvTensors, adopt_kv, kv_tensors};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, TokenOrder};
 use terrane_storage::{SystemAllocator, SystemOptions};
-use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
+use terrane_transfer::{Access, Endpoint, Transfer, TransferManager};
 
 use crate::accounts::{Account, Entry};
 use crate::calls::answer;
@@ -189,9 +189,7 @@ pub unsafe extern "C" fn terrane_proof_copy(
         let handle = std::ptr::with_exposed_provenance_mut(usize::try_from(stream)?);
         // SAFETY: the caller's promise about the stream.
         let borrowed = unsafe { Stream::borrow(context, handle, ()) }?;
-        // SAFETY: the transfer is waited for below, before the stream can be destroyed.
-        let order: DeviceOrder = unsafe { borrowed.order() };
-        let transfer = transfer.device_order(order);
+        let transfer = transfer.device_order(borrowed.order());
         cache.manager.submit(transfer, ()).map_err(|refused| refused.cause)?.wait().result?;
         let consumer = ConsumerStream::of(&borrowed);
         // SAFETY: the stream is alive.

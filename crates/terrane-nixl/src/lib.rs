@@ -133,3 +133,13 @@ pub use register::allocator::RegisteredAllocator;
 pub use register::descriptor::Descriptor;
 pub use register::refusal::Refusal;
 pub use register::registrar::Registrar;
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;
+#[doc(no_inline)]
+pub use terrane_layout;
+#[doc(no_inline)]
+pub use terrane_transfer;
+#[doc(no_inline)]
+pub use terrane_wire;

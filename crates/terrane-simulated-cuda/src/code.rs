@@ -102,6 +102,13 @@ const NAMES: [(u32, &CStr); 51] = [
     (999, c"CUDA_ERROR_UNKNOWN"),
 ];
 
+/// How far a step came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Some,
+    Finished,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -60,6 +60,7 @@ mod faults;
 mod pools;
 mod ptx;
 mod random;
+mod run;
 mod schedule;
 mod session;
 mod simulator;

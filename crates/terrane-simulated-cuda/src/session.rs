@@ -5,7 +5,7 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::code::{Code, Outcome};
 use crate::config::Config;
-use crate::exports::{attach, mark_as_callback};
+use crate::exports::entry::{attach, mark_as_callback};
 use crate::simulator::Simulator;
 
 /// A simulated driver that is not the process's: for tests in Rust that link this crate, and call

@@ -132,7 +132,7 @@ impl Simulator {
             };
             drop(state);
             // SAFETY: the caller's promise.
-            unsafe { crate::exports::call(callback.function, callback.data) };
+            unsafe { call(callback.function, callback.data) };
             state = self.lock();
             state.returned(callback.stream);
             self.changed.notify_all();
@@ -142,4 +142,18 @@ impl Simulator {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Calls a function of the host's.
+///
+/// # Safety
+///
+/// `function` is the address of one that takes one pointer, and `data` is such a pointer.
+unsafe fn call(function: usize, data: usize) {
+    let function = std::ptr::with_exposed_provenance::<()>(function);
+    // SAFETY: the caller's promise.
+    let function =
+        unsafe { std::mem::transmute::<*const (), unsafe extern "C" fn(*mut ())>(function) };
+    // SAFETY: the caller's promise.
+    unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
 }

@@ -86,6 +86,13 @@ impl<G> Completion<G> {
         self.progress.copied()
     }
 
+    /// Requests that the transfer stops; see [`Ticket::cancel`]. The outcome says whether it did.
+    ///
+    /// A completion that is awaited or waited for is cancelled through its [ticket](Self::ticket).
+    pub fn cancel(&self) {
+        self.ticket.cancel();
+    }
+
     /// Blocks the thread until the transfer has ended. Meanwhile an engine may [copy on this
     /// thread](crate::Attend::serve), which saves waking one of its own.
     pub fn wait(self) -> Outcome<G> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use terrane_core::{BoxedCause, CapabilityReport};
 
-use crate::{CopyJob, DeviceOrder, PinnedOrder, Side, Terms, TransferPlan};
+use crate::{CopyJob, DeviceOrder, Side, Terms, TransferPlan};
 
 /// Executes copy runs between some kinds of storage.
 ///
@@ -34,6 +34,7 @@ use crate::{CopyJob, DeviceOrder, PinnedOrder, Side, Terms, TransferPlan};
 /// - Report each layer of a [layer-wise](CopyJob::layers) job as soon as it can. Plans of such jobs
 ///   are in the order of the layers. Layers that it does not report are done, or have failed, with
 ///   the job.
+/// - Stop a job that was [cancelled](CopyJob::reason_to_stop).
 /// - Let waiting threads poll the engine, or copy for it: [`CopyJob::attend`].
 ///
 /// # Safety
@@ -41,6 +42,11 @@ use crate::{CopyJob, DeviceOrder, PinnedOrder, Side, Terms, TransferPlan};
 /// Finishing or dropping a job releases the memory at both ends and the caller's guard, and frees
 /// its blocks for other transfers. So an implementor promises that it touches only the bytes of the
 /// plan's runs, and none of them after it has finished or dropped the job.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a copy engine",
+    label = "it does not implement `CopyEngine`",
+    note = "engines are `HostEngine`, `DiskEngine` and `RelayEngine` of `terrane_transfer::engines`, `DeviceEngine` of `terrane-cuda` and `NixlEngine` of `terrane-nixl`; pass an engine that is shared as `Arc<dyn CopyEngine>` to `TransferManagerBuilder::engines`"
+)]
 pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// The engine's name in explanations and errors.
     fn name(&self) -> &'static str;
@@ -55,15 +61,15 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// Executes the job by the path of its [quote](Self::quote), in the background.
     fn submit(&self, job: CopyJob);
 
-    /// Captures the current meaning of an order, for a job that is [submitted](Self::submit) when
-    /// its predecessors have ended. By then the stream may have more work, and the event may be
-    /// recorded again. Like `submit`, it returns at once.
+    /// Returns an order that keeps the current meaning of `order`, for a job that is
+    /// [submitted](Self::submit) when its predecessors have ended. By then the stream may have more
+    /// work, and the event may be recorded again. Like `submit`, it returns at once.
     ///
     /// # Errors
     ///
     /// The reason why the engine cannot capture it. By default an engine does not serve orders of
     /// devices.
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
         let _ = order;
         Err(Box::new(Declined::DeviceOrder))
     }

@@ -13,6 +13,8 @@
     reason = "tests say what they expect by unwrapping it"
 )]
 
+#[path = "loom/cancels.rs"]
+mod cancels;
 #[path = "loom/helping.rs"]
 mod helping;
 #[path = "loom/layers.rs"]

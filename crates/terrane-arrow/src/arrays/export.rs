@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
 use terrane_core::{ByteCount, Location, StorageKind};
@@ -136,7 +135,7 @@ pub unsafe fn export_device_array(
     };
     let consumer = match done {
         Done::AtRelease => None,
-        Done::After(stream) => Some(Arc::new(stream)),
+        Done::After(stream) => Some(stream),
     };
     let array = array(column, event, consumer.as_ref())?.into_inner();
     let private: *const Exported = array.private_data.cast();
@@ -191,7 +190,7 @@ struct Exported {
     dictionary: *mut ArrowArray,
     event: Option<HeldEvent>,
     /// The stream to wait for before the memory is freed.
-    consumer: Option<Arc<Stream>>,
+    consumer: Option<Stream>,
 }
 
 /// An event, and the address of its handle: consumers get a pointer to the handle.
@@ -252,7 +251,7 @@ impl Exported {
 fn array(
     column: &Column,
     event: Option<HeldEvent>,
-    consumer: Option<&Arc<Stream>>,
+    consumer: Option<&Stream>,
 ) -> Result<Owned<ArrowArray>, ExportError> {
     let number =
         |what, value: u64| i64::try_from(value).map_err(|_| ExportError::TooLarge { what, value });
@@ -368,5 +367,5 @@ unsafe extern "C" fn release_exported(array: *mut ArrowArray) {
         }
     }
     let Exported { out, column, event, consumer, .. } = *private;
-    catch_panic(|| release_after(consumer.as_deref(), (out, column, event)));
+    catch_panic(|| release_after(consumer.as_ref(), (out, column, event)));
 }

@@ -9,7 +9,7 @@ use terrane_arrow::columns::{
     RowCountWidth,
 };
 use terrane_core::{ByteCount, Region};
-use terrane_cuda::kernel_argument::CudarcStream;
+use terrane_cuda::cudarc::CudarcStream;
 use terrane_cuda::{Context, CudaError, CudaStreams, DeviceAllocator, Stream};
 use terrane_interop::dlpack::Importer;
 use terrane_pool::adaptors::Budget;

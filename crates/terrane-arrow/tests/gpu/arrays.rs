@@ -119,7 +119,7 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
     let name = "foreign_arrays_of_the_device_are_columns_without_a_copy";
     let Some(context) = device(name, LITTLE) else { return };
     let stream = Stream::new(&context).unwrap();
-    let before = context.holdings().device;
+    let before = context.usage().device;
     let column = texts(&context, &stream);
     for by_stream in [true, false] {
         let ready = Ready::after(&stream).unwrap();
@@ -144,7 +144,7 @@ fn foreign_arrays_of_the_device_are_columns_without_a_copy() {
         assert!(read_data.as_ref().unwrap().region().is_err(), "for reading only");
     }
     drop(column);
-    let after = context.holdings().device;
+    let after = context.usage().device;
     assert_eq!(after, before, "all of it has been released");
 }
 
@@ -153,11 +153,11 @@ fn an_array_is_let_go_of_when_the_consumers_stream_has_run() {
     let name = "arrays::an_array_is_let_go_of_when_the_consumers_stream_has_run";
     terrane_testkit::process::in_child(name, || {
         let Some(context) = device(name, LITTLE) else { return };
-        let stream = Arc::new(Stream::new(&context).unwrap());
+        let stream = Stream::new(&context).unwrap();
         let bytes = filled(&context, &stream, &[7; 64]);
         let target = filled(&context, &stream, &[0; 64]);
         let had_run = Arc::new(AtomicBool::new(false));
-        let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
+        let sees = Sees { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let span = bytes.span();
         // SAFETY: the allocation is kept, and only the consumer's stream uses its bytes.
         let memory = unsafe { ForeignMemory::new(span, (sees, bytes)) };
@@ -354,11 +354,11 @@ fn ten_thousand_arrays_leave_nothing_on_the_device() {
             drop(array.wait_on(&stream).unwrap());
         };
         round();
-        let before = (context.holdings(), terrane_testkit::leaks::Held::now().descriptors);
+        let before = (context.usage(), terrane_testkit::leaks::Held::now().descriptors);
         for _ in 0..10_000 {
             round();
         }
-        let after = (context.holdings(), terrane_testkit::leaks::Held::now().descriptors);
+        let after = (context.usage(), terrane_testkit::leaks::Held::now().descriptors);
         assert_eq!(format!("{after:?}"), format!("{before:?}"));
         assert_eq!((context.lost(), context.failed_drops()), (None, 0));
     });

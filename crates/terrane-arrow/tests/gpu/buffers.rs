@@ -119,25 +119,25 @@ fn the_estimate_is_what_the_device_is_asked_for() {
     let (stream, allocator) = (Stream::new(&context).unwrap(), DeviceAllocator::new(&context));
     for capacity in [0, 1, 63, 64, 65, 10_000] {
         let plan = plan(capacity, RowCountWidth::U64);
-        let before = context.holdings().device;
+        let before = context.usage().device;
         let buffer = plan.allocate(&allocator, &stream).unwrap();
-        let held = context.holdings().device;
+        let held = context.usage().device;
         let more = held.bytes.checked_sub(before.bytes).unwrap();
         assert_eq!(more, plan.size(), "{capacity}");
         assert_eq!(plan.size_under(allocator.limits()).unwrap(), plan.size());
         drop(buffer);
-        assert_eq!(context.holdings().device, before);
+        assert_eq!(context.usage().device, before);
     }
 }
 
 #[test]
 fn a_device_is_out_of_the_hosts_reach() {
     let Some(context) = device("a_device_is_out_of_the_hosts_reach", LITTLE) else { return };
-    let before = context.holdings().device;
+    let before = context.usage().device;
     let plan = plan(10, RowCountWidth::U64);
     let error = plan.allocate(&DeviceAllocator::new(&context), &HostOrder).unwrap_err();
     assert!(matches!(error, ColumnError::Unreachable { .. }), "{error}");
-    assert_eq!(context.holdings().device, before);
+    assert_eq!(context.usage().device, before);
 }
 
 #[test]

@@ -56,6 +56,6 @@ fn an_array_whose_stream_cannot_be_waited_for_is_kept() {
         driver.fail("cuStreamSynchronize", 0, STREAM_CAPTURE_UNSUPPORTED);
         drop(array);
         assert_eq!((context.failed_drops(), context.lost()), (1, None));
-        assert_ne!(context.holdings().device.bytes, ByteCount::ZERO);
+        assert_ne!(context.usage().device.bytes, ByteCount::ZERO);
     });
 }

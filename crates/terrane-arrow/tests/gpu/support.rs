@@ -41,7 +41,7 @@ pub fn read(stream: &Stream, from: Location, bytes: usize) -> Vec<u8> {
 
 /// Records, when it drops, whether a stream had completed.
 pub struct Sees {
-    pub stream: Arc<Stream>,
+    pub stream: Stream,
     pub had_run: Arc<AtomicBool>,
 }
 

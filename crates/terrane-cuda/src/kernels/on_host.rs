@@ -11,8 +11,8 @@ use terrane_core::ByteCount;
 use terrane_testkit::random::Seeded;
 use terrane_testkit::strided::{StridedCase, StridedEnd, StridedIds};
 
-use super::schedule::GridSchedule;
-use super::{BlockIds, CopyEnd, CopyRun, CopyWidth, GridCopy, RunCopy};
+use super::{BlockIds, CopyWidth, GridLaunch, LaunchEnd, LaunchRun, RunLaunch};
+use crate::kernels::schedule::GridSchedule;
 
 type OnHost = unsafe extern "C" fn(*const c_void, *const c_void, u32) -> u64;
 
@@ -93,16 +93,16 @@ fn end_of(
     inline: &mut Vec<u32>,
     keep: &mut Vec<Vec<u64>>,
     lists: &mut Vec<Vec<u32>>,
-) -> CopyEnd {
+) -> LaunchEnd {
     let [block_stride, layer_stride, outer_stride, row_stride, column_stride] = case.strides;
-    let mut end = CopyEnd {
+    let mut end = LaunchEnd {
         base: address + case.base,
         block_stride,
         layer_stride,
         outer_stride,
         row_stride,
         column_stride,
-        ..CopyEnd::default()
+        ..LaunchEnd::default()
     };
     let exposed = |address: usize| ByteCount::from_usize(address).get();
     if let Some(bases) = &case.bases {
@@ -140,7 +140,7 @@ fn check_grid(kernels: &Library, case: &StridedCase, blocks: u32, widths: &mut [
 
     let (mut inline, mut keep, mut lists) = (Vec::new(), Vec::new(), Vec::new());
     let [pairs, layers, outers, rows, columns] = case.counts;
-    let mut grid = GridCopy {
+    let mut grid = GridLaunch {
         pairs,
         layers,
         outers,
@@ -155,7 +155,7 @@ fn check_grid(kernels: &Library, case: &StridedCase, blocks: u32, widths: &mut [
             &mut keep,
             &mut lists,
         ),
-        ..GridCopy::EMPTY
+        ..GridLaunch::EMPTY
     };
     grid.inline_blocks[..inline.len()].copy_from_slice(&inline);
     let width = grid.width();
@@ -217,14 +217,14 @@ fn runs_are_copied_one_and_all() {
         let mut list = Vec::new();
         for &([from, to], bytes) in &runs {
             expected[to..to + bytes].copy_from_slice(&before[from..from + bytes]);
-            list.push(CopyRun {
+            list.push(LaunchRun {
                 source: addresses[0] + ByteCount::from_usize(from).get(),
                 destination: addresses[1] + ByteCount::from_usize(to).get(),
                 bytes: ByteCount::from_usize(bytes).get(),
                 first_tile: 0,
             });
         }
-        let mut copy = RunCopy::arrange(&mut list).unwrap();
+        let mut copy = RunLaunch::arrange(&mut list).unwrap();
         copy.runs = ByteCount::from_usize(list.as_ptr().expose_provenance()).get();
         let width = CopyWidth::ALL.into_iter().find(|width| copy.width == u32::from(width.bytes()));
         for most in [1, 3, 1000] {

@@ -16,7 +16,7 @@ use terrane_testkit::pattern::PieceAccess;
 
 use crate::needs::{LITTLE, OnDevice, device};
 
-fn stream_of(context: &Context) -> (CudaStreams, StreamId, Arc<Stream>) {
+fn stream_of(context: &Context) -> (CudaStreams, StreamId, Stream) {
     let streams = CudaStreams::new(context);
     let id = StreamSource::create(&streams).unwrap();
     let stream = streams.get(id).unwrap();

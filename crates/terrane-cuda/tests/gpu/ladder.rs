@@ -69,7 +69,7 @@ fn an_exhausted_pool_gives_its_own_back_before_it_refuses() {
     let second = pool.acquire(unit).expect("there is room again");
     drop((block, second));
     pool.clear();
-    assert_eq!(context.holdings().device.count, 0);
+    assert_eq!(context.usage().device.count, 0);
 }
 
 #[test]
@@ -123,5 +123,5 @@ fn the_callback_may_make_room() {
     assert_eq!((state.callback_attempts, state.live), (1, block.length()), "{state}");
     drop((block, rest));
     pool.clear();
-    assert_eq!(context.holdings().device.count, 0);
+    assert_eq!(context.usage().device.count, 0);
 }

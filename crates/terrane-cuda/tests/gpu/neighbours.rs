@@ -124,7 +124,7 @@ fn streams_and_memory_of_cudarc_are_taken() {
     // SAFETY: both are alive until the stream has been waited for.
     unsafe { borrowed.copy(memory.location(), pinned.location(), length) }.unwrap();
     let streams = CudaStreams::new(&context);
-    let id = streams.add(Arc::new(borrowed)).unwrap();
+    let id = streams.add(borrowed).unwrap();
     let fence = FenceSource::create(&streams).unwrap();
     fence.record(id).unwrap();
     assert!(fence.wait(std::time::Duration::from_secs(120)).unwrap());

@@ -8,7 +8,7 @@ use terrane_core::{
     RegionRequest, Wish,
 };
 use terrane_cuda::{
-    Context, CudaError, Held, PinnedAllocator, PinnedMemory, PinnedNuma, PinnedOptions,
+    Context, CudaError, PinnedAllocator, PinnedMemory, PinnedNuma, PinnedOptions, ResourceCount,
 };
 use terrane_storage::{NumaTopology, StorageError};
 
@@ -93,8 +93,11 @@ fn policy(memory: &PinnedMemory) -> Option<String> {
 }
 
 fn assert_all_gone(context: &Context) {
-    let holdings = context.holdings();
-    assert_eq!((holdings.registered, holdings.host), (Held::default(), Held::default()));
+    let usage = context.usage();
+    assert_eq!(
+        (usage.registered, usage.host),
+        (ResourceCount::default(), ResourceCount::default())
+    );
     assert_eq!(context.failed_drops(), 0);
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
-use terrane_cuda::{Context, CudaError, DriverCode, Held, PinnedAllocator, PinnedOptions};
+use terrane_cuda::{Context, CudaError, DriverCode, PinnedAllocator, PinnedOptions, ResourceCount};
 use terrane_storage::{Progress, StorageError};
 use terrane_testkit::events::AtEvents;
 use terrane_testkit::process::in_child;
@@ -125,8 +125,11 @@ fn a_registration_that_fails_half_way_is_never_ready() {
         let memory = pinned.bring_up(&request()).unwrap();
         assert_eq!(seen(&progress), [memory.length(); 3], "and counted once");
     }
-    let holdings = context.holdings();
-    assert_eq!((holdings.registered, holdings.host), (Held::default(), Held::default()));
+    let usage = context.usage();
+    assert_eq!(
+        (usage.registered, usage.host),
+        (ResourceCount::default(), ResourceCount::default())
+    );
 }
 
 #[test]
@@ -168,6 +171,9 @@ fn a_bring_up_is_cancelled_between_registrations() {
         let CudaError::HostMemory { source } = &error else { panic!("{error}") };
         assert!(matches!(**source, StorageError::Cancelled { .. }), "{error}");
     }
-    let holdings = context.holdings();
-    assert_eq!((holdings.registered, holdings.host), (Held::default(), Held::default()));
+    let usage = context.usage();
+    assert_eq!(
+        (usage.registered, usage.host),
+        (ResourceCount::default(), ResourceCount::default())
+    );
 }

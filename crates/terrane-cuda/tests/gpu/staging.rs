@@ -20,7 +20,7 @@ type Pinned = Arc<Pool<Limit<PinnedAllocator>>>;
 struct Setup {
     context: Context,
     id: StreamId,
-    stream: Arc<Stream>,
+    stream: Stream,
     budget: Budget,
     pool: Pinned,
     area: StagingArea<Pinned>,

@@ -38,7 +38,7 @@ fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
 
 /// Records, when it drops, whether a stream had completed.
 struct Sees {
-    stream: Arc<Stream>,
+    stream: Stream,
     had_run: Arc<AtomicBool>,
 }
 
@@ -138,7 +138,7 @@ fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
 #[test]
 fn ours_come_back_as_they_went() {
     let Some(context) = device("device::ours_come_back_as_they_went", LITTLE) else { return };
-    let before = context.holdings().device;
+    let before = context.usage().device;
     let region = memory(&context, 1 << 16);
     let shape = TensorShape::compact(ElementType::BF16, &[4, 64]).unwrap();
     // SAFETY: no code uses the bytes.
@@ -151,9 +151,9 @@ fn ours_come_back_as_they_went() {
     let tensor = unsafe { importer.versioned(pointer.as_ptr()) }.unwrap();
     assert_eq!(tensor.location(), region.location());
     drop(region);
-    assert_ne!(context.holdings().device, before);
+    assert_ne!(context.usage().device, before);
     drop(tensor);
-    assert_eq!(context.holdings().device, before);
+    assert_eq!(context.usage().device, before);
 }
 
 /// An engine's cache: one exported tensor for each layer.
@@ -182,7 +182,7 @@ fn an_engine_s_cache_is_offloaded_and_brought_back() {
     // Most of it is for the engine's buffers: up to three of 32 MiB in each direction.
     let needs = Needs::of_device(ByteCount::mib(224)).and_host(ByteCount::mib(64));
     let Some(context) = device(name, needs) else { return };
-    let before = context.holdings();
+    let before = context.usage();
     let config = LayoutConfig::builder().num_blocks(8).num_layers(4).outer_dim(2).page_size(16);
     let config = config.inner_dim(128).num_heads(2).element(ElementFormat::Width(2));
     let config = config.build().unwrap();
@@ -216,7 +216,7 @@ fn an_engine_s_cache_is_offloaded_and_brought_back() {
     pattern.verify(&check).unwrap().assert_clean("the cache");
 
     drop((engine, filled, tier, check, manager));
-    assert_eq!(context.holdings().device, before.device);
+    assert_eq!(context.usage().device, before.device);
 }
 
 #[test]
@@ -271,13 +271,13 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
         drop(end.hold_for_write(&[1]).unwrap());
 
         let (end, export) = exported(&context);
-        let stream = Arc::new(Stream::new(&context).unwrap());
+        let stream = Stream::new(&context).unwrap();
         let named = ConsumerStream::of(&stream);
         // SAFETY: the stream outlives the tensor.
         let consumer = unsafe { named.to_stream(&context, ()) }.unwrap().unwrap();
         let had_run = Arc::new(AtomicBool::new(false));
         // The guard that records is dropped with the hold.
-        let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
+        let sees = Sees { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let export = export.guarded_by(sees).released_after(consumer);
         let tensor = export.into_versioned().unwrap();
         let scratch = memory(&context, 1 << 20);
@@ -308,6 +308,6 @@ fn what_cannot_be_waited_for_is_kept_for_ever() {
             "it is unknown whether the memory is still read"
         );
         drop(end);
-        assert_ne!(context.holdings().device.bytes, ByteCount::ZERO);
+        assert_ne!(context.usage().device.bytes, ByteCount::ZERO);
     });
 }

@@ -59,7 +59,7 @@ fn a_consumer_finds_what_the_producer_wrote() {
     else {
         return;
     };
-    let before = context.holdings().streams;
+    let before = context.usage().streams;
     let own = Stream::new(&context).unwrap();
     // SAFETY: the default stream lives as long as the context.
     let legacy = unsafe { Stream::borrow(&context, std::ptr::null_mut(), ()) }.unwrap();
@@ -80,7 +80,7 @@ fn a_consumer_finds_what_the_producer_wrote() {
         }
     }
     drop((own, legacy));
-    assert_eq!(context.holdings().streams, before);
+    assert_eq!(context.usage().streams, before);
 }
 
 #[test]

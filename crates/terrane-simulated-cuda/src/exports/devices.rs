@@ -3,8 +3,9 @@
 use std::ffi::c_char;
 
 use crate::code::{Code, name};
-use crate::exports::{In, Out, exports, find};
-use crate::simulator::Simulator;
+use crate::exports::arguments::{In, Out};
+use crate::exports::entry::{exports, known};
+use crate::exports::find;
 
 /// CUDA 13.0.
 const VERSION: i32 = 13_000;
@@ -130,12 +131,6 @@ pub unsafe extern "C" fn cuGetErrorName(code: u32, text: Out<*const c_char>) -> 
 pub unsafe extern "C" fn cuGetErrorString(code: u32, text: Out<*const c_char>) -> u32 {
     // SAFETY: the caller's promise.
     unsafe { cuGetErrorName(code, text) }
-}
-
-/// A device that there is.
-pub(super) fn known(simulator: &Simulator, device: i32) -> Result<u32, Code> {
-    let device = u32::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
-    simulator.with(|state| state.device(device).map(|_| device))
 }
 
 fn uuid_of(device: u32) -> [u8; 16] {

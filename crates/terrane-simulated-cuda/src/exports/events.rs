@@ -1,7 +1,8 @@
 //! Events: marks in streams.
 
 use crate::code::{Code, Outcome};
-use crate::exports::{Out, exports};
+use crate::exports::arguments::Out;
+use crate::exports::entry::exports;
 use crate::simulator::Simulator;
 use crate::state::{Caller, Event, Mark, State};
 use crate::work::Work;

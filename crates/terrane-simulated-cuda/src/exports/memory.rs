@@ -4,8 +4,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::arena::wide;
 use crate::code::{Code, Outcome};
+use crate::exports::arguments::{In, Out};
 use crate::exports::contexts::current;
-use crate::exports::{In, Out, exports};
+use crate::exports::entry::exports;
 use crate::space::{Allocation, Owner, Pieces, Pinned, Place, host_pointer};
 use crate::state::{Caller, State, granted};
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::arena::wide;
 use crate::code::{Code, Outcome};
-use crate::exports::{In, Out, exports};
+use crate::exports::arguments::{In, Out};
+use crate::exports::entry::exports;
 use crate::ptx::{Launch, Module};
 use crate::simulator::Simulator;
 use crate::state::{Caller, Function};

@@ -4,8 +4,8 @@ use std::ffi::c_char;
 
 use crate::arena::wide;
 use crate::code::{Code, Outcome};
-use crate::exports::devices::known;
-use crate::exports::{In, Out, calls_of, exports};
+use crate::exports::arguments::{In, Out};
+use crate::exports::entry::{calls_of, exports, known};
 use crate::space::Pieces;
 use crate::state::{State, Stream, StreamKind};
 

@@ -2,8 +2,9 @@
 
 use crate::capture::CaptureMode;
 use crate::code::Code;
+use crate::exports::arguments::Out;
 use crate::exports::contexts::HIGHEST_PRIORITY;
-use crate::exports::{CAPTURE_MODE, Out, exports};
+use crate::exports::entry::{CAPTURE_MODE, exports};
 use crate::state::{State, StreamKind};
 use crate::work::Work;
 

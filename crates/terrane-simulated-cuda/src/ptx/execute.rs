@@ -4,9 +4,9 @@ use super::Kernel;
 use super::instruction::{
     Action, Address, Binary, Comparison, Memory, Operand, Special, Type, Unary,
 };
+use crate::arena::to_usize;
 use crate::code::{Code, Outcome};
 use crate::space::{Reach, Space, Window};
-use crate::work::to_usize;
 
 /// A thread that has run so many instructions runs for ever.
 const MOST_INSTRUCTIONS: u64 = 1 << 30;

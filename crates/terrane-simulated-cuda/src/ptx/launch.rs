@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::Kernel;
 use super::execute::{Machine, Stop, Thread};
-use crate::code::{Code, Outcome};
+use crate::arena::to_usize;
+use crate::code::{Code, Outcome, Progress};
 use crate::random::Random;
 use crate::space::{Reach, Space};
-use crate::work::{Progress, to_usize};
 
 /// The most bytes that a block may share.
 const MOST_SHARED: u64 = 227 << 10;

@@ -14,8 +14,7 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, StorageKind};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Remains, Terms,
-    TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Remains, Terms, TransferPlan,
 };
 
 use crate::device::{self, Gate, lock};
@@ -184,7 +183,7 @@ unsafe impl CopyEngine for SimulatedEngine {
         if !within_reach(kinds.0) || !within_reach(kinds.1) || !(options.serves)(kinds.0, kinds.1) {
             return Err(Declined::Kinds);
         }
-        if Gate::of(terms.device_order).is_none() {
+        if Gate::of(terms.device_order.as_ref()).is_none() {
             return Err(Declined::DeviceOrder);
         }
         Ok(Quote {
@@ -195,14 +194,14 @@ unsafe impl CopyEngine for SimulatedEngine {
     }
 
     fn submit(&self, job: CopyJob) {
-        let gate = Gate::of(job.terms().device_order).unwrap_or_default();
+        let gate = Gate::of(job.terms().device_order.as_ref()).unwrap_or_default();
         lock(&self.shared.state).queue.push_back(Queued { job, gate });
         self.shared.changed.notify_all();
     }
 
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
-        let event = device::pin(order).ok_or(Declined::DeviceOrder)?;
-        Ok(PinnedOrder::new(event.order(), event))
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
+        let event = device::capture(order).ok_or(Declined::DeviceOrder)?;
+        Ok(event.into_order())
     }
 }
 

@@ -134,8 +134,7 @@ fn submitted<W: Write>(
     };
     rig.stream.synchronize()?;
     let order = if caller == Caller::OfStream {
-        // SAFETY: the rig, and its stream with it, outlives the transfers.
-        unsafe { rig.stream.order() }
+        rig.stream.order()
     } else {
         DeviceOrder::AlreadySynchronised
     };
@@ -145,6 +144,7 @@ fn submitted<W: Write>(
     let mut by_hand = ByHand::new(rig, way, &path, ends.0, ends.1, asked)?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 0..settings.warm_up + settings.repeats.max(1) {
+        let order = order.clone();
         let begin = Instant::now();
         let completion = submit_after(order, &rig.manager, from, to)?;
         let took = begin.elapsed().as_secs_f64();

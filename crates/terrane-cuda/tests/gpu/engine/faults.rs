@@ -81,7 +81,7 @@ fn abandoned_transfers_end_all_the_same() {
 
 /// The device's allocations and their bytes.
 fn held_memory(context: &Context) -> (u64, ByteCount) {
-    let held = context.holdings().device;
+    let held = context.usage().device;
     (held.count, held.bytes)
 }
 
@@ -99,7 +99,7 @@ impl Drop for Telling {
 fn threads_submit_both_ways_at_once() {
     let Some(context) = device("threads_submit_both_ways_at_once", ROOM) else { return };
     let two = NonZeroU32::new(2).unwrap();
-    let options = DeviceEngineOptions { watchers: two, ..options(None) };
+    let options = DeviceEngineOptions { completion_threads: two, ..options(None) };
     let fixture = Fixture::new(&context, options, &ALL);
     let manager = fixture.manager();
     let shape = config(48, 8, 16);

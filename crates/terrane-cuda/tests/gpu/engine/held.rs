@@ -14,8 +14,8 @@ use terrane_testkit::conformance::copy_engine::{end_of, ordered};
 use terrane_testkit::model::Image;
 use terrane_testkit::simulated_cuda::{Live, SimulatedCuda};
 use terrane_transfer::{
-    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, PinnedOrder, Quote, Terms,
-    Transfer, TransferManager, TransferPlan,
+    Completion, CopyEngine, CopyJob, Declined, DeviceOrder, Endpoint, Quote, Terms, Transfer,
+    TransferManager, TransferPlan,
 };
 
 use super::fixture::{DEVICE, Fixture, LAYERS_APART, PINNED, config, keep_busy, much};
@@ -58,12 +58,11 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
     keep_busy(&streams[1], &room);
     let event = Event::new(&context, Timing::Off).unwrap();
     event.record(&streams[0]).unwrap();
-    // SAFETY: the event lives until the transfers have ended.
-    let after_event = unsafe { event.order() };
+    let after_event = event.order().unwrap();
     let waiting: Vec<_> = (0..WAITING)
         .map(|number| {
-            let order = if number % 2 == 0 { after_held } else { after_event };
-            manager.submit(transfer(number).device_order(order), ()).unwrap()
+            let order = if number % 2 == 0 { &after_held } else { &after_event };
+            manager.submit(transfer(number).device_order(order.clone()), ()).unwrap()
         })
         .collect();
     // What the event marked when they were submitted counts, and not what it marks now.
@@ -85,8 +84,7 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
 }
 
 fn after(stream: &Stream) -> DeviceOrder {
-    // SAFETY: the stream outlives the transfers.
-    unsafe { stream.order() }
+    stream.order()
 }
 
 fn run(manager: &TransferManager, here: &Endpoint, there: &Endpoint, ids: &[u32]) {
@@ -129,8 +127,8 @@ unsafe impl CopyEngine for Telling {
         self.engine.quote(plan, terms)
     }
 
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
-        self.engine.pin(order)
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
+        self.engine.capture_order(order)
     }
 
     fn submit(&self, job: CopyJob) {

@@ -22,7 +22,7 @@ static PANICS: AtomicU64 = AtomicU64::new(0);
 
 /// What foreign code does on the threads of feeders.
 fn panic_on_feeders(_: &Event<'_>) {
-    if thread::current().name().is_some_and(|name| name.starts_with("terrane-cuda-feed-")) {
+    if thread::current().name().is_some_and(|name| name.starts_with("terrane-cuda-submit-")) {
         PANICS.fetch_add(1, Ordering::SeqCst);
         panic!("a subscriber that panics");
     }

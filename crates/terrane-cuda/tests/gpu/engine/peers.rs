@@ -162,13 +162,7 @@ fn a_transfer_between_devices_runs_after_work_of_either() {
                 fill(stream, ends[late], value);
                 let event = Event::new(stream.context(), Timing::Off).unwrap();
                 event.record(stream).unwrap();
-                let order = if by_event {
-                    // SAFETY: the event lives until the transfer has ended.
-                    unsafe { event.order() }
-                } else {
-                    // SAFETY: so does the stream.
-                    unsafe { stream.order() }
-                };
+                let order = if by_event { event.order().unwrap() } else { stream.order() };
                 let [from, to] = ends;
                 let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);
                 end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();

@@ -67,13 +67,7 @@ fn a_submit_waits_for_nothing_on_the_device() {
             // What the transfer reads, or would be undone by.
             fill(&compute, &here, value);
             event.record(&compute).unwrap();
-            let order = if blocks == 1 {
-                // SAFETY: the event lives until the transfer has ended.
-                unsafe { event.order() }
-            } else {
-                // SAFETY: so does the stream.
-                unsafe { compute.order() }
-            };
+            let order = if blocks == 1 { event.order().unwrap() } else { compute.order() };
             let transfer = Transfer::new(from, to).blocks(&ids, &ids).device_order(order);
             let completion = manager.submit(transfer.layer_wise(), "guard").unwrap();
             let layers = completion.layers().unwrap();
@@ -124,8 +118,7 @@ fn two_threads_move_what_they_wrote_on_one_stream() {
                     for round in 0..6 {
                         let value = 2 * round + number + 1;
                         fill(compute, here, value);
-                        // SAFETY: the stream outlives the threads.
-                        let order = unsafe { compute.order() };
+                        let order = compute.order();
                         let transfer = Transfer::new(here, there).blocks(ids, ids);
                         let transfer = transfer.device_order(order);
                         end_of(manager.submit(transfer, ()).unwrap()).result.unwrap();
@@ -168,12 +161,12 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
         for (layer, (from, to)) in
             (0..).zip(here.layout().regions().iter().zip(copy.layout().regions())).skip(1)
         {
-            user.wait_for_layer(&layers, layer).unwrap();
+            user.wait_for_layers(&layers, layer).unwrap();
             // SAFETY: the layer has arrived when the stream comes to it, and both ends live until
             // the stream has been waited for.
             unsafe { user.copy(from.location(), to.location(), to.length()) }.unwrap();
         }
-        let error = user.wait_for_layer(&layers, 0).unwrap_err();
+        let error = user.wait_for_layers(&layers, 0).unwrap_err();
         assert!(matches!(error, terrane_cuda::CudaError::Layer(_)), "{error}");
         user.synchronize().unwrap();
         Image::of(&copy, fixture.access()).assert_equals(&expected, &format!("{path:?}"));
@@ -197,10 +190,8 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
         (Stream::new(&context).unwrap(), Event::new(&context, Timing::Off).unwrap());
     event.record(&idle).unwrap();
     idle.synchronize().unwrap();
-    // SAFETY: the stream outlives the transfers.
-    let after_stream = unsafe { idle.order() };
-    // SAFETY: so does the event.
-    let after_event = unsafe { event.order() };
+    let after_stream = idle.order();
+    let after_event = event.order().unwrap();
     let shape = config(32, 4, 16);
     let [from_ids, to_ids] = [0..16, 16..32].map(|ids| ids.rev().collect::<Vec<u32>>());
     let few = DeviceEngineOptions::default();
@@ -222,15 +213,15 @@ fn a_submit_takes_a_few_calls_of_the_driver() {
         let there = fixture.endpoint(other, shape, LayoutKind::FullyContiguous);
         let order = DeviceOrder::AlreadySynchronised;
         for (from, to, order, more) in [
-            (&here, &there, order, 0),
-            (&there, &here, order, 0),
-            (&here, &there, after_stream, 3),
-            (&there, &here, after_event, 1),
+            (&here, &there, &order, 0),
+            (&there, &here, &order, 0),
+            (&here, &there, &after_stream, 3),
+            (&there, &here, &after_event, 1),
         ] {
             let (least, most) = (least + more, most + more);
             let submit = || {
                 let before = calls(&driver);
-                let transfer = Transfer::new(from, to).device_order(order);
+                let transfer = Transfer::new(from, to).device_order(order.clone());
                 let transfer = transfer.blocks(&from_ids, &to_ids);
                 let completion = manager.submit(transfer, ()).unwrap();
                 let made = calls(&driver) - before;

@@ -105,9 +105,10 @@ fn a_guard_may_wait_for_another_transfer() {
     let Some(driver) = SimulatedCuda::find() else {
         return eprintln!("skipped: {name}: a simulated device needed, whose streams can be held");
     };
-    let watchers = NonZeroU32::new(2).unwrap();
+    let completion_threads = NonZeroU32::new(2).unwrap();
     let path = Some(CopyPath::Direct);
-    let options = DeviceEngineOptions { path, watchers, ..DeviceEngineOptions::default() };
+    let options =
+        DeviceEngineOptions { path, completion_threads, ..DeviceEngineOptions::default() };
     let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
     // Nobody helps.
     let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
@@ -124,8 +125,7 @@ fn a_guard_may_wait_for_another_transfer() {
     let [first, second, third] = [0, 1, 2].map(|number| driver.hold(streams[number].handle()));
     streams.iter().for_each(|stream| keep_busy(stream, &room));
     let transfer = |id: usize, number: usize| {
-        // SAFETY: the stream outlives the transfer.
-        let order = unsafe { streams[number].order() };
+        let order = streams[number].order();
         Transfer::new(&here, &there).blocks(&ids[id..=id], &ids[id..=id]).device_order(order)
     };
     // One thread waits for this; the other looks after all that follows.

@@ -1,11 +1,13 @@
 //! The rules of [`CopyEngine`].
 
+mod cancels;
 mod cases;
 mod check;
 mod heads;
 mod layers;
 mod orders;
 
+pub use cancels::a_cancelled_transfer_leaves_a_true_outcome;
 pub use check::{check_heads, check_transfer, end_of, ordered};
 pub use heads::relayouts_are_exact_or_declined;
 pub use layers::{every_layer_of_a_failed_transfer_ends, layers_are_done_when_the_engine_says_so};
@@ -78,6 +80,7 @@ pub fn check_copy_engine(fixture: &impl EngineFixture) {
     what_it_does_not_serve_it_declines(fixture);
     many_transfers_in_flight_all_end_well(fixture);
     a_deadline_in_the_past_ends_the_transfer(fixture);
+    a_cancelled_transfer_leaves_a_true_outcome(fixture);
     durability_is_granted_or_declined(fixture);
     relayouts_are_exact_or_declined(fixture, 0x4845_4144, 12);
     layers_are_done_when_the_engine_says_so(fixture);

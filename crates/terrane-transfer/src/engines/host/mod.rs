@@ -46,8 +46,8 @@ pub struct HostEngineOptions {
     /// processor's memory bandwidth. The default is the number of processors that this process may
     /// use, but at most 8.
     pub threads: NonZeroUsize,
-    /// The bytes that one thread takes at a time, at least 1. It bounds how late a deadline is
-    /// noticed, and how unevenly the threads can finish.
+    /// The bytes that one thread takes at a time, at least 1. It bounds how late a deadline or
+    /// a cancel is noticed, and how unevenly the threads can finish.
     pub chunk: ByteCount,
     /// The size in bytes from which transfers use non-temporal stores. Without effect if the
     /// processor has none.

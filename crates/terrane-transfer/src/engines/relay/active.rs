@@ -141,8 +141,13 @@ impl Active {
         self.job.terms().deadline.filter(|_| self.failure.is_none())
     }
 
-    pub(super) fn is_late(&self, now: Instant) -> bool {
-        self.deadline().is_some_and(|deadline| deadline <= now)
+    /// Fails the transfer if it is to stop. Returns whether it did so now.
+    pub(super) fn stops(&mut self) -> bool {
+        if self.failure.is_some() {
+            return false;
+        }
+        self.failure = self.job.reason_to_stop().map(Failure::Stopped);
+        self.failure.is_some()
     }
 
     /// Handles the end of a part: takes the slot from the chunk, if it has one, and returns it or

@@ -22,8 +22,7 @@ use terrane_core::{Allocate, BoxedCause, ByteCount, OwnerProcess};
 
 use crate::engines::threads;
 use crate::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, PinnedOrder, Planner, Quote, Terms, TransferError,
-    TransferPlan,
+    CopyEngine, CopyJob, Declined, DeviceOrder, Planner, Quote, Terms, TransferError, TransferPlan,
 };
 use bounce::Bounce;
 use route::{Route, Shared, has_order};
@@ -52,7 +51,8 @@ const NAME: &str = "relay";
 ///
 /// A device order is waited for once, as of the submission, before the first chunk begins; no slot
 /// is held meanwhile. Files are made durable once, after the last chunk. The deadline holds for
-/// every part, and for a transfer that waits for its turn. Progress counts bytes that have arrived
+/// every part, and for a transfer that waits for its turn. So does a cancel: no chunk begins after
+/// it. Progress counts bytes that have arrived
 /// at the destination. If a hop fails, the transfer ends once nothing of it is in flight. Its error
 /// names the blocks, and its cause is [`StepFailed`].
 ///
@@ -175,7 +175,7 @@ impl RelayEngine {
         let part = Part { transfer, step: RelayStep::Order, chunk: 0 };
         let engine = route.engine(part.step);
         let plan = self.shared.order_plan(route, job.plan())?;
-        let (device_order, deadline) = (job.terms().device_order, job.terms().deadline);
+        let (device_order, deadline) = (job.terms().device_order.clone(), job.terms().deadline);
         let terms = Terms { device_order, deadline, ..Terms::default() };
         step::job(engine, job.claims(), plan, terms, Arc::default(), part, &self.messages)
     }
@@ -221,9 +221,9 @@ unsafe impl CopyEngine for RelayEngine {
         }
     }
 
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
         let [one, other] = &self.shared.engines;
-        one.pin(order).or_else(|_| other.pin(order))
+        one.capture_order(order).or_else(|_| other.capture_order(order))
     }
 }
 

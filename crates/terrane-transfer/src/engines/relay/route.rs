@@ -193,11 +193,7 @@ fn pipelined(first: Duration, second: Duration, chunks: usize) -> Duration {
 
 /// The hop that the device of a stated order takes part in.
 fn order_step(plan: &TransferPlan, terms: &Terms) -> RelayStep {
-    let stated = match terms.device_order {
-        Some(DeviceOrder::AfterStream(stream)) => Some(stream.device()),
-        Some(DeviceOrder::AfterEvent(event)) => Some(event.device()),
-        _ => None,
-    };
+    let stated = terms.device_order.as_ref().and_then(DeviceOrder::device);
     let takes_part = |end: &Endpoint| match end.kind() {
         StorageKind::Device(device) => stated.is_none_or(|stated| stated == device),
         _ => false,
@@ -223,8 +219,8 @@ fn quoted_terms(plan: &TransferPlan, terms: &Terms, shared: &Shared) -> [Terms; 
     let [mut first, mut second] =
         [RelayStep::IntoBounce, RelayStep::OutOfBounce].map(|step| shared.terms(step, plan, terms));
     match order_step(plan, terms) {
-        RelayStep::OutOfBounce => second.device_order = terms.device_order,
-        _ if terms.device_order.is_some() => first.device_order = terms.device_order,
+        RelayStep::OutOfBounce => second.device_order.clone_from(&terms.device_order),
+        _ if terms.device_order.is_some() => first.device_order.clone_from(&terms.device_order),
         _ => {}
     }
     second.durability = terms.durability;

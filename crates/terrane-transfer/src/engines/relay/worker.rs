@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 use rustc_hash::FxHashMap;
@@ -89,7 +88,7 @@ impl Worker {
             while let Ok(message) = self.inbox.try_recv() {
                 self.take_in(message);
             }
-            self.end_late();
+            self.end_stopped();
             // An allocator that refused may have memory by now.
             self.is_out_of_slots = false;
             while self.fill_slots() || self.feed_engines() {}
@@ -106,17 +105,12 @@ impl Worker {
         })
     }
 
-    /// Fails transfers whose deadline has passed. One that has nothing in flight ends at once;
-    /// another ends once its engines have ended its parts.
-    fn end_late(&mut self) {
-        let now = Instant::now();
-        let late = self.transfers.iter().filter(|(_, active)| active.is_late(now));
-        for transfer in late.map(|(&transfer, _)| transfer).collect::<Vec<_>>() {
-            if let Some(active) = self.transfers.get_mut(&transfer) {
-                active.failure = Some(Failure::DeadlineExceeded);
-            }
-            self.settle(transfer);
-        }
+    /// Fails transfers that are to stop. One that has nothing in flight ends at once; another ends
+    /// once its engines have ended its parts.
+    fn end_stopped(&mut self) {
+        let active = self.transfers.iter_mut();
+        let stopped: Vec<u64> = active.filter_map(|(&id, it)| it.stops().then_some(id)).collect();
+        stopped.into_iter().for_each(|transfer| self.settle(transfer));
     }
 
     /// Recovers from a panic. The thread's progress is unknown, so all transfers that have begun
@@ -229,8 +223,7 @@ impl Worker {
         {
             let active = self.transfers.get_mut(&transfer);
             let Some(active) = active.filter(|active| active.wants_slot()) else { continue };
-            if active.is_late(Instant::now()) {
-                active.failure = Some(Failure::DeadlineExceeded);
+            if active.stops() {
                 self.settle(transfer);
                 continue;
             }

@@ -121,7 +121,7 @@ fn files_are_reached_directly() {
     let manager = TransferManager::new([Arc::new(relay) as _]);
     let order = DeviceOrder::AlreadySynchronised;
     for (from, to) in [(&device, &file), (&file, &device)] {
-        let transfer = Transfer::new(from, to).blocks(&[0, 1], &[0, 1]).device_order(order);
+        let transfer = Transfer::new(from, to).blocks(&[0, 1], &[0, 1]).device_order(order.clone());
         let explained = manager.explain(&transfer).unwrap();
         assert!(explained.path.contains("direct vectored by disk"), "{explained}");
     }
