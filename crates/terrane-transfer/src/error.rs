@@ -7,25 +7,7 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, ByteCount, ForkedProcess, SizeOverflow, StorageKind};
 use terrane_layout::{LayoutError, SectionName};
 
-use crate::{BlockConflict, Declined, TransferId};
-
-/// An end of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Side {
-    /// The bytes come from this end.
-    Source,
-    /// The bytes go to this end.
-    Destination,
-}
-
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Source => "source",
-            Self::Destination => "destination",
-        })
-    }
-}
+use crate::{BlockConflict, Declined, Side, TransferId};
 
 /// Why a transfer was refused before it started, or why it failed afterwards.
 ///

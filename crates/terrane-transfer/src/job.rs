@@ -18,8 +18,8 @@ use crate::hazard::{Claim, Written};
 use crate::sync::per_thread;
 use crate::ticket::Dependent;
 use crate::{
-    DeviceOrder, Durability, EngineTimes, Explanation, LayerSignals, Report, Ticket, TransferError,
-    TransferId, TransferPlan,
+    Decision, DeviceOrder, Durability, EngineTimes, Explanation, ForeignDecision, LayerSignals,
+    Report, Ticket, TransferError, TransferId, TransferPlan,
 };
 
 /// A validated transfer that an engine executes: the plan, and the duty to report how it ended.
@@ -105,10 +105,13 @@ impl CopyJob {
         &self.plan
     }
 
-    /// The path that the engine quoted.
-    #[must_use]
-    pub fn path(&self) -> &str {
-        &self.ending.explanation.path
+    /// The decision of the engine's [quote](crate::CopyEngine::quote).
+    ///
+    /// # Errors
+    ///
+    /// [`ForeignDecision`] if it has another type, as another engine made the quote.
+    pub fn decision<T: Decision>(&self) -> Result<&T, ForeignDecision> {
+        self.ending.explanation.decision.downcast()
     }
 
     /// How long the engine predicted that the copy would take.

@@ -9,7 +9,6 @@ mod resources;
 mod shared;
 mod submit;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -18,16 +17,14 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{BoxedCause, CapabilityReport};
 use terrane_transfer::engines::threads;
-use terrane_transfer::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan,
-};
+use terrane_transfer::{CopyEngine, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan};
 
 use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::complete::completion_queue::{CompletionQueue, CompletionThreads, Task};
 use crate::engine::complete::failed_job::engine_failure;
 use crate::engine::options::DeviceEngineOptions;
 use crate::engine::path::calibration::Calibration;
-use crate::engine::path::choice::{Choice, Corrections};
+use crate::engine::path::choice::Corrections;
 use crate::engine::resources::base_tables::BaseTables;
 use crate::engine::resources::block_lists::ListPool;
 use crate::engine::resources::device_mapping::MappingCache;
@@ -161,7 +158,7 @@ impl DeviceEngine {
         let peers = Arc::default();
         let shared = Arc::new(Shared {
             kernels,
-            capabilities,
+            capabilities: Arc::new(capabilities),
             mapping: MappingCache::new(context, &peers),
             peers,
             tables: BaseTables::new(context)?,
@@ -273,16 +270,11 @@ unsafe impl CopyEngine for DeviceEngine {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let Choice { path, predicted, mut reason } =
-            self.choose(plan, terms, self.shared.options.path)?;
-        if self.shared.kernels.is_none() {
-            reason = Cow::Owned(format!("{reason}; {}", self.shared.capabilities));
-        }
-        Ok(Quote { path: Cow::Borrowed(path.name()), reason, predicted })
+        self.quote_by(plan, terms, self.shared.options.path)
     }
 
     fn capabilities(&self) -> CapabilityReport {
-        self.shared.capabilities.clone()
+        CapabilityReport::clone(&self.shared.capabilities)
     }
 
     fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {

@@ -23,7 +23,7 @@ pub(crate) struct Shared {
     pub(crate) options: DeviceEngineOptions,
     pub(crate) kernels: Option<Kernels>,
     /// The result of the request for kernels.
-    pub(crate) capabilities: CapabilityReport,
+    pub(crate) capabilities: Arc<CapabilityReport>,
     pub(crate) mapping: MappingCache,
     pub(crate) tables: BaseTables,
     pub(crate) lists: Arc<ListPool>,

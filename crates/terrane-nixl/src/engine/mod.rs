@@ -18,7 +18,8 @@ use std::thread::JoinHandle;
 use terrane_core::{Durability, Location};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, EndpointCache, Quote, Terms,
+    TransferPlan,
 };
 
 use crate::agent::Agent;
@@ -26,10 +27,11 @@ use crate::bindings::process;
 use crate::error::NixlError;
 use context::EngineContext;
 use descriptors::prepared::PreparedLists;
+use descriptors::region_bases::RegionBases;
 use error::RequestError;
 use options::NixlEngineOptions;
 use route::rates::Rates;
-use route::{CachedBases, Route, Target};
+use route::{QuotedRoute, Route};
 use thread::EngineThread;
 use thread::queue::{Queue, QueuedJob};
 use transfer::shared::SharedTransfer;
@@ -150,7 +152,7 @@ const NAME: &str = "nixl";
 /// ```
 pub struct NixlEngine {
     context: Arc<EngineContext>,
-    cached: CachedBases,
+    bases: EndpointCache<Arc<RegionBases>>,
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
@@ -171,7 +173,7 @@ impl NixlEngine {
         let engine_thread = EngineThread::new(Arc::clone(&context), Arc::clone(&queue));
         let thread = threads::spawn("terrane-nixl".to_owned(), move || engine_thread.run())
             .map_err(|source| NixlError::Thread { source })?;
-        Ok(Self { context, cached: CachedBases::default(), queue, thread: Some(thread) })
+        Ok(Self { context, bases: EndpointCache::default(), queue, thread: Some(thread) })
     }
 
     /// The agent that it copies through.
@@ -184,7 +186,7 @@ impl NixlEngine {
         if process::is_forked() {
             return Err(Declined::Forked);
         }
-        let route = Route::of(self.agent(), &self.cached, plan)?;
+        let route = Route::of(self.agent(), &self.bases, plan)?;
         if !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised)) {
             return Err(Declined::DeviceOrder);
         }
@@ -205,26 +207,24 @@ unsafe impl CopyEngine for NixlEngine {
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
         let route = self.route(plan, terms)?;
-        let backend = route.backend_name(self.agent());
-        let (operation, runs) = (route.operation, plan.run_count());
-        let reason = match &route.target {
-            Target::Peer { name: peer, .. } => {
-                format!("{backend} accepted both this memory and that of {peer}")
-            }
-            Target::File => format!("file and memory are registered with {backend}"),
-        };
+        let (backend, runs) = (route.backend_name(self.agent()), plan.run_count());
         let predicted = self.context.rates.of(&route).predict(plan.bytes(), runs);
-        let path = format!("{backend} {operation}, {runs} descriptors");
-        Ok(Quote { path: path.into(), reason: reason.into(), predicted })
+        Ok(Quote::new(predicted, QuotedRoute { route, backend, runs }))
     }
 
     fn submit(&self, job: CopyJob) {
-        let route = self.route(job.plan(), job.terms()).map_err(RequestError::Declined);
-        if let (Err(cause), true) = (&route, process::is_forked()) {
+        if process::is_forked() {
             // Its thread does not exist here, and its queue may stay locked.
-            return job.finish(Err(CopyFailure::Engine { source: cause.clone().into() }));
+            let source = RequestError::Declined(Declined::Forked).into();
+            return job.finish(Err(CopyFailure::Engine { source }));
         }
-        self.queue.push(match route.and_then(|route| route.reserve(self.agent())) {
+        let route = match job.decision::<QuotedRoute>() {
+            Ok(quoted) => quoted.route.clone(),
+            Err(foreign) => {
+                return job.finish(Err(CopyFailure::Engine { source: foreign.into() }));
+            }
+        };
+        self.queue.push(match route.reserve(self.agent()) {
             Ok(reserved) => {
                 QueuedJob::Transfer(SharedTransfer::new(job, reserved, &self.context, &self.queue))
             }

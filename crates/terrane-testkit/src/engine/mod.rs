@@ -14,7 +14,8 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, StorageKind};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Remains, Terms, TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, OnlyPath, Quote, Remains, Terms,
+    TransferPlan,
 };
 
 use crate::device::{self, Gate, lock};
@@ -169,6 +170,9 @@ impl SimulatedEngine {
     }
 }
 
+const PATH: OnlyPath =
+    OnlyPath { path: "simulated copy", reason: "it is the only path of a simulated engine" };
+
 // SAFETY: `execute` accesses only the bytes of a plan's runs. It takes the job by value, and
 // finishes or drops it last.
 unsafe impl CopyEngine for SimulatedEngine {
@@ -186,11 +190,7 @@ unsafe impl CopyEngine for SimulatedEngine {
         if Gate::of(terms.device_order.as_ref()).is_none() {
             return Err(Declined::DeviceOrder);
         }
-        Ok(Quote {
-            path: "simulated copy".into(),
-            reason: "it is the only path of a simulated engine".into(),
-            predicted: options.predicted,
-        })
+        Ok(Quote::constant(options.predicted, &PATH))
     }
 
     fn submit(&self, job: CopyJob) {

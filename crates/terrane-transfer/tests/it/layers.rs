@@ -17,8 +17,8 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_transfer::engines::{HostEngine, HostEngineOptions};
 use terrane_transfer::{
     Attend, Completion, CopyEngine, CopyFailure, CopyJob, DEFAULT_ATTENTION, Declined, DeviceOrder,
-    Endpoint, EventHandle, LayerError, LayerState, Layers, Planner, Quote, Terms, Transfer,
-    TransferManager, TransferPlan,
+    Endpoint, EventHandle, LayerError, LayerState, Layers, OnlyPath, Planner, Quote, Terms,
+    Transfer, TransferManager, TransferPlan,
 };
 
 use crate::completion::CountsWakes;
@@ -35,7 +35,7 @@ unsafe impl CopyEngine for Keeping {
     }
 
     fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
-        Ok(Quote { path: "none".into(), reason: "of a test".into(), predicted: Default::default() })
+        Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "none", reason: "of a test" }))
     }
 
     fn submit(&self, job: CopyJob) {

@@ -61,7 +61,7 @@ fn waited_for<W: Write>(
     let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
     let methods = Methods::new(rig, from, to)?;
     let explanation = explain(&rig.manager, from, to)?;
-    let path = &explanation.path;
+    let path = explanation.path();
 
     let with_batches = rig.raw.has_batches();
     let mut batches = Methods::new(rig, from, to)?;
@@ -138,7 +138,7 @@ fn submitted<W: Write>(
     } else {
         DeviceOrder::AlreadySynchronised
     };
-    let path = explain(&rig.manager, from, to)?.path;
+    let path = explain(&rig.manager, from, to)?.path().into_owned();
     let asked = caller == Caller::OfStream;
     let ends = ((&device, &*on_device), (&host, &*on_host));
     let mut by_hand = ByHand::new(rig, way, &path, ends.0, ends.1, asked)?;

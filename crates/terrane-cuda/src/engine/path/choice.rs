@@ -1,6 +1,6 @@
 //! The choice of a transfer's path: the one with the smallest predicted cost.
 
-use std::borrow::Cow;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -25,11 +25,37 @@ pub(crate) struct Shape {
 }
 
 /// A path, and the reason for it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Choice {
     pub(crate) path: CopyPath,
     pub(crate) predicted: Duration,
-    pub(crate) reason: Cow<'static, str>,
+    pub(crate) reason: ChoiceReason,
+}
+
+/// Why a path was chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ChoiceReason {
+    /// The options allow no other path.
+    Forced,
+    /// No other path can copy this.
+    OnlyPath,
+    /// The cost of the path, in seconds, was compared with that of the next one.
+    Compared { chosen: (CopyPath, f64), next: (CopyPath, f64) },
+}
+
+/// Times are in whole microseconds.
+impl fmt::Display for ChoiceReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (chosen, next) = match self {
+            Self::Forced => return f.write_str("the only path allowed"),
+            Self::OnlyPath => return f.write_str("the only path there is"),
+            Self::Compared { chosen, next } => (chosen, next),
+        };
+        let micros = |seconds| duration(seconds).as_micros();
+        write!(f, "{} {} µs, {} {} µs", chosen.0, micros(chosen.1), next.0, micros(next.1))?;
+        // Then the next path was not taken as it needs another call.
+        f.write_str(if next.1 < chosen.1 { " and one call more" } else { "" })
+    }
 }
 
 /// The time that a driver call (a launch or a copy) takes on the submitting thread.
@@ -86,11 +112,7 @@ impl Shape {
         if let Some(path) = forced {
             self.pieces(path)?;
             let predicted = seconds(path).map_or(Duration::ZERO, duration);
-            return Some(Choice {
-                path,
-                predicted,
-                reason: Cow::Borrowed("the only path allowed"),
-            });
+            return Some(Choice { path, predicted, reason: ChoiceReason::Forced });
         }
         let mut best: Option<(CopyPath, f64)> = None;
         let mut second: Option<(CopyPath, f64)> = None;
@@ -105,44 +127,17 @@ impl Shape {
                 second = Some((path, found));
             }
         }
-        let (path, found) = best?;
+        let chosen = best?;
         let reason = match second {
-            Some(second) => {
-                let mut text = compared([(path, found), second]);
-                text.push_str(if second.1 < found { " and one call more" } else { "" });
-                Cow::Owned(text)
-            }
-            None => Cow::Borrowed("the only path there is"),
+            Some(next) => ChoiceReason::Compared { chosen, next },
+            None => ChoiceReason::OnlyPath,
         };
-        Some(Choice { path, predicted: duration(found), reason })
+        Some(Choice { path: chosen.0, predicted: duration(chosen.1), reason })
     }
 }
 
 fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 2)
-}
-
-/// The predicted times of two paths, in whole microseconds. Every submit writes this text. It
-/// avoids the formatting machinery, which takes longer than planning a block.
-fn compared(paths: [(CopyPath, f64); 2]) -> String {
-    let mut text = String::with_capacity(64);
-    for (number, (path, seconds)) in paths.into_iter().enumerate() {
-        text.push_str(if number == 0 { "" } else { ", " });
-        text.push_str(path.name());
-        text.push(' ');
-        let micros = duration(seconds).as_micros();
-        push_number(&mut text, u64::try_from(micros).unwrap_or(u64::MAX));
-        text.push_str(" µs");
-    }
-    text
-}
-
-fn push_number(text: &mut String, number: u64) {
-    if number >= 10 {
-        push_number(text, number / 10);
-    }
-    let digit = u32::try_from(number % 10).ok().and_then(|digit| char::from_digit(digit, 10));
-    text.extend(digit);
 }
 
 /// The ratio of measured to predicted times, within a quarter.
@@ -278,10 +273,12 @@ mod tests {
         };
         let choice = staged_in(-3.5);
         assert_eq!(choice.path, CopyPath::Direct);
-        assert!(choice.reason.ends_with(" µs and one call more"), "{}", choice.reason);
+        let reason = choice.reason.to_string();
+        assert!(reason.ends_with(" µs and one call more"), "{reason}");
         let choice = staged_in(-4.5);
         assert_eq!(choice.path, CopyPath::Staged);
-        assert!(choice.reason.ends_with(" µs"), "{}", choice.reason);
+        let reason = choice.reason.to_string();
+        assert!(reason.ends_with(" µs"), "{reason}");
     }
 
     #[test]
@@ -302,17 +299,19 @@ mod tests {
         let choice = shape(Direction::ToHost, 512, 32, 32_768)
             .choose(&Calibration::built_in(), &Corrections::new(true), None)
             .unwrap();
-        assert!(choice.reason.starts_with("staged "), "{}", choice.reason);
-        assert_eq!(choice.reason.matches("µs").count(), 2, "{}", choice.reason);
+        let reason = choice.reason.to_string();
+        assert!(reason.starts_with("staged "), "{reason}");
+        assert_eq!(reason.matches("µs").count(), 2, "{reason}");
     }
 
     #[test]
     fn figures_are_written_as_they_are() {
-        let text = compared([(CopyPath::Staged, 4_880e-6), (CopyPath::Direct, 0.0)]);
-        assert_eq!(text, "staged 4880 µs, direct kernel 0 µs");
-        let mut most = String::new();
-        push_number(&mut most, u64::MAX);
-        assert_eq!(most, u64::MAX.to_string());
+        let (chosen, next) = ((CopyPath::Staged, 4_880e-6), (CopyPath::Direct, 5e-3));
+        let reason = ChoiceReason::Compared { chosen, next };
+        assert_eq!(reason.to_string(), "staged 4880 µs, direct kernel 5000 µs");
+        let next = (CopyPath::Direct, 0.0);
+        let reason = ChoiceReason::Compared { chosen, next };
+        assert_eq!(reason.to_string(), "staged 4880 µs, direct kernel 0 µs and one call more");
     }
 
     #[test]

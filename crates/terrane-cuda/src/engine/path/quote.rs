@@ -1,16 +1,49 @@
 //! A transfer's properties for this engine, and its cost by each path.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use terrane_core::{ByteCount, StorageKind};
-use terrane_transfer::{CopyGrid, Declined, DeviceOrder, Side, Terms, TransferPlan};
+use terrane_core::{ByteCount, CapabilityReport, StorageKind};
+use terrane_transfer::{
+    CopyGrid, Decision, Declined, DeviceOrder, Quote, Side, Terms, TransferPlan,
+};
 
 use crate::engine::DeviceEngine;
 use crate::engine::geometry::packing::packing_for;
-use crate::engine::path::choice::{Choice, Shape};
+use crate::engine::path::choice::{Choice, ChoiceReason, Shape};
 use crate::engine::path::{CopyPath, Direction};
 use crate::engine::resources::device_mapping::DeviceMapping;
 use crate::error::CudaError;
+
+/// How the engine copies a plan.
+#[derive(Clone, Debug)]
+pub(crate) struct PathDecision {
+    pub(crate) direction: Direction,
+    pub(crate) path: CopyPath,
+    reason: ChoiceReason,
+    /// The result of the request for kernels, if the engine has none.
+    no_kernels: Option<Arc<CapabilityReport>>,
+}
+
+impl Decision for PathDecision {
+    fn path(&self) -> Cow<'_, str> {
+        Cow::Borrowed(self.path.name())
+    }
+
+    fn reason(&self) -> Cow<'_, str> {
+        // Both devices can copy, so the explanation names the one that does.
+        let device = match self.direction {
+            Direction::ToPeer => "; the source's device writes",
+            Direction::FromPeer => "; the destination's device reads",
+            _ => "",
+        };
+        let reason = &self.reason;
+        Cow::Owned(match &self.no_kernels {
+            Some(report) => format!("{reason}{device}; {report}"),
+            None => format!("{reason}{device}"),
+        })
+    }
+}
 
 impl DeviceEngine {
     /// The direction of a plan's copy relative to this device, if a device engine copies it.
@@ -45,17 +78,17 @@ impl DeviceEngine {
         Ok(source.zip(destination).map(|(source, destination)| [source, destination]))
     }
 
-    /// The path for the transfer: the forced one, or the chosen one.
+    /// The quote for a plan, by the forced path or by the chosen one.
     ///
     /// # Errors
     ///
     /// The reason why the engine does not serve it.
-    pub(crate) fn choose(
+    pub(crate) fn quote_by(
         &self,
         plan: &TransferPlan,
         terms: &Terms,
         forced: Option<CopyPath>,
-    ) -> Result<Choice, Declined> {
+    ) -> Result<Quote, Declined> {
         let direction = self.direction(plan).ok_or(Declined::Kinds)?;
         // A lock that another thread held at a fork stays locked in the child.
         self.shared.context.driver().check_process().map_err(|_| Declined::Kinds)?;
@@ -72,18 +105,12 @@ impl DeviceEngine {
             return Err(Declined::ComingUp);
         }
         let shape = self.shape(plan, direction, &ends, terms);
-        let mut choice = shape
+        let Choice { path, predicted, reason } = shape
             .choose(&self.shared.calibration, &self.shared.corrections, forced)
             .ok_or(Declined::Kinds)?;
-        // Both devices can copy, so the explanation names the one that does.
-        match direction {
-            Direction::ToPeer => choice.reason.to_mut().push_str("; the source's device writes"),
-            Direction::FromPeer => {
-                choice.reason.to_mut().push_str("; the destination's device reads");
-            }
-            _ => (),
-        }
-        Ok(choice)
+        let no_kernels =
+            self.shared.kernels.is_none().then(|| Arc::clone(&self.shared.capabilities));
+        Ok(Quote::new(predicted, PathDecision { direction, path, reason, no_kernels }))
     }
 
     /// The properties that determine its cost.

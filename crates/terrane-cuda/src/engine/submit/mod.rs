@@ -19,7 +19,8 @@ use crate::engine::DeviceEngine;
 use crate::engine::complete::completion_queue::Task;
 use crate::engine::complete::failed_job::{FailedJob, engine_failure};
 use crate::engine::complete::in_flight::due;
-use crate::engine::path::{CopyPath, Direction};
+use crate::engine::path::Direction;
+use crate::engine::path::quote::PathDecision;
 use crate::engine::submit::direction_queue::DirectionQueue;
 use crate::engine::submit::order_event::{OrderEvent, PendingOrder};
 use crate::engine::submit::queued_job::{QueuedJob, WaitingJob};
@@ -33,13 +34,12 @@ impl DeviceEngine {
     ///
     /// The job, and the reason why it must end. None of its work has been submitted.
     pub(crate) fn dispatch(&self, job: Box<CopyJob>) -> Result<(), (Box<CopyJob>, CudaError)> {
-        let plan = job.plan();
-        let found = self.direction(plan).zip(CopyPath::from_name(job.path()));
-        let ends = match self.mapping(plan) {
+        let decision = job.decision::<PathDecision>().map(|found| (found.direction, found.path));
+        let ends = match self.mapping(job.plan()) {
             Ok(ends) => ends,
             Err(error) => return Err((job, error)),
         };
-        let (Some((direction, path)), Some(ends)) = (found, ends) else {
+        let (Ok((direction, path)), Some(ends)) = (decision, ends) else {
             let device = self.shared.context.device().id;
             return Err((job, CudaError::NotReached { device }));
         };

@@ -161,7 +161,7 @@ fn without_memory_for_buffers_transfers_go_on() {
         let access = fixture.access();
         let staged = |from: &Endpoint, to: &Endpoint| {
             let transfer = ordered(Transfer::new(from, to), from, to).blocks(&ids, &ids);
-            assert_eq!(manager.explain(&transfer).unwrap().path, CopyPath::Staged.name());
+            assert_eq!(manager.explain(&transfer).unwrap().path(), CopyPath::Staged.name());
         };
         staged(&here, &there);
         let before = held_memory(&context);

@@ -96,7 +96,7 @@ fn what_has_come_up_is_copied_by_every_path() {
     assert!(bring_up.wait_for(bring_up.length(), PATIENCE).unwrap());
     assert!(there.layout().regions().iter().all(|region| region.device_alias().is_some()));
     let explained = manager.explain(&transfer()).unwrap();
-    assert_eq!(explained.path, CopyPath::Direct.name());
+    assert_eq!(explained.path(), CopyPath::Direct.name());
     Image::scribble(&here, access, 4);
     check_transfer(&manager, access, (&here, &all), (&there, &all), 0..8);
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));

@@ -84,7 +84,7 @@ fn a_submit_waits_for_nothing_on_the_device() {
             if to_device {
                 let mut expected = before;
                 expected.transfer(&Image::of(from, fixture.access()), &ids, &ids, 0..4);
-                let what = report.explanation.path;
+                let what = report.explanation.path();
                 Image::of(to, fixture.access()).assert_equals(&expected, &what);
             } else {
                 assert!(all_are(to, &fixture, value), "{path:?}, {blocks} blocks: too early");

@@ -15,8 +15,8 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::{InProcess, Pattern};
 use terrane_testkit::process::in_child_with;
 use terrane_transfer::{
-    Completion, CopyEngine, Declined, Endpoint, Quote, Terms, Transfer, TransferError,
-    TransferManager, TransferPlan,
+    Completion, CopyEngine, Declined, Endpoint, EndpointCache, OnlyPath, Quote, Terms, Transfer,
+    TransferError, TransferManager, TransferPlan,
 };
 
 use super::shared::{AdvanceResult, SharedTransfer};
@@ -24,7 +24,6 @@ use super::*;
 use crate::agent::builder::AgentBuilder;
 use crate::agent::config::BackendConfig;
 use crate::engine::context::EngineContext;
-use crate::engine::route::CachedBases;
 use crate::engine::thread::queue::Queue;
 use crate::peers::error::ImportError;
 use crate::peers::remote::RemoteLayout;
@@ -42,7 +41,7 @@ unsafe impl CopyEngine for KeepsJobs {
     }
 
     fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
-        Ok(Quote { path: "none".into(), reason: "a test's".into(), predicted: Duration::ZERO })
+        Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "none", reason: "a test's" }))
     }
 
     fn submit(&self, job: CopyJob) {
@@ -142,7 +141,7 @@ fn accepted(
     let manager = TransferManager::new([Arc::clone(&engine) as _]).with_attention(PATIENCE);
     let completion = manager.submit(transfer, "guard").unwrap();
     let job = engine.0.lock().unwrap().pop().unwrap();
-    let route = Route::of(agent, &CachedBases::default(), job.plan()).unwrap();
+    let route = Route::of(agent, &EndpointCache::default(), job.plan()).unwrap();
     (job, route.reserve(agent).unwrap(), completion)
 }
 

@@ -19,7 +19,9 @@ pub fn a_cancelled_transfer_leaves_a_true_outcome(fixture: &impl EngineFixture) 
             let transfer = ordered(Transfer::new(&from, &to), &from, &to).blocks(&[0, 1], &[3, 2]);
             let completion = manager.submit(transfer, ()).expect("it is accepted");
             // From at once to after a few looks at it.
-            (0..round).for_each(|_| drop(completion.has_ended()));
+            (0..round).for_each(|_| {
+                let _ = completion.has_ended();
+            });
             completion.cancel();
             let result = end_of(completion).result;
             let reading = to.hold_for_read(&[2, 3]);

@@ -167,7 +167,7 @@ pub fn quoting_touches_nothing(fixture: &impl EngineFixture) {
             terms.device_order = Some(DeviceOrder::AlreadySynchronised);
         }
         let quote = || engine.quote(&plan, &terms).expect("the fixture states support for this");
-        assert_eq!(quote().path, quote().path, "the same plan was quoted with two paths");
+        assert_eq!(quote().path(), quote().path(), "the same plan was quoted with two paths");
         drop(plan);
         for (end, before) in [&from, &to].into_iter().zip(&before) {
             Image::of(end, fixture.access()).assert_equals(before, "after a quote");
@@ -196,7 +196,7 @@ pub fn reports_say_what_was_done(fixture: &impl EngineFixture) {
         assert_eq!(report.explanation, explained, "the copy differs from the explanation");
         assert_eq!(copied, explained.bytes, "the final progress is not all bytes");
         assert!(report.queued + report.copied <= most, "{report}; the most is {most:?}");
-        assert!(!report.explanation.reason.is_empty(), "{} has no reason", explained.path);
+        assert!(!report.explanation.reason().is_empty(), "{} has no reason", explained.path());
     });
 }
 

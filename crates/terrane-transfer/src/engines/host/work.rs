@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use terrane_core::{ByteCount, HostAddress, Location};
 
-use super::Rates;
+use super::{HostPath, Rates};
 use crate::engines::copy::{self, Caching};
 use crate::{Attend, CopyFailure, CopyJob, CopyRun, Endpoint, Side, TransferPlan};
 
@@ -54,7 +54,7 @@ impl Attend for Queued {
 /// It consists of units. These are the runs of the plan or, where pieces are broken up, its tiles;
 /// their many runs are not listed.
 pub(super) struct Work {
-    caching: Caching,
+    path: HostPath,
     chunk: u64,
     cursor: Mutex<Cursor>,
     failure: Mutex<Option<CopyFailure>>,
@@ -72,14 +72,9 @@ struct Cursor {
 }
 
 impl Work {
-    pub(super) fn new(
-        job: CopyJob,
-        caching: Caching,
-        chunk: ByteCount,
-        rates: &Arc<Rates>,
-    ) -> Self {
+    pub(super) fn new(job: CopyJob, path: HostPath, chunk: ByteCount, rates: &Arc<Rates>) -> Self {
         Self {
-            caching,
+            path,
             chunk: chunk.get().max(1),
             cursor: Mutex::new(Cursor::default()),
             failure: Mutex::new(None),
@@ -101,7 +96,7 @@ impl Work {
         let copied = if plan.breaks_pieces() {
             copy_tiles(plan, begin.unit, bytes)
         } else {
-            copy_runs(plan, begin, bytes, self.caching)
+            copy_runs(plan, begin, bytes, self.path.caching())
         };
         copy::publish();
         match copied {
@@ -116,13 +111,13 @@ impl Work {
 
     /// Drops a reference. The last one finishes the job.
     fn release(work: Arc<Self>) {
-        let Some(Self { job, failure, rates, .. }) = Arc::into_inner(work) else { return };
+        let Some(Self { job, failure, rates, path, .. }) = Arc::into_inner(work) else { return };
         if let Some(failure) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return job.finish(Err(failure));
         }
         // It may have no bytes.
         job.start();
-        rates.of(job.path()).learn(job.plan().bytes(), job.running_for());
+        rates.of(path).learn(job.plan().bytes(), job.running_for());
         job.finish(Ok(()));
     }
 
@@ -309,6 +304,7 @@ mod tests {
 
     use super::*;
     use crate::completion::Settle;
+    use crate::engine::SharedDecision;
     use crate::engines::rate::Rate;
     use crate::hazard::{HazardTable, Use};
     use crate::job::{Claims, Ending};
@@ -337,10 +333,9 @@ mod tests {
             source_alignment: terrane_core::Alignment::BYTE,
             destination_alignment: terrane_core::Alignment::BYTE,
             engine: "host",
-            path: super::super::THROUGH_CACHE.into(),
-            reason: "".into(),
             predicted: Duration::ZERO,
             declined: Vec::new(),
+            decision: SharedDecision::Constant(&HostPath::ThroughCache),
         }
     }
 
@@ -372,7 +367,7 @@ mod tests {
     fn work(job: CopyJob) -> Work {
         let guess = || Rate::new(1e9, Duration::ZERO, Duration::ZERO);
         let rates = Rates { through: guess(), past: guess(), relayout: guess() };
-        Work::new(job, Caching::Through, ByteCount::new(16), &Arc::new(rates))
+        Work::new(job, HostPath::ThroughCache, ByteCount::new(16), &Arc::new(rates))
     }
 
     #[test]

@@ -22,7 +22,8 @@ use terrane_core::{Allocate, BoxedCause, ByteCount, OwnerProcess};
 
 use crate::engines::threads;
 use crate::{
-    CopyEngine, CopyJob, Declined, DeviceOrder, Planner, Quote, Terms, TransferError, TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Planner, Quote, Terms, TransferError,
+    TransferPlan,
 };
 use bounce::Bounce;
 use route::{Route, Shared, has_order};
@@ -173,7 +174,7 @@ impl RelayEngine {
     /// The part that waits for the device order of a job.
     fn order(&self, route: &Route, job: &CopyJob, transfer: u64) -> Result<CopyJob, Failure> {
         let part = Part { transfer, step: RelayStep::Order, chunk: 0 };
-        let engine = route.engine(part.step);
+        let engine = self.shared.engine(route, part.step);
         let plan = self.shared.order_plan(route, job.plan())?;
         let (device_order, deadline) = (job.terms().device_order.clone(), job.terms().deadline);
         let terms = Terms { device_order, deadline, ..Terms::default() };
@@ -195,28 +196,30 @@ unsafe impl CopyEngine for RelayEngine {
         if !self.owner.is_current() {
             return Err(Declined::Forked);
         }
-        Ok(self.shared.route(plan, terms)?.quote(&self.shared.bounce))
+        Ok(self.shared.route(plan, terms)?.into_quote())
     }
 
     fn submit(&self, job: CopyJob) {
         // Relaxed: only uniqueness is needed.
         let transfer = self.next.fetch_add(1, Ordering::Relaxed);
+        let route = match job.decision::<Route>() {
+            Ok(route) => route.clone(),
+            Err(foreign) => {
+                return job.finish(Err(CopyFailure::Engine { source: foreign.into() }));
+            }
+        };
         if !has_order(job.terms()) {
-            return self.begin(Begin { transfer, job, route: None, ordered: false });
+            return self.begin(Begin { transfer, job, route: Ok(route), ordered: false });
         }
-        // Routed here, as the order covers the device's work that was submitted by now.
-        let routed = self.shared.route_job(&job).and_then(|route| {
-            let order = self.order(&route, &job, transfer)?;
-            Ok((route, order))
-        });
-        match routed {
-            Ok((route, order)) => {
-                let engine = Arc::clone(route.engine(RelayStep::Order));
-                self.begin(Begin { transfer, job, route: Some(Ok(route)), ordered: true });
+        // Submitted here, as the order covers the device's work that was submitted by now.
+        match self.order(&route, &job, transfer) {
+            Ok(order) => {
+                let engine = Arc::clone(self.shared.engine(&route, RelayStep::Order));
+                self.begin(Begin { transfer, job, route: Ok(route), ordered: true });
                 step::submit(&engine, order);
             }
             Err(failure) => {
-                self.begin(Begin { transfer, job, route: Some(Err(failure)), ordered: false });
+                self.begin(Begin { transfer, job, route: Err(failure), ordered: false });
             }
         }
     }

@@ -27,8 +27,8 @@ pub(super) enum Message {
 pub(super) struct Begin {
     pub(super) transfer: u64,
     pub(super) job: CopyJob,
-    /// `None` if it has not been computed yet.
-    pub(super) route: Option<Result<Route, Failure>>,
+    /// The route, or the failure of the part that waits for the device's order.
+    pub(super) route: Result<Route, Failure>,
     /// Whether a part that waits for the device's order is in flight.
     pub(super) ordered: bool,
 }
@@ -138,7 +138,7 @@ impl Worker {
         self.turns.clear();
         self.lanes = Lanes::default();
         for (_, active) in self.transfers.drain() {
-            // The drop of the route may drop engines.
+            // What a job owns drops with it.
             shielded(|| {
                 let mut active = active;
                 active.failure.get_or_insert(TransferError::EngineStopped.into());
@@ -159,7 +159,7 @@ impl Worker {
 
     fn begin(&mut self, begin: Begin) {
         let Begin { transfer, job, route, ordered } = begin;
-        let route = match route.unwrap_or_else(|| self.shared.route_job(&job)) {
+        let route = match route {
             Ok(route) => route,
             Err(failure) => return failure.end(job),
         };
@@ -287,7 +287,7 @@ impl Worker {
         if active.failure.is_some() {
             return false;
         }
-        let plan = match active.plan_hop(&self.shared, part) {
+        let plan = match active.plan_hop(part) {
             Ok(plan) => plan,
             Err(error) => {
                 active.failure.get_or_insert(error.into());

@@ -154,7 +154,7 @@ impl Entry {
         let Some(direction) = direction else {
             return Err(Flaw::Unknown { what: "direction", name: self.direction.clone() });
         };
-        let Some(path) = CopyPath::from_name(&self.path) else {
+        let Some(path) = CopyPath::ALL.into_iter().find(|path| path.name() == self.path) else {
             return Err(Flaw::Unknown { what: "path", name: self.path.clone() });
         };
         let time = |what, value: f64| {

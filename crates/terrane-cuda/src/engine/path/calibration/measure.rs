@@ -1,6 +1,5 @@
 //! Measures the costs of paths.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,6 @@ use terrane_transfer::{
 use crate::engine::DeviceEngine;
 use crate::engine::options::DeviceEngineOptions;
 use crate::engine::path::calibration::{Calibration, PathCost};
-use crate::engine::path::choice::Choice;
 use crate::engine::path::{CopyPath, Direction};
 use crate::engine::submit::batch;
 use crate::error::CudaError;
@@ -335,9 +333,7 @@ unsafe impl CopyEngine for Forced {
     }
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
-        let Choice { path, predicted, reason } =
-            self.engine.choose(plan, terms, Some(self.path))?;
-        Ok(Quote { path: Cow::Borrowed(path.name()), reason, predicted })
+        self.engine.quote_by(plan, terms, Some(self.path))
     }
 
     fn submit(&self, job: CopyJob) {
