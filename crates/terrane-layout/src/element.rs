@@ -4,8 +4,8 @@ use std::fmt;
 
 use terrane_core::ByteCount;
 
-use crate::LayoutError;
-use crate::config::{Field, in_range};
+use crate::config::field::{Field, in_range};
+use crate::error::LayoutError;
 
 /// How elements become bytes. Only sizes matter to a layout: two dtypes of one width are the same
 /// to it.

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use terrane_core::{ByteCount, Place};
+use terrane_core::{ByteCount, Position};
 
 /// A span of memory that pieces may lie in: a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Where it begins.
-    pub place: Place,
+    pub place: Position,
     /// How long it is.
     pub length: ByteCount,
 }
@@ -80,7 +80,7 @@ pub enum Violation {
         /// The piece.
         piece: Piece,
         /// Where it begins.
-        place: Place,
+        place: Position,
     },
     /// Two pieces share bytes.
     #[error("the pieces of {first} and of {second} overlap")]
