@@ -122,14 +122,14 @@ class Caches(ProofTest):
         for changes, text in (
             ({"num_heads": 4, "head_dim": 4}, r"layer 0, axis 3 \(heads\): 4 expected, 2 found"),
             ({"num_blocks": 7}, r"axis 1 \(blocks\): 7 expected, 6 found"),
-            ({"num_layers": 4}, "the tensors are 3, but the configuration has 4 layers"),
-            ({"element_bytes": 4}, "do not fit a layout whose elements have 4 B"),
+            ({"num_layers": 4}, "there are 3 tensors, and the configuration has 4 layers"),
+            ({"element_bytes": 4}, "the layout has elements of 4 B"),
             ({"outer_dim": 1}, r"axis 0 \(outer \(K, V\)\): 1 expected, 2 found"),
         ):
             with self.assertRaisesRegex(ProofError, text):
                 self.cache(VLLM, arrays, **changes)
         arrays[1].flags.writeable = False
-        with self.assertRaisesRegex(ProofError, "layer 1 cannot be adopted: .* only be read"):
+        with self.assertRaisesRegex(ProofError, "layer 1 cannot be adopted: .* read-only"):
             self.cache(VLLM, arrays)
 
     def test_rounds_without_growth(self):

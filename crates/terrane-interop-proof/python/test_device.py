@@ -37,7 +37,7 @@ class Devices(ProofTest):
             facts = tensor.facts()
             self.assertEqual((facts.device_type, facts.device_id, facts.bytes), (CUDA, 0, 32))
             self.assertEqual(live(), (1, 1))
-            with self.assertRaisesRegex(ProofError, "not the host's"):
+            with self.assertRaisesRegex(ProofError, "not host memory"):
                 tensor.reverse()
 
     def test_pinned_memory_is_the_host_s_for_who_asks(self):
@@ -52,7 +52,7 @@ class Devices(ProofTest):
             pinned.__dlpack__(dl_device=(CUDA, 0))
 
     def test_a_device_has_to_be_known(self):
-        for device, text in ((-1, "give the importer a context"),):
+        for device, text in ((-1, "no context of it"),):
             with self.assertRaisesRegex(ProofError, text):
                 Imported(Exported(UINT, [8], device=0), max_version=(1, 3), device=device)
 
@@ -60,7 +60,7 @@ class Devices(ProofTest):
         for stream in (-1, 1, 2):
             handshake(0, stream, True)
         handshake(0, 0, False)
-        for stream, text in ((0, "ambiguous"), (-2, "is none")):
+        for stream, text in ((0, "ambiguous"), (-2, "does not exist")):
             with self.assertRaisesRegex(ProofError, text):
                 handshake(0, stream, True)
 

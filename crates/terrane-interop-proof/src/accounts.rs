@@ -1,19 +1,19 @@
-//! The accounts: how many things of each sort are alive.
+//! Counts live resources, so that the tests can find leaks.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// What is counted, by the number under which Python asks for it.
+/// The counted resources, with the numbers that Python uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Account {
     /// Memory that this library allocated.
     Memory,
-    /// Foreign things that were taken in: tensors, arrays.
+    /// Imported foreign values: tensors, arrays.
     Imports,
 }
 
 static COUNTS: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
 
-/// One entry in an account, until it drops.
+/// One counted resource, until it drops.
 #[derive(Debug)]
 pub(crate) struct Entry(Account);
 
@@ -38,14 +38,14 @@ fn count(account: Account) -> &'static AtomicI64 {
     }
 }
 
-/// How many pieces of memory that this library allocated are alive.
+/// The number of live allocations of this library.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrane_proof_live_memory() -> i64 {
     count(Account::Memory).load(Ordering::SeqCst)
 }
 
-/// How many foreign things that were taken in are alive.
+/// The number of live imported values.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrane_proof_live_imports() -> i64 {

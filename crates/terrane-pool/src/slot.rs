@@ -359,7 +359,14 @@ impl<M: Memory> Shelf<M> {
         Some(batch)
     }
 
-    /// Fills the magazine of `class` from a batch whose blocks already count to the cap.
+    /// Returns the number of blocks that the magazine of `class` still has room for.
+    pub(crate) fn room(&self, class: usize) -> usize {
+        let magazine = self.magazines.get(class);
+        magazine.map_or(0, |magazine| magazine.depth.saturating_sub(magazine.blocks.len()))
+    }
+
+    /// Moves all blocks of a batch, which already count to the cap, into the magazine of `class`.
+    /// The magazine must have [`room`](Self::room) for them.
     pub(crate) fn refill(&mut self, class: usize, batch: &mut Batch<M>) {
         let Some(magazine) = self.magazines.get_mut(class) else { return };
         magazine.shared_hits += 1;

@@ -12,7 +12,6 @@ use crate::sync::{AtomicU64, Ordering};
 /// Taking a snapshot stops every thread's magazines for a few microseconds, so that the byte counts
 /// agree: `held = live + cached + pending`. Blocks that move between two places meanwhile count as
 /// live.
-/// places, which count as live.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolSnapshot {

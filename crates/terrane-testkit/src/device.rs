@@ -1,7 +1,7 @@
-//! Simulated devices: address spaces, streams and events without any hardware.
+//! Simulated devices: address spaces, streams and events without hardware.
 //!
-//! The addresses are no addresses of the host and are never used twice, so code that mixes the
-//! two up, or that uses memory after it was freed, finds nothing there.
+//! The addresses are not addresses of the host and are never reused. Code that confuses the two, or
+//! that uses freed memory, finds nothing there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ static DEVICES: Mutex<BTreeMap<DeviceId, Space>> = Mutex::new(BTreeMap::new());
 /// The address space of one device.
 struct Space {
     next: u64,
-    /// By where they begin.
+    /// By their start.
     live: BTreeMap<u64, Backing>,
 }
 
@@ -23,12 +23,12 @@ struct Backing {
     bytes: ByteCount,
 }
 
-/// Where the addresses of a device begin: beyond what x86-64 and aarch64 give to programs
-/// (2^47 and 2^48 bytes), so that none is mistaken for the host's.
+/// The first address of a device. It is above the addresses that x86-64 and aarch64 give to
+/// programs (2^47 and 2^48 bytes), so no address of a device is one of the host.
 const BEGIN: u64 = 1 << 52;
 
-/// Maps host bytes into a device's address space, at an address that is a multiple of
-/// `alignment` and of no larger power of two.
+/// Maps host bytes into a device's address space. The address is a multiple of `alignment` and of
+/// no larger power of two.
 pub(crate) fn map(
     device: DeviceId,
     host: HostAddress,
@@ -39,7 +39,7 @@ pub(crate) fn map(
     let space =
         devices.entry(device).or_insert_with(|| Space { next: BEGIN, live: BTreeMap::new() });
     let address = space.next.next_multiple_of(2 * alignment.get()) + alignment.get();
-    // A gap, so that whoever runs past the end runs into nothing.
+    // A gap, so that an access past the end finds nothing.
     space.next = address + bytes.get() + 1;
     space.live.insert(address, Backing { host, bytes });
     DeviceAddress::new(address)
@@ -50,8 +50,8 @@ pub(crate) fn unmap(device: DeviceId, address: DeviceAddress) {
     assert!(found.is_some(), "{address:?} of device {device} is freed twice");
 }
 
-/// The host bytes behind a span of a simulated device; `None` if it is not (any more) within one
-/// allocation there.
+/// The host bytes of a span of a simulated device; `None` if it is not, or no longer, within one
+/// allocation.
 #[must_use]
 pub fn resolve(device: DeviceId, address: DeviceAddress, bytes: ByteCount) -> Option<*mut u8> {
     let devices = lock(&DEVICES);
@@ -61,8 +61,7 @@ pub fn resolve(device: DeviceId, address: DeviceAddress, bytes: ByteCount) -> Op
     (end <= backing.bytes).then(|| backing.host.as_ptr().wrapping_add(offset.to_usize()))
 }
 
-/// A stream of a simulated device: work that is launched in order and that ends when the test
-/// says so.
+/// A stream of a simulated device: work that is launched in order and ends when the test says so.
 #[derive(Debug)]
 pub struct SimulatedStream {
     device: DeviceId,
@@ -70,8 +69,7 @@ pub struct SimulatedStream {
     work: Arc<Mutex<Work>>,
 }
 
-/// An event of a simulated device: it has happened when all work is done that was launched on its
-/// stream before it was recorded.
+/// An event of a simulated device. It has happened when all earlier work on its stream has ended.
 #[derive(Debug)]
 pub struct SimulatedEvent {
     device: DeviceId,
@@ -127,7 +125,7 @@ impl SimulatedStream {
         work.finished += 1;
     }
 
-    /// Records an event after what has been launched so far.
+    /// Records an event after the work launched so far.
     #[must_use]
     pub fn record(&self) -> SimulatedEvent {
         let after = lock(&self.work).launched;
@@ -138,7 +136,7 @@ impl SimulatedStream {
     /// The order of a transfer that runs after this stream's work.
     #[must_use]
     pub fn order(&self) -> DeviceOrder {
-        // SAFETY: simulated engines look handles up and decline those that are gone.
+        // SAFETY: simulated engines look handles up and decline unknown ones.
         DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(self.device, self.handle) })
     }
 }
@@ -150,16 +148,16 @@ impl SimulatedEvent {
         DeviceOrder::AfterEvent(self.handle())
     }
 
-    /// The event as engines hand it out.
+    /// The event as an engine's handle.
     #[must_use]
     pub fn handle(&self) -> EventHandle {
-        // SAFETY: simulated engines look handles up and decline those that are gone.
+        // SAFETY: simulated engines look handles up and decline unknown ones.
         unsafe { EventHandle::from_raw(self.device, self.handle) }
     }
 }
 
-/// An event that marks what an order means now; `None` if its handle is no simulated device's, or it
-/// has none.
+/// An event that marks the current meaning of an order. `None` if its handle is not a simulated
+/// device's, or it has none.
 pub(crate) fn pin(order: DeviceOrder) -> Option<SimulatedEvent> {
     let device = match order {
         DeviceOrder::AfterStream(stream) => stream.device(),
@@ -171,7 +169,7 @@ pub(crate) fn pin(order: DeviceOrder) -> Option<SimulatedEvent> {
     Some(SimulatedEvent { device, handle })
 }
 
-/// Whether a simulated event has happened; `None` if there is no such event (any more).
+/// Whether a simulated event has happened; `None` if it does not, or no longer, exist.
 #[must_use]
 pub fn has_happened(event: EventHandle) -> Option<bool> {
     Gate::of(Some(DeviceOrder::AfterEvent(event))).map(|gate| gate.is_open())
@@ -189,12 +187,12 @@ impl Drop for SimulatedEvent {
     }
 }
 
-/// What a job has to wait for on its device.
+/// The event of its device that a job waits for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gate(Option<(Arc<Mutex<Work>>, u64)>);
 
 impl Gate {
-    /// The gate of an order; `None` if its handle is no simulated device's.
+    /// The gate of an order; `None` if its handle is not a simulated device's.
     pub(crate) fn of(order: Option<DeviceOrder>) -> Option<Self> {
         let handle = match order {
             None | Some(DeviceOrder::AlreadySynchronised) => return Some(Self(None)),
@@ -217,7 +215,7 @@ impl Gate {
     }
 }
 
-/// Also after a panic: a failed test must not make others fail.
+/// Ignores poisoning: a failed test must not make others fail.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

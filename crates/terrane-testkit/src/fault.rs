@@ -1,4 +1,4 @@
-//! Allocation that fails when it is told to.
+//! An allocator with injected failures.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -19,11 +19,11 @@ pub enum Failing {
     Call(u64),
     /// Those for which this is true.
     When(Box<dyn Fn(&RegionRequest) -> bool + Send + Sync>),
-    /// One in so many, at random.
+    /// One of so many, at random.
     Randomly {
         /// The same seed fails the same requests.
         seed: u64,
-        /// How many requests there are for one that fails, on average.
+        /// The average number of requests per failure.
         one_in: usize,
     },
 }
@@ -41,7 +41,7 @@ impl fmt::Debug for Failing {
     }
 }
 
-/// An allocator over another one that refuses some of the requests.
+/// An allocator that refuses some of the requests to another one.
 #[derive(Debug)]
 pub struct FaultInjectingAllocator<A> {
     inner: A,
@@ -59,30 +59,30 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("injected fault in request {call}")]
 pub struct InjectedRefusal {
-    /// Which request it was, counted from 0.
+    /// The number of the request, counted from 0.
     pub call: u64,
 }
 
 impl<A> FaultInjectingAllocator<A> {
-    /// Allocates from `inner` whatever is not `failing`.
+    /// Allocates from `inner`, except for the requests that `failing` selects.
     pub fn new(inner: A, failing: Failing) -> Self {
         let seed = if let Failing::Randomly { seed, .. } = failing { seed } else { 0 };
         Self { inner, failing, state: Mutex::new(State { calls: 0, random: Seeded::new(seed) }) }
     }
 
-    /// The allocator that does the work.
+    /// The inner allocator.
     pub fn inner(&self) -> &A {
         &self.inner
     }
 
-    /// How many requests there have been.
+    /// The number of requests so far.
     #[must_use]
     pub fn calls(&self) -> u64 {
         lock(&self.state).calls
     }
 }
 
-// SAFETY: the memory is the upstream's, which hands it to nobody else.
+// SAFETY: the memory is the upstream's, which gives it to no other code.
 unsafe impl<A: Allocate> Allocate for FaultInjectingAllocator<A> {
     type Memory = A::Memory;
 
@@ -118,9 +118,9 @@ unsafe impl<A: Allocate> Allocate for FaultInjectingAllocator<A> {
     }
 }
 
-/// Runs `action` with an allocator whose first request fails, then with one whose second does,
-/// and so on until no request fails any more, and gives out how many failed. After each failure
-/// `nothing_left` looks for what was left behind.
+/// Runs `action` with an allocator whose first request fails, then with one whose second request
+/// fails, and so on until no request fails. Returns the number of failures. After each failure,
+/// `nothing_left` checks for leaks.
 ///
 /// # Panics
 ///
@@ -135,13 +135,15 @@ pub fn fail_each_request<A: Allocate, T, E: fmt::Debug>(
         let result = action(&failing);
         let met = failing.calls() > call;
         match (met, &result) {
-            (true, Ok(_)) => panic!("request {call} was refused, and that was not noticed"),
+            (true, Ok(_)) => panic!("request {call} was refused, and the action succeeded"),
             (true, Err(_)) => nothing_left(failing.inner()),
             (false, Ok(_)) => return call,
-            (false, Err(error)) => panic!("failed though no request was refused: {error:?}"),
+            (false, Err(error)) => {
+                panic!("the action failed although no request was refused: {error:?}")
+            }
         }
     }
-    unreachable!("the numbers do not end")
+    unreachable!("the number of requests does not end")
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! What a test needs of the machine that it runs on.
+//! The machine that a test needs.
 
 use terrane_core::{BoxedCause, ByteCount};
 
-/// What a test needs, if it is there; otherwise says on standard error that the test is skipped, and
-/// why.
-#[expect(clippy::print_stderr, reason = "what could not run is said on standard error")]
+/// The found value. If it is missing, prints on standard error that the test is skipped, with the
+/// reason.
+#[expect(clippy::print_stderr, reason = "skipped tests are reported on standard error")]
 pub fn or_skipped<T>(test: &str, found: Result<T, BoxedCause>) -> Option<T> {
     found.inspect_err(|reason| eprintln!("skipped: {test}: {reason}")).ok()
 }
@@ -13,7 +13,7 @@ pub fn or_skipped<T>(test: &str, found: Result<T, BoxedCause>) -> Option<T> {
 ///
 /// # Errors
 ///
-/// What is missing.
+/// The missing amount.
 pub fn of_device(number: u32, free: ByteCount, needed: ByteCount) -> Result<(), BoxedCause> {
     if free < needed {
         return Err(format!("{needed} of device {number}'s memory needed, {free} free").into());
@@ -25,7 +25,7 @@ pub fn of_device(number: u32, free: ByteCount, needed: ByteCount) -> Result<(), 
 ///
 /// # Errors
 ///
-/// What is missing, or that `/proc/meminfo` does not say.
+/// The missing amount, or that `/proc/meminfo` does not state it.
 pub fn of_host(needed: ByteCount) -> Result<(), BoxedCause> {
     let meminfo = std::fs::read_to_string("/proc/meminfo")?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

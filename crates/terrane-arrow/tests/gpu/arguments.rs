@@ -101,7 +101,7 @@ fn columns_and_row_counts_are_arguments_and_name_their_block() {
     let numbers: Vec<u32> = (0..1000).collect();
     theirs.memcpy_htod(&numbers, &mut column.write_on(stream).unwrap()).unwrap();
     let (values, count) = (column.write_on::<u32>(stream).unwrap(), 1000_u32);
-    // SAFETY: the kernel takes a pointer to numbers, and how many there are.
+    // SAFETY: the kernel takes a pointer to numbers, and their count.
     unsafe {
         let launch = LaunchConfig::for_num_elems(count);
         theirs.launch_builder(kernel).arg(&values).arg(&count).launch(launch)
@@ -116,7 +116,7 @@ fn columns_and_row_counts_are_arguments_and_name_their_block() {
 
     for _ in 0..3 {
         let (rows, one) = (buffer.write_rows_on::<u32>(stream).unwrap(), 1_u32);
-        // SAFETY: as above, of one number.
+        // SAFETY: as above, for one number.
         unsafe {
             let launch = LaunchConfig::for_num_elems(one);
             theirs.launch_builder(kernel).arg(&rows).arg(&one).launch(launch)
@@ -128,15 +128,15 @@ fn columns_and_row_counts_are_arguments_and_name_their_block() {
     theirs.memcpy_dtoh(&buffer.read_rows_on::<u32>(stream).unwrap(), &mut rows).unwrap();
     theirs.synchronize().unwrap();
     assert_eq!(rows, [3]);
-    // SAFETY: what writes the count has run.
+    // SAFETY: all writers of the count have completed.
     assert_eq!(unsafe { buffer.refresh(&setup.order) }.unwrap(), 3);
 
-    // The block goes back when the stream has come past it.
+    // The block is freed when the stream has passed it.
     drop((buffer, part, column));
     assert_eq!(manager.pending(), 1);
     theirs.synchronize().unwrap();
     assert_eq!((manager.reap(), manager.allocated()), (1, ByteCount::ZERO));
-    theirs.context().check_err().expect("nothing was left for the next caller");
+    theirs.context().check_err().expect("the next caller got no freed memory");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_column_that_was_a_tensor_names_the_same_block() {
     let export = unsafe { export.released_when_done() };
     let tensor = export.into_versioned().unwrap().into_raw();
     let importer = Importer::new().with_device(context.clone());
-    // SAFETY: the tensor was made just now, and is handed over once.
+    // SAFETY: the tensor was created above, and is passed on once.
     let tensor = unsafe { importer.versioned(tensor.as_ptr()) }.unwrap();
     let back = Column::from_tensor(&tensor).unwrap();
     assert_eq!(back.block().map(ManagedBlock::handle), Some(handle));
@@ -186,8 +186,7 @@ fn what_is_no_argument_is_refused() {
     assert!(column.block().is_none() && ColumnBuffer::from(region.clone()).block().is_none());
     let error = column.read_on::<u32>(stream).unwrap_err();
     assert!(matches!(error, ColumnError::Cuda(CudaError::Unmanaged { .. })), "{error}");
-    // Who promises that it stays may.
-    // SAFETY: nothing is submitted.
+    // A caller that keeps the memory may use it. SAFETY: nothing is submitted.
     let argument = unsafe { stream.read_unmanaged::<u32>(&region, ByteCount::new(4), 99) }.unwrap();
     assert!(!format!("{argument:?}").is_empty());
     for (offset, len) in [(4, 100), (u64::MAX, 1), (0, usize::MAX)] {

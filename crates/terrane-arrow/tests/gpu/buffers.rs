@@ -1,4 +1,4 @@
-//! Columnar buffers on a device, whose row count is written there.
+//! Columnar buffers on a device, where kernels write the row count.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn plan(capacity: u64, width: RowCountWidth) -> ColumnarPlan {
     ColumnarPlan::new(Arc::new(Schema::new(fields)), capacity, options).unwrap()
 }
 
-/// Where a device reaches a region.
+/// The location of a region for a device.
 fn reached(context: &Context, region: &Region) -> Location {
     let device = context.device().id;
     match region.device_alias() {
@@ -38,7 +38,7 @@ fn reached(context: &Context, region: &Region) -> Location {
     }
 }
 
-/// What a kernel does: writes values and their count, in the stream's order.
+/// Acts as a kernel: writes values and their count in the stream's order.
 fn produce(stream: &Stream, buffer: &mut ColumnarBuffer, rows: u8) {
     let tokens = buffer.columns()[0].buffers()[1].clone().unwrap();
     let tokens = reached(stream.context(), tokens.region().unwrap());
@@ -49,7 +49,7 @@ fn produce(stream: &Stream, buffer: &mut ColumnarBuffer, rows: u8) {
     unsafe { stream.fill(tokens, rows, bytes) }.unwrap();
     // SAFETY: as above.
     unsafe { stream.fill(count, 0, length) }.unwrap();
-    // SAFETY: as above; the lowest byte, as devices are little-endian.
+    // SAFETY: as above; the lowest byte comes first, as devices are little-endian.
     unsafe { stream.fill(count, rows, ByteCount::new(1)) }.unwrap();
     buffer.mark_stale();
 }
@@ -65,7 +65,7 @@ fn check<A: Allocate>(context: &Context, allocator: &A) {
             produce(&stream, &mut buffer, rows);
             assert_eq!(buffer.cached_rows(), CachedRows::Stale);
             assert!(matches!(buffer.record_batch(), Err(ColumnError::StaleRowCount)));
-            // SAFETY: what writes the count was submitted to this stream.
+            // SAFETY: the writer of the count was submitted to this stream.
             assert_eq!(unsafe { buffer.refresh(&stream) }.unwrap(), u64::from(rows));
         }
         produce(&stream, &mut buffer, 101);
@@ -103,7 +103,7 @@ fn columnar_buffers_stand_over_device_memory_and_pools_and_budgets() {
     let device = DeviceAllocator::new(&context);
     check(&context, &device);
     check(&context, &DevicePool::new(&context, ByteCount::mib(16)).unwrap());
-    // The device has to be able to hold a block of the largest class.
+    // The device must be able to hold a block of the largest class.
     let options = PoolOptions { largest_class: ByteCount::mib(16), ..PoolOptions::default() };
     check(&context, &Pool::new(device.clone(), options).unwrap());
     let budget = Budget::new("columns", ByteCount::mib(1));
@@ -152,7 +152,7 @@ fn a_count_is_read_behind_the_kernel_that_writes_it() {
         produce(&stream, &mut buffer, 42);
         std::thread::scope(|scope| {
             let (reader, stream) = (&mut buffer, &stream);
-            // SAFETY: what writes the count was submitted to this stream.
+            // SAFETY: the writer of the count was submitted to this stream.
             let read = move || unsafe { reader.refresh(stream) }.unwrap();
             let thread = std::thread::Builder::new().name("reader".into());
             let thread = thread.spawn_scoped(scope, read).unwrap();

@@ -1,4 +1,4 @@
-//! Deleters and release callbacks of users that call the library.
+//! Users' deleters and release callbacks that call the library.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -21,7 +21,7 @@ fn region() -> Region {
     Region::new(HeapAllocator::system().allocate(&request).unwrap())
 }
 
-/// Everything that takes a lock: tensors and arrays out, back in, and released.
+/// Takes every lock: exports tensors and arrays, imports them, and releases them.
 fn exchange() {
     let column = Column::new(DataType::Int32, 16, region()).unwrap();
     // SAFETY: no code writes the column.
@@ -32,7 +32,7 @@ fn exchange() {
     assert!(unsafe { import_array(&DataType::Int32, array) }.unwrap().is_same(&column));
     // SAFETY: as above.
     let tensor = unsafe { column.to_tensor() }.unwrap().into_versioned().unwrap().into_raw();
-    // SAFETY: the tensor was made just now, and is handed over once.
+    // SAFETY: the tensor was created above, and is passed on once.
     let tensor = unsafe { Importer::new().versioned(tensor.as_ptr()) }.unwrap();
     assert!(Column::from_tensor(&tensor).unwrap().buffers()[1].is_some());
 }
@@ -42,7 +42,7 @@ fn exchange() {
 /// The tensor is one of [`foreign_tensor`]'s, and is not used any more.
 unsafe extern "C" fn delete(tensor: *mut DLManagedTensorVersioned) {
     exchange();
-    // SAFETY: it was boxed when it was made, by the caller's promise.
+    // SAFETY: it was boxed when it was created, as the caller promises.
     let tensor = unsafe { Box::from_raw(tensor) };
     // SAFETY: the shape was boxed with it.
     drop(unsafe { Box::from_raw(tensor.dl_tensor.shape) });
@@ -81,7 +81,7 @@ fn a_deleter_may_use_the_library_whether_its_tensor_is_taken_or_refused() {
     let mut data = [0_i32; 16];
     for (major, times) in [(1, 1), (2, 2)] {
         let tensor = foreign_tensor(data.as_mut_ptr().cast(), major, &count);
-        // SAFETY: the tensor was made just now, and its numbers outlive it.
+        // SAFETY: the tensor was created above, and its numbers outlive it.
         if let Ok(tensor) = unsafe { Importer::new().versioned(tensor) } {
             let column = Column::from_tensor(&tensor).unwrap();
             drop(tensor);
@@ -89,7 +89,7 @@ fn a_deleter_may_use_the_library_whether_its_tensor_is_taken_or_refused() {
             let array = unsafe { export_array(&column) }.unwrap();
             drop(column);
             assert_eq!(count.load(Ordering::SeqCst), times - 1);
-            // The last that has them releases the array, and within that the tensor.
+            // The last owner releases the array, and the array releases the tensor.
             drop(array);
         }
         assert_eq!(count.load(Ordering::SeqCst), times);
@@ -98,13 +98,13 @@ fn a_deleter_may_use_the_library_whether_its_tensor_is_taken_or_refused() {
 
 /// # Safety
 ///
-/// The array's private data are a reference to a count.
+/// The array's private data is a reference to a count.
 unsafe extern "C" fn release(array: *mut ArrowArray) {
     exchange();
-    // SAFETY: the caller of a release hands over the structure.
+    // SAFETY: the caller of a release owns the structure.
     let array = unsafe { &mut *array };
     array.release = None;
-    // SAFETY: the array's private data, which are taken back once.
+    // SAFETY: the array's private data, which is taken back once.
     let count = unsafe { Arc::from_raw(array.private_data.cast::<AtomicU32>()) };
     count.fetch_add(1, Ordering::SeqCst);
 }
@@ -123,7 +123,7 @@ fn a_release_callback_may_use_the_library_whether_its_array_is_taken_or_refused(
             private_data: Arc::into_raw(Arc::clone(&count)).cast_mut().cast(),
             ..EMPTY
         };
-        // SAFETY: the callback may be called once, wherever the array is and on any thread.
+        // SAFETY: the callback may be called once, after any move and on any thread.
         let array = unsafe { Owned::new(array) };
         // SAFETY: the numbers outlive the array.
         if let Ok(column) = unsafe { import_array(&DataType::Int32, array) } {

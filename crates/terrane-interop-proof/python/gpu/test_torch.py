@@ -145,7 +145,7 @@ class Tensors(TorchTest):
     def test_tensors_of_a_device_need_its_context(self):
         tensor = torch.zeros(16, device="cuda")
         pointer, is_legacy = take(hand_over(tensor))
-        with self.assertRaisesRegex(ProofError, "give the importer a context"):
+        with self.assertRaisesRegex(ProofError, "no context of it"):
             Imported(pointer=pointer, is_legacy=is_legacy)
         del tensor
 

@@ -7,8 +7,8 @@ use super::ImportError;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use super::live_tensors::TAKEN_IN;
 
-/// A structure that this crate must release once. Its deleter was read at import, so that a
-/// structure without a deleter is not accessed again.
+/// A structure that this crate must release once. Its deleter was read at import. A structure
+/// without a deleter is not accessed again.
 pub(super) struct Owner(Structure);
 
 enum Structure {
@@ -20,8 +20,8 @@ enum Structure {
 
 type Deleter<S> = unsafe extern "C" fn(*mut S);
 
-// SAFETY: the importer of the structure promised that its deleter may be called on any thread;
-// nothing else of it is touched after it was checked.
+// SAFETY: the importer of the structure promised that its deleter may be called on any thread.
+// Nothing else of the structure is accessed after the checks.
 unsafe impl Send for Owner {}
 // SAFETY: as for `Send`; a shared reference reaches nothing.
 unsafe impl Sync for Owner {}
@@ -35,8 +35,8 @@ impl Owner {
     ///
     /// # Safety
     ///
-    /// The structure begins as that of every version does, and is the caller's to give; its deleter
-    /// may be called on any thread.
+    /// The structure begins as every version does, and the caller owns it. Its deleter may be
+    /// called on any thread.
     pub(super) unsafe fn versioned(
         tensor: NonNull<DLManagedTensorVersioned>,
     ) -> Result<Self, ImportError> {
@@ -77,7 +77,7 @@ fn enter(address: NonZeroUsize) -> Result<(), ImportError> {
     }
 }
 
-/// The lifetime of a structure without a deleter is unknown.
+/// A structure without a deleter. It has no known lifetime, so it is not entered in the table.
 fn nobodys(address: NonZeroUsize) -> Structure {
     TAKEN_IN.leave(address);
     Structure::Nobodys
@@ -90,8 +90,8 @@ impl Drop for Owner {
         match self.0 {
             Structure::Versioned(tensor, deleter) => {
                 TAKEN_IN.leave(tensor.addr());
-                // SAFETY: this is the one call, as an owner drops once, and the structure was given
-                // to be released by it.
+                // SAFETY: this is the only call, because an owner drops once. The caller passed the
+                // structure on to be released by it.
                 unsafe { deleter(tensor.as_ptr()) }
             }
             Structure::Legacy(tensor, deleter) => {

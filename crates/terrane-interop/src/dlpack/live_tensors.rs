@@ -1,9 +1,9 @@
 //! The live managed tensors: imported foreign ones, and exported ones.
 //!
-//! A C structure does not record its owner. This table identifies it by its address. So a structure
-//! that is imported twice is refused, and an exported tensor's deleter does nothing on a second
-//! call. That only guards the contracts of both: once a structure is freed, another may have its
-//! address.
+//! A C structure does not record its owner. This table identifies it by its address. A structure
+//! that is imported twice is refused, and a second call of an exported tensor's deleter does
+//! nothing. This detects some broken contracts only: once a structure is freed, another one may
+//! have its address.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -12,7 +12,8 @@ use std::sync::{Mutex, PoisonError};
 /// Structures by their addresses.
 pub(super) struct Live(Mutex<BTreeSet<NonZeroUsize>>);
 
-/// Imported foreign structures that have a deleter that was not called yet.
+/// Imported foreign structures whose deleter was not called yet. Structures without a deleter are
+/// not entered.
 pub(super) static TAKEN_IN: Live = Live(Mutex::new(BTreeSet::new()));
 
 /// Exported structures whose deleter was not called yet.

@@ -72,9 +72,9 @@ pub fn adopt_kv(
 ///
 /// # Safety
 ///
-/// For as long as the layout lives, the bytes between elements of each tensor obey the same rules
-/// as the elements. They are of the same live allocation, initialised if they are the host's, and
-/// all code that uses them synchronises with the users of the layout.
+/// While the layout lives, the bytes between the elements of each tensor obey the same rules as the
+/// elements. They are part of the same live allocation, and initialised if they are on the host.
+/// All code that uses them synchronises with the users of the layout.
 pub unsafe fn adopt_kv_with_gaps(
     config: &LayoutConfig,
     form: &KvForm,
@@ -140,19 +140,19 @@ fn in_order<'a>(
     match tensors {
         KvTensors::Together(tensors) => {
             if !has_outer && outer_dim > 1 {
-                let given = "one tensor a layer was given";
+                let given = "one tensor for each layer was given";
                 return Err(KvError::Outers { has_outer, outer_dim, given });
             }
-            count("the tensors", tensors.len())?;
+            count("tensors", tensors.len())?;
             Ok((0..layers).map(TensorName::Layer).zip(tensors).collect())
         }
         KvTensors::Apart { keys, values } => {
             if has_outer || outer_dim != 2 {
-                let given = "K and V were given apart";
+                let given = "K and V were given as separate tensors";
                 return Err(KvError::Outers { has_outer, outer_dim, given });
             }
-            count("the K tensors", keys.len())?;
-            count("the V tensors", values.len())?;
+            count("K tensors", keys.len())?;
+            count("V tensors", values.len())?;
             let keys = (0..layers).map(TensorName::Key).zip(keys);
             Ok(keys.chain((0..layers).map(TensorName::Value).zip(values)).collect())
         }

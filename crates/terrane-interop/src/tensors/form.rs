@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum KvAxis {
-    /// K and V, or one latent. Without it each has tensors of its own.
+    /// K and V, or one latent. Without this axis, K and V have separate tensors.
     Outer,
     /// The blocks.
     Block,
@@ -20,7 +20,7 @@ pub enum KvAxis {
     Dim,
     /// The elements of a token, all heads together.
     Row,
-    /// One element, that stands for something which is not there.
+    /// An axis of size 1 without a meaning.
     One,
 }
 
@@ -53,8 +53,8 @@ impl KvForm {
     /// `[2, blocks, page, heads, dim]`: vLLM's FlashAttention.
     pub const VLLM: Self =
         Self::of([KvAxis::Outer, KvAxis::Block, KvAxis::Token, KvAxis::Head, KvAxis::Dim]);
-    /// `[blocks, 2, page, heads, dim]`: vLLM's backends that have the blocks first, whatever lies
-    /// where, Triton among them; FlashInfer in NHD.
+    /// `[blocks, 2, page, heads, dim]`: vLLM's backends whose shape begins with the blocks, Triton
+    /// among them, in any memory order; FlashInfer in NHD.
     pub const VLLM_BLOCKS_FIRST: Self = Self::FLASHINFER_NHD;
     /// `[blocks, 2, page, heads, dim]`: FlashInfer in NHD, and vLLM's FlashInfer.
     pub const FLASHINFER_NHD: Self =
@@ -69,7 +69,7 @@ impl KvForm {
     /// `[tokens, 1, dim]`: SGLang's latent attention.
     pub const SGLANG_LATENT: Self = Self::of([KvAxis::Slot, KvAxis::One, KvAxis::Row]);
 
-    /// Those that have names here, each once.
+    /// All named forms, each once.
     pub const KNOWN: [Self; 6] = [
         Self::VLLM,
         Self::FLASHINFER_NHD,
@@ -86,11 +86,11 @@ impl KvForm {
         Self { axes, count: N }
     }
 
-    /// The form of axes in another order.
+    /// Creates a form with the axes in another order.
     ///
     /// # Errors
     ///
-    /// [`InvalidForm`] unless blocks and tokens are there once (or [`KvAxis::Slot`] for both), and
+    /// [`InvalidForm`] unless the form has blocks and tokens once (or [`KvAxis::Slot`] for both),
     /// heads and their elements once (or [`KvAxis::Row`] for both), and outers at most once.
     pub fn new(axes: &[KvAxis]) -> Result<Self, InvalidForm> {
         use KvAxis::{Block, Dim, Head, Outer, Row, Slot, Token};
@@ -125,8 +125,8 @@ impl KvForm {
 /// Axes that no KV tensor has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the axes {axes:?} are not those of a KV tensor: it has blocks and tokens (or slots for both) \
-     once, heads and their elements (or rows for both) once, and outers at most once, {MOST} in all"
+    "the axes {axes:?} are not those of a KV tensor; give blocks and tokens (or slots) once, heads \
+     and their elements (or rows) once, outers at most once, and at most {MOST} axes"
 )]
 pub struct InvalidForm {
     /// The axes.

@@ -1,7 +1,7 @@
 //! The KV tensors of serving engines: views of a layout, and a layout over them.
 //!
-//! An engine stores its KV cache as tensors, one or two for each layer, in its own order of axes. A
-//! [`KvForm`] names that order:
+//! An engine stores its KV cache as tensors, one or two for each layer, with its own order of axes.
+//! A [`KvForm`] names that order:
 //!
 //! | engine | tensors | form |
 //! |---|---|---|
@@ -31,8 +31,8 @@
 //! configuration. Both return a [`LayoutBuilder`](terrane_layout::LayoutBuilder) over the tensors'
 //! memory. An error names the tensor, the axis, the expected value and the actual value.
 //!
-//! SGLang's buffers have `size + page_size` tokens, and padding is written to the first page. All
-//! of the pages are blocks here; the engine itself must never move block 0.
+//! SGLang's buffers have `size + page_size` tokens, and padding is written to the first page. Here
+//! all pages are blocks, so the engine must never move block 0.
 //!
 //! [vllm]: https://github.com/vllm-project/vllm/blob/0084b783bcda6d7ee15c337b1062cbee9985c954/vllm/v1/attention/backends/flash_attn.py
 //! [triton]: https://github.com/vllm-project/vllm/blob/001ceb3e98e7a19ebe33f542a368fa73bf6c76ad/vllm/v1/attention/backends/triton_attn.py

@@ -1,4 +1,4 @@
-//! The places of tensors in a list, as steps.
+//! The positions of the tensors in a list, as counts and strides.
 
 use smallvec::{SmallVec, smallvec};
 use terrane_layout::Step;
@@ -47,8 +47,8 @@ impl Place {
     }
 }
 
-/// The steps from each place to the next one: one part, or two. `None` if the places are not in
-/// ascending order at equal distances.
+/// The counts and strides from each place to the next one: one part, or two. `None` if the places
+/// are not in ascending order at equal distances.
 pub(super) fn along(places: &[Place]) -> Option<SmallVec<[ListPart; 4]>> {
     let &first = places.first()?;
     let count = places.len();

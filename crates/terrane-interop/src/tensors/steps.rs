@@ -39,7 +39,7 @@ pub(super) fn steps(
                 let bytes = ByteCount::new(bytes);
                 return Err(KvError::NotWhole { what: axis, bytes, element });
             }
-            // Along an axis of one position, a stride leads nowhere.
+            // Along an axis of one position, a stride has no effect.
             let stride = if count == 1 { 1 } else { bytes / rows.width };
             Ok(Step { size: count.into(), stride })
         })
@@ -68,7 +68,7 @@ impl<'a> Rows<'a> {
         let step = if width == bytes {
             Strides::new(own.count, if own.count == 1 { bytes } else { own.stride })
         } else if width == 1 && (own.count == 1 || own.stride == bytes) {
-            // Groups of bytes, one after the other.
+            // Groups of bytes are adjacent.
             let count = u64::from(own.count).checked_mul(bytes);
             let count = count.and_then(|count| u32::try_from(count).ok()).ok_or_else(refused)?;
             Strides::new(count, 1)
@@ -106,7 +106,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The distance between sections, which has to be one.
+    /// The distance between sections, which must be equal for all.
     fn outer(&self) -> Result<Strides, KvError> {
         let sections = self.geometry.sections();
         let count = u32::try_from(sections.len()).unwrap_or(u32::MAX);

@@ -12,23 +12,24 @@ use crate::dlpack::{ElementType, ExportError, TensorExport, TensorShape};
 /// One tensor of a layout in an engine's form: a shape, and its bytes.
 #[derive(Clone, Debug)]
 pub struct KvView {
-    /// The tensor's identity.
+    /// Which tensor it is.
     pub name: TensorName,
-    /// From its first element to its last. The bytes between may belong to other tensors.
+    /// The bytes from its first element to its last. Bytes between the elements may belong to other
+    /// tensors.
     pub region: Region,
     /// Its shape and strides.
     pub shape: TensorShape,
 }
 
 /// The tensors of `layout` in the form of an engine, in the order of the layers. There is one for
-/// each layer, or K and V of each, where the form has no axis for the two.
+/// each layer. If the form has no outer axis, there are two: K and V.
 ///
 /// # Errors
 ///
 /// [`KvError::Element`] if the elements have another width than the layout's and are not bytes
 /// (groups of elements and rows are bytes). [`KvError::HeadsNotStated`] if the form has heads and
 /// the layout does not. [`KvError::NotJoined`], [`KvError::Split`], [`KvError::Sections`] or
-/// [`KvError::NotWhole`] where strides cannot express the form.
+/// [`KvError::NotWhole`] if strides cannot express the form.
 pub fn kv_views(
     layout: &PhysicalLayout,
     form: &KvForm,
@@ -72,9 +73,10 @@ pub fn kv_views(
 /// Exports the tensors of an endpoint in the form of an engine: read-only, or for reading and
 /// writing.
 ///
-/// All blocks are held until the deleter of the last of them has been called. Transfers that would
-/// write them (or, if they are exported for writing, read them) are refused, or run after the hold.
-/// Any of the exports returns the hold's [`ticket`](TensorExport::ticket).
+/// All blocks are held until the deleter of the last tensor has been called. Until then,
+/// conflicting transfers are refused or run after the hold: those that write the blocks, and, for a
+/// writable export, those that read them. Each export returns the hold's
+/// [`ticket`](TensorExport::ticket).
 ///
 /// # Errors
 ///

@@ -25,7 +25,8 @@ use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager}
 
 use crate::needs::{LITTLE, Needs, device};
 
-/// The device and its driver, or `None` after having said that it is not simulated.
+/// The simulated device and its driver. On a real device, prints that the test is skipped and
+/// returns `None`.
 fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
     let context = device(test, needs)?;
     let driver = SimulatedCuda::find();
@@ -35,7 +36,7 @@ fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
     Some((context, driver?))
 }
 
-/// Notes, when it drops, whether a stream had run by then.
+/// Records, when it drops, whether a stream had completed.
 struct Sees {
     stream: Arc<Stream>,
     had_run: Arc<AtomicBool>,
@@ -57,7 +58,7 @@ fn address(region: &Region) -> u64 {
     address.get()
 }
 
-/// A tensor of somebody who has no deleter: `bytes` bytes from an address of a device on.
+/// A foreign tensor without a deleter: `bytes` bytes from a device address on.
 fn foreign(
     context: &Context,
     address: u64,
@@ -81,7 +82,7 @@ fn foreign(
         },
     };
     let importer = Importer::new().with_device(context.clone());
-    // SAFETY: the structure is there while it is read, and what comes of it is not used for bytes.
+    // SAFETY: the structure exists while it is read, and the imported tensor's bytes are not used.
     unsafe { importer.versioned(&raw mut tensor) }
 }
 
@@ -110,7 +111,7 @@ fn the_driver_is_asked_what_a_tensor_is() {
     assert!(matches!(gone, ImportError::NotDeviceMemory(_)), "{gone}");
 }
 
-/// What PyTorch's expandable segments are, and what only looks as if it were.
+/// PyTorch's expandable segments are mapped as one; other adjacent allocations are not.
 #[test]
 fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
     let name = "device::memory_in_pieces_is_one_if_it_was_mapped_as_one";
@@ -140,13 +141,13 @@ fn ours_come_back_as_they_went() {
     let before = context.holdings().device;
     let region = memory(&context, 1 << 16);
     let shape = TensorShape::compact(ElementType::BF16, &[4, 64]).unwrap();
-    // SAFETY: nobody touches the bytes.
+    // SAFETY: no code uses the bytes.
     let export = unsafe { TensorExport::new(region.clone(), shape) }.unwrap();
     // SAFETY: as above.
     let export = unsafe { export.released_when_done() };
     let importer = Importer::new().with_device(context.clone());
     let pointer = export.into_versioned().unwrap().into_raw();
-    // SAFETY: as above, and it is nobody else's.
+    // SAFETY: as above, and no other code has the tensor.
     let tensor = unsafe { importer.versioned(pointer.as_ptr()) }.unwrap();
     assert_eq!(tensor.location(), region.location());
     drop(region);
@@ -155,7 +156,7 @@ fn ours_come_back_as_they_went() {
     assert_eq!(context.holdings().device, before);
 }
 
-/// What an engine has: a tensor a layer, as it hands them over.
+/// An engine's cache: one exported tensor for each layer.
 fn kv_caches(context: &Context, config: &LayoutConfig) -> Vec<ImportedTensor> {
     let element = ElementType::BF16;
     let sizes = [2, config.num_blocks(), config.page_size(), config.num_heads().unwrap(), 64];
@@ -169,7 +170,7 @@ fn kv_caches(context: &Context, config: &LayoutConfig) -> Vec<ImportedTensor> {
         // SAFETY: the transfers keep the tensors.
         let export = unsafe { export.released_when_done() };
         let pointer = export.into_versioned().unwrap().into_raw();
-        // SAFETY: as above, and it is nobody else's.
+        // SAFETY: as above, and no other code has the tensor.
         unsafe { importer.versioned(pointer.as_ptr()) }.unwrap()
     });
     tensors.collect()
@@ -178,7 +179,7 @@ fn kv_caches(context: &Context, config: &LayoutConfig) -> Vec<ImportedTensor> {
 #[test]
 fn an_engine_s_cache_is_offloaded_and_brought_back() {
     let name = "device::an_engine_s_cache_is_offloaded_and_brought_back";
-    // Most of it are the engine's buffers: three of 32 MiB in each direction, if it wants them.
+    // Most of it is for the engine's buffers: up to three of 32 MiB in each direction.
     let needs = Needs::of_device(ByteCount::mib(224)).and_host(ByteCount::mib(64));
     let Some(context) = device(name, needs) else { return };
     let before = context.holdings();
@@ -228,7 +229,7 @@ fn memory_is_freed_after_the_consumer_s_stream() {
     let request = RegionRequest::new(ByteCount::kib(64));
     let (from, to) = (memory(&context, 1 << 16), pinned.allocate(&request).unwrap());
     let stream = Stream::new(&context).unwrap();
-    // SAFETY: both live until the stream has been waited for, and nobody else uses them.
+    // SAFETY: both live until the stream has been waited for, and no other code uses them.
     unsafe { stream.fill(from.location(), 0x5A, ByteCount::kib(64)) }.unwrap();
     let (source, destination) = (from.location(), to.location());
     let shape = TensorShape::compact(ElementType::U8, &[1 << 16]).unwrap();
@@ -237,12 +238,12 @@ fn memory_is_freed_after_the_consumer_s_stream() {
     // SAFETY: the stream is kept until the borrowed one has dropped, by the end of this function.
     let consumer = unsafe { Stream::borrow(&context, stream.handle(), ()) }.unwrap();
     let tensor = export.released_after(consumer).into_versioned().unwrap();
-    // SAFETY: the tensor's memory is let go of after the stream, and the other lives longer.
+    // SAFETY: the tensor's memory is released after the stream, and the other memory lives longer.
     unsafe { stream.copy(source, destination, ByteCount::kib(64)) }.unwrap();
     drop(tensor);
     assert!(stream.is_idle().unwrap());
     let Location::Host(address) = destination else { panic!("{destination}") };
-    // SAFETY: the copy has ended.
+    // SAFETY: the copy has completed.
     let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), 1 << 16) };
     assert!(bytes.iter().all(|&byte| byte == 0x5A));
 }
@@ -275,16 +276,16 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
         // SAFETY: the stream outlives the tensor.
         let consumer = unsafe { named.to_stream(&context, ()) }.unwrap().unwrap();
         let had_run = Arc::new(AtomicBool::new(false));
-        // Where the hold is as well.
+        // The guard that records is dropped with the hold.
         let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
         let export = export.guarded_by(sees).released_after(consumer);
         let tensor = export.into_versioned().unwrap();
         let scratch = memory(&context, 1 << 20);
-        // SAFETY: the memory lives until the stream has been waited for, and is nobody else's.
+        // SAFETY: the memory lives until the stream has been waited for, and no other code uses it.
         unsafe { stream.fill(scratch.location(), 1, ByteCount::new(1 << 20)) }.unwrap();
         assert!(end.hold_for_write(&[1]).is_err());
         drop(tensor);
-        assert!(had_run.load(Ordering::SeqCst), "the hold ended under the kernel");
+        assert!(had_run.load(Ordering::SeqCst), "the hold ended before the kernel");
         drop(end.hold_for_write(&[1]).unwrap());
         assert_eq!(context.failed_drops(), 0);
     });
@@ -294,7 +295,7 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
 fn what_cannot_be_waited_for_is_kept_for_ever() {
     let name = "device::what_cannot_be_waited_for_is_kept_for_ever";
     terrane_testkit::process::in_child(name, || {
-        /// What the driver answers for a stream that is being captured.
+        /// The driver's error for a stream that is being captured.
         const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
         let Some((context, driver)) = simulated(name, LITTLE) else { return };
         let (end, export) = exported(&context);
@@ -302,7 +303,10 @@ fn what_cannot_be_waited_for_is_kept_for_ever() {
         driver.fail("cuStreamSynchronize", 0, STREAM_CAPTURE_UNSUPPORTED);
         drop(tensor.unwrap());
         assert_eq!((context.failed_drops(), context.lost()), (1, None));
-        assert!(end.hold_for_write(&[1]).is_err(), "nobody knows whether it is still read");
+        assert!(
+            end.hold_for_write(&[1]).is_err(),
+            "it is unknown whether the memory is still read"
+        );
         drop(end);
         assert_ne!(context.holdings().device.bytes, ByteCount::ZERO);
     });

@@ -1,4 +1,4 @@
-//! What a consumer's stream finds after a handshake.
+//! A consumer's stream reads the producer's data after a handshake.
 
 use terrane_core::{Allocate, ByteCount, Location, Memory, RegionRequest};
 use terrane_cuda::{
@@ -11,8 +11,9 @@ use crate::needs::{NO_MEMORY, Needs, device, two_devices};
 const LENGTH: ByteCount = ByteCount::mib(4);
 const EXCHANGE: Needs = Needs::of_device(LENGTH).and_host(LENGTH);
 
-/// Writes `value` on the producer's stream, shakes hands, reads on the consumer's, and looks. Without
-/// a stream the consumer's is the per-thread default stream, which the reader then runs after.
+/// Writes `value` on the producer's stream, performs the handshake, and reads on the consumer's
+/// stream. Without a stream, the consumer uses the per-thread default stream, and the reader runs
+/// after that.
 fn exchange(
     context: &Context,
     value: u8,
@@ -26,13 +27,13 @@ fn exchange(
         DeviceAllocator::new(context).allocate(&request).unwrap(),
         pinned.allocate(&request).unwrap(),
     );
-    // SAFETY: the memory lives until both streams have been waited for; nobody else uses it.
+    // SAFETY: the memory lives until both streams have been waited for; no other code uses it.
     unsafe { producer.fill(from.location(), value, LENGTH) }.unwrap();
     let event = Event::new(context, Timing::Off).unwrap();
     event.record(&producer).unwrap();
     let written =
         if by_event { ProducerStream::Event(&event) } else { ProducerStream::Stream(&producer) };
-    // SAFETY: the stream is the caller's, and alive.
+    // SAFETY: the stream is the caller's and alive.
     let shaken = unsafe { handshake(context, written, consumer.1) }.unwrap();
     let reader = Stream::new(context).unwrap();
     let reader = consumer.0.unwrap_or_else(|| {
@@ -46,7 +47,7 @@ fn exchange(
     reader.synchronize().unwrap();
     producer.synchronize().unwrap();
     let Location::Host(address) = to.location() else { panic!("{to:?}") };
-    // SAFETY: the copy has ended.
+    // SAFETY: the copy has completed.
     let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), LENGTH.to_usize()) };
     assert!(bytes.iter().all(|&byte| byte == value));
     shaken
@@ -106,7 +107,7 @@ fn a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads() {
     let name = "streams::a_consumer_s_stream_is_waited_for_only_if_it_is_one_on_all_threads";
     let Some(context) = device(name, NO_MEMORY) else { return };
     let own = Stream::new(&context).unwrap();
-    // SAFETY: the stream outlives what comes of it.
+    // SAFETY: the stream outlives the returned one.
     let named = |stream: ConsumerStream| unsafe { stream.to_stream(&context, ()) }.unwrap();
     assert_eq!(named(ConsumerStream::of(&own)).unwrap().handle(), own.handle());
     for consumer in [ConsumerStream::Unstated, ConsumerStream::LegacyDefault] {

@@ -1,4 +1,4 @@
-//! KV tensors of every form, out of every layout and back.
+//! KV tensors of every form, as views of every layout and as layouts again.
 
 use proptest::prelude::*;
 use terrane_core::{Alignment, ByteCount, Memory, Region};
@@ -35,15 +35,15 @@ pub fn layout(config: LayoutConfig, kind: LayoutKind) -> PhysicalLayout {
     LayoutBuilder::new(config).kind(kind).allocate(&allocator).unregistered().build().unwrap()
 }
 
-/// A view as a tensor that another library handed over.
+/// A view as a tensor of another library.
 pub fn import(view: &KvView) -> ImportedTensor {
     import_of(view.region.clone(), view.shape.clone())
 }
 
 pub fn import_of(region: Region, shape: TensorShape) -> ImportedTensor {
-    // SAFETY: no test here touches the bytes.
+    // SAFETY: no test accesses the bytes.
     let tensor = unsafe { TensorExport::new(region, shape) }.unwrap().into_versioned().unwrap();
-    // SAFETY: as above, and it is nobody else's.
+    // SAFETY: as above, and no other code has the tensor.
     unsafe { Importer::new().versioned(tensor.into_raw().as_ptr()) }.unwrap()
 }
 
@@ -52,7 +52,7 @@ pub fn config_of(layout: &PhysicalLayout) -> LayoutConfig {
     layout.geometry().origin().unwrap().0
 }
 
-/// Where an element of the layout is: in piece (block, layer, outer), of a token and a head.
+/// The address of an element by the layout: in piece (block, layer, outer), of a token and a head.
 fn element_at(layout: &PhysicalLayout, at: [u64; 6]) -> u64 {
     let [block, layer, outer, token, head, dim] = at;
     let config = config_of(layout);
@@ -67,7 +67,7 @@ fn element_at(layout: &PhysicalLayout, at: [u64; 6]) -> u64 {
     piece + 2 * index
 }
 
-/// Compares the address of every element by the view's strides with that of the layout.
+/// Compares the address of every element by the view's strides with the layout's.
 fn check_view(layout: &PhysicalLayout, form: &KvForm, view: &KvView) {
     let (layer, of_outer) = match view.name {
         TensorName::Layer(layer) => (layer, None),
@@ -120,7 +120,7 @@ fn adopted(
     Ok(builder.unregistered().build().unwrap())
 }
 
-/// Both have every piece at the same place, and the same shape.
+/// Both have the same shape and every piece at the same address.
 fn assert_same_places(one: &PhysicalLayout, other: &PhysicalLayout) {
     let geometry = one.geometry();
     for block in 0..geometry.num_blocks() {
@@ -190,7 +190,7 @@ fn shapes_are_those_of_the_engines() {
     let nhd = TokenOrder::TokenMajor;
     let (sizes, strides) = shape(OUTER_FIRST, KvForm::VLLM, nhd);
     assert_eq!((sizes, strides), (vec![2, 5, 4, 2, 8], vec![320, 64, 16, 8, 1]));
-    // vLLM's shape stays, and its strides say HND.
+    // vLLM's shape stays, and its strides are HND.
     let (sizes, strides) = shape(OUTER_FIRST, KvForm::VLLM, TokenOrder::HeadMajor);
     assert_eq!((sizes, strides), (vec![2, 5, 4, 2, 8], vec![320, 64, 8, 32, 1]));
     let (sizes, strides) = shape(BLOCK_FIRST, KvForm::FLASHINFER_NHD, nhd);
@@ -199,7 +199,7 @@ fn shapes_are_those_of_the_engines() {
     assert_eq!((sizes, strides), (vec![5, 2, 2, 4, 8], vec![128, 64, 32, 8, 1]));
     let (sizes, strides) = shape(OUTER_FIRST, KvForm::SGLANG, nhd);
     assert_eq!((sizes, strides), (vec![20, 2, 8], vec![16, 8, 1]));
-    // Of all layers together, a layer's blocks lie apart.
+    // If all layers are contiguous, the blocks of one layer are apart.
     let (_, strides) = shape(LayoutKind::FullyContiguous, KvForm::FLASHINFER_NHD, nhd);
     assert_eq!(strides, [384, 64, 16, 8, 1]);
 }
@@ -227,7 +227,7 @@ fn errors_name_tensor_axis_expected_and_found() {
     let size = refused(other_shape(bf16, &[2, 5, 4, 1, 8]));
     assert_eq!(size.to_string(), "the tensor of layer 1, axis 3 (heads): 2 expected, 1 found");
     let rank = refused(other_shape(bf16, &[2, 5, 4, 16]));
-    assert_eq!(rank.to_string(), "the tensor of layer 1 has 4 axes, the form has 5");
+    assert_eq!(rank.to_string(), "the tensor of layer 1 has 4 axes, and the form has 5");
     let mixed = refused(other_shape(ElementType::F16, &[2, 5, 4, 2, 8]));
     assert!(matches!(mixed, KvError::MixedElements { tensor: TensorName::Layer(1), .. }));
     let strides = refused(|layout, tensors| {
@@ -236,12 +236,12 @@ fn errors_name_tensor_axis_expected_and_found() {
     });
     assert_eq!(
         strides.to_string(),
-        "the tensors cannot be adopted: tensor 1 has other sizes, strides or elements than the first \
-         one of its section"
+        "the tensors cannot be adopted: tensor 1 differs in sizes, strides or elements from the \
+         first tensor of its section; all must be equal"
     );
     let count = refused(|_, tensors| drop(tensors.pop()));
     assert!(matches!(count, KvError::TensorCount { expected: 3, found: 2, .. }), "{count}");
-    // Two layers that lie in one place.
+    // Two layers at the same address.
     let layout = layout(config(2, TokenOrder::TokenMajor), OUTER_FIRST);
     let views = kv_views(&layout, &KvForm::VLLM, bf16).unwrap();
     let tensors = [import(&views[0]), import(&views[0]), import(&views[2])];
@@ -256,11 +256,11 @@ fn padded_elements_are_refused() {
     let config = config.inner_dim(16).num_heads(2).element(ElementFormat::Width(1));
     let config = config.build().unwrap();
     let mut bytes = vec![0_u8; 2 * 5 * 4 * 16];
-    // Pairs of 4 bits, in a byte each and in a byte together.
+    // Pairs of 4 bits: each in its own byte, and both in one byte.
     for (padded, flags) in [(true, 4), (false, 0)] {
         let fields = Fields { flags, dtype: (17, 4, 2), ..Fields::over(&mut bytes, &[20, 2, 8]) };
         let deleted = Deleted::default();
-        // SAFETY: the bytes outlive the tensor, and nobody uses them meanwhile.
+        // SAFETY: the bytes outlive the tensor, and no code uses them until then.
         let tensor = unsafe { Importer::new().versioned(fields.versioned(&deleted)) }.unwrap();
         assert_eq!(tensor.shape().is_padded(), padded);
         let tensors = [tensor];
@@ -333,7 +333,8 @@ fn padding_between_blocks_has_to_be_adopted_as_well() {
         );
         let tensors: Vec<_> = views.iter().map(import).collect();
         let tensors = KvTensors::Together(&tensors);
-        // SAFETY: the padding is the layout's, which outlives what comes of it; nobody touches it.
+        // SAFETY: the layout owns the padding and outlives the adopted one; no code accesses the
+        // padding.
         let builder = unsafe { adopt_kv_with_gaps(&padded, &form, tensors) };
         let back = builder.unwrap().unregistered().build().unwrap();
         assert_same_places(&layout, &back);
@@ -357,7 +358,7 @@ fn layouts_keep_the_tensors() {
 }
 
 proptest! {
-    /// Any configuration whose form can be expressed comes back with every piece in its place.
+    /// Any configuration that a form can express comes back with every piece at its address.
     #[test]
     fn layouts_come_back(
         (blocks, layers, outers) in (1_u32..6, 1_u32..4, 1_u32..3),
@@ -376,7 +377,7 @@ proptest! {
             2 => ElementType::F16,
             _ => ElementType::F32,
         };
-        // What a block has of one layer and outer, and whether the next block follows on that.
+        // The bytes of one layer and outer in a block, and whether the next block follows them.
         let is_piece = match kind {
             LayoutKind::FullyContiguous => layers * outers == 1,
             BLOCK_FIRST => outers == 1,

@@ -1,4 +1,4 @@
-//! KV tensors of which one is not what it was.
+//! KV tensors of which one was changed.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use terrane_layout::{LayoutKind, TokenOrder};
 use crate::kv::{FORMS, config, import, import_of, layout};
 
 proptest! {
-    /// One tensor of a cache has another shape, or lies elsewhere: it is refused, or the layout has
+    /// One tensor of a cache has another shape or another address. It is refused, or the layout has
     /// its pieces where the tensors have them.
     #[test]
     fn changed_tensors_are_refused_or_adopted_where_they_are(
@@ -53,7 +53,7 @@ proptest! {
                 return Ok(());
             }
         };
-        // Tensors that lie over one another are found there.
+        // Tensors that overlap are found there.
         let Ok(back) = builder.unregistered().build() else { return Ok(()) };
         back.verify().unwrap();
         for (number, tensor) in (0_u32..).zip(&tensors) {

@@ -6,10 +6,10 @@ use terrane_core::ByteCount;
 
 use crate::error::LayoutError;
 
-/// The largest layout, 2^63 − 1 bytes: no larger offset exists in a file, nor distance in memory.
+/// The largest layout, 2^63 − 1 bytes. No file offset and no distance in memory is larger.
 pub const LARGEST_LAYOUT: ByteCount = ByteCount::new(u64::MAX >> 1);
 
-/// A field of a [`LayoutConfig`](super::LayoutConfig), as errors name it.
+/// A field of a [`LayoutConfig`](super::LayoutConfig), for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Field {
@@ -48,9 +48,9 @@ impl fmt::Display for Field {
             Self::Element => "element",
             Self::NumHeads => "num_heads",
             Self::ElementWidth => "element (width in bytes)",
-            Self::GroupElements => "element (elements a group)",
-            Self::GroupBytes => "element (bytes a group)",
-            Self::RowBytes => "element (bytes a token row)",
+            Self::GroupElements => "element (elements per group)",
+            Self::GroupBytes => "element (bytes per group)",
+            Self::RowBytes => "element (bytes per token row)",
         })
     }
 }

@@ -63,12 +63,7 @@ pub fn soak(classes: SizeClasses, seed: u64, threads: u64, duration: Duration) -
     let mut passed = passed.lock().unwrap_or_else(PoisonError::into_inner);
     let live: u64 = passed.iter().map(|block| block.granted().get()).sum();
     let seen = pool.snapshot();
-    // Known defect: with every worker ended the two should be equal, and the snapshot counts a few free
-    // blocks as live. They are not lost: the upstream is empty at the end.
-    assert!(seen.live.get() >= live, "{live} bytes are in use: {seen:?}");
-    if seen.live.get() > live {
-        println!("soak: the snapshot counts {} free bytes as live", seen.live.get() - live);
-    }
+    assert_eq!(seen.live.get(), live, "{seen:?}");
     assert_eq!(seen.held, upstream.bytes(), "{seen:?}");
     passed.clear();
     pool.close();

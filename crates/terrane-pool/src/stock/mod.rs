@@ -209,10 +209,13 @@ impl<M: Memory> Stock<M> {
             return Some(record);
         }
         self.settle_in();
+        // At least one, because the class has magazines.
         let company = self.depth(class).div_ceil(2);
         let (record, surplus, counted) = self.undisturbed(|shelf| {
-            let count = if shelf.is_some() { company } else { 1 };
-            let mut batch = depot.take(count, self.now())?;
+            // A sweep may have kept the thread out of a magazine that has blocks, so only as many
+            // are taken as there is room for.
+            let room = shelf.as_ref().map_or(0, |shelf| shelf.room(class));
+            let mut batch = depot.take(1 + room.min(company - 1), self.now())?;
             let record = batch.pop()?;
             let counted = shelf.is_some();
             let surplus = shelf.map_or(weight, |shelf| {
@@ -390,6 +393,7 @@ impl<M: Memory> Home for Stock<M> {
 mod tests {
     use super::*;
     use crate::Pool;
+    use crate::SizeClasses;
     use crate::adaptors::{Simulated, SimulatedOptions};
 
     #[test]
@@ -404,6 +408,27 @@ mod tests {
         let first = holders();
         for _ in 0..100 {
             assert_eq!(holders(), first);
+        }
+    }
+    #[test]
+    fn a_refill_takes_no_more_blocks_than_the_magazine_has_room_for() {
+        const SIZE: ByteCount = ByteCount::kib(4);
+        let slab = SizeClasses::ExactSlab { stride: SIZE, count: 64 };
+        for classes in [SizeClasses::Steps8, slab] {
+            let options = PoolOptions { classes, ..PoolOptions::default() };
+            let pool = Pool::new(Simulated::new(SimulatedOptions::default()), options).unwrap();
+            let blocks: Vec<_> = (0..64).map(|_| pool.acquire(SIZE).unwrap()).collect();
+            drop(blocks);
+            let before = pool.snapshot();
+            let class = before.classes.iter().position(|class| class.size == SIZE).unwrap();
+            assert!(before.classes[class].in_magazines > MAGAZINE / 2, "it is nearly full");
+            // A request gets here with blocks in its magazine if a sweep has kept it out of there.
+            let record = pool.stock.take_shared(class, Tag::NONE).unwrap();
+            let after = pool.snapshot();
+            assert_eq!((after.live, after.held), (SIZE, before.held), "{after:?}");
+            pool.stock.give_back_shared(class, Tag::NONE, record);
+            assert_eq!(pool.clear(), before.held);
+            assert_eq!(pool.stock.budget.reserved(), 0, "a reservation is lost");
         }
     }
 }

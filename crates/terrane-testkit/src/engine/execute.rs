@@ -62,7 +62,7 @@ pub(super) fn execute(
     }
 }
 
-/// The order in which runs are copied. Of a layer-wise job, one layer after the other.
+/// The order in which runs are copied. A layer-by-layer job copies one layer after the other.
 fn order(job: &CopyJob, random: &mut Seeded, reorder: bool) -> Vec<usize> {
     let plan = job.plan();
     let mut order: Vec<usize> = (0..plan.runs().len()).collect();
@@ -82,8 +82,8 @@ fn copy(plan: &TransferPlan, run: &CopyRun, bytes: ByteCount) -> Result<(), Boxe
     let at = |side| plan.location(run, side).expect("a run of this plan");
     let from = pointer(at(Side::Source), bytes.to_usize())?;
     let to = pointer(at(Side::Destination), bytes.to_usize())?;
-    // SAFETY: the plan was validated: both spans lie in live memory, which the job keeps alive,
-    // they do not overlap, and nothing else in flight uses the destination.
+    // SAFETY: the plan was validated. Both spans are in live memory, which the job keeps alive, and
+    // do not overlap. Nothing else in flight uses the destination.
     unsafe { from.copy_to_nonoverlapping(to, bytes.to_usize()) };
     Ok(())
 }

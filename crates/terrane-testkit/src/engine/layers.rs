@@ -1,4 +1,4 @@
-//! What a simulated engine says of layers.
+//! The reports of a simulated engine about layers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use terrane_transfer::{CopyJob, Side};
 use crate::device::{SimulatedEvent, SimulatedStream};
 use crate::random::Seeded;
 
-/// The layers of a job that have begun and have not been copied yet.
+/// The layers of a job that have begun and are not yet complete.
 #[derive(Default)]
 pub(super) struct LayerNews {
-    /// By layer: how many runs are left, and the stream that they are said to be on.
+    /// By layer: the number of remaining runs, and the stream that was reported for them.
     begun: BTreeMap<u32, (usize, Option<Arc<SimulatedStream>>)>,
 }
 
@@ -23,7 +23,7 @@ struct Owner {
 }
 
 impl LayerNews {
-    /// Says that the layer of a run is on a stream, if this is its first run and a device takes
+    /// Reports that the layer of a run is on a stream, if this is its first run and a device takes
     /// part.
     pub(super) fn before(&mut self, job: &CopyJob, run: usize) {
         let (plan, Some(signals)) = (job.plan(), job.layers()) else { return };
@@ -46,7 +46,7 @@ impl LayerNews {
         });
     }
 
-    /// After the last run of a layer, its event happens; and mostly the engine says so.
+    /// After the last run of a layer, its event happens; usually the engine reports that.
     pub(super) fn after(&mut self, job: &CopyJob, run: usize, random: &mut Seeded) {
         let (plan, Some(signals)) = (job.plan(), job.layers()) else { return };
         let layer = plan.layer(run);

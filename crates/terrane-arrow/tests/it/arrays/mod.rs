@@ -1,4 +1,4 @@
-//! Arrow arrays, in and out.
+//! Imports and exports of Arrow arrays.
 
 mod device;
 mod extremes;
@@ -14,9 +14,9 @@ use terrane_arrow::arrays::abi::{ArrowArray, ArrowDeviceArray, Owned};
 use terrane_arrow::arrays::{Done, ExportError, Ready, export_array, export_device_array};
 use terrane_arrow::columns::Column;
 
-/// Exports a column of which the other side looks at no value but what the test wrote.
+/// Exports a column. The consumer reads only values that the test wrote.
 fn hand_out(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
-    // SAFETY: no test writes a column's memory while an array of it is out.
+    // SAFETY: no test writes a column's memory while an array of it is exported.
     unsafe { export_array(column) }
 }
 

@@ -1,4 +1,4 @@
-//! What is handed out is kept until it is released, and recognised when it comes back.
+//! Exported memory is kept until it is released, and recognised when it comes back.
 
 use std::sync::Arc;
 use std::thread;
@@ -65,7 +65,7 @@ fn a_panic_of_an_owner_ends_at_the_release_and_keeps_nothing() {
     let allocator = HeapAllocator::system();
     let bytes = region(&allocator, 80);
     let span = bytes.span();
-    // SAFETY: the allocation is kept, and no code touches its bytes.
+    // SAFETY: the allocation is kept, and no code uses its bytes.
     let memory = unsafe { ForeignMemory::new(span, (Panics, bytes)) };
     let panics = Column::new(DataType::Int64, 10, Region::new(memory)).unwrap();
     let other = Column::new(DataType::Int64, 10, region(&allocator, 80)).unwrap();
@@ -91,7 +91,7 @@ fn a_second_release_is_harmless() {
     let mut array = hand_out(&nested(&allocator)).unwrap().into_inner();
     let release = array.release.unwrap();
     for _ in 0..2 {
-        // SAFETY: the array is alive, and the callback takes what has been released.
+        // SAFETY: the array is alive, and the callback accepts a released one.
         unsafe { release(&raw mut array) };
         assert!(array.is_released());
         allocator.assert_all_freed();
@@ -106,7 +106,7 @@ fn children_that_were_moved_away_outlive_their_parent() {
     let array = hand_out(&nested(&allocator)).unwrap();
     // SAFETY: there are two children.
     let second = unsafe { *array.get().children.wrapping_add(1) };
-    // SAFETY: a child may be moved, as the specification has it.
+    // SAFETY: a child may be moved, as the specification permits.
     let child = unsafe { Owned::<ArrowArray>::take(second) }.unwrap();
     drop(array);
     assert_eq!(allocator.live(), 3, "the keys and the texts of the dictionary, below the child");
@@ -119,7 +119,7 @@ fn a_structure_that_was_moved_is_released_where_it_is() {
     let allocator = HeapAllocator::system();
     let mut source = hand_out(&nested(&allocator)).unwrap().into_inner();
     let mut destination = ArrowArray::EMPTY;
-    // SAFETY: a structure of this crate's, moved as the specification has it.
+    // SAFETY: a structure of this crate, moved as the specification permits.
     let moved = unsafe { Owned::take(&raw mut source) }.unwrap();
     // SAFETY: the place is writable.
     unsafe { moved.give(&raw mut destination) };
@@ -175,7 +175,7 @@ fn what_comes_back_is_for_reading_only_while_others_have_its_memory() {
     let (first, second) = (hand_out(&column).unwrap(), hand_out(&column).unwrap());
     assert_eq!(is_writable(&back(first)), (false, false));
     let numbers = hand_out(&column.children()[0]).unwrap();
-    assert_eq!(is_writable(&back(second)), (false, true), "the numbers are still out");
+    assert_eq!(is_writable(&back(second)), (false, true), "the numbers are still exported");
     drop(numbers);
     assert_eq!(is_writable(&back(hand_out(&column).unwrap())), (true, true));
     let (with_device, other) = (hand_out_with_device(&column).unwrap(), hand_out(&column).unwrap());
@@ -206,7 +206,7 @@ fn what_was_changed_on_the_way_or_is_of_another_type_is_refused() {
     ] {
         let mut array = hand_out(&column).unwrap().into_inner();
         spoil(&mut array);
-        // SAFETY: its callback looks at nothing that was spoiled.
+        // SAFETY: its callback reads no changed field.
         let array = unsafe { Owned::new(array) };
         // SAFETY: this crate made the array.
         let error = unsafe { import_array(column.data_type(), array) }.unwrap_err();
@@ -260,14 +260,14 @@ fn ten_thousand_rounds_on_four_threads_leave_nothing() {
     allocator.assert_all_freed();
 }
 
-/// Memory that hands another column out whenever it is asked where it is.
+/// Memory that exports another column whenever its span is read.
 #[derive(Debug)]
 struct Talkative {
     memory: Region,
     other: Column,
 }
 
-// SAFETY: every answer is that of the memory.
+// SAFETY: all methods delegate to the inner memory.
 unsafe impl Memory for Talkative {
     fn kind(&self) -> StorageKind {
         self.memory.kind()
