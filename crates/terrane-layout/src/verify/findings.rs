@@ -8,7 +8,7 @@ use terrane_core::{ByteCount, Position};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Its start.
-    pub place: Place,
+    pub place: Position,
     /// Its length.
     pub length: ByteCount,
 }
@@ -80,7 +80,7 @@ pub enum Violation {
         /// The piece.
         piece: Piece,
         /// Its start.
-        place: Place,
+        place: Position,
     },
     /// Two pieces share bytes.
     #[error("the pieces of {first} and of {second} overlap")]
