@@ -62,3 +62,11 @@ pub mod columns;
 mod error;
 
 pub use error::ExchangeError;
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;
+#[doc(no_inline)]
+pub use terrane_cuda;
+#[doc(no_inline)]
+pub use terrane_interop;

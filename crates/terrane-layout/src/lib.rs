@@ -121,3 +121,7 @@ pub use verify::{Extent, Piece, VerifyReport, Violation, verify, verify_map};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;

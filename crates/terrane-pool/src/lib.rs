@@ -65,6 +65,7 @@ pub mod adaptors;
 mod barrier;
 mod block;
 mod depot;
+mod display;
 mod error;
 mod fence;
 mod grant;
@@ -101,3 +102,7 @@ pub use size_class::SizeClasses;
 pub use snapshot::{ClassSnapshot, LadderSnapshot, PoolSnapshot};
 pub use stream_pool::{StreamError, StreamLease, StreamPool, StreamSource};
 pub use tags::Tag;
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;

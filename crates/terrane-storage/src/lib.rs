@@ -93,3 +93,7 @@ pub use system::{
     BringUp, BringUpEnded, BringUpProducer, FirstTouch, HugePageSize, HugePages, NumaPolicy,
     Progress, ProgressEntry, SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
 };
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;

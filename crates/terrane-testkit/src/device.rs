@@ -136,8 +136,10 @@ impl SimulatedStream {
     /// The order of a transfer that runs after this stream's work.
     #[must_use]
     pub fn order(&self) -> DeviceOrder {
+        let owner = Arc::new(());
         // SAFETY: simulated engines look handles up and decline unknown ones.
-        DeviceOrder::AfterStream(unsafe { StreamHandle::from_raw(self.device, self.handle) })
+        let handle = unsafe { StreamHandle::from_raw(self.device, self.handle, owner) };
+        DeviceOrder::AfterStream(handle)
     }
 }
 
@@ -145,25 +147,31 @@ impl SimulatedEvent {
     /// The order of a transfer that runs after this event.
     #[must_use]
     pub fn order(&self) -> DeviceOrder {
-        DeviceOrder::AfterEvent(self.handle())
+        // SAFETY: simulated engines look handles up and decline unknown ones.
+        let handle = unsafe { EventHandle::from_raw(self.device, self.handle, Arc::new(())) };
+        DeviceOrder::AfterEvent(handle)
     }
 
-    /// The event as an engine's handle.
-    #[must_use]
-    pub fn handle(&self) -> EventHandle {
-        // SAFETY: simulated engines look handles up and decline unknown ones.
-        unsafe { EventHandle::from_raw(self.device, self.handle) }
+    /// The event as engines hand it out. It lives with the handle, together with `stream`.
+    pub(crate) fn into_handle(self, stream: Arc<SimulatedStream>) -> EventHandle {
+        let (device, handle) = (self.device, self.handle);
+        // SAFETY: the owner keeps the event.
+        unsafe { EventHandle::from_raw(device, handle, Arc::new((self, stream))) }
+    }
+
+    /// An order that owns this event.
+    pub(crate) fn into_order(self) -> DeviceOrder {
+        let (device, handle) = (self.device, self.handle);
+        // SAFETY: the owner keeps the event.
+        let handle = unsafe { EventHandle::from_raw(device, handle, Arc::new(self)) };
+        DeviceOrder::AfterEvent(handle)
     }
 }
 
-/// An event that marks the current meaning of an order. `None` if its handle is not a simulated
-/// device's, or it has none.
-pub(crate) fn pin(order: DeviceOrder) -> Option<SimulatedEvent> {
-    let device = match order {
-        DeviceOrder::AfterStream(stream) => stream.device(),
-        DeviceOrder::AfterEvent(event) => event.device(),
-        _ => return None,
-    };
+/// An event that marks what an order means now; `None` if its handle is not a
+/// simulated device's, or it has none.
+pub(crate) fn capture(order: &DeviceOrder) -> Option<SimulatedEvent> {
+    let device = order.device()?;
     let (work, after) = Gate::of(Some(order))?.0?;
     let handle = lock(&WAITABLES).insert(Waitable::Event(work, after));
     Some(SimulatedEvent { device, handle })
@@ -171,8 +179,8 @@ pub(crate) fn pin(order: DeviceOrder) -> Option<SimulatedEvent> {
 
 /// Whether a simulated event has happened; `None` if it does not, or no longer, exist.
 #[must_use]
-pub fn has_happened(event: EventHandle) -> Option<bool> {
-    Gate::of(Some(DeviceOrder::AfterEvent(event))).map(|gate| gate.is_open())
+pub fn has_happened(event: &EventHandle) -> Option<bool> {
+    Gate::of(Some(&DeviceOrder::AfterEvent(event.clone()))).map(|gate| gate.is_open())
 }
 
 impl Drop for SimulatedStream {
@@ -193,7 +201,7 @@ pub(crate) struct Gate(Option<(Arc<Mutex<Work>>, u64)>);
 
 impl Gate {
     /// The gate of an order; `None` if its handle is not a simulated device's.
-    pub(crate) fn of(order: Option<DeviceOrder>) -> Option<Self> {
+    pub(crate) fn of(order: Option<&DeviceOrder>) -> Option<Self> {
         let handle = match order {
             None | Some(DeviceOrder::AlreadySynchronised) => return Some(Self(None)),
             Some(DeviceOrder::AfterStream(stream)) => stream.raw(),
@@ -230,7 +238,7 @@ mod tests {
         stream.launch();
         let event = stream.record();
         stream.launch();
-        let (event, all) = (Gate::of(Some(event.order())), Gate::of(Some(stream.order())));
+        let (event, all) = (Gate::of(Some(&event.order())), Gate::of(Some(&stream.order())));
         let (event, all) = (event.expect("known"), all.expect("known"));
         assert!(!event.is_open() && !all.is_open());
         stream.finish_one();
@@ -242,6 +250,6 @@ mod tests {
     #[test]
     fn a_stream_that_is_gone_is_unknown() {
         let order = SimulatedStream::new(DeviceId::new(0)).order();
-        assert!(Gate::of(Some(order)).is_none());
+        assert!(Gate::of(Some(&order)).is_none());
     }
 }

@@ -24,7 +24,7 @@ const USER: &str = "terrane-cuda";
 pub const GPU_TESTS: &str = "gpu";
 
 /// The simulated devices: enough for every test that needs no real one.
-const DEVICES: &str = "devices=2,memory=8GiB";
+pub const DEVICES: &str = "devices=2,memory=8GiB";
 
 /// Whether tests of the crate can use the driver.
 pub fn can_use(workspace: &Workspace, package: &Package) -> bool {

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use terrane_core::{ByteCount, Region};
-use terrane_cuda::kernel_argument::{CudaArgument, CudaArgumentMut, CudarcStream};
+use terrane_cuda::cudarc::{CudaArgument, CudaArgumentMut, CudarcStream};
 use terrane_pool::managed::ManagedBlock;
 
 use super::{Column, ColumnBuffer, ColumnError, ColumnarBuffer, shape};

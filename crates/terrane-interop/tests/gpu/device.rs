@@ -17,32 +17,28 @@ use terrane_interop::dlpack::{
     ConsumerStream, ElementType, ExportError, ImportError, ImportedTensor, Importer, TensorDevice,
     TensorExport, TensorShape,
 };
-use terrane_interop::tensors::{KvForm, KvTensors, adopt_kv};
+use terrane_interop::tensors::{KvAxisOrder, KvTensors, adopt_kv};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
+use terrane_testkit::needs::{LITTLE, Needs};
 use terrane_testkit::pattern::Pattern;
 use terrane_testkit::simulated_cuda::{Pieces, SimulatedCuda};
 use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
 
-use crate::needs::{LITTLE, Needs, device};
+use crate::needs::device;
 
-/// The simulated device and its driver. On a real device, prints that the test is skipped and
-/// returns `None`.
+/// The simulated device and its driver. On a real device, reports the test as skipped and returns
+/// `None`.
 fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
-    let context = device(test, needs)?;
-    let driver = SimulatedCuda::find();
-    if driver.is_none() {
-        eprintln!("skipped: {test}: a simulated device needed, this one is real");
-    }
-    Some((context, driver?))
+    Some((device(test, needs)?, SimulatedCuda::find_or_skip(test)?))
 }
 
 /// Records, when it drops, whether a stream had completed.
-struct Sees {
-    stream: Arc<Stream>,
+struct RecordsIdle {
+    stream: Stream,
     had_run: Arc<AtomicBool>,
 }
 
-impl Drop for Sees {
+impl Drop for RecordsIdle {
     fn drop(&mut self) {
         self.had_run.store(self.stream.is_idle().unwrap(), Ordering::SeqCst);
     }
@@ -138,7 +134,7 @@ fn memory_in_pieces_is_one_if_it_was_mapped_as_one() {
 #[test]
 fn ours_come_back_as_they_went() {
     let Some(context) = device("device::ours_come_back_as_they_went", LITTLE) else { return };
-    let before = context.holdings().device;
+    let before = context.usage().device;
     let region = memory(&context, 1 << 16);
     let shape = TensorShape::compact(ElementType::BF16, &[4, 64]).unwrap();
     // SAFETY: no code uses the bytes.
@@ -151,9 +147,9 @@ fn ours_come_back_as_they_went() {
     let tensor = unsafe { importer.versioned(pointer.as_ptr()) }.unwrap();
     assert_eq!(tensor.location(), region.location());
     drop(region);
-    assert_ne!(context.holdings().device, before);
+    assert_ne!(context.usage().device, before);
     drop(tensor);
-    assert_eq!(context.holdings().device, before);
+    assert_eq!(context.usage().device, before);
 }
 
 /// An engine's cache: one exported tensor for each layer.
@@ -182,12 +178,12 @@ fn an_engine_s_cache_is_offloaded_and_brought_back() {
     // Most of it is for the engine's buffers: up to three of 32 MiB in each direction.
     let needs = Needs::of_device(ByteCount::mib(224)).and_host(ByteCount::mib(64));
     let Some(context) = device(name, needs) else { return };
-    let before = context.holdings();
+    let before = context.usage();
     let config = LayoutConfig::builder().num_blocks(8).num_layers(4).outer_dim(2).page_size(16);
     let config = config.inner_dim(128).num_heads(2).element(ElementFormat::Width(2));
     let config = config.build().unwrap();
     let tensors = kv_caches(&context, &config);
-    let builder = adopt_kv(&config, &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap();
+    let builder = adopt_kv(&config, &KvAxisOrder::VLLM, KvTensors::Together(&tensors)).unwrap();
     let engine = Endpoint::new(builder.unregistered().build().unwrap()).unwrap();
     drop(tensors);
 
@@ -216,7 +212,7 @@ fn an_engine_s_cache_is_offloaded_and_brought_back() {
     pattern.verify(&check).unwrap().assert_clean("the cache");
 
     drop((engine, filled, tier, check, manager));
-    assert_eq!(context.holdings().device, before.device);
+    assert_eq!(context.usage().device, before.device);
 }
 
 #[test]
@@ -271,13 +267,13 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
         drop(end.hold_for_write(&[1]).unwrap());
 
         let (end, export) = exported(&context);
-        let stream = Arc::new(Stream::new(&context).unwrap());
+        let stream = Stream::new(&context).unwrap();
         let named = ConsumerStream::of(&stream);
         // SAFETY: the stream outlives the tensor.
         let consumer = unsafe { named.to_stream(&context, ()) }.unwrap().unwrap();
         let had_run = Arc::new(AtomicBool::new(false));
         // The guard that records is dropped with the hold.
-        let sees = Sees { stream: Arc::clone(&stream), had_run: Arc::clone(&had_run) };
+        let sees = RecordsIdle { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let export = export.guarded_by(sees).released_after(consumer);
         let tensor = export.into_versioned().unwrap();
         let scratch = memory(&context, 1 << 20);
@@ -308,6 +304,6 @@ fn what_cannot_be_waited_for_is_kept_for_ever() {
             "it is unknown whether the memory is still read"
         );
         drop(end);
-        assert_ne!(context.holdings().device.bytes, ByteCount::ZERO);
+        assert_ne!(context.usage().device.bytes, ByteCount::ZERO);
     });
 }

@@ -5,8 +5,9 @@ use terrane_cuda::{
     Context, DeviceAllocator, Event, PinnedAllocator, PinnedOptions, Stream, Timing,
 };
 use terrane_interop::dlpack::{ConsumerStream, Handshake, ProducerStream, TensorDevice, handshake};
+use terrane_testkit::needs::{NO_MEMORY, Needs};
 
-use crate::needs::{NO_MEMORY, Needs, device, two_devices};
+use crate::needs::{device, two_devices};
 
 const LENGTH: ByteCount = ByteCount::mib(4);
 const EXCHANGE: Needs = Needs::of_device(LENGTH).and_host(LENGTH);
@@ -59,7 +60,7 @@ fn a_consumer_finds_what_the_producer_wrote() {
     else {
         return;
     };
-    let before = context.holdings().streams;
+    let before = context.usage().streams;
     let own = Stream::new(&context).unwrap();
     // SAFETY: the default stream lives as long as the context.
     let legacy = unsafe { Stream::borrow(&context, std::ptr::null_mut(), ()) }.unwrap();
@@ -80,7 +81,7 @@ fn a_consumer_finds_what_the_producer_wrote() {
         }
     }
     drop((own, legacy));
-    assert_eq!(context.holdings().streams, before);
+    assert_eq!(context.usage().streams, before);
 }
 
 #[test]

@@ -83,7 +83,7 @@ pub fn page_unified(config: &LayoutConfig, heads_in_group: u32) -> Result<Geomet
     Geometry::from_form(&form)
 }
 
-/// The host pool `page_first_direct` with K and V rows of unequal length: two tensors,
+/// The host pool `page_first_direct` with K and V rows of unequal length. It has two tensors,
 /// `[B, L, N, H, D]` and `[B, L, N, H, D′]`, with `value_elements` = D′.
 ///
 /// # Errors

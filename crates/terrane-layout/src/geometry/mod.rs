@@ -1,6 +1,7 @@
 //! The position of every piece, relative to its region. This is pure arithmetic.
 
 mod axis;
+mod canonical;
 mod decode_error;
 pub(crate) mod encoding;
 mod error;

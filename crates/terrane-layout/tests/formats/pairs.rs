@@ -58,6 +58,17 @@ fn expected(source: &Format, destination: &Format, from: &Bytes, to: &mut Bytes)
     }
 }
 
+/// The bytes of a block in canonical order.
+fn canonical(geometry: &Geometry, block: u32, memory: &Bytes) -> Vec<u32> {
+    let mut bytes = Vec::new();
+    geometry.canonical_spans(block, u32::MAX, &mut |start, length| {
+        let (region, offset) = at(start, 0);
+        let end = offset + usize::try_from(length).unwrap();
+        bytes.extend_from_slice(&memory[region][offset..end]);
+    });
+    bytes
+}
+
 fn shapes(format: &Format) -> Vec<(&str, [u32; 5])> {
     let mut shapes: Vec<_> =
         format.sections.iter().map(|section| (section.name.as_str(), section.shape)).collect();
@@ -85,6 +96,12 @@ fn every_pair_of_equal_shape_converts() {
             // Nothing is lost: all bytes of all blocks have arrived.
             let arrived = found.iter().flatten().filter(|&&byte| byte != 0).count();
             assert_eq!(arrived, destination.total_bytes().to_usize(), "{}", to_format.name);
+            for block in 0..source.num_blocks() {
+                let (sent, received) =
+                    (canonical(source, block, &from), canonical(destination, block, &found));
+                assert!(sent == received, "{} and {}", from_format.name, to_format.name);
+                assert_eq!(sent.len(), source.block_bytes().to_usize());
+            }
             pairs += 1;
         }
     }

@@ -1,7 +1,7 @@
 //! The copy itself.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use terrane_core::{BoxedCause, ByteCount};
 use terrane_transfer::{CopyFailure, CopyJob, CopyRun, Side, TransferPlan};
@@ -17,6 +17,9 @@ pub(super) fn execute(
     mut random: Seeded,
     options: &SimulatedEngineOptions,
 ) {
+    if job.is_cancelled() {
+        return job.finish(Err(CopyFailure::Cancelled));
+    }
     job.start();
     let order = order(&job, &mut random, options.reorder_runs);
     let runs = order.len();
@@ -28,8 +31,8 @@ pub(super) fn execute(
         Some(Fault::DropJob) => Some(runs / 2),
     };
     for (done, &index) in order.iter().enumerate() {
-        if job.terms().deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return job.finish(Err(CopyFailure::DeadlineExceeded));
+        if let Some(failure) = job.reason_to_stop() {
+            return job.finish(Err(failure));
         }
         if stop_at == Some(done) {
             break;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use terrane_core::StorageKind;
 use terrane_transfer::{CopyJob, Side};
 
-use crate::device::{SimulatedEvent, SimulatedStream};
+use crate::device::SimulatedStream;
 use crate::random::Seeded;
 
 /// The layers of a job that have begun and are not yet complete.
@@ -14,12 +14,6 @@ use crate::random::Seeded;
 pub(super) struct LayerNews {
     /// By layer: the number of remaining runs, and the stream that was reported for them.
     begun: BTreeMap<u32, (usize, Option<Arc<SimulatedStream>>)>,
-}
-
-/// Keeps an event live, and the stream that it was recorded on.
-struct Owner {
-    event: SimulatedEvent,
-    _stream: Arc<SimulatedStream>,
 }
 
 impl LayerNews {
@@ -38,8 +32,8 @@ impl LayerNews {
             let stream = device.map(|device| {
                 let stream = Arc::new(SimulatedStream::new(device));
                 stream.launch();
-                let owner = Owner { event: stream.record(), _stream: Arc::clone(&stream) };
-                signals.submitted(layer..layer + 1, owner.event.handle(), Arc::new(owner));
+                let event = stream.record().into_handle(Arc::clone(&stream));
+                signals.submitted(layer..layer + 1, event);
                 stream
             });
             (runs, stream)

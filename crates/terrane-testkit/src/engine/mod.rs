@@ -14,7 +14,7 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, StorageKind};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, PinnedOrder, Quote, Remains, Terms,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, OnlyPath, Quote, Remains, Terms,
     TransferPlan,
 };
 
@@ -170,6 +170,9 @@ impl SimulatedEngine {
     }
 }
 
+const PATH: OnlyPath =
+    OnlyPath { path: "simulated copy", reason: "it is the only path of a simulated engine" };
+
 // SAFETY: `execute` accesses only the bytes of a plan's runs. It takes the job by value, and
 // finishes or drops it last.
 unsafe impl CopyEngine for SimulatedEngine {
@@ -184,25 +187,21 @@ unsafe impl CopyEngine for SimulatedEngine {
         if !within_reach(kinds.0) || !within_reach(kinds.1) || !(options.serves)(kinds.0, kinds.1) {
             return Err(Declined::Kinds);
         }
-        if Gate::of(terms.device_order).is_none() {
+        if Gate::of(terms.device_order.as_ref()).is_none() {
             return Err(Declined::DeviceOrder);
         }
-        Ok(Quote {
-            path: "simulated copy".into(),
-            reason: "it is the only path of a simulated engine".into(),
-            predicted: options.predicted,
-        })
+        Ok(Quote::constant(options.predicted, &PATH))
     }
 
     fn submit(&self, job: CopyJob) {
-        let gate = Gate::of(job.terms().device_order).unwrap_or_default();
+        let gate = Gate::of(job.terms().device_order.as_ref()).unwrap_or_default();
         lock(&self.shared.state).queue.push_back(Queued { job, gate });
         self.shared.changed.notify_all();
     }
 
-    fn pin(&self, order: DeviceOrder) -> Result<PinnedOrder, BoxedCause> {
-        let event = device::pin(order).ok_or(Declined::DeviceOrder)?;
-        Ok(PinnedOrder::new(event.order(), event))
+    fn capture_order(&self, order: &DeviceOrder) -> Result<DeviceOrder, BoxedCause> {
+        let event = device::capture(order).ok_or(Declined::DeviceOrder)?;
+        Ok(event.into_order())
     }
 }
 

@@ -11,7 +11,9 @@ use terrane_testkit::conformance::{AllocatorFixture, EngineFixture};
 use terrane_testkit::conformance::{allocator, copy_engine, memory};
 use terrane_testkit::memory::{HeapAllocator, HeapMemory};
 use terrane_testkit::pattern::InProcess;
-use terrane_transfer::{CopyEngine, CopyJob, Declined, Endpoint, Quote, Side, Terms, TransferPlan};
+use terrane_transfer::{
+    CopyEngine, CopyJob, Declined, Endpoint, OnlyPath, Quote, Side, Terms, TransferPlan,
+};
 
 /// The message of the panic that `check` ends with.
 #[track_caller]
@@ -50,7 +52,7 @@ unsafe impl CopyEngine for Broken {
         if !host && self.0 != Wrong::TakesEveryKind {
             return Err(Declined::Kinds);
         }
-        Ok(Quote { path: "broken".into(), reason: "none".into(), predicted: Default::default() })
+        Ok(Quote::constant(Default::default(), &OnlyPath { path: "broken", reason: "none" }))
     }
 
     fn submit(&self, job: CopyJob) {

@@ -175,7 +175,8 @@ impl<'setup> Cell<'setup> {
         let scattered_from = (&scattered_source.0, &*scattered_source.1);
         let scattered_to = (&scattered_destination.0, &*scattered_destination.1);
         let mut of_scattered = Methods::new(setup, scattered_from, scattered_to)?;
-        let scattered_path = explain(&self.setup.manager, scattered_from, scattered_to)?.path;
+        let scattered_path =
+            explain(&self.setup.manager, scattered_from, scattered_to)?.path().into_owned();
 
         let spreads = interleaved(
             settings,
@@ -213,7 +214,7 @@ impl<'setup> Cell<'setup> {
                 None => reporter.skip(&case, "the driver has no cuMemcpyBatchAsync"),
             }
         }
-        self.beside_best(&case, terrane, &explanation.path, direct, reporter)?;
+        self.beside_best(&case, terrane, &explanation.path(), direct, reporter)?;
         self.beside_best(&name, scattered, &scattered_path, raw_of_scattered, reporter)
     }
 

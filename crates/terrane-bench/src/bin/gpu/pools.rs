@@ -45,7 +45,7 @@ pub fn report<W: Write>(
             continue;
         }
         let streams = CudaStreams::new(&setup.context);
-        let stream = streams.add(Arc::new(Stream::new(&setup.context)?))?;
+        let stream = streams.add(Stream::new(&setup.context)?)?;
         let fences = Arc::new(Counted { streams, made: AtomicU64::new(0) });
         let pool = Pool::with_fences(
             setup.device.clone(),

@@ -1,11 +1,13 @@
 //! The rules of [`CopyEngine`].
 
+mod cancels;
 mod cases;
 mod check;
 mod heads;
 mod layers;
 mod orders;
 
+pub use cancels::a_cancelled_transfer_leaves_a_true_outcome;
 pub use check::{check_heads, check_transfer, end_of, ordered};
 pub use heads::relayouts_are_exact_or_declined;
 pub use layers::{every_layer_of_a_failed_transfer_ends, layers_are_done_when_the_engine_says_so};
@@ -78,6 +80,7 @@ pub fn check_copy_engine(fixture: &impl EngineFixture) {
     what_it_does_not_serve_it_declines(fixture);
     many_transfers_in_flight_all_end_well(fixture);
     a_deadline_in_the_past_ends_the_transfer(fixture);
+    a_cancelled_transfer_leaves_a_true_outcome(fixture);
     durability_is_granted_or_declined(fixture);
     relayouts_are_exact_or_declined(fixture, 0x4845_4144, 12);
     layers_are_done_when_the_engine_says_so(fixture);
@@ -87,7 +90,7 @@ pub fn check_copy_engine(fixture: &impl EngineFixture) {
 }
 
 /// Between all kinds of ends and all kinds of layouts, the requested bytes arrive and no other byte
-/// changes: neither those of other blocks and layers, nor the padding, nor the source.
+/// changes. Other blocks, other layers, the padding and the source stay the same.
 pub fn bytes_are_exact_and_neighbours_untouched(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     let cases: [(&[u32], &[u32], Range<u32>); 4] = [
@@ -164,7 +167,7 @@ pub fn quoting_touches_nothing(fixture: &impl EngineFixture) {
             terms.device_order = Some(DeviceOrder::AlreadySynchronised);
         }
         let quote = || engine.quote(&plan, &terms).expect("the fixture states support for this");
-        assert_eq!(quote().path, quote().path, "the same plan was quoted with two paths");
+        assert_eq!(quote().path(), quote().path(), "the same plan was quoted with two paths");
         drop(plan);
         for (end, before) in [&from, &to].into_iter().zip(&before) {
             Image::of(end, fixture.access()).assert_equals(before, "after a quote");
@@ -193,7 +196,7 @@ pub fn reports_say_what_was_done(fixture: &impl EngineFixture) {
         assert_eq!(report.explanation, explained, "the copy differs from the explanation");
         assert_eq!(copied, explained.bytes, "the final progress is not all bytes");
         assert!(report.queued + report.copied <= most, "{report}; the most is {most:?}");
-        assert!(!report.explanation.reason.is_empty(), "{} has no reason", explained.path);
+        assert!(!report.explanation.reason().is_empty(), "{} has no reason", explained.path());
     });
 }
 

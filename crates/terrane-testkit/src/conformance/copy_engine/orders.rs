@@ -1,7 +1,7 @@
 //! The rules of [`CopyEngine`](terrane_transfer::CopyEngine) about a device's order.
 
 use terrane_core::StorageKind;
-use terrane_transfer::{DeviceOrder, Endpoint, Transfer, TransferManager};
+use terrane_transfer::{Endpoint, Transfer, TransferManager};
 
 use super::{EngineFixture, check_transfer, end_of, for_all_pairs, two_ends};
 use crate::model::Image;
@@ -17,11 +17,8 @@ pub fn a_device_order_is_waited_for(fixture: &impl EngineFixture) {
             let mut expected = Image::of(&to, fixture.access());
             expected.transfer(&Image::of(&from, fixture.access()), blocks, blocks, 0..3);
             let Some((order, held)) = fixture.unreached() else { return };
-            let takes_part = |end: &Endpoint| match (end.kind(), order) {
-                (StorageKind::Device(device), DeviceOrder::AfterStream(s)) => s.device() == device,
-                (StorageKind::Device(device), DeviceOrder::AfterEvent(e)) => e.device() == device,
-                _ => false,
-            };
+            let takes_part =
+                |end: &Endpoint| order.device().map(StorageKind::Device) == Some(end.kind());
             if !takes_part(&from) && !takes_part(&to) {
                 return;
             }
