@@ -96,10 +96,12 @@ pub enum AllocateError {
     },
     /// A budget would be exceeded.
     #[error(
-        "the budget of {limit} refuses {requested} for {label}: {live} are live; \
+        "the budget {budget} of {limit} refuses {requested} for {label}: {live} are live; \
          free some or raise the limit"
     )]
     OverBudget {
+        /// The name of the budget that refused.
+        budget: Label,
         /// The bytes asked for.
         requested: ByteCount,
         /// The bytes in use under the budget.

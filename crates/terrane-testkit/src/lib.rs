@@ -4,7 +4,8 @@
 //! - [`memory`]: heap memory that plays every kind of storage, with odd alignments, poison and
 //!   counters; [`device`]: the address spaces and streams of simulated devices.
 //! - [`recorder`]: a journal that proves in which order things were acquired and let go.
-//! - [`fault`]: an allocator that fails when it is told to.
+//! - [`fault`]: an allocator that fails as a plan says; [`delayed`]: one that frees memory late.
+//! - [`simulated`]: device memory that is only addresses, and streams whose work runs on request.
 //! - [`engine`]: a copy engine whose order, delays, failures and very steps a test decides.
 //! - [`model`]: what a transfer should do, computed byte by byte; [`regions`]: the same for layouts of
 //!   any strides; [`formats`]: every named format in small sizes.
@@ -33,6 +34,7 @@
 
 pub mod conformance;
 pub mod damage;
+pub mod delayed;
 pub mod device;
 pub mod engine;
 pub mod events;
@@ -52,6 +54,7 @@ pub mod random;
 pub mod recorder;
 pub mod references;
 pub mod regions;
+pub mod simulated;
 pub mod simulated_cuda;
 pub mod strided;
 

@@ -78,20 +78,3 @@ fn arguments(mut plan: Plan, mut words: impl Iterator<Item = String>) -> Option<
     }
     (plan.threads > 0).then_some(plan)
 }
-
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound.max(1)
-    }
-
-    fn below_u32(&mut self, bound: u32) -> u32 {
-        u32::try_from(self.below(u64::from(bound))).unwrap_or(bound)
-    }
-}

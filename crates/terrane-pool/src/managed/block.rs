@@ -13,8 +13,8 @@ use terrane_core::{
 use super::error::ManagedError;
 use super::identity::{BlockHandle, BlockIdentity};
 use super::manager::{ManagedMemory, Shared};
+use crate::streams::fence::{Access, StreamId};
 use crate::sync::Mutex;
-use crate::{Access, StreamId};
 
 /// An allocation of a [`MemoryManager`](super::MemoryManager), freed on drop.
 ///

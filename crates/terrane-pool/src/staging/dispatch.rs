@@ -8,7 +8,7 @@ use terrane_core::{Allocate, ByteCount, Location, RegionRequest};
 use super::area::StagingArea;
 use super::error::{NotFinished, StagingError};
 use super::lease::{Lease, try_reserve};
-use crate::StreamId;
+use crate::streams::fence::StreamId;
 
 /// The allocations of a dispatch in preparation.
 pub struct DispatchSet<A: Allocate> {
@@ -27,6 +27,14 @@ enum Parameters {
     None,
     /// `None` for a buffer of zero bytes.
     Buffer(Option<usize>),
+}
+
+impl<A: Allocate> StagingArea<A> {
+    /// Makes an empty dispatch set.
+    #[must_use]
+    pub fn dispatch_set(&self) -> DispatchSet<A> {
+        DispatchSet::new(self.clone())
+    }
 }
 
 impl<A: Allocate> DispatchSet<A> {

@@ -10,7 +10,7 @@ use super::area::StagingArea;
 use super::error::{NotFinished, StagingError};
 use super::finished::FinishedTransfer;
 use super::lease::{Lease, try_reserve};
-use crate::StreamId;
+use crate::streams::fence::StreamId;
 
 /// Transfers in preparation, in host memory.
 ///
@@ -59,6 +59,22 @@ pub struct HostCopy {
     pub length: ByteCount,
     /// The address by which the device accesses the host side, if it can.
     pub device_alias: Option<DeviceAddress>,
+}
+
+impl<A: Allocate> StagingArea<A> {
+    /// Makes an empty table of transfers.
+    ///
+    /// # Errors
+    ///
+    /// [`StagingError::NotHost`] if the upstream's memory is not host memory.
+    pub fn transfer_table(&self) -> Result<TransferTable<A>, StagingError> {
+        let kind = self.upstream().kind();
+        if kind.is_host() {
+            Ok(TransferTable::new(self.clone()))
+        } else {
+            Err(StagingError::NotHost { kind })
+        }
+    }
 }
 
 impl<A: Allocate> TransferTable<A> {

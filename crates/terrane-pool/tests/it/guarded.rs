@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock};
 use terrane_core::{
     Alignment, Allocate, BoxedCause, ByteCount, Limits, Location, Memory, RegionRequest,
 };
-use terrane_pool::adaptors::{Fill, FillHost, Guard, GuardLog, GuardViolation, Poison, Side};
+use terrane_pool::adaptors::{
+    Fill, FillHost, Guard, GuardLog, GuardViolation, OverwrittenSide, Poison,
+};
 use terrane_pool::{Pool, PoolOptions, StreamId};
 use terrane_testkit::memory::HeapAllocator;
 use tracing::span::{Attributes, Id, Record};
@@ -50,7 +52,10 @@ fn writes_out_of_bounds_are_found_on_both_sides_with_their_distance() {
             other => panic!("{other}"),
         })
         .collect();
-    assert_eq!(found, [(Side::After, 0), (Side::Before, 8), (Side::After, 0)]);
+    assert_eq!(
+        found,
+        [(OverwrittenSide::After, 0), (OverwrittenSide::Before, 8), (OverwrittenSide::After, 0)]
+    );
 }
 
 /// Every length within a granule, over an upstream that rounds up to it.
@@ -86,7 +91,7 @@ fn overrun_is_found<A: Allocate>(guard: &Guard<A>, request: &RegionRequest) {
     let Some(GuardViolation::Overwritten { side, distance, .. }) = violations.last() else {
         panic!("{violations:?}");
     };
-    assert_eq!((*side, *distance), (Side::After, 0), "{request:?}");
+    assert_eq!((*side, *distance), (OverwrittenSide::After, 0), "{request:?}");
 }
 
 /// Reaches host memory, and asks the guard's log in between, as a subscriber of traces may.
@@ -197,7 +202,7 @@ fn writes_within_bounds_are_not_found() {
 fn memory_is_poisoned_when_new_and_when_freed() {
     let heap = heap();
     // It keeps the memory long enough to look at what poison left behind.
-    let delayed = terrane_pool::adaptors::Delayed::new(heap.clone(), 1);
+    let delayed = terrane_testkit::delayed::Delayed::new(heap.clone(), 1);
     let poison = Poison::on_host(&delayed);
     let block = poison.allocate(&RegionRequest::new(ByteCount::new(16))).unwrap();
     let pointer = address(&block);

@@ -62,7 +62,7 @@ proptest! {
             match step {
                 Step::Acquire(bytes) => {
                     let before = upstream.bytes();
-                    match pool.acquire(ByteCount::new(bytes)) {
+                    match pool.allocate_bytes(ByteCount::new(bytes)) {
                         Ok(block) => {
                             prop_assert!(block.granted().get() >= bytes);
                             prop_assert_eq!(block.asked().get(), bytes);

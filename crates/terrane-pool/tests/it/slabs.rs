@@ -186,7 +186,7 @@ fn trimming_a_pool_gives_back_the_slabs_whose_blocks_are_all_free() {
     let limited = upstream.clone().limited(budget.clone());
     let source = limited.in_slabs(SlabOptions::default()).limited(above.clone());
     let pool = Pool::new(source, options).unwrap();
-    let acquire = |_| pool.acquire(ByteCount::kib(4)).unwrap();
+    let acquire = |_| pool.allocate_bytes(ByteCount::kib(4)).unwrap();
     let (kept, freed): (Vec<_>, Vec<_>) =
         (0..1000).map(acquire).enumerate().partition(|(index, _)| index % 500 == 0);
     let slabs = || pool.upstream().upstream().usage();
@@ -215,7 +215,7 @@ fn trimming_a_pool_gives_back_the_slabs_whose_blocks_are_all_free() {
 fn an_exhausted_pool_gives_slabs_back_for_another_class() {
     let upstream = Counted::new(ByteCount::mib(1));
     let pool = Pool::new(slabs(&upstream), PoolOptions::default()).unwrap();
-    let acquire = |bytes| pool.acquire(ByteCount::new(bytes));
+    let acquire = |bytes| pool.allocate_bytes(ByteCount::new(bytes));
     let small: Vec<_> = (0..256).map(|_| acquire(4096).unwrap()).collect();
     assert!(acquire(32 << 10).unwrap_err().is_exhaustion());
     drop(small);
@@ -273,7 +273,7 @@ fn small_blocks_of_system_memory_need_few_mappings() {
         let source = SystemAllocator::new(lean()).in_slabs(SlabOptions::default());
         let pool = Pool::new(source, PoolOptions::default()).unwrap();
         let before = mappings();
-        let acquire = |_| pool.acquire(ByteCount::kib(4)).unwrap();
+        let acquire = |_| pool.allocate_bytes(ByteCount::kib(4)).unwrap();
         let blocks: Vec<_> = (0..BLOCKS).map(acquire).collect();
         assert!(mappings() - before < 2_000, "{} mappings", mappings() - before);
         assert_eq!(pool.upstream().usage().blocks, 200_000);
@@ -286,7 +286,7 @@ fn small_blocks_of_system_memory_need_few_mappings() {
         assert!(mappings() - before < 2_000, "{} mappings", mappings() - before);
         assert_eq!(pool.upstream().usage().blocks, 100_000);
         // And other memory can still be had.
-        drop(pool.acquire(ByteCount::mib(1)).unwrap());
+        drop(pool.allocate_bytes(ByteCount::mib(1)).unwrap());
 
         drop(even);
         pool.clear();

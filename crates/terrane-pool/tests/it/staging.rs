@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use terrane_core::{ByteCount, HostAddress, RegionRequest};
-use terrane_pool::adaptors::{Adapt, FaultPlan, Simulated, SimulatedOptions};
 use terrane_pool::staging::{Copying, Direction, StagingArea, StagingError, TransferTable};
-use terrane_pool::{Pool, PoolOptions, SimulatedStreams, StreamId};
+use terrane_pool::{Pool, PoolOptions, StreamId};
+use terrane_testkit::fault::{FaultPlan, InjectFaults as _};
+use terrane_testkit::simulated::{Simulated, SimulatedOptions, SimulatedStreams};
 
 use crate::heap::Heap;
 

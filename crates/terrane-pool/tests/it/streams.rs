@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, RegionRequest};
-use terrane_pool::{Access, Pool, PoolError, PoolOptions, SimulatedStreams, StreamId};
+use terrane_pool::{Access, Pool, PoolError, PoolOptions, StreamId};
+use terrane_testkit::simulated::SimulatedStreams;
 
 use crate::support::{Block, Counted, address};
 
@@ -22,7 +23,7 @@ fn pool(options: PoolOptions) -> (Pool<Counted>, Counted, SimulatedStreams) {
 }
 
 fn on(pool: &Pool<Counted>, stream: StreamId) -> Block {
-    pool.acquire_on(stream, &RegionRequest::new(PAGE)).unwrap()
+    pool.allocate_on(stream, &RegionRequest::new(PAGE)).unwrap()
 }
 
 #[test]
@@ -48,7 +49,7 @@ fn a_thread_keeps_a_large_block_of_its_stream() {
     let hits = |bytes: ByteCount, options: PoolOptions| {
         let (pool, upstream, streams) = pool(options);
         for _ in 0..10 {
-            drop(pool.acquire_on(A, &RegionRequest::new(bytes)).unwrap());
+            drop(pool.allocate_on(A, &RegionRequest::new(bytes)).unwrap());
         }
         assert_eq!((upstream.allocations(), streams.fences_created()), (1, 0));
         let snapshot = pool.snapshot();
@@ -96,7 +97,7 @@ fn what_a_thread_keeps_of_a_stream_is_found_in_need() {
     drop(on(&pool, A));
     drop(on(&pool, A));
     let block = on(&pool, B);
-    assert_eq!(pool.snapshot().ladder.pending, 1);
+    assert_eq!(pool.snapshot().reclaim.pending, 1);
     drop(block);
     drop(pool);
     upstream.assert_empty();
@@ -250,10 +251,10 @@ fn a_closing_pool_that_is_asked_frees_nothing_that_a_stream_still_uses() {
     drop(block);
     let (refused, held) = std::thread::scope(|scope| {
         scope.spawn(|| pool.close());
-        while pool.acquire(ByteCount::ZERO).is_ok() {
+        while pool.allocate_bytes(ByteCount::ZERO).is_ok() {
             std::thread::yield_now();
         }
-        let refused = pool.acquire_on(A, &RegionRequest::new(PAGE)).is_err();
+        let refused = pool.allocate_on(A, &RegionRequest::new(PAGE)).is_err();
         let held = upstream.bytes();
         streams.run_all();
         (refused, held)
@@ -274,7 +275,7 @@ fn patience_may_be_endless() {
     streams.submit(A, || {});
     drop(block);
     let block = on(&pool, B);
-    assert_eq!(pool.snapshot().ladder.pending, 1);
+    assert_eq!(pool.snapshot().reclaim.pending, 1);
     streams.submit(B, || {});
     drop(block);
     drop(pool);
@@ -284,8 +285,8 @@ fn patience_may_be_endless() {
 #[test]
 fn without_fences_there_are_no_streams() {
     let pool = Pool::new(Counted::unlimited(), PoolOptions::default()).unwrap();
-    assert!(pool.acquire_on(A, &RegionRequest::new(PAGE)).is_err());
-    let mut block = pool.acquire(PAGE).unwrap();
+    assert!(pool.allocate_on(A, &RegionRequest::new(PAGE)).is_err());
+    let mut block = pool.allocate_bytes(PAGE).unwrap();
     assert!(matches!(block.record_use(A, Access::Read), Err(PoolError::NoFences)));
     let (block, error) = block.release_on(A).unwrap_err();
     assert!(matches!(error, PoolError::NoFences));
@@ -337,7 +338,7 @@ proptest! {
             match step {
                 Step::Acquire(stream) => {
                     let block = if stream == 0 {
-                        pool.acquire(PAGE).unwrap()
+                        pool.allocate_bytes(PAGE).unwrap()
                     } else {
                         on(&pool, StreamId::new(stream))
                     };

@@ -39,7 +39,7 @@ unsafe impl Allocate for Asked {
 fn a_pool_names_the_size_of_its_blocks_and_what_it_passes_on_keeps_its_unit() {
     let asked = Asked::default();
     let kib = ByteCount::kib;
-    let classes = SizeClasses::powers_of_two();
+    let classes = SizeClasses::PowerOfTwo;
     let options = PoolOptions { classes, largest_class: kib(64), ..PoolOptions::default() };
     let pool = Pool::new(asked.clone(), options).unwrap();
     let request = |bytes| RegionRequest::new(bytes).in_units_of(kib(3));

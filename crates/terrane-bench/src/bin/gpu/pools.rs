@@ -51,14 +51,14 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
         let request = RegionRequest::new(bytes);
         rig.raw.keep_default_pool()?;
         // The first one is a miss.
-        drop(pool.acquire_on(stream, &request)?);
+        drop(pool.allocate_on(stream, &request)?);
         let before = fences.made.load(Ordering::Relaxed);
         let spreads = in_turns(
             settings,
             &mut [
                 &mut || {
                     for _ in 0..PAIRS {
-                        drop(pool.acquire_on(stream, &request)?);
+                        drop(pool.allocate_on(stream, &request)?);
                     }
                     Ok(())
                 },

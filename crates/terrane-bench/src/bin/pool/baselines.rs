@@ -29,7 +29,7 @@ impl<A: Allocate + Sync> Source for Pool<A> {
     type Block = PoolBlock<A::Memory>;
 
     fn acquire(&self, bytes: u64) -> Self::Block {
-        match Pool::acquire(self, ByteCount::new(bytes)) {
+        match Pool::allocate_bytes(self, ByteCount::new(bytes)) {
             Ok(block) => block,
             Err(error) => unreachable!("the device is larger than the benchmark: {error}"),
         }
