@@ -101,7 +101,7 @@ pub enum PoolError {
         element: usize,
         /// The alignment that an element needs.
         alignment: usize,
-        /// The bytes requested when the block was acquired.
+        /// The bytes requested when the block was allocated.
         asked: ByteCount,
         /// The alignment of the block.
         available: Alignment,

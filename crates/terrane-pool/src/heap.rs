@@ -72,8 +72,8 @@ unsafe impl Send for HeapMemory {}
 // SAFETY: as for `Send`. Users of the address synchronise their accesses.
 unsafe impl Sync for HeapMemory {}
 
-// SAFETY: the span is zeroed memory of the layout's size, which does not move and is owned until the
-// value drops.
+// SAFETY: the span is zeroed memory of the layout's size, which does not move and is owned until
+// the value drops.
 unsafe impl Memory for HeapMemory {
     fn kind(&self) -> StorageKind {
         StorageKind::System

@@ -23,16 +23,16 @@
 //! # How a pool works
 //!
 //! ```text
-//!  allocate ──► magazine of the thread ──► queue of the class ──► pending frees ──► upstream ──► reclaim
-//!                no lock, no shared line    14 blocks at a time    whose streams     cached
-//!                                                                  have finished     memory first
+//!  allocate ──► magazine of the thread ──► queue of the class ──► pending frees ──► upstream
+//!                no lock, no shared line    14 blocks at a time    whose streams     if exhausted,
+//!                                                                  have finished     reclaim
 //!  release ───► magazine of the thread ──► queue of the class
 //!         ├───► stream magazine of the thread, for a block used on one stream
 //!         └───► pending frees, for a block that other streams use
 //! ```
 //!
-//! Work with the code in the order of these folders: `pool` (a pool and its blocks), `cache` (free
-//! blocks), `streams` (fences and pending frees), `adaptors`, `managed`, `staging`.
+//! Read the folders in this order: `pool` (a pool and its blocks), `cache` (free blocks), `streams`
+//! (fences and pending frees), `adaptors`, `managed`, `staging`.
 //!
 //! Decision records with the measurements: `docs/decisions/0020` to `0033`.
 //!
@@ -55,9 +55,9 @@
 //! # Metrics
 //!
 //! [`Pool::snapshot`] returns all counters as plain numbers. With the feature `metrics`,
-//! `PoolSnapshot::record_metrics` records a snapshot through the facade of that name. The pool itself
-//! records nothing. [`adaptors::Snapshot`] lists a pool block by block, and the feature `serde`
-//! turns the list into JSON.
+//! `PoolSnapshot::record_metrics` records a snapshot through the facade of that name. The pool
+//! itself records nothing. [`adaptors::Snapshot`] lists a pool block by block, and the feature
+//! `serde` turns the list into JSON.
 //!
 //! Sweeps, reclaims, closing and failures of fences are traced. Hits, misses and releases are not.
 //!
@@ -81,11 +81,13 @@ mod streams;
 mod sync;
 mod tags;
 
-// The testkit's streams implement the traits of the library that other crates use, which are not the
-// traits of this build for tests. So the tests compile the same file here.
-#[cfg(all(test, not(loom)))]
+// The testkit's streams implement the traits of the library that other crates use, which are not
+// the traits of this build for tests. So the tests compile the same file here.
+#[cfg(test)]
+#[cfg(not(loom))]
 extern crate self as terrane_pool;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 #[path = "../../terrane-testkit/src/simulated/streams.rs"]
 #[expect(dead_code, reason = "the unit tests use a part of it")]
 mod simulated_streams;

@@ -62,7 +62,8 @@ impl PoolSnapshot {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::{Arc, Mutex, PoisonError};

@@ -19,7 +19,7 @@ pub enum SizeClasses {
     Steps8,
     /// One class of blocks of exactly `stride` bytes, obtained `count` at a time in one region.
     ///
-    /// A slab goes back to the upstream as a whole, when all of its blocks are cached. Larger
+    /// A slab is returned to the upstream as a whole, when all of its blocks are cached. Larger
     /// requests go straight to the upstream.
     ExactSlab {
         /// The length of a block in bytes; a multiple of the pool's alignment.

@@ -31,12 +31,12 @@ use terrane_pool::{
 
 const SIZE: ByteCount = ByteCount::new(512);
 
-/// Numbers its blocks from 0, and counts those that are out.
+/// Numbers its blocks from 0, and counts the live ones.
 #[derive(Clone, Debug)]
 struct Numbers {
     out: Arc<AtomicUsize>,
     next: Arc<PlainU64>,
-    /// One cell per block; whoever has the block writes it, so that the model checker sees two
+    /// One cell per block. The owner of the block writes it, so the model checker detects two
     /// owners of one block.
     owners: Arc<Vec<UnsafeCell<()>>>,
     most: usize,
@@ -77,7 +77,7 @@ fn number(block: &PoolBlock<ForeignMemory<Token>>) -> u64 {
     address.get() / SIZE.get()
 }
 
-// SAFETY: what is handed out is the test's alone.
+// SAFETY: the returned memory belongs to the test alone.
 unsafe impl Allocate for Numbers {
     type Memory = ForeignMemory<Token>;
 
@@ -104,7 +104,7 @@ unsafe impl Allocate for Numbers {
         let address = DeviceAddress::new(number * SIZE.get());
         let location = Location::Device { device: DeviceId::new(0), address };
         let span = Span { kind: self.kind(), location, length: request.bytes };
-        // SAFETY: nobody touches memory of a device that does not exist.
+        // SAFETY: no code accesses memory of a device that does not exist.
         Ok(unsafe { ForeignMemory::new(span, Token(Arc::clone(&self.out))) })
     }
 }
@@ -169,7 +169,7 @@ fn a_clear_loses_nothing_that_is_released_meanwhile() {
             thread::spawn(move || {
                 upstream.own(&block);
                 drop(block);
-                // A hit, if the clear has not come in between.
+                // A hit, if the clear did not run in between.
                 let block = pool.allocate_bytes(SIZE).unwrap();
                 upstream.own(&block);
             })
@@ -193,7 +193,7 @@ fn a_clear_finds_what_is_on_its_way_to_the_shared_queue() {
             let released = Arc::clone(&released);
             thread::spawn(move || {
                 for block in blocks {
-                    // The second one drives the first out of the magazine.
+                    // The second one moves the first out of the magazine.
                     drop(block);
                     released.store(true, Ordering::SeqCst);
                 }
@@ -215,7 +215,7 @@ fn a_cleared_block_was_released_before() {
     model(|| {
         let upstream = Numbers::new(8);
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());
-        // Settled, and with a block in the magazine.
+        // Registered, and with a block in the magazine.
         drop(pool.allocate_bytes(SIZE).unwrap());
         let other = {
             let pool = Arc::clone(&pool);
@@ -302,8 +302,8 @@ fn an_exhausted_pool_finds_the_block_in_the_other_thread() {
         let pool = Arc::new(Pool::new(upstream.clone(), options()).unwrap());
         let kept = pool.allocate_bytes(SIZE).unwrap();
         drop(pool.allocate_bytes(SIZE).unwrap());
-        // One block is in use, and one in this thread's magazine: the other thread has to reach
-        // for it.
+        // One block is in use, and one in this thread's magazine: the other thread must take it
+        // from there.
         let other = {
             let (pool, upstream) = (Arc::clone(&pool), upstream.clone());
             thread::spawn(move || match pool.allocate_bytes(SIZE) {
@@ -334,7 +334,7 @@ fn the_cap_holds_whoever_releases() {
         let other = thread::spawn(move || drop(first));
         drop(second);
         other.join().unwrap();
-        // Of two that would fit alone, one is refused, and not both.
+        // Two blocks fit alone. One of them is refused, and not both.
         assert_eq!(pool.snapshot().cached, SIZE);
         assert_eq!(upstream.out(), 1);
     });
@@ -387,8 +387,8 @@ fn another_stream_gets_a_block_after_its_fence_only() {
             assert!(device.reached.load(Ordering::Relaxed));
         }
         upstream.own(&block);
-        // A thread of the model gives back what it keeps after it was joined, so that no count
-        // is certain here.
+        // A thread of the model releases its blocks after it was joined, so no count is certain
+        // here.
         other.join().unwrap();
         drop(block);
     });

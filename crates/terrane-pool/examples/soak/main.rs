@@ -29,10 +29,10 @@ use std::time::{Duration, Instant};
 use terrane_core::ByteCount;
 use terrane_pool::SizeClasses;
 
-/// How long one policy or stack runs before the next has its turn.
+/// The time that one policy or stack runs before the next one.
 const TURN: Duration = Duration::from_millis(400);
 
-/// What the soak was asked to do.
+/// The options of the command line.
 struct Plan {
     seconds: u64,
     seed: u64,
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     let (mut of_pools, mut of_stacks) = (0, 0);
-    // Each has its share of the time, over and over, so that pools come and go as well.
+    // Each policy runs repeatedly for a short time, so pools are made and dropped as well.
     let started = Instant::now();
     let mut round = plan.seed;
     while started.elapsed() < Duration::from_secs(plan.seconds) {

@@ -12,7 +12,7 @@ use terrane_testkit::simulated::SimulatedStreams;
 
 use crate::support::{Block, Counted};
 
-/// One pool with threads on it for `duration`; answers how many blocks were acquired. Panics if
+/// Runs threads on one pool for `duration`, and returns the number of blocks allocated. Panics if
 /// the accounts are not exact afterwards.
 pub fn soak(classes: SizeClasses, seed: u64, threads: u64, duration: Duration) -> u64 {
     let upstream = Counted::new(ByteCount::mib(64));
@@ -58,7 +58,7 @@ pub fn soak(classes: SizeClasses, seed: u64, threads: u64, duration: Duration) -
             thread::sleep(Duration::from_micros(200));
         }
         ended.store(true, Ordering::Relaxed);
-        // The end of a scope does not wait for what threads give back as they end, a join does.
+        // The end of a scope does not wait for the destructors of thread-locals. A join does.
         workers.into_iter().for_each(|worker| worker.join().expect("a worker panicked"));
     });
     let mut passed = passed.lock().unwrap_or_else(PoisonError::into_inner);

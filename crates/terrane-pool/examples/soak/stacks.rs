@@ -20,8 +20,8 @@ use crate::heap::Heap;
 
 const LABELS: [&str; 3] = ["kv", "scratch", "staging"];
 
-/// One stack with threads on it for `duration`; answers how many blocks were handed out. Panics
-/// if the accounts are not exact afterwards, or if anybody found another's bytes in its block.
+/// Runs threads on one stack for `duration`, and returns the number of blocks allocated. Panics if
+/// the accounts are not exact afterwards, or if a block had the bytes of another.
 pub fn soak(seed: u64, threads: u64, duration: Duration) -> u64 {
     let heap = Heap::new(ByteCount::mib(48));
     let node = Budget::new("node", ByteCount::mib(40));
@@ -67,7 +67,7 @@ pub fn soak(seed: u64, threads: u64, duration: Duration) -> u64 {
         let workers: Vec<_> = (0..threads).map(start).collect();
         thread::sleep(duration);
         ended.store(true, Ordering::Relaxed);
-        // The end of a scope does not wait for what threads give back as they end, a join does.
+        // The end of a scope does not wait for the destructors of thread-locals. A join does.
         workers.into_iter().for_each(|worker| worker.join().expect("a worker panicked"));
     });
     let served = served.into_inner();
@@ -77,7 +77,7 @@ pub fn soak(seed: u64, threads: u64, duration: Duration) -> u64 {
     assert_eq!(obtained.totals().current.count, live_blocks(&held));
     drop(blocks);
     drop(stack);
-    for (what, counters) in [("obtained", obtained), ("handed out", handed_out)] {
+    for (what, counters) in [("obtained", obtained), ("allocated", handed_out)] {
         assert_eq!(counters.totals().current.bytes, 0, "{what}");
     }
     assert_eq!((live_blocks(&held), live_blocks(&live)), (0, 0));
@@ -109,7 +109,7 @@ fn live_blocks(table: &LiveBlocks) -> u64 {
     Snapshot::of(&[table]).blocks.len().try_into().expect("a count")
 }
 
-/// Keeps a byte of its own in each block, and looks whether it is still there at the end.
+/// Writes a byte into each block, and checks at the end that it is still there.
 fn work<A: Allocate>(
     stack: &A,
     passed: &Mutex<Vec<(u8, A::Memory)>>,
@@ -143,7 +143,7 @@ fn work<A: Allocate>(
 }
 
 fn check((byte, memory): (u8, impl Memory)) {
-    ends(&memory, |end| assert_eq!(*end, byte, "somebody else wrote to {memory:?}"));
+    ends(&memory, |end| assert_eq!(*end, byte, "another owner wrote to {memory:?}"));
 }
 
 /// Shows the first and the last byte.
@@ -151,7 +151,7 @@ fn ends(memory: &(impl Memory + ?Sized), mut show: impl FnMut(&mut u8)) {
     let length = memory.length().to_usize();
     let Location::Host(address) = memory.location() else { unreachable!("it is the host's") };
     for offset in [0, length.saturating_sub(1)].into_iter().filter(|&offset| offset < length) {
-        // SAFETY: the block is the caller's own, and as long as it says.
+        // SAFETY: the caller owns the block, and the offset is within its length.
         let byte = unsafe { address.as_ptr().add(offset) };
         // SAFETY: it is valid and initialised, and this is the only reference to it.
         show(unsafe { &mut *byte });

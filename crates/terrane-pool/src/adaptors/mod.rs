@@ -47,13 +47,12 @@ pub(crate) mod compose;
 pub(crate) mod debug;
 
 pub use accounting::budget::{Budget, OverBudget, Reservation};
-pub use accounting::limit::{Limit, Limited};
+pub use accounting::limit::Limit;
 pub use accounting::snapshot::{BlockRecord, BlockState, Inspect, Snapshot, TagTotal};
-pub use accounting::statistics::{Amount, Count, Counted, Counters, Statistics, Totals, Window};
-pub use accounting::tags::{LiveBlocks, TagEntry, Tagged, Tags};
+pub use accounting::statistics::{Amount, Counters, Statistics, Totals, Window};
+pub use accounting::tags::{LiveBlocks, Tags};
 pub use accounting::trace::{
-    Trace, TraceAction, TraceError, TraceEvent, TraceReader, TraceSink, TraceTime, Traced,
-    TracedBlock,
+    Trace, TraceAction, TraceError, TraceEvent, TraceReader, TraceSink, TraceTime,
 };
 pub use adapt::Adapt;
 pub use attached::Attached;

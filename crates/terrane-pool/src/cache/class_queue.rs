@@ -213,7 +213,7 @@ impl Occupied {
 }
 
 /// The limit on cached bytes, by reservation. Bytes are reserved before a block is cached, and
-/// released after it has left the cache. So cached bytes never exceed the cap. A thread reserves
+/// released after it has left the cache. So cached bytes never exceed the limit. A thread reserves
 /// for several blocks at a time and keeps the rest as credit, so a hit reserves nothing.
 #[derive(Debug)]
 pub(crate) struct CacheLimit {

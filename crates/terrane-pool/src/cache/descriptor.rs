@@ -76,8 +76,8 @@ impl<M: Memory> DescriptorRef<M> {
     /// The shared cache that it came from is alive.
     #[inline]
     pub(crate) unsafe fn get(self) -> BlockDescriptor<M> {
-        // SAFETY: the shared cache owns the descriptor and does not move it. The caller promises that it is
-        // alive.
+        // SAFETY: the shared cache owns the descriptor and does not move it. The caller promises
+        // that it is alive.
         unsafe { *self.0.as_ref() }
     }
 }
@@ -93,8 +93,8 @@ impl<M: Memory> Descriptors<M> {
         Self((0..TAGS).map(|_| OnceLock::new()).collect())
     }
 
-    /// Returns the descriptor of a block of `class`, or of one that is not pooled. These must be the
-    /// descriptors of `cache`.
+    /// Returns the descriptor of a block of `class`, or of one that is not pooled. These must be
+    /// the descriptors of `cache`.
     #[inline]
     pub(crate) fn get(
         &self,

@@ -1,9 +1,9 @@
 //! An asymmetric pair of barriers: the frequent side costs nothing, the rare side pays for both.
 //!
-//! The owner of a magazine stores "I am inside" and then loads the gate. A sweeper stores "closed" in
-//! the gate and then loads whether the owner is inside. At least one of them must see the other's
-//! store, so neither load may be reordered before the store of its side. The usual price is a
-//! locked instruction on each side. The owner's side is the pool's hit path. On an AMD EPYC of
+//! The owner of a magazine stores "I am inside" and then loads the gate. A sweeper stores "closed"
+//! in the gate and then loads whether the owner is inside. At least one of them must see the
+//! other's store, so neither load may be reordered before the store of its side. The usual price is
+//! a locked instruction on each side. The owner's side is the pool's hit path. On an AMD EPYC of
 //! family 26, a locked instruction takes 5.0 ns each time, and the plain store 0.6 ns. Linux's
 //! `membarrier` lets the sweeper run a barrier on every core that runs a thread of this process.
 //! Then [`light`] must only stop the compiler from reordering.
@@ -39,7 +39,7 @@ pub(crate) fn heavy() {
 pub(crate) fn report() {
     if linux::MODE.take_report() {
         tracing::warn!(
-            "the kernel has begun to refuse `membarrier`; each acquire and each release of a \
+            "the kernel has begun to refuse `membarrier`; each allocation and each release of a \
              pool's block runs a full barrier from now on, some 10 ns"
         );
     }

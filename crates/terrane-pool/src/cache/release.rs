@@ -1,5 +1,6 @@
-//! Returns blocks to the shared cache. A block goes into the thread's magazine if possible, else into
-//! the shared queue of its class or to the pending frees. Without room, it goes to the upstream.
+//! Returns blocks to the shared cache. A block goes into the thread's magazine if possible, else
+//! into the shared queue of its class or to the pending frees. Without room, it goes to the
+//! upstream.
 
 use std::sync::Arc;
 
@@ -99,8 +100,8 @@ impl<M: Memory> SharedCache<M> {
         self.free_pending_if_closed();
     }
 
-    /// Frees the pending blocks if the pool is closed: `close` may have missed a block that was added
-    /// later.
+    /// Frees the pending blocks if the pool is closed: `close` may have missed a block that was
+    /// added later.
     pub(super) fn free_pending_if_closed(&self) {
         // `close` sets `closed`, runs a heavy barrier, and then frees the pending blocks.
         membarrier::light();
@@ -114,9 +115,9 @@ impl<M: Memory> SharedCache<M> {
     #[cold]
     fn release_slowly(record: Block<M>, descriptor: BlockDescriptor<M>, refusal: Option<Refusal>) {
         let BlockDescriptor { class, weight, tag, .. } = descriptor;
-        // SAFETY: until the block is stored somewhere, it keeps its shared cache alive. Afterwards `kept`
-        // does, or this thread does, because it has registered there. Foreign code may end that, but
-        // the thread runs none before the last use of the cache.
+        // SAFETY: until the block is stored somewhere, it keeps its shared cache alive. Afterwards
+        // `kept` does, or this thread does, because it has registered there. Foreign code may end
+        // that, but the thread runs none before the last use of the cache.
         let cache = unsafe { descriptor.cache.as_ref() };
         let mut kept = None;
         if !cache.is_registered() {
@@ -209,8 +210,8 @@ impl<M: Memory> SharedCache<M> {
         drop(kept);
     }
 
-    /// Puts a free block of `class`, which already counts to the limit, into the shared queue. If the
-    /// queue is full or the pool is closed, returns the block, which then no longer counts.
+    /// Puts a free block of `class`, which already counts to the limit, into the shared queue. If
+    /// the queue is full or the pool is closed, returns the block, which then no longer counts.
     pub(crate) fn enqueue(&self, class: usize, record: Block<M>) -> Option<Block<M>> {
         let mut record = Some(record);
         self.queues.get(class)?.put(|| record.take(), self.now());

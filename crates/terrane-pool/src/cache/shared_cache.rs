@@ -51,7 +51,7 @@ pub(crate) struct SharedCache<M: Memory> {
     pressure: CachePadded<AtomicU64>,
 }
 
-/// A thread keeps a block for a stream, however large, up to this fraction of the cap on cached
+/// A thread keeps a block for a stream, however large, up to this fraction of the limit on cached
 /// bytes. Without it, every use of a large block would go through the pending frees.
 const STREAM_SHARE: u64 = 64;
 
@@ -129,8 +129,8 @@ impl<M: Memory> SharedCache<M> {
         self.depth(class) > 0
     }
 
-    /// Returns the time: the number of times that the pool has asked the upstream, or reached its limit
-    /// on cached bytes.
+    /// Returns the time: the number of times that the pool has asked the upstream, or reached its
+    /// limit on cached bytes.
     pub(crate) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
     }
@@ -171,7 +171,7 @@ impl<M: Memory> SharedCache<M> {
         self.clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    // ---- acquiring
+    // ---- allocation
 
     /// Takes a free block from the thread's magazine.
     #[inline]
@@ -263,7 +263,7 @@ impl<M: Memory> SharedCache<M> {
         })
     }
 
-    /// Releases the weight of `count` blocks of the class from the cap.
+    /// Releases the weight of `count` blocks of the class from the limit.
     pub(crate) fn unreserve(&self, class: usize, count: usize) {
         let count = ByteCount::from_usize(count).get();
         self.limit.release(self.weight(class) * count);
@@ -303,8 +303,8 @@ impl<M: Memory> SharedCache<M> {
         thread_cache.is_some_and(|thread_cache| thread_cache.is_registered())
     }
 
-    /// Makes a cache for the calling thread, if it has none and there is a place for its index. During
-    /// a sweep, the thread continues without one.
+    /// Makes a cache for the calling thread, if it has none and there is a place for its index.
+    /// During a sweep, the thread continues without one.
     pub(super) fn register_thread(self: &Arc<Self>) {
         // There may be more threads than places.
         let index = thread_index::current();
@@ -327,8 +327,8 @@ impl<M: Memory> SharedCache<M> {
             place.get_or_init(thread_cache).register();
         }
         drop(sweeping);
-        // The last owner of a closed pool's shared cache drops the upstream's memory and the fences here.
-        // Their code may call this pool.
+        // The last owner of a closed pool's shared cache drops the upstream's memory and the fences
+        // here. Their code may call this pool.
         drop(closed);
     }
 
@@ -390,7 +390,8 @@ impl<M: Memory> ThreadExit for SharedCache<M> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use crate::{Pool, SizeClasses};

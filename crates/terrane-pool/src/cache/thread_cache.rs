@@ -28,7 +28,7 @@ use crate::tags::{Tag, Tally};
 /// The most blocks in a magazine: with its counters it fills four cache lines.
 pub(crate) const MAGAZINE: usize = 28;
 /// The most blocks that move between a magazine and the shared queue at a time. It is half a
-/// magazine, so a run of acquires or of releases does not access the queue each time.
+/// magazine, so a run of allocations or of releases does not access the queue each time.
 pub(crate) const BATCH: usize = MAGAZINE / 2;
 
 /// Blocks that move between a magazine and a shared queue.
@@ -56,13 +56,13 @@ const UNREGISTERED: usize = 2;
 unsafe impl<B: Send> Sync for ThreadCache<B> {}
 
 impl<B> ThreadCache<B> {
-    /// Makes a vacant thread cache of empty magazines with the depths `depths`. The stream magazines magazines have
-    /// the depths `stream_magazines`, if any.
+    /// Makes an unregistered cache of empty magazines with the depths `depths`. The magazines for a
+    /// stream have the depths `stream_depths`, if any.
     pub(crate) fn new(
         depths: impl Iterator<Item = usize>,
-        stream_magazines: impl Iterator<Item = usize>,
+        stream_depths: impl Iterator<Item = usize>,
     ) -> Self {
-        let magazines = ThreadMagazines::new(depths, stream_magazines);
+        let magazines = ThreadMagazines::new(depths, stream_depths);
         Self {
             inside: AtomicBool::new(false),
             gate: AtomicUsize::new(UNREGISTERED),
@@ -75,8 +75,8 @@ impl<B> ThreadCache<B> {
     ///
     /// # Safety
     ///
-    /// Only the thread that owns this index may call it, and not from within `work`. `work` must run
-    /// no code of the pool's user and must not panic.
+    /// Only the thread that owns this index may call it, and not from within `work`. `work` must
+    /// run no code of the pool's user and must not panic.
     #[inline]
     pub(crate) unsafe fn enter<R>(
         &self,
@@ -140,7 +140,8 @@ impl<B> ThreadCache<B> {
     ///
     /// # Safety
     ///
-    /// The caller holds the pool's sweeping lock. It has [closed](Self::close) the gate, then called
+    /// The caller holds the pool's sweeping lock. It has [closed](Self::close) the gate, then
+    /// called
     /// [`membarrier::heavy`], then [`wait`](Self::wait).
     pub(crate) unsafe fn sweep<R>(&self, work: impl FnOnce(&mut ThreadMagazines<B>) -> R) -> R {
         self.magazines.with_mut(|magazines| {
@@ -153,10 +154,10 @@ impl<B> ThreadCache<B> {
 /// A thread's magazines and counters.
 #[derive(Debug)]
 pub(crate) struct ThreadMagazines<B> {
-    /// Bytes reserved from the pool's cap and not yet used: more blocks of so many bytes may be
+    /// Bytes reserved from the pool's limit and not yet used. Blocks of as many bytes may still be
     /// cached here.
     pub(crate) credit: u64,
-    /// Live bytes by tag: acquired here less released here, so any one may be negative.
+    /// Live bytes by tag: allocated here less released here, so any one may be negative.
     pub(crate) tally: Arc<Tally>,
     /// The last label that this thread requested with, to save a look-up.
     pub(crate) label: Option<(Label, Tag)>,
@@ -231,7 +232,7 @@ impl<B> ThreadMagazines<B> {
         }
     }
 
-    /// Takes a block of `class`, each of which counts `weight` bytes of the cap.
+    /// Takes a block of `class`, each of which counts `weight` bytes of the limit.
     #[inline]
     pub(crate) fn take(&mut self, class: usize, weight: u64, tag: Tag) -> Option<B> {
         let magazine = self.classes.get_mut(class)?;
@@ -242,7 +243,7 @@ impl<B> ThreadMagazines<B> {
         Some(record)
     }
 
-    /// Inserts a block of `class`, which counts `weight` bytes of the cap, into its magazine, if
+    /// Inserts a block of `class`, which counts `weight` bytes of the limit, into its magazine, if
     /// there is room and credit.
     #[inline]
     pub(crate) fn put(
@@ -370,7 +371,7 @@ impl<B> ThreadMagazines<B> {
         magazine.map_or(0, |magazine| magazine.depth.saturating_sub(magazine.blocks.len()))
     }
 
-    /// Moves all blocks of a batch, which already count to the cap, into the magazine of `class`.
+    /// Moves all blocks of a batch, which already count to the limit, into the magazine of `class`.
     /// The magazine must have [`room`](Self::room) for them.
     pub(crate) fn refill(&mut self, class: usize, batch: &mut Batch<B>) {
         let Some(magazine) = self.classes.get_mut(class) else { return };

@@ -1,8 +1,8 @@
 //! A small number for every thread, by which each pool finds the thread's magazines.
 //!
 //! An index belongs to one thread at a time. It passes to another thread when its thread has ended
-//! and has unregistered from every pool. A thread keeps the pools that it has registered with alive,
-//! so no pool drops while the thread is inside it.
+//! and has unregistered from every pool. A thread keeps the pools that it has registered with
+//! alive, so no pool drops while the thread is inside it.
 
 use std::sync::Arc;
 
@@ -62,8 +62,9 @@ mod threads {
         INDEX.get()
     }
 
-    /// Makes the calling thread keep `pool` alive until the thread ends and unregisters. Returns the
-    /// index, and the closed pools that the thread no longer keeps; `None` if the thread is ending.
+    /// Makes the calling thread keep `pool` alive until the thread ends and unregisters. Returns
+    /// the index, and the closed pools that the thread no longer keeps; `None` if the thread is
+    /// ending.
     ///
     /// Dropping a closed pool runs foreign code, so the caller must drop it without a lock.
     pub(crate) fn register(pool: Arc<dyn ThreadExit>) -> Option<(usize, Pools)> {

@@ -171,7 +171,7 @@ impl<M: Memory> TrackedBlock<M> {
 impl<M: Memory> Drop for TrackedBlock<M> {
     fn drop(&mut self) {
         if let Some(parts) = self.take() {
-            self.shared.give_back(self.block.handle, parts);
+            self.shared.release(self.block.handle, parts);
         }
     }
 }

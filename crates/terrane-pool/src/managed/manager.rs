@@ -39,13 +39,13 @@ pub struct ManagerOptions {
     pub upstream_is_stream_ordered: bool,
     /// The longest time that a manager waits for streams to pass freed blocks, when it is exhausted
     /// or dropped. Blocks that streams still use after the wait on drop are leaked. Default: 1 s.
-    pub patience: Duration,
+    pub pending_wait: Duration,
 }
 
 impl Default for ManagerOptions {
     fn default() -> Self {
-        let patience = Duration::from_secs(1);
-        Self { fences: None, upstream_is_stream_ordered: false, patience }
+        let pending_wait = Duration::from_secs(1);
+        Self { fences: None, upstream_is_stream_ordered: false, pending_wait }
     }
 }
 
@@ -69,10 +69,10 @@ impl<A: Allocate> MemoryManager<A> {
     /// Makes a manager of memory of `upstream`, within `budget`.
     #[must_use]
     pub fn new(upstream: A, budget: Budget, options: ManagerOptions) -> Self {
-        let ManagerOptions { fences, upstream_is_stream_ordered, patience } = options;
+        let ManagerOptions { fences, upstream_is_stream_ordered, pending_wait } = options;
         let shared = Shared {
             registry: Mutex::new(Registry::new()),
-            deferred: fences.map(|fences| DeferredFrees::new(fences, patience)),
+            deferred: fences.map(|fences| DeferredFrees::new(fences, pending_wait)),
             upstream_is_stream_ordered,
         };
         let upstream = Statistics::new(Limit::new(upstream, budget), Counters::new());
@@ -96,8 +96,8 @@ impl<A: Allocate> MemoryManager<A> {
     ///
     /// # Errors
     ///
-    /// As for [`allocate_slice`](Self::allocate_slice); [`ManagedError::NoFences`] for a stream if the manager has no
-    /// fences.
+    /// As for [`allocate_slice`](Self::allocate_slice); [`ManagedError::NoFences`] for a stream if
+    /// the manager has no fences.
     pub fn allocate_slice_tagged<T: Pod>(
         &self,
         len: usize,
@@ -331,7 +331,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Frees a block, or keeps it until the streams that use it have passed this point.
-    pub(super) fn give_back(&self, handle: BlockHandle, parts: Parts<M>) {
+    pub(super) fn release(&self, handle: BlockHandle, parts: Parts<M>) {
         let mut streams = parts.uses.streams();
         if !self.upstream_is_stream_ordered
             && let Ok(BlockIdentity { stream: Some(home), .. }) = self.identity(handle)
@@ -373,7 +373,7 @@ impl<M: Memory> Drop for Shared<M> {
         // Exported blocks that were never imported: no handle can reach them any more.
         let exported: Vec<_> = self.registry.lock().drain_exported().collect();
         for (handle, parts) in exported {
-            self.give_back(handle, parts);
+            self.release(handle, parts);
         }
     }
 }

@@ -18,7 +18,7 @@
 //! assert_eq!(scores.as_bytes().len(), 1024);
 //! assert!(manager.allocate_slice::<f64>(1024).unwrap_err().is_exhaustion());
 //!
-//! // What crosses an FFI boundary is a number with a generation, which cannot be used twice.
+//! // A number with a generation crosses an FFI boundary. It cannot be used twice.
 //! let handle = scores.into_block().export();
 //! drop(manager.import(handle)?);
 //! assert!(manager.import(handle).is_err());

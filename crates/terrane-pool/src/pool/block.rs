@@ -72,7 +72,7 @@ impl<M: Memory> PoolBlock<M> {
         ByteCount::new(self.record.granted)
     }
 
-    /// Returns the stream that the block was acquired on, and is released on.
+    /// Returns the stream that the block was allocated on, and is released on.
     #[must_use]
     pub fn stream(&self) -> Option<StreamId> {
         self.record.uses.own
@@ -108,7 +108,7 @@ impl<M: Memory> PoolBlock<M> {
     /// # Errors
     ///
     /// [`PoolError::NoFences`], with the unchanged block, if the pool was made without streams.
-    #[expect(clippy::result_large_err, reason = "a block that is refused comes back")]
+    #[expect(clippy::result_large_err, reason = "the error contains the block")]
     pub fn release_on(mut self, stream: StreamId) -> Result<(), (Self, PoolError)> {
         if !self.record.cache.knows_streams() {
             return Err((self, PoolError::NoFences));

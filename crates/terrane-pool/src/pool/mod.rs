@@ -18,12 +18,13 @@
 //! enter them with plain stores. The decisions, with the figures for the whole pool:
 //! `docs/decisions/0020-magazines-behind-an-asymmetric-gate.md` and the two after it.
 //!
-//! [`acquire`] serves a miss, and [`reclaim`] serves a request when the upstream is exhausted.
+//! [`miss`] serves a request without a cached block, and [`reclaim`] serves a request when the
+//! upstream is exhausted.
 
 pub(crate) mod account;
-mod acquire;
 pub(crate) mod block;
 mod inspect;
+mod miss;
 pub(crate) mod reclaim;
 pub(crate) mod record;
 
@@ -51,9 +52,9 @@ use record::{Block, UNPOOLED};
 
 /// A pool of blocks over the memory of `A`.
 ///
-/// Allocating returns an owned [`PoolBlock`], and dropping the block returns it to the pool. Neither
-/// takes a lock or writes memory that another thread writes, if the thread's magazine has a block
-/// or room for one.
+/// Allocating returns an owned [`PoolBlock`], and dropping the block returns it to the pool.
+/// Neither takes a lock or writes memory that another thread writes, if the thread's magazine has a
+/// block or room for one.
 ///
 /// Cloning returns another handle to the same pool. Dropping the last handle [closes](Self::close)
 /// the pool. Blocks may outlive it.
@@ -80,7 +81,7 @@ pub struct Pool<A: Allocate> {
     pub(crate) callback: Option<Callback>,
 }
 
-/// What the handles of a pool share beside the cache. The last of them closes the pool.
+/// The part that all handles of a pool share, beside the cache. The last handle closes the pool.
 pub(crate) struct Source<A: Allocate> {
     cache: Arc<SharedCache<A::Memory>>,
     pub(crate) upstream: A,
@@ -159,7 +160,8 @@ impl<A: Allocate> Pool<A> {
     }
 
     /// Makes an exhausted pool trim the reserves of its upstream, before it calls the
-    /// [callback](Self::on_exhaustion). Applies to this handle, and to handles cloned from it later.
+    /// [callback](Self::on_exhaustion). Applies to this handle, and to handles cloned from it
+    /// later.
     #[must_use]
     pub fn with_upstream_trim(mut self, trim: impl TrimUpstream + 'static) -> Self {
         self.trim_upstream = Some(Arc::new(trim));
@@ -248,8 +250,8 @@ impl<A: Allocate> Pool<A> {
         block.map(|block| block.on_stream(stream))
     }
 
-    /// Returns the tag of a label, to allocate under it without a look-up. The pool distinguishes 62
-    /// labels. Later ones share [`Tag::OTHER`].
+    /// Returns the tag of a label, to allocate under it without a look-up. The pool distinguishes
+    /// 62 labels. Later ones share [`Tag::OTHER`].
     pub fn tag(&self, label: &Label) -> Tag {
         self.cache.tag(label)
     }

@@ -24,8 +24,8 @@ pub(crate) struct Record<M: Memory> {
     pub(crate) class: usize,
     pub(crate) granted: u64,
     pub(crate) asked: u64,
-    /// The streams that the block waits for. Empty, unless streams use the block, or it is pending or
-    /// kept for a stream.
+    /// The streams that the block waits for. Empty, unless streams use the block, or it is pending
+    /// or kept for a stream.
     pub(crate) uses: StreamUses,
     pub(crate) location: Location,
     /// A copy of the memory's answer, so that the memory is not asked under a lock.

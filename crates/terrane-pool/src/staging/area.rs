@@ -26,10 +26,10 @@ struct Area<A: Allocate> {
 
 impl<A: Allocate> StagingArea<A> {
     /// Makes an area over `upstream`, whose buffers are used on the streams of `fences`. The area
-    /// waits for the streams for at most `patience`, when it is exhausted and when it drops.
+    /// waits for the streams for at most `pending_wait`, when it is exhausted and when it drops.
     #[must_use]
-    pub fn new(upstream: A, fences: Arc<dyn FenceSource>, patience: Duration) -> Self {
-        let deferred = DeferredFrees::new(fences, patience);
+    pub fn new(upstream: A, fences: Arc<dyn FenceSource>, pending_wait: Duration) -> Self {
+        let deferred = DeferredFrees::new(fences, pending_wait);
         Self(Arc::new(Area { deferred, upstream, knows_streams: true }))
     }
 
@@ -66,7 +66,10 @@ impl<A: Allocate> StagingArea<A> {
         self.0.knows_streams
     }
 
-    pub(super) fn acquire(&self, request: &RegionRequest) -> Result<A::Memory, AllocateError> {
+    pub(super) fn allocate_buffer(
+        &self,
+        request: &RegionRequest,
+    ) -> Result<A::Memory, AllocateError> {
         self.deferred().allocate_or_reclaim(|| self.0.upstream.allocate(request), drop)
     }
 }

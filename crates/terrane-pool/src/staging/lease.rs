@@ -37,8 +37,8 @@ impl<A: Allocate> Lease<A> {
         try_reserve(&mut self.buffers, additional)
     }
 
-    /// Acquires one more buffer, and returns its index. Zero bytes acquire nothing.
-    pub(super) fn acquire(
+    /// Allocates one more buffer, and returns its index. Zero bytes allocate nothing.
+    pub(super) fn allocate_buffer(
         &mut self,
         request: &RegionRequest,
     ) -> Result<Option<usize>, StagingError> {
@@ -46,7 +46,7 @@ impl<A: Allocate> Lease<A> {
             return Ok(None);
         }
         self.try_reserve(1)?;
-        let buffer = self.area.acquire(request)?;
+        let buffer = self.area.allocate_buffer(request)?;
         let (asked, granted) = (request.bytes, buffer.length());
         if granted < asked {
             return Err(StagingError::Short { asked, granted });

@@ -102,7 +102,7 @@ pub(crate) struct DeferredFrees<T> {
     in_progress: AtomicUsize,
     /// The number of items freed so far.
     freed: AtomicUsize,
-    patience: Duration,
+    pending_wait: Duration,
 }
 
 /// One of the items in progress, until it is put back or freed.
@@ -120,11 +120,11 @@ impl Drop for InProgress<'_> {
 type Waiting<T> = (Marks, ManuallyDrop<T>);
 
 impl<T> DeferredFrees<T> {
-    /// Makes an empty collection. Its drop waits for at most `patience` in all.
-    pub(crate) fn new(source: Arc<dyn FenceSource>, patience: Duration) -> Self {
+    /// Makes an empty collection. Its drop waits for at most `pending_wait` in all.
+    pub(crate) fn new(source: Arc<dyn FenceSource>, pending_wait: Duration) -> Self {
         let waiting = Mutex::new(VecDeque::new());
         let (in_progress, freed) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { fences: FencePool::new(source), waiting, in_progress, freed, patience }
+        Self { fences: FencePool::new(source), waiting, in_progress, freed, pending_wait }
     }
 
     pub(crate) fn fences(&self) -> &FencePool {
@@ -189,7 +189,7 @@ impl<T> DeferredFrees<T> {
 
     /// Allocates, after a check of a few items, so that items do not accumulate if memory is never
     /// exhausted. If the request is refused for exhaustion, it is repeated after items have been
-    /// freed. First come the items that need no wait, then one after the other until patience has
+    /// freed. First come the items that need no wait, then one after the other until the wait has
     /// run out.
     pub(crate) fn allocate_or_reclaim<M>(
         &self,
@@ -210,7 +210,7 @@ impl<T> DeferredFrees<T> {
             Err(error) if error.is_exhaustion() && is_hopeful => error,
             outcome => return outcome,
         };
-        let deadline = deadline_after(self.patience);
+        let deadline = deadline_after(self.pending_wait);
         self.reap(&mut free);
         loop {
             // Until this thread or another has freed an item.
@@ -244,7 +244,7 @@ impl<T> DeferredFrees<T> {
 
 impl<T> Drop for DeferredFrees<T> {
     fn drop(&mut self) {
-        let deadline = deadline_after(self.patience);
+        let deadline = deadline_after(self.pending_wait);
         while let Some((_hand, (mut marks, item))) = self.pop() {
             match marks.wait(&self.fences, deadline) {
                 Ok(true) => drop(ManuallyDrop::into_inner(item)),
@@ -256,7 +256,8 @@ impl<T> Drop for DeferredFrees<T> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use crate::simulated_streams::SimulatedStreams;
@@ -264,9 +265,9 @@ mod tests {
 
     const STREAM: StreamId = StreamId::new(1);
 
-    fn deferred(patience: Duration) -> (DeferredFrees<Arc<()>>, SimulatedStreams) {
+    fn deferred(pending_wait: Duration) -> (DeferredFrees<Arc<()>>, SimulatedStreams) {
         let streams = SimulatedStreams::new(0);
-        (DeferredFrees::new(Arc::new(streams.clone()), patience), streams)
+        (DeferredFrees::new(Arc::new(streams.clone()), pending_wait), streams)
     }
 
     #[test]
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_may_be_endless() {
+    fn a_wait_may_have_no_end() {
         let (deferred, streams) = deferred(Duration::MAX);
         streams.set_runs_on_wait(true);
         streams.submit(STREAM, || {});

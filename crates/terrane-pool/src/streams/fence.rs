@@ -98,12 +98,12 @@ pub trait Fence: Send + Sync + fmt::Debug {
     }
 }
 
-/// Returns the instant when `patience` ends. If no clock can represent it, returns a century from
-/// now, which is as good as never.
-pub(crate) fn deadline_after(patience: Duration) -> Instant {
+/// Returns the instant when a wait of `wait` ends. If no clock can represent it, returns a century
+/// from now, which is as good as never.
+pub(crate) fn deadline_after(wait: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     let now = Instant::now();
-    now.checked_add(patience.min(CENTURY)).unwrap_or(now)
+    now.checked_add(wait.min(CENTURY)).unwrap_or(now)
 }
 
 /// The error of an operation on a fence.

@@ -37,7 +37,7 @@ fn a_released_block_is_the_next_one_acquired() {
     upstream.assert_empty();
 }
 
-/// The kind is the upstream's, and so is what is known of the memory.
+/// The kind and the capabilities are those of the upstream.
 #[test]
 fn pinned_memory_is_pooled_by_the_same_code() {
     let upstream = HeapAllocator::pinned();
@@ -70,7 +70,7 @@ fn what_is_not_pooled_goes_straight_to_the_upstream() {
     upstream.assert_empty();
 }
 
-/// Gives half of what it is asked for, or all of it at an odd place.
+/// Returns half of the requested bytes, or all of them at an unaligned address.
 #[derive(Debug)]
 struct Careless(Counted, Fault);
 
@@ -80,7 +80,7 @@ enum Fault {
     Unaligned,
 }
 
-// SAFETY: what is handed out is the test's alone.
+// SAFETY: the returned memory belongs to the test alone.
 unsafe impl Allocate for Careless {
     type Memory = <Counted as Allocate>::Memory;
 
@@ -134,7 +134,7 @@ fn memory_that_does_not_hold_the_block_is_refused() {
     }
 }
 
-/// Memory whose drop panics while `armed`, after it has gone back.
+/// Memory whose drop panics while `armed`, after it was freed.
 #[derive(Clone, Debug, Default)]
 struct Explosive(Arc<AtomicBool>);
 
@@ -147,7 +147,7 @@ impl Drop for Charge {
     }
 }
 
-// SAFETY: what is handed out is the test's alone.
+// SAFETY: the returned memory belongs to the test alone.
 unsafe impl Allocate for Explosive {
     type Memory = ForeignMemory<Charge>;
 
@@ -163,7 +163,7 @@ unsafe impl Allocate for Explosive {
         let address = DeviceAddress::new(1 << 30);
         let location = Location::Device { device: DeviceId::new(0), address };
         let span = Span { kind: self.kind(), location, length: request.bytes };
-        // SAFETY: nobody touches memory of a device that does not exist.
+        // SAFETY: no code accesses memory of a device that does not exist.
         Ok(unsafe { ForeignMemory::new(span, Charge(Arc::clone(&self.0))) })
     }
 }
@@ -298,7 +298,7 @@ fn typed_views_are_checked() {
 #[test]
 fn options_are_checked_against_the_upstream() {
     struct Small(Counted);
-    // SAFETY: what is handed out is the test's alone.
+    // SAFETY: the returned memory belongs to the test alone.
     unsafe impl Allocate for Small {
         type Memory = <Counted as Allocate>::Memory;
         fn kind(&self) -> StorageKind {
@@ -333,7 +333,7 @@ fn a_pool_over_a_pool() {
     upstream.assert_empty();
 }
 
-/// What is less than the upstream's granule costs a granule, and is counted as one.
+/// A block below the upstream's granule costs a granule, and is counted as one.
 #[test]
 fn no_class_is_smaller_than_the_granule_of_the_upstream() {
     let limits = Limits { granule: Alignment::PAGE, ..Limits::NONE };
@@ -346,4 +346,33 @@ fn no_class_is_smaller_than_the_granule_of_the_upstream() {
     drop(block);
     let snapshot = pool.snapshot();
     assert_eq!((snapshot.cached, snapshot.live), (ByteCount::kib(4), ByteCount::ZERO));
+}
+
+#[test]
+fn the_last_handle_closes_the_pool() {
+    let upstream = Counted::unlimited();
+    let pool = Pool::new(upstream.clone(), powers_of_two()).unwrap();
+    let other = pool.clone();
+    drop(pool.allocate_bytes(ByteCount::kib(4)).unwrap());
+    drop(pool);
+    assert_eq!(other.snapshot().cached, ByteCount::kib(4), "both handles are of one pool");
+    let block = other.allocate_bytes(ByteCount::kib(4)).unwrap();
+    assert_eq!(upstream.allocations(), 1);
+    drop(other);
+    drop(block);
+    upstream.assert_empty();
+}
+
+#[test]
+fn a_snapshot_is_displayed_with_its_totals() {
+    let pool = Pool::new(Counted::unlimited(), powers_of_two()).unwrap();
+    let _kept = pool.allocate_bytes(ByteCount::kib(4)).unwrap();
+    drop(pool.allocate_bytes(ByteCount::kib(8)).unwrap());
+    let seen = pool.snapshot();
+    let text = "12 KiB held (peak 12 KiB): 4 KiB live, 8 KiB cached, 0 B pending";
+    assert_eq!(seen.to_string(), text);
+    let class = seen.classes.iter().find(|class| class.size == ByteCount::kib(8)).unwrap();
+    let text = "blocks of 8 KiB: 1 cached, 0 pending; 0 hits, 1 misses, 0 evictions";
+    assert_eq!(class.to_string(), text);
+    assert!(seen.reclaim.to_string().starts_with("0 requests met"), "{}", seen.reclaim);
 }

@@ -1,6 +1,6 @@
-//! Code of others, which is called by a pool or an adaptor and uses it meanwhile.
+//! Foreign code that a pool or an adaptor calls, and that uses the pool or the adaptor meanwhile.
 //!
-//! Where it was called under a lock, it would wait for that lock for ever.
+//! If it were called under a lock, it would wait for that lock without end.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ fn request() -> RegionRequest {
     RegionRequest::new(PAGE)
 }
 
-/// Parks a block that two streams use.
+/// Releases a block that two streams use.
 fn park(pool: &Pool<Counted>) {
     let mut block = pool.allocate_on(A, &request()).unwrap();
     block.record_use(B, Access::Write).unwrap();
@@ -62,7 +62,7 @@ fn a_closed_pool_that_holds_a_block_of_the_pool_a_thread_settles_in_is_dropped_w
         let fences = Arc::new(Holder(SimulatedStreams::new(1), acquired));
         let first =
             Pool::with_fences(Counted::unlimited(), PoolOptions::default(), fences).unwrap();
-        // This thread settles in the first pool, and is the last to keep it.
+        // This thread registers with the first pool, and is the last to keep it alive.
         drop(first.allocate_bytes(PAGE).unwrap());
         drop(first);
         drop(second.allocate_bytes(PAGE).unwrap());
@@ -70,7 +70,7 @@ fn a_closed_pool_that_holds_a_block_of_the_pool_a_thread_settles_in_is_dropped_w
     });
 }
 
-/// A subscriber that asks something at each event.
+/// A subscriber that queries an object at each event.
 struct Curious(Box<dyn Fn() + Send + Sync>);
 
 impl Subscriber for Curious {
@@ -104,7 +104,8 @@ fn a_subscriber_may_ask_the_pool_whatever_it_is_told() {
                 streams.submit(A, || {});
                 park(&pool);
                 streams.fail_next(failures);
-                // What cannot be created, recorded, asked, waited for or ordered is said.
+                // A fence that cannot be created, recorded, queried, waited for or ordered is
+                // reported.
                 let _ = pool.allocate_on(A, &request()).map(drop);
                 let _ = pool.allocate_bytes(PAGE).map(drop);
                 streams.fail_next(0);

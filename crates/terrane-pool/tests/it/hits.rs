@@ -1,4 +1,4 @@
-//! What a hit does not do.
+//! A hit calls no upstream, takes no lock and traces nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::support::Counted;
 
-/// Counts everything that it is told or asked.
+/// Counts all events and queries.
 struct Listener(Arc<AtomicU64>);
 
 impl Listener {
@@ -22,8 +22,8 @@ impl Listener {
 }
 
 impl Subscriber for Listener {
-    /// Asked for every place of the program, on whichever thread comes there first: only what is
-    /// enabled is told by this thread alone.
+    /// Called for every call site of the program, on the thread that reaches it first. Only this
+    /// thread reports the events that are enabled.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
@@ -63,7 +63,7 @@ fn a_miss_returns_cached_blocks_only_to_stay_below_the_peak() {
     let large = pool.allocate_bytes(ByteCount::mib(64)).unwrap();
     let seen = pool.snapshot();
     assert_eq!(seen.peak_held, ByteCount::mib(200));
-    // As many blocks of 2 MiB as make up for what is beyond the peak.
+    // As many blocks of 2 MiB as exceed the peak.
     assert!(seen.held > ByteCount::mib(198), "{}", seen.held);
     assert_eq!(seen.held, upstream.bytes());
     drop((small, large));
@@ -111,7 +111,7 @@ fn a_hit_traces_nothing_and_asks_the_upstream_for_nothing() {
             drop(pool.allocate_bytes(ByteCount::kib(64)).unwrap());
         }
         assert_eq!(heard.load(Ordering::Relaxed), 0, "a hit was traced");
-        // It does listen.
+        // The subscriber is active.
         pool.clear();
     });
     assert!(heard.load(Ordering::Relaxed) > 0, "a trim is traced");

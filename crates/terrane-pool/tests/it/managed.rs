@@ -38,7 +38,7 @@ fn on_device(capacity: u64) -> (MemoryManager<Arc<Simulated>>, Arc<Simulated>, S
     let streams = SimulatedStreams::new(1);
     let options = ManagerOptions {
         fences: Some(Arc::new(streams.clone())),
-        patience: Duration::from_millis(20),
+        pending_wait: Duration::from_millis(20),
         ..ManagerOptions::default()
     };
     let manager = MemoryManager::new(Arc::clone(&device), budget(u64::MAX), options);
@@ -99,14 +99,14 @@ fn nothing_is_a_legal_amount() {
 fn slices_are_reinterpreted_in_both_directions_and_checked() {
     let (manager, _) = on_heap(1000);
     let mut words = manager.allocate_slice::<u32>(6).unwrap();
-    // SAFETY: nobody else uses the slice.
+    // SAFETY: no other code uses the slice.
     unsafe { words.host_slice() }.unwrap().copy_from_slice(&[1, 2, 3, 4, 5, 6]);
     assert_eq!(words.view_as::<u64>().unwrap().len(), 3);
     let mut bytes = words.into_bytes();
-    // SAFETY: nobody else uses the slice.
+    // SAFETY: no other code uses the slice.
     assert_eq!(unsafe { bytes.host_slice() }.unwrap()[4..8], 2_u32.to_ne_bytes());
     let mut words = bytes.try_cast::<u32>().unwrap();
-    // SAFETY: nobody else uses the slice.
+    // SAFETY: no other code uses the slice.
     assert_eq!(unsafe { words.host_slice() }.unwrap(), [1, 2, 3, 4, 5, 6]);
 
     let failed = words.try_cast::<[u8; 7]>().unwrap_err();
@@ -116,7 +116,7 @@ fn slices_are_reinterpreted_in_both_directions_and_checked() {
 
 #[test]
 fn a_misaligned_reinterpretation_is_refused() {
-    // Simulated addresses are handed out byte by byte.
+    // Simulated addresses are allocated byte by byte.
     let (manager, ..) = on_device(1000);
     let _odd = manager.allocate_slice::<u8>(1).unwrap();
     let bytes = manager.allocate_slice::<u8>(8).unwrap();
@@ -203,7 +203,7 @@ fn a_fitting_block_that_is_pending_is_waited_for_before_anything_is_refused() {
     let block = manager.allocate_block(&request, Some(COMPUTE)).unwrap();
     streams.submit(COMPUTE, || {});
     drop(block);
-    // Nobody runs the stream: refused once patience has run out.
+    // The stream does not run, so the request is refused after the wait.
     assert!(manager.allocate_block(&request, None).unwrap_err().is_exhaustion());
     streams.set_runs_on_wait(true);
     assert!(manager.allocate_block(&request, None).is_ok());
@@ -228,7 +228,7 @@ fn a_stream_ordered_upstream_gets_blocks_back_at_once() {
     let options = ManagerOptions {
         fences: Some(Arc::new(streams.clone())),
         upstream_is_stream_ordered: true,
-        patience: Duration::ZERO,
+        pending_wait: Duration::ZERO,
     };
     let manager = MemoryManager::new(Arc::clone(&device), budget(u64::MAX), options);
     streams.submit(COMPUTE, || {});

@@ -1,4 +1,4 @@
-//! What memory says of itself, its wrappers say, too.
+//! Wrappers report the same facts as the memory that they wrap.
 
 use terrane_core::{Allocate, ByteCount, Memory, Region, RegionRequest};
 use terrane_pool::adaptors::{Budget, Either, Guard};
@@ -53,7 +53,7 @@ fn wrappers_name_the_managed_block_that_they_are_a_part_of() {
 
     assert!(named(&Guard::new(&manager).allocate(&request).unwrap()).is_some());
     assert!(named(&Delayed::new(&manager, 1).allocate(&request).unwrap()).is_some());
-    // A pool hands its blocks to others while the managed one below stays.
+    // A pool gives its blocks to other users while the managed block below stays the same.
     let pool = Pool::new(&manager, PoolOptions::default()).unwrap();
     assert_eq!(named(&pool.allocate_bytes(request.bytes).unwrap()), None);
     assert_eq!(named(&heap.allocate(&request).unwrap()), None);

@@ -1,4 +1,4 @@
-//! What an exhausted pool does, rung by rung.
+//! The steps of an exhausted pool, one by one.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -83,7 +83,7 @@ fn a_block_that_wastes_much_serves_before_a_refusal() {
     let upstream = Counted::new(ByteCount::mib(4));
     let spare: Arc<Mutex<Option<Block>>> = Arc::default();
     let given = Arc::clone(&spare);
-    // The block comes back to the pool after the pool has returned what it had.
+    // The block is released to the pool after the pool has returned its cached blocks.
     let pool = Pool::new(upstream, PoolOptions::default()).unwrap().with_upstream_trim(move |_| {
         drop(given.lock().unwrap().take());
         ByteCount::ZERO
@@ -135,7 +135,7 @@ fn a_full_pool_of_mixed_sizes_holds_at_most_a_quarter_more_than_was_asked_for() 
     assert!(worst <= 125, "{worst} % of what was asked for is held");
 }
 
-/// Counts what it is asked.
+/// Counts its requests.
 #[derive(Clone, Debug)]
 struct Asked(Counted, Arc<AtomicU32>);
 
@@ -167,7 +167,7 @@ fn a_refusal_of_a_pool_that_caches_nothing_asks_the_upstream_once() {
         upstream.1.store(0, Ordering::Relaxed);
         assert!(pool.allocate_bytes(PAGE).is_err());
         assert_eq!(upstream.1.load(Ordering::Relaxed), 1);
-        // What the caller evicts is found without a question.
+        // The pool finds the blocks that the caller evicts without asking the upstream.
         for block in &mut blocks {
             drop(block.take());
             *block = Some(pool.allocate_bytes(PAGE).unwrap());

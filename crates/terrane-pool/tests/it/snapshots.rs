@@ -70,7 +70,7 @@ fn what_other_threads_keep_and_streams_use_is_shown_too() {
     let stream = StreamId::new(1);
     streams.submit(stream, || {});
     let request = RegionRequest::new(ByteCount::kib(1));
-    // More than a magazine has room for, so that some are in the shared queue.
+    // More than fit in a magazine, so some are in the shared queue.
     let blocks: Vec<_> = (0..20).map(|_| pool.allocate_bytes(request.bytes).unwrap()).collect();
     let on_a_stream: Vec<_> = (0..3).map(|_| pool.allocate_on(stream, &request).unwrap()).collect();
     drop(blocks);
@@ -85,7 +85,7 @@ fn what_other_threads_keep_and_streams_use_is_shown_too() {
     assert_eq!((cached.len(), pending.as_slice()), (21, &[1024; 3][..]));
     assert_eq!(cached.iter().sum::<u64>(), before.cached.get());
     assert!(before.classes.iter().any(|class| class.in_queue > 0), "{before:?}");
-    // Looking changes nothing.
+    // A snapshot changes nothing.
     assert_eq!(format!("{:?}", pool.snapshot().classes), format!("{:?}", before.classes));
     assert_eq!(Snapshot::of(&[&pool]), snapshot);
     streams.run_all();

@@ -19,7 +19,7 @@ fn magazines_are_given_back_when_a_thread_ends() {
     let pool = Pool::new(upstream.clone(), PoolOptions::default()).unwrap();
     for _ in 0..20 {
         scope(|scope| {
-            // A scope does not wait for thread-locals to be destroyed; a join does.
+            // The end of a scope does not wait for the destructors of thread-locals. A join does.
             let thread = scope.spawn(|| {
                 let blocks: Vec<_> = (0..5).map(|_| pool.allocate_bytes(PAGE).unwrap()).collect();
                 drop(blocks);
@@ -148,7 +148,7 @@ fn pools_come_and_go_beneath_threads() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Every thread runs its own steps; afterwards the accounts have to be exact.
+    /// Every thread runs its own steps. Afterwards the accounts must be exact.
     #[test]
     fn accounts_are_exact_after_any_schedule(
         plans in prop::collection::vec(prop::collection::vec((0..100_000_u64, 0..12_u8), 1..400), 2..4),
@@ -182,7 +182,7 @@ proptest! {
                     }
                 })
             };
-            // The end of a scope does not wait for what threads give back as they end; a join does.
+            // The end of a scope does not wait for the destructors of thread-locals. A join does.
             let started: Vec<_> = plans.iter().map(start).collect();
             started.into_iter().for_each(|thread| thread.join().unwrap());
         });

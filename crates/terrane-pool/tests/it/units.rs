@@ -1,4 +1,4 @@
-//! What an upstream is told not to split: the blocks that come of a region, counted from where it begins.
+//! The unit of a request: the length of the blocks that the region is divided into.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +7,7 @@ use terrane_pool::adaptors::{Adapt, Budget};
 use terrane_pool::{Pool, PoolOptions, SizeClasses};
 use terrane_testkit::memory::HeapAllocator;
 
-/// The units that were asked for.
+/// The units of the requests.
 #[derive(Clone, Default)]
 struct Asked(Arc<Mutex<Vec<ByteCount>>>);
 

@@ -27,7 +27,7 @@ const KNOWN: [(&str, &[usize]); 9] = [
     ("terrane-cuda", &[15, 4]),
     ("terrane-layout", &[4]),
     ("terrane-nixl", &[11, 11]),
-    ("terrane-pool", &[12, 5]),
+    ("terrane-pool", &[]),
     ("terrane-simulated-cuda", &[12, 6]),
     ("terrane-storage", &[5]),
     ("terrane-transfer", &[16, 7]),

@@ -256,7 +256,7 @@ impl fmt::Debug for Budget {
 }
 
 /// Bytes reserved from a [`Budget`], released on drop.
-#[must_use = "a reservation that is dropped is given back"]
+#[must_use = "a reservation that is dropped is released"]
 #[derive(Debug)]
 pub struct Reservation {
     budget: Budget,

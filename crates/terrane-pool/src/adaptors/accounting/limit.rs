@@ -103,8 +103,11 @@ mod tests {
         let page = limited.allocate(&RegionRequest::new(ByteCount::new(1))).unwrap();
         assert_eq!(budget.live(), ByteCount::kib(4));
         assert_eq!(page.reservation().bytes(), page.length());
-        let error = limited.allocate(&RegionRequest::new(ByteCount::new(4097))).unwrap_err();
-        assert!(matches!(error, AllocateError::OverBudget { .. }), "{error}");
+        let request = RegionRequest::new(ByteCount::new(4097)).labelled("weights");
+        let error = limited.allocate(&request).unwrap_err();
+        let AllocateError::OverBudget { budget: name, label, .. } = &error else { panic!("{error}") };
+        assert_eq!((name.as_str(), label.as_str()), ("pages", "weights"));
+        assert!(error.to_string().contains("budget pages"), "{error}");
         assert!(error.is_exhaustion());
         assert_eq!(upstream.usage().allocations, 1, "the upstream was asked in vain");
         drop(page);

@@ -184,7 +184,7 @@ impl Totals {
         self.peak.count = self.peak.count.max(self.current.count);
     }
 
-    fn give_back(&mut self, bytes: u64) {
+    fn release(&mut self, bytes: u64) {
         self.current.bytes = self.current.bytes.wrapping_sub(bytes);
         self.current.count -= 1;
     }
@@ -230,7 +230,7 @@ pub struct Count {
 
 impl Drop for Count {
     fn drop(&mut self) {
-        self.counters.0.lock().record(|totals| totals.give_back(self.bytes));
+        self.counters.0.lock().record(|totals| totals.release(self.bytes));
     }
 }
 

@@ -34,7 +34,7 @@ const WAIT_SLICES: [Duration; 2] = [Duration::from_micros(50), Duration::from_mi
 pub(crate) struct PendingFrees<B> {
     source: Arc<dyn FenceSource>,
     /// The longest wait of a closed pool for its last blocks.
-    patience: Duration,
+    pending_wait: Duration,
     table: Mutex<PendingTable<B>>,
     /// The bytes in the table, readable without its lock.
     bytes: AtomicU64,
@@ -44,10 +44,10 @@ pub(crate) struct PendingFrees<B> {
 }
 
 impl<B: PendingBlock> PendingFrees<B> {
-    pub(crate) fn new(source: Arc<dyn FenceSource>, patience: Duration) -> Self {
+    pub(crate) fn new(source: Arc<dyn FenceSource>, pending_wait: Duration) -> Self {
         Self {
             source,
-            patience,
+            pending_wait,
             table: Mutex::new(PendingTable::new()),
             bytes: AtomicU64::new(0),
             recording: AtomicUsize::new(0),
@@ -263,7 +263,7 @@ impl<B: PendingBlock> PendingFrees<B> {
     /// thread that inserts a block meanwhile is responsible for that block.
     pub(crate) fn free_all(&self) {
         let last = self.table.lock().inserted;
-        let deadline = deadline_after(self.patience);
+        let deadline = deadline_after(self.pending_wait);
         loop {
             drop(self.reap());
             if self.bytes() == 0 || !self.wait(deadline) {
@@ -309,5 +309,6 @@ impl<B: PendingBlock> fmt::Debug for PendingFrees<B> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;

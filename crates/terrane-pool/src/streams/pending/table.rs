@@ -41,8 +41,8 @@ pub(crate) trait PendingBlock {
 pub(super) struct PendingTable<B> {
     /// Streams with epochs that are not done, and others until the next reap.
     pub(super) streams: FxHashMap<StreamId, Stream>,
-    /// The first epoch of a stream that is added. It is above the epochs of all removed streams, and
-    /// those are done.
+    /// The first epoch of a stream that is added. It is above the epochs of all removed streams,
+    /// and those are done.
     first_epoch: u64,
     queues: FxHashMap<QueueKey, VecDeque<Entry<B>>>,
     /// Fences that can be recorded again.
@@ -184,7 +184,8 @@ impl<B: PendingBlock> PendingTable<B> {
         taken
     }
 
-    /// Returns the oldest block of a queue of `class`: the queue, the block's sequence and its epochs.
+    /// Returns the oldest block of a queue of `class`: the queue, the block's sequence and its
+    /// epochs.
     pub(super) fn oldest(&self, class: usize) -> Option<(QueueKey, u64, Epochs)> {
         let mut queues = self.queues.iter().filter(|((of, _), _)| *of == class);
         queues.find_map(|(key, queue)| {

@@ -169,7 +169,7 @@ fn a_stream_that_has_gone_is_forgotten_unless_a_block_waits_for_it() {
         pool.reap();
         assert_eq!(remembered(&pool), 2);
     }
-    assert_eq!(2 * pending(&pool), two, "a block was given out that a stream may still use");
+    assert_eq!(2 * pending(&pool), two, "a stream may still use a block that was allocated again");
     drop(block);
     assert!(records.load(Ordering::Relaxed) > 0);
 }

@@ -341,7 +341,7 @@ impl<M: Memory> Drop for SlabBlock<M> {
         if self.shared.keep_in_fork() {
             return;
         }
-        let empty = self.shared.table.lock().give_back(self.slab.stride, self.number, self.index);
+        let empty = self.shared.table.lock().free(self.slab.stride, self.number, self.index);
         // The upstream is called without the lock, by this block or by another that is dropping.
         drop(empty);
     }

@@ -116,12 +116,7 @@ impl<M: Memory> Table<M> {
     }
 
     /// Makes a block free. If all blocks of its slab are free, removes the slab and returns it.
-    pub(super) fn give_back(
-        &mut self,
-        stride: Stride,
-        number: u64,
-        index: u32,
-    ) -> Option<Arc<Slab<M>>> {
+    pub(super) fn free(&mut self, stride: Stride, number: u64, index: u32) -> Option<Arc<Slab<M>>> {
         let family = self.strides.get_mut(&stride)?;
         let entry = family.slabs.get_mut(&number)?;
         self.blocks -= 1;
