@@ -8,6 +8,11 @@ use crate::{
     ByteCount, CapabilityReport, DeviceAddress, Location, RegistrationRecord, StorageKind,
 };
 
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not memory that Terrane can use",
+    label = "it does not implement `Memory`",
+    note = "allocate memory with an allocator of `terrane-storage`, `terrane-cuda` or `terrane-pool`; for bytes that another library owns, use `ForeignMemory`; for host bytes, `HostBytes`"
+)]
 /// A span of bytes that is valid and does not move until the value drops.
 ///
 /// A `Memory` returns the location of its bytes, never the bytes. Only two kinds of code read or

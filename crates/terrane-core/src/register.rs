@@ -10,6 +10,11 @@ use crate::{BoxedCause, Limits, Memory, Registered, RegistrationFailed, Span, St
 ///
 /// Users call [`register`](Self::register), which takes the memory by value. Backends implement
 /// [`register_span`](Self::register_span).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not register memory",
+    label = "it does not implement `Register`",
+    note = "`Agent` of `terrane-nixl` registers memory; a layout that is not registered is built with `unregistered()`"
+)]
 pub trait Register {
     /// The agent that registers the memory.
     fn agent(&self) -> &AgentName;

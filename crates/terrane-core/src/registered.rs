@@ -116,6 +116,13 @@ impl<M: fmt::Debug> std::error::Error for RegistrationFailed<M> {
     }
 }
 
+/// Drops the memory and keeps the cause.
+impl<M> From<RegistrationFailed<M>> for RegisterError {
+    fn from(failed: RegistrationFailed<M>) -> Self {
+        failed.cause
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

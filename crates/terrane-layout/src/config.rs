@@ -1,4 +1,4 @@
-//! What is laid out: the dimensions of a KV cache, validated once.
+//! The dimensions of a KV cache, validated once.
 
 mod builder;
 
@@ -10,16 +10,16 @@ pub use builder::LayoutConfigBuilder;
 
 use crate::{ElementFormat, LayoutError, TokenOrder};
 
-/// The largest layout, 2^63 − 1 bytes: no larger offset exists in a file, nor distance in memory.
+/// The largest layout, 2^63 − 1 bytes. No file offset and no distance in memory is larger.
 pub const LARGEST_LAYOUT: ByteCount = ByteCount::new(u64::MAX >> 1);
 
-/// The dimensions of the KV blocks of one cache, in the field's terms.
+/// The dimensions of the KV blocks of one cache.
 ///
-/// The cache has `num_blocks` blocks; a block holds `page_size` tokens; for each layer and each
-/// outer (K and V, or one latent) it has one *piece* of `page_size · inner_dim` elements, which
-/// is contiguous in every layout. Where its [heads](LayoutConfigBuilder::num_heads) are stated, so is
-/// the order of tokens and heads within it. A value of this type has been validated: no dimension is
-/// zero, and all the bytes together are at most [`LARGEST_LAYOUT`].
+/// The cache has `num_blocks` blocks of `page_size` tokens. A block has one *piece* for each layer
+/// and each outer (K and V, or one latent). A piece has `page_size · inner_dim` elements and is
+/// contiguous in every layout. If the [heads](LayoutConfigBuilder::num_heads) are stated, the order
+/// of tokens and heads within a piece is defined too. A value of this type has been validated: no
+/// dimension is zero, and all bytes together are at most [`LARGEST_LAYOUT`].
 ///
 /// ```
 /// use terrane_core::ByteCount;
@@ -57,7 +57,7 @@ pub struct LayoutConfig {
 }
 
 impl LayoutConfig {
-    /// A builder with nothing set but a block alignment of one byte.
+    /// A builder without dimensions, and with a block alignment of one byte.
     #[must_use]
     pub fn builder() -> LayoutConfigBuilder {
         LayoutConfigBuilder::default()
@@ -81,19 +81,19 @@ impl LayoutConfig {
         self.outer_dim
     }
 
-    /// Tokens a block.
+    /// Tokens per block.
     #[must_use]
     pub const fn page_size(&self) -> u32 {
         self.page_size
     }
 
-    /// Elements for each token, layer and outer.
+    /// Elements per token, layer and outer.
     #[must_use]
     pub const fn inner_dim(&self) -> u32 {
         self.inner_dim
     }
 
-    /// How elements are stored.
+    /// The element format.
     #[must_use]
     pub const fn element(&self) -> ElementFormat {
         self.element
@@ -111,7 +111,7 @@ impl LayoutConfig {
         self.inner_dim.checked_div(self.num_heads?)
     }
 
-    /// The bytes that one head of one token takes, for one layer and outer; if heads are stated.
+    /// The bytes of one head of one token, for one layer and outer, if heads are stated.
     #[must_use]
     pub fn head_bytes(&self) -> Option<ByteCount> {
         // The builder has checked that the heads divide the row.
@@ -119,19 +119,19 @@ impl LayoutConfig {
         self.piece_bytes.get().checked_div(parts).map(ByteCount::new)
     }
 
-    /// Whether tokens or heads are outermost within a piece. Token-major, if heads are not stated.
+    /// Whether tokens or heads are outermost within a piece. Token-major if heads are not stated.
     #[must_use]
     pub const fn token_order(&self) -> TokenOrder {
         self.token_order
     }
 
-    /// What block strides are rounded up to a multiple of.
+    /// Block strides are rounded up to a multiple of this.
     #[must_use]
     pub const fn block_alignment(&self) -> Alignment {
         self.block_alignment
     }
 
-    /// R: the bytes of one piece, which is one (block, layer, outer).
+    /// R: the bytes of one piece, that is, of one (block, layer, outer).
     #[must_use]
     pub const fn piece_bytes(&self) -> ByteCount {
         self.piece_bytes
@@ -149,7 +149,7 @@ impl LayoutConfig {
         self.total_bytes
     }
 
-    /// The same cache with another number of blocks, as on another tier.
+    /// The same cache with another number of blocks, for another tier.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ impl LayoutConfig {
         LayoutConfigBuilder::from(*self).num_blocks(num_blocks).build()
     }
 
-    /// The same cache with another number of layers: those of a stage of a pipeline, say.
+    /// The same cache with another number of layers, for example those of a pipeline stage.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl LayoutConfig {
         LayoutConfigBuilder::from(*self).num_layers(num_layers).build()
     }
 
-    /// The same cache with another block alignment, as on another tier.
+    /// The same cache with another block alignment, for another tier.
     ///
     /// # Errors
     ///
@@ -176,17 +176,17 @@ impl LayoutConfig {
         LayoutConfigBuilder::from(*self).block_alignment(alignment).build()
     }
 
-    /// The same cache with another order of tokens and heads, as on another tier.
+    /// The same cache with another order of tokens and heads, for another tier.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::HeadsNotStated`], if the order is head-major and this config states no heads.
+    /// [`LayoutError::HeadsNotStated`] if the order is head-major and this config states no heads.
     pub fn with_token_order(&self, order: TokenOrder) -> Result<Self, LayoutError> {
         LayoutConfigBuilder::from(*self).token_order(order).build()
     }
 
-    /// The same cache with another number of heads, and as many more or fewer elements a row: as
-    /// on a tier whose pages hold the heads of all tensor-parallel ranks.
+    /// The same cache with another number of heads, and proportionally more or fewer elements in a
+    /// row. A tier whose pages hold the heads of all tensor-parallel ranks needs it.
     ///
     /// # Errors
     ///
@@ -215,7 +215,7 @@ impl LayoutConfig {
     }
 }
 
-/// A field of a [`LayoutConfig`], as errors name it.
+/// A field of a [`LayoutConfig`], for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Field {
@@ -254,9 +254,9 @@ impl fmt::Display for Field {
             Self::Element => "element",
             Self::NumHeads => "num_heads",
             Self::ElementWidth => "element (width in bytes)",
-            Self::GroupElements => "element (elements a group)",
-            Self::GroupBytes => "element (bytes a group)",
-            Self::RowBytes => "element (bytes a token row)",
+            Self::GroupElements => "element (elements per group)",
+            Self::GroupBytes => "element (bytes per group)",
+            Self::RowBytes => "element (bytes per token row)",
         })
     }
 }

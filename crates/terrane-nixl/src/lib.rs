@@ -126,3 +126,13 @@ pub use peers::{
 pub use probe::{Found, Plugin, REQUIRED_SYMBOLS, probe, probe_file};
 pub use refusal::Refusal;
 pub use register::{Descriptor, RegisteredAllocator, Registrar};
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;
+#[doc(no_inline)]
+pub use terrane_layout;
+#[doc(no_inline)]
+pub use terrane_transfer;
+#[doc(no_inline)]
+pub use terrane_wire;

@@ -103,3 +103,7 @@ pub use snapshot::{ClassSnapshot, PoolSnapshot, ReclaimSnapshot};
 pub use streams::fence::{Access, Fence, FenceError, FenceSource, StreamId};
 pub use streams::stream_pool::{StreamError, StreamLease, StreamPool, StreamSource};
 pub use tags::Tag;
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;

@@ -93,3 +93,7 @@ pub use system::{
     BringUp, BringUpEnded, FirstTouch, HugePageSize, HugePages, NumaPolicy, Progress,
     ProgressEntry, Raising, SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
 };
+
+// Crates whose types the public signatures name.
+#[doc(no_inline)]
+pub use terrane_core;

@@ -203,13 +203,15 @@ pub fn fail_each_request<A: Allocate, T, E: fmt::Debug>(
         let result = action(&failing);
         let met = failing.calls() > call;
         match (met, &result) {
-            (true, Ok(_)) => panic!("request {call} was refused, and that was not noticed"),
+            (true, Ok(_)) => panic!("request {call} was refused, and the action succeeded"),
             (true, Err(_)) => nothing_left(failing.inner()),
             (false, Ok(_)) => return call,
-            (false, Err(error)) => panic!("failed though no request was refused: {error:?}"),
+            (false, Err(error)) => {
+                panic!("the action failed although no request was refused: {error:?}")
+            }
         }
     }
-    unreachable!("the numbers do not end")
+    unreachable!("the number of requests does not end")
 }
 
 #[cfg(test)]

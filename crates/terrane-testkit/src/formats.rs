@@ -1,4 +1,4 @@
-//! Every named format, in the sizes that the oracle is asked for.
+//! Every named format, in the sizes of the oracle.
 
 use terrane_layout::formats::vllm::PackedOrder;
 use terrane_layout::formats::{
@@ -25,10 +25,10 @@ pub struct Sizes {
     pub width: u8,
 }
 
-/// Those of `expected.txt`.
+/// The sizes in `expected.txt`.
 pub const SMALL: Sizes = Sizes { blocks: 4, layers: 3, heads: 2, tokens: 2, elements: 4, width: 2 };
 
-/// Elements that stay together in paged attention, and elements of a scale.
+/// Elements that stay together in paged attention, and elements per scale.
 const GROUP: u32 = 2;
 
 /// Blocks of a chunk.
@@ -38,7 +38,7 @@ const CHUNK: u32 = 2;
 ///
 /// # Panics
 ///
-/// If no cache has these sizes.
+/// If no cache can have these sizes.
 #[must_use]
 pub fn keys_and_values(sizes: Sizes) -> LayoutConfig {
     LayoutConfig::builder()
@@ -57,7 +57,7 @@ pub fn keys_and_values(sizes: Sizes) -> LayoutConfig {
 ///
 /// # Panics
 ///
-/// If no cache has these sizes.
+/// If no cache can have these sizes.
 #[must_use]
 pub fn latent(sizes: Sizes) -> LayoutConfig {
     LayoutConfig::builder()
@@ -71,7 +71,7 @@ pub fn latent(sizes: Sizes) -> LayoutConfig {
         .unwrap()
 }
 
-/// A format by the name that the oracle knows it by.
+/// A format, with its name in the oracle.
 pub type Case = (&'static str, Result<Geometry, LayoutError>);
 
 /// Every format.

@@ -17,6 +17,13 @@ pub struct GroupsRefused {
     pub reason: GroupRefusal,
 }
 
+/// Drops the layouts and keeps the reason.
+impl From<GroupsRefused> for GroupRefusal {
+    fn from(refused: GroupsRefused) -> Self {
+        refused.reason
+    }
+}
+
 /// Why layouts cannot be endpoints of one set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

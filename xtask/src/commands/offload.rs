@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::command::Tool;
+use crate::commands::simulated;
 use crate::workspace::Workspace;
 
 const CRATE: &str = "terrane";
@@ -13,12 +14,24 @@ const EXAMPLE: &str = "offload";
 /// What newcomers copy.
 const QUICKSTART: &str = "quickstart";
 
-/// Runs both examples: `quickstart` must succeed, and `offload` must verify every hop.
+/// What newcomers with a device copy. It runs over the simulated driver.
+const GPU: &str = "gpu";
+
+/// Runs the examples: `quickstart` and `gpu` must succeed, and `offload` must verify every hop.
 pub fn run(workspace: &Workspace) -> Result<()> {
-    let quickstart = facade_example(workspace, QUICKSTART)?;
-    Tool::cargo(workspace)
-        .args(["run", "--quiet", "--release", "--package", quickstart, "--example", QUICKSTART])
-        .run()?;
+    for example in [QUICKSTART, GPU] {
+        let package = facade_example(workspace, example)?;
+        let cargo = Tool::cargo(workspace).args([
+            "run",
+            "--quiet",
+            "--release",
+            "--package",
+            package,
+            "--example",
+            example,
+        ]);
+        simulated::over_driver(workspace, cargo, simulated::DEVICES)?.run()?;
+    }
     let example = facade_example(workspace, EXAMPLE)?;
     let output = Tool::cargo(workspace)
         .args(["run", "--quiet", "--release", "--package", example, "--example", EXAMPLE])

@@ -24,7 +24,7 @@ const USER: &str = "terrane-cuda";
 pub const GPU_TESTS: &str = "gpu";
 
 /// What each device has: enough for every test that does not ask for a real one.
-const DEVICES: &str = "devices=2,memory=8GiB";
+pub const DEVICES: &str = "devices=2,memory=8GiB";
 
 /// Whether tests of the crate can use the driver.
 pub fn can_use(workspace: &Workspace, package: &Package) -> bool {

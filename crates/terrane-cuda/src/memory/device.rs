@@ -5,9 +5,9 @@ use terrane_core::{
     RegionRequest, StorageKind,
 };
 
-use super::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
-use crate::context::Context;
 use crate::error::{CudaError, check};
+use crate::memory::{DRIVER_ALIGNMENT, aligned, check_request, refusal};
+use crate::runtime::context::Context;
 
 /// Allocates device memory; each region is one driver allocation (`cuMemAlloc`).
 ///

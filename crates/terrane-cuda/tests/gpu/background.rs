@@ -30,7 +30,7 @@ fn in_steps(context: &Context, step: ByteCount) -> PinnedAllocator {
 
 /// Nothing is registered, and no drop has failed.
 fn assert_all_gone(context: &Context) {
-    assert_eq!(context.holdings().registered, terrane_cuda::Held::default());
+    assert_eq!(context.usage().registered, terrane_cuda::ResourceCount::default());
     assert_eq!((context.failed_drops(), context.lost()), (0, None));
 }
 
@@ -46,7 +46,7 @@ fn a_prefix_is_copied_while_the_rest_comes_up() {
 
     // The processor may use all of it from the start; what it writes stays.
     let last = memory.location().checked_add(ByteCount::mib(45)).unwrap();
-    // SAFETY: nobody else uses the memory.
+    // SAFETY: no other code uses the memory.
     unsafe { InProcess.write(last, &[0xC3; 4096]) }.unwrap();
 
     let stream = Stream::new(&context).unwrap();
@@ -60,7 +60,7 @@ fn a_prefix_is_copied_while_the_rest_comes_up() {
         assert!(usable >= end && usable >= before, "it only grows");
         before = usable;
         let at = memory.location().checked_add(offset).unwrap();
-        // SAFETY: both are alive until the stream has been waited for, and nobody else uses them.
+        // SAFETY: both are alive until the stream has been waited for, and no other code uses them.
         unsafe { stream.fill(on_device.location(), 0x5A, length) }.unwrap();
         // SAFETY: as above.
         unsafe { stream.copy(on_device.location(), at, length) }.unwrap();
@@ -71,8 +71,8 @@ fn a_prefix_is_copied_while_the_rest_comes_up() {
         assert!(bytes.iter().all(|&byte| byte == 0x5A));
         offset = end;
     }
-    assert_eq!(context.holdings().registered.bytes, request.bytes);
-    assert_eq!(context.holdings().registered.count, 12, "one for each step");
+    assert_eq!(context.usage().registered.bytes, request.bytes);
+    assert_eq!(context.usage().registered.count, 12, "one for each step");
     drop((memory, bring_up));
     assert_all_gone(&context);
 }
@@ -103,7 +103,7 @@ fn when_all_is_up_it_is_as_memory_that_came_up_at_once() {
     }
     stream.synchronize().unwrap();
     let mut bytes = vec![0; memory.length().to_usize()];
-    // SAFETY: nobody else uses the memory any more.
+    // SAFETY: no other code uses the memory any more.
     unsafe { InProcess.read(memory.location(), &mut bytes) }.unwrap();
     assert!(bytes.iter().all(|&byte| byte == 0xA5));
 }
@@ -161,7 +161,7 @@ fn what_drops_while_it_comes_up_leaves_nothing() {
             ended.usable
         }
     };
-    assert_eq!(context.holdings().registered.bytes, usable, "what was usable stays so");
+    assert_eq!(context.usage().registered.bytes, usable, "what was usable stays so");
     drop(memory);
     assert_all_gone(&context);
 }
@@ -181,7 +181,7 @@ fn a_step_that_is_refused_ends_it_and_keeps_what_is_usable() {
         assert_eq!((ended.usable, ended.of), (usable, request.bytes));
         let cause = ended.cause.as_deref().expect("a refusal has a cause");
         assert_eq!(cause.code(), Some(OUT_OF_MEMORY), "{cause}");
-        assert_eq!(context.holdings().registered.bytes, usable);
+        assert_eq!(context.usage().registered.bytes, usable);
         assert_eq!(memory.device_alias(), None, "no kernel is led beyond the prefix");
         let report = memory.capabilities();
         match report.grant(&Capability::HostRegistration) {
@@ -212,13 +212,13 @@ fn a_registration_that_fails_midway_is_rolled_back_and_replaced_or_refused() {
         return;
     }
     let memory = pinned(Wish::Preferred).bring_up(&request).unwrap();
-    let holdings = context.holdings();
+    let usage = context.usage();
     assert_eq!(
-        holdings.registered,
-        terrane_cuda::Held::default(),
+        usage.registered,
+        terrane_cuda::ResourceCount::default(),
         "the first two were rolled back"
     );
-    assert_eq!((holdings.host.count, holdings.host.bytes), (1, request.bytes));
+    assert_eq!((usage.host.count, usage.host.bytes), (1, request.bytes));
     let report = memory.capabilities();
     let Some(Grant::Refused(Reason::Driver { code, .. })) =
         report.grant(&Capability::HostRegistration)
@@ -232,7 +232,7 @@ fn a_registration_that_fails_midway_is_rolled_back_and_replaced_or_refused() {
     let error = pinned(Wish::Required).bring_up(&request).unwrap_err();
     assert!(matches!(error, CudaError::Capability(_)), "{error}");
     assert_all_gone(&context);
-    assert_eq!(context.holdings().host, terrane_cuda::Held::default());
+    assert_eq!(context.usage().host, terrane_cuda::ResourceCount::default());
 
     // Neither of the two ways: the driver's own refusal is the error.
     assert!(faults::fail(name, "cuMemHostRegister_v2", 0, OUT_OF_MEMORY));
@@ -265,7 +265,7 @@ fn blocks_of_a_layout_are_usable_one_after_the_other() {
     let device = DeviceAllocator::new(&context);
     let on_device = device.allocate(&RegionRequest::new(block)).unwrap();
     for id in 0..24 {
-        // The gate of whoever hands out block ids.
+        // The check of the code that hands out block ids.
         let started = Instant::now();
         while plan.blocks_within(bring_up.usable_prefix()) <= id {
             let end = block.checked_mul("blocks", u64::from(id) + 1).unwrap();

@@ -41,7 +41,7 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
         let Some((context, driver)) = simulated(name) else { return };
         let request = RegionRequest::new(ByteCount::mib(1));
         let pool = DevicePool::new(&context, ByteCount::mib(16)).unwrap();
-        let stream = Arc::new(Stream::new(&context).unwrap());
+        let stream = Stream::new(&context).unwrap();
         let streams = CudaStreams::new(&context);
         let number = StreamSource::create(&streams).unwrap();
         let fence = FenceSource::create(&streams).unwrap();
@@ -67,10 +67,7 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
         let held = driver.hold(slow.handle());
         // SAFETY: the memory lives until the stream has been waited for.
         unsafe { slow.fill(terrane_core::Memory::location(&plain), 1, request.bytes) }.unwrap();
-        let order = || {
-            // SAFETY: the stream outlives the transfers.
-            unsafe { slow.order() }
-        };
+        let order = || slow.order();
         let copy = |block| Transfer::new(&here, &there).blocks(&[block], &[block]);
         let in_flight = manager.submit(copy(0).device_order(order()), ()).unwrap();
 
@@ -86,7 +83,7 @@ fn a_forked_process_is_refused_and_drops_what_it_inherited() {
             is_refused(stream.is_idle());
             is_refused(stream.synchronize());
             is_refused(streams.get(number));
-            is_refused(streams.add(Arc::clone(&stream)));
+            is_refused(streams.add(stream.clone()));
             is_refused(pool.bring_up(&request));
             assert!(DeviceAllocator::new(&context).allocate(&request).is_err());
             let (in_flight, manager, memory, plain, rising, locked, event, fence) =

@@ -5,7 +5,8 @@ use terrane_core::{
     Allocate, AllocateError, ByteCount, Capability, Grant, Memory, RegionRequest, Wish,
 };
 use terrane_cuda::{
-    Context, CudaStreams, Held, PinnedAllocator, PinnedNuma, PinnedOptions, Stream, StreamPriority,
+    Context, CudaStreams, PinnedAllocator, PinnedNuma, PinnedOptions, ResourceCount, Stream,
+    StreamPriority,
 };
 use terrane_pool::StreamSource;
 use terrane_storage::{HugePages, NodeId, NumaPolicy, SystemOptions};
@@ -102,6 +103,6 @@ fn what_the_driver_does_not_heed_is_said_or_an_error() {
             let error = allocate(bound, huge, is_write_combined).unwrap_err();
             assert!(matches!(error, AllocateError::Capability { .. }), "{error}");
         }
-        assert_eq!(context.holdings().host, Held::default());
+        assert_eq!(context.usage().host, ResourceCount::default());
     }
 }

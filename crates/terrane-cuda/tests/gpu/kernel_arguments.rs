@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use terrane_core::{ByteCount, Memory};
-use terrane_cuda::kernel_argument::CudarcStream;
+use terrane_cuda::cudarc::CudarcStream;
 use terrane_cuda::{
     Context, CudaError, CudaStreams, DeviceAllocator, PinnedAllocator, PinnedOptions,
 };
@@ -131,11 +131,11 @@ fn ten_thousand_arguments_create_no_event_and_leave_no_reference() {
     };
     round();
     let references = Arc::strong_count(&theirs);
-    let before = setup.context.holdings();
+    let before = setup.context.usage();
     for _ in 0..10_000 {
         round();
     }
-    assert_eq!(setup.context.holdings(), before, "no event, no reference, no memory");
+    assert_eq!(setup.context.usage(), before, "no event, no reference, no memory");
     assert_eq!(Arc::strong_count(&theirs), references);
     assert_eq!((setup.manager.pending(), setup.manager.allocated()), (0, ByteCount::ZERO));
 
@@ -175,7 +175,7 @@ fn a_slice_that_changes_streams_is_used_in_order() {
     let mut seen = vec![0; 4 << 20];
     first.memcpy_dtoh(&reads.read(&other).unwrap(), &mut seen).unwrap();
     assert!(seen.iter().all(|&byte| byte == 19));
-    let created = setup.context.holdings().events_created;
+    let created = setup.context.usage().events_created;
     assert!(created <= 4, "{created} events for 60 changes of streams");
     setup.theirs.check_err().expect("nothing was left for the next caller");
 }

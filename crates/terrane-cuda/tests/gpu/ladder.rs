@@ -1,4 +1,4 @@
-//! What a pool does when the device really has no memory left.
+//! A pool whose device has no memory left.
 
 use std::error::Error as _;
 use std::sync::{Arc, Mutex};
@@ -69,7 +69,7 @@ fn an_exhausted_pool_gives_its_own_back_before_it_refuses() {
     let second = pool.allocate_bytes(unit).expect("there is room again");
     drop((block, second));
     pool.clear();
-    assert_eq!(context.holdings().device.count, 0);
+    assert_eq!(context.usage().device.count, 0);
 }
 
 #[test]
@@ -116,12 +116,12 @@ fn the_callback_may_make_room() {
     let block = pool.allocate_bytes(unit).expect("the callback let go of all");
     let reclaim = pool.snapshot().reclaim;
     assert_eq!((reclaim.callback, reclaim.refused), (1, 0), "{reclaim:?}");
-    // A second time there is nothing that it could let go of.
+    // A second time there is nothing to free.
     let rest = take_all(&context, half);
     let error = pool.allocate_bytes(unit).unwrap_err();
     let state = error.source().unwrap().downcast_ref::<Exhausted>().unwrap();
     assert_eq!((state.callback_attempts, state.live), (1, block.length()), "{state}");
     drop((block, rest));
     pool.clear();
-    assert_eq!(context.holdings().device.count, 0);
+    assert_eq!(context.usage().device.count, 0);
 }

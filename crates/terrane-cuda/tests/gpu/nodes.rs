@@ -8,7 +8,7 @@ use terrane_core::{
     RegionRequest, Wish,
 };
 use terrane_cuda::{
-    Context, CudaError, Held, PinnedAllocator, PinnedMemory, PinnedNuma, PinnedOptions,
+    Context, CudaError, PinnedAllocator, PinnedMemory, PinnedNuma, PinnedOptions, ResourceCount,
 };
 use terrane_storage::{NumaTopology, StorageError};
 
@@ -67,7 +67,7 @@ fn refusals(allocator: &PinnedAllocator) -> ([CudaError; 2], AllocateError) {
     ([at_once, in_background], allocator.allocate(&request).unwrap_err())
 }
 
-/// What each report says of the node, which is the same of all.
+/// The outcome of the NUMA node, which is the same in all reports.
 fn said(memories: &[PinnedMemory; 2], early: &CapabilityReport) -> Grant {
     let [at_once, rising] = memories.each_ref().map(Memory::capabilities);
     let grant = at_once.grant(&Capability::NumaBinding).expect("the wish has an outcome").clone();
@@ -93,8 +93,11 @@ fn policy(memory: &PinnedMemory) -> Option<String> {
 }
 
 fn assert_all_gone(context: &Context) {
-    let holdings = context.holdings();
-    assert_eq!((holdings.registered, holdings.host), (Held::default(), Held::default()));
+    let usage = context.usage();
+    assert_eq!(
+        (usage.registered, usage.host),
+        (ResourceCount::default(), ResourceCount::default())
+    );
     assert_eq!(context.failed_drops(), 0);
 }
 

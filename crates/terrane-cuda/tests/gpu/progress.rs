@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
-use terrane_cuda::{Context, CudaError, DriverCode, Held, PinnedAllocator, PinnedOptions};
+use terrane_cuda::{Context, CudaError, DriverCode, PinnedAllocator, PinnedOptions, ResourceCount};
 use terrane_storage::{Progress, StorageError};
 use terrane_testkit::events::AtEvents;
 use terrane_testkit::process::in_child;
@@ -23,7 +23,7 @@ fn at_events(run: impl Fn() + Send + Sync + 'static) -> impl Subscriber + Send +
     AtEvents::of("terrane_cuda::memory::pinned", move |_| run())
 }
 
-/// What is touched, what is ready, and all.
+/// The touched bytes, the ready bytes, and all bytes.
 fn seen(progress: &Progress) -> [ByteCount; 3] {
     [progress.touched(), progress.ready(), progress.total()]
 }
@@ -79,7 +79,7 @@ fn in_the_background_what_is_registered_is_ready() {
             let (during, progress) = (Arc::clone(&during), progress.clone());
             at_events(move || during.lock().unwrap().push(progress.ready()))
         };
-        // Of all threads, as another one registers.
+        // Calls of all threads, because another thread registers.
         tracing::subscriber::set_global_default(look).unwrap();
         let pinned = in_parts(&context, Wish::Required, &progress);
         let (_memory, bring_up) = pinned.bring_up_in_background(&request()).unwrap();
@@ -125,8 +125,11 @@ fn a_registration_that_fails_half_way_is_never_ready() {
         let memory = pinned.bring_up(&request()).unwrap();
         assert_eq!(seen(&progress), [memory.length(); 3], "and counted once");
     }
-    let holdings = context.holdings();
-    assert_eq!((holdings.registered, holdings.host), (Held::default(), Held::default()));
+    let usage = context.usage();
+    assert_eq!(
+        (usage.registered, usage.host),
+        (ResourceCount::default(), ResourceCount::default())
+    );
 }
 
 #[test]
@@ -168,6 +171,9 @@ fn a_bring_up_is_cancelled_between_registrations() {
         let CudaError::HostMemory { source } = &error else { panic!("{error}") };
         assert!(matches!(**source, StorageError::Cancelled { .. }), "{error}");
     }
-    let holdings = context.holdings();
-    assert_eq!((holdings.registered, holdings.host), (Held::default(), Held::default()));
+    let usage = context.usage();
+    assert_eq!(
+        (usage.registered, usage.host),
+        (ResourceCount::default(), ResourceCount::default())
+    );
 }

@@ -12,8 +12,8 @@ use super::shape::moved;
 
 /// The device pool: `k_buffer` and `v_buffer` are lists of tensors, `2 × L × [B, N, H, D]`.
 ///
-/// The regions are all layers of K, then all layers of V. The pool's one page of padding at the
-/// beginning counts as a block.
+/// The regions are all layers of K, then all layers of V. The pool begins with one page of padding,
+/// which counts as a block.
 ///
 /// # Errors
 ///
@@ -31,7 +31,8 @@ pub fn layer_first(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     Sizes::of(config).geometry("2LBNHD")
 }
 
-/// The host pool `page_first`: `[2, B, N, L, H, D]`, one tensor. A token has its layers side by side.
+/// The host pool `page_first`: `[2, B, N, L, H, D]`, one tensor. The layers of a token are
+/// adjacent.
 ///
 /// # Errors
 ///
@@ -58,7 +59,7 @@ pub fn page_head(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     Sizes::of(config).geometry("2BHNLD")
 }
 
-/// The host pool `page_first_direct` of K and V rows of unequal length: two tensors,
+/// The host pool `page_first_direct` with K and V rows of unequal length. It has two tensors,
 /// `[B, L, N, H, D]` and `[B, L, N, H, D′]`, with `value_elements` = D′.
 ///
 /// # Errors

@@ -1,15 +1,15 @@
-//! The one encoding of a geometry: fingerprints hash it, and descriptions carry it.
+//! The encoding of a geometry. It is unique; fingerprints hash it, and descriptions contain it.
 //!
 //! All numbers are little-endian and have a fixed length.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 1 | version: 2 |
 //! | 1 | exponent of the block alignment |
 //! | 1 | number of sections |
-//! | each section | [its name](write_section), element, place, and the strides of five axes |
+//! | each section | [its name](write_section), element, position, and the strides of five axes |
 //! | 4 | number of runs of regions of one length |
-//! | 12 each run | regions (4) and bytes of each (8) |
+//! | 12 per run | regions (4) and bytes of each (8) |
 
 use terrane_core::{Alignment, ByteCount};
 
@@ -25,8 +25,7 @@ pub(crate) const VERSION: u8 = 2;
 /// The bytes of the strides of one axis.
 const AXIS_BYTES: usize = 28;
 
-/// The most that a reader takes of each thing. What exceeds it is refused before memory is spent on
-/// it.
+/// The reader's limits. An encoding that exceeds one is refused before memory is allocated for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GeometryLimits {
     /// Blocks.
@@ -38,8 +37,8 @@ pub struct GeometryLimits {
 }
 
 impl Geometry {
-    /// The bytes of this geometry: its version, every section with its strides, and the lengths of all
-    /// regions. Equal geometries have equal bytes.
+    /// The bytes of this geometry: its version, every section with its strides, and the lengths of
+    /// all regions. Equal geometries have equal bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut encoded = Vec::with_capacity(64 + 192 * self.sections().len());
@@ -65,14 +64,14 @@ impl Geometry {
         encoded
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, and nothing else.
+    /// Reads the output of [`encode`](Self::encode), and nothing else.
     ///
-    /// No byte is trusted. Counts are compared with `limits` and with the input that is left, and the
+    /// No byte is trusted. Counts are compared with `limits` and with the remaining input. The
     /// strides pass the same proof as those of [`from_sections_in`](Self::from_sections_in).
     ///
     /// # Errors
     ///
-    /// [`DecodeError`] names the byte, the count or the strides at fault.
+    /// [`DecodeError`] names the invalid byte, count or strides.
     pub fn decode(bytes: &[u8], limits: &GeometryLimits) -> Result<Self, DecodeError> {
         let mut input = Input { bytes, offset: 0 };
         let version = input.byte()?;
@@ -106,9 +105,9 @@ fn within(claim: Claim, count: u64, limit: u32) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// The length of the name (1) and the name, the bytes of an element (4), whether heads are stated (1),
-/// the first region (4), the offset (8), and the steps of each axis: regions (4), outer count (4) and
-/// stride (8), inner count (4) and stride (8).
+/// The length of the name (1) and the name, the bytes of an element (4), whether heads are stated
+/// (1), the first region (4), the offset (8), and the steps of each axis: regions (4), outer count
+/// (4) and stride (8), inner count (4) and stride (8).
 fn write_section(section: &Section, encoded: &mut Vec<u8>) {
     let name = section.name();
     let name = name.as_str();
@@ -120,7 +119,7 @@ fn write_section(section: &Section, encoded: &mut Vec<u8>) {
     encoded.extend(section.first_region().to_le_bytes());
     encoded.extend(section.offset().to_le_bytes());
     for axis in Axis::ALL {
-        // Strides that mean nothing would give one layout several encodings.
+        // Strides without a meaning would give one layout several encodings.
         let steps = section.steps(axis).normal();
         encoded.extend(steps.regions().to_le_bytes());
         for step in [steps.outer(), steps.inner()] {
@@ -130,10 +129,10 @@ fn write_section(section: &Section, encoded: &mut Vec<u8>) {
     }
 }
 
-/// What is left to read.
+/// The remaining input.
 struct Input<'a> {
     bytes: &'a [u8],
-    /// Where the rest begins.
+    /// The position of the rest.
     offset: usize,
 }
 

@@ -32,7 +32,7 @@ fn place(geometry: &Geometry, piece: Piece) -> Place {
     Place { space: Space::Region(at.region), start: at.offset }
 }
 
-/// The place of every piece but one, which is elsewhere.
+/// The location of every piece but one, which is moved.
 fn with_fault(
     geometry: &Geometry,
     fault: Piece,

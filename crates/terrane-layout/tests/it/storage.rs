@@ -1,5 +1,5 @@
-//! Layouts over the memory and the files of this machine: what each step acquires is given back,
-//! and what was wished for is reported.
+//! Layouts over the memory and the files of this machine. Each step returns what it acquired, and
+//! requested capabilities are reported.
 
 use std::error::Error;
 use std::fs;
@@ -25,7 +25,7 @@ use crate::doubles::config;
 const OUTER_FIRST: LayoutKind =
     LayoutKind::LayerSeparate { block_dimension: BlockDimension::Second };
 
-/// 2 MiB a layer.
+/// 2 MiB per layer.
 fn large() -> LayoutConfig {
     LayoutConfig::builder()
         .num_blocks(32)
@@ -38,8 +38,8 @@ fn large() -> LayoutConfig {
         .unwrap()
 }
 
-/// Every step of every way to a layout fails in its turn, over memory of `allocator`; nothing is
-/// left of any of them, nor of the layouts that come up in between.
+/// Every step of every way to build a layout fails once, over memory of `allocator`. Nothing of
+/// them is left, nor of the layouts that were built in between.
 fn fails_everywhere<A: Allocate + Clone>(allocator: &A)
 where
     A::Memory: Memory,
@@ -65,7 +65,7 @@ where
         assert_eq!(journal.lines(), ["allocate 0", "refuse registration", "release 0"]);
     }
 
-    // Each registration of adopted regions in its turn; then none.
+    // Each registration of adopted regions fails once; then none.
     let bytes = ByteCount::mib(2);
     for refused in 0..4 {
         let journal = Journal::new();
@@ -94,7 +94,7 @@ where
 
 #[test]
 fn system_memory_is_given_back_whatever_fails() {
-    // Alone in its process, as what other tests map meanwhile would count.
+    // Alone in its process, because mappings of other tests would count.
     in_child("storage::system_memory_is_given_back_whatever_fails", || {
         let allocator = SystemAllocator::new(SystemOptions::default());
         assert_no_growth(8, ByteCount::mib(6), || fails_everywhere(&allocator));
@@ -146,7 +146,7 @@ fn a_numa_wish_is_carried_out_and_reported_through_the_layout() {
         Some(Grant::Refused(reason)) => eprintln!(
             "skipped: a_numa_wish_is_carried_out_and_reported_through_the_layout: {reason}"
         ),
-        other => panic!("a wish without an outcome: {other:?} in {report}"),
+        other => panic!("a request without an outcome: {other:?} in {report}"),
     }
 }
 
@@ -161,12 +161,11 @@ fn a_numa_wish_for_a_node_that_is_not_there_is_reported_or_an_error() {
     let error = on(NumaPolicy::Bind(nowhere, Wish::Required)).unwrap_err();
     let mut causes = std::iter::successors(error.source(), |&cause| cause.source());
     let missing = causes.find_map(|cause| cause.downcast_ref::<CapabilityMissing>());
-    let missing = missing.expect("the capability that is missing");
+    let missing = missing.expect("the missing capability");
     assert_eq!(missing.outcome.capability, Capability::NumaBinding);
 }
 
-/// Two layouts in one file: each region, and what is registered of it, begins where it lies in
-/// the file.
+/// Two layouts in one file: each region, and its registration, begins at its offset in the file.
 #[test]
 fn regions_of_a_file_are_described_by_their_offset() {
     let directory = tempfile::tempdir().unwrap();
@@ -201,7 +200,7 @@ fn regions_of_a_file_are_described_by_their_offset() {
     }
 }
 
-/// Memory and files of 4.5 GB, of which nothing is touched.
+/// Memory and files of 4.5 GB, which are never accessed.
 #[test]
 fn block_contiguous_layouts_hold_a_thousandth_more_than_their_blocks_at_most() {
     let config = LayoutConfig::builder().num_blocks(4000).num_layers(61).outer_dim(1);
@@ -244,7 +243,7 @@ fn one_named_file_holds_a_layout_of_any_kind_and_is_as_long_as_the_plan() {
         let granule = allocator.limits().granule.get();
         assert_eq!(length, needed.max().unwrap().next_multiple_of(granule));
 
-        // The name is taken, and stays so when the layout drops.
+        // The name is taken, and is still taken after the layout drops.
         let LayoutError::Allocate { source, .. } = build().unwrap_err() else {
             panic!("another error")
         };

@@ -32,7 +32,7 @@ pub use options::NixlEngineOptions;
 use crate::{Agent, NixlError, process};
 use attended::{Attended, Means};
 use prepared::Prepared;
-use route::{Operation, Rates, Route, Target};
+use route::{Operation, QuotedRoute, Rates, Route};
 use worker::{Queue, Submitted};
 
 /// The engine's name in explanations and errors.
@@ -208,26 +208,24 @@ unsafe impl CopyEngine for NixlEngine {
 
     fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
         let route = self.route(plan, terms)?;
-        let backend = route.backend_name(self.agent());
-        let (operation, runs) = (route.operation, plan.run_count());
-        let reason = match &route.target {
-            Target::Peer { name: peer, .. } => {
-                format!("{backend} accepted both this memory and that of {peer}")
-            }
-            Target::File => format!("file and memory are registered with {backend}"),
-        };
+        let (backend, runs) = (route.backend_name(self.agent()), plan.run_count());
         let predicted = self.means.rates.of(&route).predict(plan.bytes(), runs);
-        let path = format!("{backend} {operation}, {runs} descriptors");
-        Ok(Quote { path: path.into(), reason: reason.into(), predicted })
+        Ok(Quote::new(predicted, QuotedRoute { route, backend, runs }))
     }
 
     fn submit(&self, job: CopyJob) {
-        let route = self.route(job.plan(), job.terms()).map_err(RequestFailed::Declined);
-        if let (Err(cause), true) = (&route, process::is_forked()) {
+        if process::is_forked() {
             // Its thread does not exist here, and its queue may stay locked.
-            return job.finish(Err(CopyFailure::Engine { source: cause.clone().into() }));
+            let source = RequestFailed::Declined(Declined::Forked).into();
+            return job.finish(Err(CopyFailure::Engine { source }));
         }
-        self.queue.push(match route.and_then(|route| route.begin(self.agent())) {
+        let route = match job.decision::<QuotedRoute>() {
+            Ok(quoted) => quoted.route.clone(),
+            Err(foreign) => {
+                return job.finish(Err(CopyFailure::Engine { source: foreign.into() }));
+            }
+        };
+        self.queue.push(match route.begin(self.agent()) {
             Ok(begun) => Submitted::Flight(Attended::new(job, begun, &self.means, &self.queue)),
             Err(cause) => Submitted::Refused(Box::new(job), cause),
         });

@@ -1,12 +1,13 @@
 //! Selects the backend, the direction and the peer for a plan.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use terrane_core::{AgentName, BackendName, Location, PeerId, StorageKind};
 use terrane_transfer::engines::Rate;
-use terrane_transfer::{Declined, Endpoint, Side, TransferPlan};
+use terrane_transfer::{Decision, Declined, Endpoint, Side, TransferPlan};
 
 use super::end::{ByEndpoint, End};
 use super::error::{NixlStep, RequestFailed};
@@ -25,6 +26,32 @@ pub(super) struct Route {
     pub(super) target: Target,
     /// The local memory, and the target.
     pub(super) ends: [Arc<End>; 2],
+}
+
+/// A route, and the rest of its explanation.
+#[derive(Clone, Debug)]
+pub(super) struct QuotedRoute {
+    pub(super) route: Route,
+    pub(super) backend: BackendName,
+    /// The runs of the plan; each becomes a descriptor.
+    pub(super) runs: u64,
+}
+
+impl Decision for QuotedRoute {
+    fn path(&self) -> Cow<'_, str> {
+        let Self { route, backend, runs } = self;
+        format!("{backend} {}, {runs} descriptors", route.operation).into()
+    }
+
+    fn reason(&self) -> Cow<'_, str> {
+        let backend = &self.backend;
+        match &self.route.target {
+            Target::Peer { name: peer, .. } => {
+                format!("{backend} accepted both this memory and that of {peer}").into()
+            }
+            Target::File => format!("file and memory are registered with {backend}").into(),
+        }
+    }
 }
 
 /// The route of a transfer that has begun.

@@ -56,8 +56,8 @@ fn write_and_read<A: Allocate>(
     let engine = NixlEngine::new(&agent, NixlEngineOptions::default()).unwrap();
     let manager = TransferManager::new([Arc::new(engine) as Arc<dyn CopyEngine>]);
     let make = |transfer: Transfer| {
-        let transfer = match order {
-            Some(order) => transfer.device_order(order),
+        let transfer = match &order {
+            Some(order) => transfer.device_order(order.clone()),
             None => transfer,
         };
         eprintln!("{}", manager.submit(transfer, ()).unwrap().wait().result.unwrap());

@@ -26,6 +26,11 @@ use crate::streams::fence::{StreamId, deadline_after};
 use crate::tags::Tag;
 
 /// An upstream with internal reserves that it can free, such as a driver's pool.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot trim an upstream",
+    label = "it does not implement `TrimUpstream`",
+    note = "a closure `Fn(ByteCount) -> ByteCount` that is `Send` and `Sync` implements it: it gets the wanted bytes and returns the freed bytes"
+)]
 pub trait TrimUpstream: Send + Sync {
     /// Frees reserves, at least `wanted` bytes if there are that many, and returns the bytes freed.
     fn trim_upstream(&self, wanted: ByteCount) -> ByteCount;

@@ -51,6 +51,11 @@ pub enum Access {
 /// A source of fences: the queues of one device, or a simulation of them.
 ///
 /// A pool calls a source and its fences without holding a lock, so they may use the pool.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not make fences",
+    label = "it does not implement `FenceSource`",
+    note = "`CudaStreams` of `terrane-cuda` makes the fences of a device; a pool over memory that no stream uses needs none"
+)]
 pub trait FenceSource: Send + Sync + fmt::Debug {
     /// Makes a fence. It counts as complete until it is recorded.
     ///

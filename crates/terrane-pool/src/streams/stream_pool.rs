@@ -10,6 +10,11 @@ use crate::streams::fence::StreamId;
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 
 /// A source of streams: a device's driver, or a simulation of it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not make streams",
+    label = "it does not implement `StreamSource`",
+    note = "`CudaStreams` of `terrane-cuda` makes the streams of a device"
+)]
 pub trait StreamSource: Send + Sync + fmt::Debug {
     /// Makes a stream.
     ///

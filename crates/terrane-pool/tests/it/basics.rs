@@ -362,17 +362,3 @@ fn the_last_handle_closes_the_pool() {
     drop(block);
     upstream.assert_empty();
 }
-
-#[test]
-fn a_snapshot_is_displayed_with_its_totals() {
-    let pool = Pool::new(Counted::unlimited(), powers_of_two()).unwrap();
-    let _kept = pool.allocate_bytes(ByteCount::kib(4)).unwrap();
-    drop(pool.allocate_bytes(ByteCount::kib(8)).unwrap());
-    let seen = pool.snapshot();
-    let text = "12 KiB held (peak 12 KiB): 4 KiB live, 8 KiB cached, 0 B pending";
-    assert_eq!(seen.to_string(), text);
-    let class = seen.classes.iter().find(|class| class.size == ByteCount::kib(8)).unwrap();
-    let text = "blocks of 8 KiB: 1 cached, 0 pending; 0 hits, 1 misses, 0 evictions";
-    assert_eq!(class.to_string(), text);
-    assert!(seen.reclaim.to_string().starts_with("0 requests met"), "{}", seen.reclaim);
-}

@@ -1,4 +1,4 @@
-//! Every double of the testkit keeps the rules that it is used to check others by.
+//! Every double of the testkit meets the rules that it is used to check in others.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn heap_allocators_conform() {
     }));
 }
 
-/// The adaptors that record, and that fail nothing.
+/// The adaptors that record, and that inject no failure.
 struct Adapted;
 
 impl AllocatorFixture for Adapted {

@@ -317,7 +317,7 @@ impl<'a> Job<'a> {
                     console.warn(format_args!("{name}, round {round}: {found}"))?;
                 }
             }
-            path = report.explanation.path.into_owned();
+            path = report.explanation.path().into_owned();
             times.push(took);
             limit_times.push(limits.measure(limit)?);
         }

@@ -128,7 +128,7 @@ impl Rig {
 
     pub fn is_direct(&self) -> bool {
         let explained = self.manager.explain(&self.transfer(true));
-        explained.is_ok_and(|explanation| explanation.path.starts_with("direct"))
+        explained.is_ok_and(|explanation| explanation.path().starts_with("direct"))
     }
 
     fn bytes(&self) -> u64 {

@@ -171,7 +171,8 @@ impl<'rig> Cell<'rig> {
         let scattered_from = (&scattered_source.0, &*scattered_source.1);
         let scattered_to = (&scattered_destination.0, &*scattered_destination.1);
         let mut of_scattered = Methods::new(rig, scattered_from, scattered_to)?;
-        let scattered_path = explain(&self.rig.manager, scattered_from, scattered_to)?.path;
+        let scattered_path =
+            explain(&self.rig.manager, scattered_from, scattered_to)?.path().into_owned();
 
         let spreads = in_turns(
             settings,
@@ -209,7 +210,7 @@ impl<'rig> Cell<'rig> {
                 None => reporter.skip(&case, "the driver has no cuMemcpyBatchAsync"),
             }
         }
-        self.beside_best(&case, ours, &explanation.path, raw, reporter)?;
+        self.beside_best(&case, ours, &explanation.path(), raw, reporter)?;
         self.beside_best(&name, scattered, &scattered_path, raw_of_scattered, reporter)
     }
 

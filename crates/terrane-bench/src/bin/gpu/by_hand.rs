@@ -3,7 +3,7 @@
 
 use anyhow::{Result, anyhow};
 use terrane_core::ByteCount;
-use terrane_cuda::{BlockIds, DeviceMemory, GridCopy, Stream};
+use terrane_cuda::{BlockIds, DeviceMemory, GridLaunch, Stream};
 use terrane_transfer::Endpoint;
 
 use crate::blocks::Way;
@@ -21,7 +21,7 @@ const PACK_BESIDE: u32 = 24;
 /// The calls for one transfer.
 pub struct ByHand<'rig> {
     way: Way,
-    grid: GridCopy,
+    grid: GridLaunch,
     thread_blocks: u32,
     /// What is copied between the buffer and the host; none where the kernel does it all.
     copies: Option<Pieces>,

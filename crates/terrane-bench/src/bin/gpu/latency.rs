@@ -61,7 +61,7 @@ fn waited_for<W: Write>(
     let (from, to) = ((&source.0, &*source.1), (&destination.0, &*destination.1));
     let methods = Methods::new(rig, from, to)?;
     let explanation = explain(&rig.manager, from, to)?;
-    let path = &explanation.path;
+    let path = explanation.path();
 
     let with_batches = rig.raw.has_batches();
     let mut batches = Methods::new(rig, from, to)?;
@@ -134,17 +134,17 @@ fn submitted<W: Write>(
     };
     rig.stream.synchronize()?;
     let order = if caller == Caller::OfStream {
-        // SAFETY: the rig, and its stream with it, outlives the transfers.
-        unsafe { rig.stream.order() }
+        rig.stream.order()
     } else {
         DeviceOrder::AlreadySynchronised
     };
-    let path = explain(&rig.manager, from, to)?.path;
+    let path = explain(&rig.manager, from, to)?.path().into_owned();
     let asked = caller == Caller::OfStream;
     let ends = ((&device, &*on_device), (&host, &*on_host));
     let mut by_hand = ByHand::new(rig, way, &path, ends.0, ends.1, asked)?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 0..settings.warm_up + settings.repeats.max(1) {
+        let order = order.clone();
         let begin = Instant::now();
         let completion = submit_after(order, &rig.manager, from, to)?;
         let took = begin.elapsed().as_secs_f64();

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result};
 use terrane_core::{Allocate, ByteCount, HostAddress, Location, Memory, RegionRequest};
-use terrane_cuda::{BlockIds, CopyEnd, DeviceMemory, GridCopy, Stream};
+use terrane_cuda::{BlockIds, DeviceMemory, GridLaunch, LaunchEnd, Stream};
 use terrane_transfer::{DeviceOrder, Endpoint, GridEnd, Planner, Transfer};
 
 use crate::raw::Pieces;
@@ -16,7 +16,7 @@ pub const THREAD_BLOCKS: u32 = 32;
 pub struct Methods {
     pieces: Pieces,
     batch: Pieces,
-    pub grid: GridCopy,
+    pub grid: GridLaunch,
     /// What the grid's tables and lists lie in.
     _tables: Vec<DeviceMemory>,
 }
@@ -94,7 +94,7 @@ fn grid(
     (source, from): (&Endpoint, &[u32]),
     (destination, to): (&Endpoint, &[u32]),
     tables: &mut Vec<DeviceMemory>,
-) -> Result<GridCopy> {
+) -> Result<GridLaunch> {
     let transfer = Transfer::new(source, destination)
         .blocks(from, to)
         .device_order(DeviceOrder::AlreadySynchronised);
@@ -106,7 +106,7 @@ fn grid(
         tables.push(table);
         at
     };
-    let mut end = |end: &GridEnd, at: &Endpoint, blocks: &[u32]| -> Result<CopyEnd> {
+    let mut end = |end: &GridEnd, at: &Endpoint, blocks: &[u32]| -> Result<LaunchEnd> {
         let layers = if end.regions_per_layer == 0 { 1 } else { grid.layers };
         let mut bases = Vec::new();
         for layer in 0..layers {
@@ -123,7 +123,7 @@ fn grid(
                 (end.offset, keep(put(rig, &bytes)?))
             }
         };
-        Ok(CopyEnd {
+        Ok(LaunchEnd {
             base,
             bases: bases_at,
             bases_bits: bases.iter().fold(0, |bits, base| bits | base),
@@ -138,7 +138,7 @@ fn grid(
             column_stride: end.column_stride,
         })
     };
-    Ok(GridCopy {
+    Ok(GridLaunch {
         pairs: u32::try_from(plan.source_blocks().len())?,
         layers: grid.layers,
         outers: grid.outers,
@@ -147,7 +147,7 @@ fn grid(
         bytes: grid.bytes.get(),
         source: end(&grid.source, source, plan.source_blocks())?,
         destination: end(&grid.destination, destination, plan.destination_blocks())?,
-        ..GridCopy::EMPTY
+        ..GridLaunch::EMPTY
     })
 }
 

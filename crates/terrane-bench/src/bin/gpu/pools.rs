@@ -41,7 +41,7 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
             continue;
         }
         let streams = CudaStreams::new(&rig.context);
-        let stream = streams.add(Arc::new(Stream::new(&rig.context)?))?;
+        let stream = streams.add(Stream::new(&rig.context)?)?;
         let fences = Arc::new(Counted { streams, made: AtomicU64::new(0) });
         let pool = Pool::with_fences(
             rig.device.clone(),

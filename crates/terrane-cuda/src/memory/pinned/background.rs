@@ -10,10 +10,10 @@ use terrane_core::{
 };
 use terrane_storage::{BringUp, Raising, StorageError, SystemAllocator, SystemMemory};
 
-use super::chunks::Registrations;
-use super::{Backing, PinnedAllocator, PinnedMemory, host_memory};
-use crate::context::Context;
 use crate::error::CudaError;
+use crate::memory::pinned::chunks::Registrations;
+use crate::memory::pinned::{Backing, PinnedAllocator, PinnedMemory, host_memory};
+use crate::runtime::context::Context;
 
 /// The progress of pinned memory: the usable prefix is locked for the device.
 pub type PinnedBringUp = BringUp<CudaError>;

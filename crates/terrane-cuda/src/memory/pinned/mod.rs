@@ -1,10 +1,10 @@
 //! Pinned memory: host memory that is locked, so that the device's copy engines can access it
 //! directly.
 
-mod background;
-mod chunks;
-mod host_allocation;
-mod options;
+pub(crate) mod background;
+pub(crate) mod chunks;
+pub(crate) mod host_allocation;
+pub(crate) mod options;
 
 use std::sync::Arc;
 
@@ -17,17 +17,18 @@ use terrane_storage::{
     SystemAllocator, SystemMemory,
 };
 
+use crate::error::CudaError;
+use crate::memory::pinned::background::Rising;
+use crate::memory::pinned::chunks::{Registrations, chunk_length};
+use crate::memory::pinned::host_allocation::HostAllocation;
+use crate::memory::{PINNED, nowhere};
+use crate::runtime::context::Context;
+
 pub use background::PinnedBringUp;
 
 pub use options::{PinnedNuma, PinnedOptions};
 
-use super::{PINNED, nowhere};
-use crate::context::Context;
-use crate::error::CudaError;
-use background::Rising;
 pub(crate) use chunks::device_pointer;
-use chunks::{Registrations, chunk_length};
-use host_allocation::HostAllocation;
 
 /// Allocates pinned memory.
 ///

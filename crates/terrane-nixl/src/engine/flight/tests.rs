@@ -15,7 +15,7 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::{InProcess, Pattern};
 use terrane_testkit::process::in_child_with;
 use terrane_transfer::{
-    Completion, CopyEngine, Declined, Endpoint, Quote, Terms, Transfer, TransferError,
+    Completion, CopyEngine, Declined, Endpoint, OnlyPath, Quote, Terms, Transfer, TransferError,
     TransferManager, TransferPlan,
 };
 
@@ -38,7 +38,7 @@ unsafe impl CopyEngine for Takes {
     }
 
     fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
-        Ok(Quote { path: "none".into(), reason: "a test's".into(), predicted: Duration::ZERO })
+        Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "none", reason: "a test's" }))
     }
 
     fn submit(&self, job: CopyJob) {

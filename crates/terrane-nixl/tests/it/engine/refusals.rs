@@ -80,8 +80,13 @@ fn each_side_goes_by_a_backend_that_accepted_it() {
     let pair = Pair::new();
     let manager = pair.manager();
     let (local, remote) = (pair.local(config(4), CONTIGUOUS), pair.remote(config(4), CONTIGUOUS));
-    let path =
-        |from, to| manager.explain(&Transfer::new(from, to).blocks(&[0, 2], &[0, 2])).unwrap().path;
+    let path = |from, to| {
+        manager
+            .explain(&Transfer::new(from, to).blocks(&[0, 2], &[0, 2]))
+            .unwrap()
+            .path()
+            .into_owned()
+    };
     assert_eq!(path(&local, &remote), "UCX write, 2 descriptors");
     assert_eq!(path(&remote, &local), "UCX read, 2 descriptors");
     let directory = tempfile::tempdir().unwrap();

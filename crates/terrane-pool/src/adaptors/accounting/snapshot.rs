@@ -53,6 +53,11 @@ impl BlockState {
 }
 
 /// A source that can list its blocks.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot list its blocks",
+    label = "it does not implement `Inspect`",
+    note = "a `Pool` lists its free blocks; the `LiveBlocks` of a `Tags` list the blocks in use"
+)]
 pub trait Inspect {
     /// Calls `visit` with every block, as of one instant. It holds no lock during the calls.
     fn inspect(&self, visit: &mut dyn FnMut(BlockRecord));

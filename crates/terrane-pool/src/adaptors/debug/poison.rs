@@ -14,6 +14,11 @@ use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// Fills memory with a byte in the order of a stream, and writes and reads single bytes of it. A
 /// [`Poison`] and a [`Guard`](super::Guard) access memory through it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not fill memory",
+    label = "it does not implement `Fill`",
+    note = "`FillHost` fills host memory, and `CudaFill` of `terrane-cuda` fills a device's"
+)]
 pub trait Fill: Send + Sync + fmt::Debug + 'static {
     /// Fills all of `memory` with `byte`: after the work already submitted to `stream`, and before
     /// later work.

@@ -1,0 +1,5 @@
+//! Tests of the public interface.
+
+mod eviction;
+mod index;
+mod queue;
