@@ -7,12 +7,11 @@ use terrane_cuda::{
     Context, CudaFill, CudaStreams, DeviceAllocator, DevicePool, PinnedAllocator, PinnedOptions,
     Stream,
 };
-use terrane_pool::adaptors::{
-    Adapt, DebugOptions, Delayed, GuardViolation, Poison, PoisonBytes, Side,
-};
+use terrane_pool::adaptors::{Adapt, DebugOptions, GuardViolation, Poison, PoisonBytes, OverwrittenSide};
 use terrane_pool::{Pool, PoolOptions, StreamId, StreamSource};
 use terrane_testkit::conformance::{AllocatorFixture, check_allocator};
 use terrane_testkit::pattern::PieceAccess;
+use terrane_testkit::delayed::Delayed;
 
 use crate::needs::{LITTLE, OnDevice, device};
 
@@ -95,7 +94,7 @@ fn guarded<A: Allocate>(context: &Context, upstream: A) {
     let [GuardViolation::Overwritten { label, side, distance, .. }] = violations.as_slice() else {
         panic!("{violations:?}");
     };
-    assert_eq!((label.as_str(), *side, *distance), ("kv", Side::After, 0));
+    assert_eq!((label.as_str(), *side, *distance), ("kv", OverwrittenSide::After, 0));
     assert_eq!(guard.log().live(), 0);
 }
 
@@ -118,7 +117,7 @@ fn overrun<A: Allocate>(context: &Context, upstream: A) {
         let Some(GuardViolation::Overwritten { side, distance, .. }) = violations.last() else {
             panic!("{violations:?}");
         };
-        assert_eq!((guard.log().found(), *side, *distance), (found, Side::After, 0), "{bytes}");
+        assert_eq!((guard.log().found(), *side, *distance), (found, OverwrittenSide::After, 0), "{bytes}");
     }
 }
 
