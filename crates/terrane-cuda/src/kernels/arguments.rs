@@ -296,10 +296,10 @@ mod tests {
 
     #[test]
     fn the_fields_stand_in_the_order_of_the_source() {
-        in_order!(LaunchEnd, "CopyEnd": base, bases, bases_bits, blocks, block_ids, first_inline, block_stride,
-            layer_stride, outer_stride, row_stride, column_stride);
-        in_order!(GridLaunch, "GridCopy": pairs, layers, outers, rows, columns, reserved, bytes, source,
-            destination, inline_blocks);
+        in_order!(LaunchEnd, "CopyEnd": base, bases, bases_bits, blocks, block_ids, first_inline,
+            block_stride, layer_stride, outer_stride, row_stride, column_stride);
+        in_order!(GridLaunch, "GridCopy": pairs, layers, outers, rows, columns, reserved, bytes,
+            source, destination, inline_blocks);
         in_order!(LaunchRun, "CopyRun": source, destination, bytes, first_tile);
         in_order!(RunLaunch, "RunCopy": runs, count, tiles, lanes_log2, width);
     }
