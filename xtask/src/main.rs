@@ -104,7 +104,9 @@ enum Task {
     /// is not fetched again. All other commands do it by themselves where they need it, and none
     /// does if TERRANE_NIXL is `system`. See docs/nixl.md.
     ///
-    /// With `--with-verbs` it runs the tests of NIXL beside RDMA libraries that are not installed.
+    /// With `--with-verbs` it runs the tests of NIXL beside RDMA libraries that are not installed. With
+    /// `--bindings` it checks `terrane-nixl` with the lowest and the highest supported `nixl-sys`, which
+    /// takes some minutes and is no step of the gate.
     Nixl(commands::nixl::Arguments),
     /// Checks licences, bans and sources of all dependencies with cargo-deny
     ///
@@ -132,8 +134,8 @@ enum Task {
     Offload,
     /// Runs the examples of two processes, and checks that all arrives and is verified
     ///
-    /// `remote` both ways, and `foreign` with an agent of NIXL in Python, over real NIXL; both are
-    /// fetched if they are not there.
+    /// `two_processes`, `remote` both ways, and `foreign` with an agent of NIXL in Python. NIXL is
+    /// downloaded if it is missing.
     Remote,
     /// Runs pools and stacks of adaptors under random load, and checks that every byte came back
     ///
@@ -181,6 +183,7 @@ fn run(task: &Task) -> anyhow::Result<ExitCode> {
             Some(packages) => {
                 return summed(|tally| commands::nixl::verbs::test(&workspace, packages, tally));
             }
+            None if arguments.bindings => commands::nixl::bindings::check(&workspace)?,
             None => commands::nixl::run(&workspace, arguments)?,
         },
         Task::Deny => commands::deny::run(&workspace)?,

@@ -62,7 +62,7 @@ fn models_that_cannot_be_read() {
     let rwkv = write("rwkv.json", r#"{"model_type": "rwkv"}"#);
     fails(&["--model", &rwkv], 2, &["model_type is \"rwkv\"", "supported are", "llama"]);
     let empty = write("empty.json", "");
-    fails(&["--model", &empty], 2, &["no JSON object"]);
+    fails(&["--model", &empty], 2, &["not a JSON object"]);
     let cut = write("cut.json", r#"{"model_type": "llama", "torch_dtype": "bfloat16"}"#);
     fails(&["--model", &cut], 2, &["missing", "llama"]);
     fails(&["--model", directory.path().to_str().unwrap()], 2, &["could not be read"]);
