@@ -103,8 +103,9 @@ fn a_peer_that_dies_in_the_middle_is_an_error() {
         ends.process.child.kill().unwrap();
         assert_eq!(cut_short(completion, Instant::now()), Some(NixlStep::Transfer));
         // Its memory is free again once the connection is closed, and further transfers fail as well.
-        for block in [0, MANY / 2, MANY - 1] {
+        for block in [0, 2, MANY / 2, MANY - 1] {
             free(&ends.local, block);
+            free(ends.remote.endpoint(), block);
         }
         let completion = ends.manager.submit(ends.write(2), ()).unwrap();
         assert_eq!(lost_at(&end_of(completion).result.unwrap_err()), NixlStep::Prepare);
