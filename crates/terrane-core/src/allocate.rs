@@ -5,6 +5,11 @@ use crate::{
     StorageKind,
 };
 
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not allocate memory",
+    label = "it does not implement `Allocate`",
+    note = "allocators are `SystemAllocator` and `DiskAllocator` of `terrane-storage`, the device and pinned allocators of `terrane-cuda`, and pools and adaptors of `terrane-pool`; a reference to one and an `Arc` of one allocate too"
+)]
 /// A source of memory: a backend, or a pool or adaptor over another source.
 ///
 /// # Requirements on implementations
@@ -20,11 +25,6 @@ use crate::{
 /// other live memory contains these bytes. No clone or location of the memory is kept to access
 /// them. Pools, poison and staging tables rely on this to write to the memory. The memory must be
 /// of [`kind`](Self::kind).
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` does not allocate memory",
-    label = "it does not implement `Allocate`",
-    note = "allocators are `SystemAllocator` and `DiskAllocator` of `terrane-storage`, the device and pinned allocators of `terrane-cuda`, and pools and adaptors of `terrane-pool`; a reference to one and an `Arc` of one allocate too"
-)]
 pub unsafe trait Allocate {
     /// The type of an allocation.
     type Memory: Memory;

@@ -8,6 +8,11 @@ use crate::{
     ByteCount, CapabilityReport, DeviceAddress, Location, RegistrationRecord, StorageKind,
 };
 
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not memory that Terrane can use",
+    label = "it does not implement `Memory`",
+    note = "allocate memory with an allocator of `terrane-storage`, `terrane-cuda` or `terrane-pool`; for bytes that another library owns, use `ForeignMemory`; for host bytes, `HostBytes`"
+)]
 /// A span of bytes that is valid and does not move until the value drops.
 ///
 /// A `Memory` returns the location of its bytes, never the bytes. Only two kinds of code read or
@@ -32,11 +37,6 @@ use crate::{
 ///    peer's memory is exempt: the peer may access it at any time.
 ///
 /// A span of length zero is legal. Its location is then only a well-aligned number.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not memory that Terrane can use",
-    label = "it does not implement `Memory`",
-    note = "allocate memory with an allocator of `terrane-storage`, `terrane-cuda` or `terrane-pool`; for bytes that another library owns, use `ForeignMemory`; for host bytes, `HostBytes`"
-)]
 pub unsafe trait Memory: Send + Sync + fmt::Debug + 'static {
     /// The kind of storage.
     fn kind(&self) -> StorageKind;

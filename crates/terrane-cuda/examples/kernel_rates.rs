@@ -88,7 +88,7 @@ struct Rates {
     events: [Event; 2],
     device: [DeviceMemory; 2],
     pinned: PinnedMemory,
-    /// Of the pinned memory, for the device.
+    /// The device's addresses of the pinned memory.
     alias: u64,
     bytes: ByteCount,
     rounds: usize,

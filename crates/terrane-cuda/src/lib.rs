@@ -55,7 +55,7 @@
 //!
 //!     let stream = Stream::new(&context)?;
 //!     for (from, to) in [(pinned.location(), device.location()), (device.location(), pinned.location())] {
-//!         // SAFETY: both live until the stream has been waited for, and nobody else uses them.
+//!         // SAFETY: both live until the stream has been waited for, and no other code uses them.
 //!         unsafe { stream.copy(from, to, request.bytes) }?;
 //!     }
 //!     stream.synchronize()?;

@@ -1,6 +1,6 @@
 //! A cache of candle's tensors as a layout, without DLPack and without a copy.
 //!
-//! The tensors are those of paged attention in candle-vllm and mistral.rs: for each layer, keys
+//! The tensors are those of paged attention in candle-vllm and mistral.rs. Each layer has keys
 //! `[blocks, heads, size / x, tokens, x]` and values `[blocks, heads, size, tokens]`. Blocks are
 //! copied to a tier with another layout and back. Every byte is compared with the bytes that candle
 //! reads.

@@ -1,4 +1,4 @@
-"""Tensors of a device's memory: a real one, or the simulated one under which the gate runs."""
+"""Tensors of a device's memory: a real one, or the simulated one of the gate."""
 
 import os
 
@@ -15,7 +15,7 @@ SHAPE = [2, BLOCKS, PAGE, HEADS, DIM]
 
 
 def expected():
-    """What Terrane fills a tensor of that shape with."""
+    """The contents of a tensor of that shape."""
     count = 2 * BLOCKS * PAGE * HEADS * DIM * 2
     filled = (numpy.arange(count, dtype=numpy.uint64) * 7 + 3).astype(numpy.uint8)
     return filled.view(numpy.uint16).reshape(SHAPE)
@@ -24,7 +24,7 @@ def expected():
 class Devices(ProofTest):
     def setUp(self):
         super().setUp()
-        # Where one was asked for, there has to be one.
+        # If a device was requested, it must exist.
         if "TERRANE_SIMULATED_CUDA" in os.environ:
             return
         try:
@@ -75,7 +75,7 @@ class Devices(ProofTest):
                 )
                 with taken:
                     taken.offload([1, 4], [7, 2])
-                    # To other blocks, and from there again.
+                    # To other blocks, and from there back.
                     taken.restore([0, 5], [7, 2])
                     taken.offload([0, 5], [1, 0])
                     tier = [numpy.from_dlpack(it) for it in taken.tier(U16, LAYERS)]

@@ -14,7 +14,7 @@ from proof import ProofError, ProofTest, live
 
 
 def pattern(length):
-    """What Terrane fills its tensors with."""
+    """The contents of Terrane's tensors."""
     return (numpy.arange(length, dtype=numpy.uint64) * 7 + 3).astype(numpy.uint8)
 
 
@@ -24,7 +24,7 @@ class Outward(ProofTest):
         self.assertEqual((array.shape, array.strides), ((4, 5), (5, 1)))
         self.assertTrue((array.ravel() == pattern(20)).all())
         self.assertEqual(live(), (1, 0))
-        # It is the memory itself, not a copy of it.
+        # It is the memory itself, not a copy.
         array[1, 2] = 99
         with Imported(array) as back:
             self.assertEqual(back.facts().address, array.ctypes.data)
@@ -57,7 +57,7 @@ class Outward(ProofTest):
         self.assertEqual(numpy.from_dlpack(Exported(FLOAT, [3, 0, 2])).shape, (3, 0, 2))
 
     def test_a_tensor_is_taken_whatever_comes_of_it(self):
-        # There is no such device, which is the call's fault and not the tensor's.
+        # The device does not exist; the call is wrong, not the tensor.
         with self.assertRaises(ProofError):
             Imported(Exported(UINT, [8]), max_version=(1, 3), device=99)
         self.assertEqual(live(), (0, 0))
@@ -163,7 +163,7 @@ class Inward(ProofTest):
 
 
 class Hostile(ProofTest):
-    """Structures that no library would make."""
+    """Structures that no correct library makes."""
 
     def setUp(self):
         super().setUp()

@@ -6,7 +6,7 @@ use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema};
 use terrane_arrow::arrays::abi::{ArrowArray, ArrowDeviceArray, ArrowSchema, Owned, Released};
 use terrane_arrow::arrays::{
-    Done, Ready, export_array, export_device_array, export_field, import_array,
+    Ready, ReleaseOrder, export_array, export_device_array, export_field, import_array,
     import_device_array, import_field, is_exported, to_arrow,
 };
 use terrane_arrow::columns::{
@@ -15,9 +15,9 @@ use terrane_arrow::columns::{
 use terrane_core::{BoxedCause, ByteCount, Location};
 use terrane_storage::{SystemAllocator, SystemOptions};
 
-use crate::accounts::{Account, Entry};
-use crate::calls::{answer, let_go};
+use crate::calls::{answer, drop_value};
 use crate::dlpack::counted;
+use crate::live_counts::{LiveCount, Resource};
 
 /// A column and its field, owned by Python.
 pub struct Held {
@@ -43,7 +43,7 @@ pub struct ColumnFacts {
 /// A foreign array that is counted until its own callback is called.
 struct Watched {
     theirs: ArrowArray,
-    _entry: Entry,
+    _entry: LiveCount,
 }
 
 /// Wraps an array's callback with a counter.
@@ -51,7 +51,7 @@ fn watched(array: Owned<ArrowArray>) -> Owned<ArrowArray> {
     let theirs = array.into_inner();
     let ArrowArray { length, null_count, offset, n_buffers, n_children, .. } = theirs;
     let ArrowArray { buffers, children, dictionary, .. } = theirs;
-    let watched = Box::new(Watched { theirs, _entry: Entry::new(Account::Imports) });
+    let watched = Box::new(Watched { theirs, _entry: LiveCount::new(Resource::Imports) });
     let array = ArrowArray {
         length,
         null_count,
@@ -240,7 +240,8 @@ pub unsafe extern "C" fn terrane_proof_arrow_export_device(
         let held = unsafe { &*held };
         let field = export_field(&held.field)?;
         // SAFETY: the caller's promise; no device uses host memory.
-        let column = unsafe { export_device_array(&held.column, Ready::Now, Done::AtRelease) }?;
+        let column =
+            unsafe { export_device_array(&held.column, Ready::Now, ReleaseOrder::AtRelease) }?;
         // SAFETY: the caller's promise.
         unsafe { field.give(schema) };
         // SAFETY: the caller's promise.
@@ -347,6 +348,6 @@ pub unsafe extern "C" fn terrane_proof_arrow_equal(
 pub unsafe extern "C" fn terrane_proof_arrow_drop(held: *mut Held, elsewhere: i32) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let_go(unsafe { Box::from_raw(held) }, elsewhere != 0)
+        drop_value(unsafe { Box::from_raw(held) }, elsewhere != 0)
     })
 }

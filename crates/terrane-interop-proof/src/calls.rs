@@ -24,7 +24,7 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<(), BoxedCause>) -> i32 {
 }
 
 /// Drops a value that returns to another library, on another thread if requested.
-pub(crate) fn let_go<T: Send + 'static>(value: T, elsewhere: bool) -> Result<(), BoxedCause> {
+pub(crate) fn drop_value<T: Send + 'static>(value: T, elsewhere: bool) -> Result<(), BoxedCause> {
     if !elsewhere {
         drop(value);
         return Ok(());

@@ -14,14 +14,14 @@ use terrane_interop::dlpack::{
 };
 use terrane_storage::{SystemAllocator, SystemOptions};
 
-use crate::accounts::{Account, Entry};
-use crate::calls::{answer, let_go};
+use crate::calls::{answer, drop_value};
+use crate::live_counts::{LiveCount, Resource};
 
 /// Memory that is counted until it drops.
 #[derive(Debug)]
 struct Counted<M> {
     memory: M,
-    _entry: Entry,
+    _entry: LiveCount,
 }
 
 // SAFETY: all methods delegate to the memory, which is neither moved nor dropped before `self`.
@@ -36,7 +36,7 @@ pub(crate) fn counted<A: Allocate<Memory: Memory>>(
 ) -> Result<Region, BoxedCause> {
     let request = RegionRequest::new(bytes).aligned_to(Alignment::SECTOR).labelled("proof");
     let memory = allocator.allocate(&request)?;
-    Ok(Region::new(Counted { memory, _entry: Entry::new(Account::Memory) }))
+    Ok(Region::new(Counted { memory, _entry: LiveCount::new(Resource::Memory) }))
 }
 
 /// The properties of a tensor to export.
@@ -176,7 +176,7 @@ fn fill_device(context: &Context, region: &Region) -> Result<(), BoxedCause> {
 /// An imported tensor.
 pub struct Import {
     pub(crate) tensor: ImportedTensor,
-    _entry: Entry,
+    _entry: LiveCount,
 }
 
 /// The properties of an imported tensor.
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn terrane_proof_import(
             unsafe { importer.legacy(tensor.cast()) }
         };
         found?;
-        let taken = Import { tensor: taken?, _entry: Entry::new(Account::Imports) };
+        let taken = Import { tensor: taken?, _entry: LiveCount::new(Resource::Imports) };
         // SAFETY: the caller's promise.
         unsafe { import.write(Box::into_raw(Box::new(taken))) };
         Ok(())
@@ -305,7 +305,7 @@ pub unsafe extern "C" fn terrane_proof_reverse(import: *const Import) -> i32 {
 pub unsafe extern "C" fn terrane_proof_release(import: *mut Import, elsewhere: i32) -> i32 {
     answer(|| {
         // SAFETY: the caller's promise.
-        let_go(unsafe { Box::from_raw(import) }, elsewhere != 0)
+        drop_value(unsafe { Box::from_raw(import) }, elsewhere != 0)
     })
 }
 

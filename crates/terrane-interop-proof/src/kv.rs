@@ -7,14 +7,14 @@ use terrane_cuda::{Context, EnginesOptions, PinnedAllocator, PinnedOptions, Stre
 use terrane_interop::dlpack::{
     ConsumerStream, ElementType, ImportedTensor, ProducerStream, TensorDevice, handshake,
 };
-use terrane_interop::tensors::{KvForm, KvTensors, adopt_kv, kv_tensors};
+use terrane_interop::tensors::{KvAxisOrder, KvTensors, adopt_kv, kv_tensors};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig, TokenOrder};
 use terrane_storage::{SystemAllocator, SystemOptions};
 use terrane_transfer::{Access, Endpoint, Transfer, TransferManager};
 
-use crate::accounts::{Account, Entry};
 use crate::calls::answer;
 use crate::dlpack::{counted, importer};
+use crate::live_counts::{LiveCount, Resource};
 
 /// A cache, and its tensors.
 #[repr(C)]
@@ -45,8 +45,8 @@ pub struct Cache {
     tier: Endpoint,
     manager: TransferManager,
     context: Option<Context>,
-    form: KvForm,
-    _entry: Entry,
+    form: KvAxisOrder,
+    _entry: LiveCount,
 }
 
 /// Imports the tensors of a cache, and creates a tier for it. It takes all tensors even if it
@@ -94,12 +94,12 @@ pub unsafe extern "C" fn terrane_proof_cache(
 
 fn make(request: &CacheRequest, tensors: &[ImportedTensor]) -> Result<Cache, BoxedCause> {
     let form = match request.form {
-        0 => KvForm::VLLM,
-        1 => KvForm::FLASHINFER_NHD,
-        2 => KvForm::FLASHINFER_HND,
-        3 => KvForm::SGLANG,
-        4 => KvForm::VLLM_LATENT,
-        _ => KvForm::SGLANG_LATENT,
+        0 => KvAxisOrder::VLLM,
+        1 => KvAxisOrder::FLASHINFER_NHD,
+        2 => KvAxisOrder::FLASHINFER_HND,
+        3 => KvAxisOrder::SGLANG,
+        4 => KvAxisOrder::VLLM_LATENT,
+        _ => KvAxisOrder::SGLANG_LATENT,
     };
     let order = match request.token_order {
         0 => TokenOrder::TokenMajor,
@@ -150,7 +150,7 @@ fn make(request: &CacheRequest, tensors: &[ImportedTensor]) -> Result<Cache, Box
         None => TransferManager::with_default_engines()?,
     };
     let (engine, tier) = (Endpoint::new(engine)?, Endpoint::new(tier)?);
-    let entry = Entry::new(Account::Imports);
+    let entry = LiveCount::new(Resource::Imports);
     Ok(Cache { engine, tier, manager, context, form, _entry: entry })
 }
 

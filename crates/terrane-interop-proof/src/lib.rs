@@ -5,9 +5,9 @@
 //! Every function returns 0, or −1 after storing the error for `terrane_proof_error`. The caller
 //! owns a returned pointer until it calls the matching release function.
 
-mod accounts;
 mod arrow;
 mod calls;
 mod capsule;
 mod dlpack;
 mod kv;
+mod live_counts;

@@ -16,9 +16,10 @@ pub enum ElementFormat {
     Width(u8),
     /// Groups of elements that share a scale, which is stored with them.
     ///
-    /// MXFP4 has 32 elements in 17 bytes (32 half bytes and a scale of 8 bits; OCP Microscaling
-    /// Formats specification 1.0), MXFP8 32 in 33, NVFP4 16 in 9. A format of half bytes without
-    /// scales is 2 elements in 1 byte. The inner dimension must be a multiple of the group.
+    /// MXFP4 has 32 elements in 17 bytes: 32 half bytes and a scale of 8 bits (OCP Microscaling
+    /// Formats specification 1.0). MXFP8 has 32 in 33, and NVFP4 has 16 in 9. A format of half
+    /// bytes without scales is 2 elements in 1 byte. The inner dimension must be a multiple of the
+    /// group.
     BlockScaled {
         /// Elements per group; at least 1.
         elements: u32,

@@ -309,7 +309,7 @@ fn range(least: u32, largest: u32) -> String {
 
 fn names(agents: &[AgentName]) -> String {
     if agents.is_empty() {
-        return "nobody".to_owned();
+        return "no agent".to_owned();
     }
     agents.iter().map(AgentName::as_str).collect::<Vec<_>>().join(", ")
 }

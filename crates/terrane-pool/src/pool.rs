@@ -16,7 +16,7 @@
 //!
 //! So the pool owns the magazines, not the thread, and can empty them under pressure. Their threads
 //! enter them with plain stores. The decisions, with the figures for the whole pool:
-//! `docs/decisions/0020-magazines-behind-an-asymmetric-gate.md` and the two after it.
+//! `docs/decisions/0020-magazines-belong-to-the-pool.md` and the two after it.
 
 mod fetch;
 

@@ -6,7 +6,7 @@ use std::ffi::CStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// What a call answers.
+/// The answer of a call.
 pub type Outcome<T = ()> = Result<T, Code>;
 
 impl Code {

@@ -1,4 +1,4 @@
-//! Which stream goes on, and when.
+//! The choice of the stream that runs next.
 
 use crate::code::{Code, Outcome, Progress};
 use crate::config::Policy;

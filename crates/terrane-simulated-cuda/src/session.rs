@@ -39,7 +39,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.simulator.end();
         for thread in self.threads.drain(..) {
-            // What it panicked with, it has printed.
+            // It has printed its panic.
             let _ = thread.join();
         }
     }
@@ -56,7 +56,7 @@ impl Drop for Attached {
     }
 }
 
-/// Starts a driver and its two threads: one that does work when nobody calls, and one that calls
+/// Starts a driver and its two threads: one that does work when there are no calls, and one that calls
 /// functions of the host's.
 pub fn start(config: Config) -> Outcome<(Arc<Simulator>, Vec<JoinHandle<()>>)> {
     let simulator = Arc::new(Simulator::new(config)?);

@@ -1,4 +1,4 @@
-//! What a stream does, in steps small enough that others see it half done.
+//! The work of a stream, in steps so small that others see it half done.
 
 use std::sync::Arc;
 

@@ -18,6 +18,7 @@
 //! - [`process`]: tests that need their own process; [`peer`]: tests of two processes; [`port`]:
 //!   ports to listen on.
 //! - [`priced`]: an upstream without memory whose calls take a stated time.
+//! - [`ptx`]: a kernel to launch through another library.
 //! - [`simulated_cuda`]: faults, held streams and counts of the simulated CUDA driver.
 //!
 //! # What it does not do
@@ -49,6 +50,7 @@ pub mod peer;
 pub mod port;
 pub mod priced;
 pub mod process;
+pub mod ptx;
 pub mod random;
 pub mod recorder;
 pub mod references;

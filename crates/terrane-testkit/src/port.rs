@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "nobody listens")]
+    #[should_panic(expected = "listening on port")]
     fn any_other_error_is_a_failure() {
         listening(|_| Err::<(), _>("refused"), |error| *error == "taken");
     }

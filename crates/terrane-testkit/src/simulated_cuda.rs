@@ -50,6 +50,16 @@ impl SimulatedCuda {
         is_simulated.then_some(Self(library))
     }
 
+    /// As [`find`](Self::find). On a real device, reports the test as skipped and returns `None`.
+    #[expect(clippy::print_stderr, reason = "skipped tests are reported on standard error")]
+    pub fn find_or_skip(test: &str) -> Option<Self> {
+        let driver = Self::find();
+        if driver.is_none() {
+            eprintln!("skipped: {test}: a simulated device needed, this one is real");
+        }
+        driver
+    }
+
     /// Makes the call of `function` (`"cuMemAlloc_v2"`) after `spared` further ones return `code`.
     pub fn fail(&self, function: &str, spared: u64, code: u32) {
         let function = CString::new(function).expect("a name without a zero byte");

@@ -9,8 +9,8 @@ use terrane_cuda::CudaError;
 use super::DeviceType;
 use crate::columns::ColumnError;
 
-/// The position of a field in a nested type: the names of the fields above it and its own, or their
-/// numbers where they have no name.
+/// The position of a field in a nested type: the names of the fields above it and its own. A field
+/// without a name has its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldPath(Box<str>);
 

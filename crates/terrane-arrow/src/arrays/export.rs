@@ -10,7 +10,7 @@ use terrane_interop::release_order::{catch_panic, release_after};
 
 use super::abi::{ArrowArray, ArrowDeviceArray, DeviceType, Owned, Released};
 use super::error::ExportError;
-use super::release_order::Done;
+use super::release_order::ReleaseOrder;
 use crate::columns::exported_memory::ExportedMemory;
 use crate::columns::{Column, ColumnBuffer, shape};
 
@@ -74,8 +74,8 @@ impl Ready {
 /// # Safety
 ///
 /// Consumers rely on immutable arrays with valid values. Until the array is released, no code
-/// writes the column's memory, transfers included. The values obey the rules of their type: offsets
-/// do not decrease and stay within their data, texts are UTF-8, and keys are in their dictionary.
+/// writes the column's memory, transfers included. The values obey the rules of their type. Offsets
+/// do not decrease and stay within their data. Texts are UTF-8. Keys are in their dictionary.
 /// [`to_arrow`](super::to_arrow) checks these rules.
 pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportError> {
     if let Some(kind) = column.kind().filter(|kind| !kind.is_host()) {
@@ -84,8 +84,9 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
     array(column, None, None)
 }
 
-/// Exports a column as an Arrow array with its device, by the C Device Data Interface: in system
-/// memory, in pinned memory, or on a CUDA device. [`Done`] states when its memory may be freed.
+/// Exports a column as an Arrow array with its device, by the C Device Data Interface. The column
+/// is in system memory, in pinned memory, or on a CUDA device. [`ReleaseOrder`] states when its
+/// memory may be freed.
 ///
 /// Pinned memory is exported as memory of device 0, as with DLPack. An array on a device, or in
 /// pinned memory, may have an event after which it is ready. The event is kept until the array is
@@ -99,13 +100,13 @@ pub unsafe fn export_array(column: &Column) -> Result<Owned<ArrowArray>, ExportE
 ///
 /// # Safety
 ///
-/// As for [`export_array`], from when the array is [`Ready`] until the consumer has finished. With
-/// [`Done::AtRelease`], all device work that the consumer submitted on the memory has completed
-/// when it releases the array, or a child that it moved out.
+/// As for [`export_array`], from when the array is [`Ready`] until the consumer has finished.
+/// [`ReleaseOrder::AtRelease`] adds a condition for the release of the array, or of a child that
+/// the consumer moved out: all device work that the consumer submitted on the memory has completed.
 pub unsafe fn export_device_array(
     column: &Column,
     ready: Ready,
-    done: Done,
+    release: ReleaseOrder,
 ) -> Result<Owned<ArrowDeviceArray>, ExportError> {
     let kind = column.kind().unwrap_or(StorageKind::System);
     if let Some(second) = other_kind(column, kind) {
@@ -133,9 +134,9 @@ pub unsafe fn export_device_array(
             Some(HeldEvent { handle: Box::new(AtomicPtr::new(event.handle())), _event: event })
         }
     };
-    let consumer = match done {
-        Done::AtRelease => None,
-        Done::After(stream) => Some(stream),
+    let consumer = match release {
+        ReleaseOrder::AtRelease => None,
+        ReleaseOrder::After(stream) => Some(stream),
     };
     let array = array(column, event, consumer.as_ref())?.into_inner();
     let private: *const Exported = array.private_data.cast();

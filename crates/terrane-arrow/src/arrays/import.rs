@@ -54,8 +54,8 @@ pub unsafe fn import_array(
     unsafe { import.column(data_type, owner.get(), Trail::TOP) }
 }
 
-/// Imports a foreign array with its device as a column of this type, without a copy: host memory,
-/// pinned memory, or memory of a CUDA device.
+/// Imports a foreign array with its device as a column of this type, without a copy. It is in host
+/// memory, pinned memory, or memory of a CUDA device.
 ///
 /// Everything that does not need the device is checked at once. The remaining checks, and the
 /// column, follow with the [wait](ImportedArray::wait_on) for the producer's event.

@@ -11,8 +11,8 @@
 //! [`Column`](crate::columns::Column). It keeps the memory until its consumer calls the release
 //! callback, on any thread. The consumer may move children out before, as the specification
 //! permits. An array on a device states when it is [`Ready`]: after an event, for which the
-//! consumer's stream waits. [`Done`] states when the consumer has finished: when it releases the
-//! array, or when a stream has completed.
+//! consumer's stream waits. [`ReleaseOrder`] states when the consumer has finished: when it
+//! releases the array, or when a stream has completed.
 //!
 //! # In
 //!
@@ -114,5 +114,5 @@ pub use error::{ExportError, FieldPath, ImportError};
 pub use export::{Ready, export_array, export_device_array, is_exported};
 pub use host::{from_arrow, to_arrow};
 pub use import::{ImportedArray, import_array, import_device_array};
-pub use release_order::Done;
+pub use release_order::ReleaseOrder;
 pub use schema::{export_field, export_schema, import_field, import_schema};

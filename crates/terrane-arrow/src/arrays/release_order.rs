@@ -1,4 +1,4 @@
-//! When a consumer has finished with an array's memory.
+//! The order between a consumer's work and the release of an array's memory.
 
 use terrane_cuda::Stream;
 
@@ -7,7 +7,7 @@ use terrane_cuda::Stream;
 /// On the host this is when it releases the array. On a device, work may still run then: libraries
 /// drop an array as soon as they have submitted their work.
 #[derive(Debug, Default)]
-pub enum Done {
+pub enum ReleaseOrder {
     /// At the release: the consumer waits for its own device work, or has none.
     #[default]
     AtRelease,

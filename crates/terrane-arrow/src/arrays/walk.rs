@@ -154,8 +154,8 @@ impl Import<'_> {
         Ok((buffers, last_offset))
     }
 
-    /// The lengths of the data of views, which the last buffer holds: on the host, where Arrow C++
-    /// always has them, or at the location that the driver names.
+    /// The lengths of the data of views, which the last buffer holds. Arrow C++ always stores them
+    /// on the host; otherwise the driver names their location.
     fn listed(
         &self,
         shapes: &[BufferShape],

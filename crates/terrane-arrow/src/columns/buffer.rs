@@ -47,8 +47,8 @@ impl ColumnBuffer {
     ///
     /// # Safety
     ///
-    /// The bytes may be written. While the result, or anything made from it, lives, all other users
-    /// of the bytes synchronise with its users; another library may still have the memory.
+    /// The bytes may be written. Another library may still have the memory. So all other users of
+    /// the bytes synchronise with the users of the result, and of anything made from it.
     #[must_use]
     pub unsafe fn into_writable(self) -> Self {
         Self { is_read_only: false, ..self }

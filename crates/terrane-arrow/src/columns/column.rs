@@ -91,8 +91,8 @@ impl Size {
 }
 
 impl Column {
-    /// A column of Terrane's memory without nulls, whose values are adjacent in `values`: of a type
-    /// of fixed width, or of booleans, eight in a byte.
+    /// A column of Terrane's memory without nulls, whose values are adjacent in `values`. Its type
+    /// has a fixed width, or is boolean with eight values in a byte.
     ///
     /// # Errors
     ///
@@ -233,7 +233,7 @@ impl Column {
             _ => return Err(out),
         }
         let Some(offset) = self.offset().checked_add(offset) else { return Err(out) };
-        // Only the bits tell how many nulls are in the part.
+        // The number of nulls in the part is unknown without reading the bits.
         let null_count = self.null_count().filter(|nulls| *nulls == 0 || length == rows);
         let parts = ColumnParts { offset, length, null_count, ..(*self.parts).clone() };
         Ok(Self { parts: Arc::new(parts), ..*self })

@@ -75,7 +75,8 @@ impl ColumnarBuffer {
     /// # Errors
     ///
     /// [`ColumnError`] if the columns do not match the schema, have no space for `capacity` rows,
-    /// or are in different memories, or if the memory of the row count is too short or misaligned.
+    /// or are in different memories. Also if the memory of the row count is too short or
+    /// misaligned.
     pub fn from_columns(
         schema: SchemaRef,
         columns: Vec<Column>,
@@ -199,7 +200,7 @@ impl ColumnarBuffer {
     ///
     /// # Safety
     ///
-    /// All writers of the row count precede this call in `order`: they were submitted to this
+    /// All writers of the row count precede this call in `order`. They were submitted to this
     /// stream, or to one that this stream was made to wait for.
     pub unsafe fn refresh(&mut self, order: &dyn AccessOrder) -> Result<u64, ColumnError> {
         self.cached = CachedRows::Stale;

@@ -7,7 +7,7 @@ use terrane_core::{
 };
 use terrane_cuda::CudaError;
 
-/// What is wrong with a column or a columnar buffer.
+/// Why a column or a columnar buffer was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ColumnError {

@@ -19,8 +19,8 @@ impl Column {
     ///
     /// # Errors
     ///
-    /// [`ColumnError::Tensor`] if the elements are not adjacent with the last axis fastest, if they
-    /// are not whole bytes, or if they are truth values, which Arrow packs into bits.
+    /// [`ColumnError::Tensor`] if the elements are not adjacent with the last axis fastest, or are
+    /// not whole bytes. Also for truth values, because Arrow packs them into bits.
     pub fn from_tensor(tensor: &ImportedTensor) -> Result<Self, ColumnError> {
         let element = tensor.shape().element();
         let refused = |reason| ColumnError::Tensor { element, reason };

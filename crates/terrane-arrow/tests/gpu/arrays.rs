@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arrow_schema::DataType;
 use terrane_arrow::arrays::abi::{ArrowArray, ArrowDeviceArray, Owned, Released};
 use terrane_arrow::arrays::{
-    DeviceType, Done, ExportError, ImportError, Ready, export_array, export_device_array,
+    DeviceType, ExportError, ImportError, Ready, ReleaseOrder, export_array, export_device_array,
     import_device_array,
 };
 use terrane_arrow::columns::{Column, ColumnBuffer, ColumnParts, Origin};
@@ -17,9 +17,10 @@ use terrane_core::{
     StorageKind,
 };
 use terrane_cuda::{Context, Event, PinnedAllocator, PinnedOptions, Stream};
+use terrane_testkit::needs::LITTLE;
 
-use crate::needs::{LITTLE, device, two_devices};
-use crate::support::{Sees, filled, read, simulated};
+use crate::needs::{device, two_devices};
+use crate::support::{RecordsIdle, filled, read, simulated};
 
 /// A foreign array, of a column without children in memory that is not exported.
 pub fn foreign(column: &Column, ready: Ready) -> Owned<ArrowDeviceArray> {
@@ -106,7 +107,8 @@ fn arrays_of_the_device_come_back_as_what_they_were() {
     assert!(matches!(refused, Err(ExportError::NotHost { .. })));
     for ready in [Ready::Now, Ready::after(&stream).unwrap()] {
         // SAFETY: no code writes the column.
-        let array = unsafe { export_device_array(&column, ready, Done::AtRelease) }.unwrap();
+        let array =
+            unsafe { export_device_array(&column, ready, ReleaseOrder::AtRelease) }.unwrap();
         assert_eq!((array.get().device_type.0, array.get().device_id), (2, 0));
         // SAFETY: this crate made the array.
         let back = unsafe { import_device_array(&DataType::Utf8, array) }.unwrap();
@@ -157,14 +159,14 @@ fn an_array_is_let_go_of_when_the_consumers_stream_has_run() {
         let bytes = filled(&context, &stream, &[7; 64]);
         let target = filled(&context, &stream, &[0; 64]);
         let had_run = Arc::new(AtomicBool::new(false));
-        let sees = Sees { stream: stream.clone(), had_run: Arc::clone(&had_run) };
+        let sees = RecordsIdle { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let span = bytes.span();
         // SAFETY: the allocation is kept, and only the consumer's stream uses its bytes.
         let memory = unsafe { ForeignMemory::new(span, (sees, bytes)) };
         let column = Column::new(DataType::Int8, 64, Region::new(memory)).unwrap();
         // SAFETY: the stream outlives the borrowed one, which drops with the array.
         let consumer = unsafe { Stream::borrow(&context, stream.handle(), ()) }.unwrap();
-        let done = Done::After(consumer);
+        let done = ReleaseOrder::After(consumer);
         // SAFETY: no code writes the column.
         let array = unsafe { export_device_array(&column, Ready::Now, done) }.unwrap();
         drop(column);
@@ -222,7 +224,8 @@ fn views_have_the_lengths_of_their_data_on_the_host() {
         let column = Column::from_parts(parts).unwrap();
         assert_eq!(column.kind(), Some(StorageKind::Device(DeviceId::new(0))));
         // SAFETY: no code writes the column.
-        let out = unsafe { export_device_array(&column, Ready::Now, Done::AtRelease) }.unwrap();
+        let out =
+            unsafe { export_device_array(&column, Ready::Now, ReleaseOrder::AtRelease) }.unwrap();
         // SAFETY: there are four buffers.
         let last = unsafe { *out.get().array.buffers.wrapping_add(3) };
         // SAFETY: the last one points to one length, on the host.
@@ -250,7 +253,7 @@ fn memory_of_ours_is_recognised_whoever_hands_it_over() {
     let theirs = foreign(&column, Ready::Now);
     // While the column is exported, a foreign array over the same bytes is over Terrane's memory.
     // SAFETY: no code writes the column.
-    let out = unsafe { export_device_array(&column, Ready::Now, Done::AtRelease) }.unwrap();
+    let out = unsafe { export_device_array(&column, Ready::Now, ReleaseOrder::AtRelease) }.unwrap();
     // SAFETY: it obeys the specification.
     let back = unsafe { import_device_array(&DataType::Utf8, theirs) }.unwrap();
     let back = back.wait_on(&stream).unwrap();
@@ -372,7 +375,8 @@ fn an_event_of_another_device_is_refused() {
     let column = texts(&context, &stream);
     let ready = Ready::after(&Stream::new(&other).unwrap()).unwrap();
     // SAFETY: no code writes the column.
-    let refused = unsafe { export_device_array(&column, ready, Done::AtRelease) }.unwrap_err();
+    let refused =
+        unsafe { export_device_array(&column, ready, ReleaseOrder::AtRelease) }.unwrap_err();
     let (device, found) = (context.device().id, other.device().id);
     assert!(
         matches!(refused, ExportError::EventOfOther { device: d, found: f } if (d, f) == (device, found)),

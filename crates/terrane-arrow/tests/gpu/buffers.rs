@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema};
-use terrane_arrow::arrays::{Done, Ready, export_device_array, import_device_array};
+use terrane_arrow::arrays::{Ready, ReleaseOrder, export_device_array, import_device_array};
 use terrane_arrow::columns::{
     AccessOrder, CachedRows, ColumnError, ColumnarBuffer, ColumnarOptions, ColumnarPlan, Growth,
     HostOrder, RowCountWidth,
@@ -12,8 +12,9 @@ use terrane_core::{Allocate, ByteCount, Location, Memory, Region};
 use terrane_cuda::{Context, DeviceAllocator, DevicePool, PinnedAllocator, PinnedOptions, Stream};
 use terrane_pool::adaptors::{Budget, Limit};
 use terrane_pool::{Pool, PoolOptions};
+use terrane_testkit::needs::{LITTLE, Needs};
 
-use crate::needs::{LITTLE, Needs, device};
+use crate::needs::device;
 use crate::support::{read, simulated};
 
 fn plan(capacity: u64, width: RowCountWidth) -> ColumnarPlan {
@@ -84,7 +85,7 @@ fn check<A: Allocate>(context: &Context, allocator: &A) {
         let batch = larger.record_batch().unwrap();
         let ready = Ready::after(&stream).unwrap();
         // SAFETY: no code writes the batch from then on.
-        let array = unsafe { export_device_array(&batch, ready, Done::AtRelease) }.unwrap();
+        let array = unsafe { export_device_array(&batch, ready, ReleaseOrder::AtRelease) }.unwrap();
         drop(larger);
         // SAFETY: this crate made the array.
         let back = unsafe { import_device_array(batch.data_type(), array) }.unwrap();

@@ -1,14 +1,14 @@
 //! Device memory that was mapped in pieces, and releases that cannot wait for their stream.
 
 use arrow_schema::DataType;
-use terrane_arrow::arrays::{Done, Ready, export_device_array, import_device_array};
+use terrane_arrow::arrays::{Ready, ReleaseOrder, export_device_array, import_device_array};
 use terrane_arrow::columns::Column;
 use terrane_core::{Allocate, ByteCount, Location, Memory, Region, RegionRequest};
 use terrane_cuda::{Context, DeviceAllocator, Stream};
+use terrane_testkit::needs::{LITTLE, Needs};
 use terrane_testkit::simulated_cuda::Pieces;
 
 use crate::arrays::foreign;
-use crate::needs::{LITTLE, Needs};
 use crate::support::simulated;
 
 fn memory(context: &Context, bytes: u64) -> Region {
@@ -49,7 +49,7 @@ fn an_array_whose_stream_cannot_be_waited_for_is_kept() {
         const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
         let Some((context, driver)) = simulated(name, LITTLE) else { return };
         let column = Column::new(DataType::Int64, 8, memory(&context, 64)).unwrap();
-        let done = Done::After(Stream::new(&context).unwrap());
+        let done = ReleaseOrder::After(Stream::new(&context).unwrap());
         // SAFETY: no code writes the column.
         let array = unsafe { export_device_array(&column, Ready::Now, done) }.unwrap();
         drop(column);

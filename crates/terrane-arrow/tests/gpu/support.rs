@@ -6,19 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use terrane_arrow::columns::AccessOrder;
 use terrane_core::{Alignment, Allocate, ByteCount, Location, Memory, Region, RegionRequest};
 use terrane_cuda::{Context, DeviceAllocator, Stream};
+use terrane_testkit::needs::Needs;
 use terrane_testkit::simulated_cuda::SimulatedCuda;
 
-use crate::needs::{Needs, device};
+use crate::needs::device;
 
-/// The simulated device and its driver. On a real device, prints that the test is skipped and
-/// returns `None`.
+/// The simulated device and its driver. On a real device, reports the test as skipped and returns
+/// `None`.
 pub fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
-    let context = device(test, needs)?;
-    let driver = SimulatedCuda::find();
-    if driver.is_none() {
-        eprintln!("skipped: {test}: a simulated device needed, this one is real");
-    }
-    Some((context, driver?))
+    Some((device(test, needs)?, SimulatedCuda::find_or_skip(test)?))
 }
 
 /// Device memory with these bytes.
@@ -40,12 +36,12 @@ pub fn read(stream: &Stream, from: Location, bytes: usize) -> Vec<u8> {
 }
 
 /// Records, when it drops, whether a stream had completed.
-pub struct Sees {
+pub struct RecordsIdle {
     pub stream: Stream,
     pub had_run: Arc<AtomicBool>,
 }
 
-impl Drop for Sees {
+impl Drop for RecordsIdle {
     fn drop(&mut self) {
         self.had_run.store(self.stream.is_idle().unwrap(), Ordering::SeqCst);
     }

@@ -1,4 +1,4 @@
-//! What connects devices to pools, transfers, debug adaptors, and `cudarc`.
+//! Connections of devices to pools, transfers, debug adaptors and `cudarc`.
 
 pub mod cudarc;
 pub(crate) mod debug_fill;

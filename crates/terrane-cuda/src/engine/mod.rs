@@ -127,10 +127,10 @@ use crate::runtime::context::Context;
 /// ```
 pub struct DeviceEngine {
     shared: Arc<Shared>,
-    /// Counters for copies to the device, to the host, and between devices' memories.
-    submit_threads: Option<[(Sender<QueuedJob>, Arc<DirectionQueue>); 3]>,
+    /// The queues for copies to the device, to the host, and between devices' memories.
+    queues: Option<[(Sender<QueuedJob>, Arc<DirectionQueue>); 3]>,
     completion_threads: Option<CompletionThreads>,
-    /// The counter for threads that wait until jobs may begin.
+    /// The threads that wait until jobs may begin.
     order_waits: Option<CompletionThreads>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -145,8 +145,8 @@ const READY_ORDER_STREAMS: u32 = 1;
 
 impl DeviceEngine {
     /// Creates an engine for the context's device. Loads the kernels, if the driver accepts them,
-    /// and starts the threads. The threads are named `terrane-cuda-queued-0` and so on,
-    /// `terrane-cuda-order_event-0` and `terrane-cuda-wait-0`.
+    /// and starts the threads. The threads are named `terrane-cuda-submit-0` and so on,
+    /// `terrane-cuda-order-0` and `terrane-cuda-wait-0`.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl DeviceEngine {
         // If this is dropped on an error, it joins the threads that have been started.
         let mut engine = Self {
             shared,
-            submit_threads: None,
+            queues: None,
             completion_threads: Some(completion_threads),
             order_waits: Some(order_waits),
             threads: Vec::new(),
@@ -202,16 +202,16 @@ impl DeviceEngine {
         }
         let (mut queues, of_all) = (Vec::new(), Arc::default());
         for number in 0..3 {
-            let (queue, jobs) = unbounded();
+            let (sender, jobs) = unbounded();
             let Some(completion_threads) = engine.completion_threads.clone() else { break };
-            let direction_queue = DirectionQueue::new(&engine.shared, &of_all);
+            let queue = DirectionQueue::new(&engine.shared, &of_all);
             let shared = Arc::clone(&engine.shared);
             let submit_thread =
-                SubmitThread::new(shared, Arc::clone(&direction_queue), jobs, completion_threads);
+                SubmitThread::new(shared, Arc::clone(&queue), jobs, completion_threads);
             engine.start(format!("terrane-cuda-submit-{number}"), move || submit_thread.serve())?;
-            queues.push((queue, direction_queue));
+            queues.push((sender, queue));
         }
-        engine.submit_threads = queues.try_into().ok();
+        engine.queues = queues.try_into().ok();
         Ok(engine)
     }
 
@@ -221,7 +221,7 @@ impl DeviceEngine {
         serve: impl FnOnce() + Send + 'static,
     ) -> Result<(), CudaError> {
         let shared = Arc::clone(&self.shared);
-        let relaxed = move || {
+        let run = move || {
             // The mode applies for the thread's lifetime, whatever other threads capture.
             let _relaxed = RelaxedCaptureMode::new(shared.context.driver());
             serve();
@@ -229,8 +229,7 @@ impl DeviceEngine {
             // wait, the last of these threads frees it, after all jobs have ended.
             drop(shared);
         };
-        let thread =
-            threads::spawn(name, relaxed).map_err(|source| CudaError::Thread { source })?;
+        let thread = threads::spawn(name, run).map_err(|source| CudaError::Thread { source })?;
         self.threads.push(thread);
         Ok(())
     }
@@ -287,13 +286,13 @@ unsafe impl CopyEngine for DeviceEngine {
             return job.finish(Err(engine_failure(error)));
         }
         if let Some(failure) = job.reason_to_stop() {
-            return self.watch(Task::Finish(Box::new(job), Err(failure)));
+            return self.send_task(Task::Finish(Box::new(job), Err(failure)));
         }
         // Without an order there is nothing to wait for.
         if job.plan().bytes().is_zero()
             && job.terms().device_order.as_ref().and_then(DeviceOrder::device).is_none()
         {
-            return self.watch(Task::Finish(Box::new(job), Ok(())));
+            return self.send_task(Task::Finish(Box::new(job), Ok(())));
         }
         // The thread belongs to the caller; another thread of the caller may be capturing.
         let _relaxed = RelaxedCaptureMode::new(self.shared.context.driver());
@@ -302,12 +301,12 @@ unsafe impl CopyEngine for DeviceEngine {
         let bound = self.shared.context.bound(|_| {
             if let Some(Err(refused)) = job.take().map(|job| self.dispatch(job)) {
                 let (job, error) = refused;
-                self.watch(Task::Finish(job, Err(engine_failure(error))));
+                self.send_task(Task::Finish(job, Err(engine_failure(error))));
             }
             Ok(())
         });
         if let (Err(error), Some(job)) = (bound, job) {
-            self.watch(Task::Finish(job, Err(engine_failure(error))));
+            self.send_task(Task::Finish(job, Err(engine_failure(error))));
         }
     }
 }
@@ -317,16 +316,13 @@ impl Drop for DeviceEngine {
         if self.shared.context.driver().is_of_parent() {
             // None of the threads exists in this process: their shared state stays as it was at the
             // fork.
-            let senders = (
-                self.submit_threads.take(),
-                self.completion_threads.take(),
-                self.order_waits.take(),
-            );
+            let senders =
+                (self.queues.take(), self.completion_threads.take(), self.order_waits.take());
             // The parent drops them.
             let _left = ManuallyDrop::new((senders, std::mem::take(&mut self.threads)));
             return;
         }
-        (self.submit_threads, self.completion_threads, self.order_waits) = (None, None, None);
+        (self.queues, self.completion_threads, self.order_waits) = (None, None, None);
         threads::join(self.threads.drain(..));
     }
 }

@@ -1,8 +1,6 @@
 //! Kernels that copy scattered blocks: loaded once for a context, launched without a look-up.
 
 pub(crate) mod arguments;
-#[cfg(test)]
-mod on_host;
 pub(crate) mod schedule;
 pub(crate) mod width;
 

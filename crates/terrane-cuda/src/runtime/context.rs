@@ -173,7 +173,7 @@ impl Context {
     ///     bytes: u64,
     /// ) -> Result<Region, CudaError> {
     ///     let span = context.device_span(DeviceAddress::new(address), ByteCount::new(bytes))?;
-    ///     // SAFETY: the tensor keeps the bytes alive, and whoever uses them orders that with the
+    ///     // SAFETY: the tensor keeps the bytes alive, and every user orders its work with the
     ///     // transfers: by streams, events, or holds of blocks.
     ///     Ok(Region::new(unsafe { ForeignMemory::new(span, tensor) }))
     /// }

@@ -46,7 +46,7 @@ fn a_prefix_is_copied_while_the_rest_comes_up() {
 
     // The processor may use all of it from the start; what it writes stays.
     let last = memory.location().checked_add(ByteCount::mib(45)).unwrap();
-    // SAFETY: nobody else uses the memory.
+    // SAFETY: no other code uses the memory.
     unsafe { InProcess.write(last, &[0xC3; 4096]) }.unwrap();
 
     let stream = Stream::new(&context).unwrap();
@@ -60,7 +60,7 @@ fn a_prefix_is_copied_while_the_rest_comes_up() {
         assert!(usable >= end && usable >= before, "it only grows");
         before = usable;
         let at = memory.location().checked_add(offset).unwrap();
-        // SAFETY: both are alive until the stream has been waited for, and nobody else uses them.
+        // SAFETY: both are alive until the stream has been waited for, and no other code uses them.
         unsafe { stream.fill(on_device.location(), 0x5A, length) }.unwrap();
         // SAFETY: as above.
         unsafe { stream.copy(on_device.location(), at, length) }.unwrap();
@@ -103,7 +103,7 @@ fn when_all_is_up_it_is_as_memory_that_came_up_at_once() {
     }
     stream.synchronize().unwrap();
     let mut bytes = vec![0; memory.length().to_usize()];
-    // SAFETY: nobody else uses the memory any more.
+    // SAFETY: no other code uses the memory any more.
     unsafe { InProcess.read(memory.location(), &mut bytes) }.unwrap();
     assert!(bytes.iter().all(|&byte| byte == 0xA5));
 }
@@ -265,7 +265,7 @@ fn blocks_of_a_layout_are_usable_one_after_the_other() {
     let device = DeviceAllocator::new(&context);
     let on_device = device.allocate(&RegionRequest::new(block)).unwrap();
     for id in 0..24 {
-        // The gate of whoever hands out block ids.
+        // The check of the code that hands out block ids.
         let started = Instant::now();
         while plan.blocks_within(bring_up.usable_prefix()) <= id {
             let end = block.checked_mul("blocks", u64::from(id) + 1).unwrap();

@@ -59,7 +59,7 @@ fn device_pinned_system_and_disk_share_one_budget() {
     let reserved = node.reserve(ByteCount::mib(1)).unwrap();
     assert!(device.allocate(&of(1)).is_err());
     drop(reserved);
-    // What one tier gives back, another may have.
+    // Memory that one tier frees is available to another.
     assert_eq!(device.allocate(&of(1)).unwrap().length(), ByteCount::mib(1));
     drop((kept, on_device));
     drop(tiers);

@@ -25,7 +25,7 @@ fn stream_of(context: &Context) -> (CudaStreams, StreamId, Stream) {
 
 fn seen(access: &OnDevice, at: Location, length: usize) -> Vec<u8> {
     let mut bytes = vec![0x11; length];
-    // SAFETY: the memory is alive, and nobody else uses it.
+    // SAFETY: the memory is alive, and no other code uses it.
     unsafe { access.read(at, &mut bytes) }.unwrap();
     bytes
 }
@@ -84,7 +84,7 @@ fn guarded<A: Allocate>(context: &Context, upstream: A) {
     assert_eq!(guard.verify(), 0);
     let (at, length) = (block.location(), block.length());
     let (one, behind) = (ByteCount::new(1), at.checked_add(length).unwrap());
-    // SAFETY: within the memory that the guard obtained, which nobody else uses.
+    // SAFETY: within the memory that the guard obtained, which no other code uses.
     unsafe { stream.fill(at, 0, length) }.unwrap();
     assert_eq!(guard.verify(), 0, "within bounds");
     // Not waited for: the canaries are read behind it.
@@ -99,7 +99,7 @@ fn guarded<A: Allocate>(context: &Context, upstream: A) {
     assert_eq!(guard.log().live(), 0);
 }
 
-/// Of every length within a granule, the first byte behind it.
+/// For every length within a granule, the first byte after it.
 fn overrun<A: Allocate>(context: &Context, upstream: A) {
     let (streams, id, stream) = stream_of(context);
     let guard = upstream.guarded_on(CudaFill::new(&streams), id);
@@ -107,7 +107,7 @@ fn overrun<A: Allocate>(context: &Context, upstream: A) {
         let block = guard.allocate(&RegionRequest::new(bytes)).unwrap();
         let (at, length) = (block.location(), block.length());
         assert_eq!(length, bytes);
-        // SAFETY: within the memory that the guard obtained, which nobody else uses.
+        // SAFETY: within the memory that the guard obtained, which no other code uses.
         unsafe { stream.fill(at, 0, length) }.unwrap();
         assert_eq!(guard.verify(), 0, "within bounds");
         let behind = at.checked_add(bytes).unwrap();
@@ -174,7 +174,7 @@ fn variables_put_poison_and_guard_around_device_memory() {
         device: context.device().id,
         address: terrane_core::DeviceAddress::new(before),
     };
-    // SAFETY: within the memory that the guard obtained, which nobody else uses.
+    // SAFETY: within the memory that the guard obtained, which no other code uses.
     unsafe { stream.fill(before, 0, ByteCount::new(1)) }.unwrap();
     drop(block);
     assert_eq!(source.log().unwrap().found(), 1);

@@ -1,4 +1,4 @@
-//! What a pool does when the device really has no memory left.
+//! A pool whose device has no memory left.
 
 use std::error::Error as _;
 use std::sync::{Arc, Mutex};
@@ -116,7 +116,7 @@ fn the_callback_may_make_room() {
     let block = pool.acquire(unit).expect("the callback let go of all");
     let ladder = pool.snapshot().ladder;
     assert_eq!((ladder.callback, ladder.refused), (1, 0), "{ladder:?}");
-    // A second time there is nothing that it could let go of.
+    // A second time there is nothing to free.
     let rest = take_all(&context, half);
     let error = pool.acquire(unit).unwrap_err();
     let state = error.source().unwrap().downcast_ref::<Exhausted>().unwrap();

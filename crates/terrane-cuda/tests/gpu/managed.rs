@@ -57,7 +57,7 @@ fn bytes_are_reinterpreted_where_they_lie() {
     let manager = manager(&context, &CudaStreams::new(&context));
     let access = OnDevice::new(&context);
     let words = manager.alloc::<u32>(5).unwrap();
-    // SAFETY: nobody else uses the slice.
+    // SAFETY: no other code uses the slice.
     unsafe { access.write(words.location(), &[1, 0, 0, 0, 2, 0, 0, 0]) }.unwrap();
     let view = words.view_as::<u16>().unwrap();
     assert_eq!((view.len(), view.location()), (10, words.location()));
@@ -70,7 +70,7 @@ fn bytes_are_reinterpreted_where_they_lie() {
     assert!(matches!(refused, ManagedError::NotHost { .. }), "{refused}");
     let words = bytes.try_cast::<u32>().unwrap();
     let mut seen = [0; 8];
-    // SAFETY: nobody else uses the slice.
+    // SAFETY: no other code uses the slice.
     unsafe { access.read(words.location(), &mut seen) }.unwrap();
     assert_eq!(seen, [1, 0, 0, 0, 2, 0, 0, 0]);
 }
@@ -109,7 +109,7 @@ fn a_block_goes_back_when_the_streams_that_use_it_have_come_past() {
     let gone = manager.locate(handle, ByteCount::ZERO, ByteCount::new(1)).unwrap_err();
     assert!(gone.is_use_after_free(), "{gone}");
 
-    // What nobody's streams know cannot be waited for, and is kept rather than freed.
+    // A use on an unknown stream cannot be waited for, so the block is kept.
     let next = manager.alloc_raw(ByteCount::mib(1), "next").unwrap();
     let stale = manager.locate(handle, ByteCount::ZERO, ByteCount::new(1)).unwrap_err();
     assert!(stale.is_use_after_free(), "{stale}");

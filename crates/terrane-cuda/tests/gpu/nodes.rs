@@ -67,7 +67,7 @@ fn refusals(allocator: &PinnedAllocator) -> ([CudaError; 2], AllocateError) {
     ([at_once, in_background], allocator.allocate(&request).unwrap_err())
 }
 
-/// What each report says of the node, which is the same of all.
+/// The outcome of the NUMA node, which is the same in all reports.
 fn said(memories: &[PinnedMemory; 2], early: &CapabilityReport) -> Grant {
     let [at_once, rising] = memories.each_ref().map(Memory::capabilities);
     let grant = at_once.grant(&Capability::NumaBinding).expect("the wish has an outcome").clone();

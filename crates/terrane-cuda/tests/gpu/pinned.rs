@@ -31,7 +31,7 @@ fn the_device_reads_and_writes_it_at_its_alias() {
         assert_eq!(alias.get(), memory.address().get());
     }
     let mut bytes = vec![1; memory.length().to_usize()];
-    // SAFETY: nobody else uses the memory.
+    // SAFETY: no other code uses the memory.
     unsafe { InProcess.read(memory.location(), &mut bytes) }.unwrap();
     assert!(bytes.iter().all(|&byte| byte == 0), "fresh memory is zeroed");
 
@@ -40,7 +40,7 @@ fn the_device_reads_and_writes_it_at_its_alias() {
     // SAFETY: the memory is alive until the stream has been waited for.
     unsafe { stream.fill(at, 0xA5, memory.length()) }.unwrap();
     stream.synchronize().unwrap();
-    // SAFETY: nobody else uses the memory any more.
+    // SAFETY: no other code uses the memory any more.
     unsafe { InProcess.read(memory.location(), &mut bytes) }.unwrap();
     assert!(bytes.iter().all(|&byte| byte == 0xA5));
 }
@@ -63,7 +63,7 @@ fn chunks_are_registered_apart_and_reached_as_one() {
     let on_device =
         DeviceAllocator::new(&context).allocate(&RegionRequest::new(memory.length())).unwrap();
     let bytes: Vec<u8> = (0..=250).cycle().take(memory.length().to_usize()).collect();
-    // SAFETY: nobody else uses the memory.
+    // SAFETY: no other code uses the memory.
     unsafe { InProcess.write(memory.location(), &bytes) }.unwrap();
     let stream = Stream::new(&context).unwrap();
     let mut offset = ByteCount::ZERO;

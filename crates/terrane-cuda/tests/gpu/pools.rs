@@ -10,8 +10,8 @@ use terrane_testkit::pattern::{InProcess, PieceAccess};
 
 use crate::needs::{Needs, device};
 
-/// What a stream writes last to its block is there when it copies the block out, whoever had the
-/// block before and whoever gets it next.
+/// A stream copies out what it wrote last to its block, whichever stream had the block before or
+/// gets it next.
 #[test]
 fn blocks_change_hands_in_the_order_of_streams() {
     let needs = Needs { device: ByteCount::gib(2), host: ByteCount::mib(64) };

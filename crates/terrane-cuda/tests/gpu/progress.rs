@@ -23,7 +23,7 @@ fn at_events(run: impl Fn() + Send + Sync + 'static) -> impl Subscriber + Send +
     AtEvents::of("terrane_cuda::memory::pinned", move |_| run())
 }
 
-/// What is touched, what is ready, and all.
+/// The touched bytes, the ready bytes, and all bytes.
 fn seen(progress: &Progress) -> [ByteCount; 3] {
     [progress.touched(), progress.ready(), progress.total()]
 }
@@ -79,7 +79,7 @@ fn in_the_background_what_is_registered_is_ready() {
             let (during, progress) = (Arc::clone(&during), progress.clone());
             at_events(move || during.lock().unwrap().push(progress.ready()))
         };
-        // Of all threads, as another one registers.
+        // Calls of all threads, because another thread registers.
         tracing::subscriber::set_global_default(look).unwrap();
         let pinned = in_parts(&context, Wish::Required, &progress);
         let (_memory, bring_up) = pinned.bring_up_in_background(&request()).unwrap();

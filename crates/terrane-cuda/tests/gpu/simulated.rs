@@ -1,4 +1,4 @@
-//! What only a simulated driver does on demand: calls that fail, streams that stand still, leaks.
+//! Faults that only a simulated driver has on demand: failing calls, held streams, leaks.
 
 use terrane_core::{Allocate, AllocateError, ByteCount, Memory, RegionRequest};
 use terrane_cuda::{

@@ -106,7 +106,7 @@ fn blocks_of_a_pinned_slab_waste_nothing_and_are_reached_by_the_device() {
     assert!(aliases.windows(2).all(|pair| pair[1] - pair[0] == stride.get()));
 }
 
-/// What no hit does: to ask the driver for an event, a stream or memory.
+/// The calls that no hit makes: creating an event, a stream or memory.
 fn hits_ask_the_driver_for_nothing<A: Allocate>(context: &Context, upstream: A) {
     let streams = CudaStreams::new(context);
     let id = StreamSource::create(&streams).unwrap();

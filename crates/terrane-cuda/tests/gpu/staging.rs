@@ -145,13 +145,13 @@ fn a_table_that_is_dropped_in_flight_keeps_its_buffers_until_the_copies_are_done
         } else {
             drop(copying.submitted())
         }
-        // Nobody else writes to buffers that copies still use.
+        // No other code writes to buffers that copies still use.
         let mut other = setup.area.transfer_table().unwrap();
         other.upload(&vec![!round; 1 << 20]).unwrap();
         drop(other);
         setup.stream.synchronize().unwrap();
         let mut seen = vec![0; 4096];
-        // SAFETY: nobody else uses the memory.
+        // SAFETY: no other code uses the memory.
         unsafe { access.read(target.location(), &mut seen) }.unwrap();
         assert!(seen.iter().all(|&byte| byte == round), "round {round}: {:?}", &seen[..4]);
     }

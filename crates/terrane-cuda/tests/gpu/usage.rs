@@ -1,4 +1,4 @@
-//! What a process holds through a context.
+//! The resources that a process holds through a context.
 
 use terrane_core::{Allocate, ByteCount, RegionRequest, Wish};
 use terrane_cuda::{

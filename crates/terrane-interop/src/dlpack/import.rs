@@ -12,13 +12,13 @@ use terrane_core::{
 #[cfg(feature = "cuda")]
 use terrane_cuda::Context;
 
-use super::deleter::Owner;
+use super::deleter::OwnedTensor;
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLTensor};
 use super::{ElementType, ImportError, MOST_AXES, ShapeError, TensorDevice, TensorShape};
 
 /// Imports foreign tensors. It accepts host tensors. With a context of a CUDA device (feature
-/// `cuda`) it also accepts tensors of that device, and asks the driver whether the memory matches
-/// the tensor.
+/// `cuda`), it also accepts tensors of that device. It asks the driver whether their memory
+/// matches.
 #[derive(Clone, Debug, Default)]
 pub struct Importer {
     #[cfg(feature = "cuda")]
@@ -69,7 +69,7 @@ impl Importer {
     ) -> Result<ImportedTensor, ImportError> {
         let tensor = located(tensor)?;
         // SAFETY: the caller's promise.
-        let owner = unsafe { Owner::versioned(tensor) }?;
+        let owner = unsafe { OwnedTensor::versioned(tensor) }?;
         let tensor = tensor.as_ptr();
         // SAFETY: every version of the structure begins with the version.
         let version = unsafe { (*tensor).version };
@@ -101,7 +101,7 @@ impl Importer {
     ) -> Result<ImportedTensor, ImportError> {
         let tensor = located(tensor)?;
         // SAFETY: the caller's promise.
-        let owner = unsafe { Owner::legacy(tensor) }?;
+        let owner = unsafe { OwnedTensor::legacy(tensor) }?;
         // SAFETY: the structure is there, by the caller's promise.
         let described = unsafe { (*tensor.as_ptr()).dl_tensor };
         // SAFETY: the axes are those of the tensor, by the caller's promise.
@@ -116,7 +116,7 @@ impl Importer {
     /// describes.
     unsafe fn take(
         &self,
-        owner: Owner,
+        owner: OwnedTensor,
         tensor: &DLTensor,
         flags: u64,
     ) -> Result<ImportedTensor, ImportError> {
@@ -303,7 +303,7 @@ struct Imported {
     span: Span,
     read_only: bool,
     copied: bool,
-    _owner: Owner,
+    _owner: OwnedTensor,
 }
 
 impl ImportedTensor {
@@ -380,8 +380,8 @@ impl ImportedTensor {
     ///
     /// # Safety
     ///
-    /// For as long as the memory lives, the bytes of the gaps obey the same rules as the elements:
-    /// all code that uses them synchronises with the users of the memory.
+    /// While the memory lives, the bytes of the gaps obey the same rules as the elements. All code
+    /// that uses them synchronises with the users of the memory.
     pub unsafe fn memory_with_gaps(&self) -> Result<ForeignMemory<Self>, ImportError> {
         if self.0.read_only {
             return Err(ImportError::ReadOnly);

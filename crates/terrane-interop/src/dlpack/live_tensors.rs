@@ -10,16 +10,16 @@ use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 
 /// Structures by their addresses.
-pub(super) struct Live(Mutex<BTreeSet<NonZeroUsize>>);
+pub(super) struct LiveTensors(Mutex<BTreeSet<NonZeroUsize>>);
 
 /// Imported foreign structures whose deleter was not called yet. Structures without a deleter are
 /// not entered.
-pub(super) static TAKEN_IN: Live = Live(Mutex::new(BTreeSet::new()));
+pub(super) static IMPORTED: LiveTensors = LiveTensors(Mutex::new(BTreeSet::new()));
 
 /// Exported structures whose deleter was not called yet.
-pub(super) static HANDED_OUT: Live = Live(Mutex::new(BTreeSet::new()));
+pub(super) static EXPORTED: LiveTensors = LiveTensors(Mutex::new(BTreeSet::new()));
 
-impl Live {
+impl LiveTensors {
     /// Adds a structure; false if it is already present.
     pub(super) fn enter(&self, address: NonZeroUsize) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address)

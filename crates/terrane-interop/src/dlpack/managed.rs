@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use terrane_core::Region;
 
 use super::ffi::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
-use super::live_tensors::HANDED_OUT;
+use super::live_tensors::EXPORTED;
 use crate::release_order::{ConsumerWork, catch_panic};
 
 /// The version of exported tensors. Its minor version guarantees that strides are never null.
@@ -104,7 +104,7 @@ impl<S: Structure> ManagedTensor<S> {
         };
         let structure = context_ref.tensor.insert(S::around(tensor, flags, context.cast()));
         let structure = NonNull::from(structure);
-        HANDED_OUT.enter(structure.addr());
+        EXPORTED.enter(structure.addr());
         Self(structure)
     }
 
@@ -191,7 +191,7 @@ unsafe fn release<S>(context: *mut c_void) {
 
 /// The structure, if its deleter was not called yet. From now on it counts as called.
 fn alive<S>(tensor: *mut S) -> Option<NonNull<S>> {
-    NonNull::new(tensor).filter(|tensor| HANDED_OUT.leave(tensor.addr()))
+    NonNull::new(tensor).filter(|tensor| EXPORTED.leave(tensor.addr()))
 }
 
 /// # Safety

@@ -133,8 +133,8 @@ impl TensorShape {
         self.bytes
     }
 
-    /// Whether the elements fill their bytes: there are no gaps between them, in any order of the
-    /// axes, and no unused bits after the last one within its byte.
+    /// Whether the elements fill their bytes. There are no gaps between them, in any order of the
+    /// axes, and no unused bits in the last byte.
     #[must_use]
     pub const fn is_dense(&self) -> bool {
         self.dense

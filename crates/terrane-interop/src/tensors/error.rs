@@ -47,27 +47,27 @@ pub enum KvError {
         /// The tensors.
         found: usize,
     },
-    /// K and V are separate in the tensors and one axis in the form or the configuration, or the
-    /// other way round.
+    /// K and V are separate in the tensors and one axis in the axis order or the configuration, or
+    /// the other way round.
     #[error(
-        "the form {} an axis for K and V, and the configuration has an outer_dim of {outer_dim}, \
-         but {given}",
+        "the axis order {} an axis for K and V, and the configuration has an outer_dim of \
+         {outer_dim}, but {given}",
         if *.has_outer { "has" } else { "does not have" }
     )]
     Outers {
-        /// Whether the form has them as an axis.
+        /// Whether the axis order has them as an axis.
         has_outer: bool,
         /// The outers of the configuration.
         outer_dim: u32,
         /// How the tensors were given.
         given: &'static str,
     },
-    /// The tensor's number of axes differs from the form's.
-    #[error("{tensor} has {found} axes, and the form has {expected}")]
+    /// The tensor's number of axes differs from the axis order's.
+    #[error("{tensor} has {found} axes, and the axis order has {expected}")]
     Rank {
         /// The tensor.
         tensor: TensorName,
-        /// The axes of the form.
+        /// The axes of the axis order.
         expected: usize,
         /// The axes of the tensor.
         found: usize,
@@ -134,16 +134,16 @@ pub enum KvError {
         /// The memory of this tensor.
         found: StorageKind,
     },
-    /// The form names heads, and the configuration does not.
-    #[error("the form has an axis of heads; state num_heads in the configuration")]
+    /// The axis order names heads, and the configuration does not.
+    #[error("the axis order has an axis of heads; state num_heads in the configuration")]
     HeadsNotStated,
-    /// The layout separates two axes that are one in the form, so no stride covers both.
+    /// The layout separates two axes that are one in the axis order, so no stride covers both.
     #[error(
-        "the form has one axis for the {axis}, and the layout separates its {inner} from its \
-         {outer}; choose a form that has both"
+        "the axis order has one axis for the {axis}, and the layout separates its {inner} from its \
+         {outer}; choose an axis order that has both"
     )]
     NotJoined {
-        /// The axis of the form.
+        /// The axis of the axis order.
         axis: KvAxis,
         /// The inner part.
         inner: KvAxis,
@@ -153,7 +153,7 @@ pub enum KvError {
     /// An axis is split in two or spread over regions; no tensor stride expresses that.
     #[error(
         "the layout has the {axis} axis in two parts or regions, and a tensor has one stride for \
-         it; choose another layout or form"
+         it; choose another layout or axis order"
     )]
     Split {
         /// The axis.

@@ -1,4 +1,4 @@
-//! The sizes of the axes of a form, by a configuration.
+//! The sizes of the axes of an axis order, by a configuration.
 
 use terrane_core::ByteCount;
 use terrane_layout::{ElementFormat, LayoutConfig};

@@ -68,8 +68,8 @@ impl StridedTensor {
     ///
     /// # Safety
     ///
-    /// For as long as `owner` lives, the guarantee of [`ForeignMemory::new`] holds for every byte
-    /// from the first element to the last, the bytes between elements included.
+    /// While `owner` lives, the guarantee of [`ForeignMemory::new`] holds for every byte from the
+    /// first element to the last. The bytes between elements are included.
     pub unsafe fn from_raw<S: TryInto<i64>, T: TryInto<i64>>(
         (kind, location): (StorageKind, Location),
         element_bytes: u32,

@@ -3,9 +3,11 @@
 use smallvec::SmallVec;
 use terrane_core::{ByteCount, ForeignMemory, Location, Region, Span};
 use terrane_layout::state::{Adopted, NeedsRegistration};
-use terrane_layout::{Axis, AxisSteps, Geometry, LayoutBuilder, Section, Step, TensorAxis};
+use terrane_layout::{
+    Axis, AxisSteps, Geometry, LayoutBuilder, RegionOffset, Section, Step, TensorAxis,
+};
 
-use super::places::{ListPart, Place, along};
+use super::list_strides::{ListPart, along, moved};
 use super::strided::{Dimension, Source};
 use super::{StridedError, StridedForm, StridedTensor};
 use crate::dlpack::ImportError;
@@ -55,8 +57,8 @@ pub fn adopt_strided(
 
 /// As [`adopt_strided`], for a cache whose sections have tensors of different forms.
 ///
-/// For example, paged attention has keys `[B, H, D/x, N, x]` and values `[B, H, D, N]`: a form with
-/// the section K and its tensors, and one with V. Tensors are counted over all parts.
+/// For example, paged attention has keys `[B, H, D/x, N, x]` and values `[B, H, D, N]`. The section
+/// K and its tensors have one form, and V has another one. Tensors are counted over all parts.
 ///
 /// # Errors
 ///
@@ -90,7 +92,7 @@ pub fn adopt_strided_parts(
 #[derive(Clone, Copy)]
 struct Part<'a> {
     tensors: &'a [StridedTensor],
-    places: &'a [Place],
+    places: &'a [RegionOffset],
     /// The number of tensors of the forms before it.
     begin: usize,
 }
@@ -188,7 +190,7 @@ impl StridedForm {
                     continue;
                 }
                 all.extend(parts.into_iter().map(ListPart::Bytes));
-                section = section.axis(axis, steps(axis, all)?);
+                section = section.axis(axis, axis_steps(axis, all)?);
             }
             sections.push(section);
         }
@@ -199,7 +201,7 @@ impl StridedForm {
     fn list_parts(
         &self,
         first: usize,
-        places: &[Place],
+        places: &[RegionOffset],
     ) -> Result<Vec<(TensorAxis, Parts)>, StridedError> {
         let mut found = Vec::new();
         for (list, &(axis, count)) in self.lists.iter().enumerate() {
@@ -208,7 +210,7 @@ impl StridedForm {
             }
             let (stride, count) = (self.list_stride(list), ByteCount::new(count.into()).to_usize());
             let line = places.iter().skip(first).step_by(stride.max(1)).take(count).copied();
-            let line: Vec<Place> = line.collect();
+            let line: Vec<RegionOffset> = line.collect();
             found.push((axis, along(&line).ok_or(StridedError::Uneven { axis })?));
         }
         Ok(found)
@@ -235,7 +237,7 @@ impl StridedForm {
                     is_mine &= position == first / self.list_stride(list).max(1) % count;
                 } else if let Some((_, parts)) = parts.next() {
                     let position = ByteCount::from_usize(position).get();
-                    expected = expected.and_then(|at| at.moved(parts, position));
+                    expected = expected.and_then(|at| moved(at, parts, position));
                     axis = of;
                 }
             }
@@ -325,7 +327,7 @@ impl TensorParts {
 }
 
 /// The strides of an axis in so many parts. Neighbours that are contiguous are joined.
-fn steps(axis: Axis, parts: Parts) -> Result<AxisSteps, StridedError> {
+fn axis_steps(axis: Axis, parts: Parts) -> Result<AxisSteps, StridedError> {
     let mut joined: Parts = SmallVec::new();
     for part in parts.into_iter().filter(|part| part.count() != 1) {
         match (joined.last_mut(), part) {
@@ -392,15 +394,15 @@ fn groups(tensors: &[StridedTensor]) -> Vec<Group> {
     groups
 }
 
-fn places(tensors: &[StridedTensor], groups: &[Group]) -> Vec<Place> {
-    let mut places = vec![Place { region: 0, offset: 0 }; tensors.len()];
+fn places(tensors: &[StridedTensor], groups: &[Group]) -> Vec<RegionOffset> {
+    let mut places = vec![RegionOffset { region: 0, offset: 0 }; tensors.len()];
     for (region, group) in (0_u32..).zip(groups) {
         for &member in &group.members {
             let at = tensors.get(member).and_then(|tensor| address(tensor.span.location));
             let begin = address(group.span.location);
             let offset = at.zip(begin).map_or(0, |((_, at), (_, begin))| at.saturating_sub(begin));
             if let Some(place) = places.get_mut(member) {
-                *place = Place { region, offset };
+                *place = RegionOffset { region, offset };
             }
         }
     }
@@ -441,7 +443,7 @@ impl Group {
         }
         let owners: Vec<Source> = members.iter().map(|(_, each)| each.source.clone()).collect();
         // SAFETY: the spans of the tensors overlap one after the other, so each byte of the span is
-        // in a tensor's span. If only elements were promised, they fill the span: the geometry's
+        // in a tensor's span. If only elements were promised, they fill the span. The geometry's
         // proof shows that no two elements share a byte, and the elements have as many bytes as the
         // span. The owners keep the promises that were made for each tensor, and none of the
         // tensors is read-only.

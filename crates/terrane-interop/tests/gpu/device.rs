@@ -17,32 +17,28 @@ use terrane_interop::dlpack::{
     ConsumerStream, ElementType, ExportError, ImportError, ImportedTensor, Importer, TensorDevice,
     TensorExport, TensorShape,
 };
-use terrane_interop::tensors::{KvForm, KvTensors, adopt_kv};
+use terrane_interop::tensors::{KvAxisOrder, KvTensors, adopt_kv};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
+use terrane_testkit::needs::{LITTLE, Needs};
 use terrane_testkit::pattern::Pattern;
 use terrane_testkit::simulated_cuda::{Pieces, SimulatedCuda};
 use terrane_transfer::{Access, DeviceOrder, Endpoint, Transfer, TransferManager};
 
-use crate::needs::{LITTLE, Needs, device};
+use crate::needs::device;
 
-/// The simulated device and its driver. On a real device, prints that the test is skipped and
-/// returns `None`.
+/// The simulated device and its driver. On a real device, reports the test as skipped and returns
+/// `None`.
 fn simulated(test: &str, needs: Needs) -> Option<(Context, SimulatedCuda)> {
-    let context = device(test, needs)?;
-    let driver = SimulatedCuda::find();
-    if driver.is_none() {
-        eprintln!("skipped: {test}: a simulated device needed, this one is real");
-    }
-    Some((context, driver?))
+    Some((device(test, needs)?, SimulatedCuda::find_or_skip(test)?))
 }
 
 /// Records, when it drops, whether a stream had completed.
-struct Sees {
+struct RecordsIdle {
     stream: Stream,
     had_run: Arc<AtomicBool>,
 }
 
-impl Drop for Sees {
+impl Drop for RecordsIdle {
     fn drop(&mut self) {
         self.had_run.store(self.stream.is_idle().unwrap(), Ordering::SeqCst);
     }
@@ -187,7 +183,7 @@ fn an_engine_s_cache_is_offloaded_and_brought_back() {
     let config = config.inner_dim(128).num_heads(2).element(ElementFormat::Width(2));
     let config = config.build().unwrap();
     let tensors = kv_caches(&context, &config);
-    let builder = adopt_kv(&config, &KvForm::VLLM, KvTensors::Together(&tensors)).unwrap();
+    let builder = adopt_kv(&config, &KvAxisOrder::VLLM, KvTensors::Together(&tensors)).unwrap();
     let engine = Endpoint::new(builder.unregistered().build().unwrap()).unwrap();
     drop(tensors);
 
@@ -277,7 +273,7 @@ fn a_hold_ends_when_the_consumer_s_stream_has_run() {
         let consumer = unsafe { named.to_stream(&context, ()) }.unwrap().unwrap();
         let had_run = Arc::new(AtomicBool::new(false));
         // The guard that records is dropped with the hold.
-        let sees = Sees { stream: stream.clone(), had_run: Arc::clone(&had_run) };
+        let sees = RecordsIdle { stream: stream.clone(), had_run: Arc::clone(&had_run) };
         let export = export.guarded_by(sees).released_after(consumer);
         let tensor = export.into_versioned().unwrap();
         let scratch = memory(&context, 1 << 20);

@@ -5,8 +5,9 @@ use terrane_cuda::{
     Context, DeviceAllocator, Event, PinnedAllocator, PinnedOptions, Stream, Timing,
 };
 use terrane_interop::dlpack::{ConsumerStream, Handshake, ProducerStream, TensorDevice, handshake};
+use terrane_testkit::needs::{NO_MEMORY, Needs};
 
-use crate::needs::{NO_MEMORY, Needs, device, two_devices};
+use crate::needs::{device, two_devices};
 
 const LENGTH: ByteCount = ByteCount::mib(4);
 const EXCHANGE: Needs = Needs::of_device(LENGTH).and_host(LENGTH);

@@ -7,7 +7,7 @@ use terrane_core::{Alignment, ByteCount, Location, Memory, StorageKind};
 use terrane_interop::dlpack::{
     ElementType, ExportError, ImportedTensor, Importer, TensorExport, TensorShape,
 };
-use terrane_interop::tensors::{KvForm, kv_tensors};
+use terrane_interop::tensors::{KvAxisOrder, kv_tensors};
 use terrane_layout::{BlockDimension, ElementFormat, LayoutBuilder, LayoutConfig, LayoutKind};
 use terrane_storage::{DiskAllocator, DiskOptions};
 use terrane_testkit::memory::HeapAllocator;
@@ -102,7 +102,7 @@ fn an_export_keeps_other_endpoints_from_its_bytes_when_its_own_is_dropped() {
         Endpoint::new(builder.unregistered().build().unwrap())
     };
     let piece = TensorExport::of_piece(&exported, (2, 1, 0), ElementType::BF16, Access::Read);
-    let all = kv_tensors(&exported, &KvForm::VLLM, ElementType::BF16, Access::Read).unwrap();
+    let all = kv_tensors(&exported, &KvAxisOrder::VLLM, ElementType::BF16, Access::Read).unwrap();
     let exports = std::iter::once(piece.unwrap()).chain(all);
     let mut tensors: Vec<_> = exports.map(|export| export.into_versioned().unwrap()).collect();
     drop(exported);
@@ -119,7 +119,7 @@ fn kv_tensors_hold_all_blocks_until_the_last_has_gone() {
     let allocator = HeapAllocator::system();
     let exported = endpoint(&allocator);
     let mut tensors =
-        kv_tensors(&exported, &KvForm::VLLM, ElementType::BF16, Access::Write).unwrap();
+        kv_tensors(&exported, &KvAxisOrder::VLLM, ElementType::BF16, Access::Write).unwrap();
     assert_eq!(tensors.len(), 2);
     assert!(is_conflict(&exported.hold_for_read(&[0]).unwrap_err()));
     drop(tensors.pop());

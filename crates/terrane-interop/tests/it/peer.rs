@@ -33,7 +33,7 @@ pub struct Fields {
     pub has_deleter: bool,
 }
 
-/// What a pointer to sizes or strides points to.
+/// The target of a pointer to sizes or strides.
 #[derive(Clone, Debug)]
 pub enum Axes {
     Null,

@@ -38,9 +38,9 @@ pub fn indexer(
     ])
 }
 
-/// Quantised K and V with separate scales: `L × [2, B, N, H, D]`, and `L × [2, B, N, H, D/g]` of
-/// scales, with `group` = g elements per scale. The regions are K and V of all layers, then their
-/// scales.
+/// Quantised K and V with separate scales: `L × [2, B, N, H, D]`, and scales
+/// `L × [2, B, N, H, D/g]`. `group` = g is the number of elements per scale. The regions are K and
+/// V of all layers, then their scales.
 ///
 /// An int8 or fp8 cache with one scale per head has g = D. NVFP4 has g = 16: an element of the
 /// config is then a byte of two values, and `group` is 8.

@@ -59,7 +59,7 @@ pub fn page_head(config: &LayoutConfig) -> Result<Geometry, LayoutError> {
     Sizes::of(config).geometry("2BHNLD")
 }
 
-/// The host pool `page_first_direct` with K and V rows of unequal length: two tensors,
+/// The host pool `page_first_direct` with K and V rows of unequal length. It has two tensors,
 /// `[B, L, N, H, D]` and `[B, L, N, H, D′]`, with `value_elements` = D′.
 ///
 /// # Errors

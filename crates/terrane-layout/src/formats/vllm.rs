@@ -1,5 +1,5 @@
 //! vLLM: separate K and V (until 0.32), K and V packed in a row (`KVCacheLayout`), latents, padded
-//! pages and the host rows of the offloading worker.
+//! pages, and host rows of the offloading worker.
 
 use terrane_core::ByteCount;
 
@@ -242,7 +242,7 @@ fn rows(
 }
 
 /// The host rows of the offloading worker (`SharedOffloadRegion`). A row holds `blocks_per_chunk`
-/// blocks of every layer, layer by layer: `[B / b, L, b, N, H, C]`, or heads first,
+/// blocks of every layer, layer by layer. It is `[B / b, L, b, N, H, C]`, or heads first,
 /// `[B / b, L, b, H, N, C]`, with `C = 2·D`.
 ///
 /// `order` is that of the device tensors, of which only the order of tokens and heads is used. If

@@ -1,4 +1,4 @@
-//! The bytes of a block in an order that no stride changes.
+//! Lists the bytes of a block in an order that does not depend on strides.
 
 use super::{Axis, AxisSteps, Geometry, RegionOffset, Section};
 
@@ -6,9 +6,9 @@ use super::{Axis, AxisSteps, Geometry, RegionOffset, Section};
 #[derive(Clone, Copy)]
 struct Level {
     count: u32,
-    /// Bytes from a position to the next one.
+    /// Bytes from one position to the next.
     stride: u64,
-    /// Regions from a position to the next one.
+    /// Regions from one position to the next.
     regions: u32,
 }
 
@@ -16,12 +16,12 @@ impl Geometry {
     /// Calls `each` with the spans of a block's bytes in canonical order: start and length in bytes.
     ///
     /// Canonical order is layer, section by its name, token, head, element. Sections without layers
-    /// follow the last layer. Padding is left out. Two geometries of equal sections list the same bytes of a block in
-    /// the same order, whatever their strides, so a checksum over these spans belongs to the block
-    /// and not to the layout.
+    /// follow the last layer. Padding is left out. Two geometries of equal sections list the same
+    /// bytes of a block in the same order. So a checksum over these spans belongs to the block, not
+    /// to the layout.
     ///
-    /// Of sections with tokens, only the first `tokens` tokens are listed. Adjacent spans are joined.
-    /// `block` is not checked; beyond its bound the spans mean nothing.
+    /// In sections with tokens, only the first `tokens` tokens are listed. Adjacent spans are
+    /// joined. `block` is not checked; beyond its bound the spans are meaningless.
     pub fn canonical_spans(
         &self,
         block: u32,
@@ -64,7 +64,7 @@ impl Section {
         let [[a, b], [c, d]] = [Axis::Element, Axis::Head].map(|axis| levels_of(self.steps(axis)));
         let all = [a, b, c, d];
         let mut levels = &all[..];
-        // Positions that follow one another are one span.
+        // Adjacent positions form one span.
         while let Some((level, outer)) = levels.split_first()
             && (level.count == 1 || (level.regions == 0 && level.stride == unit))
         {
@@ -107,7 +107,7 @@ fn walk(at: RegionOffset, levels: &[Level], unit: u64, add: &mut impl FnMut(Regi
     }
 }
 
-/// A place further on. Nothing overflows within the bounds that the geometry has proved; the step
+/// A later position. Nothing overflows within the bounds that the geometry has proved. The step
 /// after the last position may wrap, and is not used.
 fn moved(at: RegionOffset, regions: u32, offset: u64) -> RegionOffset {
     RegionOffset { region: at.region.wrapping_add(regions), offset: at.offset.wrapping_add(offset) }
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::{SectionName, Step};
 
-    /// Every element by itself, from the definition.
+    /// Every element separately, from the definition.
     fn elements(geometry: &Geometry, block: u32, tokens: u32) -> Vec<(u32, u64)> {
         let mut bytes = Vec::new();
         let mut add = |section: &Section, layer: u32| {
@@ -153,7 +153,7 @@ mod tests {
                 let mut found = Vec::new();
                 let mut last = None;
                 geometry.canonical_spans(block, tokens, &mut |at, bytes| {
-                    assert_ne!(last, Some((at.region, at.offset)), "two spans that touch");
+                    assert_ne!(last, Some((at.region, at.offset)), "two adjacent spans");
                     last = Some((at.region, at.offset + bytes));
                     let span = at.offset..at.offset + bytes;
                     found.extend(span.map(|offset| (at.region, offset)));
@@ -176,7 +176,8 @@ mod tests {
     #[test]
     fn canonical_spans_are_the_elements_in_the_defined_order() {
         let step = AxisSteps::new;
-        // One piece a layer: token, head, element. 2 blocks, 3 layers, 4 tokens, 2 heads, 8 elements.
+        // One piece per layer: token, head, element. 2 blocks, 3 layers, 4 tokens, 2 heads, 8
+        // elements.
         let contiguous = section(
             SectionName::K,
             [step(2, 384), step(3, 128), step(2, 16), step(4, 32), step(8, 2)],

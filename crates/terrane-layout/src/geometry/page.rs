@@ -18,8 +18,8 @@ pub struct Page {
 }
 
 impl Page {
-    /// The pages, if there is one region and blocks are the outermost axis of every section: whole
-    /// blocks, or a part for each section if all K precedes all V.
+    /// The pages, if there is one region and blocks are the outermost axis of every section. A page
+    /// is a whole block. If all K precedes all V, it is a part for each section.
     pub(super) fn of(sections: &[Section], nests: &[Nest]) -> Option<Self> {
         let first = sections.first()?;
         let steps = first.steps(Axis::Block);

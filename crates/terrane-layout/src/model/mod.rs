@@ -1,9 +1,9 @@
 //! Layout configurations from a model hub's `config.json`, or from a description.
 //!
-//! A model is a list of [groups](CacheGroup) of equal caches. A group has a [kind](GroupKind), the
-//! layers with such a cache, and the bytes of one: a row for each token, or a state for each
-//! sequence. Each group becomes its own [`LayoutConfig`], because its blocks are kept and dropped
-//! separately.
+//! A model is a list of [groups](CacheGroup) of equal caches. A group has a [kind](GroupKind) and
+//! the layers with such a cache. It has the bytes of one row for each token, or of one state for
+//! each sequence. Each group becomes its own [`LayoutConfig`], because its blocks are kept and
+//! dropped separately.
 //!
 //! | model | groups |
 //! |---|---|
@@ -20,7 +20,7 @@
 //! [`supported_model_types`] lists the supported types. The sizes follow the published
 //! configurations, the defaults of the `transformers` library, and the caches of vLLM without
 //! speculative decoding. If a field implies a cache that the reader of the type does not count, the
-//! configuration is refused: a guess would move the wrong bytes. [`ModelGeometry::from_groups`]
+//! configuration is refused. A guess would move the wrong bytes. [`ModelGeometry::from_groups`]
 //! describes any other model.
 //!
 //! ```
@@ -83,12 +83,12 @@ impl ModelGeometry {
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Model`] with a [`ModelError`] that names the field and the value. It is
-    /// returned for an unsupported model type, and for a field that is missing, out of range, of
-    /// the wrong type, or in contradiction to another. It is also returned for a field that implies
-    /// an uncounted cache, and if the ranks do not divide the KV heads or states. [`LayoutError`]
-    /// as from [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes) if the format of the
-    /// cache does not fit the model. No input panics.
+    /// [`LayoutError::Model`] with a [`ModelError`] that names the field and the value. Refused are
+    /// unsupported model types, and fields that are missing, out of range, of the wrong type, or
+    /// contradictory. So are fields that imply an uncounted cache, and ranks that do not divide the
+    /// KV heads or states. [`LayoutError`] as from
+    /// [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes) if the format of the cache
+    /// does not fit the model. No input panics.
     pub fn from_json(json: impl AsRef<[u8]>, options: &ModelOptions) -> Result<Self, LayoutError> {
         let (model_type, groups) = read::read(json.as_ref(), options)?;
         Ok(Self { model_type: Cow::Borrowed(model_type), groups })
@@ -98,10 +98,9 @@ impl ModelGeometry {
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Model`] with a [`ModelError`] that names the group. It is returned for no
-    /// groups or more than 64, for a group without layers or with layers that do not ascend, and
-    /// for a number that is out of range. It is also returned for a layer in two groups of one
-    /// kind, except states. [`LayoutError`] as from
+    /// [`LayoutError::Model`] with a [`ModelError`] that names the group. Refused are no groups or
+    /// more than 64, groups without layers or whose layers do not ascend, and numbers out of range.
+    /// So is a layer in two groups of one kind, except states. [`LayoutError`] as from
     /// [`ElementFormat::row_bytes`](crate::ElementFormat::row_bytes).
     pub fn from_groups(
         model_type: impl Into<String>,

@@ -26,8 +26,8 @@ impl ModelOptions {
         Self { tensor_parallel: ranks, ..self }
     }
 
-    /// The format of K, V and latents, if it is not the model's dtype: [`ElementFormat::Width`] of
-    /// 1 for fp8, or [`ElementFormat::RowBytes`] for rows that an engine packs in its own way.
+    /// The format of K, V and latents, if it is not the model's dtype. [`ElementFormat::Width`] of
+    /// 1 is fp8. [`ElementFormat::RowBytes`] is for rows that an engine packs in its own way.
     ///
     /// Indexers have their own format, and states keep the model's dtype.
     #[must_use]

@@ -1,14 +1,14 @@
-"""Where each element of each format lies, by NumPy, from the tensors' shapes alone.
+"""Computes the position of each element of each format with NumPy, from the tensors' shapes alone.
 
     python3 oracle.py BLOCKS LAYERS HEADS TOKENS ELEMENTS ELEMENT_BYTES
 
 prints one paragraph for each format: its name, the bytes of its regions, and for each section its
-name, its shape (layers, heads, tokens, elements, bytes of an element) and the place of every element.
-Elements come in the order block, layer, head, token, element. A place is 1,000,000 times the region
-plus the bytes from its beginning.
+name, its shape (layers, heads, tokens, elements, bytes of an element) and the position of every element.
+Elements have the order block, layer, head, token, element. A position is 1,000,000 times the region
+plus the bytes from its start.
 
-Nothing here comes from Terrane's strides: a tensor is numbered byte by byte and viewed as its engine
-views it.
+The script does not use Terrane's strides. It numbers the bytes of a tensor, and views the tensor as its
+engine does.
 """
 
 import math
@@ -29,7 +29,7 @@ class Case:
         self.sections = []
 
     def tensor(self, *shape, item=None, size=None):
-        """A contiguous tensor in a region of its own: the place of each element."""
+        """A contiguous tensor in its own region: the position of each element."""
         return self.strided(shape, contiguous(shape, item or W), item or W, size=size)
 
     def strided(self, shape, strides, item, size=None, offset=0, region=None):
@@ -201,7 +201,7 @@ def vllm__page_padded_bl(c):
 
 
 def rows(c, page, letters, row):
-    # A worker's cell of a row. Behind it lie those of other workers, but for the last row.
+    # A worker's cell of a row. The cells of other workers follow, except in the last row.
     cell = L * CHUNK * math.prod(page) * W
     row = row or cell
     shape = (B // CHUNK, L, CHUNK, *page)

@@ -210,7 +210,9 @@ fn registered_regions_have_to_be_the_agents() {
     assert_eq!(failed.regions.len(), 3);
     let failed = build(registered([Some(&ours), Some(&ours), None])).unwrap_err();
     assert!(
-        failed.to_string().contains("region 2 is not registered with agent agent, but with nobody")
+        failed
+            .to_string()
+            .contains("region 2 is not registered with agent agent, but with no agent")
     );
 }
 

@@ -32,13 +32,13 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// As [`set`](Self::set), where null says that nobody wants the answer.
+    /// As [`set`](Self::set), where null means that the answer is not wanted.
     pub(super) fn set_if_wanted(self, value: T) {
         // Null is no failure here.
         let _ = self.set(value);
     }
 
-    /// What lies there already, for a function that exchanges it.
+    /// The present value, for a function that exchanges it.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl<T> Out<T> {
         Self(answer)
     }
 
-    /// Where nobody wants one.
+    /// An answer that is not wanted.
     #[must_use]
     pub const fn nowhere() -> Self {
         Self(std::ptr::null_mut())

@@ -100,7 +100,7 @@ exports! {
     }
 }
 
-/// Which CUDA is simulated.
+/// The simulated version of CUDA.
 ///
 /// # Safety
 ///
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn cuGetErrorName(code: u32, text: Out<*const c_char>) -> 
     if found.is_some() { 0 } else { Code::INVALID_VALUE.0 }
 }
 
-/// What a code means; here, its name.
+/// The description of a code; here, its name.
 ///
 /// # Safety
 ///

@@ -24,7 +24,7 @@ thread_local! {
     static ATTACHED: RefCell<Option<Arc<Simulator>>> = const { RefCell::new(None) };
     /// How often this thread has called each function.
     static CALLS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
-    /// What this thread's calls may do to captures.
+    /// The effect of this thread's calls on captures.
     pub(super) static CAPTURE_MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
     /// This thread's number.
     static THREAD: u64 = {

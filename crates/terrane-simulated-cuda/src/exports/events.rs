@@ -26,7 +26,7 @@ exports! {
         })?)
     }
 
-    /// What waits for it has taken note of what it marks.
+    /// Streams that wait for it have noted its mark.
     fn cuEventDestroy_v2(event: u64) |simulator, caller| {
         simulator.with(|state| {
             alive(state, caller, event)?;

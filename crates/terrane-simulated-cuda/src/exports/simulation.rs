@@ -1,4 +1,4 @@
-//! What only a simulation can do. A test finds these functions as it finds the driver's.
+//! Functions that only a simulation has. A test finds them like the driver's.
 
 use std::ffi::c_char;
 
@@ -73,8 +73,8 @@ exports! {
         })
     }
 
-    /// Holds the work of a stream that was created back, what is submitted later included, until
-    /// it is let go.
+    /// Holds back the work of a created stream, including work that is submitted later, until it
+    /// is released.
     fn terraneSimulatedHold(stream: u64) |simulator, _caller| {
         simulator.with(|state| hold(state, stream, true))
     }

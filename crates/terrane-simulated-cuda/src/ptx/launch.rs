@@ -1,4 +1,4 @@
-//! A launch: threads in blocks in a grid, in an order that nobody promised.
+//! A launch: threads in blocks in a grid, in no guaranteed order.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl Launch {
     ///
     /// # Errors
     ///
-    /// What loses the context.
+    /// The code that loses the context.
     pub fn step(
         &mut self,
         space: &Space,

@@ -1,7 +1,8 @@
 //! LMCache's formats: chunks of tokens, gathered from a paged cache by slots, and scattered back.
 //!
-//! A slot mapping gives the position of each token of a sequence: the page times the tokens of a
-//! page, plus the position within the page. A chunk is an object with T tokens, of several pages.
+//! A slot mapping gives the position of each token of a sequence. It is the page times the tokens
+//! of a page, plus the position within the page. A chunk is an object with T tokens, of several
+//! pages.
 
 use terrane_layout::formats::{flashinfer, lmcache, sglang, vllm};
 use terrane_layout::{

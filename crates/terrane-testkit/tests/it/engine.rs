@@ -84,7 +84,7 @@ fn a_short_copy_fails_at_its_run_after_the_ones_before() {
     // Blocks that a transfer left incomplete may be read after they were written.
     drop(rig.destination.hold_for_write(&[1, 3]).unwrap());
     let found = Pattern::new(1).verify_blocks(&rig.destination, &[1, 3], &[0, 2], 0..2).unwrap();
-    // Of 8 runs of 128 bytes, three and a half were copied; one byte in 256 is correct by chance.
+    // Three and a half of 8 runs of 128 bytes were copied; one byte in 256 is correct by chance.
     assert!((550..=576).contains(&found.mismatches), "{found}");
     assert!(end_of(rig.manager.submit(rig.transfer(), ()).unwrap()).result.is_ok());
 }

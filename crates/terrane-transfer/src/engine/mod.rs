@@ -15,6 +15,11 @@ pub use quote::{Decision, ForeignDecision, OnlyPath, Quote};
 
 use crate::{CopyJob, DeviceOrder, Terms, TransferPlan};
 
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a copy engine",
+    label = "it does not implement `CopyEngine`",
+    note = "engines are `HostEngine`, `DiskEngine` and `RelayEngine` of `terrane_transfer::engines`, `DeviceEngine` of `terrane-cuda` and `NixlEngine` of `terrane-nixl`; pass an engine that is shared as `Arc<dyn CopyEngine>` to `TransferManagerBuilder::engines`"
+)]
 /// Executes copy runs between some kinds of storage.
 ///
 /// # Contract
@@ -49,11 +54,6 @@ use crate::{CopyJob, DeviceOrder, Terms, TransferPlan};
 /// Finishing or dropping a job releases the memory at both ends and the caller's guard, and frees
 /// its blocks for other transfers. So an implementor promises that it touches only the bytes of the
 /// plan's runs, and none of them after it has finished or dropped the job.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a copy engine",
-    label = "it does not implement `CopyEngine`",
-    note = "engines are `HostEngine`, `DiskEngine` and `RelayEngine` of `terrane_transfer::engines`, `DeviceEngine` of `terrane-cuda` and `NixlEngine` of `terrane-nixl`; pass an engine that is shared as `Arc<dyn CopyEngine>` to `TransferManagerBuilder::engines`"
-)]
 pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// The engine's name in explanations and errors.
     fn name(&self) -> &'static str;

@@ -40,7 +40,7 @@ fn a_gpu_that_is_required_and_missing() {
     let text = errors(&refused);
     assert_eq!(refused.status.code(), Some(3), "{text}");
     assert!(text.contains("a GPU is required, and cannot be used here"), "{text}");
-    let reasons = ["libcuda.so.1 cannot be loaded", "finds no device", "install a newer driver"];
+    let reasons = ["libcuda.so.1 cannot be loaded", "reports no device", "install a newer driver"];
     assert!(reasons.iter().any(|reason| text.contains(reason)), "{text}");
     assert!(refused.stdout.is_empty());
 
@@ -62,7 +62,7 @@ fn models_that_cannot_be_read() {
     let rwkv = write("rwkv.json", r#"{"model_type": "rwkv"}"#);
     fails(&["--model", &rwkv], 2, &["model_type is \"rwkv\"", "supported are", "llama"]);
     let empty = write("empty.json", "");
-    fails(&["--model", &empty], 2, &["no JSON object"]);
+    fails(&["--model", &empty], 2, &["not a JSON object"]);
     let cut = write("cut.json", r#"{"model_type": "llama", "torch_dtype": "bfloat16"}"#);
     fails(&["--model", &cut], 2, &["missing", "llama"]);
     fails(&["--model", directory.path().to_str().unwrap()], 2, &["could not be read"]);

@@ -94,7 +94,7 @@ fn interop() {
     // SAFETY: null may be passed.
     let refused = unsafe { Importer::new().versioned(std::ptr::null_mut()) };
     assert!(matches!(refused, Err(ImportError::NullTensor)));
-    let form = terrane::interop::tensors::KvForm::VLLM;
+    let form = terrane::interop::tensors::KvAxisOrder::VLLM;
     assert!(form.has_outer());
 }
 

@@ -21,13 +21,11 @@ use modules::Modules;
 const MOST_FILES: usize = 3;
 
 /// The cycles of more files that there are, by crate, the largest first. They may only shrink.
-const KNOWN: [(&str, &[usize]); 8] = [
+const KNOWN: [(&str, &[usize]); 6] = [
     ("terrane-bench", &[4]),
     ("terrane-core", &[5]),
-    ("terrane-cuda", &[15, 4]),
     ("terrane-layout", &[4]),
     ("terrane-pool", &[12, 5]),
-    ("terrane-simulated-cuda", &[12, 6]),
     ("terrane-storage", &[5]),
     ("terrane-transfer", &[16, 7]),
 ];

@@ -16,7 +16,7 @@ use terrane_arrow::columns::{
 use terrane_core::{Alignment, Allocate, ByteCount, Memory, Region, RegionRequest};
 use terrane_testkit::memory::HeapAllocator;
 
-use super::{hand_out, hand_out_with_device};
+use super::{exported, exported_with_device};
 
 /// Numbers that decide what is built, one after the other. After the last one they are zeros, which
 /// make the simplest column.
@@ -241,12 +241,12 @@ fn leaves(column: &Column) {
         assert_eq!(unsafe { to_arrow(&back) }.unwrap(), data);
         drop(make_array(data));
     }
-    if let Ok(array) = hand_out(column) {
+    if let Ok(array) = exported(column) {
         // SAFETY: it was created above, and is passed on once.
         let back = unsafe { import_array(column.data_type(), array) }.unwrap();
         assert!(back.is_same(column));
     }
-    drop(hand_out_with_device(column));
+    drop(exported_with_device(column));
     // SAFETY: no code writes the column.
     drop(unsafe { column.to_tensor() });
     let field = Field::new("column", column.data_type().clone(), true);

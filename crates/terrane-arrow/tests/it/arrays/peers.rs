@@ -21,7 +21,7 @@ use terrane_arrow::columns::{Column, ColumnParts, Origin};
 use terrane_core::{Allocate, ByteCount, ForeignMemory, Location, Region, RegionRequest};
 use terrane_testkit::memory::HeapAllocator;
 
-use super::hand_out;
+use super::exported;
 
 /// Arrays of every shape, with nulls where the type permits them.
 fn arrays() -> Vec<ArrayRef> {
@@ -118,7 +118,7 @@ fn arrow_rs_takes_what_is_handed_out_and_hands_out_what_is_taken() {
         let taken = unsafe { Owned::<ArrowArray>::take((&raw mut out).cast()) }.unwrap();
         // SAFETY: arrow-rs made it.
         let column = unsafe { import_array(field.data_type(), taken) }.unwrap();
-        let back = theirs(hand_out(&column).unwrap(), export_field(&field).unwrap());
+        let back = theirs(exported(&column).unwrap(), export_field(&field).unwrap());
         assert_eq!(&back, &array, "{}", array.data_type());
     }
 }
@@ -164,7 +164,7 @@ fn memory_of_ours_that_another_library_hands_over_is_ours() {
     let region = Region::new(allocator.allocate(&request).unwrap());
     let column = Column::new(DataType::Int32, 10, region).unwrap();
     let field = Field::new("n", DataType::Int32, false);
-    let array = theirs(hand_out(&column).unwrap(), export_field(&field).unwrap());
+    let array = theirs(exported(&column).unwrap(), export_field(&field).unwrap());
     let (part, _) = arrow_array::ffi::to_ffi(&array.slice(3, 4).to_data()).unwrap();
     let mut part = mem::ManuallyDrop::new(part);
     // SAFETY: arrow-rs made it, and no other code releases it.
@@ -243,10 +243,10 @@ fn memory_at_the_place_of_one_that_has_gone_is_recognised_when_it_goes_out_again
         Column::new(DataType::Int32, 10, Region::new(same)).unwrap()
     };
     let (first, second) = (column(), column());
-    let (gone, _out) = (hand_out(&first).unwrap(), hand_out(&second).unwrap());
+    let (gone, _out) = (exported(&first).unwrap(), exported(&second).unwrap());
     drop((gone, first));
     let field = Field::new("n", DataType::Int32, false);
-    let array = theirs(hand_out(&second).unwrap(), export_field(&field).unwrap());
+    let array = theirs(exported(&second).unwrap(), export_field(&field).unwrap());
     let back = from_arrow(&array.to_data()).unwrap();
     assert_eq!(back.origin(), Origin::Owned);
     let values = |column: &Column| column.buffers()[1].clone().unwrap();

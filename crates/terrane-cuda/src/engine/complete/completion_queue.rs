@@ -14,17 +14,17 @@ use crate::engine::complete::orphans::Orphans;
 use crate::engine::resources::block_lists::ListPool;
 use crate::engine::submit::queued_job::WaitingJob;
 
-/// A task of a watcher.
+/// A task of a completion thread.
 pub(crate) enum Task {
     /// Waits for a job's end.
     InFlight(Arc<InFlight>),
     /// Finishes a job without submitted work, outside the caller's thread.
     Finish(Box<CopyJob>, Result<(), CopyFailure>),
     /// Waits for the submitted work of a failed job, and finishes the job.
-    FailedJob(FailedJob),
+    Failed(FailedJob),
     /// Finishes a job that had nothing to submit.
     NotSubmitted(Box<JobResources>),
-    /// Waits until a job may begin, and hands it to its feeder.
+    /// Waits until a job may begin, and enqueues it.
     Waiting(Box<WaitingJob>),
 }
 
@@ -38,7 +38,7 @@ impl Task {
                 }
             }
             Self::Finish(job, result) => job.finish(result),
-            Self::FailedJob(failed) => failed.run_to_end(orphans),
+            Self::Failed(failed) => failed.run_to_end(orphans),
             Self::NotSubmitted(resources) => resources.finish(Ok(())),
             Self::Waiting(waiting) => match waiting.order_event.wait() {
                 Ok(()) => waiting.enqueue(),
@@ -63,9 +63,9 @@ impl Task {
             Self::InFlight(in_flight) => match in_flight.try_check() {
                 Ok(true) => None,
                 Ok(false) => Some(Self::InFlight(in_flight)),
-                Err(error) => in_flight.give_up(error).map(Self::FailedJob),
+                Err(error) => in_flight.give_up(error).map(Self::Failed),
             },
-            Self::FailedJob(failed) => failed.check(orphans).map(Self::FailedJob),
+            Self::Failed(failed) => failed.check(orphans).map(Self::Failed),
             Self::Waiting(waiting) => match waiting.order_event.is_open() {
                 Ok(false) => Some(Self::Waiting(waiting)),
                 Ok(true) => {
@@ -121,9 +121,9 @@ struct Queue {
 pub(crate) struct CompletionThreads(Arc<CompletionQueue>);
 
 impl CompletionThreads {
-    pub(crate) fn new(watch: &Arc<CompletionQueue>) -> Self {
-        watch.queue().senders += 1;
-        Self(Arc::clone(watch))
+    pub(crate) fn new(queue: &Arc<CompletionQueue>) -> Self {
+        queue.queue().senders += 1;
+        Self(Arc::clone(queue))
     }
 
     /// The threads exist while this value exists.

@@ -44,16 +44,16 @@ impl JobResources {
                 corrections.record(direction, path, bytes, predicted, took);
             }
         }
-        // The streams are free for others before the caller is told of the end.
+        // The streams are free for others before the caller is notified.
         drop((streams, lists));
-        if let Some((scratch, direction_queue)) = scratch {
-            direction_queue.give_back(Some(scratch));
+        if let Some((scratch, queue)) = scratch {
+            queue.give_back(Some(scratch));
         }
         job.finish(result);
         drop((ends, kernels));
     }
 
-    /// Ends a job whose work may never come to rest. `orphans` keeps the resources that the device may
+    /// Ends a job whose work may never complete. `orphans` keeps the resources that the device may
     /// use.
     pub(crate) fn orphan(self, failure: CopyFailure, orphans: &Orphans) {
         let Self { streams, scratch, lists, job, count: _, ends, sample: _, kernels } = self;

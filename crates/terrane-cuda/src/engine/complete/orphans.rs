@@ -13,10 +13,10 @@ use crate::engine::resources::scratch::Scratch;
 use crate::engine::submit::direction_queue::DirectionQueue;
 use crate::kernels::Kernels;
 
-/// All resources of an abandoned job that the device may still use.
+/// All resources of an orphaned job that the device may still use.
 pub(crate) struct Orphan {
     pub(crate) streams: JobStreams,
-    /// The buffer, with the desk that it returns to.
+    /// The buffer, with the direction that it returns to.
     pub(crate) scratch: Option<(Scratch, Arc<DirectionQueue>)>,
     pub(crate) lists: Option<BlockLists>,
     /// The memory at both ends, and the claims on its blocks.
@@ -30,14 +30,14 @@ impl Orphan {
     fn release(self) {
         let Self { streams, scratch, lists, remains, ends, kernels } = self;
         drop((streams, lists));
-        if let Some((scratch, direction_queue)) = scratch {
-            direction_queue.give_back(Some(scratch));
+        if let Some((scratch, queue)) = scratch {
+            queue.give_back(Some(scratch));
         }
         drop((remains, ends, kernels));
     }
 }
 
-/// The abandoned jobs of an engine, which are checked from time to time.
+/// The orphaned jobs of an engine, which are checked from time to time.
 #[derive(Default)]
 pub(crate) struct Orphans {
     all: Mutex<Vec<Orphan>>,
@@ -51,7 +51,7 @@ impl Orphans {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).push(orphan);
     }
 
-    /// Releases the jobs that have come to rest meanwhile.
+    /// Releases the jobs whose streams are idle by now.
     pub(crate) fn check_again(&self) {
         // Relaxed: a job that is added just now is checked the next time.
         if self.count.load(Ordering::Relaxed) == 0 {

@@ -1,11 +1,11 @@
-//! The cutting of a transfer into parts, and the order of their sizes: pure arithmetic.
+//! How a transfer is divided into chunks, and the order of their sizes: pure arithmetic.
 
 use crate::engine::geometry::packing::{Chunk, Packing, PackingOrder};
 
-/// Cuts a transfer into parts that fit into a buffer.
+/// Divides a transfer into chunks that fit into a buffer.
 ///
-/// No byte travels before the first part is packed, and no byte is usable before the last part is
-/// unpacked. So the parts of a transfer to the host begin small and grow. The parts of a transfer
+/// No byte travels before the first chunk is packed, and no byte is usable before the last chunk is
+/// unpacked. So the chunks of a transfer to the host begin small and grow. The chunks of a transfer
 /// to the device shrink at the end.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunker {
@@ -18,7 +18,7 @@ pub(crate) struct Chunker {
     total: u64,
 }
 
-/// The end of a transfer that is cut small.
+/// The end of a transfer with small chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChunkRamp {
     /// The beginning.
@@ -29,14 +29,14 @@ pub(crate) enum ChunkRamp {
     Flat,
 }
 
-/// The smallest part. Packing it takes about as long as it takes to start a kernel.
+/// The smallest chunk. Packing it takes about as long as it takes to start a kernel.
 const LEAST: u64 = 2 << 20;
-/// The last growing part: the bytes that travel during two wake-ups of a thread.
+/// The last growing chunk: the bytes that travel during two wake-ups of a thread.
 const LAST: u64 = 12 << 20;
-/// The first growing part: the bytes that travel until a thread has woken up and submitted the next
-/// part. On an idle device, packing it takes hardly longer than starting a kernel.
+/// The first growing chunk: the bytes that travel until a thread has woken up and submitted the next
+/// chunk. On an idle device, packing it takes hardly longer than starting a kernel.
 const FIRST: u64 = 8 << 20;
-/// The growth factor of parts: packing is more than four times as fast as the wire.
+/// The growth factor of chunks: packing is more than four times as fast as the wire.
 const GROWTH: u64 = 4;
 
 impl Chunker {
@@ -50,7 +50,7 @@ impl Chunker {
         Some(Self { packing, pairs, largest, ramp, next: (0, 0), taken: 0, total })
     }
 
-    /// The bytes of a part.
+    /// The bytes of a chunk.
     pub(crate) fn bytes(&self, chunk: &Chunk) -> u64 {
         self.packing.bytes(chunk)
     }
@@ -60,22 +60,22 @@ impl Chunker {
         self.pairs
     }
 
-    /// Whether there is no part left.
+    /// Whether there is no chunk left.
     pub(crate) fn is_done(&self) -> bool {
         self.next.0 >= self.pairs || self.next.1 >= self.packing.layers
     }
 
-    /// Whether all of it fits into one part.
+    /// Whether all of it fits into one chunk.
     pub(crate) fn fits_one_chunk(&self) -> bool {
         self.total <= self.largest
     }
 
-    /// The same without small parts: a transfer that fits into one part is one part.
+    /// The same without small chunks: a transfer that fits into one chunk is one chunk.
     pub(crate) fn flat(&self) -> Self {
         Self { ramp: ChunkRamp::Flat, ..self.clone() }
     }
 
-    /// The number of bytes that the next part should have.
+    /// The number of bytes that the next chunk should have.
     fn aim(&self) -> u64 {
         match self.ramp {
             ChunkRamp::Up => {
@@ -161,7 +161,7 @@ mod tests {
     use crate::engine::geometry::index;
     use crate::engine::geometry::packing::tests::{KIB, end, packing};
 
-    /// Every cell is packed once, into parts that fit, and the stretches cover each part.
+    /// Every cell is packed once, into chunks that fit, and the stretches cover each chunk.
     #[test]
     fn parts_cover_everything_once() {
         for end in [

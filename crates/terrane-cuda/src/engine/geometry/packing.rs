@@ -1,4 +1,4 @@
-//! The cutting of blocks into chunks that are contiguous in their packed form: pure arithmetic.
+//! How blocks are packed, and their contiguous stretches: pure arithmetic.
 
 use std::ops::Range;
 
@@ -117,7 +117,7 @@ impl Packing {
         }
     }
 
-    /// The cut for a kernel that packs nothing: blocks one after the other, or layers.
+    /// The chunks of a kernel that packs nothing: blocks one after the other, or layers.
     pub(crate) fn unpacked(grids: &[CopyGrid], layer_wise: bool) -> Self {
         let layers = grids.first().map_or(1, |grid| grid.layers);
         // At most the bytes of a block.
@@ -201,7 +201,7 @@ impl Packing {
         }
     }
 
-    /// The number of stretches of the whole transfer, without cuts and with sorted blocks.
+    /// The number of stretches of the whole transfer, in one chunk and with sorted blocks.
     pub(crate) fn count_stretches(&self, blocks: &[u32]) -> u64 {
         let breaks = if self.joins { count_rows(blocks) } else { blocks.len() };
         let breaks = terrane_core::ByteCount::from_usize(breaks).get();

@@ -195,7 +195,7 @@ impl Corrections {
         // The prediction already contained the factor.
         let latest = old * took.as_secs_f64() / predicted.as_secs_f64();
         let new = old + (latest.clamp(1.0 / BOUND, BOUND) - old) * WEIGHT;
-        // If two threads learn at once, one update is lost, which is harmless.
+        // If two threads record at once, one update is lost, which is harmless.
         slot.store(new.to_bits(), Ordering::Relaxed);
         // The correction of an unused path decays, so that the path is tried again.
         for other in CopyPath::ALL.into_iter().filter(|other| *other != path) {

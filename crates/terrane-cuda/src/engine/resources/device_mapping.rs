@@ -43,7 +43,7 @@ enum KernelBases {
 /// A layer's region, in the form of a kernel's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelBase {
-    /// Of the first layer.
+    /// The base of the first layer.
     pub(crate) base: u64,
     /// The distance between the regions of consecutive layers, if it is regular.
     pub(crate) layer_step: u64,

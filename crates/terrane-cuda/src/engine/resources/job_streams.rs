@@ -271,7 +271,7 @@ impl std::ops::Deref for JobStreams {
 
 impl Drop for JobStreams {
     fn drop(&mut self) {
-        // The device may use the resources that drop after this until the work has come to rest,
+        // The device may use the resources that drop after this until the work has completed,
         // and they have no other place. The drop therefore blocks here until the driver gives an
         // answer.
         while self.wait_idle().is_err() {}

@@ -1,4 +1,4 @@
-//! What jobs use on the device: streams, buffers, lists, and access to the memory of both ends.
+//! The resources of jobs on the device: streams, buffers, lists, and access to both ends.
 
 pub(crate) mod base_tables;
 pub(crate) mod block_lists;

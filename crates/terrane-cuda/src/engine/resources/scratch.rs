@@ -142,7 +142,7 @@ impl ScratchPool {
         if let Some(free) = self.take_free() {
             return Some(ScratchOffer::Free(free));
         }
-        // Relaxed: only this direction's feeder increases it; others decrease it.
+        // Relaxed: only this direction's submit thread increases it; others decrease it.
         let made = self.made.fetch_add(1, Ordering::Relaxed);
         let counted = CountedBuffer(Arc::clone(&self.made));
         (made < self.most).then(|| {

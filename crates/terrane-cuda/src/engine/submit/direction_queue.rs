@@ -8,13 +8,14 @@ use crate::engine::resources::scratch::{Scratch, ScratchPool};
 use crate::engine::shared::Shared;
 use crate::runtime::event::Event;
 
-/// State shared by a feeder and the threads that bring it jobs.
+/// The jobs and buffers of one direction, shared by its submit thread and the threads that enqueue
+/// jobs.
 #[derive(Debug)]
 pub(crate) struct DirectionQueue {
     pub(crate) scratch: Mutex<ScratchPool>,
-    /// Jobs that were brought, and are not completely submitted.
+    /// Jobs that are enqueued, and are not completely submitted.
     jobs: AtomicUsize,
-    /// The same for all desks of the engine.
+    /// The same for all directions of the engine.
     of_all: Arc<AtomicUsize>,
 }
 
@@ -32,7 +33,7 @@ impl DirectionQueue {
         (QueueSlot(Arc::clone(self)), is_only)
     }
 
-    /// Whether no desk has another job: traffic in the other direction shares the wire.
+    /// Whether no direction has another job: traffic in the other direction shares the wire.
     pub(crate) fn is_alone(&self) -> bool {
         self.of_all.load(Ordering::Relaxed) <= 1
     }
@@ -41,7 +42,7 @@ impl DirectionQueue {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the buffer that a part uses until its event.
+    /// Records the buffer that a chunk uses until its event.
     pub(crate) fn lend(&self, mut submitted: SubmittedChunk) -> SubmittedChunk {
         if let Some(mut scratch) = submitted.scratch.take() {
             scratch.in_use_until(submitted.event.clone());
@@ -58,7 +59,7 @@ impl DirectionQueue {
     }
 }
 
-/// A job's place at a desk. Its drop counts the job out.
+/// Counts a job in the queue of a direction. Its drop counts the job out.
 #[derive(Debug)]
 pub(crate) struct QueueSlot(Arc<DirectionQueue>);
 
@@ -69,7 +70,7 @@ impl Drop for QueueSlot {
     }
 }
 
-/// A part of a job that is on a stream.
+/// A chunk of a job that is on a stream.
 pub(crate) struct SubmittedChunk {
     pub(crate) event: Event,
     /// The buffer that it uses until the event.

@@ -47,7 +47,7 @@ pub(crate) struct Launcher<'a> {
 }
 
 impl Launcher<'_> {
-    /// Submits the copy of a part, in as many launches as its block ids need.
+    /// Submits the copy of a chunk, in as many launches as its block ids need.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl Launcher<'_> {
     ///
     /// # Safety
     ///
-    /// The part belongs to a validated transfer between the layouts of these ends, or to a buffer
+    /// The chunk belongs to a validated transfer between the layouts of these ends, or to a buffer
     /// that is large enough. Nothing else uses the copied bytes until the stream has passed the
     /// copy.
     pub(crate) unsafe fn copy(
@@ -80,7 +80,7 @@ impl Launcher<'_> {
         while first < chunk.pairs.end {
             let left = chunk.pairs.end - first;
             let pairs = fill_blocks(&mut arguments, chunk, [source, destination], first, left);
-            // SAFETY: the caller guarantees it; the addresses are those of the part's cells, by the
+            // SAFETY: the caller guarantees it; the addresses are those of the chunk's cells, by the
             // definition of the grid.
             unsafe { self.kernels.copy(self.stream, &arguments, self.ctas) }?;
             first += pairs;
@@ -128,7 +128,7 @@ impl Launcher<'_> {
 const ID_BYTES: u64 = 4;
 
 /// Sets the blocks of as many pairs as fit, at most `left`, starting at `first`. Returns their
-/// number. The bases are those of consecutive pairs, starting at the first of the part.
+/// number. The bases are those of consecutive pairs, starting at the first of the chunk.
 fn fill_blocks(
     arguments: &mut GridLaunch,
     chunk: &Chunk,

@@ -53,12 +53,12 @@ impl DeviceEngine {
         match pending {
             Some(pending) => self.submit_later(direction, submission, pending),
             None if submission.job().plan().bytes().is_zero() => {
-                self.watch(Task::NotSubmitted(submission.into_resources(None)));
+                self.send_task(Task::NotSubmitted(submission.into_resources(None)));
             }
             None if submission.is_small(shared) && submission.has_resources(shared) => {
                 self.submit_now(submission, true, None)
             }
-            None => self.queued(direction, Box::new(submission)),
+            None => self.enqueue(direction, Box::new(submission)),
         }
         Ok(())
     }
@@ -89,35 +89,30 @@ impl DeviceEngine {
             }
             Ok(Some(order_event)) => {
                 let (predicted, submission) = (submission.job().predicted(), Box::new(submission));
-                let (Some((queue, direction_queue)), Some(order_waits)) =
-                    (self.submit_thread(direction), &self.order_waits)
+                let (Some((sender, queue)), Some(order_waits)) =
+                    (self.queue_of(direction), &self.order_waits)
                 else {
                     return;
                 };
-                let (queue, direction_queue) = (queue.clone(), Arc::clone(direction_queue));
-                let waiting = Box::new(WaitingJob {
-                    order_event,
-                    submission,
-                    predicted,
-                    queue,
-                    direction_queue,
-                });
+                let (sender, queue) = (sender.clone(), Arc::clone(queue));
+                let waiting =
+                    Box::new(WaitingJob { order_event, submission, predicted, sender, queue });
                 order_waits.send(Task::Waiting(waiting));
             }
             Err(error) => {
                 let failed = FailedJob::new(submission.into_resources(None), engine_failure(error));
-                self.watch(Task::FailedJob(failed));
+                self.send_task(Task::Failed(failed));
             }
         }
     }
 
     /// Submits all of a small job. It begins at once, or when the device reaches it. Its buffer, if
-    /// any, returns to the desk.
+    /// any, returns to its direction.
     fn submit_now(
         &self,
         mut submission: Submission,
         at_once: bool,
-        direction_queue: Option<&Arc<DirectionQueue>>,
+        queue: Option<&Arc<DirectionQueue>>,
     ) {
         submission.submit_whole();
         submission.job().start();
@@ -125,13 +120,11 @@ impl DeviceEngine {
         let due = if at_once { due(predicted..predicted) } else { None };
         loop {
             match submission.step(&self.shared) {
-                Ok(Some(chunk)) => {
-                    drop(direction_queue.map(|direction_queue| direction_queue.lend(chunk)))
-                }
+                Ok(Some(chunk)) => drop(queue.map(|queue| queue.lend(chunk))),
                 Ok(None) => break,
                 Err(failure) => {
-                    return self.watch(Task::FailedJob(FailedJob::new(
-                        submission.into_resources(direction_queue),
+                    return self.send_task(Task::Failed(FailedJob::new(
+                        submission.into_resources(queue),
                         failure,
                     )));
                 }
@@ -140,17 +133,14 @@ impl DeviceEngine {
         match submission.into_in_flight(&self.shared, predicted, due) {
             Ok(in_flight) => {
                 in_flight.invite();
-                self.watch(Task::InFlight(in_flight));
+                self.send_task(Task::InFlight(in_flight));
             }
-            Err(resources) => self.watch(Task::NotSubmitted(resources)),
+            Err(resources) => self.send_task(Task::NotSubmitted(resources)),
         }
     }
 
-    fn submit_thread(
-        &self,
-        direction: Direction,
-    ) -> Option<&(Sender<QueuedJob>, Arc<DirectionQueue>)> {
-        let [to_device, to_host, between] = self.submit_threads.as_ref()?;
+    fn queue_of(&self, direction: Direction) -> Option<&(Sender<QueuedJob>, Arc<DirectionQueue>)> {
+        let [to_device, to_host, between] = self.queues.as_ref()?;
         Some(match direction {
             Direction::ToDevice => to_device,
             Direction::ToHost => to_host,
@@ -158,54 +148,50 @@ impl DeviceEngine {
         })
     }
 
-    fn queued(&self, direction: Direction, submission: Box<Submission>) {
-        let Some((queue, direction_queue)) = self.submit_thread(direction) else { return };
+    fn enqueue(&self, direction: Direction, submission: Box<Submission>) {
+        let Some((sender, queue)) = self.queue_of(direction) else { return };
         let predicted = submission.job().predicted();
-        let (slot, is_idle) = direction_queue.enter();
+        let (slot, is_idle) = queue.enter();
         let mut queued = QueuedJob { submission, predicted, begun: None, slot };
         if is_idle && queued.submission.needs_scratch() {
-            let taken = direction_queue.scratch().take_free();
+            let taken = queue.scratch().take_free();
             if let Some(scratch) = taken {
                 queued.submission.put_scratch(scratch);
                 if queued.submission.fits_one_buffer() {
-                    // Waking the feeder would take as long as the submit.
+                    // Waking the submit thread would take as long as the submit.
                     queued.submission.in_one_chunk();
-                    return self.submit_now(*queued.submission, true, Some(direction_queue));
+                    return self.submit_now(*queued.submission, true, Some(queue));
                 }
-                // The wire stays busy while the feeder wakes.
-                queued = match self.begin(queued, direction_queue) {
+                // The wire stays busy while the submit thread wakes.
+                queued = match self.begin(queued, queue) {
                     Some(queued) => queued,
                     None => return,
                 };
             }
         }
-        // If the threads have ended, the job drops here, and its caller is told.
-        drop(queue.send(queued));
+        // If the threads have ended, the job drops here, which reports that the engine stopped.
+        drop(sender.send(queued));
     }
 
-    /// Submits the first part of a staged job, which has a buffer. Returns the job, unless that
+    /// Submits the first chunk of a staged job, which has a buffer. Returns the job, unless that
     /// failed.
-    fn begin(
-        &self,
-        mut queued: QueuedJob,
-        direction_queue: &Arc<DirectionQueue>,
-    ) -> Option<QueuedJob> {
+    fn begin(&self, mut queued: QueuedJob, queue: &Arc<DirectionQueue>) -> Option<QueuedJob> {
         queued.submission.job().start();
         match queued.submission.step(&self.shared) {
             Ok(begun) => {
-                queued.begun = begun.map(|submitted| direction_queue.lend(submitted));
-                direction_queue.give_back(queued.submission.take_scratch());
+                queued.begun = begun.map(|submitted| queue.lend(submitted));
+                queue.give_back(queued.submission.take_scratch());
                 Some(queued)
             }
             Err(failure) => {
-                let resources = queued.submission.into_resources(Some(direction_queue));
-                self.watch(Task::FailedJob(FailedJob::new(resources, failure)));
+                let resources = queued.submission.into_resources(Some(queue));
+                self.send_task(Task::Failed(FailedJob::new(resources, failure)));
                 None
             }
         }
     }
 
-    pub(crate) fn watch(&self, task: Task) {
+    pub(crate) fn send_task(&self, task: Task) {
         if let Some(completion_threads) = &self.completion_threads {
             completion_threads.send(task);
         }

@@ -130,7 +130,7 @@ impl OrderEvent {
             return DeviceOrder::AfterEvent(handle);
         }
         let (device, raw) = (handle.device(), handle.raw());
-        // SAFETY: the event lives with the gate.
+        // SAFETY: the event lives with this value.
         DeviceOrder::AfterEvent(unsafe { EventHandle::from_raw(device, raw, Arc::new(self)) })
     }
 

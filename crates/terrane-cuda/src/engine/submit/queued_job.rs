@@ -11,34 +11,34 @@ use crate::engine::submit::order_event::OrderEvent;
 use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
 
-/// A job for a feeder.
+/// A job for the submit thread of its direction.
 pub(crate) struct QueuedJob {
     pub(crate) submission: Box<Submission>,
     pub(crate) predicted: Duration,
-    /// The first part, if it is already on the device.
+    /// The first chunk, if it is already on the device.
     pub(crate) begun: Option<SubmittedChunk>,
     /// The job's place in the count of jobs.
     pub(crate) slot: QueueSlot,
 }
 
-/// A job that goes to a feeder when it may begin. Until then it holds no stream, no buffer, and no
+/// A job that is enqueued when its order is satisfied. Until then it holds no stream, no buffer and no
 /// seat.
 pub(crate) struct WaitingJob {
     pub(crate) order_event: OrderEvent,
     pub(crate) submission: Box<Submission>,
     pub(crate) predicted: Duration,
-    pub(crate) queue: Sender<QueuedJob>,
-    pub(crate) direction_queue: Arc<DirectionQueue>,
+    pub(crate) sender: Sender<QueuedJob>,
+    pub(crate) queue: Arc<DirectionQueue>,
 }
 
 impl WaitingJob {
-    /// Hands the job to its feeder.
+    /// Enqueues the job for its direction.
     pub(crate) fn enqueue(self) {
-        let Self { order_event, submission, predicted, queue, direction_queue } = self;
+        let Self { order_event, submission, predicted, sender, queue } = self;
         drop(order_event);
-        let (slot, _) = direction_queue.enter();
-        // If the feeder has ended, the job drops here.
-        drop(queue.send(QueuedJob { submission, predicted, begun: None, slot }));
+        let (slot, _) = queue.enter();
+        // If the submit thread has ended, the job drops here.
+        drop(sender.send(QueuedJob { submission, predicted, begun: None, slot }));
     }
 
     /// Ends the job, without any submitted work.

@@ -1,4 +1,4 @@
-//! The threads that submit large jobs, a part at a time.
+//! The threads that submit large jobs, a chunk at a time.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,13 +20,13 @@ use crate::engine::submit::queued_job::QueuedJob;
 use crate::engine::submit::submission::Submission;
 use crate::error::CudaError;
 
-/// The thread of one direction. It takes a part of each of its jobs in turn, so that a short job
-/// does not wait for the end of a long one. It keeps a bounded number of parts on the device.
+/// The thread of one direction. It takes a chunk of each of its jobs in turn, so that a short job
+/// does not wait for the end of a long one. It keeps a bounded number of chunks on the device.
 pub(crate) struct SubmitThread {
     shared: Arc<Shared>,
     jobs: Receiver<QueuedJob>,
     completion_threads: CompletionThreads,
-    direction_queue: Arc<DirectionQueue>,
+    queue: Arc<DirectionQueue>,
     turns: VecDeque<QueuedJob>,
     /// Parts on the device, in the order of their submission.
     pending: VecDeque<SubmittedChunk>,
@@ -35,12 +35,12 @@ pub(crate) struct SubmitThread {
 impl SubmitThread {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        direction_queue: Arc<DirectionQueue>,
+        queue: Arc<DirectionQueue>,
         jobs: Receiver<QueuedJob>,
         completion_threads: CompletionThreads,
     ) -> Self {
         let (turns, pending) = (VecDeque::new(), VecDeque::new());
-        Self { shared, jobs, completion_threads, direction_queue, turns, pending }
+        Self { shared, jobs, completion_threads, queue, turns, pending }
     }
 
     /// Serves jobs until no source of jobs is left, and all jobs are submitted.
@@ -62,16 +62,16 @@ impl SubmitThread {
                 self.turns.push_back(queued);
             }
         }
-        // The buffers are freed with the desk, when nothing uses them any more.
+        // The buffers are freed with the queue, when nothing uses them any more.
         while self.retire_oldest() {}
     }
 
-    /// Submits a part of a job. Returns the job if parts are left.
+    /// Submits a chunk of a job. Returns the job if chunks are left.
     fn turn(&mut self, mut queued: QueuedJob, was_idle: bool) -> Option<QueuedJob> {
         if was_idle {
             self.retire_ended();
             let is_first = self.pending.is_empty() && self.turns.is_empty();
-            queued.submission.sample_if(is_first && self.direction_queue.is_alone());
+            queued.submission.sample_if(is_first && self.queue.is_alone());
         }
         self.pending.extend(queued.begun.take());
         if let Some(failure) = queued.submission.job().reason_to_stop() {
@@ -85,7 +85,7 @@ impl SubmitThread {
         }
         let shared = &*self.shared;
         let submission = &mut queued.submission;
-        // The context is bound once for all driver calls of a part.
+        // The context is bound once for all driver calls of a chunk.
         let mut stepped = None;
         let bound = shared.context.bound(|_| {
             stepped = Some(submission.step(shared));
@@ -98,17 +98,17 @@ impl SubmitThread {
         };
         match stepped {
             Ok(Some(submitted)) => {
-                self.pending.push_back(self.direction_queue.lend(submitted));
+                self.pending.push_back(self.queue.lend(submitted));
                 if !queued.submission.is_submitted() {
                     return Some(queued);
                 }
-                // At once, not when another part fits: waiting threads must learn of the end while
+                // At once, not when another chunk fits: waiting threads must learn of the end while
                 // it is far off.
                 self.all_submitted(queued);
                 None
             }
             Ok(None) => {
-                self.direction_queue.give_back(queued.submission.take_scratch());
+                self.queue.give_back(queued.submission.take_scratch());
                 self.all_submitted(queued);
                 None
             }
@@ -120,7 +120,7 @@ impl SubmitThread {
     }
 
     fn all_submitted(&self, mut queued: QueuedJob) {
-        if !self.direction_queue.is_alone() {
+        if !self.queue.is_alone() {
             queued.submission.sample_if(false);
         }
         let due = self.due(&queued);
@@ -133,18 +133,18 @@ impl SubmitThread {
             }
             Err(resources) => Task::NotSubmitted(resources),
         };
-        // Watchers exist as long as feeders exist.
+        // Completion threads exist as long as submit threads exist.
         self.completion_threads.send(task);
     }
 
-    /// The predicted end of the parts on the device, if the job is alone there.
+    /// The predicted end of the chunks on the device, if the job is alone there.
     fn due(&self, queued: &QueuedJob) -> Option<Range<Instant>> {
         let job = queued.submission.job();
         if !self.turns.is_empty() || job.layers().is_some() {
             return None;
         }
         let all: u64 = self.pending.iter().map(|chunk| chunk.bytes).sum();
-        // The progress of the first part is unknown.
+        // The progress of the first chunk is unknown.
         let first = self.pending.front().map_or(0, |chunk| chunk.bytes);
         let time = |bytes: u64| {
             let share = bytes as f64 / job.plan().bytes().get().max(1) as f64;
@@ -153,19 +153,18 @@ impl SubmitThread {
         due(time(all - first)?..time(all)?)
     }
 
-    /// Finishes a failed job once its submitted parts complete.
+    /// Finishes a failed job once its submitted chunks complete.
     fn fail(&mut self, queued: QueuedJob, failure: CopyFailure) {
         let QueuedJob { submission, slot, .. } = queued;
         drop(slot);
         // Not on this thread, where other jobs wait for their turn. The wait may be long, and
-        // finishing a job runs foreign code. Watchers exist as long as feeders exist.
-        let failed =
-            FailedJob::new(submission.into_resources(Some(&self.direction_queue)), failure);
-        self.completion_threads.send(Task::FailedJob(failed));
+        // finishing a job runs foreign code. Completion threads exist as long as submit threads exist.
+        let failed = FailedJob::new(submission.into_resources(Some(&self.queue)), failure);
+        self.completion_threads.send(Task::Failed(failed));
         self.retire_ended();
     }
 
-    /// Waits until another part may be submitted. Gives the job a buffer for it, if it needs one.
+    /// Waits until another chunk may be submitted. Gives the job a buffer for it, if it needs one.
     ///
     /// # Errors
     ///
@@ -177,7 +176,7 @@ impl SubmitThread {
             self.retire_oldest();
         }
         while submission.needs_scratch() {
-            let taken = self.direction_queue.scratch().take();
+            let taken = self.queue.scratch().take();
             let made = match taken {
                 Some(ScratchOffer::Free(scratch)) => Ok(Some(scratch)),
                 Some(ScratchOffer::ToMake(maker)) => maker.make(),
@@ -205,12 +204,12 @@ impl SubmitThread {
     ///
     /// As for [`do_without_scratch`](Submission::do_without_scratch).
     fn await_scratch(&self, submission: &mut Submission) -> Result<(), CudaError> {
-        let next = self.direction_queue.scratch().next_event();
+        let next = self.queue.scratch().next_event();
         match next.map(|event| event.wait()) {
             Some(Ok(())) => {}
             Some(Err(_)) => {
                 // They drop without the lock.
-                let broken = self.direction_queue.scratch().take_broken();
+                let broken = self.queue.scratch().take_broken();
                 drop(broken);
             }
             // A failed job holds it.
@@ -219,7 +218,7 @@ impl SubmitThread {
         Ok(())
     }
 
-    /// Removes the parts that have ended.
+    /// Removes the chunks that have ended.
     fn retire_ended(&mut self) {
         while let Some(submitted) = self.pending.front() {
             // The job's end also reports the failure.
@@ -230,7 +229,7 @@ impl SubmitThread {
         }
     }
 
-    /// Waits for the oldest part. Returns whether there was one.
+    /// Waits for the oldest chunk. Returns whether there was one.
     fn retire_oldest(&mut self) -> bool {
         let Some(submitted) = self.pending.pop_front() else { return false };
         if submitted.event.wait().is_ok() {

@@ -1,4 +1,4 @@
-//! Transfers that nobody waits for, that have no room, and that outlive their engine.
+//! Transfers without a waiting thread, without memory, and without their engine.
 
 use std::mem::ManuallyDrop;
 use std::num::NonZeroU32;
@@ -47,11 +47,11 @@ fn abandoned_transfers_end_all_the_same() {
             let transfer = Transfer::new(&here, &there).device_order(held.order());
             let completion = manager.submit(transfer.blocks(&ids, &ids), guard).unwrap();
             let ticket = completion.ticket();
-            // What the transfer needs is the transfer's from here on.
+            // From here on the transfer owns its resources.
             drop(here);
             match way {
                 0 => drop(completion),
-                // Nobody drops it.
+                // It is never dropped.
                 1 => {
                     let _leaked = ManuallyDrop::new(completion);
                 }

@@ -154,7 +154,7 @@ impl EngineFixture for Fixture {
     }
 }
 
-/// A stream whose work stands still until this drops. Until then nobody may free memory of the
+/// A stream whose work does not run until this drops. Until then no code may free memory of the
 /// device, which waits for all streams.
 pub struct HeldStream {
     stream: Stream,

@@ -39,7 +39,7 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
     let path = Some(path);
     let options = DeviceEngineOptions { path, streams, ..DeviceEngineOptions::default() };
     let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
-    // Nobody helps.
+    // No waiting thread polls.
     let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
     let shape = config((WAITING + 2) * blocks_each, 8, 16);
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
@@ -65,7 +65,7 @@ fn others_go_on(name: &str, path: CopyPath, blocks_each: u32) {
             manager.submit(transfer(number).device_order(order.clone()), ()).unwrap()
         })
         .collect();
-    // What the event marked when they were submitted counts, and not what it marks now.
+    // The mark of the event at their submission counts, not the present one.
     event.record(&streams[1]).unwrap();
     for _ in 0..2 {
         let free = ordered(transfer(WAITING), &here, &there);
@@ -155,7 +155,7 @@ fn kernels_stay_for_as_long_as_they_run() {
     let (told, dropped) = channel();
     let engine = Telling { engine: DeviceEngine::new(&context, options).unwrap(), _told: told };
     let engine: Arc<dyn CopyEngine> = Arc::new(engine);
-    // Nobody helps, so that the first transfer ends on a thread of the engine.
+    // No waiting thread polls, so the first transfer ends on a thread of the engine.
     let manager = TransferManager::new([engine]).with_attention(Duration::ZERO);
     let [begun, stream] = [(); 2].map(|()| Stream::new(&context).unwrap());
     let [not_begun, held] = [&begun, &stream].map(|stream| driver.hold(stream.handle()));
@@ -169,7 +169,7 @@ fn kernels_stay_for_as_long_as_they_run() {
     let second = manager.submit(second.after(&first.ticket()), ()).unwrap();
     drop(manager);
     drop(writer);
-    // Not before this thread has let go of the engine.
+    // Not before this thread has dropped the engine.
     drop(not_begun);
     assert!(dropped.recv().is_err(), "the engine goes when the second has been submitted");
     for _ in 0..200 {

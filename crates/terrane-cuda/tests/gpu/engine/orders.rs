@@ -1,4 +1,4 @@
-//! What a transfer runs after on the device, and what runs after its layers.
+//! Orders of transfers on the device, and work after their layers.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn a_transfer_waits_for_the_stream_that_writes_its_source() {
     let room = much(&context);
     let compute = Stream::new(&context).unwrap();
     let mut value = 0;
-    // One block goes at once, all of them by way of a feeder.
+    // One block goes at once, all of them by way of a submit thread.
     for (path, blocks) in PATHS.into_iter().flat_map(|path| [(path, 1), (path, 64)]) {
         let fixture = fixture(&context, path);
         let manager = fixture.manager();
@@ -67,6 +67,58 @@ fn a_transfer_waits_for_the_stream_that_writes_its_source() {
             assert!(all_are(&there, &fixture, value), "{path:?}, {blocks} blocks: too early");
         }
     }
+}
+
+/// An order owns its stream or event: the caller drops its own handle before the transfer is
+/// submitted. The stream is destroyed, and a borrowed one's owner drops, with the transfer's end.
+#[test]
+fn an_order_keeps_a_stream_or_event_that_its_caller_drops() {
+    let name = "an_order_keeps_a_stream_or_event_that_its_caller_drops";
+    let Some(context) = device(name, ROOM) else { return };
+    let fixture = fixture(&context, None);
+    let (manager, room, shape) = (fixture.manager(), much(&context), config(4, 8, 16));
+    let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);
+    let there = fixture.endpoint(PINNED, shape, LayoutKind::FullyContiguous);
+    let ids = [0, 1, 2, 3];
+    let transfer = |order| Transfer::new(&here, &there).blocks(&ids, &ids).device_order(order);
+    let written = |compute: &Stream, value| write_late(compute, &room, &here, value);
+    let ends = |order, value| {
+        end_of(manager.submit(transfer(order), ()).unwrap()).result.unwrap();
+        assert!(all_are(&there, &fixture, value), "too early: {value}");
+    };
+    // Streams and events of the engine are created by the first transfer.
+    let first = transfer(DeviceOrder::AlreadySynchronised);
+    end_of(manager.submit(first, ()).unwrap()).result.unwrap();
+    let streams = context.usage().streams;
+
+    let compute = Stream::new(&context).unwrap();
+    written(&compute, 1);
+    let order = compute.order();
+    assert_eq!(order, compute.clone().order());
+    drop(compute);
+    assert_eq!(context.usage().streams, streams + 1);
+    ends(order, 1);
+    assert_eq!(context.usage().streams, streams);
+
+    let compute = Stream::new(&context).unwrap();
+    let event = Event::new(&context, Timing::Off).unwrap();
+    assert!(matches!(event.order(), Err(CudaError::NotRecorded)));
+    written(&compute, 2);
+    event.record(&compute).unwrap();
+    let order = event.order().unwrap();
+    drop(event);
+    ends(order, 2);
+
+    let owner = Arc::new(());
+    let handle = compute.handle();
+    // SAFETY: `compute` lives longer than this.
+    let borrowed = unsafe { Stream::borrow(&context, handle, Arc::clone(&owner)) }.unwrap();
+    written(&borrowed, 3);
+    let order = borrowed.order();
+    drop(borrowed);
+    assert_eq!(Arc::strong_count(&owner), 2);
+    ends(order, 3);
+    assert_eq!(Arc::strong_count(&owner), 1);
 }
 
 #[test]

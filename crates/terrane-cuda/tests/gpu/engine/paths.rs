@@ -174,7 +174,7 @@ fn registrations_are_not_crossed() {
     assert_eq!(context.lost(), None);
 }
 
-/// The end that a process's other libraries have locked, which nobody here knows the parts of.
+/// Memory that another library has pinned in pieces that only the driver knows.
 #[test]
 fn pinned_memory_of_others_is_served() {
     let Some(context) = device("pinned_memory_of_others_is_served", LITTLE) else { return };
@@ -208,7 +208,7 @@ fn pinned_memory_of_others_is_served() {
     }
 }
 
-/// Between devices, what is measured takes the place of what is built in, unless nobody wants it.
+/// Between devices, measured costs replace the built-in ones, unless `peers` is off.
 #[test]
 fn peers_are_measured() {
     let needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };

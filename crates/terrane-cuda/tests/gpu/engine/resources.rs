@@ -1,4 +1,4 @@
-//! What callers' threads leave to others: to allocate, free, and make streams. The driver takes its time over
+//! Callers' threads neither allocate, nor free, nor create streams. The driver takes its time over
 //! each, and some wait for the device.
 
 use std::time::Duration;

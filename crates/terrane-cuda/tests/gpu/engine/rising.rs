@@ -38,8 +38,8 @@ fn rising(context: &Context) -> (Endpoint, PinnedBringUp) {
     (Endpoint::new(layout.unregistered().build().unwrap()).unwrap(), bring_up)
 }
 
-/// Of memory that came up to its half, blocks of that half are copied by every path, and others
-/// are refused: no copy blocks its caller, and no kernel is led to what is not locked.
+/// If half of the memory is pinned, every path copies the blocks of that half, and others are
+/// refused: no copy blocks its caller, and no kernel accesses memory that is not pinned.
 #[test]
 fn only_blocks_that_have_come_up_are_copied() {
     let name = "only_blocks_that_have_come_up_are_copied";
@@ -77,7 +77,7 @@ fn only_blocks_that_have_come_up_are_copied() {
     }
 }
 
-/// What is asked of an endpoint before its memory has come up is not what holds afterwards: then
+/// Facts about an endpoint whose memory is still in preparation are queried again afterwards: then
 /// kernels reach it, too.
 #[test]
 fn what_has_come_up_is_copied_by_every_path() {

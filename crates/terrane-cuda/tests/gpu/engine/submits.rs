@@ -1,4 +1,4 @@
-//! What a submit waits for, which is nothing, and what is ordered behind streams of the caller's.
+//! A submit waits for nothing, and its copies run after streams of the caller.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use terrane_transfer::{DeviceOrder, Endpoint, LayerState, Transfer};
 use super::fixture::{APART, DEVICE, Fixture, LAYERS_APART, PINNED, all_are, config};
 use crate::needs::{Needs, device_with_kernels as device};
 
-/// How long a submit may go on to make what it needs anew.
+/// The time after which a submit must find existing resources.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const ROOM: Needs = Needs { device: ByteCount::mib(512), host: ByteCount::mib(512) };
@@ -64,7 +64,7 @@ fn a_submit_waits_for_nothing_on_the_device() {
             let event = Event::new(&context, Timing::Off).unwrap();
 
             let held = driver.hold(compute.handle());
-            // What the transfer reads, or would be undone by.
+            // The source of the transfer, or a write that would overwrite its result.
             fill(&compute, &here, value);
             event.record(&compute).unwrap();
             let order = if blocks == 1 { event.order().unwrap() } else { compute.order() };
@@ -133,7 +133,7 @@ fn two_threads_move_what_they_wrote_on_one_stream() {
     assert_eq!((context.lost(), context.failed_drops()), (None, 0));
 }
 
-/// A stream that runs after a layer of a transfer that waits itself: nobody blocks, and the bytes
+/// A stream that runs after a layer of a transfer that waits itself: no thread blocks, and the bytes
 /// are there when the stream comes to them.
 #[test]
 fn a_stream_of_somebody_elses_follows_layer_by_layer() {
@@ -174,7 +174,7 @@ fn a_stream_of_somebody_elses_follows_layer_by_layer() {
     }
 }
 
-/// What a submit of 16 blocks costs the caller, counted in calls of the driver: a launch and an
+/// The driver calls of a submit of 16 blocks on the caller's thread: a launch and an
 /// event; where it is staged, also a copy and a look whether a buffer is free. Nothing is waited for.
 /// A stream that it runs after is asked three things, and an event one, if they have nothing left to
 /// do.

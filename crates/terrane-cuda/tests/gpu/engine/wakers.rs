@@ -23,7 +23,7 @@ use crate::needs::{LITTLE, device_with_kernels as device};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Wakes nobody: waits for another layer of the same transfer, and says that it has.
+/// A waker that waits for another layer of the same transfer, and records that it has.
 struct WaitsForLayer {
     layers: Layers,
     layer: u32,
@@ -38,8 +38,8 @@ impl Wake for WaitsForLayer {
     }
 }
 
-/// What hears of the first layer waits for the last one: the job ends all the same, whoever it is
-/// that tells of layers.
+/// A waker of the first layer waits for the last one. The job ends all the same, whichever thread
+/// reports the layers.
 #[test]
 fn a_waker_of_a_layer_may_wait_for_another() {
     let name = "a_waker_of_a_layer_may_wait_for_another";
@@ -96,8 +96,8 @@ impl Drop for WaitsForTransfer {
     }
 }
 
-/// Of two threads that wait for the device one looks after what the other has no time for. What it
-/// finishes waits for something else that it looked after: the other thread finds that.
+/// One of two completion threads polls the remaining jobs. A guard that it drops waits for another
+/// of these jobs: the other thread finishes that one.
 #[test]
 fn a_guard_may_wait_for_another_transfer() {
     let name = "a_guard_may_wait_for_another_transfer";
@@ -110,7 +110,7 @@ fn a_guard_may_wait_for_another_transfer() {
     let options =
         DeviceEngineOptions { path, completion_threads, ..DeviceEngineOptions::default() };
     let fixture = Fixture::new(&context, options, &[DEVICE, PINNED]);
-    // Nobody helps.
+    // No waiting thread polls.
     let manager = TransferManager::new([fixture.engine()]).with_attention(Duration::ZERO);
     let shape = config(8, 4, 16);
     let here = fixture.endpoint(DEVICE, shape, LAYERS_APART);

@@ -96,7 +96,7 @@ fn kernels_that_are_required_are_there_or_an_error() {
     assert!(manager.explain(&transfer).is_err());
 }
 
-/// What an engine without kernels costs is measured all the same.
+/// The paths of an engine without kernels are measured as well.
 #[test]
 fn copies_alone_are_calibrated() {
     let Some(context) = device("copies_alone_are_calibrated", LITTLE) else { return };

@@ -90,7 +90,7 @@ pub fn check_copy_engine(fixture: &impl EngineFixture) {
 }
 
 /// Between all kinds of ends and all kinds of layouts, the requested bytes arrive and no other byte
-/// changes: neither those of other blocks and layers, nor the padding, nor the source.
+/// changes. Other blocks, other layers, the padding and the source stay the same.
 pub fn bytes_are_exact_and_neighbours_untouched(fixture: &impl EngineFixture) {
     let manager = TransferManager::new([fixture.engine()]);
     let cases: [(&[u32], &[u32], Range<u32>); 4] = [

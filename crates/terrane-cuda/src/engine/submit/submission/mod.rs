@@ -1,4 +1,4 @@
-//! A job that is being submitted: the parts that are submitted, and the next part.
+//! A job that is being submitted: the chunks that are submitted, and the next chunk.
 
 mod steps;
 
@@ -33,7 +33,7 @@ pub(crate) struct Submission {
     /// the first carries the copies and the second the kernels. They drop first, so that the job's
     /// resources outlive the work on them.
     streams: JobStreams,
-    /// The buffer of the next part, if it needs one.
+    /// The buffer of the next chunk, if it needs one.
     scratch: Option<Scratch>,
     /// The block lists for the kernels, if a launch does not carry them.
     lists: Option<BlockLists>,
@@ -44,13 +44,13 @@ pub(crate) struct Submission {
     kernels: Option<Kernels>,
     direction: Direction,
     path: CopyPath,
-    /// Of source and destination.
+    /// The mappings of source and destination.
     ends: [Arc<DeviceMapping>; 2],
     /// The copy in the form of strides; none if the driver copies run by run.
     grids: Box<[CopyGrid]>,
     steps: Steps,
     count: Arc<JobProgress>,
-    /// Events behind the latest parts, with the bytes submitted up to each.
+    /// Events behind the latest chunks, with the bytes submitted up to each.
     marks: VecDeque<(Event, u64)>,
     submitted: u64,
     /// The number of submitted layers, counted from the first of the transfer.
@@ -62,7 +62,7 @@ pub(crate) struct Submission {
     is_whole: bool,
 }
 
-/// The number of latest parts that are kept.
+/// The number of latest chunks that are kept.
 const MARKS: usize = 4;
 /// The bytes that travel while one thread wakes up, and then another: the end is near when no more
 /// is left.
@@ -133,7 +133,7 @@ impl Submission {
         Ok(())
     }
 
-    /// Takes the streams for the next part. The job keeps them until it has ended.
+    /// Takes the streams for the next chunk. The job keeps them until it has ended.
     fn take_streams(&mut self, shared: &Shared) -> Result<(), CudaError> {
         let wanted = match &self.steps {
             Steps::Staged(staged) if !staged.is_only() => 2,
@@ -172,7 +172,7 @@ impl Submission {
         }
     }
 
-    /// Submits all of it as one part, in the [given](Self::put_scratch) buffer.
+    /// Submits all of it as one chunk, in the [given](Self::put_scratch) buffer.
     pub(crate) fn in_one_chunk(&mut self) {
         if let Steps::Staged(staged) = &mut self.steps {
             staged.in_one_chunk();
@@ -181,7 +181,7 @@ impl Submission {
 
     /// Continues without a buffer, on the first stream, if no buffer is available.
     ///
-    /// The submitted parts are copied again. The same bytes go to the same places, so layers that
+    /// The submitted chunks are copied again. The same bytes go to the same places, so layers that
     /// were already reported do not change.
     ///
     /// # Errors
@@ -239,7 +239,7 @@ impl Submission {
     }
 
     /// Takes the resources that the job needs besides streams, if they exist. Returns whether they
-    /// do. A feeder creates missing ones, so that no caller waits for that.
+    /// do. The submit thread creates missing ones, so that no caller waits for that.
     pub(crate) fn has_resources(&mut self, shared: &Shared) -> bool {
         let wants_lists = matches!(self.steps, Steps::Kernels { lists: true, .. });
         if wants_lists && self.room.is_none() {
@@ -250,7 +250,7 @@ impl Submission {
         !wants_lists || self.room.is_some()
     }
 
-    /// Whether all parts have been submitted.
+    /// Whether all chunks have been submitted.
     pub(crate) fn is_submitted(&self) -> bool {
         match &self.steps {
             Steps::Runs { next, .. } => *next >= self.job.plan().runs().len(),
@@ -259,7 +259,7 @@ impl Submission {
         }
     }
 
-    /// Gives the job the buffer of its next part.
+    /// Gives the job the buffer of its next chunk.
     pub(crate) fn put_scratch(&mut self, scratch: Scratch) {
         self.scratch = Some(scratch);
     }
@@ -269,12 +269,12 @@ impl Submission {
         self.scratch.take()
     }
 
-    /// Submits the next part, and returns the submitted work; `None` if no part is left. Without a
+    /// Submits the next chunk, and returns the submitted work; `None` if no chunk is left. Without a
     /// [buffer](Self::put_scratch) nothing is staged.
     ///
     /// # Errors
     ///
-    /// The failure. Some of the part may have been submitted, and may use the buffer.
+    /// The failure. Some of the chunk may have been submitted, and may use the buffer.
     pub(crate) fn step(&mut self, shared: &Shared) -> Result<Option<SubmittedChunk>, CopyFailure> {
         if self.needs_scratch() && self.scratch.is_none() && !self.is_submitted() {
             self.do_without_scratch(shared).map_err(engine_failure)?;
@@ -325,7 +325,7 @@ impl Submission {
         stream.into_iter().for_each(|stream| self.streams.push(stream));
     }
 
-    /// All parts have been submitted.
+    /// All chunks have been submitted.
     pub(crate) fn into_in_flight(
         self,
         shared: &Shared,
@@ -355,13 +355,10 @@ impl Submission {
         }
     }
 
-    /// A part of it failed. Its buffer, if any, returns to the desk.
-    pub(crate) fn into_resources(
-        self,
-        direction_queue: Option<&Arc<DirectionQueue>>,
-    ) -> Box<JobResources> {
+    /// A chunk of it failed. Its buffer, if any, returns to its direction.
+    pub(crate) fn into_resources(self, queue: Option<&Arc<DirectionQueue>>) -> Box<JobResources> {
         let Self { streams, scratch, lists, job, kernels, count, ends, .. } = self;
-        let scratch = scratch.zip(direction_queue.map(Arc::clone));
+        let scratch = scratch.zip(queue.map(Arc::clone));
         Box::new(JobResources { streams, scratch, lists, job, count, ends, sample: None, kernels })
     }
 }

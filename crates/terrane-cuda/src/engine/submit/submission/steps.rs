@@ -1,4 +1,4 @@
-//! The paths: how each submits the next part of a job.
+//! The paths: how each submits the next chunk of a job.
 
 use std::sync::Arc;
 
@@ -162,14 +162,14 @@ impl Submission {
         shared: &Shared,
     ) -> Result<Option<SubmittedStep>, CudaError> {
         let Steps::Staged(staged) = &mut self.steps else { return Ok(None) };
-        // A transfer of one part uses one stream.
+        // A transfer of one chunk uses one stream.
         let Some(copies) = self.streams.first() else { return Ok(None) };
         let packing = self.streams.get(1).unwrap_or(copies);
         let Some(scratch) = &self.scratch else { return Ok(None) };
         let Some(chunk) = staged.chunker.next() else { return Ok(None) };
         let plan = self.job.plan();
         let to_host = self.direction == Direction::ToHost;
-        // No other work runs beside the first part to the host, nor beside the only part of a
+        // No other work runs beside the first chunk to the host, nor beside the only chunk of a
         // transfer. More thread blocks shorten it, and one stream carries both of its halves.
         let is_first = std::mem::replace(&mut staged.is_first, false);
         let is_alone = staged.is_only || (is_first && to_host);
@@ -233,7 +233,7 @@ impl Submission {
                 let packed = KernelEnd::Packed { address: scratch.address(), strides, end };
                 let (source, destination) =
                     if to_host { (source, packed) } else { (packed, destination) };
-                // SAFETY: the part belongs to a validated plan. The job keeps the plan's ends alive
+                // SAFETY: the chunk belongs to a validated plan. The job keeps the plan's ends alive
                 // and exclusive until the streams have passed it. The buffer has room for it and
                 // has no other user.
                 unsafe { launcher.copy(grid, &mine, source, destination) }?;
@@ -243,7 +243,7 @@ impl Submission {
         if to_host {
             launch()?;
             hand_over(packing, copies)?;
-            // SAFETY: as above; the stretches are those of the part.
+            // SAFETY: as above; the stretches are those of the chunk.
             unsafe { staged.batch.submit(copies) }?;
         } else {
             // SAFETY: as above.
@@ -265,7 +265,7 @@ fn kernels(shared: &Shared) -> Result<&Kernels, CudaError> {
     shared.kernels.as_ref().ok_or(CudaError::NotReached { device })
 }
 
-/// A part that has been submitted.
+/// A chunk that has been submitted.
 pub(crate) struct SubmittedStep {
     pub(crate) bytes: u64,
     /// The stream that reaches its end.
@@ -274,8 +274,8 @@ pub(crate) struct SubmittedStep {
     pub(crate) layers: u32,
 }
 
-/// For a transfer that is cut layer by layer: the number of layers that are complete with this
-/// part.
+/// The number of layers that are complete with this
+/// chunk.
 fn layers_up_to(grids: &[CopyGrid], plan: &TransferPlan, chunk: &Chunk) -> u32 {
     // All grids have the layers of the transfer.
     let layers = grids.first().map_or(1, |grid| grid.layers);

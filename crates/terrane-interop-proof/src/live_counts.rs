@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 /// The counted resources, with the numbers that Python uses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Account {
+pub(crate) enum Resource {
     /// Memory that this library allocated.
     Memory,
     /// Imported foreign values: tensors, arrays.
@@ -15,26 +15,26 @@ static COUNTS: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
 
 /// One counted resource, until it drops.
 #[derive(Debug)]
-pub(crate) struct Entry(Account);
+pub(crate) struct LiveCount(Resource);
 
-impl Entry {
-    pub(crate) fn new(account: Account) -> Self {
-        count(account).fetch_add(1, Ordering::SeqCst);
-        Self(account)
+impl LiveCount {
+    pub(crate) fn new(resource: Resource) -> Self {
+        count(resource).fetch_add(1, Ordering::SeqCst);
+        Self(resource)
     }
 }
 
-impl Drop for Entry {
+impl Drop for LiveCount {
     fn drop(&mut self) {
         count(self.0).fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-fn count(account: Account) -> &'static AtomicI64 {
+fn count(resource: Resource) -> &'static AtomicI64 {
     let [memory, imports] = &COUNTS;
-    match account {
-        Account::Memory => memory,
-        Account::Imports => imports,
+    match resource {
+        Resource::Memory => memory,
+        Resource::Imports => imports,
     }
 }
 
@@ -42,12 +42,12 @@ fn count(account: Account) -> &'static AtomicI64 {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrane_proof_live_memory() -> i64 {
-    count(Account::Memory).load(Ordering::SeqCst)
+    count(Resource::Memory).load(Ordering::SeqCst)
 }
 
 /// The number of live imported values.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrane_proof_live_imports() -> i64 {
-    count(Account::Imports).load(Ordering::SeqCst)
+    count(Resource::Imports).load(Ordering::SeqCst)
 }

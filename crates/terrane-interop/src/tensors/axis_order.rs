@@ -41,15 +41,15 @@ impl fmt::Display for KvAxis {
 
 /// The axes of an engine's KV tensors, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct KvForm {
+pub struct KvAxisOrder {
     axes: [KvAxis; MOST],
     count: usize,
 }
 
-/// The most axes that a form can have.
+/// The most axes that an axis order can have.
 const MOST: usize = 6;
 
-impl KvForm {
+impl KvAxisOrder {
     /// `[2, blocks, page, heads, dim]`: vLLM's FlashAttention.
     pub const VLLM: Self =
         Self::of([KvAxis::Outer, KvAxis::Block, KvAxis::Token, KvAxis::Head, KvAxis::Dim]);
@@ -86,13 +86,14 @@ impl KvForm {
         Self { axes, count: N }
     }
 
-    /// Creates a form with the axes in another order.
+    /// Creates an axis order with the axes in another order.
     ///
     /// # Errors
     ///
-    /// [`InvalidForm`] unless the form has blocks and tokens once (or [`KvAxis::Slot`] for both),
-    /// heads and their elements once (or [`KvAxis::Row`] for both), and outers at most once.
-    pub fn new(axes: &[KvAxis]) -> Result<Self, InvalidForm> {
+    /// [`InvalidAxisOrder`] for more than six axes, or for missing or repeated axes. Blocks and
+    /// tokens are required once (or [`KvAxis::Slot`] for both). So are heads and their elements (or
+    /// [`KvAxis::Row`] for both). Outers occur at most once.
+    pub fn new(axes: &[KvAxis]) -> Result<Self, InvalidAxisOrder> {
         use KvAxis::{Block, Dim, Head, Outer, Row, Slot, Token};
         let count = |axis| axes.iter().filter(|&&other| other == axis).count();
         let tokens = (count(Block), count(Token), count(Slot));
@@ -102,11 +103,11 @@ impl KvForm {
             && matches!(tokens, (1, 1, 0) | (0, 0, 1))
             && matches!(row, (1, 1, 0) | (0, 0, 1));
         if !is_valid {
-            return Err(InvalidForm { axes: axes.to_vec() });
+            return Err(InvalidAxisOrder { axes: axes.to_vec() });
         }
-        let mut form = Self { axes: [KvAxis::One; MOST], count: axes.len() };
-        form.axes.iter_mut().zip(axes).for_each(|(to, from)| *to = *from);
-        Ok(form)
+        let mut axis_order = Self { axes: [KvAxis::One; MOST], count: axes.len() };
+        axis_order.axes.iter_mut().zip(axes).for_each(|(to, from)| *to = *from);
+        Ok(axis_order)
     }
 
     /// The axes, in their order.
@@ -125,10 +126,10 @@ impl KvForm {
 /// Axes that no KV tensor has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the axes {axes:?} are not those of a KV tensor; give blocks and tokens (or slots) once, heads \
-     and their elements (or rows) once, outers at most once, and at most {MOST} axes"
+    "the axes {axes:?} are not those of a KV tensor; give blocks and tokens (or slots), heads and \
+     elements (or rows) once, outers at most once, at most {MOST} axes in all"
 )]
-pub struct InvalidForm {
+pub struct InvalidAxisOrder {
     /// The axes.
     pub axes: Vec<KvAxis>,
 }
@@ -139,8 +140,8 @@ mod tests {
 
     #[test]
     fn the_known_forms_are_valid() {
-        for form in KvForm::KNOWN {
-            assert_eq!(KvForm::new(form.axes()), Ok(form));
+        for axis_order in KvAxisOrder::KNOWN {
+            assert_eq!(KvAxisOrder::new(axis_order.axes()), Ok(axis_order));
         }
     }
 
@@ -155,7 +156,7 @@ mod tests {
             &[Block, Block, Token, Row],
             &[Outer, Block, Token, Head, Dim, Row],
         ] {
-            assert!(KvForm::new(axes).is_err(), "{axes:?}");
+            assert!(KvAxisOrder::new(axes).is_err(), "{axes:?}");
         }
     }
 }

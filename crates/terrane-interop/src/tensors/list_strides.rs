@@ -1,14 +1,7 @@
 //! The positions of the tensors in a list, as counts and strides.
 
 use smallvec::{SmallVec, smallvec};
-use terrane_layout::Step;
-
-/// The region of a tensor's first element, and the bytes before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) region: u32,
-    pub(super) offset: u64,
-}
+use terrane_layout::{RegionOffset, Step};
 
 /// A part of an axis: positions some bytes apart, or some regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,30 +19,28 @@ impl ListPart {
     }
 }
 
-impl Place {
-    /// The place so many positions of a list further; `None` past the last number.
-    pub(super) fn moved(self, parts: &[ListPart], position: u64) -> Option<Self> {
-        let (mut at, mut rest) = (self, position);
-        for part in parts.iter().rev() {
-            let index = rest.checked_rem(part.count().into())?;
-            rest = rest.checked_div(part.count().into())?;
-            match part {
-                ListPart::Bytes(step) => {
-                    at.offset = at.offset.checked_add(index.checked_mul(step.stride)?)?;
-                }
-                ListPart::Regions { regions, .. } => {
-                    let ahead = u32::try_from(index).ok()?.checked_mul(*regions)?;
-                    at.region = at.region.checked_add(ahead)?;
-                }
+/// The position so many tensors of a list further; `None` past the last number.
+pub(super) fn moved(from: RegionOffset, parts: &[ListPart], position: u64) -> Option<RegionOffset> {
+    let (mut at, mut rest) = (from, position);
+    for part in parts.iter().rev() {
+        let index = rest.checked_rem(part.count().into())?;
+        rest = rest.checked_div(part.count().into())?;
+        match part {
+            ListPart::Bytes(step) => {
+                at.offset = at.offset.checked_add(index.checked_mul(step.stride)?)?;
+            }
+            ListPart::Regions { regions, .. } => {
+                let ahead = u32::try_from(index).ok()?.checked_mul(*regions)?;
+                at.region = at.region.checked_add(ahead)?;
             }
         }
-        Some(at)
     }
+    Some(at)
 }
 
-/// The counts and strides from each place to the next one: one part, or two. `None` if the places
-/// are not in ascending order at equal distances.
-pub(super) fn along(places: &[Place]) -> Option<SmallVec<[ListPart; 4]>> {
+/// The counts and strides from each position to the next one: one part, or two. `None` if the
+/// positions are not in ascending order at equal distances.
+pub(super) fn along(places: &[RegionOffset]) -> Option<SmallVec<[ListPart; 4]>> {
     let &first = places.first()?;
     let count = places.len();
     // The longest groups first: one part is better than two.
@@ -62,14 +53,14 @@ pub(super) fn along(places: &[Place]) -> Option<SmallVec<[ListPart; 4]>> {
         }
         let parts: SmallVec<[ListPart; 4]> = outside.into_iter().chain(inside).collect();
         let mut expected = (0_u64..).zip(places);
-        if expected.all(|(position, &place)| first.moved(&parts, position) == Some(place)) {
+        if expected.all(|(position, &place)| moved(first, &parts, position) == Some(place)) {
             return Some(if parts.is_empty() { smallvec![] } else { parts });
         }
     }
     None
 }
 
-fn part(from: Place, to: Place, count: usize) -> Option<ListPart> {
+fn part(from: RegionOffset, to: RegionOffset, count: usize) -> Option<ListPart> {
     let count = u32::try_from(count).ok()?;
     if from.region == to.region {
         let stride = to.offset.checked_sub(from.offset)?;
@@ -85,7 +76,7 @@ mod tests {
 
     fn places(places: &[(u32, u64)]) -> Option<SmallVec<[ListPart; 4]>> {
         let places: Vec<_> =
-            places.iter().map(|&(region, offset)| Place { region, offset }).collect();
+            places.iter().map(|&(region, offset)| RegionOffset { region, offset }).collect();
         along(&places)
     }
 

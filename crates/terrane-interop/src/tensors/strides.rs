@@ -1,24 +1,24 @@
-//! The size and the stride of each axis of a form in a layout.
+//! The size and the stride of each axis of an axis order in a layout.
 
 use terrane_core::ByteCount;
-use terrane_layout::{Axis, Geometry, Section, Step as Strides};
+use terrane_layout::{Axis, Geometry, Section, Step};
 
-use super::{KvAxis, KvError, KvForm};
+use super::{KvAxis, KvAxisOrder, KvError};
 use crate::dlpack::ElementType;
 
-/// An axis of a form in a layout, in elements.
+/// An axis of an axis order in a layout, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct AxisStride {
     pub(super) size: u64,
     pub(super) stride: u64,
 }
 
-/// The axes of `form` in every layer of a geometry. A layer is where a tensor begins.
-pub(super) fn steps(
+/// The axes of `axis_order` in every layer of a geometry. A layer is where a tensor begins.
+pub(super) fn strides(
     geometry: &Geometry,
-    form: &KvForm,
+    axis_order: &KvAxisOrder,
     element: ElementType,
-) -> Result<Vec<Step>, KvError> {
+) -> Result<Vec<AxisStride>, KvError> {
     let Some(first) = geometry.sections().first() else {
         return Err(KvError::Sections { sections: 0 });
     };
@@ -31,17 +31,18 @@ pub(super) fn steps(
         return Err(KvError::Sections { sections: geometry.sections().len() });
     }
     let rows = Rows::of(geometry, first, element)?;
-    form.axes()
+    axis_order
+        .axes()
         .iter()
         .map(|&axis| {
-            let Strides { count, stride: bytes } = rows.step(axis)?;
+            let Step { count, stride: bytes } = rows.step(axis)?;
             if !bytes.is_multiple_of(rows.width) && count > 1 {
                 let bytes = ByteCount::new(bytes);
                 return Err(KvError::NotWhole { what: axis, bytes, element });
             }
             // Along an axis of one position, a stride has no effect.
             let stride = if count == 1 { 1 } else { bytes / rows.width };
-            Ok(Step { size: count.into(), stride })
+            Ok(AxisStride { size: count.into(), stride })
         })
         .collect()
 }
@@ -50,7 +51,7 @@ pub(super) fn steps(
 struct Rows<'a> {
     geometry: &'a Geometry,
     section: &'a Section,
-    element: Strides,
+    element: Step,
     width: u64,
 }
 
@@ -66,19 +67,19 @@ impl<'a> Rows<'a> {
         let own = single(section, Axis::Element, KvAxis::Dim)?;
         let bytes = expected.get();
         let step = if width == bytes {
-            Strides::new(own.count, if own.count == 1 { bytes } else { own.stride })
+            Step::new(own.count, if own.count == 1 { bytes } else { own.stride })
         } else if width == 1 && (own.count == 1 || own.stride == bytes) {
             // Groups of bytes are adjacent.
             let count = u64::from(own.count).checked_mul(bytes);
             let count = count.and_then(|count| u32::try_from(count).ok()).ok_or_else(refused)?;
-            Strides::new(count, 1)
+            Step::new(count, 1)
         } else {
             return Err(refused());
         };
         Ok(Self { geometry, section, element: step, width })
     }
 
-    fn step(&self, axis: KvAxis) -> Result<Strides, KvError> {
+    fn step(&self, axis: KvAxis) -> Result<Step, KvError> {
         let head = || {
             if self.section.states_heads() {
                 single(self.section, Axis::Head, axis)
@@ -102,12 +103,12 @@ impl<'a> Rows<'a> {
                 Err(KvError::HeadsNotStated) => Ok(self.element),
                 Err(other) => Err(other),
             },
-            KvAxis::One => Ok(Strides::ONE),
+            KvAxis::One => Ok(Step::ONE),
         }
     }
 
     /// The distance between sections, which must be equal for all.
-    fn outer(&self) -> Result<Strides, KvError> {
+    fn outer(&self) -> Result<Step, KvError> {
         let sections = self.geometry.sections();
         let count = u32::try_from(sections.len()).unwrap_or(u32::MAX);
         let refused = || KvError::Sections { sections: sections.len() };
@@ -125,7 +126,7 @@ impl<'a> Rows<'a> {
             Some(same && section.offset() == offset)
         });
         if place.all(|fits| fits == Some(true)) {
-            Ok(Strides::new(count, stride))
+            Ok(Step::new(count, stride))
         } else {
             Err(refused())
         }
@@ -133,7 +134,7 @@ impl<'a> Rows<'a> {
 }
 
 /// The steps of an axis that is in one part and in one region.
-fn single(section: &Section, axis: Axis, what: KvAxis) -> Result<Strides, KvError> {
+fn single(section: &Section, axis: Axis, what: KvAxis) -> Result<Step, KvError> {
     let steps = section.steps(axis);
     if steps.outer().count == 1 { Ok(steps.inner()) } else { Err(KvError::Split { axis: what }) }
 }
@@ -141,9 +142,9 @@ fn single(section: &Section, axis: Axis, what: KvAxis) -> Result<Strides, KvErro
 /// Two axes as one, if the positions of the inner one fill those of the outer one.
 fn joined(
     axis: KvAxis,
-    (outer, far): (KvAxis, Strides),
-    (inner, near): (KvAxis, Strides),
-) -> Result<Strides, KvError> {
+    (outer, far): (KvAxis, Step),
+    (inner, near): (KvAxis, Step),
+) -> Result<Step, KvError> {
     let refused = KvError::NotJoined { axis, inner, outer };
     let Some(count) = far.count.checked_mul(near.count) else { return Err(refused) };
     if far.count == 1 {
@@ -153,7 +154,7 @@ fn joined(
         return Ok(far);
     }
     if near.stride.checked_mul(near.count.into()) == Some(far.stride) {
-        Ok(Strides::new(count, near.stride))
+        Ok(Step::new(count, near.stride))
     } else {
         Err(refused)
     }
