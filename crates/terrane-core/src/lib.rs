@@ -66,7 +66,8 @@ pub use alignment::{Alignment, InvalidAlignment};
 pub use allocate::{Allocate, AllocateError};
 pub use byte_count::{ByteCount, SizeOverflow};
 pub use capability::{
-    Capability, CapabilityMissing, CapabilityOutcome, CapabilityReport, Grant, Reason, Wish,
+    Capability, CapabilityMissing, CapabilityOutcome, CapabilityReport, CapabilityStatus, Reason,
+    Requirement,
 };
 pub use durability::Durability;
 pub use foreign::ForeignMemory;

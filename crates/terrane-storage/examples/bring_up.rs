@@ -8,7 +8,7 @@
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-use terrane_core::{ByteCount, Memory, RegionRequest, Wish};
+use terrane_core::{ByteCount, Memory, RegionRequest, Requirement};
 use terrane_storage::{
     FirstTouch, HugePages, StorageError, SystemAllocator, SystemMemory, SystemOptions,
 };
@@ -21,7 +21,7 @@ fn main() -> Result<(), StorageError> {
 
     for (name, huge_pages) in [
         ("base pages", HugePages::None),
-        ("transparent huge pages", HugePages::Transparent(Wish::Preferred)),
+        ("transparent huge pages", HugePages::Transparent(Requirement::Preferred)),
     ] {
         let (mut one, mut all) = (Vec::new(), Vec::new());
         let (mut fill_one, mut fill_all) = (Vec::new(), Vec::new());
@@ -59,7 +59,7 @@ fn bring_up(
     let allocator = SystemAllocator::new(options);
     let request = RegionRequest::new(ByteCount::gib(gib)).labelled("bring-up");
     let begin = Instant::now();
-    let memory = allocator.bring_up(&request)?;
+    let memory = allocator.allocate_memory(&request)?;
     Ok((begin.elapsed().as_secs_f64(), memory))
 }
 

@@ -25,7 +25,7 @@
 //!
 //! A capability that the machine refuses is an entry in a
 //! [`CapabilityReport`](terrane_core::CapabilityReport). It is an error if it was
-//! [required](terrane_core::Wish::Required). Every error is a [`StorageError`].
+//! [required](terrane_core::Requirement::Required). Every error is a [`StorageError`].
 //!
 //! # Example
 //!
@@ -90,8 +90,8 @@ pub use queue::{
     IoOperation, IoQueue, IoQueueOptions, IoRequest, IoWaker,
 };
 pub use system::{
-    BringUp, BringUpEnded, FirstTouch, HugePageSize, HugePages, NumaPolicy, Progress,
-    ProgressEntry, Raising, SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
+    BringUp, BringUpEnded, BringUpProducer, FirstTouch, HugePageSize, HugePages, NumaPolicy,
+    Progress, ProgressEntry, SystemAllocator, SystemMemory, SystemOptions, UsablePrefix,
 };
 
 // Crates whose types the public signatures name.

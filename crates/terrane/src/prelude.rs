@@ -5,7 +5,7 @@
 
 pub use terrane_core::{
     Alignment, Allocate, ByteCount, DeviceId, ForeignMemory, HostBytes, Memory, Region,
-    StorageKind, Wish,
+    Requirement, StorageKind,
 };
 #[cfg(feature = "cuda")]
 pub use terrane_cuda::{

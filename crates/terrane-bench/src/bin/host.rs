@@ -190,7 +190,7 @@ fn bring_up<W: Write>(
             let first_touch = FirstTouch::Threads(threads);
             let options = SystemOptions { huge_pages, first_touch, ..SystemOptions::default() };
             let request = RegionRequest::new(bytes).aligned_to(Alignment::PAGE);
-            SystemAllocator::new(options).bring_up(&request)
+            SystemAllocator::new(options).allocate_memory(&request)
         };
         let (many, one) = settings.time_in_turns(|| up(threads), || up(NonZeroUsize::MIN));
         up(threads)?;

@@ -1,6 +1,8 @@
 //! The peers that an agent knows, and forgetting them.
 
-use terrane_core::{AgentName, Capability, CapabilityReport, Grant, PeerId, Reason, Wish};
+use terrane_core::{
+    AgentName, Capability, CapabilityReport, CapabilityStatus, PeerId, Reason, Requirement,
+};
 
 use super::error::ForgetError;
 use super::metadata::Metadata;
@@ -104,13 +106,15 @@ impl Agent {
     /// form of NIXL 1.5. See [`AgentBuilder::metadata_checks`](crate::AgentBuilder::metadata_checks).
     #[must_use]
     pub fn capabilities(&self) -> CapabilityReport {
-        let grant = match (self.metadata_checks(), self.reachable()) {
-            (Wish::Off, _) => Grant::NotTried,
-            (_, Some(_)) => Grant::Granted,
-            (_, None) => Grant::Refused(Reason::Unsupported { by: "this release of NIXL" }),
+        let status = match (self.metadata_checks(), self.reachable()) {
+            (Requirement::Off, _) => CapabilityStatus::NotTried,
+            (_, Some(_)) => CapabilityStatus::Granted,
+            (_, None) => {
+                CapabilityStatus::Refused(Reason::Unsupported { by: "this release of NIXL" })
+            }
         };
         let mut report = CapabilityReport::default();
-        report.record(Capability::CheckedMetadata, self.metadata_checks(), grant);
+        report.record(Capability::CheckedMetadata, self.metadata_checks(), status);
         report
     }
 

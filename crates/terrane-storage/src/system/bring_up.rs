@@ -25,7 +25,7 @@ pub struct BringUp<E = StorageError>(Arc<State<E>>);
 /// The producer's side of a [`BringUp`]. If it drops before [`complete`](Self::complete), the
 /// bring-up ends as cancelled.
 #[derive(Debug)]
-pub struct Raising<E = StorageError> {
+pub struct BringUpProducer<E = StorageError> {
     state: Arc<State<E>>,
     /// Set once the progress that includes this bring-up is known.
     entry: OnceLock<ProgressEntry>,
@@ -57,7 +57,7 @@ enum End<E> {
 impl<E> BringUp<E> {
     /// Creates a bring-up of `length` bytes with no usable bytes, and its producer.
     #[must_use]
-    pub fn new(length: ByteCount) -> (Self, Raising<E>) {
+    pub fn new(length: ByteCount) -> (Self, BringUpProducer<E>) {
         let state = Arc::new(State {
             length,
             touched: AtomicU64::new(0),
@@ -66,14 +66,14 @@ impl<E> BringUp<E> {
             ending: Mutex::new(Ending { end: None, wakers: Vec::new() }),
             changed: Condvar::new(),
         });
-        (Self(Arc::clone(&state)), Raising { state, entry: OnceLock::new() })
+        (Self(Arc::clone(&state)), BringUpProducer { state, entry: OnceLock::new() })
     }
 
     /// Creates a complete bring-up: all of `length` bytes are usable.
     #[must_use]
     pub fn complete(length: ByteCount) -> Self {
-        let (bring_up, raising) = Self::new(length);
-        raising.complete();
+        let (bring_up, producer) = Self::new(length);
+        producer.complete();
         bring_up
     }
 
@@ -152,7 +152,7 @@ impl<E> Clone for BringUp<E> {
     }
 }
 
-impl<E> Raising<E> {
+impl<E> BringUpProducer<E> {
     /// Its entry in a progress. The entry is updated before waiting threads are notified.
     pub(super) fn enter(&self, progress: &Progress) -> &ProgressEntry {
         self.entry.get_or_init(|| progress.enter(self.state.length))
@@ -212,7 +212,7 @@ impl<E> Raising<E> {
     }
 }
 
-impl<E> Drop for Raising<E> {
+impl<E> Drop for BringUpProducer<E> {
     fn drop(&mut self) {
         drop(self.entry.take());
         self.state.wake(Some(End::Cancelled));
@@ -339,14 +339,14 @@ mod tests {
 
     #[test]
     fn the_prefix_only_grows_and_ends_with_the_length() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
         for (said, usable) in [(30, 30), (10, 30), (70, 70), (100, 70), (1000, 70)] {
-            raising.usable(bytes(said));
+            producer.usable(bytes(said));
             assert_eq!(bring_up.usable_prefix(), bytes(usable));
             assert!(bring_up.wait_for(bytes(usable), Duration::ZERO).unwrap());
             assert!(!bring_up.is_complete(), "that is said apart");
         }
-        raising.complete();
+        producer.complete();
         assert!(bring_up.is_complete() && bring_up.ended().is_none());
         assert!(bring_up.wait_for(bytes(u64::MAX), Duration::ZERO).unwrap());
         assert!(BringUp::<StorageError>::complete(bytes(5)).is_complete());
@@ -354,13 +354,13 @@ mod tests {
 
     #[test]
     fn who_waits_is_told_of_the_prefix_or_of_the_end() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
         assert!(!bring_up.wait_for(bytes(1), Duration::ZERO).unwrap());
         let (half, all) = std::thread::scope(|scope| {
             let half = scope.spawn(|| bring_up.wait_for(bytes(50), ENOUGH).unwrap());
             let all = scope.spawn(|| bring_up.wait_for(bytes(100), ENOUGH).unwrap_err());
-            raising.usable(bytes(60));
-            raising.fail(StorageError::Cancelled { ready: bytes(60), of: bytes(100) });
+            producer.usable(bytes(60));
+            producer.fail(StorageError::Cancelled { ready: bytes(60), of: bytes(100) });
             (half.join().unwrap(), all.join().unwrap())
         });
         assert!(half);
@@ -373,11 +373,11 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_thread_that_has_gone() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
-        raising.usable(bytes(10));
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
+        producer.usable(bytes(10));
         bring_up.cancel();
-        assert!(raising.is_cancelled());
-        drop(raising);
+        assert!(producer.is_cancelled());
+        drop(producer);
         let ended = bring_up.wait_for(bytes(11), ENOUGH).unwrap_err();
         assert!(ended.cause.is_none());
         assert!(ended.to_string().contains("cancelled"), "{ended}");
@@ -410,13 +410,13 @@ mod tests {
 
     #[test]
     fn wakers_are_cloned_without_the_lock() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
         let waker = looking(&bring_up);
         let mut future = bring_up.usable(bytes(50));
         for _ in 0..2 {
             assert!(Pin::new(&mut future).poll(&mut Context::from_waker(&waker)).is_pending());
         }
-        raising.complete();
+        producer.complete();
         assert!(Pin::new(&mut future).poll(&mut Context::from_waker(&waker)).is_ready());
     }
 
@@ -430,20 +430,20 @@ mod tests {
 
     #[test]
     fn a_waker_that_panics_keeps_nobody_from_being_told() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
         let count = Arc::new(Count::default());
         let (mut first, mut second) = (bring_up.usable(bytes(50)), bring_up.usable(bytes(50)));
         let panics = Waker::from(Arc::new(Panics));
         let counts = Waker::from(Arc::clone(&count));
         assert!(Pin::new(&mut first).poll(&mut Context::from_waker(&panics)).is_pending());
         assert!(Pin::new(&mut second).poll(&mut Context::from_waker(&counts)).is_pending());
-        raising.usable(bytes(60));
+        producer.usable(bytes(60));
         assert_eq!(count.0.load(Ordering::SeqCst), 1);
     }
 
     #[test]
     fn a_future_is_woken_once_a_change() {
-        let (bring_up, raising) = BringUp::<StorageError>::new(bytes(100));
+        let (bring_up, producer) = BringUp::<StorageError>::new(bytes(100));
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);
@@ -451,10 +451,10 @@ mod tests {
         for _ in 0..3 {
             assert!(Pin::new(&mut future).poll(&mut context).is_pending());
         }
-        raising.usable(bytes(20));
+        producer.usable(bytes(20));
         assert_eq!(count.0.load(Ordering::SeqCst), 1);
         assert!(Pin::new(&mut future).poll(&mut context).is_pending());
-        raising.complete();
+        producer.complete();
         assert!(matches!(Pin::new(&mut future).poll(&mut context), Poll::Ready(Ok(()))));
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use terrane_core::{Allocate, ByteCount, RegionRequest, Wish};
+use terrane_core::{Allocate, ByteCount, RegionRequest, Requirement};
 use terrane_storage::{
     DiskAllocator, DiskFile, DiskOptions, FileType, IoBuffer, IoFile, IoQueue, IoQueueOptions,
     IoRequest, StorageError,
@@ -19,17 +19,17 @@ use crate::support::{
 };
 
 const SPARSE: DiskOptions = DiskOptions {
-    direct: Wish::Preferred,
-    preallocate: Wish::Off,
-    unnamed: Wish::Preferred,
+    direct: Requirement::Preferred,
+    preallocate: Requirement::Off,
+    unnamed: Requirement::Preferred,
     durability: terrane_core::Durability::None,
 };
 
 /// Every way of making a file, with each way of making it long.
 fn every_creation(directory: &Path, bytes: ByteCount) -> Vec<StorageError> {
     let mut errors = Vec::new();
-    for preallocate in [Wish::Preferred, Wish::Off] {
-        for unnamed in [Wish::Preferred, Wish::Off] {
+    for preallocate in [Requirement::Preferred, Requirement::Off] {
+        for unnamed in [Requirement::Preferred, Requirement::Off] {
             let options = DiskOptions { preallocate, unnamed, ..SPARSE };
             errors.extend(DiskFile::scratch(directory, bytes, &options).err());
         }
@@ -94,7 +94,7 @@ fn what_existed_is_never_touched() {
         StorageError::FileTooShort { length, needed, .. }
             if length == count(8) && needed == count(9)
     ));
-    let options = DiskOptions { direct: Wish::Required, ..SPARSE };
+    let options = DiskOptions { direct: Requirement::Required, ..SPARSE };
     let _ = DiskFile::open_existing(&path, count(8), &options);
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }
@@ -102,7 +102,7 @@ fn what_existed_is_never_touched() {
 #[test]
 fn a_directory_that_must_not_be_written() {
     // No file can be made there, not even by root.
-    for unnamed in [Wish::Preferred, Wish::Off] {
+    for unnamed in [Requirement::Preferred, Requirement::Off] {
         let options = DiskOptions { unnamed, ..SPARSE };
         for error in [
             DiskFile::scratch(Path::new("/proc"), count(1), &options).unwrap_err(),
@@ -118,7 +118,7 @@ fn what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file() {
     let test = "disk_faults::what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file";
     in_child(test, || {
         let directory = tempfile::tempdir().unwrap();
-        let named = DiskOptions { unnamed: Wish::Off, ..SPARSE };
+        let named = DiskOptions { unnamed: Requirement::Off, ..SPARSE };
         // A process that cannot unlink leaves what one leaves that is killed just before.
         let thread = std::thread::scope(|scope| {
             let leave = || {
@@ -147,7 +147,7 @@ fn what_a_killed_process_left_behind_is_removed_by_the_next_scratch_file() {
 #[test]
 fn scratch_files_are_made_by_many_threads_at_once() {
     let directory = tempfile::tempdir().unwrap();
-    let named = DiskOptions { unnamed: Wish::Off, ..SPARSE };
+    let named = DiskOptions { unnamed: Requirement::Off, ..SPARSE };
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -236,7 +236,7 @@ fn a_requirement_that_is_not_met_leaves_nothing_behind() {
     let Ok(directory) = tempfile::tempdir_in(shm) else {
         return skipped("a_requirement_that_is_not_met_leaves_nothing_behind", "no /dev/shm");
     };
-    let options = DiskOptions { direct: Wish::Required, ..SPARSE };
+    let options = DiskOptions { direct: Requirement::Required, ..SPARSE };
     let path = directory.path().join("new");
     for error in [
         DiskFile::create_new(&path, count(4096), &options).unwrap_err(),
@@ -279,7 +279,7 @@ fn write_until_killed(directory: &Path) -> ! {
     // Not for ever, should the parent be killed itself.
     // SAFETY: the call takes plain numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    let files: Vec<DiskFile> = [Wish::Preferred, Wish::Off]
+    let files: Vec<DiskFile> = [Requirement::Preferred, Requirement::Off]
         .map(|unnamed| {
             let options = DiskOptions { unnamed, ..SPARSE };
             DiskFile::scratch(directory, ByteCount::mib(8), &options).unwrap()

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use terrane_core::{ByteCount, Capability, Grant};
+use terrane_core::{ByteCount, Capability, CapabilityStatus};
 use terrane_storage::{
     ActiveBackend, IoBackend, IoBuffer, IoFailureReason, IoOperation, IoQueue, IoQueueOptions,
     IoRequest, StorageError,
@@ -287,7 +287,10 @@ fn the_report_says_what_serves() {
     let options = IoQueueOptions { backend: IoBackend::Threads, ..IoQueueOptions::default() };
     let queue = IoQueue::new(&options).unwrap();
     assert_eq!(queue.backend(), ActiveBackend::Threads);
-    assert_eq!(queue.capabilities().grant(&Capability::IoUring), Some(&Grant::NotTried));
+    assert_eq!(
+        queue.capabilities().status(&Capability::IoUring),
+        Some(&CapabilityStatus::NotTried)
+    );
     for depth in [0, IoQueueOptions::MAX_DEPTH + 1] {
         let options = IoQueueOptions { depth, ..IoQueueOptions::default() };
         assert!(matches!(IoQueue::new(&options), Err(StorageError::QueueDepth { .. })));

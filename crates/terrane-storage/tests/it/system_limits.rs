@@ -45,7 +45,7 @@ fn use_up_mappings(limit: usize, left: usize) {
 }
 
 fn touched_region(allocator: &SystemAllocator) -> SystemMemory {
-    let memory = allocator.bring_up(&RegionRequest::new(ByteCount::kib(4))).unwrap();
+    let memory = allocator.allocate_memory(&RegionRequest::new(ByteCount::kib(4))).unwrap();
     // SAFETY: the memory is this test's alone, and a page long.
     unsafe { memory.location().as_host().unwrap().as_ptr().write_bytes(1, PAGE) };
     memory

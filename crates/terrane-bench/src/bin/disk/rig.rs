@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use terrane_core::{ByteCount, Region, Wish};
+use terrane_core::{ByteCount, Region, Requirement};
 use terrane_layout::{ElementFormat, LayoutBuilder, LayoutConfig};
 use terrane_storage::{
     DiskFile, DiskOptions, HugePages, IoQueueOptions, SystemAllocator, SystemOptions,
@@ -28,7 +28,7 @@ impl Pages {
     fn options(self) -> HugePages {
         match self {
             Self::Small => HugePages::None,
-            Self::Huge => HugePages::Transparent(Wish::Required),
+            Self::Huge => HugePages::Transparent(Requirement::Required),
         }
     }
 

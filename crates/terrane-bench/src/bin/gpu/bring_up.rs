@@ -22,7 +22,7 @@ pub fn report<W: Write>(rig: &Rig, settings: &Settings, reporter: &mut Reporter<
     let (mut ours, mut driver) = (Vec::new(), Vec::new());
     for round in 0..=settings.repeats.clamp(1, 3) {
         let begin = Instant::now();
-        let memory = rig.pinned.bring_up(&request)?;
+        let memory = rig.pinned.allocate_memory(&request)?;
         let took = begin.elapsed().as_secs_f64();
         drop(memory);
         let drivers = rig.raw.host_alloc(bytes)?;
