@@ -18,7 +18,8 @@ pub use terrane_layout::{
 };
 #[cfg(feature = "nixl")]
 pub use terrane_nixl::{
-    Agent, AgentBuilder, BackendConfig, ForeignLayout, NixlEngine, NixlEngineOptions, RemoteLayout,
+    AddNixl, Agent, AgentBuilder, BackendConfig, ForeignLayout, NixlEngine, NixlEngineOptions,
+    RemoteLayout,
 };
 #[cfg(feature = "pool")]
 pub use terrane_pool::{Pool, PoolOptions};

@@ -10,14 +10,18 @@ use crate::workspace::Workspace;
 
 const EXAMPLE: &str = "remote";
 
+/// The example that users copy: one process exports, and the other one reads.
+const TWO_PROCESSES: &str = "two_processes";
+
 /// The example whose other process is a Python program.
 const FOREIGN: &str = "foreign";
 
 /// The arguments: a small amount, because the gate checks correctness, not speed.
 const SMALL: [&str; 7] = ["--json", "--blocks", "24", "--layers", "5", "--rounds", "3"];
 
-/// Runs the example with `--json` both ways: it must succeed, with every byte verified.
+/// Runs the examples. `remote` runs with `--json` both ways: every byte must be verified.
 pub fn run(workspace: &Workspace) -> Result<()> {
+    two_processes(workspace)?;
     let example = facade_example(workspace, EXAMPLE)?;
     for mode in ["write", "read"] {
         let output = with_nixl(workspace, Tool::cargo(workspace))?
@@ -30,6 +34,20 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     }
     println!("blocks went to another process and were fetched from one, verified");
     foreign(workspace)
+}
+
+/// Runs the short example, which fails by itself if a byte differs.
+fn two_processes(workspace: &Workspace) -> Result<()> {
+    let example = facade_example(workspace, TWO_PROCESSES)?;
+    let output = with_nixl(workspace, Tool::cargo(workspace))?
+        .args(["run", "--quiet", "--release", "--package", example, "--features", "nixl"])
+        .args(["--example", TWO_PROCESSES])
+        .stdout()?;
+    print!("{output}");
+    if !output.contains(" bytes verified") {
+        bail!("the example `{TWO_PROCESSES}` verified no bytes: {output}");
+    }
+    Ok(())
 }
 
 /// Runs the example with an agent of NIXL in Python.

@@ -15,7 +15,7 @@ use crate::support::{agent, compile, memory};
 const PROCESSES: usize = 100;
 const AT_A_TIME: usize = 4;
 
-/// What UCX's module for EFA needs of the machine, which brings the machine's libnl with it.
+/// The library that UCX's module for EFA loads from the machine, together with the machine's libnl.
 const VERBS: &str = "libefa.so.1";
 
 #[test]

@@ -1,4 +1,4 @@
-//! Frames around whatever, with the right checksum: what somebody sends who means harm.
+//! Frames around arbitrary payloads, with the right checksum.
 
 use terrane_core::checksum::crc64;
 
@@ -22,7 +22,7 @@ pub fn layout_frame(payload: &[u8]) -> Vec<u8> {
     frame(b"TerraneL", 2, payload)
 }
 
-/// What is inside a frame.
+/// The payload of a frame.
 pub fn payload(bytes: &[u8]) -> &[u8] {
     &bytes[HEADER..bytes.len() - CHECKSUM]
 }

@@ -58,7 +58,7 @@ fn cuda() {
 #[cfg(feature = "nixl")]
 #[test]
 fn nixl() {
-    let _: fn() -> Result<terrane::nixl::Found, terrane::nixl::NixlUnavailable> =
+    let _: fn() -> Result<terrane::nixl::NixlInstallation, terrane::nixl::NixlUnavailable> =
         terrane::nixl::probe;
     let builder = terrane::nixl::AgentBuilder::unnamed();
     let builder = builder.backend(terrane::nixl::BackendConfig::new("UCX"));

@@ -3,6 +3,7 @@
 //! Both come from their wheels on PyPI and lie under `target/nixl`. Every command that builds or
 //! runs what uses NIXL has its environment from here, and fetches them if they are not there yet.
 
+pub mod bindings;
 mod closure;
 pub mod verbs;
 
@@ -28,9 +29,12 @@ pub struct Arguments {
     /// Runs the tests of NIXL with the RDMA libraries of the packages that are unpacked in DIR
     #[arg(long, value_name = "DIR", conflicts_with = "print_env")]
     pub with_verbs: Option<PathBuf>,
+    /// Checks `terrane-nixl` with the lowest and the highest release of its bindings
+    #[arg(long, conflicts_with_all = ["print_env", "with_verbs"])]
+    pub bindings: bool,
 }
 
-/// The release of the library; a test holds it to that of nixl-sys in the root manifest.
+/// The release of the library. A test compares it with the locked release of nixl-sys.
 const VERSION: &str = "1.5.1";
 
 const WHEELS: Wheels = Wheels {
@@ -74,6 +78,9 @@ pub const RELEASE: &str = "nixl_cu12-1.5.1.dist-info/METADATA";
 
 /// The crate that is the bindings.
 const BINDINGS: &str = "nixl-sys";
+
+/// The crate that uses the bindings.
+const CRATE: &str = "terrane-nixl";
 
 /// The library that the bindings look for.
 const LIBRARY: &str = "libnixl_capi.so";
@@ -286,9 +293,9 @@ mod tests {
     #[test]
     fn the_library_is_that_of_the_bindings() {
         let workspace = Workspace::load().unwrap();
-        let boundary = workspace.member("terrane-nixl").unwrap();
-        let bindings = boundary.dependencies.iter().find(|found| found.name == BINDINGS).unwrap();
-        assert_eq!(bindings.req.to_string(), format!("={VERSION}"));
+        let lock = fs::read_to_string(workspace.root().join("Cargo.lock")).unwrap();
+        let locked = format!("name = \"{BINDINGS}\"\nversion = \"{VERSION}\"\n");
+        assert!(lock.contains(&locked), "Cargo.lock has another release of {BINDINGS}");
         assert!(WHEELS.requirements.starts_with(&format!("nixl-cu12=={VERSION} ")));
         assert!(WHEELS.name.contains(VERSION));
         assert!(RELEASE.contains(&format!("-{VERSION}.")));
