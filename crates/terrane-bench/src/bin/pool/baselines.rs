@@ -25,7 +25,7 @@ pub trait Source: Sync {
     fn release(&self, block: Self::Block);
 }
 
-impl<A: Allocate + Sync> Source for Pool<A> {
+impl<A: Allocate + Send + Sync> Source for Pool<A> {
     type Block = PoolBlock<A::Memory>;
 
     fn acquire(&self, bytes: u64) -> Self::Block {

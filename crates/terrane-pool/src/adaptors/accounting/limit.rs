@@ -105,7 +105,9 @@ mod tests {
         assert_eq!(page.reservation().bytes(), page.length());
         let request = RegionRequest::new(ByteCount::new(4097)).labelled("weights");
         let error = limited.allocate(&request).unwrap_err();
-        let AllocateError::OverBudget { budget: name, label, .. } = &error else { panic!("{error}") };
+        let AllocateError::OverBudget { budget: name, label, .. } = &error else {
+            panic!("{error}")
+        };
         assert_eq!((name.as_str(), label.as_str()), ("pages", "weights"));
         assert!(error.to_string().contains("budget pages"), "{error}");
         assert!(error.is_exhaustion());
