@@ -1,7 +1,7 @@
 //! The bases of an end's regions in NIXL's terms, computed once for each endpoint.
 
 use terrane_core::{ByteCount, Location, RemoteSpace, Span};
-use terrane_transfer::{Endpoint, EndpointId, WeakEndpoint};
+use terrane_transfer::Endpoint;
 
 use crate::agent::Agent;
 use crate::agent::config::FileAccess;
@@ -128,6 +128,3 @@ fn base(span: &Span, access: FileAccess) -> Option<RegionBase> {
     let address = ByteCount::from_usize(descriptor.address).get();
     Some(RegionBase { address, device: descriptor.device })
 }
-
-/// Data of endpoints that still exist.
-pub(in crate::engine) type ByEndpoint<T> = rustc_hash::FxHashMap<EndpointId, (WeakEndpoint, T)>;
