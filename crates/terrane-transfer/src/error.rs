@@ -7,7 +7,10 @@ use std::time::Duration;
 use terrane_core::{BoxedCause, ByteCount, ForkedProcess, SizeOverflow, StorageKind};
 use terrane_layout::{LayoutError, SectionName};
 
-use crate::{BlockConflict, Declined, Side, TransferId};
+use crate::engine::declined::Declined;
+use crate::hazard::conflict::BlockConflict;
+use crate::hazard::ticket::TransferId;
+use crate::side::Side;
 
 /// Why a transfer was refused before it started, or why it failed afterwards.
 ///

@@ -1,19 +1,24 @@
 //! The contract of copy engines.
 
-mod declined;
-mod endpoint_cache;
-mod quote;
+pub(crate) mod declined;
+pub(crate) mod endpoint_cache;
+pub(crate) mod finalizer;
+pub(crate) mod job;
+pub(crate) mod order;
+pub(crate) mod quote;
+pub(crate) mod rate;
+pub mod threads;
 
 use std::fmt;
 
 use terrane_core::{BoxedCause, CapabilityReport};
 
-pub use declined::Declined;
-pub use endpoint_cache::EndpointCache;
-pub(crate) use quote::SharedDecision;
-pub use quote::{Decision, ForeignDecision, OnlyPath, Quote};
-
-use crate::{CopyJob, DeviceOrder, Terms, TransferPlan};
+use crate::plan::TransferPlan;
+use crate::transfer::Terms;
+use declined::Declined;
+use job::CopyJob;
+use order::DeviceOrder;
+use quote::Quote;
 
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a copy engine",

@@ -6,7 +6,7 @@ use terrane_core::ByteCount;
 use super::TransferPlan;
 use super::nest::{Level, Nest, Over};
 use super::run::Distance;
-use crate::Side;
+use crate::side::Side;
 
 /// A part of a plan as nested counts, with the strides of both ends.
 ///

@@ -3,8 +3,9 @@
 use terrane_core::{ByteCount, Place, Space};
 
 use super::TransferPlan;
-use crate::hazard::meet;
-use crate::{Side, TransferError};
+use crate::error::TransferError;
+use crate::hazard::table::blocks::meet;
+use crate::side::Side;
 
 /// Checks a transfer within one layout. Different blocks never overlap, nor do different heads of a
 /// block. So it is enough that no block is named on both sides with heads in common.

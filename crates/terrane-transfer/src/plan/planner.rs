@@ -8,8 +8,10 @@ use terrane_layout::Geometry;
 
 use super::nest::{self, Joining, Nest};
 use super::{Buffers, Segment, TransferPlan, overlap, shape};
+use crate::error::TransferError;
+use crate::side::Side;
 use crate::sync::Mutex;
-use crate::{Side, Transfer, TransferError};
+use crate::transfer::Transfer;
 
 /// Validates transfers and plans them. Clones share the buffers.
 ///

@@ -9,7 +9,7 @@ use terrane_layout::{AxisSteps, RegionOffset};
 use super::nest::{LayerGroup, Nest, Over};
 use super::run::{CopyRun, Distance};
 use super::{Segment, TransferPlan};
-use crate::Side;
+use crate::side::Side;
 
 /// A tile: the start of its first run, and the loops around that.
 pub(crate) struct Tile<'a> {

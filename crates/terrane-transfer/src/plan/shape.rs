@@ -5,7 +5,9 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use terrane_layout::{Axis, AxisSteps, Geometry, Section, SectionShape};
 
-use crate::{Side, Transfer, TransferError};
+use crate::error::TransferError;
+use crate::side::Side;
+use crate::transfer::Transfer;
 
 /// The layers, heads and tokens to copy.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use terrane_core::ForkedProcess;
 
-use crate::Endpoint;
+use crate::hazard::endpoint::Endpoint;
 use crate::sync::{Mutex, lock};
 use free_ids::FreeIds;
 

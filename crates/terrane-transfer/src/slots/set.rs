@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use super::{Shared, SlotsError};
-use crate::Ticket;
+use crate::hazard::ticket::Ticket;
 
 /// Block ids that belong to one owner; from [`Slots::take`](super::Slots::take).
 ///

@@ -28,7 +28,7 @@ const KNOWN: [(&str, &[usize]); 7] = [
     ("terrane-nixl", &[11, 11]),
     ("terrane-pool", &[12, 5]),
     ("terrane-storage", &[5]),
-    ("terrane-transfer", &[16, 7]),
+    ("terrane-transfer", &[]),
 ];
 
 /// Compares the cycles of a crate with those that are known.

@@ -3,7 +3,9 @@
 use rustc_hash::FxHashMap;
 use terrane_core::{ByteCount, FilePosition, Location};
 
-use crate::{CopyRun, Side, TransferPlan};
+use crate::plan::TransferPlan;
+use crate::plan::run::CopyRun;
+use crate::side::Side;
 
 /// A part of a run. It is the whole run, unless the run is longer than a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

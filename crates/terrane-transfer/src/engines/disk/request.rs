@@ -9,8 +9,10 @@ use terrane_storage::{
 
 use super::bounce::BounceBuffer;
 use super::extents::Part;
+use crate::engine::job::{CopyFailure, CopyJob};
 use crate::engines::copy::{self, Caching};
-use crate::{CopyFailure, CopyJob, Side, TransferPlan};
+use crate::plan::TransferPlan;
+use crate::side::Side;
 
 /// Memory whose kind is disk or host, and whose location is neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

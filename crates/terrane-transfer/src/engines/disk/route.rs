@@ -5,8 +5,12 @@ use std::fmt;
 
 use terrane_core::{Alignment, Location, StorageKind};
 
-use super::choice::Segments;
-use crate::{Decision, Declined, Endpoint, Side, TransferPlan};
+use super::segments::Segments;
+use crate::engine::declined::Declined;
+use crate::engine::quote::Decision;
+use crate::hazard::endpoint::Endpoint;
+use crate::plan::TransferPlan;
+use crate::side::Side;
 
 /// Bounce buffers, and requests for a part of a longer run, begin and end at multiples of this.
 /// Disks need 512 bytes or 4 KiB.
@@ -187,16 +191,6 @@ impl Decision for Route {
             (Reach::Direct(_), true) => "pieces are aligned in the file, but not in memory".into(),
             (buffered, _) => buffered.to_string().into(),
         }
-    }
-}
-
-impl fmt::Display for Segments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Long => "pieces are long",
-            Self::ShortPieces => "pieces are short",
-            Self::SmallPages => "the memory's pages are small",
-        })
     }
 }
 

@@ -15,10 +15,14 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use terrane_core::{ByteCount, OsError, OwnerProcess};
 
+use crate::engine::declined::Declined;
+use crate::engine::job::{CopyFailure, CopyJob};
+use crate::engine::quote::{Decision, Quote};
+use crate::engine::rate::Rate;
+use crate::engine::{CopyEngine, threads};
 use crate::engines::copy::{self, Caching};
-use crate::engines::rate::Rate;
-use crate::engines::threads;
-use crate::{CopyEngine, CopyFailure, CopyJob, Decision, Declined, Quote, Terms, TransferPlan};
+use crate::plan::TransferPlan;
+use crate::transfer::Terms;
 use work::{Queued, Work};
 
 /// Copies between host memory and host memory, system or pinned. It uses its own threads and those

@@ -6,8 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use terrane_core::{ByteCount, HostAddress, Location};
 
 use super::{HostPath, Rates};
+use crate::completion::waiter_progress::Attend;
+use crate::engine::job::{CopyFailure, CopyJob};
 use crate::engines::copy::{self, Caching};
-use crate::{Attend, CopyFailure, CopyJob, CopyRun, Endpoint, Side, TransferPlan};
+use crate::hazard::endpoint::Endpoint;
+use crate::plan::TransferPlan;
+use crate::plan::run::CopyRun;
+use crate::side::Side;
 
 /// A job in the engine's queue, where threads that wait for it find it too.
 ///
@@ -303,12 +308,17 @@ mod tests {
     use terrane_testkit::memory::HeapAllocator;
 
     use super::*;
-    use crate::completion::Settle;
-    use crate::engine::SharedDecision;
-    use crate::engines::rate::Rate;
-    use crate::hazard::{HazardTable, Use};
-    use crate::job::{Claims, Ending};
-    use crate::{Access, Explanation, Planner, Report, Terms, Ticket, Transfer, TransferError};
+    use crate::engine::finalizer::{Ending, Settle};
+    use crate::engine::job::Claims;
+    use crate::engine::quote::SharedDecision;
+    use crate::engine::rate::Rate;
+    use crate::error::TransferError;
+    use crate::explain::{Explanation, Report};
+    use crate::hazard::conflict::Access;
+    use crate::hazard::table::{HazardTable, Use};
+    use crate::hazard::ticket::Ticket;
+    use crate::plan::planner::Planner;
+    use crate::transfer::{Terms, Transfer};
 
     /// A thread that waits already: it copies everything before the engine continues.
     struct CopiesAtOnce(mpsc::Sender<Result<Report, TransferError>>);

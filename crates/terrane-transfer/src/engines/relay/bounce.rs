@@ -8,8 +8,8 @@ use terrane_core::{
 };
 use terrane_layout::{Geometry, LayoutBuilder, LayoutError};
 
-use super::RelayOptions;
-use crate::Endpoint;
+use super::options::RelayOptions;
+use crate::hazard::endpoint::Endpoint;
 
 /// Slots of one size. The first is allocated at the start, the others on demand.
 pub(super) struct Bounce {

@@ -1,15 +1,19 @@
 //! Copies by two other engines, through memory that both of them can access.
 
-mod active;
 mod bounce;
-mod cut;
-mod lanes;
+mod chunks;
+mod engine_queues;
+mod hop;
+mod message;
+mod options;
 mod route;
 mod slot;
 mod step;
+mod transfer_state;
 mod worker;
 
 pub use bounce::RelaySlots;
+pub use options::RelayOptions;
 pub use step::{RelayStep, StepFailed};
 
 use std::fmt;
@@ -20,17 +24,21 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Sender, unbounded};
 use terrane_core::{Allocate, BoxedCause, ByteCount, OwnerProcess};
 
-use crate::engines::threads;
-use crate::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Planner, Quote, Terms, TransferError,
-    TransferPlan,
-};
+use crate::engine::declined::Declined;
+use crate::engine::job::{CopyFailure, CopyJob};
+use crate::engine::order::DeviceOrder;
+use crate::engine::quote::Quote;
+use crate::engine::{CopyEngine, threads};
+use crate::error::TransferError;
+use crate::plan::TransferPlan;
+use crate::plan::planner::Planner;
+use crate::transfer::Terms;
 use bounce::Bounce;
+use message::{Begin, Message};
+use options::NAME;
 use route::{Route, Shared, has_order};
 use step::{Failure, Part};
-use worker::{Begin, Message, Worker};
-
-const NAME: &str = "relay";
+use worker::Worker;
 
 /// Copies between two kinds of storage that no single engine connects, through memory of a third
 /// kind. Examples are a device and a file through pinned memory, or pageable memory and a device.
@@ -109,22 +117,6 @@ pub struct RelayEngine {
     owner: OwnerProcess,
 }
 
-/// The options of a [`RelayEngine`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RelayOptions {
-    /// The bytes of a slot. It has to hold at least one layer of a block, and should hold a block.
-    pub slot_bytes: ByteCount,
-    /// The maximum number of slots, at least one. With fewer than two, hops take turns.
-    pub slots: usize,
-}
-
-impl Default for RelayOptions {
-    /// 8 slots of 16 MiB. A slot holds several requests of a disk, and several slots are in flight.
-    fn default() -> Self {
-        Self { slot_bytes: ByteCount::mib(16), slots: 8 }
-    }
-}
-
 impl RelayEngine {
     /// An engine that copies with these two, through memory from `bounce`. The order of the two
     /// does not matter.
@@ -178,7 +170,7 @@ impl RelayEngine {
         let plan = self.shared.order_plan(route, job.plan())?;
         let (device_order, deadline) = (job.terms().device_order.clone(), job.terms().deadline);
         let terms = Terms { device_order, deadline, ..Terms::default() };
-        step::job(engine, job.claims(), plan, terms, Arc::default(), part, &self.messages)
+        hop::job(engine, job.claims(), plan, terms, Arc::default(), part, &self.messages)
     }
 }
 
@@ -216,7 +208,7 @@ unsafe impl CopyEngine for RelayEngine {
             Ok(order) => {
                 let engine = Arc::clone(self.shared.engine(&route, RelayStep::Order));
                 self.begin(Begin { transfer, job, route: Ok(route), ordered: true });
-                step::submit(&engine, order);
+                hop::submit(&engine, order);
             }
             Err(failure) => {
                 self.begin(Begin { transfer, job, route: Err(failure), ordered: false });

@@ -8,13 +8,19 @@ use std::time::Duration;
 use terrane_core::{Durability, Location, StorageKind};
 
 use super::bounce::Bounce;
-use super::cut::{Chunk, Cut, rows_in_slot};
-use super::lanes::LaneNumber;
+use super::chunks::{Chunk, Cut, rows_in_slot};
+use super::engine_queues::LaneNumber;
 use super::step::RelayStep;
-use crate::{
-    CopyEngine, Decision, Declined, DeviceOrder, Endpoint, Planner, Quote, Side, Terms, Transfer,
-    TransferError, TransferPlan,
-};
+use crate::engine::CopyEngine;
+use crate::engine::declined::Declined;
+use crate::engine::order::DeviceOrder;
+use crate::engine::quote::{Decision, Quote};
+use crate::error::TransferError;
+use crate::hazard::endpoint::Endpoint;
+use crate::plan::TransferPlan;
+use crate::plan::planner::Planner;
+use crate::side::Side;
+use crate::transfer::{Terms, Transfer};
 
 /// State shared by the engine and its thread.
 #[derive(Debug)]

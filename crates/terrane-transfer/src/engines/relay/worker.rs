@@ -7,31 +7,15 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, Sender};
 use rustc_hash::FxHashMap;
 
-use super::active::Active;
-use super::lanes::Lanes;
-use super::route::{Route, Shared};
-use super::step::{self, Failure, Part, PartEnd, RelayStep};
-use crate::job::shielded;
-use crate::{CopyJob, Terms, TransferError};
-
-/// A message to the thread.
-pub(super) enum Message {
-    Begin(Box<Begin>),
-    /// A part of a transfer has ended.
-    Ended(PartEnd),
-    /// The engine has dropped. Nothing begins after this.
-    Close,
-}
-
-/// A transfer that begins.
-pub(super) struct Begin {
-    pub(super) transfer: u64,
-    pub(super) job: CopyJob,
-    /// The route, or the failure of the part that waits for the device's order.
-    pub(super) route: Result<Route, Failure>,
-    /// Whether a part that waits for the device's order is in flight.
-    pub(super) ordered: bool,
-}
+use super::engine_queues::Lanes;
+use super::hop::guarded;
+use super::message::{Begin, Message, PartEnd};
+use super::route::Shared;
+use super::step::{Part, RelayStep};
+use super::transfer_state::Active;
+use crate::error::TransferError;
+use crate::hazard::notify::shielded;
+use crate::transfer::Terms;
 
 pub(super) struct Worker {
     shared: Arc<Shared>,
@@ -238,7 +222,7 @@ impl Worker {
                 continue;
             };
             let bounce = &self.shared.bounce;
-            let taken = step::guarded(|| bounce.take()).and_then(|taken| Ok(taken?));
+            let taken = guarded(|| bounce.take()).and_then(|taken| Ok(taken?));
             let slot = match taken {
                 Ok(Some(slot)) => slot,
                 // No chunk holds a slot that would be returned.

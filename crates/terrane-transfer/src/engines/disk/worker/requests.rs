@@ -10,7 +10,9 @@ use super::super::request::{
 };
 use super::super::route::Flow;
 use super::{Active, Operation, Stage, Step, Worker};
-use crate::{CopyFailure, Durability, Side};
+use crate::engine::job::CopyFailure;
+use crate::side::Side;
+use terrane_core::Durability;
 
 impl Worker {
     /// Requests the next extent of a job.

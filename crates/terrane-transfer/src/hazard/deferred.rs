@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::engines::threads;
-use crate::job::{shielded, tell};
-use crate::request::Predecessor;
+use crate::engine::job::CopyJob;
+use crate::engine::{CopyEngine, threads};
+use crate::error::TransferError;
+use crate::hazard::notify::{shielded, tell};
+use crate::hazard::ticket::{Cancel, Dependent, Ticket, TransferId};
 use crate::sync::{Mutex, lock};
-use crate::ticket::{Cancel, Dependent};
-use crate::{CopyEngine, CopyJob, Ticket, TransferError, TransferId};
+use crate::transfer::Predecessor;
 
 /// A job that is submitted to its engine once every predecessor has ended. It fails instead if a
 /// predecessor failed that had to succeed.

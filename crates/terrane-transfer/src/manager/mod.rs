@@ -1,5 +1,8 @@
 //! Takes transfers, chooses engines, and keeps transfers in order.
 
+pub(crate) mod builder;
+pub(crate) mod submit_all;
+
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,14 +10,29 @@ use std::time::Duration;
 use terrane_core::StorageKind;
 
 use crate::completion::pair;
-use crate::hazard::{Use, Written, incomplete};
-use crate::job::{Claims, Ending, tell};
-use crate::waiting::submit_after;
-use crate::{
-    Access, Completion, CopyEngine, CopyJob, DEFAULT_ATTENTION, Declined, DeviceOrder, Durability,
-    Endpoint, Explanation, Planner, Progress, Quote, Rejected, Side, Ticket, Transfer,
-    TransferError, TransferPlan, layers,
-};
+use crate::completion::progress::Progress;
+use crate::completion::waiter_progress::DEFAULT_ATTENTION;
+use crate::completion::{Completion, layers};
+use crate::engine::CopyEngine;
+use crate::engine::declined::Declined;
+use crate::engine::finalizer::Ending;
+use crate::engine::job::Claims;
+use crate::engine::job::CopyJob;
+use crate::engine::order::DeviceOrder;
+use crate::engine::quote::Quote;
+use crate::error::{Rejected, TransferError};
+use crate::explain::Explanation;
+use crate::hazard::conflict::Access;
+use crate::hazard::deferred::submit_after;
+use crate::hazard::endpoint::Endpoint;
+use crate::hazard::notify::tell;
+use crate::hazard::table::{Use, Written, incomplete};
+use crate::hazard::ticket::Ticket;
+use crate::plan::TransferPlan;
+use crate::plan::planner::Planner;
+use crate::side::Side;
+use crate::transfer::Transfer;
+use terrane_core::Durability;
 
 /// Plans, explains and submits transfers over a set of engines.
 ///
@@ -92,7 +110,7 @@ impl TransferManager {
     pub fn explain(&self, transfer: &Transfer) -> Result<Explanation, TransferError> {
         let plan = self.planner.plan(transfer)?;
         let (engine, quote, declined) = self.choose(transfer, &plan)?;
-        Ok(Explanation::new(&plan, &**engine, quote, declined))
+        Ok(Explanation::new(&plan, engine.name(), quote, declined))
     }
 
     /// Starts a transfer, and lends it `guard`: any value that must live until the copy has ended,
@@ -127,7 +145,7 @@ impl TransferManager {
     pub(crate) fn prepare(&self, mut transfer: Transfer) -> Result<Prepared, TransferError> {
         let plan = self.planner.plan(&transfer)?;
         let (engine, quote, declined) = self.choose(&transfer, &plan)?;
-        let explanation = Explanation::new(&plan, &**engine, quote, declined);
+        let explanation = Explanation::new(&plan, engine.name(), quote, declined);
         let engine = Arc::clone(engine);
         capture_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;

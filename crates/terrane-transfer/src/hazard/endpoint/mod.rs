@@ -12,10 +12,13 @@ use terrane_core::{
 };
 use terrane_layout::PhysicalLayout;
 
-use crate::exclusive::ExclusiveBytes;
-use crate::hazard::{Claim, HazardTable, LockedHazards, Use, Written, incomplete};
-use crate::job::tell;
-use crate::{Access, Side, Ticket, TransferError};
+use crate::error::TransferError;
+use crate::hazard::address_claims::ExclusiveBytes;
+use crate::hazard::conflict::Access;
+use crate::hazard::notify::tell;
+use crate::hazard::table::{Claim, HazardTable, LockedHazards, Use, Written, incomplete};
+use crate::hazard::ticket::Ticket;
+use crate::side::Side;
 
 /// A layout whose blocks can be transferred.
 ///

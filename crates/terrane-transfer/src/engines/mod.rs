@@ -4,11 +4,10 @@
 mod copy;
 mod disk;
 mod host;
-mod rate;
 mod relay;
-pub mod threads;
 
+pub use crate::engine::rate::Rate;
+pub use crate::engine::threads;
 pub use disk::{DiskEngine, DiskEngineOptions};
 pub use host::{HostEngine, HostEngineOptions};
-pub use rate::Rate;
 pub use relay::{RelayEngine, RelayOptions, RelaySlots, RelayStep, StepFailed};

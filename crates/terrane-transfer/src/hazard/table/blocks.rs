@@ -54,3 +54,8 @@ pub(super) fn range_of(blocks: &[u32]) -> Option<Range<u32>> {
 pub(super) fn widen(block: u32) -> usize {
     terrane_core::ByteCount::new(block.into()).to_usize()
 }
+
+/// Whether two ranges overlap.
+pub(crate) fn meet(a: &Range<u32>, b: &Range<u32>) -> bool {
+    a.start < b.end && b.start < a.end
+}

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::Access;
 use super::blocks::{Blocks, range_of, widen};
+use crate::hazard::conflict::Access;
 
 /// The counts of one layout's blocks, in segments that are allocated with the first claim in them.
 ///

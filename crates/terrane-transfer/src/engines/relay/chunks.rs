@@ -6,7 +6,8 @@ use terrane_core::ByteCount;
 use terrane_layout::Geometry;
 
 use super::slot;
-use crate::{Declined, TransferPlan};
+use crate::engine::declined::Declined;
+use crate::plan::TransferPlan;
 
 /// A plan's blocks and layers in chunks, and the layout of a chunk in a slot. That layout has whole
 /// blocks, but only the layers of the chunk.

@@ -8,12 +8,17 @@ use slab::Slab;
 use terrane_core::{ByteCount, StorageKind};
 
 use super::bounce::{Bounce, Slot};
-use super::cut::Chunk;
-use super::lanes::{Lanes, at_a_time};
+use super::chunks::Chunk;
+use super::engine_queues::{Lanes, at_a_time};
+use super::hop;
+use super::message::Message;
 use super::route::{Route, Sample, Shared, has_durability};
-use super::step::{self, Failure, Part, RelayStep};
-use super::worker::Message;
-use crate::{CopyJob, Progress, Terms, TransferError, TransferPlan};
+use super::step::{Failure, Part, RelayStep};
+use crate::completion::progress::Progress;
+use crate::engine::job::CopyJob;
+use crate::error::TransferError;
+use crate::plan::TransferPlan;
+use crate::transfer::Terms;
 
 /// A transfer in progress.
 pub(super) struct Active {
@@ -122,7 +127,7 @@ impl Active {
     ) -> bool {
         let engine = Arc::clone(self.shared.engine(&self.route, part.step));
         let claims = self.job.claims();
-        let job = match step::job(&engine, claims, plan, terms, progress, part, outbox) {
+        let job = match hop::job(&engine, claims, plan, terms, progress, part, outbox) {
             Ok(job) => job,
             Err(failure) => {
                 self.failure.get_or_insert(failure);
@@ -130,7 +135,7 @@ impl Active {
             }
         };
         self.in_flight += 1;
-        step::submit(&engine, job);
+        hop::submit(&engine, job);
         true
     }
 

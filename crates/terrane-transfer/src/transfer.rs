@@ -4,8 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::job::Terms;
-use crate::{DeviceOrder, Durability, Endpoint, Ticket};
+use crate::engine::order::DeviceOrder;
+use crate::hazard::endpoint::Endpoint;
+use crate::hazard::ticket::Ticket;
+use terrane_core::Durability;
 
 /// A transfer of blocks from one layout to another of equal shape.
 ///
@@ -177,4 +179,25 @@ impl Transfer {
         self.terms.deadline = Some(deadline);
         self
     }
+}
+
+/// Options of a transfer beyond the copy itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Terms {
+    /// The device work that the copy has to run after.
+    pub device_order: Option<DeviceOrder>,
+    /// Minimum durability of written files when the job is finished. A file's [own
+    /// setting](terrane_core::FileHandle::durability) applies if it is stricter.
+    pub durability: Durability,
+    /// The time by which the job has to be finished, done or not.
+    pub deadline: Option<Instant>,
+    /// Whether further jobs write the same files for the same transfer, so that it is too early to
+    /// make them durable. It is `false` for the last of them, which may have no runs.
+    pub more_follows: bool,
+    /// Whether the job reports each layer. The plan is then ordered by layer.
+    pub layer_wise: bool,
+    /// The notification for the peer at the other end, sent once all bytes have arrived, and no
+    /// sooner. Only an engine that serves peers receives it.
+    pub notification: Option<Arc<[u8]>>,
 }

@@ -8,9 +8,8 @@ use std::task::{Context, Poll, Waker};
 #[cfg(not(loom))]
 use std::time::Instant;
 
+use crate::hazard::ticket::{Dependent, Ticket, TransferId};
 use crate::sync::{Condvar, Mutex, lock, wait_at_most};
-use crate::ticket::Dependent;
-use crate::{Ticket, TransferId};
 
 /// How a ticket's transfer ended. The completion returns the full outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,10 @@
 //! The caller's end of a transfer in flight.
 
+pub(crate) mod layers;
+pub(crate) mod progress;
+pub(crate) mod set;
+pub(crate) mod waiter_progress;
+
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -11,9 +16,14 @@ use std::time::Instant;
 
 use terrane_core::{ByteCount, OwnerProcess};
 
-use crate::attend::{self, Attend, Attendant, Helping};
+use crate::engine::finalizer::Settle;
+use crate::error::TransferError;
+use crate::explain::Report;
+use crate::hazard::ticket::Ticket;
 use crate::sync::{Condvar, Mutex, lock, wait_at_most};
-use crate::{Layers, Progress, Report, Ticket, TransferError};
+use layers::Layers;
+use progress::Progress;
+use waiter_progress::{Attend, Attendant, Helping};
 
 /// A transfer in flight.
 ///
@@ -254,7 +264,7 @@ impl<G> Shared<G> {
     fn help(&self) {
         let attendant = lock(&self.state).attendant();
         if let Some(attendant) = attendant {
-            attend::poll(&attendant);
+            waiter_progress::poll(&attendant);
         }
     }
 
@@ -293,18 +303,6 @@ impl State {
             Self::Ended(_) | Self::Taken => None,
         }
     }
-}
-
-/// The engine's end of a transfer, whatever the guard's type is.
-pub(crate) trait Settle: Send + Sync {
-    /// Lets waiting threads help through `attend`.
-    fn attend(&self, attend: &Arc<dyn Attend>);
-
-    /// Called before the end: something may touch the memory even after the end.
-    fn leaves_remains(&self) {}
-
-    /// Publishes the result and wakes waiting threads. A second call changes nothing.
-    fn settle(&self, result: Result<Report, TransferError>);
 }
 
 impl<G: Send> Settle for Shared<G> {

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::engines::threads;
-use crate::job::tell_rest;
+use crate::engine::threads;
+use crate::hazard::notify::tell_rest;
 use crate::sync::{Countdown, spin_loop, yield_now};
 
 /// The work that an engine offers to waiting threads: to check whether anything has ended.

@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::completion::waiter_progress::DEFAULT_ATTENTION;
+use crate::engine::CopyEngine;
 use crate::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
-use crate::{CopyEngine, DEFAULT_ATTENTION, TransferError, TransferManager};
+use crate::error::TransferError;
+use crate::manager::TransferManager;
 
 /// Builds a [`TransferManager`] from engines; from [`TransferManager::builder`].
 ///

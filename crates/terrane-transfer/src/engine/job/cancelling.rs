@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
-use super::{CopyFailure, CopyJob, shielded};
-use crate::hazard::Written;
-use crate::{Ticket, TransferError};
+use super::{CopyFailure, CopyJob};
+use crate::error::TransferError;
+use crate::hazard::notify::shielded;
+use crate::hazard::table::Written;
+use crate::hazard::ticket::Ticket;
 
 impl CopyJob {
     /// Whether the caller has [cancelled](Ticket::cancel) the transfer. If so, an engine that can

@@ -2,25 +2,24 @@
 
 mod cancelling;
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrane_core::{BoxedCause, ByteCount};
 
-use crate::attend::Attend;
-use crate::completion::Settle;
-use crate::hazard::{Claim, Written};
-use crate::sync::per_thread;
-use crate::ticket::Dependent;
-use crate::{
-    Decision, DeviceOrder, Durability, EngineTimes, Explanation, ForeignDecision, LayerSignals,
-    Report, Ticket, TransferError, TransferId, TransferPlan,
-};
+use super::finalizer::Ending;
+use super::quote::{Decision, ForeignDecision};
+use crate::completion::layers::LayerSignals;
+use crate::completion::progress::Progress;
+use crate::completion::waiter_progress::Attend;
+use crate::error::TransferError;
+use crate::explain::EngineTimes;
+use crate::hazard::notify::shielded;
+use crate::hazard::table::{Claim, Written};
+use crate::hazard::ticket::Ticket;
+use crate::plan::TransferPlan;
+use crate::transfer::Terms;
 
 /// A validated transfer that an engine executes: the plan, and the duty to report how it ended.
 ///
@@ -47,27 +46,6 @@ pub(crate) struct Claims {
     pub(crate) writing: Claim,
     /// Says whether the transfer was cancelled.
     pub(crate) ticket: Ticket,
-}
-
-/// Options of a transfer beyond the copy itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Terms {
-    /// The device work that the copy has to run after.
-    pub device_order: Option<DeviceOrder>,
-    /// Minimum durability of written files when the job is finished. A file's [own
-    /// setting](terrane_core::FileHandle::durability) applies if it is stricter.
-    pub durability: Durability,
-    /// The time by which the job has to be finished, done or not.
-    pub deadline: Option<Instant>,
-    /// Whether further jobs write the same files for the same transfer, so that it is too early to
-    /// make them durable. It is `false` for the last of them, which may have no runs.
-    pub more_follows: bool,
-    /// Whether the job reports each layer. The plan is then ordered by layer.
-    pub layer_wise: bool,
-    /// The notification for the peer at the other end, sent once all bytes have arrived, and no
-    /// sooner. Only an engine that serves peers receives it.
-    pub notification: Option<Arc<[u8]>>,
 }
 
 impl CopyJob {
@@ -333,143 +311,4 @@ pub enum CopyFailure {
     DeadlineExceeded,
     /// The job was [cancelled](CopyJob::is_cancelled).
     Cancelled,
-}
-
-/// The progress of a transfer.
-#[derive(Debug, Default)]
-pub struct Progress {
-    copied: AtomicU64,
-}
-
-impl Progress {
-    /// The bytes copied so far. Each engine adds to it in steps of its own size.
-    #[must_use]
-    pub fn copied(&self) -> ByteCount {
-        // Relaxed: a figure to show, which orders nothing.
-        ByteCount::new(self.copied.load(Ordering::Relaxed))
-    }
-
-    /// Counts bytes as copied.
-    pub fn add(&self, bytes: ByteCount) {
-        self.copied.fetch_add(bytes.get(), Ordering::Relaxed);
-    }
-}
-
-/// The last part of a job, after the memory is released. Its drop publishes the outcome and starts
-/// the transfers that run after this one.
-pub(crate) struct Ending {
-    ticket: Ticket,
-    /// `None` while it drops.
-    settle: Option<Arc<dyn Settle>>,
-    layers: Option<LayerSignals>,
-    explanation: Explanation,
-    submitted: Instant,
-    started: OnceLock<Instant>,
-    engine_times: Option<EngineTimes>,
-    result: Option<Result<(), TransferError>>,
-    /// Whether the ticket ends later, by other means.
-    leaves_ticket: bool,
-}
-
-impl Ending {
-    pub(crate) fn new(
-        ticket: Ticket,
-        settle: Arc<dyn Settle>,
-        layers: Option<LayerSignals>,
-        explanation: Explanation,
-    ) -> Self {
-        Self {
-            ticket,
-            settle: Some(settle),
-            layers,
-            explanation,
-            submitted: Instant::now(),
-            started: OnceLock::new(),
-            engine_times: None,
-            result: None,
-            leaves_ticket: false,
-        }
-    }
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        // A forked process drops its parent's job. Waits there already return an error, and nothing
-        // that waits for this transfer is started.
-        if !self.ticket.is_of_this_process() {
-            return;
-        }
-        let result = self.result.take().unwrap_or(Err(TransferError::EngineStopped)).map(|()| {
-            let started = self.started.get().copied().unwrap_or(self.submitted);
-            Report {
-                explanation: self.explanation.clone(),
-                queued: started.saturating_duration_since(self.submitted),
-                copied: started.elapsed().max(Duration::from_nanos(1)),
-                engine_times: self.engine_times,
-            }
-        });
-        let succeeded = result.is_ok();
-        // The ticket ends first: a thread that has the outcome finds the ticket ended.
-        let dependents = if self.leaves_ticket { Vec::new() } else { self.ticket.end(succeeded) };
-        // The layers end next, for the same reason.
-        if let Some(layers) = self.layers.take() {
-            shielded(|| layers.end(succeeded));
-            shielded(|| drop(layers));
-        }
-        let settle = self.settle.take();
-        if let Some(settle) = &settle {
-            shielded(|| settle.settle(result));
-        }
-        // If the completion was dropped, this drops the outcome and the caller's guard. It happens
-        // before any transfer that runs after this one starts.
-        shielded(|| drop(settle));
-        tell(dependents, self.ticket.id(), succeeded);
-    }
-}
-
-/// Runs code that may call foreign code, and catches its panics. A guard or waker that panics must
-/// not stop the engine or keep others from being notified.
-pub(crate) fn shielded(run: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(run)).is_err() {
-        tracing::error!("foreign code, such as a guard or a waker, panicked as a transfer ended");
-    }
-}
-
-type Notice = (Arc<dyn Dependent>, TransferId, bool);
-
-per_thread! {
-    static NOTICES: RefCell<VecDeque<Notice>> = const { RefCell::new(VecDeque::new()) };
-    static TELLING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Notifies `dependents` of an end, in their order.
-///
-/// A notification may end a dependent in turn (its predecessor failed) and so come here again.
-/// Users can build chains of any length, so a list is used instead of recursion.
-pub(crate) fn tell(dependents: Vec<Arc<dyn Dependent>>, ended: TransferId, succeeded: bool) {
-    let mut notices = dependents.into_iter().map(|dependent| (dependent, ended, succeeded));
-    if NOTICES.try_with(|list| list.borrow_mut().extend(&mut notices)).is_err() {
-        // The thread is exiting and its list no longer exists, so this recurses.
-        return notices.for_each(deliver);
-    }
-    if TELLING.with(|telling| telling.replace(true)) {
-        return;
-    }
-    tell_rest();
-    TELLING.with(|telling| telling.set(false));
-}
-
-/// Delivers the notifications that are still on this thread's list.
-///
-/// Called before the thread sleeps for another transfer, which a guard's drop may do while a
-/// dependent is notified. That transfer may be further down the list.
-pub(crate) fn tell_rest() {
-    // If the thread is exiting, its list no longer exists.
-    while let Ok(Some(notice)) = NOTICES.try_with(|list| list.borrow_mut().pop_front()) {
-        deliver(notice);
-    }
-}
-
-fn deliver((dependent, ended, succeeded): Notice) {
-    shielded(|| dependent.predecessor_ended(ended, succeeded));
 }

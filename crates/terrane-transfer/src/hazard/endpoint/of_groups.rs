@@ -6,9 +6,9 @@ use terrane_core::Span;
 use terrane_layout::PhysicalLayout;
 
 use super::{Endpoint, OwnedBytes, extents, num_heads};
-use crate::exclusive::ExclusiveBytes;
-use crate::group::{self, GroupRefusal, GroupsRefused};
-use crate::hazard::HazardTable;
+use crate::hazard::address_claims::ExclusiveBytes;
+use crate::hazard::group_overlap::{self, GroupRefusal, GroupsRefused};
+use crate::hazard::table::HazardTable;
 
 impl Endpoint {
     /// Creates an endpoint for each of the layouts of cache groups that share memory, in their
@@ -77,7 +77,7 @@ impl Endpoint {
             return Ok(Vec::new());
         };
         let mut all: Vec<_> = layouts.iter().map(extents).collect();
-        if let Err(reason) = group::check(&layouts, &all) {
+        if let Err(reason) = group_overlap::check(&layouts, &all) {
             return Err(GroupsRefused { layouts, reason });
         }
         let spans: Vec<Span> = all.iter().flatten().copied().collect();

@@ -10,13 +10,14 @@ use slab::Slab;
 use terrane_core::{ByteCount, FileHandle};
 use terrane_storage::{IoBuffer, IoCompletion, IoQueue, StorageError};
 
-use super::DiskEngineOptions;
 use super::bounce::{BounceBuffer, BounceBuffers};
-use super::choice::Rates;
 use super::extents::{Extents, Part};
+use super::options::DiskEngineOptions;
+use super::rates::Rates;
 use super::request::{Direction, QueueFailed, copy_parts, describe, engine_failure, files_to_sync};
 use super::route::{Flow, REQUESTS, Route};
-use crate::{CopyFailure, CopyJob, Durability};
+use crate::engine::job::{CopyFailure, CopyJob};
+use terrane_core::Durability;
 
 /// The thread's state.
 ///

@@ -7,14 +7,13 @@
 //! The table records a destination that a failed transfer may have written in part, until it is
 //! written again.
 
-mod blocks;
+pub(crate) mod blocks;
 mod counts;
 mod incomplete;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::cmp::Ordering;
-use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{self, AtomicU64};
 use std::sync::{Arc, OnceLock};
@@ -22,45 +21,14 @@ use std::sync::{Arc, OnceLock};
 use slab::Slab;
 use terrane_core::{ForkedProcess, OwnerProcess};
 
+use crate::error::TransferError;
+use crate::hazard::conflict::{Access, BlockConflict};
+use crate::hazard::ticket::{Ticket, TransferId};
+use crate::side::Side;
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::{Side, Ticket, TransferError, TransferId};
-use blocks::Blocks;
+use blocks::{Blocks, meet};
 use counts::BlockCounts;
 use incomplete::{Area, Incomplete};
-
-/// The access of a transfer to a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
-    /// It reads the block.
-    Read,
-    /// It writes the block.
-    Write,
-}
-
-impl fmt::Display for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Read => "read",
-            Self::Write => "written",
-        })
-    }
-}
-
-/// A block that something else in flight reads or writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockConflict {
-    /// The end of the refused transfer that the block belongs to. A hold for reading counts as a
-    /// source, and one for writing as a destination.
-    pub side: Side,
-    /// The block.
-    pub block: u32,
-    /// The access that the refused transfer requested.
-    pub wanted: Access,
-    /// The access of the other transfer.
-    pub held: Access,
-    /// The other transfer. Run [after](crate::Transfer::after) its ticket, or wait for it.
-    pub holder: TransferId,
-}
 
 /// The blocks, layers and heads that a transfer is about to use on one side.
 #[derive(Clone, Debug)]
@@ -355,9 +323,4 @@ impl Drop for Claim {
             (Access::Write, None) => claims.incomplete.add(&entry.blocks, entry.group, &entry.area),
         }
     }
-}
-
-/// Whether two ranges overlap.
-pub(crate) fn meet(a: &Range<u32>, b: &Range<u32>) -> bool {
-    a.start < b.end && b.start < a.end
 }

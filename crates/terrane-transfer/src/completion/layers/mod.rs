@@ -1,6 +1,7 @@
 //! The state of each layer of a transfer, before the whole transfer has ended.
 
 mod future;
+pub(crate) mod range;
 
 pub use future::LayerFuture;
 
@@ -12,10 +13,10 @@ use std::time::Duration;
 
 use terrane_core::{ByteCount, OwnerProcess};
 
-use crate::EventHandle;
-use crate::attend::{self, Attend, Attendant, Helping};
-use crate::job::shielded;
-use crate::layer_range::LayerRange;
+use crate::completion::layers::range::LayerRange;
+use crate::completion::waiter_progress::{self, Attend, Attendant, Helping};
+use crate::engine::order::EventHandle;
+use crate::hazard::notify::shielded;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 
 /// The caller's view of the layers of a transfer in flight, from
@@ -347,7 +348,7 @@ impl Shared {
     fn help(&self) {
         let attendant = lock(&self.state).attendant.clone();
         if let Some(attendant) = attendant {
-            attend::poll(&attendant);
+            waiter_progress::poll(&attendant);
         }
     }
 

@@ -5,8 +5,7 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::blocks::Blocks;
-use super::meet;
+use super::blocks::{Blocks, meet};
 
 /// Some layers and some heads of a block, as one group counts them.
 #[derive(Clone, Debug, PartialEq, Eq)]
