@@ -174,7 +174,7 @@ pub enum TransferError {
         "engine {engine} cannot take down what the transfer is to run after on the device, as it waits \
          for other transfers first; submit it when those have ended"
     )]
-    OrderNotPinned {
+    OrderNotCaptured {
         /// The engine.
         engine: &'static str,
         /// Why.

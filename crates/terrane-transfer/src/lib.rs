@@ -91,14 +91,14 @@ mod transfer;
 
 pub use completion::layers::range::LayerRange;
 pub use completion::layers::{LayerError, LayerFuture, LayerSignals, LayerState, Layers};
-pub use completion::progress::Progress;
+pub use completion::progress::CopyProgress;
 pub use completion::set::{CompletionSet, CompletionSetFuture, SetOutcome};
-pub use completion::waiter_progress::{Attend, DEFAULT_ATTENTION};
+pub use completion::waiter_progress::{DEFAULT_SPIN, WaiterProgress};
 pub use completion::{Completion, CompletionFuture, Outcome};
 pub use engine::CopyEngine;
 pub use engine::declined::Declined;
 pub use engine::endpoint_cache::EndpointCache;
-pub use engine::job::{CopyFailure, CopyJob, Remains};
+pub use engine::job::{CopyFailure, CopyJob, Orphaned};
 pub use engine::order::{DeviceOrder, EventHandle, StreamHandle};
 pub use engine::quote::{Decision, ForeignDecision, OnlyPath, Quote};
 pub use error::{Rejected, TransferError};
@@ -118,7 +118,7 @@ pub use plan::run::CopyRun;
 pub use side::{Ends, Side};
 pub use slots::{SlotSet, Slots, SlotsError};
 pub use terrane_core::Durability;
-pub use transfer::{Terms, Transfer};
+pub use transfer::{Transfer, TransferOptions};
 
 // Crates whose types the public signatures name.
 #[doc(no_inline)]

@@ -40,10 +40,10 @@ pub struct Transfer {
     pub(crate) tokens: Option<[Range<u32>; 2]>,
     /// The first layer at the destination; `None` for that of the source. If set, the ends may
     /// differ in their number of layers.
-    pub(crate) landing: Option<u32>,
+    pub(crate) destination_first_layer: Option<u32>,
     pub(crate) after: Vec<Predecessor>,
     pub(crate) allow_incomplete: bool,
-    pub(crate) terms: Terms,
+    pub(crate) options: TransferOptions,
 }
 
 /// A ticket that a transfer runs after.
@@ -65,10 +65,10 @@ impl Transfer {
             layers: None,
             heads: None,
             tokens: None,
-            landing: None,
+            destination_first_layer: None,
             after: Vec::new(),
             allow_incomplete: false,
-            terms: Terms::default(),
+            options: TransferOptions::default(),
         }
     }
 
@@ -136,14 +136,14 @@ impl Transfer {
     /// transfer that runs [after](Self::after) others. It is required if a device takes part, and
     /// an error otherwise. The transfer keeps the order's stream or event until it has ended.
     pub fn device_order(mut self, order: DeviceOrder) -> Self {
-        self.terms.device_order = Some(order);
+        self.options.device_order = Some(order);
         self
     }
 
     /// Minimum durability of written files on success. A file's own setting applies if it is
     /// stricter. A transfer that writes no file accepts only [`Durability::None`].
     pub fn durability(mut self, durability: Durability) -> Self {
-        self.terms.durability = durability;
+        self.options.durability = durability;
         self
     }
 
@@ -153,8 +153,8 @@ impl Transfer {
     /// Reduces bandwidth where layers would otherwise be copied together.
     ///
     /// [`Completion::layers`]: crate::Completion::layers
-    pub fn layer_wise(mut self) -> Self {
-        self.terms.layer_wise = true;
+    pub fn layer_by_layer(mut self) -> Self {
+        self.options.layer_by_layer = true;
         self
     }
 
@@ -162,7 +162,7 @@ impl Transfer {
     /// which may be any bytes, appears among the peer's notifications. One of the ends must be a
     /// peer's. A transfer that fails sends no notification.
     pub fn notify(mut self, message: impl Into<Arc<[u8]>>) -> Self {
-        self.terms.notification = Some(message.into());
+        self.options.notification = Some(message.into());
         self
     }
 
@@ -176,7 +176,7 @@ impl Transfer {
     /// peer that does not answer. The transfer then ends, and its blocks stay claimed at both ends
     /// until the engine knows that nothing writes to them.
     pub fn deadline(mut self, deadline: Instant) -> Self {
-        self.terms.deadline = Some(deadline);
+        self.options.deadline = Some(deadline);
         self
     }
 }
@@ -184,7 +184,7 @@ impl Transfer {
 /// Options of a transfer beyond the copy itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Terms {
+pub struct TransferOptions {
     /// The device work that the copy has to run after.
     pub device_order: Option<DeviceOrder>,
     /// Minimum durability of written files when the job is finished. A file's [own
@@ -196,7 +196,7 @@ pub struct Terms {
     /// make them durable. It is `false` for the last of them, which may have no runs.
     pub more_follows: bool,
     /// Whether the job reports each layer. The plan is then ordered by layer.
-    pub layer_wise: bool,
+    pub layer_by_layer: bool,
     /// The notification for the peer at the other end, sent once all bytes have arrived, and no
     /// sooner. Only an engine that serves peers receives it.
     pub notification: Option<Arc<[u8]>>,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use terrane_transfer::{Attend, CopyJob};
+use terrane_transfer::{CopyJob, WaiterProgress};
 
 use super::flight::{Flight, Step};
 use super::prepared::Prepared;
@@ -85,7 +85,7 @@ impl Attended {
         means: &Arc<Means>,
         queue: &Arc<Queue>,
     ) -> Arc<Self> {
-        let watch = if job.terms().layer_wise { WATCH_OF_LAYERS } else { WATCH };
+        let watch = if job.options().layer_by_layer { WATCH_OF_LAYERS } else { WATCH };
         let flight = Flight::new(job, begun, &means.options, &means.prepared);
         let attended = Arc::new(Self {
             state: Mutex::new(State::InFlight(Box::new(flight))),
@@ -162,7 +162,7 @@ impl Attended {
     }
 }
 
-impl Attend for Attended {
+impl WaiterProgress for Attended {
     /// Does not poll, as polling a request may copy for as long as there is data to copy. A caller
     /// that only polls does not wait, so the engine's thread starts.
     fn poll(&self) {
@@ -171,12 +171,12 @@ impl Attend for Attended {
         }
     }
 
-    fn serve(&self) -> bool {
+    fn poll_blocking(&self) -> bool {
         self.advance().is_some_and(|(_, news)| news)
     }
 
     /// The caller is about to sleep, so the engine's thread takes over.
-    fn due(&self) -> Option<Range<Instant>> {
+    fn expected_end(&self) -> Option<Range<Instant>> {
         self.ask();
         None
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use terrane_core::ByteCount;
-use terrane_transfer::{Attend, CopyFailure, CopyJob, EngineTimes};
+use terrane_transfer::{CopyFailure, CopyJob, EngineTimes, WaiterProgress};
 
 use super::error::{NixlStep, RequestFailed};
 use super::file_ends;
@@ -74,9 +74,9 @@ impl Flight {
         prepared: &Arc<Prepared>,
     ) -> Self {
         let Begun { route, peer } = begun;
-        let deadline = job.terms().deadline;
+        let deadline = job.options().deadline;
         let (to_tell, layers_done) =
-            (job.terms().notification.is_some(), job.plan().layers().start);
+            (job.options().notification.is_some(), job.plan().layers().start);
         Self {
             job: Some(job),
             route,
@@ -96,9 +96,9 @@ impl Flight {
     }
 
     /// Lets threads that wait for the job advance it.
-    pub(super) fn invite(&self, attendant: Arc<dyn Attend>) {
+    pub(super) fn invite(&self, attendant: Arc<dyn WaiterProgress>) {
         if let Some(job) = &self.job {
-            job.attend(attendant);
+            job.invite_waiters(attendant);
         }
     }
 
@@ -220,9 +220,9 @@ impl Flight {
                 return Err(self.failed(agent, NixlStep::Prepare, Status::NotFound, None));
             }
         }
-        let (plan, terms) = (job.plan(), job.terms());
+        let (plan, options) = (job.plan(), job.options());
         let most = Most::of(&self.options, self.route.backend(agent));
-        let Some(stretch) = most.stretch(plan, self.next, terms.layer_wise) else {
+        let Some(stretch) = most.stretch(plan, self.next, options.layer_by_layer) else {
             return if self.to_tell && self.requests.is_empty() {
                 self.tell(agent)
             } else {
@@ -246,7 +246,7 @@ impl Flight {
         if is_first {
             file_ends::check_before(&self.route, job.plan()).map_err(engine)?;
         }
-        let message = terms.notification.as_deref().filter(|_| is_last);
+        let message = options.notification.as_deref().filter(|_| is_last);
         let run = Some(stretch.places.start);
         let mut numbers = std::mem::take(&mut self.numbers);
         let request = self.request(agent, &stretch, &mut numbers, message);
@@ -333,7 +333,7 @@ impl Flight {
     /// Notifies the peer of a transfer that had nothing to copy.
     fn tell(&mut self, agent: &Agent) -> Result<Next, CopyFailure> {
         self.to_tell = false;
-        let message = self.job.as_ref().and_then(|job| job.terms().notification.clone());
+        let message = self.job.as_ref().and_then(|job| job.options().notification.clone());
         let (Some(message), Some(peer)) = (message, &self.peer) else { return Ok(Next::Nothing) };
         let backend = self.route.backend(agent).map(|backend| &backend.raw);
         match agent.raw().send_notification(peer.nixl_name().as_str(), &message, backend) {
@@ -398,7 +398,7 @@ impl Flight {
             job.finish(Err(failure));
             return Step::Over;
         }
-        let remains = job.give_up(failure);
+        let remains = job.orphan(failure);
         Step::GivenUp(Box::new(Abandoned::new(self.requests.drain(..), remains, self.peer.take())))
     }
 
@@ -432,7 +432,7 @@ impl Drop for Flight {
             return;
         }
         let lost = CopyFailure::Engine { source: "the engine's thread has stopped".into() };
-        let remains = job.give_up(lost);
+        let remains = job.orphan(lost);
         drop(Abandoned::new(self.requests.drain(..), remains, self.peer.take()));
     }
 }

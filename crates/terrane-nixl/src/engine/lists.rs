@@ -47,13 +47,13 @@ impl Most {
         Self { bytes, descriptors }
     }
 
-    /// The stretch that begins at `from`; `None` at the end of the plan. In a layer-wise plan it
+    /// The stretch that begins at `from`; `None` at the end of the plan. In a layer-by-layer plan it
     /// ends with its layer.
     pub(super) fn stretch(
         self,
         plan: &TransferPlan,
         from: Place,
-        layer_wise: bool,
+        layer_by_layer: bool,
     ) -> Option<Stretch> {
         let runs = plan.runs();
         if from.run >= runs.len() {
@@ -62,7 +62,7 @@ impl Most {
         let layer = plan.layer(from.run);
         // In most cases everything fits, and the runs need not be counted one by one.
         let fits = runs.len() <= self.descriptors && plan.bytes().get() <= self.bytes;
-        if fits && from == Place::default() && !layer_wise {
+        if fits && from == Place::default() && !layer_by_layer {
             let end = Place { run: runs.len(), offset: 0 };
             return Some(Stretch { places: from..end, bytes: plan.bytes() });
         }
@@ -70,7 +70,7 @@ impl Most {
         while let Some(run) = runs.get(at.run)
             && descriptors < self.descriptors
             && bytes < self.bytes
-            && (!layer_wise || plan.layer(at.run) == layer)
+            && (!layer_by_layer || plan.layer(at.run) == layer)
         {
             let left = run.bytes().get() - at.offset;
             let taken = left.min(self.bytes - bytes);

@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::time::Instant;
 
-use terrane_transfer::Remains;
+use terrane_transfer::Orphaned;
 
 use super::posted::{Left, Posted, settle};
 use crate::Agent;
@@ -13,14 +13,14 @@ use crate::peers::PeerUse;
 pub(super) struct Abandoned {
     // Requests first: NIXL releases them before the memory is freed.
     requests: Vec<Posted>,
-    remains: Option<Remains>,
+    remains: Option<Orphaned>,
     peer: Option<PeerUse>,
 }
 
 impl Abandoned {
     pub(super) fn new(
         requests: impl IntoIterator<Item = Posted>,
-        remains: Remains,
+        remains: Orphaned,
         peer: Option<PeerUse>,
     ) -> Self {
         Self { requests: requests.into_iter().collect(), remains: Some(remains), peer }

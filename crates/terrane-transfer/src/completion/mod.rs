@@ -16,14 +16,14 @@ use std::time::Instant;
 
 use terrane_core::{ByteCount, OwnerProcess};
 
-use crate::engine::finalizer::Settle;
+use crate::engine::finalizer::OutcomeSink;
 use crate::error::TransferError;
 use crate::explain::Report;
 use crate::hazard::ticket::Ticket;
 use crate::sync::{Condvar, Mutex, lock, wait_at_most};
 use layers::Layers;
-use progress::Progress;
-use waiter_progress::{Attend, Attendant, Helping};
+use progress::CopyProgress;
+use waiter_progress::{Invitation, WaiterPolling, WaiterProgress};
 
 /// A transfer in flight.
 ///
@@ -33,7 +33,7 @@ use waiter_progress::{Attend, Attendant, Helping};
 /// cancelled half-way frees nothing under a running copy: the copy continues, and the guard drops
 /// after it.
 ///
-/// If the engine invites waiting threads ([`Attend`](crate::Attend)), a thread that waits polls the
+/// If the engine invites waiting threads ([`WaiterProgress`](crate::WaiterProgress)), a thread that waits polls the
 /// engine for a while before it sleeps. A thread that calls `has_ended` polls it once. So the end
 /// of a transfer may run on this thread: drops of what it owns, and the start of transfers that
 /// waited for it. These drops, and wakers, must not wait for another transfer
@@ -62,11 +62,11 @@ use waiter_progress::{Attend, Attendant, Helping};
 /// [`TransferError::LostByFork`].
 #[must_use = "a dropped completion lets the transfer go on, and loses its result"]
 pub struct Completion<G> {
-    shared: Arc<Shared<G>>,
+    shared: Arc<SharedCompletion<G>>,
     ticket: Ticket,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
     layers: Option<Layers>,
-    attention: Duration,
+    spin: Duration,
 }
 
 /// How a transfer ended: the result and, in either case, the caller's guard.
@@ -92,12 +92,12 @@ impl<G> Completion<G> {
         if self.shared.is_lost() {
             return true;
         }
-        self.shared.help();
-        matches!(*lock(&self.shared.state), State::Ended(_))
+        self.shared.poll_engine();
+        matches!(*lock(&self.shared.state), CompletionState::Ended(_))
     }
 
     /// The state of each layer so far, if the transfer is
-    /// [`layer_wise`](crate::Transfer::layer_wise).
+    /// [`layer_by_layer`](crate::Transfer::layer_by_layer).
     #[must_use]
     pub fn layers(&self) -> Option<Layers> {
         self.layers.clone()
@@ -123,24 +123,24 @@ impl<G> Completion<G> {
     }
 
     /// Blocks the thread until the transfer has ended. Meanwhile an engine may [copy on this
-    /// thread](crate::Attend::serve), which saves waking one of its own.
+    /// thread](crate::WaiterProgress::poll_blocking), which saves waking one of its own.
     pub fn wait(self) -> Outcome<G> {
         if let Some(lost) = self.shared.take_lost() {
             return lost;
         }
-        let mut helping = Helping::serving(self.attention);
+        let mut polling = WaiterPolling::blocking(self.spin);
         let mut state = lock(&self.shared.state);
         loop {
             if let Some(outcome) = self.shared.take_outcome(&mut state) {
                 return outcome;
             }
-            match state.attendant() {
-                Some(attendant) if helping.goes_on(&attendant) => {
+            match state.invitation() {
+                Some(invitation) if polling.continues(&invitation) => {
                     drop(state);
-                    helping.help(&attendant);
+                    polling.poll(&invitation);
                     state = lock(&self.shared.state);
                 }
-                _ => state = wait_at_most(&self.shared.changed, state, helping.nap()),
+                _ => state = wait_at_most(&self.shared.changed, state, polling.sleep_limit()),
             }
         }
     }
@@ -156,7 +156,7 @@ impl<G> Completion<G> {
         if let Some(lost) = self.shared.take_lost() {
             return Ok(lost);
         }
-        let mut helping = Helping::new(self.attention);
+        let mut polling = WaiterPolling::new(self.spin);
         let mut state = lock(&self.shared.state);
         loop {
             if let Some(outcome) = self.shared.take_outcome(&mut state) {
@@ -167,14 +167,15 @@ impl<G> Completion<G> {
                 drop(state);
                 return Err(self);
             }
-            match state.attendant() {
-                Some(attendant) if helping.goes_on(&attendant) => {
+            match state.invitation() {
+                Some(invitation) if polling.continues(&invitation) => {
                     drop(state);
-                    helping.help(&attendant);
+                    polling.poll(&invitation);
                     state = lock(&self.shared.state);
                 }
                 _ => {
-                    let most = helping.nap().map_or(left, |nap| nap.min(left));
+                    let most =
+                        polling.sleep_limit().map_or(left, |sleep_limit| sleep_limit.min(left));
                     state = wait_at_most(&self.shared.changed, state, Some(most));
                 }
             }
@@ -203,7 +204,7 @@ impl<G> IntoFuture for Completion<G> {
 /// Dropping it does not cancel the transfer.
 #[must_use = "a future does nothing unless it is polled; the transfer goes on without it"]
 pub struct CompletionFuture<G> {
-    shared: Arc<Shared<G>>,
+    shared: Arc<SharedCompletion<G>>,
 }
 
 impl<G> Future for CompletionFuture<G> {
@@ -214,7 +215,7 @@ impl<G> Future for CompletionFuture<G> {
         if let Some(lost) = self.shared.take_lost() {
             return Poll::Ready(lost);
         }
-        self.shared.help();
+        self.shared.poll_engine();
         // Cloning or dropping a waker runs foreign code, so neither happens under the lock.
         let latest = context.waker().clone();
         let mut state = lock(&self.shared.state);
@@ -223,8 +224,8 @@ impl<G> Future for CompletionFuture<G> {
             return Poll::Ready(outcome);
         }
         let replaced = match &mut *state {
-            State::InFlight { waker, .. } => waker.replace(latest),
-            State::Ended(_) | State::Taken => Some(latest),
+            CompletionState::InFlight { waker, .. } => waker.replace(latest),
+            CompletionState::Ended(_) | CompletionState::Taken => Some(latest),
         };
         drop(state);
         drop(replaced);
@@ -239,13 +240,13 @@ impl<G> fmt::Debug for CompletionFuture<G> {
 }
 
 /// State shared by the caller's end and the engine's end of a transfer.
-struct Shared<G> {
+struct SharedCompletion<G> {
     owner: OwnerProcess,
     /// `Some` until the caller's end takes it. The engine's end never locks it, so a forked process
     /// can take it as well.
     guard: Mutex<Option<G>>,
-    state: Mutex<State>,
-    /// The transfer has ended, or there is an attendant to help.
+    state: Mutex<CompletionState>,
+    /// The transfer has ended, or there is an invitation to poll.
     changed: Condvar,
 }
 
@@ -253,18 +254,18 @@ struct Shared<G> {
     clippy::large_enum_variant,
     reason = "there is one for each transfer, and nearly all of them come to hold the outcome"
 )]
-enum State {
-    InFlight { waker: Option<Waker>, attendant: Option<Attendant> },
+enum CompletionState {
+    InFlight { waker: Option<Waker>, invitation: Option<Invitation> },
     Ended(Result<Report, TransferError>),
     Taken,
 }
 
-impl<G> Shared<G> {
-    /// Polls the attendant once, if there is one.
-    fn help(&self) {
-        let attendant = lock(&self.state).attendant();
-        if let Some(attendant) = attendant {
-            waiter_progress::poll(&attendant);
+impl<G> SharedCompletion<G> {
+    /// Polls the engine once, if it invites waiting threads.
+    fn poll_engine(&self) {
+        let invitation = lock(&self.state).invitation();
+        if let Some(invitation) = invitation {
+            waiter_progress::poll(&invitation);
         }
     }
 
@@ -284,9 +285,9 @@ impl<G> Shared<G> {
     }
 
     /// The outcome, if there is one that has not been taken.
-    fn take_outcome(&self, state: &mut State) -> Option<Outcome<G>> {
-        let result = match std::mem::replace(state, State::Taken) {
-            State::Ended(result) => result,
+    fn take_outcome(&self, state: &mut CompletionState) -> Option<Outcome<G>> {
+        let result = match std::mem::replace(state, CompletionState::Taken) {
+            CompletionState::Ended(result) => result,
             other => {
                 *state = other;
                 return None;
@@ -296,21 +297,21 @@ impl<G> Shared<G> {
     }
 }
 
-impl State {
-    fn attendant(&self) -> Option<Attendant> {
+impl CompletionState {
+    fn invitation(&self) -> Option<Invitation> {
         match self {
-            Self::InFlight { attendant, .. } => attendant.clone(),
+            Self::InFlight { invitation, .. } => invitation.clone(),
             Self::Ended(_) | Self::Taken => None,
         }
     }
 }
 
-impl<G: Send> Settle for Shared<G> {
-    fn attend(&self, attend: &Arc<dyn Attend>) {
+impl<G: Send> OutcomeSink for SharedCompletion<G> {
+    fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>) {
         let mut state = lock(&self.state);
-        if let State::InFlight { attendant: slot, .. } = &mut *state {
-            let attendant = Attendant::invited(attend, slot.as_ref());
-            let replaced = slot.replace(attendant);
+        if let CompletionState::InFlight { invitation: slot, .. } = &mut *state {
+            let invitation = Invitation::new(attend, slot.as_ref());
+            let replaced = slot.replace(invitation);
             drop(state);
             // Threads that already sleep wake and help from now on.
             self.changed.notify_all();
@@ -318,11 +319,11 @@ impl<G: Send> Settle for Shared<G> {
         }
     }
 
-    fn settle(&self, result: Result<Report, TransferError>) {
+    fn publish(&self, result: Result<Report, TransferError>) {
         let mut state = lock(&self.state);
-        match std::mem::replace(&mut *state, State::Taken) {
-            State::InFlight { waker, attendant: _ } => {
-                *state = State::Ended(result);
+        match std::mem::replace(&mut *state, CompletionState::Taken) {
+            CompletionState::InFlight { waker, invitation: _ } => {
+                *state = CompletionState::Ended(result);
                 drop(state);
                 self.changed.notify_all();
                 if let Some(waker) = waker {
@@ -337,17 +338,17 @@ impl<G: Send> Settle for Shared<G> {
 /// The two ends of a new transfer.
 pub(crate) fn pair<G: Send + 'static>(
     ticket: Ticket,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
     layers: Option<Layers>,
-    attention: Duration,
+    spin: Duration,
     guard: G,
-) -> (Completion<G>, Arc<dyn Settle>) {
-    let shared = Arc::new(Shared {
+) -> (Completion<G>, Arc<dyn OutcomeSink>) {
+    let shared = Arc::new(SharedCompletion {
         owner: OwnerProcess::current(),
         guard: Mutex::new(Some(guard)),
-        state: Mutex::new(State::InFlight { waker: None, attendant: None }),
+        state: Mutex::new(CompletionState::InFlight { waker: None, invitation: None }),
         changed: Condvar::new(),
     });
-    let settle = Arc::clone(&shared);
-    (Completion { shared, ticket, progress, layers, attention }, settle)
+    let sink = Arc::clone(&shared);
+    (Completion { shared, ticket, progress, layers, spin }, sink)
 }

@@ -6,11 +6,11 @@ use terrane_core::ByteCount;
 
 /// The progress of a transfer.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct CopyProgress {
     copied: AtomicU64,
 }
 
-impl Progress {
+impl CopyProgress {
     /// The bytes copied so far. Each engine adds to it in steps of its own size.
     #[must_use]
     pub fn copied(&self) -> ByteCount {

@@ -13,24 +13,24 @@ use terrane_core::ByteCount;
 use crate::completion::layers::Layers;
 use crate::completion::{Completion, CompletionFuture, Outcome};
 use crate::error::TransferError;
-use crate::hazard::notify::tell;
+use crate::hazard::notify::notify;
 use crate::hazard::ticket::{Dependent, Ticket, TransferId};
 use crate::sync::{Mutex, lock};
 
 /// Ends the set's ticket when all members have ended.
 struct SetEnd {
     ticket: Ticket,
-    state: Mutex<State>,
+    state: Mutex<SetState>,
 }
 
-struct State {
+struct SetState {
     remaining: usize,
     succeeded: bool,
 }
 
 /// Ends a set's ticket, and notifies its dependents. A second call changes nothing.
 fn end_set(ticket: &Ticket, succeeded: bool) {
-    tell(ticket.end(succeeded), ticket.id(), succeeded);
+    notify(ticket.end(succeeded), ticket.id(), succeeded);
 }
 
 impl Dependent for SetEnd {
@@ -98,12 +98,12 @@ impl<G> CompletionSet<G> {
         started: impl Iterator<Item = Completion<G>>,
     ) -> Self {
         let ticket = Ticket::of_set(tickets.iter().cloned());
-        let state = Mutex::new(State { remaining: tickets.len(), succeeded: true });
+        let state = Mutex::new(SetState { remaining: tickets.len(), succeeded: true });
         let end = Arc::new(SetEnd { ticket: ticket.clone(), state });
         if tickets.is_empty() {
             end_set(&ticket, true);
         }
-        tickets.iter().for_each(|member| member.notify(end.clone()));
+        tickets.iter().for_each(|member| member.add_dependent(end.clone()));
         Self { members: started.map(Member::InFlight).collect(), tickets, ticket }
     }
 
@@ -150,7 +150,7 @@ impl<G> CompletionSet<G> {
     }
 
     /// The layers of one transfer, if it exists, is in flight and is
-    /// [layer-wise](Transfer::layer_wise).
+    /// [layer-by-layer](Transfer::layer_by_layer).
     #[must_use]
     pub fn layers(&self, transfer: usize) -> Option<Layers> {
         match self.members.get(transfer)? {
@@ -235,8 +235,8 @@ impl<G> IntoFuture for CompletionSet<G> {
 
     fn into_future(self) -> CompletionSetFuture<G> {
         let members = self.members.into_iter().map(|member| match member {
-            Member::InFlight(completion) => Polled::InFlight(completion.into_future()),
-            Member::Ended(outcome) => Polled::Ended(outcome),
+            Member::InFlight(completion) => MemberFuture::InFlight(completion.into_future()),
+            Member::Ended(outcome) => MemberFuture::Ended(outcome),
         });
         CompletionSetFuture {
             members: Some(members.collect()),
@@ -252,13 +252,13 @@ impl<G> IntoFuture for CompletionSet<G> {
 #[must_use = "a future does nothing unless it is polled; the transfers go on without it"]
 pub struct CompletionSetFuture<G> {
     /// `None` once it has been ready.
-    members: Option<Vec<Polled<G>>>,
+    members: Option<Vec<MemberFuture<G>>>,
     tickets: Box<[Ticket]>,
     ticket: Ticket,
 }
 
 #[expect(clippy::large_enum_variant, reason = "nearly all of them come to hold the outcome")]
-enum Polled<G> {
+enum MemberFuture<G> {
     InFlight(CompletionFuture<G>),
     Ended(Outcome<G>),
 }
@@ -275,9 +275,9 @@ impl<G> Future for CompletionSetFuture<G> {
         let Some(members) = &mut this.members else { return Poll::Pending };
         let mut has_ended = true;
         for member in members {
-            if let Polled::InFlight(future) = member {
+            if let MemberFuture::InFlight(future) = member {
                 match Pin::new(future).poll(context) {
-                    Poll::Ready(outcome) => *member = Polled::Ended(outcome),
+                    Poll::Ready(outcome) => *member = MemberFuture::Ended(outcome),
                     Poll::Pending => has_ended = false,
                 }
             }
@@ -287,8 +287,8 @@ impl<G> Future for CompletionSetFuture<G> {
         }
         let members = this.members.take().into_iter().flatten();
         let outcomes = members.filter_map(|member| match member {
-            Polled::Ended(outcome) => Some(outcome),
-            Polled::InFlight(_) => None,
+            MemberFuture::Ended(outcome) => Some(outcome),
+            MemberFuture::InFlight(_) => None,
         });
         Poll::Ready(ended(&this.ticket, &this.tickets, outcomes.collect()))
     }

@@ -4,30 +4,30 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::completion::layers::LayerSignals;
-use crate::completion::waiter_progress::Attend;
+use crate::completion::waiter_progress::WaiterProgress;
 use crate::error::TransferError;
 use crate::explain::{EngineTimes, Explanation, Report};
-use crate::hazard::notify::{shielded, tell};
+use crate::hazard::notify::{catch_foreign_panic, notify};
 use crate::hazard::ticket::Ticket;
 
 /// The engine's end of a transfer, whatever the guard's type is.
-pub(crate) trait Settle: Send + Sync {
+pub(crate) trait OutcomeSink: Send + Sync {
     /// Lets waiting threads help through `attend`.
-    fn attend(&self, attend: &Arc<dyn Attend>);
+    fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>);
 
     /// Called before the end: something may touch the memory even after the end.
-    fn leaves_remains(&self) {}
+    fn orphaned(&self) {}
 
     /// Publishes the result and wakes waiting threads. A second call changes nothing.
-    fn settle(&self, result: Result<Report, TransferError>);
+    fn publish(&self, result: Result<Report, TransferError>);
 }
 
 /// The last part of a job, after the memory is released. Its drop publishes the outcome and starts
 /// the transfers that run after this one.
-pub(crate) struct Ending {
+pub(crate) struct Finalizer {
     pub(super) ticket: Ticket,
     /// `None` while it drops.
-    pub(super) settle: Option<Arc<dyn Settle>>,
+    pub(super) sink: Option<Arc<dyn OutcomeSink>>,
     pub(super) layers: Option<LayerSignals>,
     pub(super) explanation: Explanation,
     pub(super) submitted: Instant,
@@ -38,16 +38,16 @@ pub(crate) struct Ending {
     pub(super) leaves_ticket: bool,
 }
 
-impl Ending {
+impl Finalizer {
     pub(crate) fn new(
         ticket: Ticket,
-        settle: Arc<dyn Settle>,
+        sink: Arc<dyn OutcomeSink>,
         layers: Option<LayerSignals>,
         explanation: Explanation,
     ) -> Self {
         Self {
             ticket,
-            settle: Some(settle),
+            sink: Some(sink),
             layers,
             explanation,
             submitted: Instant::now(),
@@ -59,7 +59,7 @@ impl Ending {
     }
 }
 
-impl Drop for Ending {
+impl Drop for Finalizer {
     fn drop(&mut self) {
         // A forked process drops its parent's job. Waits there already return an error, and nothing
         // that waits for this transfer is started.
@@ -80,16 +80,16 @@ impl Drop for Ending {
         let dependents = if self.leaves_ticket { Vec::new() } else { self.ticket.end(succeeded) };
         // The layers end next, for the same reason.
         if let Some(layers) = self.layers.take() {
-            shielded(|| layers.end(succeeded));
-            shielded(|| drop(layers));
+            catch_foreign_panic(|| layers.end(succeeded));
+            catch_foreign_panic(|| drop(layers));
         }
-        let settle = self.settle.take();
-        if let Some(settle) = &settle {
-            shielded(|| settle.settle(result));
+        let sink = self.sink.take();
+        if let Some(sink) = &sink {
+            catch_foreign_panic(|| sink.publish(result));
         }
         // If the completion was dropped, this drops the outcome and the caller's guard. It happens
         // before any transfer that runs after this one starts.
-        shielded(|| drop(settle));
-        tell(dependents, self.ticket.id(), succeeded);
+        catch_foreign_panic(|| drop(sink));
+        notify(dependents, self.ticket.id(), succeeded);
     }
 }

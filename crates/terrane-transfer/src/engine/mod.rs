@@ -14,7 +14,7 @@ use std::fmt;
 use terrane_core::{BoxedCause, CapabilityReport};
 
 use crate::plan::TransferPlan;
-use crate::transfer::Terms;
+use crate::transfer::TransferOptions;
 use declined::Declined;
 use job::CopyJob;
 use order::DeviceOrder;
@@ -48,11 +48,11 @@ use quote::Quote;
 ///
 /// An engine may also:
 ///
-/// - Report each layer of a [layer-wise](CopyJob::layers) job as soon as it can. Plans of such jobs
+/// - Report each layer of a [layer-by-layer](CopyJob::layers) job as soon as it can. Plans of such jobs
 ///   are in the order of the layers. Layers that it does not report are done, or have failed, with
 ///   the job.
 /// - Stop a job that was [cancelled](CopyJob::reason_to_stop).
-/// - Let waiting threads poll the engine, or copy for it: [`CopyJob::attend`].
+/// - Let waiting threads poll the engine, or copy for it: [`CopyJob::invite_waiters`].
 ///
 /// # Safety
 ///
@@ -68,7 +68,7 @@ pub unsafe trait CopyEngine: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     ///
     /// [`Declined`] if it cannot.
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined>;
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined>;
 
     /// Executes the job in the background, as its [quote](Self::quote) decided
     /// ([`CopyJob::decision`]).

@@ -23,12 +23,12 @@ static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 
 /// The bytes of one endpoint. No other endpoint owns them until this drops.
 #[derive(Debug)]
-pub(crate) struct ExclusiveBytes {
+pub(crate) struct AddressClaim {
     owner: OwnerProcess,
     begins: SmallVec<[Place; 1]>,
 }
 
-impl ExclusiveBytes {
+impl AddressClaim {
     /// Claims all of `spans`. If a byte of one span is claimed already, it claims nothing and
     /// returns that span.
     pub(crate) fn claim(spans: &[Span]) -> Result<Self, Span> {
@@ -55,7 +55,7 @@ impl ExclusiveBytes {
     }
 }
 
-impl Drop for ExclusiveBytes {
+impl Drop for AddressClaim {
     fn drop(&mut self) {
         if !self.owner.is_current() {
             return;
@@ -153,30 +153,30 @@ mod tests {
 
     #[test]
     fn bytes_are_claimed_once_and_can_be_claimed_again() {
-        let held = ExclusiveBytes::claim(&[span(100, 50), span(200, 50)]).unwrap();
+        let held = AddressClaim::claim(&[span(100, 50), span(200, 50)]).unwrap();
         for refused in [span(100, 50), span(149, 1), span(50, 51), span(0, 1000), span(249, 9)] {
-            assert_eq!(ExclusiveBytes::claim(&[refused]).unwrap_err(), refused);
+            assert_eq!(AddressClaim::claim(&[refused]).unwrap_err(), refused);
         }
         for granted in [span(150, 50), span(99, 1), span(250, 1), span(120, 0)] {
-            drop(ExclusiveBytes::claim(&[granted]).unwrap());
+            drop(AddressClaim::claim(&[granted]).unwrap());
         }
         drop(held);
-        drop(ExclusiveBytes::claim(&[span(0, 1000)]).unwrap());
+        drop(AddressClaim::claim(&[span(0, 1000)]).unwrap());
     }
 
     #[test]
     fn a_refused_claim_leaves_nothing_claimed() {
-        let _held = ExclusiveBytes::claim(&[span(5000, 10)]).unwrap();
-        assert!(ExclusiveBytes::claim(&[span(4000, 10), span(5000, 10)]).is_err());
-        drop(ExclusiveBytes::claim(&[span(4000, 10)]).unwrap());
+        let _held = AddressClaim::claim(&[span(5000, 10)]).unwrap();
+        assert!(AddressClaim::claim(&[span(4000, 10), span(5000, 10)]).is_err());
+        drop(AddressClaim::claim(&[span(4000, 10)]).unwrap());
     }
 
     #[test]
     fn pages_of_a_file_are_not_shared() {
-        let _held = ExclusiveBytes::claim(&[in_file(0, 5000)]).unwrap();
-        assert!(ExclusiveBytes::claim(&[in_file(5000, 5000)]).is_err());
+        let _held = AddressClaim::claim(&[in_file(0, 5000)]).unwrap();
+        assert!(AddressClaim::claim(&[in_file(5000, 5000)]).is_err());
         // But within one endpoint.
-        drop(ExclusiveBytes::claim(&[in_file(18_432, 100), in_file(18_000, 432)]).unwrap());
-        drop(ExclusiveBytes::claim(&[in_file(8192, 5000)]).unwrap());
+        drop(AddressClaim::claim(&[in_file(18_432, 100), in_file(18_000, 432)]).unwrap());
+        drop(AddressClaim::claim(&[in_file(8192, 5000)]).unwrap());
     }
 }

@@ -5,25 +5,25 @@ use std::sync::{Arc, Weak};
 use crate::engine::job::CopyJob;
 use crate::engine::{CopyEngine, threads};
 use crate::error::TransferError;
-use crate::hazard::notify::{shielded, tell};
+use crate::hazard::notify::{catch_foreign_panic, notify};
 use crate::hazard::ticket::{Cancel, Dependent, Ticket, TransferId};
 use crate::sync::{Mutex, lock};
 use crate::transfer::Predecessor;
 
 /// A job that is submitted to its engine once every predecessor has ended. It fails instead if a
 /// predecessor failed that had to succeed.
-struct Waiting {
-    state: Mutex<State>,
+struct DeferredJob {
+    state: Mutex<DeferredState>,
     allow_incomplete: bool,
 }
 
-struct State {
+struct DeferredState {
     remaining: usize,
     failed: Option<TransferId>,
-    parked: Parked,
+    holds: DeferredHolds,
 }
 
-enum Parked {
+enum DeferredHolds {
     Job(CopyJob, Arc<dyn CopyEngine>),
     /// A thread is ending the cancelled job, and has not released its blocks yet.
     Cancelling,
@@ -35,7 +35,7 @@ enum Parked {
 }
 
 /// Waits for the end of a predecessor that may fail.
-struct ForTheEnd(Arc<Waiting>);
+struct AfterEnd(Arc<DeferredJob>);
 
 /// Submits `job` to `engine` after `predecessors`, or at once if they have ended.
 pub(crate) fn submit_after(
@@ -49,36 +49,37 @@ pub(crate) fn submit_after(
         return;
     }
     let ticket = job.ticket().clone();
-    let parked = Parked::Job(job, engine);
-    let state = State { remaining: predecessors.len(), failed: None, parked };
-    let waiting = Arc::new(Waiting { state: Mutex::new(state), allow_incomplete });
-    let cancels: Weak<Waiting> = Arc::downgrade(&waiting);
+    let holds = DeferredHolds::Job(job, engine);
+    let state = DeferredState { remaining: predecessors.len(), failed: None, holds };
+    let deferred = Arc::new(DeferredJob { state: Mutex::new(state), allow_incomplete });
+    let cancels: Weak<DeferredJob> = Arc::downgrade(&deferred);
     ticket.set_deferred(cancels);
     for predecessor in predecessors {
-        predecessor.ticket.notify(match predecessor.has_to_succeed {
-            true => waiting.clone(),
-            false => Arc::new(ForTheEnd(Arc::clone(&waiting))),
+        predecessor.ticket.add_dependent(match predecessor.has_to_succeed {
+            true => deferred.clone(),
+            false => Arc::new(AfterEnd(Arc::clone(&deferred))),
         });
     }
 }
 
-impl Dependent for Waiting {
+impl Dependent for DeferredJob {
     fn predecessor_ended(&self, predecessor: TransferId, succeeded: bool) {
         let mut state = lock(&self.state);
         if !succeeded {
             state.failed.get_or_insert(predecessor);
         }
         state.remaining -= 1;
-        if state.remaining > 0 || matches!(state.parked, Parked::Cancelling) {
+        if state.remaining > 0 || matches!(state.holds, DeferredHolds::Cancelling) {
             return;
         }
-        let (parked, failed) = (std::mem::replace(&mut state.parked, Parked::Gone), state.failed);
+        let (holds, failed) =
+            (std::mem::replace(&mut state.holds, DeferredHolds::Gone), state.failed);
         // The lock is released first, as the job may end right here.
         drop(state);
-        let (job, engine) = match parked {
-            Parked::Job(job, engine) => (job, engine),
-            Parked::Cancelled(ended) => return drop(ended),
-            Parked::Cancelling | Parked::Gone => return,
+        let (job, engine) = match holds {
+            DeferredHolds::Job(job, engine) => (job, engine),
+            DeferredHolds::Cancelled(ended) => return drop(ended),
+            DeferredHolds::Cancelling | DeferredHolds::Gone => return,
         };
         let may_start = match failed {
             Some(predecessor) => Err(TransferError::PredecessorFailed { predecessor }),
@@ -92,19 +93,19 @@ impl Dependent for Waiting {
     }
 }
 
-impl Dependent for ForTheEnd {
+impl Dependent for AfterEnd {
     fn predecessor_ended(&self, predecessor: TransferId, _: bool) {
         self.0.predecessor_ended(predecessor, true);
     }
 }
 
-impl Cancel for Waiting {
+impl Cancel for DeferredJob {
     fn cancel(&self) {
         let mut state = lock(&self.state);
-        let (job, engine) = match std::mem::replace(&mut state.parked, Parked::Cancelling) {
-            Parked::Job(job, engine) => (job, engine),
+        let (job, engine) = match std::mem::replace(&mut state.holds, DeferredHolds::Cancelling) {
+            DeferredHolds::Job(job, engine) => (job, engine),
             other => {
-                state.parked = other;
+                state.holds = other;
                 return;
             }
         };
@@ -113,13 +114,13 @@ impl Cancel for Waiting {
         // This must not wait, so an engine that drops here does not join its threads.
         threads::finishing(|| {
             job.end_before_predecessors();
-            shielded(|| drop(engine));
+            catch_foreign_panic(|| drop(engine));
         });
         let mut state = lock(&self.state);
         if state.remaining > 0 {
-            state.parked = Parked::Cancelled(ended);
+            state.holds = DeferredHolds::Cancelled(ended);
         } else {
-            state.parked = Parked::Gone;
+            state.holds = DeferredHolds::Gone;
             drop(state);
             drop(ended);
         }
@@ -131,6 +132,6 @@ struct EndsTicket(Ticket);
 
 impl Drop for EndsTicket {
     fn drop(&mut self) {
-        tell(self.0.end(false), self.0.id(), false);
+        notify(self.0.end(false), self.0.id(), false);
     }
 }

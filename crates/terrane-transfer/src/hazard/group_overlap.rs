@@ -155,7 +155,7 @@ fn check_windows(groups: [(usize, &PhysicalLayout); 2]) -> Result<(), GroupRefus
     let [(first, a), (second, b)] = groups;
     let (of_a, of_b) = (windows_of(first, a)?, windows_of(second, b)?);
     let mut pairs = of_a.iter().flat_map(|a| of_b.iter().map(move |b| (a, b)));
-    pairs.try_for_each(|(a, b)| a.apart(b).map_err(|meeting| meeting.between(first, second)))
+    pairs.try_for_each(|(a, b)| a.apart(b).map_err(|overlap| overlap.between(first, second)))
 }
 
 fn are_in_one_file(a: &PhysicalLayout, b: &PhysicalLayout) -> bool {
@@ -190,7 +190,7 @@ struct Windows {
 
 /// How the windows of two groups meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meeting {
+enum WindowOverlap {
     Blocks(i128, i128),
     Strides(i128, i128),
 }
@@ -202,7 +202,7 @@ impl Windows {
     }
 
     /// Fails unless windows of different blocks share no byte.
-    fn apart(&self, other: &Self) -> Result<(), Meeting> {
+    fn apart(&self, other: &Self) -> Result<(), WindowOverlap> {
         let are_apart =
             self.space != other.space || self.end() <= other.start || other.end() <= self.start;
         if are_apart {
@@ -210,11 +210,11 @@ impl Windows {
         }
         let stride = match (self.count, other.count) {
             (1, 1) if self.first == other.first => return Ok(()),
-            (1, 1) => return Err(Meeting::Blocks(self.first, other.first)),
+            (1, 1) => return Err(WindowOverlap::Blocks(self.first, other.first)),
             (_, 1) => self.stride,
             (1, _) => other.stride,
             _ if self.stride == other.stride => self.stride,
-            _ => return Err(Meeting::Strides(self.stride, other.stride)),
+            _ => return Err(WindowOverlap::Strides(self.stride, other.stride)),
         };
         // The position of block 0. Block `b` of this one and block `c` of the other one meet if
         // `ahead - self.bytes < (b - c) · stride < ahead + other.bytes`.
@@ -230,11 +230,11 @@ impl Windows {
             return Ok(());
         }
         let block = other.first.max(self.first - apart_by);
-        Err(Meeting::Blocks(block + apart_by, block))
+        Err(WindowOverlap::Blocks(block + apart_by, block))
     }
 }
 
-impl Meeting {
+impl WindowOverlap {
     fn between(self, first: usize, second: usize) -> GroupRefusal {
         // Blocks and strides come from a layout, so they fit.
         let block = |number: i128| u32::try_from(number).unwrap_or(u32::MAX);

@@ -37,9 +37,9 @@ impl fmt::Display for TransferId {
 
 /// A cheap, cloneable handle of a transfer (or of a hold on blocks), to run others after it.
 #[derive(Clone)]
-pub struct Ticket(Arc<Inner>);
+pub struct Ticket(Arc<TicketInner>);
 
-struct Inner {
+struct TicketInner {
     id: TransferId,
     /// A forked process does not lock the state: a thread that does not exist there may hold the
     /// lock.
@@ -47,15 +47,15 @@ struct Inner {
     is_cancelled: AtomicBool,
     /// Whether the predecessors are the members of a set, which are cancelled with it.
     is_of_set: bool,
-    state: Mutex<State>,
+    state: Mutex<TicketState>,
 }
 
-enum State {
-    InFlight(InFlight),
+enum TicketState {
+    TicketInFlight(TicketInFlight),
     Ended { succeeded: bool },
 }
 
-struct InFlight {
+struct TicketInFlight {
     predecessors: SmallVec<[Ticket; 2]>,
     dependents: Vec<Arc<dyn Dependent>>,
     /// Values that drop as the transfer ends.
@@ -92,13 +92,13 @@ impl Ticket {
     fn build(predecessors: impl IntoIterator<Item = Ticket>, is_of_set: bool) -> Self {
         let predecessors = predecessors.into_iter().filter(|p| !p.has_ended()).collect();
         let (dependents, kept) = (Vec::new(), Vec::new());
-        let in_flight = InFlight { predecessors, dependents, kept, deferred: None };
-        Self(Arc::new(Inner {
+        let in_flight = TicketInFlight { predecessors, dependents, kept, deferred: None };
+        Self(Arc::new(TicketInner {
             id: TransferId::next(),
             owner: OwnerProcess::current(),
             is_cancelled: AtomicBool::new(false),
             is_of_set,
-            state: Mutex::new(State::InFlight(in_flight)),
+            state: Mutex::new(TicketState::TicketInFlight(in_flight)),
         }))
     }
 
@@ -112,7 +112,7 @@ impl Ticket {
     /// transfers of the parent.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        !self.is_of_this_process() || matches!(*lock(&self.0.state), State::Ended { .. })
+        !self.is_of_this_process() || matches!(*lock(&self.0.state), TicketState::Ended { .. })
     }
 
     /// Requests that the transfer stops, and returns at once. Later calls change nothing.
@@ -149,7 +149,7 @@ impl Ticket {
         // Relaxed: nothing is published with it. An engine that reads it late stops late.
         self.0.is_cancelled.store(true, Ordering::Relaxed);
         let state = lock(&self.0.state);
-        let State::InFlight(in_flight) = &*state else { return };
+        let TicketState::TicketInFlight(in_flight) = &*state else { return };
         if self.0.is_of_set {
             let members = in_flight.predecessors.clone();
             drop(state);
@@ -169,7 +169,7 @@ impl Ticket {
 
     /// Lets a cancel end the transfer through `deferred`, which may have dropped by then.
     pub(crate) fn set_deferred(&self, deferred: Weak<dyn Cancel>) {
-        if let State::InFlight(in_flight) = &mut *lock(&self.0.state) {
+        if let TicketState::TicketInFlight(in_flight) = &mut *lock(&self.0.state) {
             in_flight.deferred = Some(deferred);
         }
     }
@@ -180,7 +180,7 @@ impl Ticket {
             return;
         }
         let mut state = lock(&self.0.state);
-        if let State::InFlight(in_flight) = &mut *state {
+        if let TicketState::TicketInFlight(in_flight) = &mut *state {
             return in_flight.kept.push(value);
         }
         // The value drops after the lock is released.
@@ -203,7 +203,7 @@ impl Ticket {
             if !seen.insert(ticket.id()) || !ticket.is_of_this_process() {
                 continue;
             }
-            if let State::InFlight(in_flight) = &*lock(&ticket.0.state) {
+            if let TicketState::TicketInFlight(in_flight) = &*lock(&ticket.0.state) {
                 pending.extend(in_flight.predecessors.iter().cloned());
             }
         }
@@ -211,14 +211,14 @@ impl Ticket {
     }
 
     /// Calls `dependent` when the transfer ends, or at once if it has ended.
-    pub(crate) fn notify(&self, dependent: Arc<dyn Dependent>) {
+    pub(crate) fn add_dependent(&self, dependent: Arc<dyn Dependent>) {
         if !self.is_of_this_process() {
             return dependent.predecessor_ended(self.id(), false);
         }
         let mut state = lock(&self.0.state);
         match &mut *state {
-            State::InFlight(in_flight) => in_flight.dependents.push(dependent),
-            State::Ended { succeeded } => {
+            TicketState::TicketInFlight(in_flight) => in_flight.dependents.push(dependent),
+            TicketState::Ended { succeeded } => {
                 let succeeded = *succeeded;
                 drop(state);
                 dependent.predecessor_ended(self.id(), succeeded);
@@ -233,7 +233,7 @@ impl Ticket {
         }
         let mut state = lock(&self.0.state);
         loop {
-            let State::InFlight(in_flight) = &mut *state else { return Vec::new() };
+            let TicketState::TicketInFlight(in_flight) = &mut *state else { return Vec::new() };
             if in_flight.kept.is_empty() {
                 break;
             }
@@ -243,14 +243,14 @@ impl Ticket {
             drop(kept);
             state = lock(&self.0.state);
         }
-        let ended = std::mem::replace(&mut *state, State::Ended { succeeded });
+        let ended = std::mem::replace(&mut *state, TicketState::Ended { succeeded });
         // A predecessor that drops here may hold the last reference to a transfer that others wait
         // for, and their guards drop with it. So it drops after the lock is released.
         drop(state);
         match ended {
             // The predecessors drop with the state, so that chains of transfers do not grow.
-            State::InFlight(in_flight) => in_flight.dependents,
-            State::Ended { .. } => Vec::new(),
+            TicketState::TicketInFlight(in_flight) => in_flight.dependents,
+            TicketState::Ended { .. } => Vec::new(),
         }
     }
 }

@@ -27,13 +27,13 @@ impl Ticket {
     /// the engine too, and so notices the end earlier.
     #[must_use = "the transfer may have failed"]
     pub fn wait(&self) -> TicketEnd {
-        let watch = self.watch();
-        let mut state = lock(&watch.state);
+        let waiter = self.waiter();
+        let mut state = lock(&waiter.state);
         loop {
             if let Some(end) = state.end {
                 return end;
             }
-            state = wait_at_most(&watch.changed, state, None);
+            state = wait_at_most(&waiter.changed, state, None);
         }
     }
 
@@ -42,8 +42,8 @@ impl Ticket {
     #[cfg(not(loom))]
     #[must_use]
     pub fn wait_until(&self, deadline: Instant) -> Option<TicketEnd> {
-        let watch = self.watch();
-        let mut state = lock(&watch.state);
+        let waiter = self.waiter();
+        let mut state = lock(&waiter.state);
         loop {
             if let Some(end) = state.end {
                 return Some(end);
@@ -52,14 +52,14 @@ impl Ticket {
             if left.is_zero() {
                 return None;
             }
-            state = wait_at_most(&watch.changed, state, Some(left));
+            state = wait_at_most(&waiter.changed, state, Some(left));
         }
     }
 
-    fn watch(&self) -> Arc<Watch> {
-        let watch = Arc::new(Watch::default());
-        self.notify(Arc::clone(&watch) as _);
-        watch
+    fn waiter(&self) -> Arc<EndWaiter> {
+        let waiter = Arc::new(EndWaiter::default());
+        self.add_dependent(Arc::clone(&waiter) as _);
+        waiter
     }
 }
 
@@ -68,7 +68,7 @@ impl IntoFuture for Ticket {
     type IntoFuture = TicketFuture;
 
     fn into_future(self) -> TicketFuture {
-        TicketFuture { watch: self.watch() }
+        TicketFuture { waiter: self.waiter() }
     }
 }
 
@@ -77,7 +77,7 @@ impl IntoFuture for &Ticket {
     type IntoFuture = TicketFuture;
 
     fn into_future(self) -> TicketFuture {
-        TicketFuture { watch: self.watch() }
+        TicketFuture { waiter: self.waiter() }
     }
 }
 
@@ -85,7 +85,7 @@ impl IntoFuture for &Ticket {
 /// was ready.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct TicketFuture {
-    watch: Arc<Watch>,
+    waiter: Arc<EndWaiter>,
 }
 
 impl Future for TicketFuture {
@@ -94,7 +94,7 @@ impl Future for TicketFuture {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<TicketEnd> {
         // Cloning or dropping a waker runs foreign code, so neither happens under the lock.
         let latest = context.waker().clone();
-        let mut state = lock(&self.watch.state);
+        let mut state = lock(&self.waiter.state);
         if let Some(end) = state.end {
             return Poll::Ready(end);
         }
@@ -113,18 +113,18 @@ impl fmt::Debug for TicketFuture {
 
 /// Records the end of one ticket.
 #[derive(Default)]
-struct Watch {
-    state: Mutex<State>,
+struct EndWaiter {
+    state: Mutex<EndState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct EndState {
     end: Option<TicketEnd>,
     waker: Option<Waker>,
 }
 
-impl Dependent for Watch {
+impl Dependent for EndWaiter {
     fn predecessor_ended(&self, _: TransferId, succeeded: bool) {
         let mut state = lock(&self.state);
         state.end = Some(if succeeded { TicketEnd::Succeeded } else { TicketEnd::Failed });

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::completion::waiter_progress::DEFAULT_ATTENTION;
+use crate::completion::waiter_progress::DEFAULT_SPIN;
 use crate::engine::CopyEngine;
 use crate::engines::{DiskEngine, DiskEngineOptions, HostEngine, HostEngineOptions};
 use crate::error::TransferError;
@@ -28,13 +28,13 @@ use crate::manager::TransferManager;
 #[must_use = "a builder does nothing until `build`"]
 pub struct TransferManagerBuilder {
     engines: Vec<Arc<dyn CopyEngine>>,
-    attention: Duration,
+    spin: Duration,
 }
 
 impl TransferManager {
     /// A builder without engines.
     pub fn builder() -> TransferManagerBuilder {
-        TransferManagerBuilder { engines: Vec::new(), attention: DEFAULT_ATTENTION }
+        TransferManagerBuilder { engines: Vec::new(), spin: DEFAULT_SPIN }
     }
 }
 
@@ -76,14 +76,14 @@ impl TransferManagerBuilder {
     }
 
     /// Sets how long waiting threads help an engine before they sleep; see
-    /// [`TransferManager::with_attention`].
-    pub fn attention(self, attention: Duration) -> Self {
-        Self { attention, ..self }
+    /// [`TransferManager::with_spin`].
+    pub fn spin(self, spin: Duration) -> Self {
+        Self { spin, ..self }
     }
 
     /// The manager.
     #[must_use]
     pub fn build(self) -> TransferManager {
-        TransferManager::new(self.engines).with_attention(self.attention)
+        TransferManager::new(self.engines).with_spin(self.spin)
     }
 }

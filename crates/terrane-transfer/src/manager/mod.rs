@@ -10,14 +10,14 @@ use std::time::Duration;
 use terrane_core::StorageKind;
 
 use crate::completion::pair;
-use crate::completion::progress::Progress;
-use crate::completion::waiter_progress::DEFAULT_ATTENTION;
+use crate::completion::progress::CopyProgress;
+use crate::completion::waiter_progress::DEFAULT_SPIN;
 use crate::completion::{Completion, layers};
 use crate::engine::CopyEngine;
 use crate::engine::declined::Declined;
-use crate::engine::finalizer::Ending;
-use crate::engine::job::Claims;
+use crate::engine::finalizer::Finalizer;
 use crate::engine::job::CopyJob;
+use crate::engine::job::TransferClaims;
 use crate::engine::order::DeviceOrder;
 use crate::engine::quote::Quote;
 use crate::error::{Rejected, TransferError};
@@ -25,8 +25,8 @@ use crate::explain::Explanation;
 use crate::hazard::conflict::Access;
 use crate::hazard::deferred::submit_after;
 use crate::hazard::endpoint::Endpoint;
-use crate::hazard::notify::tell;
-use crate::hazard::table::{Use, Written, incomplete};
+use crate::hazard::notify::notify;
+use crate::hazard::table::{BlockUse, Written, incomplete};
 use crate::hazard::ticket::Ticket;
 use crate::plan::TransferPlan;
 use crate::plan::planner::Planner;
@@ -60,7 +60,7 @@ use terrane_core::Durability;
 pub struct TransferManager {
     engines: Arc<[Arc<dyn CopyEngine>]>,
     planner: Planner,
-    attention: Duration,
+    spin: Duration,
 }
 
 impl TransferManager {
@@ -68,14 +68,14 @@ impl TransferManager {
     #[must_use]
     pub fn new(engines: impl IntoIterator<Item = Arc<dyn CopyEngine>>) -> Self {
         let engines = engines.into_iter().collect();
-        Self { engines, planner: Planner::new(), attention: DEFAULT_ATTENTION }
+        Self { engines, planner: Planner::new(), spin: DEFAULT_SPIN }
     }
 
     /// Sets how long a waiting thread helps its engine before it sleeps. Only engines that
-    /// [invite](crate::Attend) waiting threads are helped. With zero, threads sleep at once.
+    /// [invite](crate::WaiterProgress) waiting threads are helped. With zero, threads sleep at once.
     #[must_use]
-    pub fn with_attention(self, attention: Duration) -> Self {
-        Self { attention, ..self }
+    pub fn with_spin(self, spin: Duration) -> Self {
+        Self { spin, ..self }
     }
 
     /// A manager over the engines that every machine has, with their default options. They copy
@@ -149,8 +149,8 @@ impl TransferManager {
         let engine = Arc::clone(engine);
         capture_order(&mut transfer, &*engine)?;
         let (ticket, claims) = claim(&transfer, &plan)?;
-        let attention = self.attention;
-        Ok(Prepared { transfer, plan, engine, explanation, attention, ticket, claims })
+        let spin = self.spin;
+        Ok(Prepared { transfer, plan, engine, explanation, spin, ticket, claims })
     }
 
     /// The engine that predicts the shortest time, its quote, and the reasons of engines that
@@ -164,7 +164,7 @@ impl TransferManager {
         let mut best: Option<(&Arc<dyn CopyEngine>, Quote)> = None;
         let mut declined: Vec<(&'static str, Declined)> = Vec::new();
         for engine in self.engines.iter() {
-            match engine.quote(plan, &transfer.terms) {
+            match engine.quote(plan, &transfer.options) {
                 Ok(quote) => {
                     if best.as_ref().is_none_or(|(_, b)| quote.predicted < b.predicted) {
                         best = Some((engine, quote));
@@ -191,9 +191,9 @@ pub(crate) struct Prepared {
     plan: TransferPlan,
     engine: Arc<dyn CopyEngine>,
     explanation: Explanation,
-    attention: Duration,
+    spin: Duration,
     ticket: Ticket,
-    claims: Claims,
+    claims: TransferClaims,
 }
 
 impl Prepared {
@@ -206,18 +206,18 @@ impl Prepared {
         self.claims.writing.has_written(Written::Nothing);
         let Self { ticket, claims, .. } = self;
         drop(claims);
-        tell(ticket.end(false), ticket.id(), false);
+        notify(ticket.end(false), ticket.id(), false);
     }
 
     pub(crate) fn start<G: Send + 'static>(self, guard: G) -> Completion<G> {
-        let Self { transfer, plan, engine, explanation, attention, ticket, claims } = self;
-        let progress = Arc::<Progress>::default();
-        let layer_wise = transfer.terms.layer_wise.then(|| layers::pair(plan.layers(), attention));
-        let (layers, signals) = layer_wise.unzip();
-        let (completion, settle) =
-            pair(ticket.clone(), Arc::clone(&progress), layers, attention, guard);
-        let ending = Ending::new(ticket, settle, signals, explanation);
-        let job = CopyJob::new(plan, claims, transfer.terms, progress, ending);
+        let Self { transfer, plan, engine, explanation, spin, ticket, claims } = self;
+        let progress = Arc::<CopyProgress>::default();
+        let layer_by_layer =
+            transfer.options.layer_by_layer.then(|| layers::pair(plan.layers(), spin));
+        let (layers, signals) = layer_by_layer.unzip();
+        let (completion, sink) = pair(ticket.clone(), Arc::clone(&progress), layers, spin, guard);
+        let ending = Finalizer::new(ticket, sink, signals, explanation);
+        let job = CopyJob::new(plan, claims, transfer.options, progress, ending);
         submit_after(&transfer.after, transfer.allow_incomplete, job, engine);
         completion
     }
@@ -227,15 +227,15 @@ impl Prepared {
 fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
     let ends = [(Side::Source, &transfer.source), (Side::Destination, &transfer.destination)];
     let device = ends.into_iter().find(|(_, end)| matches!(end.kind(), StorageKind::Device(_)));
-    match (device, &transfer.terms.device_order) {
+    match (device, &transfer.options.device_order) {
         (Some((side, end)), None) => Err(TransferError::OrderNotStated { side, kind: end.kind() }),
         (None, Some(_)) => Err(TransferError::OrderWithoutDevice),
-        _ if transfer.terms.durability != Durability::None
+        _ if transfer.options.durability != Durability::None
             && transfer.destination.kind() != StorageKind::Disk =>
         {
             Err(TransferError::DurabilityWithoutFile { kind: transfer.destination.kind() })
         }
-        _ if transfer.terms.notification.is_some()
+        _ if transfer.options.notification.is_some()
             && !ends.into_iter().any(|(_, end)| end.kind().is_remote()) =>
         {
             let (from, to) = (transfer.source.kind(), transfer.destination.kind());
@@ -248,28 +248,31 @@ fn check_terms(transfer: &Transfer) -> Result<(), TransferError> {
 /// Captures the device order of a transfer that waits for others, as of now. Later work on the
 /// stream, or another recording of the event, does not change it.
 fn capture_order(transfer: &mut Transfer, engine: &dyn CopyEngine) -> Result<(), TransferError> {
-    let order = match &transfer.terms.device_order {
+    let order = match &transfer.options.device_order {
         None | Some(DeviceOrder::AlreadySynchronised) => return Ok(()),
         Some(_) if transfer.after.is_empty() => return Ok(()),
         Some(order) => order,
     };
     let captured = engine
         .capture_order(order)
-        .map_err(|source| TransferError::OrderNotPinned { engine: engine.name(), source })?;
-    transfer.terms.device_order = Some(captured);
+        .map_err(|source| TransferError::OrderNotCaptured { engine: engine.name(), source })?;
+    transfer.options.device_order = Some(captured);
     Ok(())
 }
 
 /// Checks for conflicts at both ends and claims the blocks, atomically.
-fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), TransferError> {
+fn claim(
+    transfer: &Transfer,
+    plan: &TransferPlan,
+) -> Result<(Ticket, TransferClaims), TransferError> {
     let layers = plan.layers();
     let [heads, heads_written] = [Side::Source, Side::Destination].map(|side| plan.heads(side));
     let (access, blocks) = (Access::Read, plan.source_blocks());
     let group = transfer.source.group();
-    let read = Use { access, blocks, group, layers: layers.clone(), heads };
+    let read = BlockUse { access, blocks, group, layers: layers.clone(), heads };
     let (access, blocks) = (Access::Write, plan.destination_blocks());
     let group = transfer.destination.group();
-    let write = Use { access, blocks, group, layers, heads: heads_written };
+    let write = BlockUse { access, blocks, group, layers, heads: heads_written };
     // A chain can be long, so it is walked only if there is a conflict.
     let predecessors = OnceCell::new();
     let tickets = || transfer.after.iter().map(|predecessor| &predecessor.ticket);
@@ -289,6 +292,6 @@ fn claim(transfer: &Transfer, plan: &TransferPlan) -> Result<(Ticket, Claims), T
     let ticket = Ticket::new(tickets().cloned());
     let reading = source.claim(&ticket, &read);
     let writing = destination.as_mut().unwrap_or(&mut source).claim(&ticket, &write);
-    let claims = Claims { reading, writing, ticket: ticket.clone() };
+    let claims = TransferClaims { reading, writing, ticket: ticket.clone() };
     Ok((ticket, claims))
 }

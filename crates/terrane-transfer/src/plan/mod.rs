@@ -201,8 +201,8 @@ impl TransferPlan {
 
     /// The layer of the destination that the first layer is copied to.
     #[must_use]
-    pub fn landing(&self) -> u32 {
-        self.selection.landing
+    pub fn destination_first_layer(&self) -> u32 {
+        self.selection.destination_first_layer
     }
 
     /// The pieces to copy: one for each block, layer and section.

@@ -15,8 +15,8 @@ use terrane_testkit::memory::HeapAllocator;
 use terrane_testkit::pattern::{InProcess, Pattern};
 use terrane_testkit::process::in_child_with;
 use terrane_transfer::{
-    Completion, CopyEngine, Declined, Endpoint, OnlyPath, Quote, Terms, Transfer, TransferError,
-    TransferManager, TransferPlan,
+    Completion, CopyEngine, Declined, Endpoint, OnlyPath, Quote, Transfer, TransferError,
+    TransferManager, TransferOptions, TransferPlan,
 };
 
 use super::*;
@@ -37,7 +37,7 @@ unsafe impl CopyEngine for Takes {
         "takes"
     }
 
-    fn quote(&self, _: &TransferPlan, _: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, _: &TransferPlan, _: &TransferOptions) -> Result<Quote, Declined> {
         Ok(Quote::constant(Duration::ZERO, &OnlyPath { path: "none", reason: "a test's" }))
     }
 
@@ -128,7 +128,7 @@ fn taken(agent: &Agent, transfer: Transfer) -> (Flight, Completion<&'static str>
 fn accepted(agent: &Agent, transfer: Transfer) -> (CopyJob, Begun, Completion<&'static str>) {
     let takes = Arc::<Takes>::default();
     // There is no engine's thread to sleep for: who waits helps for as long as it takes.
-    let manager = TransferManager::new([Arc::clone(&takes) as _]).with_attention(PATIENCE);
+    let manager = TransferManager::new([Arc::clone(&takes) as _]).with_spin(PATIENCE);
     let completion = manager.submit(transfer, "guard").unwrap();
     let job = takes.0.lock().unwrap().pop().unwrap();
     let route = Route::of(agent, &Known::default(), job.plan()).unwrap();

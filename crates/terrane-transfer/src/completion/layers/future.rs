@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::{LayerError, LayerState, Shared, Waiter};
+use super::{LayerError, LayerState, LayerWaiter, SharedLayers};
 use crate::sync::lock;
 
 /// A future of the completion of layers; from [`Layers::done`].
@@ -16,7 +16,7 @@ use crate::sync::lock;
 /// After it was ready, a poll returns the same result.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct LayerFuture {
-    shared: Arc<Shared>,
+    shared: Arc<SharedLayers>,
     /// The layers that were not done at the last poll.
     layers: Range<u32>,
     /// The number of this future among those of these layers.
@@ -24,7 +24,7 @@ pub struct LayerFuture {
 }
 
 impl LayerFuture {
-    pub(super) fn new(shared: &Arc<Shared>, layers: Range<u32>) -> Self {
+    pub(super) fn new(shared: &Arc<SharedLayers>, layers: Range<u32>) -> Self {
         let number = if shared.is_lost() {
             0
         } else {
@@ -41,7 +41,7 @@ impl Future for LayerFuture {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if !self.shared.is_lost() {
-            self.shared.help();
+            self.shared.poll_engine();
         }
         // Cloning a waker runs foreign code, so it does not happen under the lock. Nor does its
         // drop: this one is declared first.
@@ -66,7 +66,7 @@ impl Future for LayerFuture {
                 LayerState::Waiting | LayerState::Submitted(_) => break (index, state),
             }
         };
-        let waiter = Waiter { future: *number, index, waker };
+        let waiter = LayerWaiter { future: *number, index, waker };
         let replaced = match state.wakers.iter_mut().find(|entry| entry.future == *number) {
             Some(entry) => Some(std::mem::replace(entry, waiter)),
             None => {

@@ -14,9 +14,9 @@ use std::time::Duration;
 use terrane_core::{ByteCount, OwnerProcess};
 
 use crate::completion::layers::range::LayerRange;
-use crate::completion::waiter_progress::{self, Attend, Attendant, Helping};
+use crate::completion::waiter_progress::{self, Invitation, WaiterPolling, WaiterProgress};
 use crate::engine::order::EventHandle;
-use crate::hazard::notify::shielded;
+use crate::hazard::notify::catch_foreign_panic;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 
 /// The caller's view of the layers of a transfer in flight, from
@@ -33,8 +33,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_at_most};
 /// Layers can be done in any order. An engine may report several at once, or all at the end.
 #[derive(Clone)]
 pub struct Layers {
-    shared: Arc<Shared>,
-    attention: Duration,
+    shared: Arc<SharedLayers>,
+    spin: Duration,
 }
 
 /// The state of a layer.
@@ -89,7 +89,7 @@ impl Layers {
         if self.shared.is_lost() {
             return Ok(LayerState::Failed);
         }
-        self.shared.help();
+        self.shared.poll_engine();
         Ok(lock(&self.shared.state).layer(index))
     }
 
@@ -174,7 +174,7 @@ impl Layers {
         if self.shared.is_lost() {
             return Err(LayerError::Failed { layer });
         }
-        let mut helping = Helping::serving(self.attention);
+        let mut polling = WaiterPolling::blocking(self.spin);
         let mut state = lock(&self.shared.state);
         loop {
             match state.layer(index) {
@@ -182,14 +182,14 @@ impl Layers {
                 found if enough(&found) => return Ok(found),
                 _ => {}
             }
-            match &state.attendant {
-                Some(attendant) if helping.goes_on(attendant) => {
-                    let attendant = attendant.clone();
+            match &state.invitation {
+                Some(invitation) if polling.continues(invitation) => {
+                    let invitation = invitation.clone();
                     drop(state);
-                    helping.help(&attendant);
+                    polling.poll(&invitation);
                     state = lock(&self.shared.state);
                 }
-                _ => state = wait_at_most(&self.shared.changed, state, helping.nap()),
+                _ => state = wait_at_most(&self.shared.changed, state, polling.sleep_limit()),
             }
         }
     }
@@ -220,7 +220,7 @@ impl LayerState {
 /// the job, at the cost of a reference count. The clone reports nothing once the job has ended.
 #[derive(Clone)]
 pub struct LayerSignals {
-    shared: Arc<Shared>,
+    shared: Arc<SharedLayers>,
 }
 
 impl LayerSignals {
@@ -240,11 +240,11 @@ impl LayerSignals {
         self.shared.set(layers, LayerState::Done, None);
     }
 
-    pub(crate) fn attend(&self, attend: &Arc<dyn Attend>) {
+    pub(crate) fn invite_waiters(&self, attend: &Arc<dyn WaiterProgress>) {
         let mut state = lock(&self.shared.state);
         if !state.ended {
-            let attendant = Attendant::invited(attend, state.attendant.as_ref());
-            let replaced = state.attendant.replace(attendant);
+            let invitation = Invitation::new(attend, state.invitation.as_ref());
+            let replaced = state.invitation.replace(invitation);
             drop(state);
             self.shared.changed.notify_all();
             drop(replaced);
@@ -256,7 +256,7 @@ impl LayerSignals {
         let end = if succeeded { LayerState::Done } else { LayerState::Failed };
         self.shared.update(|state| {
             state.ended = true;
-            state.attendant = None;
+            state.invitation = None;
             state
                 .layers
                 .iter_mut()
@@ -273,53 +273,53 @@ impl fmt::Debug for LayerSignals {
 }
 
 /// Both ends of the layers of a new transfer.
-pub(crate) fn pair(range: Range<u32>, attention: Duration) -> (Layers, LayerSignals) {
-    let state = State {
+pub(crate) fn pair(range: Range<u32>, spin: Duration) -> (Layers, LayerSignals) {
+    let state = LayersState {
         layers: range.clone().map(|_| LayerState::Waiting).collect(),
         events: Vec::new(),
-        attendant: None,
+        invitation: None,
         wakers: Vec::new(),
         futures: 0,
         ended: false,
     };
     let (owner, state, changed) = (OwnerProcess::current(), Mutex::new(state), Condvar::new());
-    let shared = Arc::new(Shared { owner, range, state, changed });
-    (Layers { shared: Arc::clone(&shared), attention }, LayerSignals { shared })
+    let shared = Arc::new(SharedLayers { owner, range, state, changed });
+    (Layers { shared: Arc::clone(&shared), spin }, LayerSignals { shared })
 }
 
 /// State shared by the two ends.
-struct Shared {
+struct SharedLayers {
     owner: OwnerProcess,
     range: Range<u32>,
-    state: Mutex<State>,
+    state: Mutex<LayersState>,
     changed: Condvar,
 }
 
-struct State {
+struct LayersState {
     layers: Box<[LayerState]>,
     /// All reported events. So no change of a layer drops the last clone of one under the lock.
     events: Vec<EventHandle>,
-    attendant: Option<Attendant>,
-    wakers: Vec<Waiter>,
+    invitation: Option<Invitation>,
+    wakers: Vec<LayerWaiter>,
     /// Futures made so far.
     futures: u64,
     ended: bool,
 }
 
-struct Waiter {
+struct LayerWaiter {
     future: u64,
     index: usize,
     waker: Waker,
 }
 
-impl State {
+impl LayersState {
     fn layer(&self, index: usize) -> LayerState {
-        // Indices come from `Shared::index`.
+        // Indices come from `SharedLayers::index`.
         self.layers.get(index).cloned().unwrap_or(LayerState::Failed)
     }
 }
 
-impl Shared {
+impl SharedLayers {
     /// Returns the layers if all of them are transferred.
     fn check(&self, layers: Range<u32>) -> Result<Range<u32>, LayerError> {
         if !layers.is_empty() {
@@ -345,10 +345,10 @@ impl Shared {
         !self.owner.is_current()
     }
 
-    fn help(&self) {
-        let attendant = lock(&self.state).attendant.clone();
-        if let Some(attendant) = attendant {
-            waiter_progress::poll(&attendant);
+    fn poll_engine(&self) {
+        let invitation = lock(&self.state).invitation.clone();
+        if let Some(invitation) = invitation {
+            waiter_progress::poll(&invitation);
         }
     }
 
@@ -363,7 +363,7 @@ impl Shared {
     }
 
     /// Changes the state, and wakes waiters of layers that are now final.
-    fn update(&self, change: impl FnOnce(&mut State)) {
+    fn update(&self, change: impl FnOnce(&mut LayersState)) {
         if self.is_lost() {
             return;
         }
@@ -372,18 +372,18 @@ impl Shared {
         let woken = take_wakers(&mut state);
         drop(state);
         self.changed.notify_all();
-        woken.into_iter().for_each(|waiter| shielded(|| waiter.waker.wake()));
+        woken.into_iter().for_each(|waiter| catch_foreign_panic(|| waiter.waker.wake()));
     }
 }
 
 /// Takes the waiters of layers that are final.
-fn take_wakers(state: &mut MutexGuard<'_, State>) -> Vec<Waiter> {
-    let State { layers, wakers, .. } = &mut **state;
-    let is_final = |waiter: &mut Waiter| layers.get(waiter.index).is_none_or(|l| l.is_final());
+fn take_wakers(state: &mut MutexGuard<'_, LayersState>) -> Vec<LayerWaiter> {
+    let LayersState { layers, wakers, .. } = &mut **state;
+    let is_final = |waiter: &mut LayerWaiter| layers.get(waiter.index).is_none_or(|l| l.is_final());
     wakers.extract_if(.., is_final).collect()
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for SharedLayers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Layers")
             .field("range", &self.range)

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{CopyFailure, CopyJob};
 use crate::error::TransferError;
-use crate::hazard::notify::shielded;
+use crate::hazard::notify::catch_foreign_panic;
 use crate::hazard::table::Written;
 use crate::hazard::ticket::Ticket;
 
@@ -26,7 +26,7 @@ impl CopyJob {
         if self.is_cancelled() {
             return Some(CopyFailure::Cancelled);
         }
-        let is_late = self.terms.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let is_late = self.options.deadline.is_some_and(|deadline| deadline <= Instant::now());
         is_late.then_some(CopyFailure::DeadlineExceeded)
     }
 
@@ -39,15 +39,15 @@ impl CopyJob {
     /// them, by the caller.
     pub(crate) fn end_before_predecessors(mut self) {
         self.claims.writing.has_written(Written::Nothing);
-        self.ending.result = Some(Err(self.cancelled()));
-        self.ending.leaves_ticket = true;
-        shielded(|| drop(self));
+        self.finalizer.result = Some(Err(self.cancelled()));
+        self.finalizer.leaves_ticket = true;
+        catch_foreign_panic(|| drop(self));
     }
 
     /// The error of a job that was cancelled.
     pub(crate) fn cancelled(&self) -> TransferError {
         TransferError::Cancelled {
-            started: self.ending.started.get().is_some(),
+            started: self.finalizer.started.get().is_some(),
             done: self.progress.copied(),
             total: self.plan.bytes(),
         }

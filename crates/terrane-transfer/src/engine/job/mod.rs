@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use terrane_core::{BoxedCause, ByteCount};
 
-use super::finalizer::Ending;
+use super::finalizer::Finalizer;
 use super::quote::{Decision, ForeignDecision};
 use crate::completion::layers::LayerSignals;
-use crate::completion::progress::Progress;
-use crate::completion::waiter_progress::Attend;
+use crate::completion::progress::CopyProgress;
+use crate::completion::waiter_progress::WaiterProgress;
 use crate::error::TransferError;
 use crate::explain::EngineTimes;
-use crate::hazard::notify::shielded;
+use crate::hazard::notify::catch_foreign_panic;
 use crate::hazard::table::{Claim, Written};
 use crate::hazard::ticket::Ticket;
 use crate::plan::TransferPlan;
-use crate::transfer::Terms;
+use crate::transfer::TransferOptions;
 
 /// A validated transfer that an engine executes: the plan, and the duty to report how it ended.
 ///
@@ -31,17 +31,17 @@ pub struct CopyJob {
     // therefore no longer held, and the blocks are free for other transfers.
     plan: TransferPlan,
     /// Shared with the parts of the job.
-    claims: Arc<Claims>,
+    claims: Arc<TransferClaims>,
     /// Whether it is a part of another job, which owns the claims.
     is_part: bool,
-    terms: Terms,
-    progress: Arc<Progress>,
-    ending: Ending,
+    options: TransferOptions,
+    progress: Arc<CopyProgress>,
+    finalizer: Finalizer,
 }
 
 /// The claims of a transfer on the blocks of its two ends. The transfer and all its parts share
 /// them.
-pub(crate) struct Claims {
+pub(crate) struct TransferClaims {
     pub(crate) reading: Claim,
     pub(crate) writing: Claim,
     /// Says whether the transfer was cancelled.
@@ -51,29 +51,29 @@ pub(crate) struct Claims {
 impl CopyJob {
     pub(crate) fn new(
         plan: TransferPlan,
-        claims: Claims,
-        terms: Terms,
-        progress: Arc<Progress>,
-        ending: Ending,
+        claims: TransferClaims,
+        options: TransferOptions,
+        progress: Arc<CopyProgress>,
+        finalizer: Finalizer,
     ) -> Self {
-        Self { plan, claims: Arc::new(claims), is_part: false, terms, progress, ending }
+        Self { plan, claims: Arc::new(claims), is_part: false, options, progress, finalizer }
     }
 
     /// A part of another job. Both hold the claims on the transfer's blocks. All other memory of
     /// the plan belongs to the caller alone, which is notified if the part is given up.
     pub(crate) fn part(
-        claims: &Arc<Claims>,
+        claims: &Arc<TransferClaims>,
         plan: TransferPlan,
-        terms: Terms,
-        progress: Arc<Progress>,
-        ending: Ending,
+        options: TransferOptions,
+        progress: Arc<CopyProgress>,
+        finalizer: Finalizer,
     ) -> Self {
         let claims = Arc::clone(claims);
-        Self { plan, claims, is_part: true, terms, progress, ending }
+        Self { plan, claims, is_part: true, options, progress, finalizer }
     }
 
     /// The claims, which parts of this job share.
-    pub(crate) fn claims(&self) -> &Arc<Claims> {
+    pub(crate) fn claims(&self) -> &Arc<TransferClaims> {
         &self.claims
     }
 
@@ -89,46 +89,46 @@ impl CopyJob {
     ///
     /// [`ForeignDecision`] if it has another type, as another engine made the quote.
     pub fn decision<T: Decision>(&self) -> Result<&T, ForeignDecision> {
-        self.ending.explanation.decision.downcast()
+        self.finalizer.explanation.decision.downcast()
     }
 
     /// How long the engine predicted that the copy would take.
     #[must_use]
     pub fn predicted(&self) -> Duration {
-        self.ending.explanation.predicted
+        self.finalizer.explanation.predicted
     }
 
     /// The transfer's options beyond the copy itself.
     #[must_use]
-    pub fn terms(&self) -> &Terms {
-        &self.terms
+    pub fn options(&self) -> &TransferOptions {
+        &self.options
     }
 
     /// Counts the bytes that have been copied.
     #[must_use]
-    pub fn progress(&self) -> &Arc<Progress> {
+    pub fn progress(&self) -> &Arc<CopyProgress> {
         &self.progress
     }
 
-    /// Reports the state of each layer; `Some` if the transfer is layer-wise.
+    /// Reports the state of each layer; `Some` if the transfer is layer-by-layer.
     #[must_use]
     pub fn layers(&self) -> Option<&LayerSignals> {
-        self.ending.layers.as_ref()
+        self.finalizer.layers.as_ref()
     }
 
-    /// Lets threads that wait for the transfer, or for a layer of it, poll `attendant` until the
-    /// job has ended. Threads that already sleep wake and poll too. A second attendant replaces the
-    /// first one. A second invitation, also of the same attendant, restarts each thread's attention
+    /// Lets threads that wait for the transfer, or for a layer of it, poll `progress` until the
+    /// job has ended. Threads that already sleep wake and poll too. A second value replaces the
+    /// first one. A second invitation, also with the same value, restarts each thread's spin
     /// time.
     ///
-    /// The engine keeps the attendant alive while it is useful. The job does not, so that the
-    /// attendant may own the job.
-    pub fn attend(&self, attendant: Arc<dyn Attend>) {
-        if let Some(layers) = &self.ending.layers {
-            layers.attend(&attendant);
+    /// The engine keeps `progress` alive while it is useful. The job does not, so that `progress`
+    /// may own the job.
+    pub fn invite_waiters(&self, progress: Arc<dyn WaiterProgress>) {
+        if let Some(layers) = &self.finalizer.layers {
+            layers.invite_waiters(&progress);
         }
-        if let Some(settle) = &self.ending.settle {
-            settle.attend(&attendant);
+        if let Some(sink) = &self.finalizer.sink {
+            sink.invite_waiters(&progress);
         }
     }
 
@@ -137,42 +137,42 @@ impl CopyJob {
     /// An engine calls it before it copies the first byte. If a job is cancelled before that, its
     /// destination counts as unchanged.
     pub fn start(&self) {
-        self.ending.started.get_or_init(Instant::now);
+        self.finalizer.started.get_or_init(Instant::now);
     }
 
     /// How long ago the copy began.
     #[must_use]
     pub fn running_for(&self) -> Duration {
-        self.ending.started.get().map_or(Duration::ZERO, Instant::elapsed)
+        self.finalizer.started.get().map_or(Duration::ZERO, Instant::elapsed)
     }
 
     /// Sets the engine's own measurement of the copy, for the report. The last call counts.
     pub fn measured(&mut self, times: EngineTimes) {
-        self.ending.engine_times = Some(times);
+        self.finalizer.engine_times = Some(times);
     }
 
     /// Fails the job although its copy may continue: the device or peer does not answer, and the
     /// copy cannot be stopped. The caller receives its outcome and its guard, and transfers that
-    /// run after this one fail. From here on the [`Remains`] own the memory at both ends and the
+    /// run after this one fail. From here on the [`Orphaned`] own the memory at both ends and the
     /// claims on its blocks.
     ///
     /// A part of another engine's transfer, such as a relay's chunk, is given up in the same way.
     /// The transfer ends with the failure, and its blocks stay claimed. The other engine does not
     /// reuse its own memory that the part goes through.
-    pub fn give_up(mut self, failure: CopyFailure) -> Remains {
-        self.ending.result = Some(Err(self.describe(failure)));
+    pub fn orphan(mut self, failure: CopyFailure) -> Orphaned {
+        self.finalizer.result = Some(Err(self.describe(failure)));
         self.leave_claims();
-        self.leaves_remains();
-        let Self { plan, claims, is_part: _, terms, progress: _, ending } = self;
-        shielded(|| drop((terms, ending)));
-        Remains { plan, _claims: claims }
+        self.orphaned();
+        let Self { plan, claims, is_part: _, options, progress: _, finalizer } = self;
+        catch_foreign_panic(|| drop((options, finalizer)));
+        Orphaned { plan, _claims: claims }
     }
 
     /// Reports, before the end, that something may touch the memory after the job has ended: the
     /// job or a part of it was given up.
-    pub(crate) fn leaves_remains(&self) {
-        if let Some(settle) = &self.ending.settle {
-            settle.leaves_remains();
+    pub(crate) fn orphaned(&self) {
+        if let Some(sink) = &self.finalizer.sink {
+            sink.orphaned();
         }
     }
 
@@ -189,16 +189,16 @@ impl CopyJob {
             Ok(()) => self.claims.writing.has_written(Written::All),
             Err(cause) => self.release_after(cause),
         }
-        self.ending.result = Some(result);
-        shielded(|| drop(self));
+        self.finalizer.result = Some(result);
+        catch_foreign_panic(|| drop(self));
     }
 
     /// Ends the job with this error, as it is: the job never reached an engine, or its engine got
     /// the error from another.
     pub(crate) fn abandon(mut self, cause: TransferError) {
         self.release_after(&cause);
-        self.ending.result = Some(Err(cause));
-        shielded(|| drop(self));
+        self.finalizer.result = Some(Err(cause));
+        catch_foreign_panic(|| drop(self));
     }
 
     /// Checks whether the job may start, once all its predecessors have ended.
@@ -243,15 +243,15 @@ impl CopyJob {
                         source,
                     },
                     None => {
-                        TransferError::Engine { engine: self.ending.explanation.engine, source }
+                        TransferError::Engine { engine: self.finalizer.explanation.engine, source }
                     }
                 }
             }
             CopyFailure::Engine { source } => {
-                TransferError::Engine { engine: self.ending.explanation.engine, source }
+                TransferError::Engine { engine: self.finalizer.explanation.engine, source }
             }
             CopyFailure::DeadlineExceeded => TransferError::DeadlineExceeded {
-                after: self.ending.submitted.elapsed(),
+                after: self.finalizer.submitted.elapsed(),
                 done: self.progress.copied(),
                 total: self.plan.bytes(),
             },
@@ -263,28 +263,28 @@ impl CopyJob {
 impl fmt::Debug for CopyJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CopyJob")
-            .field("transfer", &self.ending.ticket.id())
-            .field("explanation", &self.ending.explanation)
+            .field("transfer", &self.finalizer.ticket.id())
+            .field("explanation", &self.finalizer.explanation)
             .finish_non_exhaustive()
     }
 }
 
-/// The resources of a transfer that was [given up](CopyJob::give_up): the memory at both ends, and
+/// The resources of a transfer that was [orphaned](CopyJob::orphan): the memory at both ends, and
 /// the claims on its blocks.
 ///
 /// Transfers of the blocks are refused until it drops, and so is
 /// [`Endpoint::hold_for_write`](crate::Endpoint::hold_for_write). The engine drops it when it knows
 /// that the copy has ended. If it cannot know, it never drops it (`ManuallyDrop`).
 #[must_use = "dropping it says that nothing touches the memory any more"]
-pub struct Remains {
+pub struct Orphaned {
     // Fields drop in this order, as in `CopyJob`.
     plan: TransferPlan,
-    _claims: Arc<Claims>,
+    _claims: Arc<TransferClaims>,
 }
 
-impl fmt::Debug for Remains {
+impl fmt::Debug for Orphaned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Remains").field(&self.plan).finish()
+        f.debug_tuple("Orphaned").field(&self.plan).finish()
     }
 }
 

@@ -22,11 +22,11 @@ use crate::engine::job::CopyJob;
 use crate::engine::quote::Quote;
 use crate::engine::{CopyEngine, threads};
 use crate::plan::TransferPlan;
-use crate::transfer::Terms;
+use crate::transfer::TransferOptions;
 pub use options::DiskEngineOptions;
-use rates::Rates;
-use route::Route;
-use worker::Worker;
+use rates::DiskRates;
+use route::DiskRoute;
+use worker::DiskWorker;
 
 /// Copies between host memory and files, and between files, with several requests in flight.
 ///
@@ -44,7 +44,7 @@ pub struct DiskEngine {
     waker: IoWaker,
     thread: Option<JoinHandle<()>>,
     owner: OwnerProcess,
-    rates: Arc<Rates>,
+    rates: Arc<DiskRates>,
     capabilities: CapabilityReport,
 }
 
@@ -58,9 +58,9 @@ impl DiskEngine {
     pub fn new(options: &DiskEngineOptions) -> Result<Self, StorageError> {
         let queue = IoQueue::new(&options.queue)?;
         let (waker, capabilities) = (queue.waker(), queue.capabilities().clone());
-        let rates = Arc::new(Rates::new());
+        let rates = Arc::new(DiskRates::new());
         let (jobs, inbox) = unbounded();
-        let worker = Worker::new(queue, inbox, options, Arc::clone(&rates));
+        let worker = DiskWorker::new(queue, inbox, options, Arc::clone(&rates));
         let thread = threads::spawn("terrane-disk".to_owned(), move || worker.serve())
             .map_err(|source| StorageError::Thread { source })?;
         let owner = OwnerProcess::current();
@@ -81,12 +81,12 @@ unsafe impl CopyEngine for DiskEngine {
         "disk"
     }
 
-    fn quote(&self, plan: &TransferPlan, terms: &Terms) -> Result<Quote, Declined> {
+    fn quote(&self, plan: &TransferPlan, options: &TransferOptions) -> Result<Quote, Declined> {
         if !self.owner.is_current() {
             return Err(Declined::Forked);
         }
-        let route = Route::of(plan)?;
-        if terms.device_order.is_some() {
+        let route = DiskRoute::of(plan)?;
+        if options.device_order.is_some() {
             return Err(Declined::DeviceOrder);
         }
         let route = self.rates.choose(route, plan);

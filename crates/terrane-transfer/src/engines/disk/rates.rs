@@ -8,41 +8,41 @@
 
 use std::time::Duration;
 
-use super::route::{Flow, Route, Selection};
+use super::route::{DiskRoute, FileFlow, Selection};
 use super::segments::{LEAST_CHOSEN, Segments};
 use crate::engine::rate::Rate;
 use crate::plan::TransferPlan;
 
 /// The recent rates of each path.
 #[derive(Debug)]
-pub(super) struct Rates {
+pub(super) struct DiskRates {
     /// Where every segment is long.
-    long: Directions,
+    long: DirectionRates,
     /// Where pieces are short, on huge pages.
-    short_pieces: Directions,
+    short_pieces: DirectionRates,
     /// Where pages are small, whatever the pieces.
-    small_pages: Directions,
+    small_pages: DirectionRates,
     between_files: Rate,
 }
 
 #[derive(Debug)]
-struct Directions {
-    read: Ways,
-    write: Ways,
+struct DirectionRates {
+    read: PathRates,
+    write: PathRates,
 }
 
 #[derive(Debug)]
-struct Ways {
+struct PathRates {
     vectored: Rate,
     staged: Rate,
 }
 
-impl Rates {
+impl DiskRates {
     /// Guesses, until transfers have been measured: those of a slow disk.
     pub(super) fn new() -> Self {
         let guess = |rate| Rate::new(rate, Duration::from_micros(100), Duration::from_nanos(100));
-        let ways = || Ways { vectored: guess(1e9), staged: guess(1e9) };
-        let directions = || Directions { read: ways(), write: ways() };
+        let ways = || PathRates { vectored: guess(1e9), staged: guess(1e9) };
+        let directions = || DirectionRates { read: ways(), write: ways() };
         Self {
             long: directions(),
             short_pieces: directions(),
@@ -51,23 +51,23 @@ impl Rates {
         }
     }
 
-    pub(super) fn of(&self, route: &Route) -> &Rate {
+    pub(super) fn of(&self, route: &DiskRoute) -> &Rate {
         let directions = match route.segments {
             Segments::Long => &self.long,
             Segments::ShortPieces => &self.short_pieces,
             Segments::SmallPages => &self.small_pages,
         };
         let ways = match route.flow {
-            Flow::Read => &directions.read,
-            Flow::Write => &directions.write,
-            Flow::BetweenFiles => return &self.between_files,
+            FileFlow::Read => &directions.read,
+            FileFlow::Write => &directions.write,
+            FileFlow::BetweenFiles => return &self.between_files,
         };
         if route.staged { &ways.staged } else { &ways.vectored }
     }
 
     /// The path for `plan`, of those that its alignment allows. A path that has not been measured
     /// comes first; after that, the path with the shorter predicted time.
-    pub(super) fn choose(&self, route: Route, plan: &TransferPlan) -> Route {
+    pub(super) fn choose(&self, route: DiskRoute, plan: &TransferPlan) -> DiskRoute {
         if !route.could_be_staged()
             || route.segments == Segments::Long
             || plan.bytes() < LEAST_CHOSEN

@@ -12,12 +12,12 @@ use crate::plan::TransferPlan;
 /// A plan's blocks and layers in chunks, and the layout of a chunk in a slot. That layout has whole
 /// blocks, but only the layers of the chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct Chunking {
     /// The layout of a full chunk. Its blocks and layers are those of a chunk.
     pub(super) slot: Geometry,
     blocks: usize,
     layers: Range<u32>,
-    landing: u32,
+    destination_first_layer: u32,
     /// Whether the first layers of all blocks come before the next layers.
     by_layer: bool,
 }
@@ -29,7 +29,7 @@ pub(super) struct Chunk {
     /// The layers, by their numbers in the source.
     pub(super) layers: Range<u32>,
     /// The layer of the destination that the first of them goes to.
-    pub(super) landing: u32,
+    pub(super) destination_first_layer: u32,
 }
 
 /// With this many chunks, the faster hop mostly overlaps with the slower one.
@@ -38,7 +38,7 @@ const CHUNKS: u64 = 8;
 /// Smaller chunks cost more in latency than the overlap gains.
 const LEAST_CHUNK: ByteCount = ByteCount::mib(1);
 
-impl Cut {
+impl Chunking {
     /// Cuts `plan` for slots of `slot_bytes`.
     ///
     /// Chunks have whole blocks, and their size is as near to an eighth of the plan as the slots
@@ -83,7 +83,13 @@ impl Cut {
         }
         let slot =
             slot::geometry(plan, of_blocks, of_layers).map_err(|_| Declined::SlotTooSmall)?;
-        Ok(Self { slot, blocks, layers, landing: plan.landing(), by_layer })
+        Ok(Self {
+            slot,
+            blocks,
+            layers,
+            destination_first_layer: plan.destination_first_layer(),
+            by_layer,
+        })
     }
 
     /// The number of chunks.
@@ -100,8 +106,9 @@ impl Cut {
         let begin = blocks * index(self.slot.num_blocks());
         let pairs = begin..(begin + index(self.slot.num_blocks())).min(self.blocks);
         let layers = self.layers_of(self.group_of_layers(number)?)?;
-        let landing = self.landing + (layers.start - self.layers.start);
-        Some(Chunk { pairs, layers, landing })
+        let destination_first_layer =
+            self.destination_first_layer + (layers.start - self.layers.start);
+        Some(Chunk { pairs, layers, destination_first_layer })
     }
 
     /// The layer group of a chunk.

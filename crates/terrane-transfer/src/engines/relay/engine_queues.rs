@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use terrane_core::ByteCount;
 
-use super::step::{Part, RelayStep};
+use super::step::{PartId, RelayStep};
 
 /// The number of one of a relay's two engines.
-pub(super) type LaneNumber = usize;
+pub(super) type EngineNumber = usize;
 
 /// The parts that each of the two engines has, and those that wait for it.
 ///
@@ -15,13 +15,13 @@ pub(super) type LaneNumber = usize;
 /// together: the other engine would be idle until then, and this one afterwards. So an engine has
 /// few chunks at a time. It gets the others in the order in which they came, for both hops alike.
 #[derive(Default)]
-pub(super) struct Lanes {
-    lanes: [Lane; 2],
+pub(super) struct EngineQueues {
+    queues: [EngineQueue; 2],
 }
 
 #[derive(Default)]
-struct Lane {
-    waiting: VecDeque<Part>,
+struct EngineQueue {
+    waiting: VecDeque<PartId>,
     /// The number of waiting parts that are on their first hop.
     waiting_inwards: usize,
     running: usize,
@@ -38,38 +38,38 @@ pub(super) fn at_a_time(chunk: ByteCount, slots: usize) -> usize {
     ByteCount::new(wanted).to_usize().min(slots / 2).max(1)
 }
 
-impl Lanes {
+impl EngineQueues {
     /// Queues a part for its engine.
-    pub(super) fn push(&mut self, number: LaneNumber, part: Part) {
-        if let Some(lane) = self.lanes.get_mut(number) {
-            lane.waiting_inwards += usize::from(part.step == RelayStep::IntoBounce);
-            lane.waiting.push_back(part);
+    pub(super) fn push(&mut self, number: EngineNumber, part: PartId) {
+        if let Some(engine_number) = self.queues.get_mut(number) {
+            engine_number.waiting_inwards += usize::from(part.step == RelayStep::IntoBounce);
+            engine_number.waiting.push_back(part);
         }
     }
 
     /// Whether a chunk on its first hop waits for the engine already. One keeps the engine busy;
     /// more would keep slots from the other hop.
-    pub(super) fn has_next(&self, number: LaneNumber) -> bool {
-        self.lanes.get(number).is_none_or(|lane| lane.waiting_inwards > 0)
+    pub(super) fn has_next(&self, number: EngineNumber) -> bool {
+        self.queues.get(number).is_none_or(|engine_number| engine_number.waiting_inwards > 0)
     }
 
     /// Starts the engine's next part and returns it, if `most` of it allows one more.
     pub(super) fn begin(
         &mut self,
-        number: LaneNumber,
-        most: impl Fn(&Part) -> usize,
-    ) -> Option<Part> {
-        let lane = self.lanes.get_mut(number)?;
-        let part = lane.waiting.pop_front_if(|part| lane.running < most(part))?;
-        lane.waiting_inwards -= usize::from(part.step == RelayStep::IntoBounce);
-        lane.running += 1;
+        number: EngineNumber,
+        most: impl Fn(&PartId) -> usize,
+    ) -> Option<PartId> {
+        let engine_number = self.queues.get_mut(number)?;
+        let part = engine_number.waiting.pop_front_if(|part| engine_number.running < most(part))?;
+        engine_number.waiting_inwards -= usize::from(part.step == RelayStep::IntoBounce);
+        engine_number.running += 1;
         Some(part)
     }
 
     /// The engine has one part less.
-    pub(super) fn end(&mut self, number: LaneNumber) {
-        if let Some(lane) = self.lanes.get_mut(number) {
-            lane.running -= 1;
+    pub(super) fn end(&mut self, number: EngineNumber) {
+        if let Some(engine_number) = self.queues.get_mut(number) {
+            engine_number.running -= 1;
         }
     }
 }

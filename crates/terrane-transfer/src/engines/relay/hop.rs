@@ -6,38 +6,38 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::Sender;
 
-use super::message::{Message, PartEnd};
-use super::step::{Failure, Part};
-use crate::completion::progress::Progress;
-use crate::completion::waiter_progress::Attend;
+use super::message::{Message, PartEnded};
+use super::step::{PartId, RelayFailure};
+use crate::completion::progress::CopyProgress;
+use crate::completion::waiter_progress::WaiterProgress;
 use crate::engine::CopyEngine;
-use crate::engine::finalizer::{Ending, Settle};
-use crate::engine::job::{Claims, CopyJob};
+use crate::engine::finalizer::{Finalizer, OutcomeSink};
+use crate::engine::job::{CopyJob, TransferClaims};
 use crate::error::TransferError;
 use crate::explain::{Explanation, Report};
 use crate::hazard::ticket::Ticket;
 use crate::plan::TransferPlan;
-use crate::transfer::Terms;
+use crate::transfer::TransferOptions;
 
 /// Notifies the relay's thread of the end of a part.
-struct Notice {
-    part: Part,
-    has_remains: AtomicBool,
+struct PartSink {
+    part: PartId,
+    is_orphaned: AtomicBool,
     to: Sender<Message>,
 }
 
-impl Settle for Notice {
+impl OutcomeSink for PartSink {
     /// No thread waits for a part: the relay's thread is notified of its end and does not poll.
-    fn attend(&self, _: &Arc<dyn Attend>) {}
+    fn invite_waiters(&self, _: &Arc<dyn WaiterProgress>) {}
 
-    fn leaves_remains(&self) {
+    fn orphaned(&self) {
         // Relaxed: the same thread settles.
-        self.has_remains.store(true, Ordering::Relaxed);
+        self.is_orphaned.store(true, Ordering::Relaxed);
     }
 
-    fn settle(&self, result: Result<Report, TransferError>) {
-        let (part, has_remains) = (self.part, self.has_remains.load(Ordering::Relaxed));
-        let end = PartEnd { part, result: result.map(drop), has_remains };
+    fn publish(&self, result: Result<Report, TransferError>) {
+        let (part, is_orphaned) = (self.part, self.is_orphaned.load(Ordering::Relaxed));
+        let end = PartEnded { part, result: result.map(drop), is_orphaned };
         // The thread runs until every part has ended.
         let _ = self.to.send(Message::Ended(end));
     }
@@ -51,23 +51,23 @@ impl Settle for Notice {
 /// If the engine declines it, or panics.
 pub(super) fn job(
     engine: &Arc<dyn CopyEngine>,
-    claims: &Arc<Claims>,
+    claims: &Arc<TransferClaims>,
     plan: TransferPlan,
-    terms: Terms,
-    progress: Arc<Progress>,
-    part: Part,
+    options: TransferOptions,
+    progress: Arc<CopyProgress>,
+    part: PartId,
     to: &Sender<Message>,
-) -> Result<CopyJob, Failure> {
+) -> Result<CopyJob, RelayFailure> {
     let explain = || {
-        let quote = engine.quote(&plan, &terms);
+        let quote = engine.quote(&plan, &options);
         let explained =
             quote.map(|quote| Explanation::new(&plan, engine.name(), quote, Vec::new()));
-        explained.map_err(|declined| Failure::declined(declined, part.step, engine.name()))
+        explained.map_err(|declined| RelayFailure::declined(declined, part.step, engine.name()))
     };
     let explanation = guarded(explain)??;
-    let settle = Arc::new(Notice { part, has_remains: AtomicBool::new(false), to: to.clone() });
-    let ending = Ending::new(Ticket::new([]), settle, None, explanation);
-    Ok(CopyJob::part(claims, plan, terms, progress, ending))
+    let sink = Arc::new(PartSink { part, is_orphaned: AtomicBool::new(false), to: to.clone() });
+    let finalizer = Finalizer::new(Ticket::new([]), sink, None, explanation);
+    Ok(CopyJob::part(claims, plan, options, progress, finalizer))
 }
 
 /// Submits a part to its engine.
@@ -81,6 +81,6 @@ pub(super) fn submit(engine: &Arc<dyn CopyEngine>, job: CopyJob) {
 /// # Errors
 ///
 /// If it panicked.
-pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, Failure> {
+pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, RelayFailure> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|_| TransferError::EngineStopped.into())
 }

@@ -52,7 +52,7 @@ pub struct StepFailed {
 
 /// The identity of a job: its transfer, its step and its chunk.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct PartId {
     pub(super) transfer: u64,
     pub(super) step: RelayStep,
     /// The chunk, for steps that copy one.
@@ -61,13 +61,13 @@ pub(super) struct Part {
 
 /// The failure of a relayed transfer.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum RelayFailure {
     /// It was stopped: cancelled, or at its deadline.
     Stopped(CopyFailure),
     Other(TransferError),
 }
 
-impl Failure {
+impl RelayFailure {
     /// The failure of a step, in terms of the transfer: `pair` maps a block of the slot to the
     /// transfer's blocks.
     pub(super) fn of(
@@ -118,14 +118,14 @@ impl Failure {
 }
 
 /// No slot exists, and none can be allocated.
-impl From<AllocateError> for Failure {
+impl From<AllocateError> for RelayFailure {
     fn from(error: AllocateError) -> Self {
         Self::Other(TransferError::Engine { engine: NAME, source: Box::new(error) })
     }
 }
 
 /// The relay's plan of a part was refused.
-impl From<TransferError> for Failure {
+impl From<TransferError> for RelayFailure {
     fn from(error: TransferError) -> Self {
         Self::Other(TransferError::Engine { engine: NAME, source: Box::new(error) })
     }

@@ -13,10 +13,10 @@ use terrane_core::{
 use terrane_layout::PhysicalLayout;
 
 use crate::error::TransferError;
-use crate::hazard::address_claims::ExclusiveBytes;
+use crate::hazard::address_claims::AddressClaim;
 use crate::hazard::conflict::Access;
-use crate::hazard::notify::tell;
-use crate::hazard::table::{Claim, HazardTable, LockedHazards, Use, Written, incomplete};
+use crate::hazard::notify::notify;
+use crate::hazard::table::{BlockUse, Claim, HazardTable, LockedHazards, Written, incomplete};
 use crate::hazard::ticket::Ticket;
 use crate::side::Side;
 
@@ -25,9 +25,9 @@ use crate::side::Side;
 /// Cloning it costs a reference count. The layout and its memory live until the last clone and the
 /// last transfer have dropped.
 #[derive(Clone)]
-pub struct Endpoint(Arc<Inner>);
+pub struct Endpoint(Arc<EndpointInner>);
 
-struct Inner {
+struct EndpointInner {
     /// Released before the layout frees the memory, which another endpoint may then claim.
     _bytes: Arc<OwnedBytes>,
     layout: PhysicalLayout,
@@ -47,14 +47,14 @@ struct Inner {
 /// The bytes of an endpoint, or of all groups of a set.
 struct OwnedBytes {
     /// Dropped first: the claim is released before the memory may be freed.
-    _claim: ExclusiveBytes,
+    _claim: AddressClaim,
     /// Keeps the memory of a set until the last group has dropped.
     _regions: Box<[Region]>,
 }
 
 impl OwnedBytes {
     /// The bytes of one layout, which keeps its memory itself.
-    fn of_one(claim: ExclusiveBytes) -> Arc<Self> {
+    fn of_one(claim: AddressClaim) -> Arc<Self> {
         Arc::new(Self { _claim: claim, _regions: Box::default() })
     }
 }
@@ -70,7 +70,7 @@ impl Endpoint {
     /// transfers only, so one could read bytes that the other is writing.
     pub fn new(layout: PhysicalLayout) -> Result<Self, BytesInUse> {
         let extents = extents(&layout);
-        match ExclusiveBytes::claim(&extents) {
+        match AddressClaim::claim(&extents) {
             Ok(claim) => Ok(Self::alone(claim, extents, layout)),
             Err(span) => Err(BytesInUse { layout: Box::new(layout), span }),
         }
@@ -90,10 +90,10 @@ impl Endpoint {
     #[must_use]
     pub unsafe fn sharing(layout: PhysicalLayout) -> Self {
         let extents = extents(&layout);
-        Self::alone(ExclusiveBytes::none(), extents, layout)
+        Self::alone(AddressClaim::none(), extents, layout)
     }
 
-    fn alone(claim: ExclusiveBytes, extents: SmallVec<[Span; 1]>, layout: PhysicalLayout) -> Self {
+    fn alone(claim: AddressClaim, extents: SmallVec<[Span; 1]>, layout: PhysicalLayout) -> Self {
         let hazards = HazardTable::new(layout.geometry().num_blocks());
         Self::build(OwnedBytes::of_one(claim), extents, layout, hazards, 0)
     }
@@ -110,7 +110,7 @@ impl Endpoint {
         let alignment = layout.alignment_class();
         // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::new(Inner {
+        Self(Arc::new(EndpointInner {
             _bytes: bytes,
             layout,
             hazards,
@@ -196,7 +196,7 @@ impl Endpoint {
         self.check_owner()?;
         self.check_blocks(blocks, side)?;
         let (layers, heads) = (0..self.0.layout.geometry().num_layers(), 0..self.num_heads());
-        let wanted = Use { access, blocks, group: self.group(), layers, heads };
+        let wanted = BlockUse { access, blocks, group: self.group(), layers, heads };
         let mut hazards = self.0.hazards.lock();
         let conflicts = hazards.conflicts(&wanted, &|_| false);
         if !conflicts.is_empty() {
@@ -274,7 +274,7 @@ pub struct EndpointId(u64);
 
 /// A weak reference to an endpoint.
 #[derive(Clone)]
-pub struct WeakEndpoint(Weak<Inner>);
+pub struct WeakEndpoint(Weak<EndpointInner>);
 
 impl WeakEndpoint {
     /// The endpoint, unless it, its clones and its transfers have all dropped.
@@ -357,7 +357,7 @@ impl EndOfHold {
 impl Drop for EndOfHold {
     fn drop(&mut self) {
         let succeeded = self.succeeds();
-        tell(self.ticket.end(succeeded), self.ticket.id(), succeeded);
+        notify(self.ticket.end(succeeded), self.ticket.id(), succeeded);
     }
 }
 

@@ -6,7 +6,7 @@ use terrane_core::Span;
 use terrane_layout::PhysicalLayout;
 
 use super::{Endpoint, OwnedBytes, extents, num_heads};
-use crate::hazard::address_claims::ExclusiveBytes;
+use crate::hazard::address_claims::AddressClaim;
 use crate::hazard::group_overlap::{self, GroupRefusal, GroupsRefused};
 use crate::hazard::table::HazardTable;
 
@@ -81,7 +81,7 @@ impl Endpoint {
             return Err(GroupsRefused { layouts, reason });
         }
         let spans: Vec<Span> = all.iter().flatten().copied().collect();
-        let claim = match ExclusiveBytes::claim(&spans) {
+        let claim = match AddressClaim::claim(&spans) {
             Ok(claim) => claim,
             Err(span) => {
                 let group = all.iter().position(|extents| extents.contains(&span));

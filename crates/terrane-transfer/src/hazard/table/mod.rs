@@ -32,7 +32,7 @@ use incomplete::{Area, Incomplete};
 
 /// The blocks, layers and heads that a transfer is about to use on one side.
 #[derive(Clone, Debug)]
-pub(crate) struct Use<'a> {
+pub(crate) struct BlockUse<'a> {
     pub(crate) access: Access,
     pub(crate) blocks: &'a [u32],
     /// The group, among those that share the blocks; 0 if there is one.
@@ -46,20 +46,20 @@ pub(crate) struct Use<'a> {
 /// share one table.
 #[derive(Clone)]
 pub(crate) struct HazardTable {
-    shared: Arc<Shared>,
+    shared: Arc<SharedTable>,
 }
 
-struct Shared {
+struct SharedTable {
     /// Unique within the process. Addresses would order tables too, but not alike in two runs of
     /// the model checker.
     number: u64,
     owner: OwnerProcess,
-    claims: Mutex<Claims>,
+    claims: Mutex<TableState>,
 }
 
-struct Claims {
+struct TableState {
     counts: BlockCounts,
-    in_flight: Slab<Entry>,
+    in_flight: Slab<ClaimEntry>,
     /// How many of them have holders that failed while something may still touch the blocks.
     left: usize,
     incomplete: Incomplete,
@@ -67,7 +67,7 @@ struct Claims {
     slots: Vec<Range<u32>>,
 }
 
-struct Entry {
+struct ClaimEntry {
     holder: TransferId,
     access: Access,
     group: u32,
@@ -100,11 +100,11 @@ impl HazardTable {
     fn build(num_blocks: u32, incomplete: Incomplete) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (counts, in_flight) = (BlockCounts::new(num_blocks), Slab::new());
-        let claims = Claims { counts, in_flight, left: 0, incomplete, slots: Vec::new() };
+        let claims = TableState { counts, in_flight, left: 0, incomplete, slots: Vec::new() };
         let owner = OwnerProcess::current();
         // Relaxed: only uniqueness is needed.
         let number = NEXT.fetch_add(1, atomic::Ordering::Relaxed);
-        Self { shared: Arc::new(Shared { number, owner, claims: Mutex::new(claims) }) }
+        Self { shared: Arc::new(SharedTable { number, owner, claims: Mutex::new(claims) }) }
     }
 
     /// Fails in a forked process. There the table must not be locked: a thread that does not exist
@@ -144,22 +144,22 @@ impl HazardTable {
 /// them. An allocator of slots locks a table inside of its own lock. In no other case does this crate
 /// hold two locks.
 pub(crate) struct LockedHazards<'a> {
-    table: &'a Arc<Shared>,
-    claims: MutexGuard<'a, Claims>,
+    table: &'a Arc<SharedTable>,
+    claims: MutexGuard<'a, TableState>,
 }
 
 impl LockedHazards<'_> {
     /// The conflicts of `wanted` with claims in flight, except those of `predecessors`.
     pub(crate) fn conflicts(
         &mut self,
-        wanted: &Use<'_>,
+        wanted: &BlockUse<'_>,
         predecessors: &dyn Fn(TransferId) -> bool,
     ) -> Vec<BlockConflict> {
         self.claims.conflicts(wanted, |entry| entry.is_left || !predecessors(entry.holder))
     }
 
     /// The wanted blocks that a failed transfer may have written in part.
-    pub(crate) fn incomplete(&self, wanted: &Use<'_>) -> Vec<u32> {
+    pub(crate) fn incomplete(&self, wanted: &BlockUse<'_>) -> Vec<u32> {
         self.claims.incomplete.among(wanted.blocks, wanted.group, &wanted.area())
     }
 
@@ -186,24 +186,24 @@ impl LockedHazards<'_> {
 
     /// Claims the blocks for `holder`. The caller has checked for conflicts under the same lock,
     /// and has checked that every block exists.
-    pub(crate) fn claim(&mut self, holder: &Ticket, used: &Use<'_>) -> Claim {
+    pub(crate) fn claim(&mut self, holder: &Ticket, used: &BlockUse<'_>) -> Claim {
         let claims = &mut *self.claims;
         let (access, blocks) = (used.access, Blocks::new(used.blocks));
         claims.counts.add(&blocks, access);
         let holder = holder.id();
         let (group, area) = (used.group, used.area());
-        let entry = Entry { holder, access, group, area, blocks, is_left: false };
+        let entry = ClaimEntry { holder, access, group, area, blocks, is_left: false };
         let key = claims.in_flight.insert(entry);
         Claim { table: Arc::clone(self.table), key, written: OnceLock::new() }
     }
 }
 
-impl Claims {
+impl TableState {
     /// The conflicts of `wanted` with those claims in flight that `counts`.
     fn conflicts(
         &mut self,
-        wanted: &Use<'_>,
-        counts: impl Fn(&Entry) -> bool,
+        wanted: &BlockUse<'_>,
+        counts: impl Fn(&ClaimEntry) -> bool,
     ) -> Vec<BlockConflict> {
         let mut conflicts = Vec::new();
         let side = match wanted.access {
@@ -229,14 +229,14 @@ impl Claims {
     }
 }
 
-impl Use<'_> {
+impl BlockUse<'_> {
     fn area(&self) -> Area {
         Area { layers: self.layers.clone(), heads: self.heads.clone() }
     }
 }
 
-impl Entry {
-    fn excludes(&self, wanted: &Use<'_>) -> bool {
+impl ClaimEntry {
+    fn excludes(&self, wanted: &BlockUse<'_>) -> bool {
         // Layers and heads of different groups cannot be compared.
         (self.access == Access::Write || wanted.access == Access::Write)
             && (self.group != wanted.group
@@ -246,7 +246,7 @@ impl Entry {
 
 /// A granted claim. Dropping it releases the blocks.
 pub(crate) struct Claim {
-    table: Arc<Shared>,
+    table: Arc<SharedTable>,
     key: usize,
     /// Empty if the write failed half-way.
     written: OnceLock<Written>,
@@ -287,7 +287,7 @@ impl Claim {
         let blocks = entry.blocks.to_vec();
         let Area { layers, heads } = entry.area.clone();
         let (access, group) = (entry.access, entry.group);
-        let wanted = Use { access, blocks: &blocks, group, layers, heads };
+        let wanted = BlockUse { access, blocks: &blocks, group, layers, heads };
         if claims.left > 0 {
             let conflicts = claims.conflicts(&wanted, |entry| entry.is_left);
             if !conflicts.is_empty() {

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn used<'a>(access: Access, blocks: &'a [u32], layers: Range<u32>) -> Use<'a> {
-    Use { access, blocks, group: 0, layers, heads: 0..1 }
+fn used<'a>(access: Access, blocks: &'a [u32], layers: Range<u32>) -> BlockUse<'a> {
+    BlockUse { access, blocks, group: 0, layers, heads: 0..1 }
 }
 
 fn no_predecessor(_: TransferId) -> bool {
@@ -40,7 +40,7 @@ fn other_layers_of_a_block_do_not_conflict() {
 
 #[test]
 fn other_heads_of_a_block_do_not_conflict() {
-    let of_heads = |heads| Use { heads, ..used(Access::Write, &[0], 0..2) };
+    let of_heads = |heads| BlockUse { heads, ..used(Access::Write, &[0], 0..2) };
     let table = HazardTable::new(2);
     let _writing = table.lock().claim(&Ticket::new([]), &of_heads(2..4));
     let mut locked = table.lock();
@@ -52,7 +52,7 @@ fn other_heads_of_a_block_do_not_conflict() {
 
 #[test]
 fn layers_and_heads_of_other_groups_conflict_all_the_same() {
-    let of_group = |access, group, layers| Use { group, ..used(access, &[0], layers) };
+    let of_group = |access, group, layers| BlockUse { group, ..used(access, &[0], layers) };
     let table = HazardTable::of_groups(2, [(4, 1), (4, 1)]);
     let writing = table.lock().claim(&Ticket::new([]), &of_group(Access::Write, 0, 0..2));
     let mut locked = table.lock();

@@ -11,11 +11,13 @@ use terrane_core::{ByteCount, FileHandle};
 use terrane_storage::{IoBuffer, IoCompletion, IoQueue, StorageError};
 
 use super::bounce::{BounceBuffer, BounceBuffers};
-use super::extents::{Extents, Part};
+use super::extents::{Extents, RunPart};
 use super::options::DiskEngineOptions;
-use super::rates::Rates;
-use super::request::{Direction, QueueFailed, copy_parts, describe, engine_failure, files_to_sync};
-use super::route::{Flow, REQUESTS, Route};
+use super::rates::DiskRates;
+use super::request::{
+    BufferDirection, QueueFailed, copy_parts, describe, engine_failure, files_to_sync,
+};
+use super::route::{DiskRoute, FileFlow, REQUESTS};
 use crate::engine::job::{CopyFailure, CopyJob};
 use terrane_core::Durability;
 
@@ -23,9 +25,9 @@ use terrane_core::Durability;
 ///
 /// The queue is the first field, so it drops first. It then waits for requests in flight before the
 /// jobs release their memory and the buffers theirs.
-pub(super) struct Worker {
+pub(super) struct DiskWorker {
     queue: IoQueue,
-    jobs: Slab<Active>,
+    jobs: Slab<JobState>,
     /// The jobs that have requests left to make, in turn.
     turns: VecDeque<usize>,
     operations: Slab<Operation>,
@@ -33,17 +35,17 @@ pub(super) struct Worker {
     to_write: VecDeque<usize>,
     bounce: BounceBuffers,
     request_bytes: u64,
-    rates: Arc<Rates>,
+    rates: Arc<DiskRates>,
     inbox: Receiver<CopyJob>,
     /// Reused for every request.
     buffers: Vec<IoBuffer>,
-    spare_parts: Vec<Vec<Part>>,
+    spare_parts: Vec<Vec<RunPart>>,
 }
 
 /// A job in progress.
-struct Active {
+struct JobState {
     job: CopyJob,
-    route: Route,
+    route: DiskRoute,
     extents: Extents,
     operations: usize,
     failure: Option<CopyFailure>,
@@ -51,7 +53,7 @@ struct Active {
     to_sync: Vec<(FileHandle, Durability)>,
 }
 
-impl Active {
+impl JobState {
     fn has_extents_left(&self) -> bool {
         !self.extents.is_empty(self.job.plan())
     }
@@ -60,7 +62,7 @@ impl Active {
 /// The requests for the parts of one extent: one request, or a read and one or more writes.
 struct Operation {
     job: usize,
-    parts: Vec<Part>,
+    parts: Vec<RunPart>,
     buffer: Option<BounceBuffer>,
     stage: Stage,
 }
@@ -76,7 +78,7 @@ enum Stage {
 }
 
 /// Whether a job could make a request.
-enum Step {
+enum RequestOutcome {
     /// It made one, and has more to make. `copied` says whether bytes went into a buffer for this
     /// one.
     Made { copied: bool },
@@ -86,12 +88,12 @@ enum Step {
     Blocked,
 }
 
-impl Worker {
+impl DiskWorker {
     pub(super) fn new(
         queue: IoQueue,
         inbox: Receiver<CopyJob>,
         options: &DiskEngineOptions,
-        rates: Arc<Rates>,
+        rates: Arc<DiskRates>,
     ) -> Self {
         let asked = options.request.max(ByteCount::new(REQUESTS.get()));
         let request = asked.align_up(REQUESTS).unwrap_or(asked);
@@ -116,7 +118,7 @@ impl Worker {
         while self.accept() {
             self.fill_queue();
             if let Err(error) = self.queue.wait(None, &mut completions) {
-                return self.give_up(error);
+                return self.orphan(error);
             }
             for completion in completions.drain(..) {
                 if self.complete(completion) {
@@ -145,13 +147,13 @@ impl Worker {
     }
 
     fn begin(&mut self, job: CopyJob) {
-        let route = match job.decision::<Route>() {
+        let route = match job.decision::<DiskRoute>() {
             Ok(&route) => route,
             Err(foreign) => return job.finish(Err(engine_failure(foreign))),
         };
         let extents = Extents::new(job.plan(), route.file_side());
         let to_sync = files_to_sync(&job);
-        let active = Active { job, route, extents, operations: 0, failure: None, to_sync };
+        let active = JobState { job, route, extents, operations: 0, failure: None, to_sync };
         let key = self.jobs.insert(active);
         self.turns.push_back(key);
     }
@@ -170,24 +172,24 @@ impl Worker {
             }
             let Some(key) = self.turns.pop_front() else { return };
             match self.advance(key) {
-                Ok(Step::Made { copied }) => {
+                Ok(RequestOutcome::Made { copied }) => {
                     blocked = 0;
                     self.turns.push_back(key);
                     if copied {
                         self.start();
                     }
                 }
-                Ok(Step::Blocked) => {
+                Ok(RequestOutcome::Blocked) => {
                     blocked += 1;
                     self.turns.push_back(key);
                 }
-                Ok(Step::NothingLeft) => {
+                Ok(RequestOutcome::NothingLeft) => {
                     blocked = 0;
-                    self.settle(key);
+                    self.finish_if_done(key);
                 }
                 Err(failure) => {
                     self.fail(key, failure);
-                    self.settle(key);
+                    self.finish_if_done(key);
                 }
             }
         }
@@ -219,7 +221,7 @@ impl Worker {
             self.fail(key, failure);
         }
         self.end_if_done(index, succeeded);
-        self.settle(key);
+        self.finish_if_done(key);
         copied
     }
 
@@ -231,10 +233,10 @@ impl Worker {
             return Ok(());
         }
         match (active.route.flow, &operation.buffer) {
-            (Flow::Read, Some(buffer)) => {
-                copy_parts(&active.job, &operation.parts, buffer, Direction::OutOfBuffer)?;
+            (FileFlow::Read, Some(buffer)) => {
+                copy_parts(&active.job, &operation.parts, buffer, BufferDirection::OutOfBuffer)?;
             }
-            (Flow::BetweenFiles, Some(_)) => {
+            (FileFlow::BetweenFiles, Some(_)) => {
                 operation.stage = Stage::Writing { next: 0, requests: 0 };
                 self.to_write.push_back(index);
             }
@@ -290,7 +292,7 @@ impl Worker {
 
     /// Makes a job's files durable once all is written, and finishes the job after that. A failed
     /// job is finished once it has nothing in flight.
-    fn settle(&mut self, key: usize) {
+    fn finish_if_done(&mut self, key: usize) {
         let Some(active) = self.jobs.get_mut(key) else { return };
         if active.operations > 0 {
             return;
@@ -307,10 +309,10 @@ impl Worker {
             }
         }
         // Only a job that failed half-way can still have a turn. There can be many others.
-        if self.jobs.get(key).is_some_and(Active::has_extents_left) {
+        if self.jobs.get(key).is_some_and(JobState::has_extents_left) {
             self.turns.retain(|&waiting| waiting != key);
         }
-        let Some(Active { job, route, failure, .. }) = self.jobs.try_remove(key) else { return };
+        let Some(JobState { job, route, failure, .. }) = self.jobs.try_remove(key) else { return };
         match failure {
             Some(failure) => job.finish(Err(failure)),
             None => {
@@ -321,7 +323,7 @@ impl Worker {
     }
 
     /// The kernel refuses to be entered: every present and later job fails with that error.
-    fn give_up(self, error: StorageError) {
+    fn orphan(self, error: StorageError) {
         let Self { queue, mut jobs, inbox, .. } = self;
         tracing::error!(%error, "the disk engine's queue failed");
         let error = Arc::new(error);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use terrane_transfer::{Attend, Completion, CopyJob, Transfer, TransferManager};
+use terrane_transfer::{Completion, CopyJob, Transfer, TransferManager, WaiterProgress};
 
 use crate::layers::Keeping;
 use crate::support::*;
@@ -22,7 +22,7 @@ struct OnceAsked {
     job: Mutex<Option<CopyJob>>,
 }
 
-impl Attend for OnceAsked {
+impl WaiterProgress for OnceAsked {
     fn poll(&self) {
         if self.asked.load(Ordering::SeqCst)
             && let Some(job) = self.job.lock().unwrap().take()
@@ -31,7 +31,7 @@ impl Attend for OnceAsked {
         }
     }
 
-    fn due(&self) -> Option<Range<Instant>> {
+    fn expected_end(&self) -> Option<Range<Instant>> {
         self.asked.store(true, Ordering::SeqCst);
         Some(Instant::now()..Instant::now() + LONG)
     }
@@ -40,7 +40,7 @@ impl Attend for OnceAsked {
 impl OnceAsked {
     fn invite(job: CopyJob) -> Arc<Self> {
         let attendant = Arc::new(Self::default());
-        job.attend(attendant.clone());
+        job.invite_waiters(attendant.clone());
         *attendant.job.lock().unwrap() = Some(job);
         attendant
     }
@@ -50,21 +50,21 @@ impl OnceAsked {
 #[derive(Default)]
 struct Ignorant(AtomicBool);
 
-impl Attend for Ignorant {
+impl WaiterProgress for Ignorant {
     fn poll(&self) {}
 
-    fn due(&self) -> Option<Range<Instant>> {
+    fn expected_end(&self) -> Option<Range<Instant>> {
         self.0.store(true, Ordering::SeqCst);
         None
     }
 }
 
-/// A layer-wise transfer that nobody but the test ends.
+/// A layer-by-layer transfer that nobody but the test ends.
 fn kept() -> (Completion<()>, CopyJob) {
     let engine = Arc::new(Keeping::default());
     let manager = TransferManager::new([engine.clone() as _]);
     let [from, to] = [CONTIGUOUS, OUTER_FIRST].map(|kind| endpoint(config(8), kind));
-    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_wise();
+    let transfer = Transfer::new(&from, &to).blocks(&[0], &[1]).layer_by_layer();
     (manager.submit(transfer, ()).unwrap(), engine.take())
 }
 
@@ -114,7 +114,7 @@ fn who_sleeps_is_invited_anew_by_another_attendant() {
     for wait in WAITS {
         let (completion, job) = kept();
         let first = Arc::<Ignorant>::default();
-        job.attend(first.clone());
+        job.invite_waiters(first.clone());
         let waiting = Waiting::of(wait, completion);
         // Then it sleeps until it is woken.
         let begun = Instant::now();

@@ -69,8 +69,8 @@ fn what_is_given_up_leaves_its_slot_and_others_take_its_place() {
         rig.assert_claimed(1);
         let others: Vec<u32> = (2..16).collect();
         rig.assert_copies(&others);
-        let RelaySlots { held, given_up, .. } = rig.relay.slots();
-        assert_eq!(given_up, 2);
+        let RelaySlots { held, orphaned, .. } = rig.relay.slots();
+        assert_eq!(orphaned, 2);
         // Nothing else is in the memory that such a copy may still touch.
         let held = u64::try_from(held).unwrap();
         assert_eq!(pinned.live(), held + 2);
@@ -136,7 +136,7 @@ fn without_memory_for_another_slot_transfers_fail() {
     let error = end_of(rig.manager.submit(rig.across(&[1]), ()).unwrap()).result.unwrap_err();
     let TransferError::Engine { engine: "relay", source } = error else { panic!("{error:?}") };
     assert!(source.is::<AllocateError>(), "{source:?}");
-    assert_eq!(rig.relay.slots(), RelaySlots { held: 0, most: 1, refused: 1, given_up: 1 });
+    assert_eq!(rig.relay.slots(), RelaySlots { held: 0, most: 1, refused: 1, orphaned: 1 });
 }
 
 /// What hangs is the hop of the inner relay that writes to the outer one's slot.
@@ -170,7 +170,7 @@ fn of_a_relay_over_a_relay_both_leave_their_slots() {
     assert!(end_of(completion).result.is_err());
     assert!(source.hold_for_write(&[0]).unwrap_err().is_conflict());
     assert!(file.hold_for_read(&[0]).unwrap_err().is_conflict());
-    assert_eq!([&inner, &outer].map(|relay| relay.slots().given_up), [1, 1]);
+    assert_eq!([&inner, &outer].map(|relay| relay.slots().orphaned), [1, 1]);
     let blocks: Vec<u32> = (1..8).collect();
     run(&manager, transfer(&blocks));
     system.end_given_up();
