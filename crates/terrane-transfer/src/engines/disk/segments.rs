@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use terrane_core::{ByteCount, Capability, CapabilityReport, Grant};
+use terrane_core::{ByteCount, Capability, CapabilityReport, CapabilityStatus};
 
 use crate::plan::TransferPlan;
 use crate::side::Side;
@@ -59,9 +59,9 @@ impl fmt::Display for Segments {
 /// Whether most of the memory with this report is on huge pages.
 fn are_huge(report: &CapabilityReport) -> bool {
     let kinds = [Capability::ExplicitHugePages, Capability::TransparentHugePages];
-    kinds.iter().any(|kind| match report.grant(kind) {
-        Some(Grant::Granted) => true,
-        Some(Grant::Partial { granted, of }) => granted.get() >= of.get() / 2,
+    kinds.iter().any(|kind| match report.status(kind) {
+        Some(CapabilityStatus::Granted) => true,
+        Some(CapabilityStatus::Partial { granted, of }) => granted.get() >= of.get() / 2,
         _ => false,
     })
 }
