@@ -199,8 +199,8 @@ proptest! {
         }
         for (index, run) in plan.runs().iter().enumerate() {
             let at = run.destination();
-            let [read, written] = plan.blocks_of(index, ByteCount::ZERO).unwrap();
-            let named = (read, written);
+            let named = plan.blocks_of(index, ByteCount::ZERO).unwrap();
+            let named = (named.source, named.destination);
             // The last piece that begins there or before.
             let (_, block) = blocks.range(..=(at.region, at.offset)).next_back().unwrap();
             prop_assert_eq!(&named, block);

@@ -55,13 +55,17 @@ pub enum LayerState {
 #[non_exhaustive]
 pub enum LayerError {
     /// The transfer failed before the layer was done. The completion's outcome says why.
-    #[error("the transfer failed before layer {layer} was done; its outcome says why")]
+    #[error(
+        "the transfer failed before layer {layer} was done; the outcome of its completion has the cause"
+    )]
     Failed {
         /// The layer.
         layer: u32,
     },
     /// The transfer does not move this layer.
-    #[error("layer {layer} is not among those of the transfer, {first} to {last}")]
+    #[error(
+        "layer {layer} requested, and the transfer copies layers {first} to {last}; name one of these"
+    )]
     NotTransferred {
         /// The requested layer.
         layer: u32,
