@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use terrane_core::{Allocate, AllocateError, Limits, RegionRequest, StorageKind};
 
-use crate::device::lock;
 use crate::random::Seeded;
+use terrane_core::sync::lock;
 
 /// Which requests fail.
 #[derive(Default)]

@@ -1,9 +1,11 @@
 //! The device's access to the two ends of a transfer, determined once for each endpoint.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use cudarc::driver::sys::CUpointer_attribute;
 use rustc_hash::FxHashMap;
+use terrane_core::convert::to_u64;
+use terrane_core::sync::{lock, unpoisoned};
 use terrane_core::{ByteCount, DeviceAddress, HostAddress, Location, Memory, Region, StorageKind};
 use terrane_transfer::{Endpoint, EndpointId, GridEnd, Side, TransferPlan, WeakEndpoint};
 
@@ -146,7 +148,7 @@ impl DeviceMapping {
         Ok(match &self.kernels {
             KernelBases::Unreachable => None,
             KernelBases::Regular { first: base, step } => {
-                let number = ByteCount::from_usize(first).get();
+                let number = to_u64(first);
                 let layer_step = step.wrapping_mul(u64::from(end.regions_per_layer));
                 let base = base.wrapping_add(step.wrapping_mul(number));
                 Some(KernelBase { base, layer_step, table: 0, table_bits: 0 })
@@ -163,7 +165,7 @@ impl DeviceMapping {
                 // The list has the regions of each remainder one after the other.
                 let before = (0..first % step).map(|rest| (bases.len() - rest).div_ceil(step));
                 let place = before.sum::<usize>() + first / step;
-                let offset = ByteCount::from_usize(place).get() * ENTRY_BYTES;
+                let offset = to_u64(place) * ENTRY_BYTES;
                 Some(KernelBase {
                     base: 0,
                     layer_step: 0,
@@ -186,7 +188,7 @@ fn table_of_step(
         let found = made.iter().find(|(known, _)| *known == step);
         found.map(|(_, table)| Arc::clone(table))
     };
-    if let Some(table) = known(&made.lock().unwrap_or_else(PoisonError::into_inner)) {
+    if let Some(table) = known(&lock(made)) {
         return Ok(table);
     }
     let every = index(step);
@@ -194,7 +196,7 @@ fn table_of_step(
     let ordered: Vec<u64> = (0..every).flat_map(of_remainder).collect();
     // The driver is not called under the lock.
     let table = Arc::new(tables.upload(&ordered)?);
-    let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut made = lock(made);
     Ok(known(&made).unwrap_or_else(|| {
         made.push((step, Arc::clone(&table)));
         table
@@ -220,7 +222,7 @@ impl KernelBases {
 /// The driver accepts host and device addresses as the same kind of number.
 fn host_number(address: HostAddress) -> u64 {
     // The driver converts the number back to a pointer.
-    ByteCount::from_usize(address.as_ptr().expose_provenance()).get()
+    to_u64(address.as_ptr().expose_provenance())
 }
 
 /// Whether the driver knows the host memory as locked.
@@ -350,7 +352,7 @@ impl MappingCache {
     pub(crate) fn get(&self, endpoint: &Endpoint) -> Result<Option<Arc<DeviceMapping>>, CudaError> {
         let id = endpoint.id();
         {
-            let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+            let known = unpoisoned(self.known.read());
             if let Some((_, found)) = known.by_endpoint.get(&id) {
                 return Ok(Some(Arc::clone(found)));
             }
@@ -364,7 +366,7 @@ impl MappingCache {
         if found.locked.is_some() {
             return Ok(Some(found));
         }
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = unpoisoned(self.known.write());
         let gone = known.take_gone();
         let entry = known.by_endpoint.entry(id);
         let entry = entry.or_insert_with(|| (endpoint.downgrade(), Arc::clone(&found)));

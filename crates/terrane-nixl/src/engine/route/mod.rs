@@ -4,8 +4,9 @@ pub(super) mod rates;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
+use terrane_core::sync::unpoisoned;
 use terrane_core::{AgentName, BackendName, Location, PeerId, StorageKind};
 use terrane_transfer::{Decision, Declined, Endpoint, Side, TransferPlan};
 
@@ -113,13 +114,13 @@ impl CachedBases {
         endpoint: &Endpoint,
         find: impl FnOnce(&Endpoint) -> Option<RegionBases>,
     ) -> Option<Arc<RegionBases>> {
-        let cached = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let cached = unpoisoned(self.0.read());
         if let Some((_, end)) = cached.get(&endpoint.id()) {
             return Some(Arc::clone(end));
         }
         drop(cached);
         let end = Arc::new(find(endpoint)?);
-        let mut cached = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = unpoisoned(self.0.write());
         // A new endpoint is a good time to remove those that have dropped.
         cached.retain(|_, (endpoint, _)| !endpoint.has_gone());
         cached.insert(endpoint.id(), (endpoint.downgrade(), Arc::clone(&end)));
