@@ -112,8 +112,8 @@ enum Task {
     /// docs/nixl.md.
     ///
     /// `--with-verbs` runs the tests of NIXL with RDMA libraries from packages that are not installed.
-    /// `--bindings` checks `terrane-nixl` with the lowest and the highest supported `nixl-sys`, which
-    /// takes some minutes and is no step of the gate.
+    /// `--bindings` checks `terrane-nixl` with the lowest and the highest supported `nixl-sys`. This takes
+    /// some minutes and is no step of the gate.
     Nixl(commands::nixl::Arguments),
     /// Checks licences, bans and sources of all dependencies with cargo-deny
     ///
@@ -141,8 +141,8 @@ enum Task {
     Offload,
     /// Runs the examples with two processes, and checks that every byte is verified
     ///
-    /// Runs `two_processes`, `remote` in both directions, and `foreign` with a NIXL agent in Python.
-    /// NIXL is downloaded if it is missing.
+    /// Runs `two_processes`, `remote` in both directions, and `foreign` with a NIXL agent in Python. All
+    /// use real NIXL, which is fetched if necessary.
     Remote,
     /// Runs pools and stacks of adaptors under random load, and checks that no byte is lost
     ///

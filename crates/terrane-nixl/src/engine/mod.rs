@@ -18,7 +18,8 @@ use std::thread::JoinHandle;
 use terrane_core::{Durability, Location};
 use terrane_transfer::engines::threads;
 use terrane_transfer::{
-    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, Quote, Terms, TransferPlan,
+    CopyEngine, CopyFailure, CopyJob, Declined, DeviceOrder, EndpointCache, Quote, Terms,
+    TransferPlan,
 };
 
 use crate::agent::Agent;
@@ -26,10 +27,11 @@ use crate::bindings::process;
 use crate::error::NixlError;
 use context::EngineContext;
 use descriptors::prepared::PreparedLists;
+use descriptors::region_bases::RegionBases;
 use error::RequestError;
 use options::NixlEngineOptions;
 use route::rates::Rates;
-use route::{CachedBases, QuotedRoute, Route};
+use route::{QuotedRoute, Route};
 use thread::EngineThread;
 use thread::queue::{Queue, QueuedJob};
 use transfer::shared::SharedTransfer;
@@ -150,7 +152,7 @@ const NAME: &str = "nixl";
 /// ```
 pub struct NixlEngine {
     context: Arc<EngineContext>,
-    cached: CachedBases,
+    bases: EndpointCache<Arc<RegionBases>>,
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
@@ -171,7 +173,7 @@ impl NixlEngine {
         let engine_thread = EngineThread::new(Arc::clone(&context), Arc::clone(&queue));
         let thread = threads::spawn("terrane-nixl".to_owned(), move || engine_thread.run())
             .map_err(|source| NixlError::Thread { source })?;
-        Ok(Self { context, cached: CachedBases::default(), queue, thread: Some(thread) })
+        Ok(Self { context, bases: EndpointCache::default(), queue, thread: Some(thread) })
     }
 
     /// The agent that it copies through.
@@ -184,7 +186,7 @@ impl NixlEngine {
         if process::is_forked() {
             return Err(Declined::Forked);
         }
-        let route = Route::of(self.agent(), &self.cached, plan)?;
+        let route = Route::of(self.agent(), &self.bases, plan)?;
         if !matches!(terms.device_order, None | Some(DeviceOrder::AlreadySynchronised)) {
             return Err(Declined::DeviceOrder);
         }

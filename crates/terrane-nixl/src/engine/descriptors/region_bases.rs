@@ -2,7 +2,7 @@
 
 use terrane_core::convert::to_u64;
 use terrane_core::{ByteCount, Location, RemoteSpace, Span};
-use terrane_transfer::{Endpoint, EndpointId, WeakEndpoint};
+use terrane_transfer::Endpoint;
 
 use crate::agent::Agent;
 use crate::agent::config::FileAccess;
@@ -129,6 +129,3 @@ fn base(span: &Span, access: FileAccess) -> Option<RegionBase> {
     let address = to_u64(descriptor.address);
     Some(RegionBase { address, device: descriptor.device })
 }
-
-/// Data of endpoints that still exist.
-pub(in crate::engine) type ByEndpoint<T> = rustc_hash::FxHashMap<EndpointId, (WeakEndpoint, T)>;

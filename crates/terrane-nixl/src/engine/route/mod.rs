@@ -4,13 +4,12 @@ pub(super) mod rates;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
-use terrane_core::sync::unpoisoned;
 use terrane_core::{AgentName, BackendName, Location, PeerId, StorageKind};
-use terrane_transfer::{Decision, Declined, Endpoint, Side, TransferPlan};
+use terrane_transfer::{Decision, Declined, Endpoint, EndpointCache, Side, TransferPlan};
 
-use super::descriptors::region_bases::{ByEndpoint, RegionBases};
+use super::descriptors::region_bases::RegionBases;
 use super::error::{NixlStep, RequestError};
 use super::local_and_target::LocalAndTarget;
 use crate::agent::Agent;
@@ -104,30 +103,6 @@ pub(super) enum Target {
     File,
 }
 
-/// The bases of endpoints, cached while the endpoints live.
-#[derive(Debug, Default)]
-pub(super) struct CachedBases(RwLock<ByEndpoint<Arc<RegionBases>>>);
-
-impl CachedBases {
-    fn get(
-        &self,
-        endpoint: &Endpoint,
-        find: impl FnOnce(&Endpoint) -> Option<RegionBases>,
-    ) -> Option<Arc<RegionBases>> {
-        let cached = unpoisoned(self.0.read());
-        if let Some((_, end)) = cached.get(&endpoint.id()) {
-            return Some(Arc::clone(end));
-        }
-        drop(cached);
-        let end = Arc::new(find(endpoint)?);
-        let mut cached = unpoisoned(self.0.write());
-        // A new endpoint is a good time to remove those that have dropped.
-        cached.retain(|_, (endpoint, _)| !endpoint.has_gone());
-        cached.insert(endpoint.id(), (endpoint.downgrade(), Arc::clone(&end)));
-        Some(end)
-    }
-}
-
 /// The kinds of ends between which there are routes.
 enum EndKind {
     Memory,
@@ -151,7 +126,7 @@ impl EndKind {
 impl Route {
     pub(super) fn of(
         agent: &Agent,
-        cached: &CachedBases,
+        cache: &EndpointCache<Arc<RegionBases>>,
         plan: &TransferPlan,
     ) -> Result<Self, Declined> {
         let kinds = [plan.source(), plan.destination()].map(EndKind::of);
@@ -165,21 +140,22 @@ impl Route {
             _ => return Err(Declined::Kinds),
         };
         let target_side = other_side(local);
-        let local_bases = cached
-            .get(plan.end(local), |end| RegionBases::local(agent, end))
+        let bases = |endpoint: &Endpoint, find: fn(&Agent, &Endpoint) -> Option<RegionBases>| {
+            let compute = || Some(cache.insert(endpoint, Arc::new(find(agent, endpoint)?)));
+            cache.get(endpoint).or_else(compute)
+        };
+        let local_bases = bases(plan.end(local), RegionBases::local)
             .filter(|end| end.is_registered)
             .ok_or(Declined::NotRegistered(local))?;
         let (target, target_bases) = match other {
             EndKind::Peer(peer) => {
                 let (name, nixl_name) = agent.peer_names(peer).ok_or(Declined::UnknownPeer)?;
-                let bases = cached
-                    .get(plan.end(target_side), |end| RegionBases::remote(agent, end))
-                    .ok_or(Declined::Kinds)?;
+                let bases =
+                    bases(plan.end(target_side), RegionBases::remote).ok_or(Declined::Kinds)?;
                 (Target::Peer { id: peer, name, nixl_name }, bases)
             }
             _ => {
-                let bases = cached
-                    .get(plan.end(target_side), |end| RegionBases::local(agent, end))
+                let bases = bases(plan.end(target_side), RegionBases::local)
                     .filter(|end| end.is_registered)
                     .ok_or(Declined::NotRegistered(target_side))?;
                 (Target::File, bases)
