@@ -41,6 +41,8 @@ pub enum Capability {
     CopyKernels,
     /// RDMA libraries that come with a communication library, loaded separately from the machine's.
     SeparateRdmaLibraries,
+    /// Metadata of peers checked before a communication library reads it.
+    CheckedMetadata,
     /// Registration with one backend of an agent.
     Registration(BackendName),
 }
@@ -60,6 +62,7 @@ impl fmt::Display for Capability {
             Self::HostRegistration => "registration with the device's driver",
             Self::CopyKernels => "copy kernels",
             Self::SeparateRdmaLibraries => "RDMA libraries apart from the machine's",
+            Self::CheckedMetadata => "checks of peers' metadata",
             Self::Registration(backend) => return write!(f, "registration with {backend}"),
         })
     }
