@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use terrane_core::sync::lock;
-use terrane_transfer::{Attend, LayerSignals};
+use terrane_transfer::{LayerSignals, WaiterProgress};
 
 use crate::driver::capture::RelaxedCaptureMode;
 use crate::engine::complete::failed_job::{FailedJob, engine_failure};
@@ -61,8 +61,8 @@ impl InFlight {
     /// Lets a thread that waits for the job poll it before it sleeps.
     pub(crate) fn invite(self: &Arc<Self>) {
         if let Some(resources) = &*self.lock() {
-            let attendant: Arc<dyn Attend> = self.clone();
-            resources.job.attend(attendant);
+            let attendant: Arc<dyn WaiterProgress> = self.clone();
+            resources.job.invite_waiters(attendant);
         }
     }
 
@@ -206,7 +206,7 @@ impl InFlight {
 /// The time for which a thread polls for an end that is near, before it sleeps.
 const LAST_SPIN: Duration = Duration::from_micros(500);
 
-impl Attend for InFlight {
+impl WaiterProgress for InFlight {
     fn poll(&self) {
         if self.end.context().driver().is_of_parent() {
             return;
@@ -217,7 +217,7 @@ impl Attend for InFlight {
         drop(relaxed);
     }
 
-    fn due(&self) -> Option<Range<Instant>> {
+    fn expected_end(&self) -> Option<Range<Instant>> {
         self.due.clone()
     }
 }
