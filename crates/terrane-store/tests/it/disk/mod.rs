@@ -1,0 +1,5 @@
+//! The disk catalog.
+
+mod crash;
+mod harness;
+mod recorder;
