@@ -50,7 +50,7 @@ pub enum Note {
 }
 
 /// The blocks that must be readable, and those that may be.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Expected {
     pub must: BTreeSet<Key>,
     pub may: BTreeSet<Key>,
@@ -68,6 +68,11 @@ fn byte(number: usize) -> u8 {
 
 pub fn hash(key: Key) -> u128 {
     u128::from(key).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) | 1
+}
+
+/// The key of a hash, among those of the histories.
+pub fn key_of(hash_of_key: u128) -> Option<Key> {
+    (0..100).find(|key| hash(*key) == hash_of_key)
 }
 
 pub fn sum(bytes: &[u8]) -> u64 {
@@ -110,7 +115,8 @@ pub fn record(key: Key, slot: u32, bytes: &[u8]) -> PutRecord<'_> {
 
 /// A store that is open.
 pub struct Store {
-    pub files: Recorder<Note>,
+    /// Takes the notes, at the place of the log where they are true.
+    sink: Box<dyn FnMut(Note)>,
     pub catalog: Arc<Catalog>,
     slab: Box<dyn OpenFile>,
     /// A file whose sync failed is not synced again.
@@ -121,18 +127,29 @@ pub struct Store {
 
 impl Store {
     pub fn open(files: &Recorder<Note>, notes: usize) -> Result<Self, CatalogError> {
-        let (catalog, recovered) = open(files)?;
+        let sink = files.clone();
+        Self::open_in(Arc::new(files.clone()), notes, Box::new(move |note| sink.note(note)))
+    }
+
+    pub fn open_in(
+        files: Arc<dyn Files>,
+        notes: usize,
+        sink: Box<dyn FnMut(Note)>,
+    ) -> Result<Self, CatalogError> {
+        let path = Path::new("store");
+        let options = CatalogOptions::default();
+        let (catalog, recovered) =
+            Catalog::open_in(Arc::clone(&files), path, &namespace(), &groups(), options)?;
         let slab = files.open(SLAB, OpenMode::Existing).unwrap();
-        let key = |bytes: Option<Box<[u8]>>| {
-            Key::from_le_bytes(bytes.unwrap().first_chunk().copied().unwrap())
-        };
-        let index = recovered.live.into_iter().map(|live| (key(live.key), live.slot)).collect();
-        let (files, catalog) = (files.clone(), Arc::new(catalog));
-        Ok(Self { files, catalog, slab, slab_failed: false, index, notes })
+        let key = |hash| key_of(hash).expect("a key of the histories");
+        let live = recovered.live.into_iter();
+        let index = live.map(|live| (key(live.key_hash), live.slot)).collect();
+        let catalog = Arc::new(catalog);
+        Ok(Self { sink, catalog, slab, slab_failed: false, index, notes })
     }
 
     fn note(&mut self, note: Note) {
-        self.files.note(note);
+        (self.sink)(note);
         self.notes += 1;
     }
 
@@ -157,7 +174,7 @@ impl Store {
             }
             Step::Remove(keys) => {
                 self.note(Note::Removes(keys.clone()));
-                keys.iter().for_each(|key| drop(self.index.remove(key)));
+                self.index.retain(|key, _| !keys.contains(key));
                 let hashes: Vec<u128> = keys.iter().map(|key| hash(*key)).collect();
                 let result = self.catalog.append_removes(&hashes);
                 if result.is_err() {
@@ -212,12 +229,17 @@ impl Store {
     }
 }
 
+/// Creates the file of the payloads.
+pub fn create_slab(files: &dyn Files) {
+    let slab = files.open(SLAB, OpenMode::Create).unwrap();
+    slab.set_length(SLOT * u64::from(SLOTS)).unwrap();
+}
+
 /// A store that was created and closed.
 pub fn created() -> Image {
     let files: Recorder<Note> = Recorder::new(Image::default(), None);
     drop(open(&files).unwrap());
-    let slab = files.open(SLAB, OpenMode::Create).unwrap();
-    slab.set_length(SLOT * u64::from(SLOTS)).unwrap();
+    create_slab(&files);
     files.image()
 }
 
@@ -278,8 +300,8 @@ pub fn expected(history: &History<Note>, end: usize) -> Expected {
             Note::Synced(notes) => {
                 let durable = index.iter().filter(|(_, put)| put.1 < *notes);
                 expected.must.extend(durable.map(|(key, _)| *key));
-                let gone = removed.iter().filter(|(_, number)| *number < notes);
-                gone.for_each(|(key, _)| drop(expected.may.remove(key)));
+                let is_gone = |key: &Key| removed.get(key).is_some_and(|number| number < notes);
+                expected.may.retain(|key| !is_gone(key));
             }
             Note::Clears => {
                 index.clear();
@@ -318,8 +340,7 @@ pub fn check(
         let Some(bytes) = slab.get(from..to).filter(|bytes| sum(bytes) == live.checksum) else {
             continue;
         };
-        let known = (0..100).find(|key| hash(*key) == live.key_hash);
-        let key = known.ok_or_else(|| format!("an unknown key: {live:?}"))?;
+        let key = key_of(live.key_hash).ok_or_else(|| format!("an unknown key: {live:?}"))?;
         if bytes != payload(key) {
             return Err(format!("key {key} has other bytes"));
         }

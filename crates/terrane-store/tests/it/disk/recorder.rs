@@ -184,11 +184,6 @@ impl<N> History<N> {
         units
     }
 
-    /// Whether a change of the disk or a note is new after `end - 1` changes.
-    pub fn is_new(&self, unit: Unit, end: usize) -> bool {
-        unit.change() + 1 == end
-    }
-
     /// The disk after a crash that kept `kept` of the pending parts of the first `end` changes.
     pub fn crash(&self, end: usize, pending: &[Unit], kept: impl Fn(usize) -> bool) -> Image {
         let mut image = self.base.clone();
@@ -316,6 +311,15 @@ where
 {
     fn open(&self, name: &str, mode: OpenMode) -> Result<Box<dyn OpenFile>, OsError> {
         let mut inner = self.inner();
+        if inner.skip == Some(Skip::SecondSuperblock)
+            && name == "superblock.b"
+            && mode == OpenMode::Create
+        {
+            // A file without a name: nothing that is written to it will be found.
+            let inode = inner.now.inodes.len();
+            inner.now.inodes.push(Vec::new());
+            return Ok(Box::new(RecordedFile { files: self.clone(), inode }));
+        }
         let found = inner.now.names.get(name).copied();
         let inode = match (found, mode) {
             (Some(_), OpenMode::CreateNew) => return Err(OsError::new("openat", libc::EEXIST)),
@@ -324,12 +328,7 @@ where
             (None, _) => {
                 inner.call("openat")?;
                 let inode = inner.now.inodes.len();
-                if inner.skip == Some(Skip::SecondSuperblock) && name == "superblock.b" {
-                    // A file without a name: nothing that is written to it will be found.
-                    inner.now.inodes.push(Vec::new());
-                } else {
-                    inner.change(Change::Create { name: name.to_owned(), inode });
-                }
+                inner.change(Change::Create { name: name.to_owned(), inode });
                 inode
             }
         };
@@ -368,7 +367,13 @@ where
     }
 
     fn try_lock(&self, _: &str) -> Result<Option<Box<dyn DirectoryLock>>, OsError> {
-        let is_free = !std::mem::replace(&mut self.inner().is_locked, true);
+        let mut inner = self.inner();
+        let is_free = !std::mem::replace(&mut inner.is_locked, true);
+        if is_free {
+            // Another owner cannot know what failed before.
+            inner.failed.clear();
+        }
+        drop(inner);
         let lock = is_free.then(|| RecordedLock(self.clone()));
         Ok(lock.map(|lock| -> Box<dyn DirectoryLock> { Box::new(lock) }))
     }
