@@ -6,6 +6,7 @@
 
 use super::scan::{Gap, Marks};
 use super::source::{Kind, Source};
+use crate::disk::bytes::wide;
 use crate::disk::checkpoint::Header;
 use crate::disk::record::Mark;
 
@@ -52,28 +53,36 @@ impl Evidence<'_> {
             verdict.torn += (end - start) - damaged;
         }
         let rests = self.sources.iter().filter(|source| source.has_rest).count();
-        verdict.torn += crate::disk::bytes::wide(rests);
-        verdict.damaged += self.missing_of_checkpoint();
+        verdict.torn += wide(rests);
 
         let last = self.marks.iter().filter_map(|marks| marks.last).max_by_key(|last| last.0);
         let mark = last.map_or(Mark::default(), |(_, mark)| mark);
         let before = self.checkpoint.map_or(0, |checkpoint| checkpoint.tombstones);
         let replayed = |limit| self.removes.iter().filter(|sequence| **sequence <= limit).count();
-        let count = |limit| before + crate::disk::bytes::wide(replayed(limit));
-        if count(mark.durable) < mark.tombstones {
-            let unknown = self.before_first_journal();
-            let gaps = missing.iter().chain(&unknown).filter(|gap| gap.start <= mark.durable);
-            let last_damaged = gaps.map(|gap| (gap.end - 1).min(mark.durable)).max();
+        let count = |limit| before + wide(replayed(limit));
+        let lost = mark.tombstones.saturating_sub(count(mark.durable));
+        if lost > 0 {
+            // Damaged records explain the loss before torn ones do: those were never durable, unless
+            // the marks of their session are damaged, too.
+            let damaged = missing.iter().filter(|gap| gap.start <= gap.durable);
+            let damaged = if verdict.damaged >= lost {
+                damaged.map(|gap| (gap.end - 1).min(gap.durable)).max()
+            } else {
+                let unknown = self.before_first_journal();
+                let gaps = missing.iter().chain(&unknown).filter(|gap| gap.start <= mark.durable);
+                gaps.map(|gap| (gap.end - 1).min(mark.durable)).max()
+            };
             // Without a gap the numbers contradict each other: all that they speak of is dropped.
-            verdict.first_kept = last_damaged.unwrap_or(mark.durable + 1);
+            verdict.first_kept = damaged.unwrap_or(mark.durable + 1);
         }
         if let Some(checkpoint) = self.checkpoint
-            && self.sources.iter().all(|source| source.kind != Kind::Journal)
+            && self.sources.iter().all(|source| source.kind != Kind::Journal(checkpoint.number))
         {
-            // The checkpoint's journal was durable before the checkpoint was. Its removals are lost.
+            // Its journal was durable before the checkpoint was. The journal's removals are lost.
             verdict.damaged += 1;
             verdict.first_kept = verdict.first_kept.max(checkpoint.first_sequence);
         }
+        verdict.damaged += self.missing_of_checkpoint();
         verdict.tombstones = mark.tombstones.max(count(u64::MAX));
         verdict
     }
@@ -85,7 +94,7 @@ impl Evidence<'_> {
         let mut missing = Vec::new();
         for gap in self.gaps {
             let Some(source) = self.sources.get(gap.source) else { continue };
-            if source.kind == Kind::Journal {
+            if source.kind.is_journal() {
                 let start = source.sequence + gap.start;
                 let (end, durable) = (start + gap.records, limit(gap.source));
                 missing.push(Missing { start, end, durable });
@@ -95,7 +104,7 @@ impl Evidence<'_> {
         let mut expected = self.checkpoint.map(|checkpoint| checkpoint.first_sequence);
         let mut before = None;
         for (index, source) in self.sources.iter().enumerate() {
-            if source.kind != Kind::Journal {
+            if !source.kind.is_journal() {
                 continue;
             }
             if let Some(start) = expected.filter(|start| *start < source.sequence) {
@@ -111,7 +120,7 @@ impl Evidence<'_> {
     /// The numbers before the first journal, if there is no checkpoint. They may belong to an older
     /// epoch, so that they are not counted.
     fn before_first_journal(&self) -> Option<Missing> {
-        let first = self.sources.iter().find(|source| source.kind == Kind::Journal)?;
+        let first = self.sources.iter().find(|source| source.kind.is_journal())?;
         let is_known = self.checkpoint.is_some() || first.sequence <= 1;
         (!is_known).then_some(Missing { start: 1, end: first.sequence, durable: 0 })
     }
@@ -135,7 +144,7 @@ impl Evidence<'_> {
     fn missing_of_checkpoint(&self) -> u64 {
         let of_checkpoint = |gap: &&Gap| {
             let source = self.sources.get(gap.source);
-            source.is_some_and(|source| source.kind != Kind::Journal)
+            source.is_some_and(|source| !source.kind.is_journal())
         };
         self.gaps.iter().filter(of_checkpoint).map(|gap| gap.records).sum()
     }

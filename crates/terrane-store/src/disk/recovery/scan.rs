@@ -190,7 +190,7 @@ impl Worker<'_, '_> {
     ) -> Option<(u64, Content)> {
         let (stamp, content) = decode(record)?;
         let is_in_place = match source.kind {
-            Kind::Journal => {
+            Kind::Journal(_) => {
                 let is_of_journal =
                     !matches!(content, Content::Put(fields) if fields.checkpoint != 0);
                 stamp.sequence == source.sequence + position && is_of_journal

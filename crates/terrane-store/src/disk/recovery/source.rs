@@ -22,7 +22,14 @@ const LOOK: u64 = 512;
 pub(crate) enum Kind {
     /// A checkpoint, by its number.
     Checkpoint(u64),
-    Journal,
+    /// A journal, by its number.
+    Journal(u64),
+}
+
+impl Kind {
+    pub(crate) const fn is_journal(self) -> bool {
+        matches!(self, Self::Journal(_))
+    }
 }
 
 /// One file with records.
@@ -142,7 +149,7 @@ impl Sources {
             return Ok(());
         }
         let has_rest = length % wide(RECORD) != 0;
-        let kind = Kind::Journal;
+        let kind = Kind::Journal(number);
         self.sources.push(Source { file, name, kind, sequence, offset: 0, records, has_rest });
         Ok(())
     }

@@ -77,13 +77,13 @@ fn readable(image: &Image, recovered: &Recovered) -> Vec<Key> {
 }
 
 /// Opens a damaged store twice: the second opening finds the same blocks.
-fn recover(image: &Image) -> Result<Left, CatalogError> {
+fn recover(name: &str, image: &Image) -> Result<Left, CatalogError> {
     let files: Recorder<Note> = Recorder::new(image.clone(), None);
     let (catalog, recovered) = open(&files)?;
     drop(catalog);
     let readable_first = readable(image, &recovered);
     let (_catalog, again) = open(&files).expect("the second opening");
-    assert_eq!(readable(image, &again), readable_first, "the second opening differs");
+    assert_eq!(readable(image, &again), readable_first, "{name}: the second opening differs");
     assert!(!again.superblock_repaired, "the superblock was not repaired");
     Ok(Left {
         readable: readable_first,
@@ -92,6 +92,10 @@ fn recover(image: &Image) -> Result<Left, CatalogError> {
         dropped: recovered.dropped,
         repaired: recovered.superblock_repaired,
     })
+}
+
+fn remove(image: &mut Image, name: &str) {
+    image.names.remove(name).expect("the file is there");
 }
 
 fn flip(image: &mut Image, name: &str, at: usize) {
@@ -142,8 +146,8 @@ fn survivable() -> Vec<(&'static str, Damage, Left)> {
         ),
         // Removals at the very end of the journal are lost with it: see the format's rules.
         ("the journal is empty", |i| i.file_mut(JOURNAL).clear(), left(&[1, 2, 3, 4], 0, 0, 0)),
-        ("the journal is gone", |i| drop(i.names.remove(JOURNAL)), left(&[], 1, 0, 4)),
-        ("the checkpoint is gone", |i| drop(i.names.remove(CHECKPOINT)), left(&[5, 6, 9], 0, 0, 0)),
+        ("the journal is gone", |i| remove(i, JOURNAL), left(&[], 1, 0, 4)),
+        ("the checkpoint is gone", |i| remove(i, CHECKPOINT), left(&[5, 6, 9], 0, 0, 0)),
         ("the checkpoint's header", |i| flip(i, CHECKPOINT, 40), left(&[5, 6, 9], 1, 0, 0)),
         ("a checkpoint's block", |i| flip(i, CHECKPOINT, 300), left(&[3, 4, 5, 6, 9], 1, 0, 0)),
         (
@@ -158,7 +162,7 @@ fn survivable() -> Vec<(&'static str, Damage, Left)> {
             left(&[], 7, 0, 4),
         ),
         ("the first superblock", |i| flip(i, BOTH[0], 100), repaired()),
-        ("the second superblock is gone", |i| drop(i.names.remove(BOTH[1])), repaired()),
+        ("the second superblock is gone", |i| remove(i, BOTH[1]), repaired()),
         ("the first superblock is zeros", |i| i.file_mut(BOTH[0]).fill(0), repaired()),
         ("the second superblock is cut", |i| i.file_mut(BOTH[1]).truncate(100), repaired()),
         ("the first superblock is foreign", |i| i.file_mut(BOTH[0]).fill(0x55), repaired()),
@@ -216,7 +220,7 @@ fn survivable() -> Vec<(&'static str, Damage, Left)> {
             |i| i.file_mut(SLAB).copy_within(1024..2048, 2048),
             left(&[2, 4, 5, 6, 9], 0, 0, 0),
         ),
-        ("the slab is gone", |i| drop(i.names.remove(SLAB)), left(&[], 0, 0, 0)),
+        ("the slab is gone", |i| remove(i, SLAB), left(&[], 0, 0, 0)),
     ]
 }
 
@@ -228,7 +232,7 @@ fn each_damage_leaves_what_it_must() {
     for (name, damage, expected) in cases {
         let mut image = whole.clone();
         damage(&mut image);
-        let found = recover(&image).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let found = recover(name, &image).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(found, expected, "{name}");
     }
 }
@@ -244,7 +248,7 @@ fn unusable_superblocks_are_typed_errors() {
         ),
         (
             "both gone",
-            |i| BOTH.iter().for_each(|name| drop(i.names.remove(*name))),
+            |i| BOTH.iter().for_each(|name| remove(i, name)),
             |e| matches!(e, CatalogError::SuperblockDamaged { .. }),
         ),
         (
@@ -266,7 +270,7 @@ fn unusable_superblocks_are_typed_errors() {
     for (name, damage, judge) in cases {
         let mut image = store();
         damage(&mut image);
-        let error = recover(&image).unwrap_err();
+        let error = recover(name, &image).unwrap_err();
         assert!(judge(&error), "{name}: {error}");
     }
 }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use terrane_store::disk::{Directory, Files};
+use terrane_store::disk::{Catalog, CatalogOptions, Directory, Files};
 use terrane_testkit::random::Seeded;
 
-use super::harness::{Key, Note, Step, Store, check, create_slab, expected};
+use super::harness::{Key, Note, Step, Store, check, create_slab, expected, groups, namespace};
 use super::recorder::{Change, History, Image};
 
 const DIRECTORY: &str = "TERRANE_STORE_KILLED_IN";
@@ -31,7 +31,10 @@ fn a_killed_process_leaves_what_was_durable() {
         write_until_killed(Path::new(&directory), notes.parse().unwrap());
     }
     let directory = tempfile::tempdir().unwrap();
-    create_slab(&Directory::open(directory.path(), "model").unwrap());
+    let files = Directory::open(directory.path(), "model").unwrap();
+    let (groups, options) = (groups(), CatalogOptions::default());
+    drop(Catalog::open(directory.path(), &namespace(), &groups, options).unwrap());
+    create_slab(&files);
     let mut history: History<Note> = History { base: Image::default(), log: Vec::new() };
     let mut random = Seeded::new(23);
     for kill in 0..kills() {
@@ -51,6 +54,13 @@ fn a_killed_process_leaves_what_was_durable() {
         // A line that was cut short says nothing.
         let notes = lines.map_while(Result::ok).filter_map(|line| decode(&line));
         history.log.extend(notes.map(Change::Note));
+        // The last step may have been cut short.
+        let last = match history.log.last() {
+            Some(Change::Note(Note::Puts(key, _))) => Some(vec![*key]),
+            Some(Change::Note(Note::Removes(keys))) => Some(keys.clone()),
+            _ => None,
+        };
+        history.log.extend(last.map(|keys| Change::Note(Note::Failed(keys))));
         let now = expected(&history, history.log.len());
         let checked = check(&image(directory.path()), &now).map(|_| ());
         assert_eq!(checked, Ok(()), "kill {kill}, {} notes", history.log.len());
